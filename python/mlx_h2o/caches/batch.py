@@ -13,7 +13,6 @@ from . import saved
 from .cache import H2OKVCache
 from .quantized import evicting_cache
 from .sequences import join, select
-from .step import Padding, announced
 
 _STATE = ("keys", "values", "scores", "positions", "unscored", "name", "lines", "settings")
 
@@ -38,17 +37,13 @@ class BatchH2OKVCache(H2OKVCache):
     @property
     def offset(self) -> Any:
         """int32 [B]: tokens seen by each sequence, less the padding that is still to come."""
-        pairs = zip(self._tokens, self._ahead, strict=True)
+        pairs = zip(self._tokens, self._padding, strict=True)
         return mx.array([seen - left for seen, (left, _) in pairs], mx.int32)
 
     @property
     def _tokens(self) -> list[int]:
         """Of each sequence, those seen."""
         return [0] * self._count if self._table is None else self._table.tokens
-
-    @property
-    def _ahead(self) -> list[Padding]:
-        return self._padding or [(0, None)] * len(self._tokens)
 
     def _check_rows(self, keys: mx.array, values: mx.array) -> None:
         if keys.ndim == 4 and keys.shape[0] != len(self._tokens):
@@ -93,14 +88,14 @@ class BatchH2OKVCache(H2OKVCache):
             raise ValueError(f"{op} right_padding is given without lengths, expected both.")
         self._free = 0
         more = left_padding or [0] * len(self._tokens)
-        self._padding = announced(
+        self._padding = [
             (left + int(more[n]), own if lengths is None else int(lengths[n]))
-            for n, (left, own) in enumerate(self._ahead)
-        )
+            for n, (left, own) in enumerate(self._padding)
+        ]
 
     def finalize(self) -> None:
         """End what ``prepare`` announced on the right."""
-        self._padding = announced((left, None) for left, _ in self._padding)
+        self._padding = [(left, None) for left, _ in self._padding]
 
     # Sequences that join and leave
 
@@ -141,9 +136,9 @@ class BatchH2OKVCache(H2OKVCache):
         self.unequal_budgets = self.unequal_budgets or other.unequal_budgets
         self.flush()
         other.flush()
-        padding = [*self._ahead, *other._ahead]
+        padding = [*self._padding, *other._padding]
         self._join([self, other])
-        self._padding = announced(padding)
+        self._padding = padding
 
     def extract(self, index: int) -> H2OKVCache:
         """The cache of one sequence, in arrays of its own.
@@ -166,10 +161,10 @@ class BatchH2OKVCache(H2OKVCache):
         keep = [int(index) for index in found]
         self._check_indices("filter", keep)
         self.flush()
-        padding = [self._ahead[index] for index in keep]
+        padding = [self._padding[index] for index in keep]
         some = self._table and any(self._tokens[index] for index in keep)
         self._hold(select(self._table, keep) if self._table and some else None, len(keep))
-        self._padding = announced(padding)
+        self._padding = padding
 
     def _check_indices(self, operation: str, indices: Sequence[int]) -> None:
         wrong = [index for index in indices if not 0 <= index < len(self._tokens)]
@@ -191,8 +186,8 @@ class BatchH2OKVCache(H2OKVCache):
         lines = {
             "tokens": self._tokens,
             "rows": [] if table is None else [one.rows for one in table.segments],
-            "before": [left for left, _ in self._ahead],
-            "remaining": [own for _, own in self._ahead],
+            "before": [left for left, _ in self._padding],
+            "remaining": [own for _, own in self._padding],
         }
         unscored = table is not None and table.unscored
         given = unscored, self.name, json.dumps(lines), saved.settings_text(self)
@@ -210,7 +205,7 @@ class BatchH2OKVCache(H2OKVCache):
         shared = more[0] if more else None
         tokens = list(found["tokens"])
         self._restore(settings, name, tokens, state, unscored, found["rows"], shared)
-        self._padding = announced(zip(found["before"], found["remaining"], strict=True))
+        self._padding = list(zip(found["before"], found["remaining"], strict=True))
 
 
 H2OKVCache._batch = BatchH2OKVCache

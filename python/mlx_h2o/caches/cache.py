@@ -113,7 +113,7 @@ class H2OKVCache:
         self._free = 0  # tokens that may come before anything else happens
         self._like: tuple[Any, ...] = ()  # shapes and dtypes of the last update
         self._step = Step(1, count)  # the last update's
-        self._padding: list[Padding] = []  # of each sequence, to come; none where none has any
+        self._padding: list[Padding] = [(0, None)] * count
         self._own_mask_due = False  # the mask of each layer's own has not been read yet
         self._stand()
 
@@ -234,7 +234,7 @@ class H2OKVCache:
             given = self._count, self._described(), self.policy.needs_scores
             self._table = formats.new_table(self.config, keys, values, *given)
             self._stand()
-        step = Step.of(keys.shape[2], self._count, self._padding)
+        step = Step.of(keys.shape[2], self._padding)
         table = self._make_room(step.counts)
         self._like, self._step = like, step
         self._free = self._room(table) if step.length <= max(1, self._reach) else 0
@@ -258,7 +258,8 @@ class H2OKVCache:
     def _room(self, table: Table) -> int:
         """How many tokens may come before anything else happens than an append."""
         rows = table.tail.rows
-        if self._padding or not min(table.lengths) or (self._mixed and table.ragged):
+        padded = any(one != (0, None) for one in self._padding)
+        if padded or not min(table.lengths) or (self._mixed and table.ragged):
             return 0
         limit = self._tail_limit if self._mixed else self._budget
         left = min(self._budget - max(table.lengths), self._planned - max(table.tokens))
@@ -495,7 +496,9 @@ class H2OKVCache:
             return EachLayersMask()
         if self._free and length == self._count == 1:  # nearly always
             return None
-        step, rows = Step.of(length, self._count, self._padding), [[0] * self._count]
+        step, rows = Step(length, self._count), [[0] * self._count]
+        if self._free < length:
+            step = Step.of(length, self._padding)
         if self._table is not None:
             if self._free < length:
                 self._check_scored()

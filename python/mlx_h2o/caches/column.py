@@ -5,6 +5,7 @@ A new row format is one subclass with ``encode`` and ``decode``; nothing else he
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from itertools import repeat
@@ -32,6 +33,7 @@ class Column(ABC):
     array object. Nothing is evaluated.
     """
 
+    parts: Parts = ()
     bits: int | None = None
     """Bits of packed rows that attention reads; None: it gets what ``decode`` returns."""
     group_size: int | None = None
@@ -42,9 +44,6 @@ class Column(ABC):
     _slots = 0
     """Of the slots that were made at once, those to use before more are asked for."""
 
-    def __init__(self, parts: Parts = ()) -> None:
-        self.parts = parts
-
     @abstractmethod
     def encode(self, rows: mx.array) -> Parts:
         """Rows [B, H, L, D] as they are kept."""
@@ -53,9 +52,11 @@ class Column(ABC):
     def decode(self, parts: Parts) -> mx.array:
         """Kept rows as an array [B, H, N, D], in the dtype in which they came."""
 
-    @abstractmethod
     def like(self, parts: Parts) -> Column:
         """Other rows that are kept the same way."""
+        found = copy.copy(self)
+        found.parts, found.ahead, found._slots = parts, 0, 0
+        return found
 
     @property
     @abstractmethod
@@ -155,9 +156,6 @@ class DenseColumn(Column):
 
     def decode(self, parts: Parts) -> mx.array:
         return parts[0]
-
-    def like(self, parts: Parts) -> DenseColumn:
-        return DenseColumn(parts)
 
     @property
     def layout(self) -> Layout:

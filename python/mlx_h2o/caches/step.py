@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -20,15 +20,14 @@ class Step(NamedTuple):
     spans: Sequence[tuple[int, int]] = ()
 
     @classmethod
-    def of(cls, length: int, sequences: int, padding: Sequence[Padding]) -> Step:
-        """The next tokens, so many, behind or before this padding."""
-        if not padding:
-            return cls(length, sequences)
+    def of(cls, length: int, padding: Sequence[Padding]) -> Step:
+        """The next tokens, so many, of sequences with this padding."""
         found = []
         for left, own in padding:
             start = min(left, length)
             found.append((start, min(length, start + (length if own is None else own))))
-        return cls(length, sequences, found if any(one != (0, length) for one in found) else ())
+        padded = any(one != (0, length) for one in found)
+        return cls(length, len(padding), found if padded else ())
 
     @property
     def counts(self) -> list[int]:
@@ -39,11 +38,11 @@ class Step(NamedTuple):
 
     def after(self, padding: Sequence[Padding]) -> list[Padding]:
         """The padding that is still to come."""
-        pairs = zip(padding, self.spans or [(0, self.length)] * self.sequences, strict=False)
-        return announced(
+        pairs = zip(padding, self.spans or [(0, self.length)] * self.sequences, strict=True)
+        return [
             (left - start, None if own is None else own - (stop - start))
             for (left, own), (start, stop) in pairs
-        )
+        ]
 
     def mask(
         self, rows: Sequence[Sequence[int]], return_array: bool = False
@@ -76,12 +75,6 @@ class Step(NamedTuple):
         # A token of padding sees no packed rows either.
         parts = [(mx.arange(max(one)) < _column(one)) & own for one in rows[:-1]]
         return mx.concatenate([*parts, newest], axis=-1) if parts else newest
-
-
-def announced(padding: Iterable[Padding]) -> list[Padding]:
-    """This padding, or none where no sequence has any."""
-    found = list(padding)
-    return found if any(one != (0, None) for one in found) else []
 
 
 def _column(numbers: Sequence[int]) -> mx.array:
