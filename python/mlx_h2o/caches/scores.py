@@ -188,6 +188,8 @@ def cut(policy: Policy, table: Table, begin: int = 0, end: int = sys.maxsize) ->
     if len(kept) < place:
         array = table.beside.pop(name)
         if kept:
-            rows = array.reshape(*array.shape[:3], place, -1)[:, :, :, mx.array(kept)]
+            run = kept[-1] - kept[0] + 1 == len(kept)
+            some: Any = slice(kept[0], kept[-1] + 1) if run else mx.array(kept)
+            rows = array.reshape(*array.shape[:3], place, -1)[:, :, :, some]
             table.beside[name] = rows.reshape(*array.shape[:3], -1)
     table.waiting = left

@@ -233,7 +233,8 @@ class Table:
         self.tokens, count = [seen + added for seen in self.tokens], len(kept.parts)
         tail.rows = [used + added for used in rows]
         if len(rows) > 1 and min(rows) != max(rows):  # in one segment
-            slots = mx.array(rows, mx.uint32)[:, None, None] + mx.arange(added, dtype=mx.uint32)
+            slots = mx.array(rows, mx.uint32)[:, None, None]
+            slots = slots if added == 1 else slots + mx.arange(added, dtype=mx.uint32)
             slots = mx.broadcast_to(slots, keys.shape[:3])
             new, put = [*kept.encode(keys), *others.encode(values)], resolve().put_rows
             pairs = zip([*kept.parts, *others.parts], new, strict=True)
