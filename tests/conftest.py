@@ -1,11 +1,10 @@
-"""Shared by all suites: the import path of tests/, markers, and a report of what is missing."""
+"""Shared by all suites: markers, and a report of what is missing."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
 import shutil
-import sys
 from collections import defaultdict
 from itertools import combinations
 from pathlib import Path
@@ -15,7 +14,6 @@ import pytest
 from sizes import EACH, FIRST
 
 TESTS = Path(__file__).resolve().parent
-sys.path.insert(0, str(TESTS))
 
 MARKERS = {
     "slow": "takes seconds: reads a long text, starts a command, emulates a lot (nox -s slow)",

@@ -17,12 +17,12 @@ from emulator.build import compiler
 from emulator.row_cases import SCHEDULES, on_the_emulator, rows_with_ties
 from faults.metal import in_one_kernel, seeded
 from faults.row_faults import FAULTS
+from gpu.test_emulator_append import expected_of, rows_of
+from gpu.test_emulator_prefill import SCALE, arrays, mask_of
+from gpu.test_emulator_rows import averages
 from mlx_h2o import fast, use_backend
 from mlx_h2o.operations import backends
 from mlx_h2o.operations.composed import turbo
-from test_emulator_append import expected_of, rows_of
-from test_emulator_prefill import SCALE, arrays, mask_of
-from test_emulator_rows import averages
 
 pytestmark = [
     pytest.mark.emulator,
