@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
 from mlx_h2o import H2OConfig
 from paths import ROOT
+
+SCRIPT = "cache_bytes"
 
 RESULT = ROOT / "benchmarks" / "results" / "cache_bytes.json"
 
@@ -36,19 +36,6 @@ def bytes_of(name: str) -> int:
     packed rows a centre of the keys."""
     centres = 0 if name == "dense" else DENSE
     return 8 * (ROWS[name] + 256 * 4 + (256 - GROUP) * 4 + centres)
-
-
-@pytest.fixture(scope="module")
-def benchmark():
-    path = ROOT / "benchmarks" / "cache_bytes.py"
-    spec = importlib.util.spec_from_file_location("cache_bytes", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    try:
-        spec.loader.exec_module(module)
-        yield module
-    finally:
-        del sys.modules[spec.name]
 
 
 @pytest.mark.parametrize("name", ROWS)

@@ -5,9 +5,7 @@ The counting is benchmarks/copied_bytes.py's.
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from contextlib import nullcontext
 
 import mlx.core as mx
@@ -20,26 +18,14 @@ from mlx_h2o.operations import native
 from paths import BENCHMARKS
 from tiny_models import random_prompt, tiny_qwen3
 
+SCRIPT = "copied_bytes"
+
 BUDGET = 32
 FILE = BENCHMARKS / "copied_bytes.py"
 
 native_only = pytest.mark.skipif(
     bool(native.unavailable_reason()), reason=native.unavailable_reason() or "available"
 )
-
-
-@pytest.fixture(scope="module")
-def counting():
-    spec = importlib.util.spec_from_file_location("copied_bytes", FILE)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look for it
-    sys.path.insert(0, str(FILE.parent))  # as for a script
-    try:
-        spec.loader.exec_module(module)
-        yield module
-    finally:
-        sys.path.remove(str(FILE.parent))
-        del sys.modules[spec.name]
 
 
 @pytest.mark.parametrize("backend", [None, "composed"])
@@ -70,9 +56,9 @@ def test_keys_held_within_the_loop_stay_for_ten_steps(policy, backend):
 @native_only
 @pytest.mark.parametrize("wait", [False, True])
 @pytest.mark.parametrize("policy", ["h2o-ema", "window", "keydiff"])
-def test_a_full_cache_copies_nothing(counting, policy, wait):
-    arm = counting.Arm("ours", policy, "native", wait=wait)
-    found = counting.measure(arm, tiny_qwen3(), BUDGET, 20)["at the budget"]
+def test_a_full_cache_copies_nothing(benchmark, policy, wait):
+    arm = benchmark.Arm("ours", policy, "native", wait=wait)
+    found = benchmark.measure(arm, tiny_qwen3(), BUDGET, 20)["at the budget"]
     assert (found["tokens"], found["not_under_way"]) == (20, 0)
     assert found["copied_bytes"] == 0
 
@@ -82,38 +68,38 @@ def test_a_full_cache_copies_nothing(counting, policy, wait):
 @pytest.mark.parametrize("wait", [False, True])
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("policy", ["h2o-ema", "window", "keydiff", "tova"])
-def test_a_full_cache_of_packed_rows_copies_nothing(counting, policy, bits, wait):
+def test_a_full_cache_of_packed_rows_copies_nothing(benchmark, policy, bits, wait):
     """Words, scales and biases of keys and values, each where it was at every step."""
-    arm = counting.Arm("packed", policy, "native", wait=wait, bits=bits)
+    arm = benchmark.Arm("packed", policy, "native", wait=wait, bits=bits)
     model = tiny_qwen3(head_dim=32)
-    found = counting.measure(arm, model, BUDGET, 20)["at the budget"]
+    found = benchmark.measure(arm, model, BUDGET, 20)["at the budget"]
     assert (found["tokens"], found["not_under_way"]) == (20, 0)
     # This policy makes what it remembers anew at every step, here and for dense rows.
     anew = {"importance"} if policy == "tova" else set()
     assert set(found["copies_of_an_array"]) == anew
-    watched = counting.stored_arrays(make_prompt_cache(model, 8, kv_bits=bits)[0])
+    watched = benchmark.stored_arrays(make_prompt_cache(model, 8, kv_bits=bits)[0])
     assert watched == {}  # there is nothing yet
     cache = make_prompt_cache(model, 8, kv_bits=bits, kv_group_size=32)[0]
     cache.update_and_fetch(mx.ones((1, 2, 3, 32)), mx.ones((1, 2, 3, 32)))
-    assert len(counting.stored_arrays(cache)) == 6
+    assert len(benchmark.stored_arrays(cache)) == 6
 
 
 @native_only
-def test_packed_keys_that_are_held_are_copied_once(counting):
+def test_packed_keys_that_are_held_are_copied_once(benchmark):
     """And so the count sees a copy of each of their arrays."""
-    arm = counting.Arm("held", "h2o-ema", "native", hold=True, bits=8)
-    found = counting.measure(arm, tiny_qwen3(layers=2, head_dim=32), BUDGET, 20)
+    arm = benchmark.Arm("held", "h2o-ema", "native", hold=True, bits=8)
+    found = benchmark.measure(arm, tiny_qwen3(layers=2, head_dim=32), BUDGET, 20)
     assert found["held_keys_unchanged"]
     copies = found["at the budget"]["copies_of_an_array"]
-    assert copies == {f"keys, {part}": 2 for part in counting.PARTS}
+    assert copies == {f"keys, {part}": 2 for part in benchmark.PARTS}
     assert found["at the budget"]["copied_bytes"] == 2 * (2 * BUDGET) * (32 + 4 + 4)
 
 
 @native_only
-def test_keys_that_are_held_are_copied_once(counting):
+def test_keys_that_are_held_are_copied_once(benchmark):
     """And so the count sees a copy where there is one."""
-    arm = counting.Arm("held", "h2o-ema", "native", hold=True)
-    found = counting.measure(arm, tiny_qwen3(layers=2), BUDGET, 20)
+    arm = benchmark.Arm("held", "h2o-ema", "native", hold=True)
+    found = benchmark.measure(arm, tiny_qwen3(layers=2), BUDGET, 20)
     assert found["held_keys_unchanged"]
     assert found["at the budget"]["copies_of_an_array"] == {"keys": 2}
     assert found["at the budget"]["copied_bytes"] == 2 * (2 * BUDGET * 16) * 4

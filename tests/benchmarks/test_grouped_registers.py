@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 
 import pytest
@@ -10,14 +9,7 @@ import pytest
 import nvrtc
 from paths import ROOT
 
-
-@pytest.fixture(scope="module")
-def benchmark():
-    file = ROOT / "benchmarks" / "grouped_registers.py"
-    spec = importlib.util.spec_from_file_location("grouped_registers", file)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+SCRIPT = "grouped_registers"
 
 
 @pytest.mark.parametrize(

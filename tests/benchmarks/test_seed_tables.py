@@ -4,15 +4,7 @@ from __future__ import annotations
 
 import math
 
-import pytest
-
-from benchmark_scripts import script
-
-
-@pytest.fixture(scope="module")
-def benchmark():
-    with script("seed_tables") as module:
-        yield module
+SCRIPT = "seed_tables"
 
 
 def records(benchmark, name, losses):

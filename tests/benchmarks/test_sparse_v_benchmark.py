@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -13,17 +11,7 @@ import pytest
 from emulator.build import compiler
 from paths import BENCHMARKS
 
-
-@pytest.fixture(scope="module")
-def benchmark():
-    spec = importlib.util.spec_from_file_location("sparse_v", BENCHMARKS / "sparse_v.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look for it
-    try:
-        spec.loader.exec_module(module)
-        yield module
-    finally:
-        del sys.modules[spec.name]
+SCRIPT = "sparse_v"
 
 
 @pytest.mark.parametrize(("simdgroups", "blocks"), [(1, 1), (4, 1), (4, 2), (32, 2)])

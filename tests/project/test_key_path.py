@@ -76,14 +76,18 @@ def path_of(cache: H2OKVCache, keys: mx.array) -> list[str]:
     return found
 
 
+def returns(path: list[str]) -> int:
+    """How often it comes back to a file that it has left."""
+    return sum(name in path[:place] for place, name in enumerate(path))
+
+
 @pytest.mark.parametrize("bits", [None, 8])
 @pytest.mark.parametrize("tokens", [BUDGET - 8, BUDGET], ids=["room", "full"])
 def test_a_key_takes_a_short_way(tokens, bits):
     keys = mx.ones((1, 2, 1, 64), mx.float16)
     with mlx_h2o.use_backend("native"):
         path = path_of(full_cache(tokens, bits), keys)
-    returns = sum(name in path[:place] for place, name in enumerate(path))
-    assert len(set(path)) <= MOST_FILES and returns <= MOST_RETURNS, path
+    assert len(set(path)) <= MOST_FILES and returns(path) <= MOST_RETURNS, path
 
 
 @pytest.mark.parametrize("policy", ["keydiff", "h2o"])
@@ -128,4 +132,4 @@ def test_a_detour_would_be_seen():
         cache.update_and_fetch(rows, rows)
     with mlx_h2o.use_backend("native"):
         path = path_of(cache, rows)
-    assert len(set(path)) + len(path) > 2 * MOST_RETURNS, path
+    assert returns(path) > MOST_RETURNS, path
