@@ -6,11 +6,15 @@ import importlib.util
 import os
 import shutil
 from collections import defaultdict
+from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import mlx_h2o
+from back_ends import BACKENDS
 from sizes import EACH, FIRST
 
 TESTS = Path(__file__).resolve().parent
@@ -104,3 +108,16 @@ def data_directory() -> Path:
     if not data_root().is_dir():
         pytest.skip(f"no data at {data_root()} (set MLX_H2O_DATA)")
     return data_root()
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Each back end of the CPU, named for the test."""
+    with mlx_h2o.use_backend(request.param):
+        yield request.param
+
+
+@pytest.fixture(scope="module")
+def demo() -> tuple[Any, Any]:
+    """The embedded model and its tokenizer."""
+    return mlx_h2o.load("demo")

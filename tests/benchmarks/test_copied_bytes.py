@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from mlx_lm.generate import generate_step
 
+from back_ends import NATIVE
 from mlx_h2o import make_prompt_cache, routing, use_backend
-from mlx_h2o.operations import native
 from paths import BENCHMARKS
 from tiny_models import random_prompt, tiny_qwen3
 
@@ -22,10 +22,6 @@ SCRIPT = "copied_bytes"
 
 BUDGET = 32
 FILE = BENCHMARKS / "copied_bytes.py"
-
-native_only = pytest.mark.skipif(
-    bool(native.unavailable_reason()), reason=native.unavailable_reason() or "available"
-)
 
 
 @pytest.mark.parametrize("backend", [None, "composed"])
@@ -53,7 +49,7 @@ def test_keys_held_within_the_loop_stay_for_ten_steps(policy, backend):
         steps.close()
 
 
-@native_only
+@NATIVE
 @pytest.mark.parametrize("wait", [False, True])
 @pytest.mark.parametrize("policy", ["h2o-ema", "window", "keydiff"])
 def test_a_full_cache_copies_nothing(benchmark, policy, wait):
@@ -64,7 +60,7 @@ def test_a_full_cache_copies_nothing(benchmark, policy, wait):
 
 
 @pytest.mark.matrix(6)
-@native_only
+@NATIVE
 @pytest.mark.parametrize("wait", [False, True])
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("policy", ["h2o-ema", "window", "keydiff", "tova"])
@@ -84,7 +80,7 @@ def test_a_full_cache_of_packed_rows_copies_nothing(benchmark, policy, bits, wai
     assert len(benchmark.stored_arrays(cache)) == 6
 
 
-@native_only
+@NATIVE
 def test_packed_keys_that_are_held_are_copied_once(benchmark):
     """And so the count sees a copy of each of their arrays."""
     arm = benchmark.Arm("held", "h2o-ema", "native", hold=True, bits=8)
@@ -95,7 +91,7 @@ def test_packed_keys_that_are_held_are_copied_once(benchmark):
     assert found["at the budget"]["copied_bytes"] == 2 * (2 * BUDGET) * (32 + 4 + 4)
 
 
-@native_only
+@NATIVE
 def test_keys_that_are_held_are_copied_once(benchmark):
     """And so the count sees a copy where there is one."""
     arm = benchmark.Arm("held", "h2o-ema", "native", hold=True)
@@ -105,7 +101,7 @@ def test_keys_that_are_held_are_copied_once(benchmark):
     assert found["at the budget"]["copied_bytes"] == 2 * (2 * BUDGET * 16) * 4
 
 
-@native_only
+@NATIVE
 def test_an_address_waits_for_the_schedule_alone():
     from mlx_h2o import _core
 

@@ -6,18 +6,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from back_ends import NATIVE
 from mlx_h2o import H2OConfig, H2OKVCache, fast, use_backend
 from mlx_h2o.lm import attention
-from mlx_h2o.operations import native
-
-BACKENDS = ["composed"] if native.unavailable_reason() else ["composed", "native"]
-NATIVE = pytest.mark.skipif("native" not in BACKENDS, reason=native.unavailable_reason() or "here")
-
-
-@pytest.fixture(params=BACKENDS)
-def backend(request):
-    with use_backend(request.param):
-        yield request.param
 
 
 def address(array: mx.array) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -13,19 +12,12 @@ import pytest
 
 import mlx_h2o
 from emulator import EmulatorBackend, KernelError, Run, metal_kernel
-from emulator.build import compiler
 from emulator.cases import DTYPES, Case, errors
-from mlx_h2o.operations.backends import register
+from emulator.marks import EMULATED
 from mlx_h2o.operations.gpu import kernels, metal
 from mlx_h2o.operations.validate import AttentionRequest, attention_request
 
-pytestmark = [
-    pytest.mark.emulator,
-    pytest.mark.skipif(
-        compiler() is None and os.environ.get("CI") != "true",
-        reason="no C++ compiler found (g++ or clang++)",
-    ),
-]
+pytestmark = EMULATED
 
 SIZES = [32, 64, 96, 128, 192, 256, 512, 576, (192, 128), (64, 128), (576, 512)]
 ROWS = [1, 31, 32, 33, 1023, 1024, 1025]
@@ -262,94 +254,49 @@ def test_scores_change_nothing_else(blocks: int | None) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("emulator")
 def test_serves_the_public_operation() -> None:
     request = plain_request()
     arrays = (request.queries, request.keys, request.values)
-    remove = register("emulator", EmulatorBackend())
-    try:
-        with mlx_h2o.use_backend("emulator"):
-            found = mlx_h2o.fast.scaled_dot_product_attention_with_scores(*arrays, scale=0.125)
-            with pytest.raises(ValueError, match="up to 8 queries, found Lq = 9"):
-                mlx_h2o.fast.scaled_dot_product_attention_with_scores(
-                    mx.zeros((2, 4, 9, 64)), *arrays[1:], scale=0.125
-                )
-            with pytest.raises(ValueError, match="found D = 48"):
-                mlx_h2o.fast.scaled_dot_product_attention_with_scores(
-                    *(array[..., :48] for array in arrays), scale=0.125
-                )
-    finally:
-        remove()
+    operation = mlx_h2o.fast.scaled_dot_product_attention_with_scores
+    found = operation(*arrays, scale=0.125)
+    with pytest.raises(ValueError, match="up to 8 queries, found Lq = 9"):
+        operation(mx.zeros((2, 4, 9, 64)), *arrays[1:], scale=0.125)
+    with pytest.raises(ValueError, match="found D = 48"):
+        operation(*(array[..., :48] for array in arrays), scale=0.125)
     request = replace(request, scale=0.125, return_lse=False)
     assert max(errors(request, (*found, None)).values()) <= 1
 
 
-class PipelineLimit:
-    """The emulator in the place of mx.fast.metal_kernel, on a GPU that runs ``limit`` threads."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit, self.calls = limit, []
-
-    def __call__(self, **kernel: object):
-        emulated = metal_kernel(**kernel)
-
-        def call(inputs: list[mx.array], **arguments: object) -> list[mx.array]:
-            threads = arguments["threadgroup"][0]
-            self.calls.append(threads)
-            if threads > self.limit:
-                raise ValueError(f"Thread group size ({threads}) is greater than  the maximum.")
-            return emulated(inputs, **arguments)
-
-        return call
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("limit", "tried"), [(1024, [1024]), (300, [1024, 512, 256])])
-def test_metal_back_end_finds_its_simdgroups(
-    monkeypatch: pytest.MonkeyPatch, limit: int, tried: list[int]
-) -> None:
-    gpu = PipelineLimit(limit)
-    monkeypatch.setattr(mx.fast, "metal_kernel", gpu)
-    monkeypatch.setattr(metal, "_simdgroups", {})
-    metal._metal_kernel.cache_clear()
-    try:
-        request = Case(mask="add-f32", sinks="f32", queries=2).request()
-        result = metal.attention(request)
-        assert max(errors(request, result).values()) <= 1
-        assert gpu.calls == [*tried, tried[-1]]
-        metal.attention(request)
-        assert gpu.calls == [*tried, tried[-1], tried[-1]]
-    finally:
-        metal._metal_kernel.cache_clear()
+def test_metal_back_end_finds_its_simdgroups(gpu, limit: int, tried: list[int]) -> None:
+    calls = gpu(limit).calls
+    request = Case(mask="add-f32", sinks="f32", queries=2).request()
+    result = metal.attention(request)
+    assert max(errors(request, result).values()) <= 1
+    assert calls == [*tried, tried[-1]]
+    metal.attention(request)
+    assert calls == [*tried, tried[-1], tried[-1]]
 
 
 @pytest.mark.slow
-def test_metal_back_end_runs_both_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metal_back_end_runs_both_passes(gpu) -> None:
     """The search for the simdgroups is that of the first pass; the blocks stay what they were."""
-    gpu = PipelineLimit(512)
-    monkeypatch.setattr(mx.fast, "metal_kernel", gpu)
-    monkeypatch.setattr(metal, "_simdgroups", {})
-    metal._metal_kernel.cache_clear()
-    try:
-        request = Case(rows=1030, mask="causal", queries=2).request()
-        result = metal.attention(request)
-        assert max(errors(request, result).values()) <= 1
-        assert gpu.calls == [1024, 512, 32, 512, 32]
-        shorter = Case(rows=1000, mask="causal", queries=2).request()
-        assert max(errors(shorter, metal.attention(shorter)).values()) <= 1
-        assert gpu.calls[5:] == [1024, 512, 512]
-    finally:
-        metal._metal_kernel.cache_clear()
+    calls = gpu(512).calls
+    request = Case(rows=1030, mask="causal", queries=2).request()
+    result = metal.attention(request)
+    assert max(errors(request, result).values()) <= 1
+    assert calls == [1024, 512, 32, 512, 32]
+    shorter = Case(rows=1000, mask="causal", queries=2).request()
+    assert max(errors(shorter, metal.attention(shorter)).values()) <= 1
+    assert calls[5:] == [1024, 512, 512]
 
 
-def test_metal_back_end_reports_other_errors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mx.fast, "metal_kernel", PipelineLimit(16))
-    monkeypatch.setattr(metal, "_simdgroups", {})
-    metal._metal_kernel.cache_clear()
-    try:
-        with pytest.raises(ValueError, match="Thread group size"):
-            metal.attention(plain_request())
-    finally:
-        metal._metal_kernel.cache_clear()
+def test_metal_back_end_reports_other_errors(gpu) -> None:
+    gpu(16)
+    with pytest.raises(ValueError, match="Thread group size"):
+        metal.attention(plain_request())
     assert not metal._simdgroups
 
 

@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-
 import mlx.core as mx
 import numpy as np
 import pytest
 
 import reference_turbo
-from emulator import EmulatorBackend, Run, metal_kernel
-from emulator.build import compiler
+from emulator import EmulatorBackend, Run
 from emulator.cases import DTYPES
+from emulator.marks import EMULATED
 from emulator.row_cases import on_the_emulator
 from mlx_h2o import H2OConfig, H2OKVCache, fast, use_backend
-from mlx_h2o.operations.backends import register
 from mlx_h2o.operations.composed import turbo
 from mlx_h2o.operations.gpu import metal
 from operations.test_quantize_append import check_codes
 
-pytestmark = [
-    pytest.mark.emulator,
-    pytest.mark.skipif(
-        compiler() is None and os.environ.get("CI") != "true",
-        reason="no C++ compiler found (g++ or clang++)",
-    ),
-]
+pytestmark = EMULATED
 
 SCHEDULES = (Run(), Run("reverse"), Run("random", seed=1))
 
@@ -231,28 +221,13 @@ def test_a_cache_encodes_with_it() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("emulator")
 def test_the_operation_uses_it() -> None:
-    remove = register("emulator", EmulatorBackend())
-    try:
-        with use_backend("emulator"):
-            check_appended(fast.quantize_append)
-    finally:
-        remove()
+    check_appended(fast.quantize_append)
 
 
-@pytest.fixture
-def _metal_on_the_emulator(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """metal.py, with the emulator in the place of mx.fast.metal_kernel and of a GPU."""
-    monkeypatch.setattr(mx.fast, "metal_kernel", metal_kernel)
-    monkeypatch.setattr(metal._rows, "_serves", lambda stream: True)
-    monkeypatch.setattr(metal, "unavailable_reason", lambda: "")
-    metal._metal_kernel.cache_clear()
-    yield
-    metal._metal_kernel.cache_clear()
-
-
-@pytest.mark.usefixtures("_metal_on_the_emulator")
-def test_metal_back_end_packs() -> None:
+def test_metal_back_end_packs(gpu) -> None:
+    gpu()
     with use_backend("metal"):
         check_appended(fast.quantize_append)
     assert metal._metal_kernel.cache_info().currsize == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 
 import mlx.core as mx
@@ -11,19 +10,13 @@ import pytest
 
 import reference
 from emulator import EmulatorBackend, Run
-from emulator.build import compiler
 from emulator.cases import Case, dequantized
+from emulator.marks import EMULATED
 from gpu.test_emulator import same_bits
 from gpu.test_emulator_quantized import COUNTING, peaked_request
 from mlx_h2o.operations.requests import AttentionRequest
 
-pytestmark = [
-    pytest.mark.emulator,
-    pytest.mark.skipif(
-        compiler() is None and os.environ.get("CI") != "true",
-        reason="no C++ compiler found (g++ or clang++)",
-    ),
-]
+pytestmark = EMULATED
 
 PASSES = pytest.mark.parametrize("blocks", [None, 2], ids=["one pass", "two passes"])
 DENSE = Case(dtype="f16", sizes=(128, 128), heads=(4, 2), rows=40, slack=3)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
 
 import mlx.core as mx
@@ -10,21 +9,14 @@ import numpy as np
 import pytest
 
 import reference
-from emulator import metal_kernel
-from emulator.build import compiler
+from emulator.marks import EMULATED
 from emulator.row_cases import ROWS, in_every_schedule, on_the_emulator, rows_with_ties
 from mlx_h2o import fast, use_backend
 from mlx_h2o.operations import composed
 from mlx_h2o.operations.gpu import cuda, metal
 from mlx_h2o.operations.requests import RetentionRequest
 
-pytestmark = [
-    pytest.mark.emulator,
-    pytest.mark.skipif(
-        compiler() is None and os.environ.get("CI") != "true",
-        reason="no C++ compiler found (g++ or clang++)",
-    ),
-]
+pytestmark = EMULATED
 
 
 def zones_of(rows: int) -> tuple[dict[str, int | mx.array], ...]:
@@ -82,15 +74,11 @@ def test_every_bit_of_score_and_position_counts() -> None:
             assert np.array_equal(np.array(found), reference.keep_indices(*given, keep=keep))
 
 
-def test_metal_back_end_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """metal.py, with the emulator in the place of mx.fast.metal_kernel and of a GPU."""
-    monkeypatch.setattr(mx.fast, "metal_kernel", metal_kernel)
-    monkeypatch.setattr(metal._rows, "_serves", lambda stream: True)
-    metal._metal_kernel.cache_clear()
+def test_metal_back_end_keeps(gpu) -> None:
+    gpu()
     request = RetentionRequest(*rows_with_ties(5, 2, 40), 10, sink_size=3)
     assert mx.array_equal(metal.keep_indices(request), composed.keep_indices(request))
     assert metal._metal_kernel.cache_info().currsize == 1
-    metal._metal_kernel.cache_clear()
 
 
 @pytest.mark.parametrize("backend", [metal, cuda], ids=["metal", "cuda"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from functools import partial
 
 import mlx.core as mx
@@ -11,9 +10,9 @@ import numpy as np
 import pytest
 
 import reference
-from emulator import EmulatorBackend, Run, metal_kernel
-from emulator.build import compiler
+from emulator import EmulatorBackend, Run
 from emulator.cases import DTYPES
+from emulator.marks import EMULATED
 from emulator.row_cases import in_every_schedule, on_the_emulator
 from mlx_h2o import fast, use_backend
 from mlx_h2o.operations import prefill
@@ -23,13 +22,7 @@ from mlx_h2o.operations.gpu import cuda, metal
 from mlx_h2o.operations.requests import PrefillRequest
 from mlx_h2o.operations.validate import attention_request
 
-pytestmark = [
-    pytest.mark.emulator,
-    pytest.mark.skipif(
-        compiler() is None and os.environ.get("CI") != "true",
-        reason="no C++ compiler found (g++ or clang++)",
-    ),
-]
+pytestmark = EMULATED
 
 SCALE = 0.25
 MASKS = ("", "causal", "bool", "add", "row")
@@ -220,16 +213,11 @@ def test_other_head_sizes_and_a_cpu_stream_are_composed() -> None:
 
 
 @pytest.mark.parametrize("kind", prefill.KINDS)
-def test_metal_back_end_scores_a_chunk(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """metal.py, with the emulator in the place of mx.fast.metal_kernel and of a GPU."""
-    monkeypatch.setattr(mx.fast, "metal_kernel", metal_kernel)
-    monkeypatch.setattr(metal, "unavailable_reason", lambda: "")
-    monkeypatch.setattr(metal._rows, "_serves", lambda stream: True)
-    metal._metal_kernel.cache_clear()
+def test_metal_back_end_scores_a_chunk(kind: str, gpu) -> None:
+    gpu()
     q, k = arrays(16)
     with use_backend("metal"):
         assert resolve().function(composed_prefill.prefill_scores) == metal.prefill_scores
         found = fast.prefill_scores(q, k, scale=SCALE, mask="causal", kind=kind)
     check(found, expected_of(kind, q, k, "causal"))
     assert metal._metal_kernel.cache_info().currsize == (2 if kind == "mass" else 1)
-    metal._metal_kernel.cache_clear()

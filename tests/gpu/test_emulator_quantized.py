@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -13,22 +12,15 @@ import pytest
 
 import mlx_h2o
 from emulator import EmulatorBackend, Run
-from emulator.build import compiler
 from emulator.cases import DTYPES, Case, errors
-from gpu.test_emulator import PipelineLimit, same_bits
+from emulator.marks import EMULATED
+from gpu.test_emulator import same_bits
 from mlx_h2o.config import KV_FORMATS
-from mlx_h2o.operations.backends import register
 from mlx_h2o.operations.gpu import metal
 from mlx_h2o.operations.requests import AttentionRequest
 from mlx_h2o.operations.validate import attention_request
 
-pytestmark = [
-    pytest.mark.emulator,
-    pytest.mark.skipif(
-        compiler() is None and os.environ.get("CI") != "true",
-        reason="no C++ compiler found (g++ or clang++)",
-    ),
-]
+pytestmark = EMULATED
 
 EIGHT, FOUR = (8, 8), (4, 4)
 RUNS = (Run("reverse"), Run("random", seed=1), Run("random", seed=2))
@@ -274,6 +266,7 @@ def test_rows_that_are_masked_are_not_read() -> None:
     assert all(map(same_bits, clean, found))
 
 
+@pytest.mark.usefixtures("emulator")
 def test_serves_the_public_operation() -> None:
     request = Case(heads=(4, 2), queries=2, rows=40, bits=(8, 4), mask="causal").request()
     packed = [
@@ -283,14 +276,9 @@ def test_serves_the_public_operation() -> None:
     ]
     options = {"scale": 0.125, "v_bits": 4, "mask": "causal", "return_lse": True}
     operation = mlx_h2o.fast.scaled_dot_product_attention_quantized_with_scores
-    remove = register("emulator", EmulatorBackend())
-    try:
-        with mlx_h2o.use_backend("emulator"):
-            found = operation(request.queries, *packed, **options)
-            with pytest.raises(ValueError, match="up to 8 queries, found Lq = 9"):
-                operation(mx.zeros((1, 4, 9, 64)), *packed, **options)
-    finally:
-        remove()
+    found = operation(request.queries, *packed, **options)
+    with pytest.raises(ValueError, match="up to 8 queries, found Lq = 9"):
+        operation(mx.zeros((1, 4, 9, 64)), *packed, **options)
     assert max(errors(replace(request, scale=0.125), found).values()) <= 1
 
 
@@ -301,22 +289,16 @@ def test_serves_the_public_operation() -> None:
     [(40, [256], [256]), (1030, [256, 256, 32], [256, 32])],
 )
 def test_metal_back_end_runs_it(
-    monkeypatch: pytest.MonkeyPatch, rows: int, sparse_passes: list[int], passes: list[int]
+    gpu, rows: int, sparse_passes: list[int], passes: list[int]
 ) -> None:
-    gpu = PipelineLimit(300)
-    monkeypatch.setattr(mx.fast, "metal_kernel", gpu)
-    monkeypatch.setattr(metal, "_simdgroups", {})
-    metal._metal_kernel.cache_clear()
-    try:
-        case = Case(rows=rows, bits=EIGHT, sinks="f32", sparse=1e-4, skipped=True)
-        request = case.request()
-        result = metal.attention(request)
-        assert max(errors(request, result).values()) <= 1
-        assert gpu.calls == [1024, 512, *sparse_passes, *sparse_passes]
-        # Without the threshold, and with other bits, they are other kernels.
-        for other in (replace(case, sparse=0.0), Case(rows=rows, bits=FOUR)):
-            gpu.calls.clear()
-            metal.attention(other.request())
-            assert gpu.calls == [1024, 512, *passes, *passes]
-    finally:
-        metal._metal_kernel.cache_clear()
+    calls = gpu(300).calls
+    case = Case(rows=rows, bits=EIGHT, sinks="f32", sparse=1e-4, skipped=True)
+    request = case.request()
+    result = metal.attention(request)
+    assert max(errors(request, result).values()) <= 1
+    assert calls == [1024, 512, *sparse_passes, *sparse_passes]
+    # Without the threshold, and with other bits, they are other kernels.
+    for other in (replace(case, sparse=0.0), Case(rows=rows, bits=FOUR)):
+        calls.clear()
+        metal.attention(other.request())
+        assert calls == [1024, 512, *passes, *passes]

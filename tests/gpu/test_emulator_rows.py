@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from functools import partial
 
 import mlx.core as mx
@@ -11,33 +9,15 @@ import numpy as np
 import pytest
 
 import reference
-from emulator import EmulatorBackend, metal_kernel
-from emulator.build import compiler
+from emulator.marks import EMULATED
 from emulator.row_cases import ROWS, in_every_schedule, rows_with_ties, same_bits
 from mlx_h2o import fast, use_backend
 from mlx_h2o.operations import composed
-from mlx_h2o.operations.backends import register
 from mlx_h2o.operations.composed import rows as composed_cache
 from mlx_h2o.operations.gpu import cuda, metal
 from mlx_h2o.operations.requests import AccumulateRequest, RetentionRequest
 
-pytestmark = [
-    pytest.mark.emulator,
-    pytest.mark.skipif(
-        compiler() is None and os.environ.get("CI") != "true",
-        reason="no C++ compiler found (g++ or clang++)",
-    ),
-]
-
-
-@pytest.fixture
-def _emulator() -> Iterator[None]:
-    remove = register("emulator", EmulatorBackend())
-    try:
-        with use_backend("emulator"):
-            yield
-    finally:
-        remove()
+pytestmark = EMULATED
 
 
 # accumulate_scores
@@ -85,7 +65,7 @@ def test_accumulate_several_queries(queries: int) -> None:
         np.testing.assert_allclose(np.array(found), np.array(composed), rtol=2e-6, atol=1e-7)
 
 
-@pytest.mark.usefixtures("_emulator")
+@pytest.mark.usefixtures("emulator")
 def test_accumulate_takes_any_strides() -> None:
     before, scores = averages(2, (4, 2), 3, 40)
     expected = fast.accumulate_scores(before, scores, decay=0.9)
@@ -123,7 +103,7 @@ def test_the_row_to_evict_is_the_composed_one(rows: int) -> None:
         ), zones
 
 
-@pytest.mark.usefixtures("_emulator")
+@pytest.mark.usefixtures("emulator")
 @pytest.mark.parametrize("worth", [-np.inf, np.inf, np.nan, -0.0, 3.0], ids=str)
 def test_of_equals_the_highest_position_goes(worth: float) -> None:
     positions = mx.array(np.random.default_rng(5).permutation(600).astype(np.int32)[None, None])
@@ -133,7 +113,7 @@ def test_of_equals_the_highest_position_goes(worth: float) -> None:
     assert found.tolist() == [[[*range(599)]]]  # all of them padding: the last slot goes
 
 
-@pytest.mark.usefixtures("_emulator")
+@pytest.mark.usefixtures("emulator")
 def test_choosing_takes_any_strides() -> None:
     scores, positions = rows_with_ties(2, 4, 300)
     turned = (mx.contiguous(a.swapaxes(1, 2)).swapaxes(1, 2)[..., ::3] for a in (scores, positions))
@@ -144,19 +124,8 @@ def test_choosing_takes_any_strides() -> None:
 # The Metal back end
 
 
-@pytest.fixture
-def _metal_on_the_emulator(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """metal.py, with the emulator in the place of mx.fast.metal_kernel and of a GPU."""
-    monkeypatch.setattr(mx.fast, "metal_kernel", metal_kernel)
-    # On a machine without one, runs_on_gpu is False of every stream.
-    monkeypatch.setattr(metal._rows, "_serves", lambda stream: True)
-    metal._metal_kernel.cache_clear()
-    yield
-    metal._metal_kernel.cache_clear()
-
-
-@pytest.mark.usefixtures("_metal_on_the_emulator")
-def test_metal_back_end_accumulates() -> None:
+def test_metal_back_end_accumulates(gpu) -> None:
+    gpu()
     request = AccumulateRequest(*averages(2, (4, 2), 1, 40), decay=0.9)
     expected = composed_cache.accumulate_scores(request)
     assert same_bits(metal.accumulate_scores(request), expected)
@@ -170,8 +139,8 @@ def test_a_cpu_stream_is_served_by_the_composition(backend) -> None:
     assert same_bits(backend.accumulate_scores(request), expected)
 
 
-@pytest.mark.usefixtures("_metal_on_the_emulator")
-def test_metal_back_end_chooses_rows() -> None:
+def test_metal_back_end_chooses_rows(gpu) -> None:
+    gpu()
     scores, positions = rows_with_ties(6, 2, 40)
     for count in (1, 2):
         request = RetentionRequest(scores, positions, count, sink_size=3)

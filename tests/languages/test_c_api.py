@@ -17,21 +17,6 @@ import reference
 from c_api import CError, Handle, Library
 from paths import IMPORTS
 
-BACKENDS = ("composed", "native")
-
-
-@pytest.fixture(scope="module")
-def library() -> Library:
-    return c_api.required()
-
-
-def named(library: Library, backend: str):
-    """Name a back end of this build; one that it lacks skips the test, or fails it in CI."""
-    available, reason = library.backend_status(backend)
-    if not available:
-        c_api.missing(reason)
-    return library.using(backend)
-
 
 def inputs(seed: int = 0, *, batch=2, heads=(4, 2), queries=3, rows=37, sizes=(40, 24)):
     rng = np.random.default_rng(seed)
@@ -43,20 +28,20 @@ def inputs(seed: int = 0, *, batch=2, heads=(4, 2), queries=3, rows=37, sizes=(4
     return [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", c_api.BACKENDS)
 def test_golden_cases(library: Library, backend: str) -> None:
-    with named(library, backend):
+    with c_api.named(library, backend):
         assert c_api_golden.failures(library) == []
     assert len(c_api_golden.cases()[0]) > 150
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", c_api.BACKENDS)
 @pytest.mark.parametrize("return_lse", [False, True])
 def test_odd_shapes_against_the_reference(library: Library, backend: str, return_lse: bool) -> None:
     arrays = inputs()
     expected = reference.attention(*arrays, scale=0.3, mask="causal")
     allowed = reference.tolerances(*map(mx.array, arrays), scale=0.3, mask="causal")
-    with named(library, backend):
+    with c_api.named(library, backend):
         results = library.attention(
             *map(library.array, arrays), scale=0.3, mask="causal", return_lse=return_lse
         )
@@ -66,14 +51,14 @@ def test_odd_shapes_against_the_reference(library: Library, backend: str, return
             assert error <= getattr(allowed, name), name
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", c_api.BACKENDS)
 def test_selection_against_the_reference(library: Library, backend: str) -> None:
     rng = np.random.default_rng(3)
     scores = rng.choice([0.5, 1.0, -1.0, np.nan, np.inf, 0.0, -0.0], (2, 3, 45)).astype(np.float32)
     positions = np.stack([rng.permutation(90)[:45] - 8 for _ in range(6)]).reshape(2, 3, 45)
     rows = library.array(scores), library.array(positions, "int32")
     zones = {"sink_size": 4, "recent_start": 70}
-    with named(library, backend):
+    with c_api.named(library, backend):
         for keep in (1, 20, 44, 45):
             kept = library.numpy(library.keep_indices(*rows, keep, **zones))
             expected = reference.keep_indices(scores, positions, keep=keep, **zones)

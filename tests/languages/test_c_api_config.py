@@ -8,7 +8,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-import c_api
 from c_api import CError, Library
 from mlx_h2o import H2OConfig
 from sizes import examples
@@ -18,11 +17,6 @@ POLICIES = ("h2o", "h2o-ema", "window", "keydiff")
 
 SIZES = ("heavy_size", "recent_size", "evict_every")
 PLAIN = ("max_kv_size", "sink_size")
-
-
-@pytest.fixture(scope="module")
-def library() -> Library:
-    return c_api.required()
 
 
 def fill(library: Library, values: dict[str, Any]) -> tuple[Any, Any]:

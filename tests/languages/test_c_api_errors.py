@@ -11,18 +11,12 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-import c_api
 from c_api import CError, Handle, Library
 from mlx_h2o import fast, use_backend
 
 ATTENTION = "scaled_dot_product_attention_with_scores"
 Q, K, V = (1, 4, 2, 32), (1, 2, 5, 32), (1, 2, 5, 24)
 FLOAT, INT = "float32", "int32"
-
-
-@pytest.fixture(scope="module")
-def library() -> Library:
-    return c_api.required()
 
 
 # Wrong calls of attention: (shape, dtype) of an array, or another argument.

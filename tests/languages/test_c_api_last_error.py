@@ -9,15 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-import c_api
 import c_api_build
 from c_api import CError, Handle, Library
 from c_api_headers import ROOT
-
-
-@pytest.fixture(scope="module")
-def library() -> Library:
-    return c_api.required()
 
 
 def last_error(library: Library) -> str:

@@ -10,7 +10,6 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-import c_api
 import c_api_build
 import c_api_operations
 from c_api import CODES, CError, Library
@@ -38,11 +37,6 @@ MASKS = {
 ROWS = (40, 1023, 1024, 2048)
 
 Record = dict[str, list[str]]
-
-
-@pytest.fixture(scope="module")
-def library() -> Library:
-    return c_api.required()
 
 
 @pytest.fixture(scope="module")

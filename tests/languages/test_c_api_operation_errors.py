@@ -9,16 +9,9 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-import c_api
 import c_api_operations as operations
 from c_api import CError, Library
 from mlx_h2o import fast
-
-
-@pytest.fixture(scope="module")
-def library() -> Library:
-    return c_api.required()
-
 
 Q, ROWS = (1, 4, 2, 64), (1, 2, 5, 64)
 

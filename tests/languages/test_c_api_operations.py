@@ -27,21 +27,6 @@ from parity.operations import FUNCTIONS
 from parity.outcome import Outcome
 from parity.row_cases import row_cases
 
-BACKENDS = ("composed", "native")
-
-
-@pytest.fixture(scope="module")
-def library() -> Library:
-    return c_api.required()
-
-
-def named(library: Library, backend: str):
-    """Name a back end of this build; one that it lacks skips the test, or fails it in CI."""
-    available, reason = library.backend_status(backend)
-    if not available:
-        c_api.missing(reason)
-    return library.using(backend)
-
 
 @functools.cache
 def served() -> tuple[Case, ...]:
@@ -50,12 +35,12 @@ def served() -> tuple[Case, ...]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", c_api.BACKENDS)
 @pytest.mark.parametrize("op", operations.RUN)
 def test_cases_against_the_reference(library: Library, backend: str, op: str) -> None:
     cases = [case for case in served() if case.fields["op"] == op]
     assert len(cases) >= 8
-    with named(library, backend):
+    with c_api.named(library, backend):
         for case in cases:
             found = operations.run_case(library, case.fields, case.tensors)
             verdict = judge.judge(case, Outcome(found))
@@ -111,7 +96,7 @@ def normal(seed: int, *shape: int) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", c_api.BACKENDS)
 @pytest.mark.parametrize("mask", [None, "causal", "array"])
 def test_attention_and_accumulate_is_one_after_the_other(
     library: Library, backend: str, mask: str | None
@@ -123,7 +108,7 @@ def test_attention_and_accumulate_is_one_after_the_other(
     before[..., ::2] = np.nan
     importance = library.array(np.abs(before))
     given = library.array(normal(5, 3, 9) > 0) if mask == "array" else mask
-    with named(library, backend):
+    with c_api.named(library, backend):
         attended = library.attention(q, k, v, scale=0.2, mask=given)
         expected = operations.accumulate_scores(library, importance, attended["scores"], decay=0.9)
         found = operations.attention_and_accumulate(
@@ -136,11 +121,11 @@ def test_attention_and_accumulate_is_one_after_the_other(
         assert np.allclose(importance, library.numpy(expected), equal_nan=True, **near)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", c_api.BACKENDS)
 def test_key_diversity_is_that_of_the_python_package(library: Library, backend: str) -> None:
     keys = normal(0, 2, 3, 50, 24)
     keys[0, 0, 3] = 0
-    with named(library, backend), use_backend(backend):
+    with c_api.named(library, backend), use_backend(backend):
         found = library.numpy(operations.key_diversity(library, library.array(keys)))
         expected = np.array(fast.key_diversity(mx.array(keys)))
     assert np.allclose(found, expected, atol=1e-6) and found[0, 0, 3] == 0
@@ -148,7 +133,7 @@ def test_key_diversity_is_that_of_the_python_package(library: Library, backend: 
 
 def test_a_result_may_take_the_place_of_its_input(library: Library) -> None:
     """Written in place: the buffer of the keys stays where it is over many rows."""
-    with named(library, "native"):
+    with c_api.named(library, "native"):
         places = [library.array(normal(i, 1, 2, 64, 32)) for i in range(2)]
         keys, values = (operations.vector(library, rows) for rows in places)
         del places
@@ -172,7 +157,7 @@ def test_a_result_may_take_the_place_of_its_input(library: Library) -> None:
         np.testing.assert_array_equal(found, np.concatenate(written, axis=2))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", c_api.BACKENDS)
 @pytest.mark.parametrize("keep", [1, 1090])
 def test_folded_rows_are_those_of_the_python_package(
     library: Library, backend: str, keep: int
@@ -183,7 +168,7 @@ def test_folded_rows_are_those_of_the_python_package(
     slots = rng.permuted(np.broadcast_to(np.arange(1100), (1, 2, 1100)), axis=2)
     kept = np.sort(slots[:, :, :keep], axis=2).astype(np.uint32)
     given = keys, values, bias, mass, weights, bias > 0.2, kept
-    with named(library, backend), use_backend(backend):
+    with c_api.named(library, backend), use_backend(backend):
         found = operations.fold(library, *map(library.array, given))
         expected = resolve().function(folding.fold)(*map(mx.array, given))
         for made, wanted in zip(found.values(), expected, strict=True):

@@ -10,13 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import c_api
 from c_api import CError, Library
-
-
-@pytest.fixture(scope="module")
-def library() -> Library:
-    return c_api.required()
 
 
 def test_handlers_come_and_go(library: Library) -> None:

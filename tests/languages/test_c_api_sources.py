@@ -17,11 +17,6 @@ from c_api_headers import INCLUDE, ROOT, declarations
 
 
 @pytest.fixture(scope="module")
-def library() -> Library:
-    return c_api.required()
-
-
-@pytest.fixture(scope="module")
 def objects(library: Library, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Compiled with the public headers alone: no C++ header of MLX is on the path."""
     return c_api_build.whole(tmp_path_factory)

@@ -294,3 +294,14 @@ def run_case(case: dict[str, Any], tensors: dict[str, Any]) -> dict[str, np.ndar
     if library is None:
         raise RuntimeError(f"libmlxh2oc is not built; set {ENVIRONMENT}")
     return library.run_case(case, tensors)
+
+
+BACKENDS = ("composed", "native")
+
+
+def named(library: Library, backend: str):
+    """Name a back end of this build; one that it lacks skips the test, or fails it in CI."""
+    available, reason = library.backend_status(backend)
+    if not available:
+        missing(reason)
+    return library.using(backend)

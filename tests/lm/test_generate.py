@@ -28,11 +28,6 @@ GENERATED = 60
 TOLERANCE = 1e-4
 
 
-@pytest.fixture(scope="module")
-def demo():
-    return load("demo")
-
-
 def loaded(name: str, request):
     """A model by name; those of the data directory are skipped, with the reason, where it lacks."""
     if name == "demo":

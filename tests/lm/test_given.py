@@ -32,11 +32,6 @@ KNOWN = 4096
 
 
 @pytest.fixture(scope="module")
-def demo():
-    return load("demo")
-
-
-@pytest.fixture(scope="module")
 def caches(demo):
     return make_prompt_cache(demo[0], 64, layers="equal")
 

@@ -35,11 +35,6 @@ def interruptible() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-@pytest.fixture(scope="module")
-def demo():
-    return mlx_h2o.load("demo")
-
-
 def interrupting(after: int):
     """A sampler behind which Ctrl-C is pressed at its call of this number."""
     calls = 0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 
+from back_ends import NATIVE
 from mlx_h2o import fast
-from mlx_h2o.operations import native
 
 ROWS = (1, 2, 5)
 
@@ -55,7 +55,7 @@ def test_key_diversity_says_what_it_found_and_expected(keys):
         fast.key_diversity(keys)
 
 
-@pytest.mark.skipif(bool(native.unavailable_reason()), reason="no native back end")
+@NATIVE
 def test_the_native_module_refuses_on_its_own():
     """C and C++ callers come without Python's checks."""
     from mlx_h2o import _core

@@ -7,18 +7,10 @@ import numpy as np
 import pytest
 
 import reference
+from back_ends import BACKENDS, NATIVE
 from mlx_h2o import fast, use_backend
-from mlx_h2o.operations import native
 
-BACKENDS = ["composed"] if native.unavailable_reason() else ["composed", "native"]
 DTYPES = [mx.float32, mx.float16, mx.bfloat16]
-NATIVE = pytest.mark.skipif("native" not in BACKENDS, reason=native.unavailable_reason() or "here")
-
-
-@pytest.fixture(params=BACKENDS)
-def backend(request):
-    with use_backend(request.param):
-        yield request.param
 
 
 def importance_and_scores(rng, heads, group, queries, rows, *, masked=0.3):

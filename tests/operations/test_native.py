@@ -13,13 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import reference
+from back_ends import NATIVE
 from mlx_h2o import fast, use_backend
-from mlx_h2o.operations import native
 from sizes import examples
 
-pytestmark = pytest.mark.skipif(
-    bool(native.unavailable_reason()), reason=native.unavailable_reason() or "available"
-)
+pytestmark = NATIVE
 
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
 WIDTHS = ((8, 8), (17, 80), (80, 17), (64, 64), (128, 128), (576, 512), (33, 1))

@@ -10,16 +10,13 @@ import numpy as np
 import pytest
 
 import native_build
+from back_ends import NATIVE
 from mlx_h2o import fast, use_backend
 from mlx_h2o.operations import native
 from mlx_h2o.operations.native import module as native_module
 from mlx_h2o.operations.validate import attention_request
 
 OP = "scaled_dot_product_attention_with_scores"
-
-needs_extension = pytest.mark.skipif(
-    bool(native.unavailable_reason()), reason=native.unavailable_reason() or "available"
-)
 
 
 @pytest.fixture
@@ -190,7 +187,7 @@ def attend(q, k, v):
         return fast.scaled_dot_product_attention_with_scores(q, k, v, scale=0.5, return_lse=True)
 
 
-@needs_extension
+@NATIVE
 def test_it_can_be_compiled():
     q, k, v = (mx.random.normal((1, 2, 3, 8)) for _ in range(3))
     compiled = mx.compile(attend)
@@ -201,14 +198,14 @@ def test_it_can_be_compiled():
     assert compiled(q, k, v)[1].shape == (1, 2, 7, 3)
 
 
-@needs_extension
+@NATIVE
 def test_vmap_is_refused_clearly():
     arrays = (mx.zeros((2, 1, 1, 1, 8)),) * 3
     with pytest.raises(ValueError, match=rf"\[{OP}\] .* cannot be vmapped"):
         mx.vmap(attend)(*arrays)
 
 
-@needs_extension
+@NATIVE
 def test_one_output_may_be_dropped_before_the_others_are_read():
     q, k, v = (mx.random.normal((1, 4, 2, 64)) for _ in range(3))
     expected = [np.array(a) for a in attend(q, k, v)]
@@ -220,7 +217,7 @@ def test_one_output_may_be_dropped_before_the_others_are_read():
         assert np.array_equal(kept, expected[keep])
 
 
-@needs_extension
+@NATIVE
 def test_several_threads_and_streams_agree():
     q, k, v = (mx.random.normal((1, 4, 300, 64)) for _ in range(3))
     mx.eval(q, k, v)
@@ -241,7 +238,7 @@ def test_several_threads_and_streams_agree():
     assert all(np.array_equal(one, expected) for one in found)
 
 
-@needs_extension
+@NATIVE
 def test_memory_is_given_back():
     q, k, v = (mx.random.normal((1, 2, 1, 64)) for _ in range(3))
     mx.eval(q, k, v)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from back_ends import NATIVE
 from mlx_h2o.operations import native
 
 TESTS = Path(__file__).parent
@@ -44,7 +45,7 @@ def test_a_lower_target_equals_the_reference(target):
     assert "skipped" not in result.stdout
 
 
-@pytest.mark.skipif(bool(native.unavailable_reason()), reason="no native back end")
+@NATIVE
 def test_an_unknown_target_makes_the_back_end_unavailable_and_says_so():
     program = (
         "import mlx_h2o; status = mlx_h2o.backends(); "

@@ -10,8 +10,9 @@ import pytest
 
 import mlx_h2o
 import reference
+from back_ends import NATIVE
 from mlx_h2o import H2OKVCache, fast, use_backend
-from mlx_h2o.operations import native, prefill
+from mlx_h2o.operations import prefill
 from mlx_h2o.operations.composed import prefill as composed_prefill
 from mlx_h2o.policies import Policy
 
@@ -57,13 +58,7 @@ def expected_of(kind: str, q, k, mask, *, before=None, sinks=None, decay=0.95, q
     return reference.accumulate(before, result.scores, decay=decay, queries=queries)
 
 
-BACKENDS = ["composed"] if native.unavailable_reason() else ["composed", "native"]
-
-
-@pytest.fixture(autouse=True, params=BACKENDS)
-def backend(request: pytest.FixtureRequest):
-    with use_backend(request.param):
-        yield request.param
+pytestmark = pytest.mark.usefixtures("backend")
 
 
 @pytest.fixture(params=[None, 600, 1], ids=["one block", "some blocks", "blocks of one"])
@@ -170,7 +165,7 @@ def test_any_strides() -> None:
 
 
 @pytest.mark.matrix(16)
-@pytest.mark.skipif("native" not in BACKENDS, reason="no native back end")
+@NATIVE
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
 @pytest.mark.parametrize("kind", prefill.KINDS)
 @pytest.mark.parametrize(

@@ -7,21 +7,14 @@ import numpy as np
 import pytest
 
 import reference_turbo
+from back_ends import NATIVE
 from mlx_h2o import fast, use_backend
 from mlx_h2o.config import KV_FORMATS
-from mlx_h2o.operations import native
 from mlx_h2o.operations.backends import resolve
 from mlx_h2o.operations.composed import buffers
 from mlx_h2o.operations.composed.buffers import padded
 
-BACKENDS = ["composed"] if native.unavailable_reason() else ["composed", "native"]
 DTYPES = [mx.float32, mx.float16, mx.bfloat16]
-
-
-@pytest.fixture(params=BACKENDS)
-def backend(request):
-    with use_backend(request.param):
-        yield request.param
 
 
 def bits_of(array: mx.array) -> np.ndarray:
@@ -112,7 +105,7 @@ def test_a_slot_beyond_the_end_is_the_last_row(backend):
         np.testing.assert_array_equal(bits_of(one), bits_of(other))
 
 
-@pytest.mark.skipif("native" not in BACKENDS, reason=native.unavailable_reason() or "here")
+@NATIVE
 def test_the_memory_of_inputs_that_nobody_holds_is_written_in_place():
     def address(array: mx.array) -> int:
         mx.eval(array)
@@ -181,7 +174,7 @@ def test_codes_are_those_of_the_format(backend, kv_format):
     check_codes(kv_format, DTYPES[index % 3], ((128, 64), (32, 256), (64, 1024))[index % 3])
 
 
-@pytest.mark.skipif("native" not in BACKENDS, reason=native.unavailable_reason() or "here")
+@NATIVE
 def test_codes_are_written_in_place():
     stored, new, slots, packing = stored_and_new("turbo3", mx.float32, (64, 128))
     flat = [part + 0 for parts in stored for part in parts]
@@ -273,7 +266,7 @@ def test_rows_of_unequal_number_and_other_types_are_refused():
         fast.quantize_append(k, v, *new, mx.array(slots), bits=8.0)
 
 
-@pytest.mark.skipif("native" not in BACKENDS, reason=native.unavailable_reason() or "here")
+@NATIVE
 def test_the_native_module_refuses_on_its_own():
     from mlx_h2o import _core
 
@@ -310,7 +303,7 @@ def test_rows_from_a_slot_on(backend, bits, v_bits, dtype, capacities):
         packed = [found[:3], found[3:6]]
 
 
-@pytest.mark.skipif(bool(native.unavailable_reason()), reason="no native back end")
+@NATIVE
 def test_rows_from_a_slot_on_are_written_in_place():
     packed, new, _ = packed_and_new(31, length=1)
     parts = [part for parts in packed for part in parts]
@@ -327,7 +320,7 @@ def test_rows_from_a_slot_on_are_written_in_place():
     assert where == [address(part) for part in parts]
 
 
-@pytest.mark.skipif(bool(native.unavailable_reason()), reason="no native back end")
+@NATIVE
 @pytest.mark.parametrize("start", [-1, 8, 2**31 - 1])
 def test_rows_that_do_not_fit_are_refused(start):
     packed, new, _ = packed_and_new(32)

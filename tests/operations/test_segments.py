@@ -6,13 +6,12 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from back_ends import NATIVE
 from mlx_h2o import fast
 from mlx_h2o.operations import native
 from mlx_h2o.operations.composed import segments as composed_segments
 
-pytestmark = pytest.mark.skipif(
-    bool(native.unavailable_reason()), reason="no native back end: nothing to compare"
-)
+pytestmark = NATIVE
 GROUP = 32
 BOUND = {mx.float32: 1e-6, mx.float16: 2e-3, mx.bfloat16: 1.6e-2}
 

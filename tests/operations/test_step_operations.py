@@ -7,17 +7,9 @@ import numpy as np
 import pytest
 
 import reference
-from mlx_h2o import fast, use_backend
-from mlx_h2o.operations import native
+from mlx_h2o import fast
 
-BACKENDS = ["composed"] if native.unavailable_reason() else ["composed", "native"]
 PACKINGS = [(8, 8, 64), (4, 4, 32), (8, 4, 32), (3, 6, 64)]
-
-
-@pytest.fixture(params=BACKENDS)
-def backend(request):
-    with use_backend(request.param):
-        yield request.param
 
 
 def packed(dense: mx.array, bits: int, group_size: int):

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import mlx_h2o
+from back_ends import NATIVE
 from mlx_h2o import fast, use_backend
-from mlx_h2o.operations import native
 from mlx_h2o.operations.native import module as native_module
 
-pytestmark = pytest.mark.skipif(bool(native.unavailable_reason()), reason="no native back end")
+pytestmark = NATIVE
 
 
 @pytest.fixture(autouse=True)

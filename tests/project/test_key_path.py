@@ -15,16 +15,14 @@ import mlx.core as mx
 import pytest
 
 import mlx_h2o
+from back_ends import NATIVE
 from mlx_h2o import H2OConfig, H2OKVCache, QuantizedH2OKVCache
-from mlx_h2o.operations import native
 from mlx_h2o.operations.backends import resolve
 
 BUDGET = 64
 MOST_FILES, MOST_RETURNS, MOST_CALLS = 8, 4, 30
 
-pytestmark = pytest.mark.skipif(
-    bool(native.unavailable_reason()), reason="no native back end: its path is not there"
-)
+pytestmark = NATIVE
 
 
 def full_cache(tokens: int, bits: int | None) -> H2OKVCache:
