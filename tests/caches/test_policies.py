@@ -8,6 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+import reference
 from cache_checks import check_accumulate
 from mlx_h2o import H2OConfig, H2OKVCache, policies
 from mlx_h2o.operations.composed import ema
@@ -90,18 +91,7 @@ def test_window_ranks_by_age_at_any_position():
 def test_keydiff_is_minus_the_cosine_with_the_mean_direction():
     keys = np.random.default_rng(2).standard_normal((2, 2, 12, 8)).astype(np.float32)
     ranks = np.array(policies.build(H2OConfig(policy="keydiff")).rank(rows(keys=keys)))
-    directions = keys / np.linalg.norm(keys, axis=-1, keepdims=True)
-    mean = directions.mean(axis=2, keepdims=True)
-    cosine = (directions * mean).sum(axis=-1) / np.linalg.norm(mean, axis=-1)
-    np.testing.assert_allclose(ranks, -cosine, atol=1e-6)
-
-
-def test_which_policies_need_attention_of_ours():
-    """Scores, or the bias of folded rows: the others run in plain mlx_lm."""
-    built = {name: policies.build(H2OConfig(policy=name)) for name in policies.names()}
-    free = {name for name, policy in built.items() if not policy.needs_attention}
-    assert free == {"window", "random", "keydiff"}
-    assert {name for name, policy in built.items() if policy.folds} == {"h2o"}
+    np.testing.assert_allclose(ranks, reference.key_diversity(keys), atol=1e-6)
 
 
 def test_keydiff_of_keys_without_a_direction_is_finite():

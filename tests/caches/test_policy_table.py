@@ -50,7 +50,9 @@ def test_what_it_needs(name):
     policy = policies.build(H2OConfig(policy=name))
     expected = TABLE[name]
     assert (policy.needs_scores, policy.needs_weights) == (expected.scores, expected.weights)
-    assert policy.folds == expected.folds
+    assert (policy.name, policy.folds) == (name, expected.folds)
+    # Scores, or the bias of folded rows: the others run in plain mlx_lm.
+    assert policy.needs_attention == (expected.scores or expected.folds)
     cache = small(name)
     rng = np.random.default_rng(0)
     for _ in range(2):

@@ -50,24 +50,6 @@ def test_lines_come_every_few_seconds(monkeypatch, capsys):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (("--arms", "best"), "arm 'best' is unknown, expected one of full,"),
-        (("--bytes", "2"), "argument --bytes: '2' is no share, expected one such as 1/8"),
-        (("--length", "9"), "length is 9, expected at least 34"),
-        (("--documents", "90"), "text.txt has"),
-        (("--tasks", "ruler"), "ruler needs a file"),
-        (("--lengths", "100"), "lengths has 100, expected at least 640: 40 for each fact"),
-    ],
-)
-def test_what_is_wrong_is_a_line(text, flags, message, capsys):
-    with pytest.raises(SystemExit) as ended:
-        cli.main(evaluated(text, *flags))
-    said = capsys.readouterr().err
-    assert ended.value.code == 2 and said.count("\n") == 1 and message in said
-
-
 @pytest.mark.slow
 def test_an_interruption_says_how_to_go_on(text, tmp_path, monkeypatch, capsys):
     def stop(*_, **__):

@@ -90,28 +90,6 @@ def test_help_says_what_quantized_kv_start_does_here(capsys):
     assert "only 0: all rows are quantised, from the first" in said
 
 
-@pytest.mark.parametrize(
-    ("flags", "text"),
-    [
-        ("--max-kv-size 4", "--sink-size is 4, expected fewer than --max-kv-size = 4"),
-        ("--max-kv-size 64 --heavy-size 64", "at most --max-kv-size = 64"),
-        ("--kv-bits 7", "--kv-bits is 7, expected one of"),
-        ("--kv-bits 8 --quantized-kv-start 9", "--quantized-kv-start must be 0"),
-        ("--image x.png", "--image is not available in this version"),
-        ("--draft-model demo --max-kv-size 8", "at least --sink-size + speculative + 2 = 9 rows"),
-        ("--sparse-v 1e-6", "--sparse-v is 1e-06 and --kv-bits is None"),
-        ("--max-kv-size many", "'many' is not a number of rows"),
-        ("--max-kv-size none --kv-bits 8 --light-bits 4", "and --max-kv-size None"),
-        ("--policy lru", "invalid choice: 'lru'"),
-    ],
-)
-def test_the_command_says_what_is_wrong(flags, text, capsys):
-    with pytest.raises(SystemExit) as end:
-        cli.main(["generate", "--model", "demo", *flags.split()])
-    assert end.value.code == 2
-    assert text in capsys.readouterr().err
-
-
 def test_help_and_mistakes(capsys):
     assert cli.main(["sing"]) == 2
     assert "'sing' is not a command" in capsys.readouterr().err

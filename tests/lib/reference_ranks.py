@@ -88,10 +88,8 @@ def _h2o(config, mass: np.ndarray, rows: list, keep: int, recent_start: int) -> 
 
 
 def _key_diversity(rows: list) -> np.ndarray:
-    directions = [row.key / max(np.linalg.norm(row.key), 1e-12) for row in rows]
-    mean = np.mean(directions, axis=0)
-    mean = mean / max(np.linalg.norm(mean), 1e-12)
-    return np.array([-float(direction @ mean) for direction in directions])
+    keys = np.array([row.key for row in rows], np.float64)
+    return reference.key_diversity(keys[None, None])[0, 0]
 
 
 def _places(values: np.ndarray) -> np.ndarray:

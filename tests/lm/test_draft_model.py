@@ -55,7 +55,8 @@ def test_below_the_budget_the_tokens_are_those_of_mlx_lm(layers, policy):
     model, draft = tiny_qwen3(), tiny_qwen3(layers=layers)
     responses = drafted(model, draft, both(model, draft, 256, policy=policy))
     assert [r.token for r in responses][:40] == stock_tokens(model, PROMPT, 40)
-    assert any(r.from_draft for r in responses) or layers == 1
+    taken = sum(response.from_draft for response in responses)
+    assert taken == 30 if layers == 2 else taken < 30
 
 
 @pytest.mark.slow

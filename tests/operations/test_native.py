@@ -9,13 +9,10 @@ import math
 import mlx.core as mx
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import reference
 from back_ends import NATIVE
 from mlx_h2o import fast, use_backend
-from sizes import examples
 
 pytestmark = NATIVE
 
@@ -232,39 +229,6 @@ def test_large_logits_neither_overflow_nor_lose_the_maximum():
 
 def test_long_rows_stay_accurate():
     check(*inputs(heads=1, rows=40_000, width=8, value_width=8), scale=0.0)
-
-
-@st.composite
-def selections(draw):
-    batch, heads, rows = draw(st.integers(1, 2)), draw(st.integers(1, 3)), draw(st.integers(1, 40))
-    special = st.sampled_from([0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan])
-    score = st.one_of(special, st.floats(width=32))
-    count = batch * heads * rows
-    scores = draw(st.lists(score, min_size=count, max_size=count))
-    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    positions = np.stack([rng.permutation(3 * rows)[:rows] for _ in range(batch * heads)])
-    positions[rng.random(positions.shape) < draw(st.sampled_from([0, 0.3, 1]))] = -1
-    shape = (batch, heads, rows)
-    settings_ = {
-        "sink_size": draw(st.integers(0, 5)),
-        "recent_start": draw(st.one_of(st.none(), st.integers(-2, 3 * rows))),
-    }
-    number = draw(st.integers(1, rows))
-    return np.float32(scores).reshape(shape), positions.reshape(shape), number, settings_
-
-
-@pytest.mark.examples
-@settings(max_examples=examples(150), deadline=None)
-@given(selections())
-def test_selection(drawn):
-    scores, positions, number, protected = drawn
-    # Views with slack that would win if it were looked at.
-    padding = [(0, 0), (0, 0), (1, 2)]
-    s = mx.pad(mx.array(scores), padding, constant_values=math.inf)[..., 1:-2]
-    p = mx.pad(mx.array(positions.astype(np.int32)), padding)[..., 1:-2]
-    kept = fast.keep_indices(s, p, keep=number, **protected)
-    assert kept.dtype == mx.uint32
-    assert np.array_equal(kept, reference.keep_indices(scores, positions, keep=number, **protected))
 
 
 def test_selection_reads_broadcast_positions():
