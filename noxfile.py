@@ -48,6 +48,7 @@ C_SOURCES = (
 RELEASES = (("0.32.3", "0.32.0"), ("0.32.4", "0.32.2"), ("0.32.3", "0.32.2"), ("0.32.4", "0.32.0"))
 # What converts real models; the package does not need it.
 GGUF = "gguf==0.19.0"
+MUTATION_TOOLS = ("cosmic-ray==8.7.0", "coverage")
 
 nox.options.sessions = ["lint", "types", "tests"]
 nox.options.error_on_missing_interpreters = CI
@@ -372,6 +373,14 @@ def real(session: nox.Session) -> None:
 def faults(session: nox.Session) -> None:
     """Errors put into the product one at a time: the checks notice each of them."""
     pytest(session, *SIDE_BY_SIDE, "-m", "faults", env=c_library(session))
+
+
+@nox.session(venv_backend="none")
+def mutation(session: nox.Session) -> None:
+    """One place of policies, caches or operations changed at a time: do tests notice? (-- FILES)"""
+    package(session)
+    python(session, "-m", "pip", "install", "-q", *MUTATION_TOOLS)
+    python(session, "tools/mutation.py", *session.posargs)
 
 
 @nox.session(venv_backend="none")

@@ -1,4 +1,4 @@
-"""Rows into slots: the native operation against the definition."""
+"""Rows into slots, and rows that close gaps."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from mlx_h2o.operations import native
+from mlx_h2o.operations.backends import resolve
 from mlx_h2o.operations.composed import buffers
 
 SHAPES = [(2, 3, 9, 4), (1, 2, 5)]
@@ -54,3 +55,18 @@ def test_what_does_not_fit_is_refused() -> None:
     ):
         with pytest.raises(ValueError, match="put_rows"):
             native.put_rows(*wrong)
+
+
+@pytest.mark.parametrize(("start", "tail"), [(0, 0), (7, 2), (9, 3)])
+def test_rows_that_stay_close_the_gaps(backend: str, start: int, tail: int) -> None:
+    """In any order, in the first slots of their sequence; behind them the tail, in its own."""
+    slots = mx.broadcast_to(mx.arange(12, dtype=mx.uint32), (2, 3, 12))
+    wide = mx.broadcast_to(slots[..., None], (2, 3, 12, 4)).astype(mx.float16)
+    kept = [[0, 2, 3, 5, 6], [1, 2, 4, 5, 6], [0, 1, 2, 3, 4]]
+    given = [mx.contiguous(slots), mx.contiguous(wide)]
+    found = resolve().compact_rows(given, mx.array([kept], mx.uint32), [1], start, tail)
+    for array in (found[0], found[1][..., 0], found[1][..., 3]):
+        assert array[0].tolist() == slots[0].tolist()
+        for head, stay in zip(array[1].tolist(), kept, strict=True):
+            assert sorted(head[:5]) == stay
+            assert head[5 : 5 + tail] == [*range(start, start + tail)]
