@@ -559,8 +559,7 @@ class H2OKVCache:
         long = queries.shape[2] > DECODE_QUERIES
         if long and (table.prefix is not None or BIAS in table.beside):
             out = attention.attend_chunk(table, asked)
-            if self.policy.needs_scores:
-                self.score_chunk(queries, keys, scale=scale, mask=mask, sinks=sinks)
+            self.score_chunk(queries, keys, scale=scale, mask=mask, sinks=sinks)
         else:
             in_order = not (self._reach or self._step.spans)
             newest = self._handed.newest
@@ -623,8 +622,9 @@ class H2OKVCache:
             ValueError: no rows yet, keys that are not the stored rows, or as ``prefill_scores``.
         """
         table = check_seen("attend", keys, 2, self._table)
-        asked = queries, keys, scale, mask, sinks
-        self._take(of_chunk(self.policy, table, self._step, self._reach, *asked))
+        if self.policy.needs_scores:
+            asked = queries, keys, scale, mask, sinks
+            self._take(of_chunk(self.policy, table, self._step, self._reach, *asked))
 
     @changes
     def _take(self, found: tuple[Any, mx.array | None]) -> None:
