@@ -15,8 +15,8 @@ GENERATED = {"_kernel_text.py", "kernel_text.h"}
 CODE = {".py", ".pyi", ".h", ".c", ".cpp", ".metal", ".swift"}
 
 MOST = {
-    "python": 18_750,
-    "python/mlx_h2o/caches": 3_760,
+    "python": 18_730,
+    "python/mlx_h2o/caches": 3_735,
     "python/mlx_h2o/commands": 1_436,
     "python/mlx_h2o/evaluation": 1_740,
     "python/mlx_h2o/lm": 2_740,
