@@ -97,7 +97,7 @@ def calls_of_steps(cache: H2OKVCache, sequences: int, tokens: int, taken_back: i
         calls += event == "call" and "mlx_h2o" in frame.f_code.co_filename
 
     with mlx_h2o.use_backend("native"):
-        for _ in range(3):
+        for _ in range(5):
             calls = 0
             sys.setprofile(count_one)
             mask = cache.make_mask(tokens)

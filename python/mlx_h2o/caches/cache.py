@@ -237,8 +237,9 @@ class H2OKVCache:
         step = Step.of(keys.shape[2], self._padding)
         table = self._make_room(step.counts)
         self._like, self._step = like, step
-        self._free = self._room(table) if step.length <= max(1, self._reach) else 0
-        if self._free >= step.length:
+        few = step.length <= max(1, self._reach)
+        if few and (room := self._room(table)) >= step.length:
+            self._free = room
             return self._append_few(keys, values)
         return self._append(table, keys, values, step)
 
