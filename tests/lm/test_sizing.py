@@ -156,6 +156,17 @@ def test_bits_follow_what_the_model_shows():
     assert fit_bytes(model, full, kv_bits=4).config.v_bits is None
 
 
+def test_bytes_that_are_left_over_go_into_bits():
+    model = mlx_h2o.load("demo")[0]
+    more, most = fit_bytes(model, 900_000, length=500), fit_bytes(model, 2_000_000, length=500)
+    bits = fewest_bits(probe(model).errors)
+    assert more.config.kv_bits > bits[0] and more.config.v_bits > bits[1]
+    assert (most.config.kv_bits, most.config.v_bits) == (8, 8)
+    assert more.config.max_kv_size >= 500 and more.nbytes <= 900_000
+    assert "(the most that hold every token)" in str(more)
+    assert fit_bytes(model, 20_000_000, length=500).config.kv_bits is None
+
+
 def test_rows_that_cannot_be_quantised_stay_as_they_come():
     model = tiny_qwen3(head_dim=16)
     assert fit_bytes(model, 30_000, kv_frame=False).config.kv_bits is None
