@@ -279,9 +279,9 @@ def test_the_native_module_refuses_on_its_own():
 
     packed, new, slots = packed_and_new(15)
     k, v, s = list(packed[0]), list(packed[1]), mx.array(slots)
-    numbers = {"bits": 8, "group_size": 64, "value_bits": 8}
+    numbers = {"bits": 8, "group_size": 64, "v_bits": 8}
     mx.eval(_core.quantize_append(k, v, *new, s, **numbers))
-    for name, bad in (("bits", 4), ("bits", 9), ("value_bits", 0), ("group_size", 33)):
+    for name, bad in (("bits", 4), ("bits", 9), ("v_bits", 0), ("group_size", 33)):
         with pytest.raises(ValueError, match=r"^\[quantize_append\] .* expected "):
             _core.quantize_append(k, v, *new, s, **{**numbers, name: bad})
     for arguments in ((k[:2], v, *new, s), (k, v, *new, s[:, :, :1]), (v, k, *new, s)):

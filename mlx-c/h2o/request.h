@@ -5,15 +5,13 @@
 
 namespace mlx_h2o_c {
 
-// How keys are packed, and values; `value_bits` without a value: those have the bits of the keys.
+// How keys are packed, and values; `v_bits` without a value: those have the bits of the keys.
 struct Packing {
   int bits;
   int group_size;
-  mlx_optional_int value_bits;
+  mlx_optional_int v_bits;
 
-  Packing of_values() const {
-    return {value_bits.has_value ? value_bits.value : bits, group_size, {}};
-  }
+  Packing of_values() const { return {v_bits.has_value ? v_bits.value : bits, group_size, {}}; }
 };
 
 // Keys or values [B, Hkv, N, D]: one dense array, what mlx_quantize made of it, or codes of rotated

@@ -17,7 +17,7 @@ void check_packing(const char* op, const Packing& packing) {
 }
 
 int packed_width(const char* op, const std::string& what, mlx_array words, const Packing& packing) {
-  const auto [bits, group_size, value_bits] = packing;
+  const auto [bits, group_size, v_bits] = packing;
   const int64_t packed = int64_t{32} * mlx_array_dim(words, 3);
   expect(packed % bits == 0 && packed / bits % group_size == 0, op, what, " have ",
          mlx_array_dim(words, 3), " words per row, which at ", bits,

@@ -28,7 +28,7 @@ struct Part {
 // Of rows like the new ones, stored in so many arrays.
 std::vector<Part> layout(const char* op, const char* name, size_t count, mlx_array fresh,
                          const Packing& packing) {
-  const auto [bits, group_size, value_bits] = packing;
+  const auto [bits, group_size, v_bits] = packing;
   const int width = mlx_array_dim(fresh, 3);
   const mlx_dtype dtype = dtype_of(fresh);
   const Part words = {"words", MLX_UINT32, int64_t{width} * bits / 32};

@@ -12,6 +12,8 @@
 #include <mlx/array.h>
 #include <mlx/utils.h>
 
+#include "mlx_h2o/attention_numbers.h"
+
 namespace mlx_h2o {
 
 /// Dense attention that also returns its scores (AtomGradient 2026, sec. 3.1).
@@ -53,18 +55,14 @@ std::vector<mlx::core::array> attention_and_accumulate(
     const std::optional<mlx::core::array>& sinks = std::nullopt, mlx::core::StreamOrDevice s = {});
 
 /// What `attention` may be told beside its arrays.
-struct AttentionOptions {
-  float scale = 1;
-  bool causal = false;
+struct AttentionOptions : AttentionNumbers {
   std::optional<mlx::core::array> mask = std::nullopt;
   std::optional<mlx::core::array> sinks = std::nullopt;
   std::optional<mlx::core::array> importance = std::nullopt;  // of attention_and_accumulate
   std::optional<double> decay = 0;                            // with importance; none: the mass
-  float sparse_threshold = 0;                                 // below 1; 0 is off
   int bits = 8;                                               // of packed keys
-  int value_bits = 8;
+  int v_bits = 8;
   int group_size = 64;
-  bool return_scores = false, return_lse = false, return_skipped = false;
   // float32 [B, Hkv, at least N]: added to the products of all queries of a KV head, and so part of
   // the scores; at or below the lowest finite float it masks its row.
   std::optional<mlx::core::array> row_bias = std::nullopt;
@@ -75,7 +73,7 @@ struct AttentionOptions {
 /// or 128), or as words and norms (encode_rows); dense keys go with such values, too. Packed rows
 /// are unpacked in registers at 2, 3, 4 and 8 bits, a few rows at a time at others.
 ///
-/// A pair whose weight is below `sparse_threshold` adds nothing to out, and its value is not read
+/// A pair whose weight is below `sparse_v_threshold` adds nothing to out, and its value is not read
 /// unless another query of its KV head needs it; scores and lse do not change.
 ///
 /// Returns out, then, where asked for, scores, lse, the share of a query's rows that the threshold
@@ -221,7 +219,7 @@ std::vector<mlx::core::array> quantize_append(const std::vector<mlx::core::array
                                               const mlx::core::array& new_keys,
                                               const mlx::core::array& new_values,
                                               const mlx::core::array& slots, int bits,
-                                              int group_size, int value_bits,
+                                              int group_size, int v_bits,
                                               mlx::core::StreamOrDevice s = {});
 
 /// The same for new rows in the slots from `start` on. Returns the stored arrays, which may
@@ -230,7 +228,7 @@ std::vector<mlx::core::array> append_quantized(const std::vector<mlx::core::arra
                                                const std::vector<mlx::core::array>& values,
                                                const mlx::core::array& new_keys,
                                                const mlx::core::array& new_values, int start,
-                                               int bits, int group_size, int value_bits,
+                                               int bits, int group_size, int v_bits,
                                                mlx::core::StreamOrDevice s = {});
 
 /// The slots of the `keep` rows of each head that are worth most, uint32 [B, H, keep], ascending.

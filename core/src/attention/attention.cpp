@@ -31,18 +31,13 @@ std::vector<mx::array> attend(const char* operation, const mx::array& queries, c
   AttentionSettings settings{};
   settings.key_arrays = static_cast<int>(keys.size());
   settings.value_arrays = static_cast<int>(values.size());
-  settings.scale = options.scale;
-  settings.sparse_threshold = options.sparse_threshold;
+  static_cast<AttentionNumbers&>(settings) = options;
   settings.bits = keys.size() > 1 ? options.bits : 0;
-  settings.value_bits = values.size() > 1 ? options.value_bits : 0;
+  settings.v_bits = values.size() > 1 ? options.v_bits : 0;
   settings.group_size = keys.size() == 3 || values.size() == 3 ? options.group_size : 0;
-  settings.causal = options.causal;
   settings.has_mask = options.mask.has_value();
   settings.has_sinks = options.sinks.has_value();
   settings.has_row_bias = options.row_bias.has_value();
-  settings.return_scores = options.return_scores;
-  settings.return_lse = options.return_lse;
-  settings.return_skipped = options.return_skipped;
   settings.has_importance = options.importance.has_value();
   if (settings.has_importance) settings.decay = options.decay;
 

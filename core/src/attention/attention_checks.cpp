@@ -171,16 +171,16 @@ void check_attention(const char* operation, const mx::array& queries, const Rows
     check_packed(operation, name, rows, bits, options.group_size);
   };
   check_rows("keys", keys, options.bits, "[B, Hkv, N, D]");
-  check_rows("values", values, options.value_bits, "[B, Hkv, N, Dv]");
+  check_rows("values", values, options.v_bits, "[B, Hkv, N, Dv]");
   const mx::Shape shape = shape_of_rows(keys, options.bits);
-  check_together(operation, queries.shape(), shape, shape_of_rows(values, options.value_bits));
+  check_together(operation, queries.shape(), shape, shape_of_rows(values, options.v_bits));
   const auto dense = [&](const Rows& rows) { return rows.size() == 1 ? rows[0] : queries; };
   check_dtypes(operation, queries, dense(keys), dense(values));
   if (!std::isfinite(options.scale)) {
     fail(operation, "scale is ", options.scale, ", expected a finite number.");
   }
-  if (!(options.sparse_threshold >= 0 && options.sparse_threshold < 1)) {
-    fail(operation, "sparse_threshold is ", options.sparse_threshold,
+  if (!(options.sparse_v_threshold >= 0 && options.sparse_v_threshold < 1)) {
+    fail(operation, "sparse_v_threshold is ", options.sparse_v_threshold,
          ", expected 0 (off) or more, and below 1.");
   }
   if (options.causal && options.mask.has_value()) {

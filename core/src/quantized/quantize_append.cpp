@@ -193,8 +193,8 @@ void check_packed(const char* name, const std::vector<mx::array>& packed, const 
 
 void check_settings(const std::vector<mx::array>& keys, const std::vector<mx::array>& values,
                     const mx::array& new_keys, const mx::array& new_values, int bits,
-                    int group_size, int value_bits) {
-  for (int found : {bits, value_bits}) {
+                    int group_size, int v_bits) {
+  for (int found : {bits, v_bits}) {
     if (found == 2 || found == 3 || found == 4 || found == 5 || found == 6 || found == 8) continue;
     fail(kQuantizeAppend, "bits are ", found, ", expected 2, 3, 4, 5, 6 or 8.");
   }
@@ -202,7 +202,7 @@ void check_settings(const std::vector<mx::array>& keys, const std::vector<mx::ar
     fail(kQuantizeAppend, "group_size is ", group_size, ", expected 32, 64 or 128.");
   }
   check_packed("keys", keys, new_keys, bits, group_size);
-  check_packed("values", values, new_values, value_bits, group_size);
+  check_packed("values", values, new_values, v_bits, group_size);
   const mx::Shape new_rows{new_keys.shape(0), new_keys.shape(1), new_keys.shape(2)};
   if (mx::Shape{new_values.shape(0), new_values.shape(1), new_values.shape(2)} != new_rows) {
     fail(kQuantizeAppend, "new keys and values have shapes ", to_text(new_keys.shape()), " and ",
@@ -212,11 +212,11 @@ void check_settings(const std::vector<mx::array>& keys, const std::vector<mx::ar
 
 std::vector<mx::array> written(const std::vector<mx::array>& keys,
                                const std::vector<mx::array>& values, std::vector<mx::array> rows,
-                               int bits, int value_bits, int group_size, std::optional<int> start,
+                               int bits, int v_bits, int group_size, std::optional<int> start,
                                mx::StreamOrDevice s) {
   kernels::simd_target();  // refuses a wrong MLX_H2O_SIMD here, not inside the stream
   const AppendSettings settings{{static_cast<int>(keys.size()), static_cast<int>(values.size())},
-                                {bits, value_bits},
+                                {bits, v_bits},
                                 group_size,
                                 start};
   const auto primitive = std::make_shared<QuantizeAppend>(cpu_stream(kQuantizeAppend, s), settings);
@@ -236,9 +236,9 @@ std::vector<mx::array> written(const std::vector<mx::array>& keys,
 std::vector<mx::array> quantize_append(const std::vector<mx::array>& keys,
                                        const std::vector<mx::array>& values,
                                        const mx::array& new_keys, const mx::array& new_values,
-                                       const mx::array& slots, int bits, int group_size,
-                                       int value_bits, mx::StreamOrDevice s) {
-  check_settings(keys, values, new_keys, new_values, bits, group_size, value_bits);
+                                       const mx::array& slots, int bits, int group_size, int v_bits,
+                                       mx::StreamOrDevice s) {
+  check_settings(keys, values, new_keys, new_values, bits, group_size, v_bits);
   if (keys[0].shape(2) != values[0].shape(2)) {
     fail(kQuantizeAppend, "keys and values have ", keys[0].shape(2), " and ", values[0].shape(2),
          " rows, expected the same.");
@@ -248,21 +248,21 @@ std::vector<mx::array> quantize_append(const std::vector<mx::array>& keys,
     fail(kQuantizeAppend, "slots are ", to_text(slots.dtype()), ' ', to_text(slots.shape()),
          ", expected uint32 [B, H, L] = ", to_text(new_rows), '.');
   }
-  return written(keys, values, {new_keys, new_values, slots}, bits, value_bits, group_size, {}, s);
+  return written(keys, values, {new_keys, new_values, slots}, bits, v_bits, group_size, {}, s);
 }
 
 std::vector<mx::array> append_quantized(const std::vector<mx::array>& keys,
                                         const std::vector<mx::array>& values,
                                         const mx::array& new_keys, const mx::array& new_values,
-                                        int start, int bits, int group_size, int value_bits,
+                                        int start, int bits, int group_size, int v_bits,
                                         mx::StreamOrDevice s) {
-  check_settings(keys, values, new_keys, new_values, bits, group_size, value_bits);
+  check_settings(keys, values, new_keys, new_values, bits, group_size, v_bits);
   const int room = std::min(keys[0].shape(2), values[0].shape(2));
   if (start < 0 || new_keys.shape(2) > room - start) {
     fail(kQuantizeAppend, "found ", new_keys.shape(2), " rows from slot ", start,
          " on for a buffer of ", room, ", expected them within it.");
   }
-  return written(keys, values, {new_keys, new_values}, bits, value_bits, group_size, start, s);
+  return written(keys, values, {new_keys, new_values}, bits, v_bits, group_size, start, s);
 }
 
 }  // namespace mlx_h2o

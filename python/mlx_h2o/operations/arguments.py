@@ -101,13 +101,13 @@ def floats(op: str, name: str, dtype: mx.Dtype) -> None:
 def packing(op: str, bits: object, v_bits: object, group_size: object) -> tuple[int, int, int]:
     """Bits of the keys and of the values, and the group size, of packed rows."""
     key_bits = integer(op, "bits", bits)
-    value_bits = key_bits if v_bits is None else integer(op, "v_bits", v_bits)
+    v_bits = key_bits if v_bits is None else integer(op, "v_bits", v_bits)
     size = integer(op, "group_size", group_size)
-    known = (("bits", key_bits, BITS), ("v_bits", value_bits, BITS))
+    known = (("bits", key_bits, BITS), ("v_bits", v_bits, BITS))
     for name, value, expected in (*known, ("group_size", size, GROUP_SIZES)):
         if value not in expected:
             raise ValueError(f"[{op}] {name} is {value}, expected one of {expected}.")
-    return key_bits, value_bits, size
+    return key_bits, v_bits, size
 
 
 def decay(op: str, value: object) -> float:

@@ -60,10 +60,10 @@ def quantize_append(
         ValueError: shapes, dtypes or numbers other than these.
         TypeError: an argument that is not an array or an integer where one is expected.
     """
-    bits, value_bits, group_size = arguments.packing(_OP, bits, v_bits, group_size)
+    bits, v_bits, group_size = arguments.packing(_OP, bits, v_bits, group_size)
     new_rows = _check_new_rows(new_keys, new_values)
     stored_keys = _checked("keys", quantised_keys, new_keys, bits, group_size)
-    stored_values = _checked("values", quantised_values, new_values, value_bits, group_size)
+    stored_values = _checked("values", quantised_values, new_values, v_bits, group_size)
     counts = stored_keys[0].shape[2], stored_values[0].shape[2]
     if counts[0] != counts[1]:
         raise ValueError(
@@ -79,7 +79,7 @@ def quantize_append(
     return serve(
         composed_cache.quantize_append,
         QuantizeAppendRequest(
-            stored_keys, stored_values, new_keys, new_values, slots, bits, group_size, value_bits,
+            stored_keys, stored_values, new_keys, new_values, slots, bits, group_size, v_bits,
             place,
         ),
     )  # fmt: skip

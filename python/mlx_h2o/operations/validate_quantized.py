@@ -124,9 +124,9 @@ def quantized_rows(
     arguments.dimensions(op, "queries", queries.shape, "[B, Hq, Lq, D]")
     arguments.not_empty(op, "queries", queries.shape, "[B, Hq, Lq, D]")
     arguments.floats(op, "queries", queries.dtype)
-    bits, value_bits, group_size = arguments.packing(op, bits, v_bits, group_size)
+    bits, v_bits, group_size = arguments.packing(op, bits, v_bits, group_size)
     k = _stored_rows(op, "key", keys, bits, group_size)
-    v = _stored_rows(op, "value", values, value_bits, group_size)
+    v = _stored_rows(op, "value", values, v_bits, group_size)
     check_together(op, queries.shape, k.shape, v.shape)
     if isinstance(v, mx.array):
         raise ValueError(f"[{op}] values are one array, expected them packed.")
