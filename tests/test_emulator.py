@@ -17,7 +17,7 @@ from emulator.build import compiler
 from emulator.cases import DTYPES, Case, errors
 from mlx_h2o.operations.backends import register
 from mlx_h2o.operations.gpu import kernels, metal
-from mlx_h2o.operations.validate import AttentionRequest, attention_request
+from mlx_h2o.operations.requests import AttentionRequest, attention_request
 
 pytestmark = [
     pytest.mark.emulator,

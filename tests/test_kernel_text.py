@@ -18,7 +18,7 @@ from emulator.build import compiler
 from emulator.variants import every_variant
 from mlx_h2o import _kernel_text
 from mlx_h2o.operations.gpu import cuda, kernels, launch
-from mlx_h2o.operations.validate import AttentionRequest, attention_request
+from mlx_h2o.operations.requests import AttentionRequest, attention_request
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGER = ROOT / "tools" / "package_kernels.py"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-GENERATED = {"_kernel_text.py", "kernel_text.h"}
+GENERATED = {"_kernel_text.py", "kernel_text.h", "_operation_table.py", "operation_table.h"}
 CODE = {".py", ".pyi", ".h", ".c", ".cpp", ".metal", ".swift"}
 
 MOST = {

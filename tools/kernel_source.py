@@ -17,6 +17,9 @@ from pathlib import Path
 # C compilers need only take string literals of this many characters.
 LONGEST_SEGMENT = 4000
 
+# The operation of attention that takes every number that there is.
+MOST_NUMBERS = "scaled_dot_product_attention_quantized_with_scores"
+
 
 class KernelSourceError(Exception):
     """The text in metal/ breaks a rule of the dialect; the message has the place."""
@@ -71,7 +74,8 @@ def read_table(metal: Path) -> KernelTable:
     """Read variants.toml in the folder `metal` and the files that it names."""
     table = tomllib.loads((metal / "variants.toml").read_text("ascii"))
     flags, traits = tuple(table["flags"]), tuple(table["traits"])
-    terms = (*flags, *traits)
+    numbers = _numbers(metal / "operations.toml")
+    terms = (*flags, *traits, *numbers)
     families = []
     for name, family in table["families"].items():
         segments: list[Segment] = []
@@ -84,14 +88,23 @@ def read_table(metal: Path) -> KernelTable:
                 raise KernelSourceError(f"variants.toml: {kernel} has unknown traits {unknown}")
         sides = (_buffers(family[side], terms) for side in ("template", "inputs", "outputs"))
         families.append(Family(name, *sides, _split_long(segments), kernels))
+    named = {term.lstrip("!") for f in families for s in f.segments for term in s.condition.split()}
     return KernelTable(
-        flags=flags,
+        flags=(*flags, *(number for number in numbers if number in named)),
         traits=traits,
         exclusive=tuple(tuple(group) for group in table["exclusive"]),
         header=_plain_segments(metal / table["header"]),
         cuda_shim=_plain_segments(metal / table["cuda_shim"]),
         families=tuple(families),
     )
+
+
+def _numbers(path: Path) -> tuple[str, ...]:
+    """The numbers of attention: one that is not 0 is a flag, if a body asks for it."""
+    if not path.exists():
+        return ()
+    operation = tomllib.loads(path.read_text("ascii"))[MOST_NUMBERS]
+    return tuple(n for n, given in operation.items() if "number" in given and n != "scale")
 
 
 def resolve_flags(lines: list[tuple[str, str]], flags: tuple[str, ...]) -> list[Segment]:

@@ -160,6 +160,9 @@ Flags flags_of(const AttentionRequest& r) {
   for (const auto& [flag, on] : known) {
     if (on) flags.insert(flag);
   }
+  r.each([&](const char* name, float value) {
+    if (value != 0) flags.insert(name);
+  });
   return flags;
 }
 

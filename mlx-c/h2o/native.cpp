@@ -70,12 +70,9 @@ void set_packing(Options& options, const Rows& keys, const Rows& values) {
 }
 
 std::vector<Array> attend(const AttentionRequest& r, mlx_h2o::AttentionOptions options) {
-  options.scale = r.scale;
-  options.causal = r.causal;
   options.mask = optional(r.mask);
   options.sinks = optional(r.sinks);
   options.row_bias = optional(r.row_bias);
-  options.sparse_v_threshold = r.sparse_v_threshold;
   set_packing(options, r.keys, r.values);
   const std::vector<mx::array> outputs =
       mlx_h2o::attention(get(r.queries), arrays(r.keys), arrays(r.values), options, get(r.stream));
@@ -85,9 +82,8 @@ std::vector<Array> attend(const AttentionRequest& r, mlx_h2o::AttentionOptions o
 
 AttentionResult attention(const AttentionRequest& r) {
   mlx_h2o::AttentionOptions options;
+  static_cast<AttentionNumbers&>(options) = r;
   options.return_scores = true;
-  options.return_lse = r.return_lse;
-  options.return_skipped = r.return_skipped;
   std::vector<Array> made = attend(r, std::move(options));
   size_t next = 0;
   const auto take = [&](bool asked) { return asked ? std::move(made.at(next++)) : Array(); };
@@ -96,6 +92,8 @@ AttentionResult attention(const AttentionRequest& r) {
 
 AttentionAccumulated attention_and_accumulate(const AttentionAccumulateRequest& r) {
   mlx_h2o::AttentionOptions options;
+  static_cast<AttentionNumbers&>(options) = r;
+  options.return_lse = false;
   options.importance = get(r.importance);
   options.decay = r.mass ? std::nullopt : std::make_optional(r.decay);
   std::vector<Array> made = attend(r, std::move(options));

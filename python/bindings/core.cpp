@@ -91,11 +91,6 @@ NB_MODULE(_core, m) {
       "ndim", [](const mx::array& array) { return array.ndim(); }, "array"_a,
       "The number of axes: a probe that the module and mlx.core know the same array type.");
 
-  m.def("scaled_dot_product_attention_with_scores",
-        &mlx_h2o::scaled_dot_product_attention_with_scores, "queries"_a, "keys"_a, "values"_a,
-        nb::kw_only(), "scale"_a, "causal"_a = false, "mask"_a = nb::none(), "sinks"_a = nb::none(),
-        "return_lse"_a = false, "stream"_a = nb::none(),
-        "[out, scores] or, with return_lse, [out, scores, lse]; see mlx_h2o.fast.");
   m.def("keep_indices", &keep_indices, "scores"_a, "positions"_a, nb::kw_only(), "keep"_a,
         "sink_size"_a = 0, "recent_start"_a = nb::none(), "stream"_a = nb::none(),
         "Slots of the rows to keep, ascending; see mlx_h2o.fast.");

@@ -13,8 +13,8 @@ from mlx_h2o.operations.requests import (
     AccumulateRequest,
     PrefillRequest,
     RetentionRequest,
+    attention_request,
 )
-from mlx_h2o.operations.validate import attention_request
 
 
 def every_row_launch() -> dict[str, LaunchPlan]:
@@ -28,9 +28,7 @@ def _packings():
     for index, (bits, v_bits, group) in enumerate(settings):
         dtype = (mx.float32, mx.float16, mx.bfloat16)[index % 3]
         keys, values = mx.zeros((1, 2, 3, group), dtype), mx.zeros((1, 2, 3, 2 * group), dtype)
-        packing = launch_rows.pack_rows(
-            keys, values, bits=bits, v_bits=v_bits, group_size=group
-        )
+        packing = launch_rows.pack_rows(keys, values, bits=bits, v_bits=v_bits, group_size=group)
         yield f"pack_rows-{bits}-{v_bits}-{group}", packing
 
 

@@ -16,29 +16,15 @@
 
 namespace mlx_h2o {
 
-/// Dense attention that also returns its scores (AtomGradient 2026, sec. 3.1).
-///
-/// queries [B, Hq, Lq, D], keys [B, Hkv, N, D] and values [B, Hkv, N, Dv] have one dtype of
-/// float32, float16 and bfloat16; Hq is a multiple of Hkv; no size is 0. They are read in place
-/// where their last axis has unit stride. The arithmetic is float32.
+/// Dense attention. queries [B, Hq, Lq, D], keys [B, Hkv, N, D] and values [B, Hkv, N, Dv] have one
+/// dtype of float32, float16 and bfloat16; they are read in place where their last axis has unit
+/// stride. The arithmetic is float32. Returns out [B, Hq, Lq, Dv] in their dtype: zeros where a
+/// query sees nothing, NaN where its additive mask holds NaN.
 ///
 /// A pair (query, key) is masked where `causal` (aligned bottom-right) hides it, where a bool mask
 /// is false, or where an additive float mask is at or below half of its dtype's lowest finite
 /// value. `mask` broadcasts to [B, Hq, Lq, N]; it and `causal` exclude each other. `sinks` [Hq],
 /// of any of the three dtypes, are logits that join the denominator and have no value.
-///
-/// Returns {out, scores} or, with `return_lse`, {out, scores, lse}:
-/// out [B, Hq, Lq, Dv] in the inputs' dtype, zeros where a query sees nothing, NaN where its
-/// additive mask holds NaN; scores float32 [B, Hq, Lq, N], the logits scale * q.k + mask, -inf
-/// where masked; lse float32 [B, Hq, Lq] with the sink in it: weights are exp(scores - lse), and 0
-/// where lse is -inf.
-std::vector<mlx::core::array> scaled_dot_product_attention_with_scores(
-    const mlx::core::array& queries, const mlx::core::array& keys, const mlx::core::array& values,
-    float scale, bool causal = false, const std::optional<mlx::core::array>& mask = std::nullopt,
-    const std::optional<mlx::core::array>& sinks = std::nullopt, bool return_lse = false,
-    mlx::core::StreamOrDevice s = {});
-
-/// The same attention without scores: out alone.
 mlx::core::array scaled_dot_product_attention(
     const mlx::core::array& queries, const mlx::core::array& keys, const mlx::core::array& values,
     float scale, bool causal = false, const std::optional<mlx::core::array>& mask = std::nullopt,
@@ -76,9 +62,11 @@ struct AttentionOptions : AttentionNumbers {
 /// A pair whose weight is below `sparse_v_threshold` adds nothing to out, and its value is not read
 /// unless another query of its KV head needs it; scores and lse do not change.
 ///
-/// Returns out, then, where asked for, scores, lse, the share of a query's rows that the threshold
-/// skipped [B, Hq, Lq], and the new importance. That may have room for more rows than there are
-/// keys, which stay as they are.
+/// Returns out, then, where asked for, scores float32 [B, Hq, Lq, N], the logits scale * q.k +
+/// mask, -inf where masked; lse float32 [B, Hq, Lq] with the sink in it: weights are exp(scores -
+/// lse), and 0 where lse is -inf; the share of a query's rows that the threshold skipped [B, Hq,
+/// Lq]; and the new importance. That may have room for more rows than there are keys, which stay as
+/// they are.
 std::vector<mlx::core::array> attention(const mlx::core::array& queries,
                                         const std::vector<mlx::core::array>& keys,
                                         const std::vector<mlx::core::array>& values,

@@ -8,7 +8,7 @@ from typing import Any, cast
 import mlx.core as mx
 
 from mlx_h2o.operations import resolved
-from mlx_h2o.operations.arguments import StreamLike
+from mlx_h2o.operations.arguments import NUMBERS, StreamLike, runs_on_gpu
 from mlx_h2o.operations.composed import folding
 from mlx_h2o.operations.native.module import required as _module
 from mlx_h2o.operations.native.module import unavailable_reason as unavailable_reason
@@ -28,7 +28,6 @@ from mlx_h2o.operations.requests import (
     StoredRows,
     TurboRows,
 )
-from mlx_h2o.operations.validate import runs_on_gpu
 
 name = "native"
 
@@ -78,7 +77,6 @@ def _attend(
         row_bias=request.row_bias,
         importance=importance,
         decay=decay,
-        sparse_v_threshold=request.sparse_v_threshold,
         bits=bits,
         v_bits=v_bits,
         group_size=group_size,
@@ -86,6 +84,7 @@ def _attend(
         return_lse=request.return_lse and importance is None,
         return_skipped=request.return_skipped,
         stream=request.stream,
+        **{name: getattr(request, name) for name in NUMBERS},
     )
     return found
 
