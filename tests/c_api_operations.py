@@ -71,7 +71,6 @@ def quantized_attention(
     sinks: Handle | None = None,
     row_bias: Handle | None = None,
     sparse_v_threshold: float = 0.0,
-    logit_limit: float = 0.0,
     return_lse: bool = True,
     return_skipped: bool = False,
 ) -> dict[str, Handle]:
@@ -85,7 +84,7 @@ def quantized_attention(
         library.c.mlx_h2o_scaled_dot_product_attention_quantized_with_scores(
             *_pointers(library, names, places), queries.value, *rows, scale, bits, group_size,
             optional(library, v_bits), *_mask(library, mask), _value(library, sinks),
-            _value(library, row_bias), sparse_v_threshold, logit_limit, library.stream.value,
+            _value(library, row_bias), sparse_v_threshold, library.stream.value,
         )
     )  # fmt: skip
     return places

@@ -170,9 +170,6 @@
 #endif
 #endif
       float score = metal::simd_sum(h2o_dot<KEY_PART>(query, key));
-#if logit_limit
-      score = score > params[3] ? params[3] : (score < -params[3] ? -params[3] : score);
-#endif
 #if additive_mask
       score += bias;
       // fast::exp promises nothing for NaN: carry one from the mask by hand.

@@ -21,11 +21,10 @@ void attend(AttentionRequest request, mlx_array* out, mlx_array* scores, mlx_arr
   give(skipped, result.skipped);
 }
 
-AttentionNumbers numbers_of(float scale, float sparse_v_threshold = 0, float logit_limit = 0) {
+AttentionNumbers numbers_of(float scale, float sparse_v_threshold = 0) {
   AttentionNumbers numbers;
   numbers.scale = scale;
   numbers.sparse_v_threshold = sparse_v_threshold;
-  numbers.logit_limit = logit_limit;
   return numbers;
 }
 
@@ -63,15 +62,14 @@ int mlx_h2o_scaled_dot_product_attention_quantized_with_scores(
     mlx_array k_w, mlx_array k_s, mlx_array k_b, mlx_array v_w, mlx_array v_s, mlx_array v_b,
     float scale, int bits, int group_size, mlx_optional_int v_bits, const char* mask_mode,
     mlx_array mask_arr, mlx_array sinks, mlx_array row_bias, float sparse_v_threshold,
-    float logit_limit, mlx_stream s) {
+    mlx_stream s) {
   constexpr auto name = "scaled_dot_product_attention_quantized_with_scores";
   return operation(name, {{"out", out}, {"scores", scores}}, [&](const char* op) {
     const Packing packing = {bits, group_size, v_bits};
     std::vector<Array> keys = parts_of(k_w, k_s, k_b), values = parts_of(v_w, v_s, v_b);
-    AttentionRequest request =
-        attention_request(op, queries, std::move(keys), std::move(values), &packing,
-                          numbers_of(scale, sparse_v_threshold, logit_limit),
-                          {mask_mode, mask_arr, sinks, row_bias, s});
+    AttentionRequest request = attention_request(op, queries, std::move(keys), std::move(values),
+                                                 &packing, numbers_of(scale, sparse_v_threshold),
+                                                 {mask_mode, mask_arr, sinks, row_bias, s});
     expect(request.values.packed(), op,
            "keys and values are 1 and 1 arrays, expected both packed, or one array of keys beside "
            "codes.");

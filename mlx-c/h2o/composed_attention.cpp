@@ -64,9 +64,6 @@ Value logits(const AttentionRequest& r) {
   const int group_rows = r.heads / r.kv_heads * r.length;
   const Value queries = scaled_queries(r).reshaped({r.batch, r.kv_heads, group_rows, r.head_size});
   Value logits = queries.then(mlx_matmul, dense(r.keys, s).then(mlx_swapaxes, -1, -2));
-  if (r.logit_limit > 0) {
-    logits = logits.at_least(number(-r.logit_limit)).then(mlx_minimum, number(r.logit_limit));
-  }
   const auto of_heads = [&](const Value& v) {
     return v.reshaped({r.batch, r.heads, r.length, r.rows});
   };

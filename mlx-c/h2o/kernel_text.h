@@ -42,7 +42,6 @@ static const char* const mlx_h2o_kernel_flags[] = {
     "dense_keys",
     "key_codes",
     "value_codes",
-    "logit_limit",
 };
 
 static const char* const mlx_h2o_kernel_traits[] = {
@@ -402,8 +401,6 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_segments[] = {
      "      h2o_load<VALUE_PART>(values + value_row, values_strides[3], value);\n"},
     {"keys",
      "      float score = metal::simd_sum(h2o_dot<KEY_PART>(query, key));\n"},
-    {"keys logit_limit",
-     "      score = score > params[3] ? params[3] : (score < -params[3] ? -params[3] : score);\n"},
     {"keys additive_mask",
      "      score += bias;\n"
      "      state.total += bias - bias;\n"},

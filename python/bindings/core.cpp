@@ -45,12 +45,12 @@ std::vector<mx::array> attention(const mx::array& queries, const std::vector<mx:
                                  const std::optional<mx::array>& mask,
                                  const std::optional<mx::array>& sinks,
                                  const std::optional<mx::array>& importance,
-                                 std::optional<double> decay, float sparse_v_threshold,
-                                 float logit_limit, int bits, int v_bits, int group_size,
-                                 bool return_scores, bool return_lse, bool return_skipped,
-                                 const std::optional<mx::array>& row_bias, mx::StreamOrDevice s) {
+                                 std::optional<double> decay, float sparse_v_threshold, int bits,
+                                 int v_bits, int group_size, bool return_scores, bool return_lse,
+                                 bool return_skipped, const std::optional<mx::array>& row_bias,
+                                 mx::StreamOrDevice s) {
   const mlx_h2o::AttentionOptions options{
-      {scale, causal, sparse_v_threshold, logit_limit, return_scores, return_lse, return_skipped},
+      {scale, causal, sparse_v_threshold, return_scores, return_lse, return_skipped},
       mask,
       sinks,
       importance,
@@ -101,9 +101,9 @@ NB_MODULE(_core, m) {
   m.def("attention", &attention, "queries"_a, "keys"_a, "values"_a, nb::kw_only(), "scale"_a,
         "causal"_a = false, "mask"_a = nb::none(), "sinks"_a = nb::none(),
         "importance"_a = nb::none(), "decay"_a = nb::none(), "sparse_v_threshold"_a = 0.0f,
-        "logit_limit"_a = 0.0f, "bits"_a = 8, "v_bits"_a = 8, "group_size"_a = 64,
-        "return_scores"_a = false, "return_lse"_a = false, "return_skipped"_a = false,
-        "row_bias"_a = nb::none(), "stream"_a = nb::none(),
+        "bits"_a = 8, "v_bits"_a = 8, "group_size"_a = 64, "return_scores"_a = false,
+        "return_lse"_a = false, "return_skipped"_a = false, "row_bias"_a = nb::none(),
+        "stream"_a = nb::none(),
         "Keys and values in one to three arrays each; [out] and, where asked for, scores, lse, "
         "skipped and importance.");
   m.def("plain_read", &mlx_h2o::plain_read, "arrays"_a, nb::call_guard<nb::gil_scoped_release>(),

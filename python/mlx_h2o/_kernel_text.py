@@ -13,7 +13,6 @@ FLAGS = (
     "dense_keys",
     "key_codes",
     "value_codes",
-    "logit_limit",
 )
 
 TRAITS = (
@@ -589,8 +588,6 @@ SEGMENTS: dict[str, Pairs] = {
       h2o_load<VALUE_PART>(values + value_row, values_strides[3], value);
 """),
         ("keys", """      float score = metal::simd_sum(h2o_dot<KEY_PART>(query, key));
-"""),
-        ("keys logit_limit", """      score = score > params[3] ? params[3] : (score < -params[3] ? -params[3] : score);
 """),
         ("keys additive_mask", """      score += bias;
       state.total += bias - bias;

@@ -115,7 +115,6 @@ def scaled_dot_product_attention_quantized_with_scores(
     sinks: mx.array | None = None,
     row_bias: mx.array | None = None,
     sparse_v_threshold: float = 0.0,
-    logit_limit: float = 0.0,
     return_lse: bool = False,
     return_skipped: bool = False,
     stream: StreamLike = None,
@@ -151,7 +150,6 @@ def scaled_dot_product_attention_quantized_with_scores(
             row is not read where a kernel serves the call (Turney 2026); scores and lse do not
             change. 0 turns it off; 1e-6 is a good value. ``out`` changes by at most the skipped
             weight times max|V|.
-        logit_limit: the products are cut to plus and minus it, before mask and bias; 0: off.
         return_lse: return the log of the denominator too.
         return_skipped: return too what share of the rows each query skipped.
         stream: stream or device to run on.
@@ -174,7 +172,6 @@ def scaled_dot_product_attention_quantized_with_scores(
     request = attention_request(
         q, keys, values, scale=scale, bits=bits, group_size=group_size, v_bits=v_bits, mask=mask,
         sinks=sinks, row_bias=row_bias, sparse_v_threshold=sparse_v_threshold,
-        logit_limit=logit_limit,
         return_lse=return_lse, return_skipped=return_skipped, stream=stream, op=QUANTIZED_ATTENTION,
     )  # fmt: skip
     return _attended(request, QUANTIZED_ATTENTION)

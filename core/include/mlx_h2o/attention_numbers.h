@@ -8,12 +8,10 @@ struct AttentionNumbers {
   float scale = 1;
   bool causal = false;           // bottom-right aligned
   float sparse_v_threshold = 0;  // pairs of less weight add nothing to out; below 1, 0 is off
-  float logit_limit = 0;         // products are cut to plus and minus it; 0 is off
   /// The numbers that are off at 0, in the order of metal/operations.toml.
   template <class Visit>
   void each(Visit visit) const {
     visit("sparse_v_threshold", sparse_v_threshold);
-    visit("logit_limit", logit_limit);
   }
 
   bool return_scores = false, return_lse = false, return_skipped = false;

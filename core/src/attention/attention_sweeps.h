@@ -51,13 +51,6 @@ inline void score_block(const AttentionArguments& a, const Plan& plan, const Pie
       }
     });
   }
-  if (a.logit_limit <= 0) return;
-  for (int row = 0; row < piece.rows; ++row) {
-    float* const own = logits.first + row * logits.stride;
-    for (int key = 0; key < seen; ++key) {
-      own[key] = std::clamp(own[key], -a.logit_limit, a.logit_limit);
-    }
-  }
 }
 
 // That of the rows from `first` on of a piece.

@@ -70,7 +70,6 @@ inline constexpr Argument scaled_dot_product_attention_quantized_with_scores_arg
     {"sinks", Kind::array, "F", "[Hq]", {1}, 1, "", true, {none, none, none, none}, -1, ""},
     {"row_bias", Kind::array, "float32", "[B, Hkv, N]", {0, 4, 5}, 3, "", true, {none, none, none, none}, -1, ""},
     {"sparse_v_threshold", Kind::number, "", "", {}, 0, "", true, {0.0, none, none, 1.0}, -1, ""},
-    {"logit_limit", Kind::number, "", "", {}, 0, "", true, {0.0, none, none, none}, -1, ""},
 };
 inline constexpr Argument attention_and_accumulate_arguments[] = {
     {"queries", Kind::array, "T", "[B, Hq, Lq, D]", {0, 1, 2, 3}, 4, "", false, {none, none, none, none}, -1, ""},

@@ -26,7 +26,6 @@ OPERATIONS: dict[str, dict[str, Any]] = {
         'sinks': {'array': 'F [Hq]', 'default': 'None'},
         'row_bias': {'array': 'float32 [B, Hkv, N]', 'default': 'None'},
         'sparse_v_threshold': {'number': {'least': 0, 'below': 1}, 'default': '0.0'},
-        'logit_limit': {'number': {'least': 0}, 'default': '0.0'},
     },
     'attention_and_accumulate': {
         'sizes': ['Hkv divides Hq', 'Lq at most 128'],

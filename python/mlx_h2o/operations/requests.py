@@ -130,7 +130,6 @@ class AttentionRequest:
     stream: StreamLike = None
     row_bias: mx.array | None = None
     bias_masks: bool = True
-    logit_limit: float = 0.0
 
     @property
     def is_packed(self) -> bool:

@@ -99,7 +99,6 @@ extension MLXFast {
     ///   - rowBias: float32 [B, Hkv, N], as for dense rows
     ///   - sparseVThreshold: a pair whose weight is below it adds nothing to the output, and its
     ///     value need not be read (Turney 2026). 0 is off; 1e-6 is a good value; below 1
-    ///   - logitLimit: the products are cut to plus and minus it, before mask and bias; 0 is off
     ///   - stream: stream or device to evaluate on
     /// - Returns: output and scores
     /// - Throws: ``H2OError`` where an argument is not as above, or the named back end cannot serve
@@ -110,12 +109,11 @@ extension MLXFast {
         queries: MLXArray, keys: Keys, values: Values, scale: Float, bits: Int = 8,
         groupSize: Int = 64, valueBits: Int? = nil,
         mask: ScaledDotProductAttentionMaskMode = .none, sinks: MLXArray? = nil,
-        rowBias: MLXArray? = nil, sparseVThreshold: Float = 0, logitLimit: Float = 0,
-        stream: StreamOrDevice = .default
+        rowBias: MLXArray? = nil, sparseVThreshold: Float = 0, stream: StreamOrDevice = .default
     ) throws -> (output: MLXArray, scores: MLXArray) {
         let found = try quantized(
             queries, keys.parts, values.parts, scale, bits, groupSize, valueBits, mask, sinks,
-            rowBias, sparseVThreshold, logitLimit, stream, returnsAll: false)
+            rowBias, sparseVThreshold, stream, returnsAll: false)
         return (found[0], found[1])
     }
 
@@ -127,12 +125,11 @@ extension MLXFast {
         queries: MLXArray, keys: Keys, values: Values, scale: Float, bits: Int = 8,
         groupSize: Int = 64, valueBits: Int? = nil,
         mask: ScaledDotProductAttentionMaskMode = .none, sinks: MLXArray? = nil,
-        rowBias: MLXArray? = nil, sparseVThreshold: Float = 0, logitLimit: Float = 0,
-        stream: StreamOrDevice = .default
+        rowBias: MLXArray? = nil, sparseVThreshold: Float = 0, stream: StreamOrDevice = .default
     ) throws -> (attention: AttentionWithScores, skipped: MLXArray) {
         let found = try quantized(
             queries, keys.parts, values.parts, scale, bits, groupSize, valueBits, mask, sinks,
-            rowBias, sparseVThreshold, logitLimit, stream, returnsAll: true)
+            rowBias, sparseVThreshold, stream, returnsAll: true)
         return (
             AttentionWithScores(output: found[0], scores: found[1], lse: found[2]),
             skipped: found[3]
@@ -143,7 +140,7 @@ extension MLXFast {
         _ queries: MLXArray, _ keys: [MLXArray], _ values: [MLXArray], _ scale: Float, _ bits: Int,
         _ groupSize: Int, _ valueBits: Int?, _ mask: ScaledDotProductAttentionMaskMode,
         _ sinks: MLXArray?, _ rowBias: MLXArray?, _ sparseVThreshold: Float,
-        _ logitLimit: Float, _ stream: StreamOrDevice, returnsAll: Bool
+        _ stream: StreamOrDevice, returnsAll: Bool
     ) throws -> [MLXArray] {
         let (mode, array) = mask.arguments
         // Codes have no biases, dense keys no scales either.
@@ -155,8 +152,7 @@ extension MLXFast {
                 queries.ctx, k[0].ctx, k[1].ctx, k[2].ctx, v[0].ctx, v[1].ctx, v[2].ctx, scale,
                 Int32(clamping: bits),
                 Int32(clamping: groupSize), optional(valueBits), mode, array.ctx,
-                (sinks ?? .mlxNone).ctx, (rowBias ?? .mlxNone).ctx, sparseVThreshold, logitLimit,
-                stream.ctx)
+                (sinks ?? .mlxNone).ctx, (rowBias ?? .mlxNone).ctx, sparseVThreshold, stream.ctx)
         }
     }
 }

@@ -49,14 +49,14 @@ def _logits(request: AttentionRequest) -> mx.array:
     (batch, heads, rows, size), bias = request.keys.shape, request.row_bias
     queries = _float32(request.queries).reshape(batch, heads, -1, size)
     if bias is None:
-        found = _limited(request, queries)
+        found = _product(queries * request.scale, request.keys, transpose=True)
     else:
         bias = bias[:, :, None, :rows]
         if isinstance(request.keys, mx.array):
             columns = dense(request.keys).swapaxes(2, 3)
             found = mx.addmm(bias, queries, columns, alpha=request.scale)
         else:
-            found = bias + _limited(request, queries)
+            found = bias + _product(queries * request.scale, request.keys, transpose=True)
     grouped = found.shape
     length = request.queries.shape[2]
     if request.mask is not None or (request.causal and length > 1):
@@ -66,12 +66,6 @@ def _logits(request: AttentionRequest) -> mx.array:
         # Last: a row that its bias masks meets no NaN of the mask.
         found = mx.where(bias <= _LOWEST, -mx.inf, found)
     return found
-
-
-def _limited(request: AttentionRequest, queries: mx.array) -> mx.array:
-    """The products, cut where the request has a limit."""
-    found, most = _product(queries * request.scale, request.keys, True), request.logit_limit
-    return mx.clip(found, -most, most) if most else found
 
 
 def _product(left: mx.array, rows: StoredRows, transpose: bool = False) -> mx.array:

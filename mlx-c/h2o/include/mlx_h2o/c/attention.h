@@ -67,7 +67,6 @@ int mlx_h2o_scaled_dot_product_attention_with_scores(
  *  \param sparse_v_threshold a pair whose weight is below it adds nothing to `out`, and its value
  *    need not be read (Turney 2026); scores and lse do not change. 0 turns it off; 1e-6 is a good
  *    value; below 1. Kernels of one pass compare with the keys seen so far and so skip fewer.
- *  \param logit_limit the products are cut to plus and minus it, before mask and bias; 0: off.
  *  \return 1 as above, and for words, scales and biases that do not fit each other.
  */
 int mlx_h2o_scaled_dot_product_attention_quantized_with_scores(
@@ -77,7 +76,7 @@ int mlx_h2o_scaled_dot_product_attention_quantized_with_scores(
     const mlx_array v_b, float scale, int bits, int group_size, mlx_optional_int v_bits,
     const char* mask_mode, const mlx_array mask_arr /* may be null */,
     const mlx_array sinks /* may be null */, const mlx_array row_bias /* may be null */,
-    float sparse_v_threshold, float logit_limit, const mlx_stream s);
+    float sparse_v_threshold, const mlx_stream s);
 
 /** Attention whose scores rows accumulate; a back end need not store them.
  *
