@@ -120,7 +120,7 @@ def test_a_detokenizer_that_fails(monkeypatch):
     original = module.Writer.take
 
     def failing(self, token):
-        return fail() if self._stops.texts else original(self, token)
+        return fail() if self.stops else original(self, token)
 
     monkeypatch.setattr(module.Writer, "take", failing)
     with engine_of() as engine:

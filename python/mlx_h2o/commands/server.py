@@ -90,7 +90,7 @@ def _serve_on(
         engine,
         Settings(
             args.model, sampling, args.max_tokens, args.chat_template_args, args.api_key,
-            args.allowed_hosts, args.allowed_origins, args.max_body, args.grace,
+            args.allowed_hosts, args.allowed_origins, args.max_body,
         ),
     )  # fmt: skip
     _LOG.info(

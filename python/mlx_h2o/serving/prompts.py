@@ -6,18 +6,13 @@ from typing import Any
 
 from .schema import ChatBody
 
-__all__ = ["of_chat", "of_completion"]
+__all__ = ["of_chat"]
 
 PLAIN = (
     "{% for one in messages %}{{ one.role }}: {{ one.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
 """For models without a chat template."""
-
-
-def of_completion(tokenizer: Any, prompt: str | list[int]) -> list[int]:
-    """The tokens of a text, or those that were given."""
-    return list(tokenizer.encode(prompt)) if isinstance(prompt, str) else prompt
 
 
 def of_chat(tokenizer: Any, body: ChatBody, settings: dict[str, Any]) -> tuple[list[int], str]:
@@ -35,7 +30,7 @@ def of_chat(tokenizer: Any, body: ChatBody, settings: dict[str, Any]) -> tuple[l
             message["role"] = "system"
         if "reasoning" in message:
             message["reasoning_content"] = message["reasoning"]
-    tools = [tool.model_dump(exclude_none=True) for tool in body.tools]
+    tools = body.tools_given
     if tools and not tokenizer.has_tool_calling:
         raise ValueError("tools is given, and the chat template of this model knows no tools.")
     given = settings | body.chat_template_kwargs

@@ -203,6 +203,11 @@ class ChatBody(GenerationBody):
         return self
 
     @property
+    def tools_given(self) -> list[dict[str, Any]]:
+        """As chat templates and parsers of calls know them."""
+        return [tool.model_dump(exclude_none=True) for tool in self.tools]
+
+    @property
     def most_tokens(self) -> int | None:
         return self.max_completion_tokens or self.max_tokens
 
