@@ -87,7 +87,6 @@ class Engine:
         self._lanes: list[Lane] = []
         self._waiting: deque[Request] = deque()
         self._suspects: deque[Request] = deque()  # were running when a step failed
-        self._trial: Request | None = None  # joined last of these
         self._lone_failures = 0
         self._told = False
         self._closing = self._giving_up = False
@@ -224,12 +223,11 @@ class Engine:
         self._suspects = deque(one for one in self._suspects if not one.left)
 
     def _let_join(self) -> None:
-        if self._suspects:
-            if self._trial is None:
-                self._trial = self._suspects.popleft()
-                self._join(self._trial)
+        if any(one._tried for one in self._running.values()):
             return
-        if self._trial is not None:
+        if self._suspects:
+            self._suspects[0]._tried = True
+            self._join(self._suspects.popleft())
             return
         later: list[Request] = []
         while self.running < self.limits.decode:
@@ -291,7 +289,6 @@ class Engine:
                 request._writer = Writer(
                     self.tokenizer, request.stops, request.state, request.goes_on
                 )
-            request._drawn = len(request.answer)
             lasting = self._lasting if self._evicts_from(request) else None
             request._places = places(seen, self._boundaries, read, lasting)
             if not self._batches:
@@ -379,8 +376,6 @@ class Engine:
         self, request: Request, token: int, logprobs: mx.array, reason: str | None
     ) -> Event | None:
         """Tell of a token; returns the end of the answer if this is it, which is not told yet."""
-        if request is self._trial:
-            self._trial = None
         try:
             event = request.take(self.tokenizer, token, logprobs, reason)
         except Exception as error:
@@ -396,17 +391,13 @@ class Engine:
         self, uid: int, held: tuple[list[Any], list[int]] | None = None, keep: bool = False
     ) -> None:
         """Take a request out of the batch, and keep what it has read if that is wanted."""
-        request = self._running.pop(uid)
-        if request is self._trial:
-            self._trial = None
+        del self._running[uid]
         if held is None:
             held = self._batch.remove([uid], return_prompt_caches=keep).get(uid)
         if keep and held is not None:
             self._keep(list(held[1]), held[0], last=True)
 
     def _end(self, request: Request, event: Event) -> None:
-        if request is self._trial:
-            self._trial = None
         self.counts["finished" if event.error is None else "failed"] += 1
         if event.error is not None:
             _LOG.error("a request has failed: %s", event.error, exc_info=event.error)
@@ -417,14 +408,14 @@ class Engine:
         other, and the one with which it fails again is the one that fails."""
         _LOG.warning("a step of the model failed: %s", error)
         running = list(self._running.values())
-        guilty = self._trial
+        guilty = next((one for one in running if one._tried), None)
         if len(running) == 1:
             guilty, self._lone_failures = running[0], self._lone_failures + 1
         if guilty is None:
             for one in running:
                 one._failures += 1
             guilty = next((one for one in reversed(running) if one._failures > _AGAIN), None)
-        self._running, self._trial = {}, None
+        self._running = {}
         self._batch.close()
         self._batch = self._new_batch()
         if guilty is not None:
