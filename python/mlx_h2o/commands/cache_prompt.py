@@ -12,15 +12,10 @@ import mlx.core as mx
 from ..lm.files import check_writable
 from ..lm.generate import read_prompt
 from ..lm.saving import save_prompt_cache, with_suffix
-from .models import (
-    add_flags,
-    loaded,
-    prompt_of,
-    say_summary,
-    say_where_beyond,
-)
+from .flags import add_flags
+from .models import loaded, prompt_of, say_summary, say_where_beyond
 from .options import add_cache_flags, settings_of
-from .parsing import OneLineParser, checked, prose
+from .parsing import OneLineParser, checked
 from .watch import EVERY, Watch
 
 
@@ -29,16 +24,12 @@ def parser() -> argparse.ArgumentParser:
     found = OneLineParser(
         "cache_prompt", "Read a prompt and save its cache, for generate --prompt-cache-file."
     )
-    names = "model adapter-path trust-remote-code prefill-step-size"
-    add_flags(found, names, model="mlx_model")
-    found.add_argument(
-        "--prompt", type=prose, required=True, help="or - to read it from standard input"
-    )
+    names = "model adapter-path trust-remote-code prefill-step-size prompt eos-token"
+    add_flags(found, names, model="mlx_model", prompt=...)
     found.add_argument(
         "--prompt-cache-file", required=True, metavar="FILE",
         type=checked(with_suffix, check_writable), help="the file to write",
     )  # fmt: skip
-    found.add_argument("--eos-token", metavar="TOKEN", help="of the tokenizer")
     add_cache_flags(found)
     return found
 

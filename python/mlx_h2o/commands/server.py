@@ -15,28 +15,28 @@ import mlx.core as mx
 from ..lm.fingerprint import fingerprint
 from ..lm.generate import load
 from ..lm.prompt_cache import budgets_of, evicting_caches, make_prompt_cache
-from .models import add_flags
+from .flags import add_flags
 from .options import CacheSettings, add_cache_flags, settings_of
-from .parsing import OneLineParser, json_object, nbytes, number
+from .parsing import OneLineParser, number
 
 _LOG = logging.getLogger("mlx_h2o")
 
 
 def run(arguments: Sequence[str]) -> int:
     """Serve until a signal ends it; returns the exit status."""
-    parser = _parser()
-    args = parser.parse_args(arguments)
+    flags = parser()
+    args = flags.parse_args(arguments)
     drafted = 0 if args.draft_model is None else args.num_draft_tokens
     if drafted and hasattr(args, "budgets"):
-        parser.error("--budgets with --draft-model: its layers are not those of the file")
-    settings = settings_of(parser, args, speculative=drafted)
+        flags.error("--budgets with --draft-model: its layers are not those of the file")
+    settings = settings_of(flags, args, speculative=drafted)
     try:
         importlib.import_module("mlx_h2o.serving.listening")
         importlib.import_module("mlx_h2o.serving.http")
     except ImportError as error:
-        parser.error(f"{error.name} is missing, expected pip install 'mlx-h2o[server]'")
+        flags.error(f"{error.name} is missing, expected pip install 'mlx-h2o[server]'")
     logging.basicConfig(level=args.log_level, format="%(asctime)s %(levelname)s %(message)s")
-    store = _store(parser, args)
+    store = _store(flags, args)
     try:
         return _serve(args, settings, store)
     finally:
@@ -124,79 +124,35 @@ def _name(models: list[Any], make: Any) -> str:
     return " ".join([*known, hashlib.sha256(repr(settings).encode()).hexdigest()[:16]])
 
 
-def _store(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Any:
+def _store(flags: argparse.ArgumentParser, args: argparse.Namespace) -> Any:
     from ..serving.disk import PromptStore
 
     if args.cache_dir is None:
         return None
     if not args.cache_dir:
-        parser.error("--cache-dir is empty, expected a directory")
+        flags.error("--cache-dir is empty, expected a directory")
     try:
         return PromptStore(args.cache_dir, args.cache_size)
     except FileExistsError:
-        parser.error(f"--cache-dir: {args.cache_dir} is a file, expected a directory")
+        flags.error(f"--cache-dir: {args.cache_dir} is a file, expected a directory")
     except OSError as error:
-        parser.error(f"--cache-dir: cannot write to {args.cache_dir}: {error.strerror}")
+        flags.error(f"--cache-dir: cannot write to {args.cache_dir}: {error.strerror}")
 
 
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = OneLineParser(
-        "server",
-        "Serve one model over HTTP, as OpenAI's API does.",
-        allow_abbrev=False,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+def parser() -> argparse.ArgumentParser:
+    """Of its flags."""
+    found = OneLineParser("server", "Serve one model over HTTP, as OpenAI's API does.")
+    names = "model adapter-path trust-remote-code host port api-key allowed-hosts allowed-origins "
+    add_flags(found, names + "max-body grace log-level", model="demo")
+    asked = found.add_argument_group("where a request does not say")
+    add_flags(asked, "temp top-p top-k min-p")
+    asked.add_argument(
+        "--max-tokens", type=number(1), default=512, metavar="N", help="of an answer"
     )
-    add = parser.add_argument
-    add_flags(parser, "model adapter-path trust-remote-code", model="demo")
-    add("--host", default="127.0.0.1", help="where to listen")
-    add("--port", type=number(0, 65535), default=8080, help="where to listen; 0: a free one")
-    add("--api-key", help="what clients have to say")
-    add("--allowed-hosts", type=_names, default=[], metavar="NAMES",
-        help="names of this server, beside addresses and localhost; * for any")  # fmt: skip
-    add("--allowed-origins", type=_names, default=[], metavar="ORIGINS",
-        help="origins whose pages may ask, beside this machine's; * for any")  # fmt: skip
-    add("--max-body", type=nbytes, default=1 << 26, metavar="BYTES", help="of a request")
-    add("--grace", type=number(0, kind=float), default=30.0, metavar="SECONDS",
-        help="that running answers have when the server is ended")  # fmt: skip
-    add(
-        "--log-level",
-        default="INFO",
-        choices=["DEBUG", "INFO", "WARNING", "ERROR"],
-        help="of the log",
-    )
-    asked = parser.add_argument_group("where a request does not say")
-    add = asked.add_argument
-    add("--temp", type=number(0, 100, float), default=0.0, help="sampling temperature; 0: greedy")
-    add("--top-p", type=number(1e-9, 1, float), default=1.0, help="nucleus sampling")
-    add("--top-k", type=number(0), default=0, help="likeliest tokens to choose from; 0: all")
-    add("--min-p", type=number(0, 1, float), default=0.0, help="least probability, by the largest")
-    add("--max-tokens", type=number(1), default=512, help="of an answer")
-    add("--chat-template", help="a chat template instead of the model's")
-    add("--chat-template-args", type=json_object, default={}, metavar="JSON",
-        help='such as {"enable_thinking": false}')  # fmt: skip
-    memory = parser.add_argument_group("memory and speed")
-    add = memory.add_argument
-    add("--memory", type=nbytes, metavar="BYTES",
-        help="weights, caches and all else (default: three quarters of the machine's)")  # fmt: skip
-    add("--decode-concurrency", type=number(1), default=32, help="requests answered together")
-    add("--prompt-concurrency", type=number(1), default=8, help="prompts read together")
-    add_flags(memory, "prefill-step-size")
-    add("--max-queue", type=number(1), default=512, help="requests that may wait")
-    add("--prompt-cache-size", type=number(0), default=1024, help="beginnings of prompts kept")
-    add("--prompt-cache-bytes", type=nbytes, metavar="BYTES",
-        help="of these (default: a quarter of what the weights leave)")  # fmt: skip
-    add("--cache-dir", metavar="DIR", help="where prompts are kept for the next start")
-    add(
-        "--cache-size",
-        type=nbytes,
-        default=10**10,
-        metavar="BYTES",
-        help="of that directory",
-    )
-    add_flags(memory, "draft-model num-draft-tokens")
-    add_cache_flags(parser)
-    return parser
+    add_flags(asked, "chat-template chat-template-args")
+    names = "memory decode-concurrency prompt-concurrency prefill-step-size max-queue "
+    names += "prompt-cache-size prompt-cache-bytes cache-dir cache-size "
+    room = found.add_argument_group("memory and speed")
+    add_flags(room, names + "draft-model num-draft-tokens")
+    add_cache_flags(found)
+    return found
