@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import importlib
 import logging
-import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -16,6 +16,7 @@ from ..lm.fingerprint import fingerprint
 from ..lm.generate import load
 from ..lm.prompt_cache import budgets_of, evicting_caches, make_prompt_cache
 from .flags import add_flags
+from .models import loaded
 from .options import CacheSettings, add_cache_flags, settings_of
 from .parsing import OneLineParser, number
 
@@ -31,73 +32,54 @@ def run(arguments: Sequence[str]) -> int:
         flags.error("--budgets with --draft-model: its layers are not those of the file")
     settings = settings_of(flags, args, speculative=drafted)
     try:
-        importlib.import_module("mlx_h2o.serving.listening")
         importlib.import_module("mlx_h2o.serving.http")
+        importlib.import_module("mlx_h2o.serving.listening")
     except ImportError as error:
         flags.error(f"{error.name} is missing, expected pip install 'mlx-h2o[server]'")
     logging.basicConfig(level=args.log_level, format="%(asctime)s %(levelname)s %(message)s")
-    store = _store(flags, args)
-    try:
-        return _serve(args, settings, store)
-    finally:
-        if store is not None:
-            store.close()
-
-
-def _serve(args: argparse.Namespace, settings: CacheSettings, store: Any) -> int:
-    from ..serving.listening import listen
-
-    with listen(args.host, args.port) as listener:  # a taken port is told before the model loads
-        _serve_on(listener, args, settings, store)
+    _serve(flags, args, settings)
     return 0
 
 
-def _serve_on(
-    listener: socket.socket, args: argparse.Namespace, settings: CacheSettings, store: Any
+def _serve(
+    flags: argparse.ArgumentParser, args: argparse.Namespace, settings: CacheSettings
 ) -> None:
     from ..serving.engine import Engine
     from ..serving.http import Settings, make_app
-    from ..serving.listening import serve
+    from ..serving.listening import listen, serve
     from ..serving.memory import Memory, machine_bytes
     from ..serving.request import Limits
     from ..serving.sampling import Sampling
     from ..serving.snapshots import Snapshots
 
-    tokenizer_config: dict[str, Any] = {"trust_remote_code": args.trust_remote_code or None}
-    if args.chat_template:
-        tokenizer_config["chat_template"] = args.chat_template
-    model, tokenizer = load(
-        args.model, adapter_path=args.adapter_path, tokenizer_config=tokenizer_config
-    )
-    models = [model] if args.draft_model is None else [model, load(args.draft_model)[0]]
-    mx.eval([one.parameters() for one in models])
-    make = _making(models, settings)
-    limits = Limits(
-        args.decode_concurrency, args.prompt_concurrency, args.max_queue, args.prefill_step_size,
-        args.num_draft_tokens,
-    )  # fmt: skip
-    memory = Memory(
-        models, make, args.memory or machine_bytes() * 3 // 4, limits.step,
-        min(limits.prompts, limits.decode), limits.decode,
-    )  # fmt: skip
-    most = memory.free // 4 if args.prompt_cache_bytes is None else args.prompt_cache_bytes
-    snapshots = Snapshots(most, args.prompt_cache_size)
-    kept = None if store is None else (store, _name(models, make))
-    engine = Engine(models, tokenizer, make, memory, snapshots, limits, kept)
-    memory.apply()
-    sampling = Sampling(args.temp, args.top_p, args.top_k, args.min_p)
-    app = make_app(
-        engine,
-        Settings(
+    # What cannot be written, and a port that is taken, are told before the model is loaded.
+    with _store(flags, args) as store, listen(args.host, args.port) as listener:
+        template = {"chat_template": args.chat_template} if args.chat_template else {}
+        model, tokenizer = loaded(args, **template)
+        models = [model] if args.draft_model is None else [model, load(args.draft_model)[0]]
+        mx.eval([one.parameters() for one in models])
+        make = _making(models, settings)
+        limits = Limits(
+            args.decode_concurrency, args.prompt_concurrency, args.max_queue,
+            args.prefill_step_size, args.num_draft_tokens,
+        )  # fmt: skip
+        memory = Memory(
+            models, make, args.memory or machine_bytes() * 3 // 4, limits.step,
+            min(limits.prompts, limits.decode), limits.decode,
+        )  # fmt: skip
+        most = memory.free // 4 if args.prompt_cache_bytes is None else args.prompt_cache_bytes
+        kept = store and (store, _name(models, make))
+        snapshots = Snapshots(most, args.prompt_cache_size)
+        engine = Engine(models, tokenizer, make, memory, snapshots, limits, kept)
+        memory.apply()
+        sampling = Sampling(args.temp, args.top_p, args.top_k, args.min_p)
+        asked = Settings(
             args.model, sampling, args.max_tokens, args.chat_template_args, args.api_key,
             args.allowed_hosts, args.allowed_origins, args.max_body,
-        ),
-    )  # fmt: skip
-    _LOG.info(
-        "%s on http://%s:%d, %s bytes beside the weights", args.model, *listener.getsockname()[:2],
-        f"{memory.free:,}",
-    )  # fmt: skip
-    serve(app, engine, listener, args.grace)
+        )  # fmt: skip
+        where = args.model, *listener.getsockname()[:2], f"{memory.free:,}"
+        _LOG.info("%s on http://%s:%d, %s bytes beside the weights", *where)
+        serve(make_app(engine, asked), engine, listener, args.grace)
 
 
 def _making(models: list[Any], settings: CacheSettings) -> Any:
@@ -124,19 +106,25 @@ def _name(models: list[Any], make: Any) -> str:
     return " ".join([*known, hashlib.sha256(repr(settings).encode()).hexdigest()[:16]])
 
 
-def _store(flags: argparse.ArgumentParser, args: argparse.Namespace) -> Any:
+@contextlib.contextmanager
+def _store(flags: argparse.ArgumentParser, args: argparse.Namespace) -> Iterator[Any]:
+    """Where prompts are kept on disk, if that is asked for; closed at the end."""
     from ..serving.disk import PromptStore
 
-    if args.cache_dir is None:
-        return None
-    if not args.cache_dir:
+    where = args.cache_dir
+    if where is None:
+        yield None
+        return
+    if not where:
         flags.error("--cache-dir is empty, expected a directory")
     try:
-        return PromptStore(args.cache_dir, args.cache_size)
+        store = PromptStore(where, args.cache_size)
     except FileExistsError:
-        flags.error(f"--cache-dir: {args.cache_dir} is a file, expected a directory")
+        flags.error(f"--cache-dir: {where} is a file, expected a directory")
     except OSError as error:
-        flags.error(f"--cache-dir: cannot write to {args.cache_dir}: {error.strerror}")
+        flags.error(f"--cache-dir: cannot write to {where}: {error.strerror}")
+    with contextlib.closing(store):
+        yield store
 
 
 def parser() -> argparse.ArgumentParser:
@@ -145,10 +133,12 @@ def parser() -> argparse.ArgumentParser:
     names = "model adapter-path trust-remote-code host port api-key allowed-hosts allowed-origins "
     add_flags(found, names + "max-body grace log-level", model="demo")
     asked = found.add_argument_group("where a request does not say")
-    add_flags(asked, "temp top-p top-k min-p")
-    asked.add_argument(
-        "--max-tokens", type=number(1), default=512, metavar="N", help="of an answer"
-    )
+    add_flags(asked, "temp top-k min-p")
+    for name, reading, default, said in (
+        ("--top-p", number(1e-9, 1, float), 1.0, "of the likeliest tokens with this sum"),
+        ("--max-tokens", number(1), 512, "of an answer"),
+    ):
+        asked.add_argument(name, type=reading, default=default, metavar="N", help=said)
     add_flags(asked, "chat-template chat-template-args")
     names = "memory decode-concurrency prompt-concurrency prefill-step-size max-queue "
     names += "prompt-cache-size prompt-cache-bytes cache-dir cache-size "

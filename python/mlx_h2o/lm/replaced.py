@@ -1,8 +1,8 @@
 """The one name of mlx_lm that is replaced, in the modules that bind it, and put back exactly.
 
 A context may be left at any moment: an abandoned generator closes its context from the garbage
-collector, in the middle of another call of the same thread. Ctrl-C may strike between any two steps.
-So each of them may be done twice, and what was left undone is done when the next context ends.
+collector, in the middle of another call of the same thread. Ctrl-C may strike between any two
+steps. So each of them may be done twice, and what was left undone is done when the next one ends.
 """
 
 from __future__ import annotations
