@@ -142,7 +142,5 @@ def _text(name: str) -> tuple[str, str]:
         if name == "-":
             return "standard input", sys.stdin.buffer.read().decode("utf-8")
         return Path(name).name, Path(name).read_text(encoding="utf-8")
-    except OSError as error:
-        raise ValueError(f"--texts {name}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ValueError(f"--texts {name}: {error}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"--texts {name}: {getattr(error, 'strerror', error)}") from error

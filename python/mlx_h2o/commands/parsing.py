@@ -37,9 +37,9 @@ class _Help(argparse.HelpFormatter):
 class OneLineParser(argparse.ArgumentParser):
     """The parser of a command. A mistake is one line, and ends it with 2."""
 
-    def __init__(self, command: str, description: str) -> None:
+    def __init__(self, command: str, description: str, **given: Any) -> None:
         prog, usage = f"mlx_h2o {command}", "%(prog)s [options]"
-        super().__init__(prog, usage, description, formatter_class=_Help, allow_abbrev=False)
+        super().__init__(prog, usage, description, formatter_class=_Help, **given)
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {in_flags(message)} (see --help)\n")

@@ -129,7 +129,8 @@ def _store(flags: argparse.ArgumentParser, args: argparse.Namespace) -> Iterator
 
 def parser() -> argparse.ArgumentParser:
     """Of its flags."""
-    found = OneLineParser("server", "Serve one model over HTTP, as OpenAI's API does.")
+    said = "Serve one model over HTTP, as OpenAI's API does."
+    found = OneLineParser("server", said, allow_abbrev=False)
     names = "model adapter-path trust-remote-code host port api-key allowed-hosts allowed-origins "
     add_flags(found, names + "max-body grace log-level", model="demo")
     asked = found.add_argument_group("where a request does not say")

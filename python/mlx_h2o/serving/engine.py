@@ -261,19 +261,17 @@ class Engine:
         if not self.snapshots.max_bytes:
             return False
         enough = self.snapshots.longest(request.tokens) + _WORTH
-        for one in self._reading():
+        for one in self._active():
+            if not one._places or one.answer:
+                continue
             shared = min(common(one.tokens, request.tokens), len(request.tokens) - 1)
-            lasting = self._lasting is None or one._places[-1:] == [] or shared <= self._lasting
-            served = [shared] if lasting else [n for n in one._places if n <= shared]
-            if max(served, default=0) >= enough and one._places:
+            lasts = self._lasting is None or shared <= self._lasting
+            if max([shared] if lasts else [n for n in one._places if n <= shared] or [0]) >= enough:
                 return True
         return False
 
     def _active(self) -> list[Request]:
         return [*self._running.values(), *(lane.request for lane in self._lanes)]
-
-    def _reading(self) -> list[Request]:
-        return [one for one in self._active() if one._places and not one.answer]
 
     def _join(self, request: Request) -> None:
         """Begin with a request, or go on with one whose step failed."""
@@ -341,8 +339,10 @@ class Engine:
         prompts, answers = self._batch.next()
         self._lone_failures = 0
         for one in prompts:
-            if one.end_of_segment and not one.end_of_prompt and one.uid in self._running:
-                self._keep_place(one.uid)
+            request = self._running.get(one.uid)
+            if one.end_of_segment and not one.end_of_prompt and request is not None:
+                request._places = request._places[1:]
+                self._keep_row(one.uid, last=not request._places)
         for one in answers:
             if (request := self._running.get(one.uid)) is not None:
                 held = (one.prompt_cache, one.all_tokens) if one.finish_reason else None
@@ -352,11 +352,6 @@ class Engine:
                     self._part(one.uid, held, keep=finish.error is None)
                 elif len(request.answer) % _EVERY == 0 and self._evicts_from(request):
                     self._keep_row(one.uid)
-
-    def _keep_place(self, uid: int) -> None:
-        request = self._running[uid]
-        request._places = request._places[1:]
-        self._keep_row(uid, last=not request._places)
 
     def _keep_row(self, uid: int, last: bool = False) -> None:
         caches, tokens = self._batch.extract_cache([uid])[uid]

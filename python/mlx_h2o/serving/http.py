@@ -29,7 +29,6 @@ from .answers import Answer, ChatChoice, Choice, failure
 from .engine import Engine
 from .guard import Guard
 from .metrics import Metrics
-from .prompts import of_chat
 from .request import BusyError, Event, Request
 from .sampling import Sampling
 from .schema import ChatBody, CompletionBody, GenerationBody
@@ -165,7 +164,7 @@ class _Asking:
     async def chat(self, body: ChatBody, request: HttpRequest) -> Response:
         self._check_model(body.model)
         tokenizer = self.engine.tokenizer
-        found = await self._tokenize(of_chat, tokenizer, body, self.settings.template)
+        found = await self._tokenize(body.encoded, tokenizer, self.settings.template)
         choices = [ChatChoice(index, tokenizer, body.tools_given) for index in range(body.n)]
         return await self._answer(body, [found], choices, request)
 

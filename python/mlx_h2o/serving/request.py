@@ -16,6 +16,7 @@ from .text import TokenLogprob, Writer, logprobs_of
 
 __all__ = ["BusyError", "Event", "Limits", "Request"]
 
+
 class BusyError(Exception):
     """The queue is full, or the engine is about to end."""
 

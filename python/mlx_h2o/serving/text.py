@@ -9,6 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 from mlx_lm.generate import TextStateMachine, make_text_state_machine
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 __all__ = ["TokenLogprob", "Writer", "logprobs_of", "token_text"]
 
@@ -128,15 +129,7 @@ def token_text(tokenizer: Any, token: int) -> tuple[str, bytes]:
     piece = str(tokenizer.convert_ids_to_tokens(token))
     if piece.startswith("<0x") and piece.endswith(">"):
         return text, bytes([int(piece[3:-1], 16)])
-    table = _bytes_of_letters()
+    letters: Any = bytes_to_unicode  # of vocabularies of byte pairs
+    table = {letter: byte for byte, letter in letters().items()}
     whole = all(letter in table for letter in piece)
     return text, bytes(table[letter] for letter in piece) if whole else text.encode()
-
-
-@functools.cache
-def _bytes_of_letters() -> dict[str, int]:
-    """The letters that vocabularies of byte pairs write for bytes: themselves where they can be
-    seen, and for the others those from U+0100 on."""
-    seen = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    hidden = [byte for byte in range(256) if byte not in seen]
-    return {chr(byte): byte for byte in seen} | {chr(256 + n): b for n, b in enumerate(hidden)}
