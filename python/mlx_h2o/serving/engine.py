@@ -17,7 +17,7 @@ from ..lm.checks import checked_tokens, vocabulary
 from ..lm.prompt_cache import beyond_context, context_length, evicting_caches
 from ..lm.routing import routing_for
 from .disk import PromptStore
-from .lanes import Lane
+from .lanes import Lanes
 from .memory import Memory, bounds
 from .request import BusyError, Event, Limits, Request
 from .sampling import greedy
@@ -84,7 +84,6 @@ class Engine:
         self._ends = StopSequences([(token,) for token in tokenizer.eos_token_ids])
         self._batch = self._new_batch()
         self._running: dict[int, Request] = {}
-        self._lanes: list[Lane] = []
         self._waiting: deque[Request] = deque()
         self._suspects: deque[Request] = deque()  # were running when a step failed
         self._lone_failures = 0
@@ -140,7 +139,7 @@ class Engine:
 
     @property
     def running(self) -> int:
-        return len(self._running) + len(self._lanes)
+        return len(self._running)
 
     @property
     def waiting(self) -> int:
@@ -179,7 +178,7 @@ class Engine:
         except Exception as error:
             if not isinstance(error, BusyError):
                 _LOG.exception("the engine has ended")
-            for request in [*self._active(), *self._waiting, *self._suspects]:
+            for request in [*self._running.values(), *self._waiting, *self._suspects]:
                 request.sink(Event(error=error))
         finally:
             self._batch.close()
@@ -190,7 +189,7 @@ class Engine:
     def _work(self) -> bool:
         """One token for everybody; False at the end."""
         with self._wake:
-            while not (self._waiting or self._suspects or self._running or self._lanes):
+            while not (self._waiting or self._suspects or self._running):
                 if self._closing:
                     return False
                 self._wake.wait()
@@ -203,21 +202,16 @@ class Engine:
         except Exception as error:
             self._recover(error)
         self._let_join()
-        for lane in list(self._lanes):
-            self._advance(lane)
         return True
 
     def _part_with_leavers(self) -> None:
-        for one in [*self._waiting, *self._active()]:
+        for one in [*self._waiting, *self._running.values()]:
             if one.left:
                 self.counts["left"] += 1
                 _LOG.info("a client went away before its answer was complete")
         gone = [uid for uid, one in self._running.items() if one.left]
         for uid in gone:
             self._part(uid)
-        for lane in [lane for lane in self._lanes if lane.request.left]:
-            self._lanes.remove(lane)
-            lane.close()
         with self._wake:
             self._waiting = deque(one for one in self._waiting if not one.left)
         self._suspects = deque(one for one in self._suspects if not one.left)
@@ -248,7 +242,7 @@ class Engine:
     def _is_room(self, request: Request) -> bool:
         """Whether its bytes fit; prompts that were read before give way."""
         needed = self.memory.of_request(len(request.tokens) + request.max_tokens)
-        left = self.memory.free - sum(one._nbytes for one in self._active()) - needed
+        left = self.memory.free - sum(one._nbytes for one in self._running.values()) - needed
         if left < 0:
             return False
         request._nbytes = needed
@@ -261,7 +255,7 @@ class Engine:
         if not self.snapshots.max_bytes:
             return False
         enough = self.snapshots.longest(request.tokens) + _WORTH
-        for one in self._active():
+        for one in self._running.values():
             if not one._places or one.answer:
                 continue
             shared = min(common(one.tokens, request.tokens), len(request.tokens) - 1)
@@ -269,9 +263,6 @@ class Engine:
             if max([shared] if lasts else [n for n in one._places if n <= shared] or [0]) >= enough:
                 return True
         return False
-
-    def _active(self) -> list[Request]:
-        return [*self._running.values(), *(lane.request for lane in self._lanes)]
 
     def _join(self, request: Request) -> None:
         """Begin with a request, or go on with one whose step failed."""
@@ -289,12 +280,6 @@ class Engine:
                 )
             lasting = self._lasting if self._evicts_from(request) else None
             request._places = places(seen, self._boundaries, read, lasting)
-            if not self._batches:
-                lane = Lane(
-                    request, self.models, self._layers, caches, read, self.limits, self._spared
-                )
-                self._lanes.append(lane)
-                return
             bounds = [read, *request._places, len(seen)]
             [uid] = self._batch.insert_segments(
                 [[seen[a:b] for a, b in pairwise(bounds)]],
@@ -326,6 +311,8 @@ class Engine:
     # The batch
 
     def _new_batch(self) -> Any:
+        if not self._batches:
+            return Lanes(self.models, self._layers, self.limits)
         return BatchGenerator(
             self.model,
             completion_batch_size=self.limits.decode,
@@ -416,29 +403,6 @@ class Engine:
         if guilty is not None:
             self._end(guilty, Event(error=error))
         self._suspects.extendleft(one for one in reversed(running) if one is not guilty)
-
-    # Requests beside the batch
-
-    def _advance(self, lane: Lane) -> None:
-        """Read a chunk of its prompt, or make a token."""
-        request = lane.request
-        try:
-            if not lane.is_read:
-                if (held := lane.read_on()) is not None:
-                    self._keep(request.tokens[: lane.read], held, last=not request._places)
-                return
-            token, logprobs = lane.next()
-            reason = "length" if len(request.answer) + 1 >= request.max_tokens else None
-            reason = "stop" if token in self.tokenizer.eos_token_ids else reason
-            finish = self._take(request, token, logprobs, reason)
-        except Exception as error:
-            finish = Event(error=error)
-        if finish is not None:
-            self._lanes.remove(lane)
-            if finish.error is None:
-                lane.close()
-                self._keep(request.seen, lane.caches, last=True)
-            self._end(request, finish)
 
     def _tell_where_beyond(self, tokens: int) -> None:
         said = beyond_context(context_length(self.model), tokens)
