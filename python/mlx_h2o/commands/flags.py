@@ -60,12 +60,7 @@ _FLAGS: dict[str, tuple[Any, ...]] = {
     "--port": (number(0, 65535), 8080, "PORT", "where to listen; 0: a free one"),
     "--api-key": (str, None, "KEY", "what clients have to say"),
     "--allowed-hosts": (names_of, [], "NAMES", "of this server, beside addresses; *: any"),
-    "--allowed-origins": (
-        names_of,
-        [],
-        "ORIGINS",
-        "whose pages may ask, beside ours; *: any",
-    ),
+    "--allowed-origins": (names_of, [], "ORIGINS", "whose pages may ask, beside ours; *: any"),
     "--max-body": (nbytes, 1 << 26, "BYTES", "of a request"),
     "--grace": (number(0, kind=float), 30.0, "SECONDS", "that running answers have at the end"),
     "--log-level": (log_level, "INFO", "LEVEL", "DEBUG, INFO, WARNING or ERROR"),

@@ -12,13 +12,7 @@ from mlx_lm.sample_utils import make_sampler
 
 from ..lm.checks import vocabulary
 from ..lm.generate import load
-from ..lm.prompt_cache import (
-    beyond_context,
-    context_length,
-    evicting_caches,
-    summary,
-    tokens_seen,
-)
+from ..lm.prompt_cache import beyond_context, context_length, evicting_caches, summary, tokens_seen
 
 
 def loaded(args: argparse.Namespace, **tokenizer_config: Any) -> tuple[Any, Any]:

@@ -106,10 +106,7 @@ def with_suffix(file_name: str | os.PathLike[str]) -> str:
 
 
 def load_prompt_cache(
-    file_name: str | os.PathLike[str],
-    return_metadata: bool = False,
-    *,
-    model: Module | None = None,
+    file_name: str | os.PathLike[str], return_metadata: bool = False, *, model: Module | None = None
 ) -> Any:
     """The prompt cache that a file holds, settings included.
 
