@@ -6,6 +6,7 @@ import argparse
 import json
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import mlx.core as mx
 
@@ -45,23 +46,16 @@ def run(arguments: Sequence[str]) -> int:
         config["eos_token"] = args.eos_token
     model, tokenizer = loaded(args, **config)
     if tokenizer.has_chat_template:
+        asked = [{"role": "user", "content": text}]
         tokens = tokenizer.apply_chat_template(
-            [{"role": "user", "content": text}],
-            add_generation_prompt=False,
-            continue_final_message=True,
+            asked, add_generation_prompt=False, continue_final_message=True
         )
     else:
         tokens = tokenizer.encode(text)
     caches = settings.fitted(model).caches(model)
     began = time.perf_counter()
     with Watch(after=EVERY) as watch:
-        read_prompt(
-            model,
-            caches,
-            tokens,
-            args.prefill_step_size,
-            lambda done, total: watch("reading", done, total),
-        )
+        read_prompt(model, caches, tokens, args.prefill_step_size, partial(watch, "reading"))
     speed = len(tokens) / (time.perf_counter() - began)
     print(f"Processed {len(tokens):6d} tokens ({speed:6.2f} tok/s)")
     print(f"Peak memory: {mx.get_peak_memory() / 1e9:.3f} GB")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -66,19 +67,13 @@ def run(arguments: Sequence[str]) -> int:
     else:
         both = model, draft and draft[0], tokens_ahead(tokens, args.max_tokens)
         caches = settings.fitted(*both).caches(*both)
+    drafts = {"draft_model": draft[0], "num_draft_tokens": drafted} if draft else {}
     with Watch(after=EVERY) as watch:
         written = generate(
-            model,
-            tokenizer,
-            tokens,
-            args.verbose,
-            max_tokens=args.max_tokens,
-            sampler=chooses,
-            prefill_step_size=args.prefill_step_size,
-            prompt_cache=caches,
-            prompt_progress_callback=lambda done, total: watch("reading", done, total),
-            **{"draft_model": draft[0], "num_draft_tokens": drafted} if draft else {},
-        )
+            model, tokenizer, tokens, args.verbose, max_tokens=args.max_tokens, sampler=chooses,
+            prefill_step_size=args.prefill_step_size, prompt_cache=caches,
+            prompt_progress_callback=partial(watch, "reading"), **drafts,
+        )  # fmt: skip
     if not args.verbose:
         print(written)
     else:

@@ -34,16 +34,11 @@ def sampler(args: argparse.Namespace, model: Any, tokenizer: Any) -> Callable[[A
     top_k = getattr(args, "top_k", 0)
     if top_k >= (known := vocabulary(model)):
         raise ValueError(f"--top-k is {top_k}, expected fewer than all {known} tokens")
+    least = getattr(args, "min_p", 0.0), getattr(args, "min_tokens_to_keep", 1)
     found: Callable[[Any], Any] = make_sampler(
-        args.temp,
-        args.top_p,
-        getattr(args, "min_p", 0.0),
-        getattr(args, "min_tokens_to_keep", 1),
-        top_k=top_k,
-        xtc_probability=args.xtc_probability,
-        xtc_threshold=args.xtc_threshold,
-        xtc_special_tokens=tokenizer.encode("\n") + list(tokenizer.eos_token_ids),
-    )
+        args.temp, args.top_p, *least, top_k, args.xtc_probability, args.xtc_threshold,
+        tokenizer.encode("\n") + list(tokenizer.eos_token_ids),
+    )  # fmt: skip
     return found
 
 

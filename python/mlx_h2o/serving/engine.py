@@ -282,14 +282,11 @@ class Engine:
             request._places = places(seen, self._boundaries, read, lasting)
             bounds = [read, *request._places, len(seen)]
             [uid] = self._batch.insert_segments(
-                [[seen[a:b] for a, b in pairwise(bounds)]],
-                max_tokens=[request.max_tokens - len(request.answer)],
-                caches=[caches],
-                all_tokens=[seen[:read]],
-                samplers=[request.sampler(self._spared)],
+                [[seen[a:b] for a, b in pairwise(bounds)]], caches=[caches],
+                max_tokens=[request.max_tokens - len(request.answer)], all_tokens=[seen[:read]],
+                samplers=[request.sampler(self._spared)], stop_sequences=[self._ends],
                 logits_processors=[request.processors()],
-                stop_sequences=[self._ends],
-            )
+            )  # fmt: skip
             self._running[uid] = request
         except Exception as error:
             self._end(request, Event(error=error))
@@ -313,14 +310,11 @@ class Engine:
     def _new_batch(self) -> Any:
         if not self._batches:
             return Lanes(self.models, self._layers, self.limits)
+        together = min(self.limits.prompts, self.limits.decode)
         return BatchGenerator(
-            self.model,
-            completion_batch_size=self.limits.decode,
-            prefill_batch_size=min(self.limits.prompts, self.limits.decode),
-            prefill_step_size=self.limits.step,
-            sampler=greedy,
-            stream=generation_stream,
-        )
+            self.model, completion_batch_size=self.limits.decode, prefill_batch_size=together,
+            prefill_step_size=self.limits.step, sampler=greedy, stream=generation_stream,
+        )  # fmt: skip
 
     def _step(self) -> None:
         prompts, answers = self._batch.next()
