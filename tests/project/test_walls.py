@@ -15,11 +15,11 @@ GENERATED = {"_kernel_text.py", "kernel_text.h"}
 CODE = {".py", ".pyi", ".h", ".c", ".cpp", ".metal", ".swift"}
 
 MOST = {
-    "python": 18_660,
+    "python": 18_670,
     "python/mlx_h2o/caches": 3_950,
     "python/mlx_h2o/commands": 1_349,
     "python/mlx_h2o/evaluation": 1_740,
-    "python/mlx_h2o/lm": 2_700,
+    "python/mlx_h2o/lm": 2_708,
     "python/mlx_h2o/operations": 4_430,
     "python/mlx_h2o/policies": 640,
     "python/mlx_h2o/serving": 2_392,
