@@ -117,7 +117,8 @@ USED = {
     "models.cache.QuantizedKVCache", "models.cache.RotatingKVCache",
 }  # fmt: skip
 SERVING = {
-    "generate.BatchGenerator", "generate.StopSequences", "generate.TextStateMachine",
+    "generate.BatchGenerator", "generate.GenerationBatch", "generate.PromptProcessingBatch",
+    "generate.StopSequences", "generate.TextStateMachine",
     "generate.generation_stream", "generate.make_text_state_machine",
     "generate.speculative_generate_step", "sample_utils.make_logits_processors",
 }  # fmt: skip

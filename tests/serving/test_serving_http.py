@@ -258,7 +258,7 @@ def test_failures_are_told_and_the_server_goes_on(monkeypatch):
     original = module.Writer.take
 
     def failing(self, token):
-        return fail() if self._stops.texts == ("fail",) else original(self, token)
+        return fail() if self.stops == ("fail",) else original(self, token)
 
     monkeypatch.setattr(module.Writer, "take", failing)
     with app_of() as (url, engine):

@@ -15,14 +15,8 @@ import mlx.core as mx
 from mlx_lm.generate import DEFAULT_MODEL
 
 from ..lm.generate import stream_generate, summary
-from .models import (
-    add_flags,
-    loaded,
-    read_whole_characters,
-    sampler,
-    say_summary,
-    say_where_beyond,
-)
+from .flags import add_flags
+from .models import loaded, read_whole_characters, sampler, say_summary, say_where_beyond
 from .options import add_cache_flags, settings_of
 from .parsing import OneLineParser
 from .watch import EVERY, Watch

@@ -56,17 +56,9 @@ def run(arguments: Sequence[str]) -> int:
             print(f"mlx_h2o evaluate: {slow}", file=sys.stderr)
         with Watch() as watch:
             result = evaluate(
-                model,
-                tokenizer,
-                texts,
-                arms,
-                model_name=args.model,
-                tasks=args.tasks,
-                shares=args.bytes,
-                settings=settings,
-                file=args.output,
-                watch=watch,
-            )
+                model, tokenizer, texts, arms, model_name=args.model, tasks=args.tasks,
+                shares=args.bytes, settings=settings, file=args.output, watch=watch,
+            )  # fmt: skip
         print(report.table(result), end="\n\n")
         for note in report.notes(result):
             print(note)
@@ -142,7 +134,5 @@ def _text(name: str) -> tuple[str, str]:
         if name == "-":
             return "standard input", sys.stdin.buffer.read().decode("utf-8")
         return Path(name).name, Path(name).read_text(encoding="utf-8")
-    except OSError as error:
-        raise ValueError(f"--texts {name}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ValueError(f"--texts {name}: {error}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"--texts {name}: {getattr(error, 'strerror', error)}") from error

@@ -130,13 +130,12 @@ def _foreign(
     if queries.shape[2] > DECODE_QUERIES or isinstance(keys, tuple):
         out = stock()
         if isinstance(keys, tuple):
-            words, scales, biases = keys
-            packing = {"group_size": cache.group_size, "bits": cache.bits}
-            keys = mx.dequantize(words, scales, biases, **packing)
-        cache.update_scores(prefill.last_scores(queries, keys, scale=scale, mask=mask))
-        return out
-    out, scores = fast.scaled_dot_product_attention_with_scores(
-        queries, keys, values, scale=scale, mask=mask, sinks=sinks
-    )
+            packing: Any = {"group_size": cache.group_size, "bits": cache.bits}
+            keys = mx.dequantize(*keys, **packing)
+        scores = prefill.last_scores(queries, keys, scale=scale, mask=mask)
+    else:
+        out, scores = fast.scaled_dot_product_attention_with_scores(
+            queries, keys, values, scale=scale, mask=mask, sinks=sinks
+        )
     cache.update_scores(scores)
     return out

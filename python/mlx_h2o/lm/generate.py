@@ -148,11 +148,7 @@ def stream_generate(
 
 
 def generate(
-    model: Module,
-    tokenizer: Any,
-    prompt: str | list[int],
-    verbose: bool = False,
-    **kwargs: Any,
+    model: Module, tokenizer: Any, prompt: str | list[int], verbose: bool = False, **kwargs: Any
 ) -> str:
     """``mlx_lm.generate`` with evicting caches: the whole text at once.
 

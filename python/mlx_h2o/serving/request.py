@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,8 +15,6 @@ from .sampling import Sampling, greedy
 from .text import TokenLogprob, Writer, logprobs_of
 
 __all__ = ["BusyError", "Event", "Limits", "Request"]
-
-Processor = Callable[[mx.array, mx.array], mx.array]
 
 
 class BusyError(Exception):
@@ -77,7 +76,7 @@ class Request:
     """Tokens of the prompt that were not read again, once that is known."""
     answer: list[int] = field(default_factory=list)
     begun: float = field(default_factory=time.monotonic)
-    _drawn: int = 0
+    _tried: bool = False  # it joined again behind a step that failed, and has no token yet
     _nbytes: int = 0
     _failures: int = 0
     _failure: Exception | None = None
@@ -95,39 +94,25 @@ class Request:
         Args:
             spared: tokens that xtc never takes away.
         """
-
-        def place() -> int:
-            self._drawn += 1
-            return self._drawn - 1
-
-        sample = self.sampling.sampler(place, spared)
+        sample = self.sampling.sampler(itertools.count(len(self.answer)), spared)
         if sample is greedy:  # one call for all rows of a batch
             return greedy
+        return self._guarded(sample, lambda logprobs: mx.zeros(logprobs.shape[:1], mx.uint32))
 
-        def guarded(logprobs: mx.array) -> mx.array:
+    def processors(self) -> list[Callable[[mx.array, mx.array], mx.array]]:
+        """What changes its logits, guarded likewise."""
+        made = make_logits_processors(**self.penalties) if self.penalties else []
+        return [self._guarded(one, lambda tokens, logits: logits) for one in made]
+
+    def _guarded(self, run: Callable[..., Any], instead: Callable[..., Any]) -> Callable[..., Any]:
+        def guarded(*given: mx.array) -> Any:
             try:
-                return sample(logprobs)
+                return run(*given)
             except Exception as error:
                 self._failure = error
-                return mx.zeros(logprobs.shape[:1], mx.uint32)
+                return instead(*given)
 
         return guarded
-
-    def processors(self) -> list[Processor]:
-        """What changes its logits, guarded likewise."""
-
-        def guarded(process: Processor) -> Processor:
-            def run(tokens: mx.array, logits: mx.array) -> mx.array:
-                try:
-                    return process(tokens, logits)
-                except Exception as error:
-                    self._failure = error
-                    return logits
-
-            return run
-
-        made = make_logits_processors(**self.penalties) if self.penalties else []
-        return [guarded(one) for one in made]
 
     def take(self, tokenizer: Any, token: int, logprobs: mx.array, reason: str | None) -> Event:
         """What a token of the answer brings; with ``reason`` the model makes no more.
@@ -139,6 +124,7 @@ class Request:
         if self._failure is not None:
             raise self._failure
         self.answer.append(token)
+        self._tried = False
         writer, asked = self._writer, self.top_logprobs
         assert writer is not None
         if reason == "stop":
