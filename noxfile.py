@@ -573,6 +573,14 @@ def soak(session: nox.Session) -> None:
     python(session, "benchmarks/soak.py", *(session.posargs or ["300"]), env=fast_blas(session))
 
 
+@nox.session(venv_backend="none")
+def schemathesis(session: nox.Session) -> None:
+    """Requests made from the server's OpenAPI schema, for so many seconds: `-- 1800`."""
+    package(session)
+    command = ("benchmarks/from_schema.py", *(session.posargs or ["60"]))
+    python(session, *command, env=fast_blas(session))
+
+
 @nox.session(python=["3.11", "3.12", "3.13"], reuse_venv=True)
 @nox.parametrize(("mlx", "mlx_lm"), RELEASES)
 def versions(session: nox.Session, mlx: str, mlx_lm: str) -> None:

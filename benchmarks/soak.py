@@ -156,13 +156,13 @@ def answer_alone(client: openai.OpenAI, texts: list[Request], chats: list[Any]) 
 
 
 @contextmanager
-def server(folder: Path) -> Iterator[tuple[openai.OpenAI, subprocess.Popen[bytes]]]:
+def server(folder: Path, *flags: str) -> Iterator[tuple[openai.OpenAI, subprocess.Popen[bytes]]]:
     """A server that answers, and its process; it is ended with SIGTERM, if it was not before."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     command = [sys.executable, "-m", "mlx_h2o", "server", "--port", port, *FLAGS.split()]
-    command += ["--cache-dir", str(folder / "prompts")]
+    command += ["--cache-dir", str(folder / "prompts"), *flags]
     client = openai.OpenAI(
         base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0, timeout=900
     )

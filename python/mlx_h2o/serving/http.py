@@ -18,7 +18,7 @@ import prometheus_client
 from fastapi import Depends, FastAPI
 from fastapi import Request as HttpRequest
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -110,7 +110,7 @@ def make_app(engine: Engine, settings: Settings) -> FastAPI:
     route("/v1/completions", asking.completion, methods=["POST"])
     route("/v1/models", asking.models, methods=["GET"])
     route("/v1/models/{name:path}", asking.model, methods=["GET"])
-    route("/metrics", asking.tell_metrics, methods=["GET"])
+    route("/metrics", asking.tell_metrics, methods=["GET"], response_class=PlainTextResponse)
     app.add_api_route("/health", asking.health, methods=["GET"], response_model=None)
     return app
 
