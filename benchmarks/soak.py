@@ -41,8 +41,10 @@ from mlx_h2o.evaluation.environment import environment
 
 FLAGS = (
     "--model demo --max-kv-size 168 --layers equal --prefill-step-size 256 "
-    "--decode-concurrency 12 --prompt-concurrency 4 --prompt-cache-size 64 --cache-size 40MB"
+    "--decode-concurrency 12 --prompt-concurrency 4 --prompt-cache-size 128 --cache-size 40MB"
 )
+SHORT = 24
+"""Prompts that are asked most often: the first of :func:`requests`."""
 BUDGET = 168
 """Tokens of which all rows stay, so that an answer is the same however it was read."""
 BLOCK = 300.0
@@ -110,7 +112,7 @@ def requests() -> tuple[list[Request], list[tuple[Request, Request]]]:
         return tokenizer.decode([tokens[(start + i) % len(tokens)] for i in range(count)])
 
     texts = []
-    for i in range(24):
+    for i in range(SHORT):
         shared = part(900, 50) if i % 2 else ""
         prompt = f"{shared}{i} {part(37 * i, 8 + 37 * i % 170)}"
         texts.append(Request(f"text {i}", prompt=prompt, max_tokens=4 + i % 12))
@@ -226,18 +228,22 @@ class Load:
             self.counts[kind] += 1
 
     def text(self, rng: random.Random) -> None:
-        self.compare(rng.choice(self.texts), rng)
+        self.compare(self.any_text(rng), rng)
+
+    def any_text(self, rng: random.Random) -> Request:
+        """A short one, mostly."""
+        return rng.choice(self.texts[:SHORT] if rng.random() < 0.98 else self.texts)
 
     def chat(self, rng: random.Random) -> None:
         for turn in rng.choice(self.chats):
             self.compare(turn, rng)
 
     def left(self, rng: random.Random) -> None:
-        request = rng.choice(self.texts + [turn for chat in self.chats for turn in chat])
+        request = rng.choice([self.any_text(rng), *rng.choice(self.chats)])
         self.compare(request, rng, leave=rng.randint(1, 6))
 
     def sampled(self, rng: random.Random) -> None:
-        one = rng.choice(self.texts)
+        one = self.any_text(rng)
         warm = Request(one.name, **{**one.body, "temperature": 0.8, "top_p": 0.9})
         self.take(self.send(warm, stream=True))
 

@@ -316,28 +316,6 @@ def test_a_queue_that_is_full():
         check_refused(full, "wait already: try again later", 503)
 
 
-@pytest.mark.slow
-def test_sixty_four_clients_at_once(url):
-    """With wrong ones among them; the others get what they get alone."""
-    body = {"prompt": TEXT, "max_tokens": 2}
-    expected = said(post(url, body).json())
-    found: list[Any] = []
-
-    def go(number: int) -> None:
-        if number % 4 == 3:
-            wrong = as_json(WRONG[number % len(WRONG)][0])
-            found.append(httpx.post(f"{url}/v1/completions", **wrong).status_code == 400)
-        else:
-            found.append(said(post(url, body).json()) == expected)
-
-    threads = [threading.Thread(target=go, args=(number,)) for number in range(64)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == [True] * 64
-
-
 def test_the_openai_client(url):
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
     answer = client.chat.completions.create(
