@@ -36,7 +36,7 @@ def map_body(context: Any, body: Any) -> Any:
     if isinstance(found.get("model"), str):
         found["model"] = "demo"
     for name, most in MOST.items():
-        if type(found.get(name)) is int:
+        if isinstance(found.get(name), int | float):
             found[name] = min(found[name], most)
     if isinstance(found.get("logit_bias"), dict):
         found["logit_bias"] = dict(zip("56", found["logit_bias"].values(), strict=False))
@@ -79,13 +79,17 @@ def main() -> None:
         "cases": said["test_cases"]["generated"],
         "failures": said["failures"],
         "errors": said["errors"],
+        "accepted": {
+            name: sum(phase["accepted"] for phase in phases.values())
+            for name, phases in said["valid_rates"].items() if name.startswith("POST")
+        },
         "answers": {
             name: int(float(counts[f"mlx_h2o_{name}_total"]))
             for name in ("finished", "failed", "left", "answered")
         },
         "tracebacks_in_the_log": log.count("Traceback"),
         "health_at_the_end": health,
-    }
+    }  # fmt: skip
     print(json.dumps(result, indent=1))
     if args.json:
         args.json.write_text(json.dumps(result, indent=1) + "\n")

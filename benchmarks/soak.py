@@ -344,6 +344,7 @@ def end(client: openai.OpenAI, process: Any, request: Request, clients: int) -> 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("requests", type=int, nargs="?", default=10_000)
+    parser.add_argument("--seconds", type=float, default=86_400, help="at most")
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
@@ -365,7 +366,9 @@ def main() -> None:
             begun = time.monotonic()
             for thread in (watcher, *threads):
                 thread.start()
-            while not load.ended.wait(60):
+            while not load.ended.wait(min(60, args.seconds)):
+                if time.monotonic() - begun > args.seconds:
+                    load.ended.set()
                 state = (dict(load.counts), len(load.other), len(load.lost))
                 print("counted {}, other {}, lost {}".format(*state), flush=True)
             for thread in (watcher, *threads):

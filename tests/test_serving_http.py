@@ -400,7 +400,8 @@ def test_schemathesis_finds_no_failure(url, tmp_path):
     run = subprocess.run(
         [
             Path(sys.executable).with_name("schemathesis"), "run", f"{url}/openapi.json",
-            "--checks", "not_a_server_error,response_schema_conformance",
+            "--checks",
+            "not_a_server_error,response_schema_conformance,content_type_conformance",
             "--max-examples", "40", "--request-timeout", "60", "--no-color",
         ],
         capture_output=True, text=True, timeout=900, cwd=tmp_path,

@@ -106,8 +106,9 @@ def make_app(engine: Engine, settings: Settings) -> FastAPI:
     asking = _Asking(engine, settings, Metrics(engine))
     known = [Depends(asking.authorize)]
     route = partial(app.add_api_route, dependencies=known, response_model=None)
-    route("/v1/chat/completions", asking.chat, methods=["POST"])
-    route("/v1/completions", asking.completion, methods=["POST"])
+    streams: dict[int | str, Any] = {200: {"content": {"text/event-stream": {}}}}
+    route("/v1/chat/completions", asking.chat, methods=["POST"], responses=streams)
+    route("/v1/completions", asking.completion, methods=["POST"], responses=streams)
     route("/v1/models", asking.models, methods=["GET"])
     route("/v1/models/{name:path}", asking.model, methods=["GET"])
     route("/metrics", asking.tell_metrics, methods=["GET"], response_class=PlainTextResponse)
