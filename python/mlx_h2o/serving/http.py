@@ -26,6 +26,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from .answers import Answer, ChatChoice, Choice, failure
 from .engine import Engine
+from .grammar import Grammars
 from .guard import Guard
 from .metrics import Metrics
 from .prompts import of_chat, of_completion
@@ -133,6 +134,7 @@ class _Asking:
     def __init__(self, engine: Engine, settings: Settings, metrics: Metrics) -> None:
         self.engine, self.settings, self.metrics = engine, settings, metrics
         self._tokenizing = asyncio.Lock()  # tokenizers are for one thread at a time
+        self._grammars = Grammars(engine.tokenizer, engine.vocabulary)
         self._created = int(time.time())
 
     def authorize(self, request: HttpRequest) -> None:
@@ -173,7 +175,13 @@ class _Asking:
         found = await self._tokenize(partial(of_chat, tokenizer, body, self.settings.template))
         tools = [tool.model_dump(exclude_none=True) for tool in body.tools]
         choices = [ChatChoice(index, tokenizer, tools) for index in range(body.n)]
-        return await self._answer(body, [found], choices, request)
+        schema, grammar = body.answer_schema, None
+        if schema is not None:
+            if found[1] != "normal":
+                said = "response_format is given, and the model thinks before it answers."
+                raise WrongError(400, failure(said, param="response_format"))
+            grammar = await self._tokenize(partial(self._grammars.matcher, schema))
+        return await self._answer(body, [found], choices, request, grammar)
 
     def _described(self) -> dict[str, Any]:
         found = {"id": self.settings.name, "object": "model", "created": self._created}
@@ -198,7 +206,7 @@ class _Asking:
 
     async def _answer(
         self, body: GenerationBody, prompts: Sequence[tuple[list[int], str]],
-        choices: Sequence[Choice], asked: HttpRequest,
+        choices: Sequence[Choice], asked: HttpRequest, grammar: Any = None,
     ) -> Response:  # fmt: skip
         told: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
         loop = asyncio.get_running_loop()
@@ -213,7 +221,7 @@ class _Asking:
                 max_tokens=body.most_tokens or self.settings.max_tokens,
                 sampling=body.sampling(self.settings.sampling, choice),
                 penalties=body.penalties(), stops=body.stops, top_logprobs=body.top, state=state,
-                goes_on=isinstance(body, CompletionBody),
+                goes_on=isinstance(body, CompletionBody), grammar=grammar,
             )
             for place, (tokens, state) in enumerate(prompts) for choice in range(body.n)
         ]  # fmt: skip

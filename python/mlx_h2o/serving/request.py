@@ -10,6 +10,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.sample_utils import make_logits_processors
 
+from .grammar import constrain
 from .sampling import Sampling, greedy
 from .text import TokenLogprob, Writer, logprobs_of
 
@@ -59,6 +60,7 @@ class Request:
         top_logprobs: likeliest tokens to tell of with each one; None: no logprobs.
         state: the kind of text with which the answer begins.
         goes_on: whether the answer goes on with the text of the prompt.
+        grammar: a matcher of which a copy limits the answer; None: nothing does.
     """
 
     tokens: list[int]
@@ -70,6 +72,7 @@ class Request:
     top_logprobs: int | None = None
     state: str = "normal"
     goes_on: bool = False
+    grammar: Any = None
 
     left: bool = False
     """Set by whoever asked once nobody waits for the answer any more."""
@@ -127,6 +130,8 @@ class Request:
             return run
 
         made = make_logits_processors(**self.penalties) if self.penalties else []
+        if self.grammar is not None:
+            made.append(constrain(self.grammar.deep_copy(), len(self.tokens)))
         return [guarded(one) for one in made]
 
     def take(self, tokenizer: Any, token: int, logprobs: mx.array, reason: str | None) -> Event:
