@@ -87,6 +87,7 @@ WRONG = [
     ({"type": "json_schema", "json_schema": {"schema": {"type": "foo"}}}, "Invalid type: foo"),
     ({"type": "json_schema", "json_schema": {"schema": {"$ref": "#/a"}}}, "'/a' does not exist"),
     ({"type": "json_schema", "json_schema": {"schema": {"pattern": "("}}}, "unclosed group"),
+    ({"type": "json_schema", "json_schema": {"schema": {"minItems": 10**30}}}, "schema is wrong"),
     ({"type": "yaml"}, "response_format.type is wrong"),
 ]
 
@@ -104,6 +105,33 @@ def test_a_model_that_thinks_first_refuses(url, monkeypatch):
     answer = post(url, {"messages": CHAT} | MUCH, "chat/completions")
     check_refused(answer, "response_format is given, and the model thinks")
     assert answer.json()["error"]["param"] == "response_format"
+
+
+class Tiring:
+    """A matcher that gives up after some tokens."""
+
+    def __init__(self, whole: Any) -> None:
+        self.whole, self.left = whole, 4
+
+    def deep_copy(self) -> Any:
+        return Tiring(self.whole.deep_copy())
+
+    def is_error(self) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.whole, name)
+
+
+def test_a_grammar_that_fails_ends_its_request_alone():
+    model, tokenizer = demo()
+    matcher = Grammars(tokenizer, 4096).matcher(SCHEMA)
+    with engine_of([model], tokenizer) as engine:
+        alone = submit(engine, "The ship was").wait().text
+        both = [submit(engine, "The ship was", grammar=one) for one in (None, Tiring(matcher))]
+        assert both[0].wait().text == alone
+        assert "the schema is too much" in str(both[1].wait().error)
 
 
 @pytest.mark.slow

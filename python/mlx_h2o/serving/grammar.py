@@ -35,12 +35,16 @@ class Grammars:
                 raise ValueError("response_format needs a fast tokenizer, and the model has none.")
             ends = sorted(self._tokenizer.eos_token_ids)
             self._known = LLTokenizer(fast.to_str(), n_vocab=self._size, eos_token=ends)
-        made = LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": _SPACE})
-        found = LLMatcher(self._known, made, log_level=0)
-        if found.is_error():
-            said = " ".join(found.get_error().split())
-            raise ValueError(f"response_format.json_schema.schema is wrong: {said:.300}.")
-        return found
+        more: Any = {"whitespace_pattern": _SPACE}
+        try:
+            made = LLMatcher.grammar_from_json_schema(schema, overrides=more)
+            found = LLMatcher(self._known, made, log_level=0)
+            if not (said := found.get_error()):
+                return found
+        except ValueError as error:
+            said = str(error)
+        said = " ".join(said.split()).rstrip(".")
+        raise ValueError(f"response_format.json_schema.schema is wrong: {said:.300}.")
 
 
 def constrain(matcher: LLMatcher, given: int) -> Callable[[mx.array, mx.array], mx.array]:
@@ -62,6 +66,8 @@ def constrain(matcher: LLMatcher, given: int) -> Callable[[mx.array, mx.array], 
         if len(seen) < len(answer):
             return logits  # of a draft that is not taken
         bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
+        if matcher.is_error():
+            raise RuntimeError(f"the schema is too much: {matcher.get_error():.300}")
         return mx.where(mx.array(bits[: logits.shape[-1]] == 1), logits, -mx.inf)
 
     return process
