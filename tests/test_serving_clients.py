@@ -9,6 +9,7 @@ import openai
 import pytest
 
 from test_serving_http import CHAT, TEXT, app_of, chat, post, said
+from test_serving_json import SCHEMA
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +39,11 @@ def test_langchain_chats(url: str, given: dict[str, Any]) -> None:
     assert [one.content for one in model.batch([messages] * 3)] == [expected] * 3
     likely = model.bind(logprobs=True, top_logprobs=2).invoke(messages)
     assert len(likely.response_metadata["logprobs"]["content"]) == 6
+    schema = {"title": "Thing", "description": "", **SCHEMA}
+    thing = ChatOpenAI(**given, max_completion_tokens=120).with_structured_output(
+        schema, method="json_schema"
+    )
+    assert set(thing.invoke(messages)) == {"name", "age", "kind"}
     with pytest.raises(openai.BadRequestError, match="knows no tools"):
         model.bind_tools([{"name": "f", "description": "", "parameters": {}}]).invoke(messages)
 
