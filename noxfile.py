@@ -578,9 +578,17 @@ def downstream(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def soak(session: nox.Session) -> None:
-    """The server under sixteen mixed clients for so many seconds: `-- 3600`."""
+    """So many requests to the server, of sixteen mixed clients at once: `-- 10000`."""
     package(session)
-    python(session, "benchmarks/soak.py", *(session.posargs or ["60"]))
+    python(session, "benchmarks/soak.py", *(session.posargs or ["300"]), env=fast_blas(session))
+
+
+@nox.session(venv_backend="none")
+def schemathesis(session: nox.Session) -> None:
+    """Requests made from the server's OpenAPI schema, for so many seconds: `-- 1800`."""
+    package(session)
+    command = ("benchmarks/from_schema.py", *(session.posargs or ["60"]))
+    python(session, *command, env=fast_blas(session))
 
 
 @nox.session(python=["3.11", "3.12", "3.13"], reuse_venv=True)

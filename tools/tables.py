@@ -199,11 +199,16 @@ def reread(result: dict[str, Any]) -> str:
             one["model"],
             one["edit"],
             *(f"{one[name]:,}" for name in ("new", "stock_read", "ours_read")),
+            *(f"{one[name]:.2f} s" for name in ("stock_seconds", "ours_seconds")),
         ]
         for one in result["rows"]
     ]
-    table = _markdown(["model", "what changed", "from there on", "mlx_lm", "ours"], rows)
-    return f"{table}\n\nA conversation of {result['prompt_tokens']:,} tokens."
+    head = ["from there on", "mlx_lm", "ours", "first token, mlx_lm", "ours"]
+    table = _markdown(["model", "what changed", *head], rows)
+    said = f"A conversation of {result['prompt_tokens']:,} tokens. To the first token: median of "
+    loads = result["load_of_the_machine"]
+    said += f"{result['repeats']}, while the machine's load was {min(loads)} to {max(loads)}."
+    return f"{table}\n\n{textwrap.fill(said, width=100, break_on_hyphens=False)}"
 
 
 def real_models(result: dict[str, Any]) -> str:

@@ -19,9 +19,10 @@ from ..lm.routing import routing_for
 from .disk import PromptStore
 from .lanes import Lanes
 from .memory import Memory, bounds
+from .radix import common
 from .request import BusyError, Event, Limits, Request
 from .sampling import greedy
-from .snapshots import Snapshots, common, is_cuttable, places
+from .snapshots import Snapshots, is_cuttable, places
 from .text import Writer
 
 __all__ = ["Engine"]

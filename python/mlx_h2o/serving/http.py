@@ -18,7 +18,7 @@ import prometheus_client
 from fastapi import Depends, FastAPI, HTTPException
 from fastapi import Request as HttpRequest
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException as AnyHTTPException
@@ -27,6 +27,7 @@ from starlette.requests import ClientDisconnect
 
 from .answers import Answer, ChatChoice, Choice, failure
 from .engine import Engine
+from .grammar import Grammars
 from .guard import Guard
 from .metrics import Metrics
 from .request import BusyError, Event, Request
@@ -100,11 +101,12 @@ def make_app(engine: Engine, settings: Settings) -> FastAPI:
     asking = _Asking(engine, settings, Metrics(engine))
     known = [Depends(asking.authorize)]
     route = partial(app.add_api_route, dependencies=known, response_model=None)
-    route("/v1/chat/completions", asking.chat, methods=["POST"])
-    route("/v1/completions", asking.completion, methods=["POST"])
+    streams: dict[int | str, Any] = {200: {"content": {"text/event-stream": {}}}}
+    route("/v1/chat/completions", asking.chat, methods=["POST"], responses=streams)
+    route("/v1/completions", asking.completion, methods=["POST"], responses=streams)
     route("/v1/models", asking.models, methods=["GET"])
     route("/v1/models/{name:path}", asking.model, methods=["GET"])
-    route("/metrics", asking.tell_metrics, methods=["GET"])
+    route("/metrics", asking.tell_metrics, methods=["GET"], response_class=PlainTextResponse)
     app.add_api_route("/health", asking.health, methods=["GET"], response_model=None)
     return app
 
@@ -126,6 +128,7 @@ class _Asking:
     def __init__(self, engine: Engine, settings: Settings, metrics: Metrics) -> None:
         self.engine, self.settings, self.metrics = engine, settings, metrics
         self._tokenizing = asyncio.Lock()  # tokenizers are for one thread at a time
+        self._grammars = Grammars(engine.tokenizer, engine.vocabulary)
         self._created = int(time.time())
 
     def authorize(self, request: HttpRequest) -> None:
@@ -166,7 +169,13 @@ class _Asking:
         tokenizer = self.engine.tokenizer
         found = await self._tokenize(body.encoded, tokenizer, self.settings.template)
         choices = [ChatChoice(index, tokenizer, body.tools_given) for index in range(body.n)]
-        return await self._answer(body, [found], choices, request)
+        schema, grammar = body.answer_schema, None
+        if schema is not None:
+            if found[1] != "normal":
+                said = "response_format is given, and the model thinks before it answers."
+                raise _wrong(400, said, param="response_format")
+            grammar = await self._tokenize(self._grammars.matcher, schema)
+        return await self._answer(body, [found], choices, request, grammar)
 
     def _described(self) -> dict[str, Any]:
         found = {"id": self.settings.name, "object": "model", "created": self._created}
@@ -189,7 +198,7 @@ class _Asking:
 
     async def _answer(
         self, body: GenerationBody, prompts: Sequence[tuple[list[int], str]],
-        choices: Sequence[Choice], asked: HttpRequest,
+        choices: Sequence[Choice], asked: HttpRequest, grammar: Any = None,
     ) -> Response:  # fmt: skip
         told: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
         loop = asyncio.get_running_loop()
@@ -204,7 +213,7 @@ class _Asking:
                 max_tokens=body.most_tokens or self.settings.max_tokens,
                 sampling=body.sampling(self.settings.sampling, choice),
                 penalties=body.penalties(), stops=body.stops, top_logprobs=body.top, state=state,
-                goes_on=isinstance(body, CompletionBody),
+                goes_on=isinstance(body, CompletionBody), grammar=grammar,
             )
             for place, (tokens, state) in enumerate(prompts) for choice in range(body.n)
         ]  # fmt: skip

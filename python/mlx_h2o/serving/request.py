@@ -11,6 +11,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.sample_utils import make_logits_processors
 
+from .grammar import constrain
 from .sampling import Sampling, greedy
 from .text import TokenLogprob, Writer, logprobs_of
 
@@ -58,6 +59,7 @@ class Request:
         top_logprobs: likeliest tokens to tell of with each one; None: no logprobs.
         state: the kind of text with which the answer begins.
         goes_on: whether the answer goes on with the text of the prompt.
+        grammar: a matcher of which a copy limits the answer; None: nothing does.
     """
 
     tokens: list[int]
@@ -69,6 +71,7 @@ class Request:
     top_logprobs: int | None = None
     state: str = "normal"
     goes_on: bool = False
+    grammar: Any = None
 
     left: bool = False
     """Set by whoever asked once nobody waits for the answer any more."""
@@ -102,6 +105,8 @@ class Request:
     def processors(self) -> list[Callable[[mx.array, mx.array], mx.array]]:
         """What changes its logits, guarded likewise."""
         made = make_logits_processors(**self.penalties) if self.penalties else []
+        if self.grammar is not None:
+            made.append(constrain(self.grammar.deep_copy(), len(self.tokens)))
         return [self._guarded(one, lambda tokens, logits: logits) for one in made]
 
     def _guarded(self, run: Callable[..., Any], instead: Callable[..., Any]) -> Callable[..., Any]:

@@ -39,8 +39,22 @@ class StreamOptions(_Part):
     include_usage: bool = False
 
 
+class JsonSchema(_Part):
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = Field(None, description="every schema is kept to")
+    of: dict[str, Any] = Field(alias="schema")
+
+
 class ResponseFormat(_Part):
-    type: Literal["text"] = Field(description="answers cannot be constrained to JSON or a schema")
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _has_a_schema(self) -> ResponseFormat:
+        if (self.json_schema is None) == (self.type == "json_schema"):
+            raise ValueError(f"type is {self.type}, expected json_schema with json_schema alone")
+        return self
 
 
 class TextPart(_Part):
@@ -240,6 +254,14 @@ class ChatBody(GenerationBody):
             tokenizer.rfind_think_start(tokens) > tokenizer.rfind_think_end(tokens)
         )
         return tokens, tokenizer.response_initial_state or ("reasoning" if thinks else "normal")
+
+    @property
+    def answer_schema(self) -> dict[str, Any] | None:
+        """What the answer keeps to; None: it is any text."""
+        asked = self.response_format
+        if asked is None or asked.type == "text":
+            return None
+        return {"type": "object"} if asked.json_schema is None else asked.json_schema.of
 
     @property
     def most_tokens(self) -> int | None:
