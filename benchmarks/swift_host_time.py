@@ -39,11 +39,12 @@ ARMS = {
 
 def fields(name: str, turns: int, steps: int) -> dict[str, Any]:
     """A case of the Swift command."""
-    config = H2OConfig(max_kv_size=host_time.ROWS, **ARMS[name])
+    config = H2OConfig.of(max_kv_size=host_time.ROWS, **ARMS[name])
     given = {
-        "max_kv_size": config.max_kv_size, "sink_size": config.sink_size, "decay": config.decay,
-        "heavy_size": config.heavy_size, "recent_size": config.recent_size,
-        "policy": config.policy, "evict_every": config.evict_every,
+        "max_kv_size": config.max_kv_size, "sink_size": config.budget.sink_size,
+        "decay": config.named()["decay"],
+        "heavy_size": config.budget.heavy_size, "recent_size": config.recent_size,
+        "policy": config.policy.name, "evict_every": config.budget.evict_every,
     }  # fmt: skip
     given |= {} if config.kv_bits is None else {"kv_bits": config.kv_bits}
     scale = host_time.SIZE**-0.5

@@ -188,5 +188,5 @@ def test_numbers_that_do_not_fit_the_batch():
 
 def test_the_batch_of_a_cache_is_a_public_class():
     for column in KINDS:
-        config = H2OConfig(**SMALL | {"policy": "h2o-ema"} | COLUMNS[column].settings)
+        config = H2OConfig.of(**SMALL | {"policy": "h2o-ema"} | COLUMNS[column].settings)
         assert isinstance(H2OKVCache.merge([new_cache(config)]), BatchH2OKVCache)

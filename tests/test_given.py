@@ -286,8 +286,8 @@ def test_what_no_number_of_tokens_is_taken_back(n, demo):
 def test_seeds():
     for seed in (-1, 2**64):
         with pytest.raises(ValueError, match="random_seed"):
-            H2OConfig(random_seed=seed)
-    assert H2OConfig(random_seed=2**64 - 1)
+            H2OConfig.of(random_seed=seed)
+    assert H2OConfig.of(random_seed=2**64 - 1)
 
 
 # Files

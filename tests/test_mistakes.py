@@ -17,7 +17,7 @@ EVALUATE = ("evaluate", "--model", "demo")
     [
         ((*GENERATE, "--max-kv-size", "-5"), "--max-kv-size is -5, expected"),
         ((*GENERATE, "--max-kv-size", "64", "--kv-bits", "7"), "--kv-bits"),
-        ((*GENERATE, "--max-kv-size", "8", "--light-bits", "4"), "--light-bits is 4 and --kv-bits"),
+        ((*GENERATE, "--light-bits", "4"), "--light-bits is 4, expected --kv-bits too"),
         ((*GENERATE, "--seed", "-1"), "argument --seed: -1 is no seed, expected 0 to 2^64 - 1"),
         ((*GENERATE, "--seed", str(2**64)), "is no seed"),
         (("chat", "--model", "demo", "--seed", "x"), "argument --seed: invalid"),

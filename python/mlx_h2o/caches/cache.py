@@ -5,13 +5,12 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, ClassVar, cast
 
 import mlx.core as mx
 
-from .. import policies
-from ..config import H2OConfig
+from ..config import Affine, H2OConfig
 from ..operations.arguments import dtype_name
 from ..operations.backends import resolve
 from . import formats, tiers
@@ -84,7 +83,7 @@ class H2OKVCache(ScoredRows):
             )
         self.config = config
         self.name = name
-        self.policy = policies.build(config)
+        self.policy = config.policy
         self.unequal_budgets = False
         self._mixed, self._reach, self._group = config.mixed, config.reach, config.group
         self._stand_on(None)
@@ -642,7 +641,7 @@ class H2OKVCache(ScoredRows):
 
     @property
     def _settings(self) -> str:
-        given = asdict(self.config)
+        given = self.config.named()
         del given["preallocate"]  # of this process, and not of the rows
         usual = {"prefix_size": 0, "context_size": None, "fold": True, "rows_at": ()}
         for name, value in usual.items():
@@ -674,7 +673,7 @@ class H2OKVCache(ScoredRows):
         self._came_in = getattr(mx, given.pop("dtype", "float32"))
         if "diversity" not in given and given["policy"] == "h2o":
             given["policy"] = "h2o-ema"  # as it was called when there was none
-        self._configure(H2OConfig(**given), name)
+        self._configure(H2OConfig.of(**given), name)
         self.unequal_budgets = unequal
 
     def _restore(
@@ -749,7 +748,7 @@ class H2OKVCache(ScoredRows):
             ValueError: bits or sizes that H2OConfig refuses, or rows that cannot be quantised.
             RuntimeError: a chunk still waits for its scores.
         """
-        config = replace(self.config, kv_bits=bits, kv_group_size=group_size)
+        config = replace(self.config, format=Affine(bits, kv_group_size=group_size))
         self.flush()
         cache = self._packed(config, name=self.name)
         keys, values = self.keys, self.values
@@ -775,7 +774,7 @@ class H2OKVCache(ScoredRows):
                 )
             raise RuntimeError(
                 f"[H2OKVCache] {self._described()} got no {what} for its last update, and the "
-                f"policy {self.config.policy!r} needs {them}: call the model within "
+                f"policy {self.policy.name!r} needs {them}: call the model within "
                 "mlx_h2o.routing(model), or choose a policy that needs none."
             )
 
