@@ -243,30 +243,6 @@ def test_in_a_model():
     assert off.max() < 0.3 * np.abs(found[0]).max()
 
 
-@pytest.mark.parametrize(
-    ("given", "text"),
-    [
-        ({"light_bits": 4}, "light_bits is 4, expected kv_bits too"),
-        ({"dense_size": 4}, "dense_size is 4, expected kv_bits too"),
-        ({"kv_bits": 8, "light_bits": 3}, "light_bits is 3, expected one of"),
-        ({"kv_bits": 6, "light_bits": 4}, "kv_bits is 6, expected 4 or 8"),
-        (
-            {"kv_bits": 4, "light_bits": 4},
-            "kv_bits is 4, expected 4 or 8, and more than",
-        ),
-        ({"kv_bits": 8, "light_bits": 4, "v_bits": 4}, "v_bits is 4, expected none with"),
-        ({"kv_bits": 8, "dense_size": 64, "recent_size": 64}, "dense_size is 64, expected 0 to 63"),
-        ({"kv_bits": 8, "dense_size": -1}, "dense_size is -1"),
-    ],
-)
-def test_settings_that_are_refused(given, text):
-    if given.get("recent_size"):
-        given = given | {"heavy_size": 252 - given["recent_size"]}
-    with pytest.raises(ValueError, match=r"^\[H2OConfig\] ") as error:
-        H2OConfig.of(**given)
-    assert text in str(error.value)
-
-
 def test_the_newest_32_are_dense_by_default():
     assert H2OConfig.of(kv_bits=8, light_bits=4).dense_rows == 32
     assert H2OConfig.of(max_kv_size=16, kv_bits=8, light_bits=4).dense_rows == 3

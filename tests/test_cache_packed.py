@@ -216,22 +216,6 @@ def test_to_quantized_goes_on_with_the_same_rows(policy, tokens):
     assert packed.offset == tokens + 14
 
 
-@pytest.mark.parametrize(
-    ("given", "text"),
-    [
-        ({"kv_bits": 7}, "kv_bits is 7, expected one of"),
-        ({"kv_bits": True}, "kv_bits is True"),
-        ({"v_bits": 4}, "v_bits is 4, expected kv_bits too"),
-        ({"kv_bits": 8, "v_bits": 1}, "v_bits is 1"),
-        ({"kv_bits": 8, "kv_group_size": 48}, "kv_group_size is 48, expected one of"),
-    ],
-)
-def test_settings_that_are_refused(given, text):
-    with pytest.raises(ValueError, match=r"^\[H2OConfig\] ") as error:
-        H2OConfig.of(**given)
-    assert text in str(error.value)
-
-
 def test_a_dense_cache_takes_no_bits():
     with pytest.raises(ValueError, match=r"\[H2OKVCache\] kv_bits is 8, expected None"):
         H2OKVCache(H2OConfig.of(kv_bits=8))

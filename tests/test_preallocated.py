@@ -239,17 +239,3 @@ def test_generation_writes_the_same_text() -> None:
         for ahead in (False, True)
     ]
     assert texts[0] == texts[1]
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"preallocate": -1}, "preallocate is -1"),
-        ({"preallocate": "all"}, "preallocate is 'all'"),
-        ({"preallocate": True, "max_kv_size": None}, "expected a number of rows"),
-        ({"preallocate": True, "kv_bits": 8, "light_bits": 4}, "none with light_bits"),
-    ],
-)
-def test_what_cannot_be_is_refused(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        H2OConfig.of(**settings)

@@ -223,20 +223,6 @@ def test_what_attention_refuses(change, message):
 # Caches of them
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"kv_format": "turbo5"}, "kv_format is 'turbo5', expected one of: turbo2, turbo3"),
-        ({"kv_format": "turbo3", "kv_bits": 4}, "kv_bits is 4, expected none with kv_format"),
-        ({"kv_format": "turbo3", "kv_handed": "latents"}, "expected kv_bits for latent attention"),
-        ({"kv_format": "turbo3", "dense_size": 4}, "dense_size is 4, expected none with"),
-    ],
-)
-def test_what_settings_refuse(given, message):
-    with pytest.raises(ValueError, match=message):
-        H2OConfig.of(**given)
-
-
 @pytest.mark.parametrize(("size", "v_size"), [(48, 64), (64, 16), (33, 64), (2048, 64)])
 def test_sizes_that_are_refused_are_named(size, v_size):
     cache = H2OKVCache(H2OConfig.of(kv_format="turbo3"), name="tiny layer 3")

@@ -212,8 +212,8 @@ extension H2OConfiguration {
     ///
     /// - Throws: ``H2OError`` where the budget does not suit the other sizes
     public func with(maxKVSize rows: Int) throws -> H2OConfiguration {
-        var usual = Budget(maxKVSize, sinkSize: sinkSize)
-        usual = try usual.checked(format, policy)
+        let rows = Int(Int32(clamping: rows))
+        let usual = try Budget(maxKVSize, sinkSize: sinkSize).checked(format, policy)
         var other = budget
         other.maxKVSize = rows
         other.heavySize =

@@ -95,7 +95,8 @@ import Testing
     @Test func budgetsOfOtherHeadsAreRefused() throws {
         for (rows, said) in [
             ([8, 16, 8], "found 3 budgets for layer 1 of H2OTransformer, expected a number"),
-            ([], "found 0 budgets"), ([16, 4], "sinkSize is 4, expected fewer than maxKVSize = 4"),
+            ([], "found 0 budgets"),
+            ([16, 4], "sink_size is 4, expected fewer than max_kv_size = 4"),
         ] {
             let error = try #require(
                 #expect(throws: H2OError.self) {
@@ -122,8 +123,11 @@ import Testing
         }
         #expect(try message([16]).contains("found 1 budgets, expected one for each of the 2"))
         #expect(try message([16, [8, 16]]).contains("KV heads have budgets of their own needs"))
-        #expect(try message([16, 4]).contains("sinkSize is 4, expected fewer than maxKVSize = 4"))
-        #expect(try message([16, .each(Int.max)]).contains("maxKVSize is \(Int.max), expected"))
+        #expect(
+            try message([16, 4]).contains("sink_size is 4, expected fewer than max_kv_size = 4"))
+        #expect(
+            try message([16, .each(Int.max)]).contains(
+                "max_kv_size is 2147483647, expected at most"))
         let file = temporaryFile("json")
         defer { try? FileManager.default.removeItem(at: file) }
         #expect(throws: H2OError.self) { try rowsPerLayer(contentsOf: file) }
