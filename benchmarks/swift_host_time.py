@@ -40,12 +40,8 @@ ARMS = {
 def fields(name: str, turns: int, steps: int) -> dict[str, Any]:
     """A case of the Swift command."""
     config = H2OConfig.of(max_kv_size=host_time.ROWS, **ARMS[name])
-    given = {
-        "max_kv_size": config.max_kv_size, "sink_size": config.budget.sink_size,
-        "decay": config.named()["decay"],
-        "heavy_size": config.budget.heavy_size, "recent_size": config.recent_size,
-        "policy": config.policy.name, "evict_every": config.budget.evict_every,
-    }  # fmt: skip
+    names = ("max_kv_size", "sink_size", "heavy_size", "recent_size", "evict_every")
+    given = {name: config.named()[name] for name in (*names, "policy", "decay")}
     given |= {} if config.kv_bits is None else {"kv_bits": config.kv_bits}
     scale = host_time.SIZE**-0.5
     return given | {"name": name, "op": "host", "scale": scale, "count": turns, "steps": steps}

@@ -34,9 +34,8 @@ def seen(config, scores: np.ndarray) -> np.ndarray:
 def take_in(config, before: np.ndarray, given: np.ndarray) -> np.ndarray:
     """The new C [N] of a head, of what ``seen`` made [heads of the group, L, N]."""
     if config.policy.name == "h2o-ema":
-        return reference.accumulate(before[None, None], given[None], decay=config.policy.decay)[
-            0, 0
-        ]
+        decay = config.policy.decay
+        return reference.accumulate(before[None, None], given[None], decay=decay)[0, 0]
     if config.policy.name not in WEIGHTS:
         return before
     if config.policy.name == "tova":

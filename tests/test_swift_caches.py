@@ -34,6 +34,12 @@ CODES = {"kv_format": "turbo4v3", "kv_group_size": 32}
 POLICIES = ("h2o", "h2o-ema", "window", "keydiff")
 """Those that Swift has."""
 
+SETTINGS = (
+    *("max_kv_size", "sink_size", "heavy_size", "recent_size", "evict_every", "speculative"),
+    *("context_size", "policy", "decay", "kv_bits", "v_bits", "kv_frame", "kv_group_size"),
+    "kv_format",
+)
+"""Those that Swift is told."""
 Rounds = Sequence[tuple[int, int]]
 """Tokens that come together, and how many of them go back."""
 
@@ -55,7 +61,7 @@ def swift(tmp_path: Path) -> Leg:
 
 
 def case(name: str, rounds: Rounds, settings: dict[str, Any], **more: Any) -> Case:
-    config = H2OConfig.of(**settings)
+    named = H2OConfig.of(**settings).named()
     total = sum(count for count, _ in rounds)
     rng = np.random.default_rng(sum(map(ord, name)))
     shapes = {"queries": QUERY_HEADS, "keys": HEADS, "values": HEADS}
@@ -65,17 +71,10 @@ def case(name: str, rounds: Rounds, settings: dict[str, Any], **more: Any) -> Ca
     }
     fields = {
         "name": name, "op": "trace", "scale": SIZE**-0.5, "routed": True, "replay": False,
-        "max_kv_size": config.max_kv_size, "sink_size": config.budget.sink_size,
-        "decay": config.named()["decay"],
-        "heavy_size": config.budget.heavy_size, "recent_size": config.recent_size,
-        "policy": config.policy.name, "evict_every": config.budget.evict_every,
-        "speculative": config.speculative, "kv_group_size": config.kv_group_size,
-        "kv_frame": config.named()["kv_frame"],
         "rounds": [list(pair) for pair in rounds],
     }  # fmt: skip
-    optional = ("kv_bits", "v_bits", "kv_format", "context_size")
-    given = {name: config.named()[name] for name in optional}
-    return Case(fields | {k: v for k, v in given.items() if v is not None} | more, tensors)
+    given = {name: named[name] for name in SETTINGS if named[name] is not None}
+    return Case(fields | given | more, tensors)
 
 
 def in_python(case: Case, cache: Any, name: str = BACKEND) -> Outcome:
@@ -210,9 +209,8 @@ def test_files_go_both_ways(swift: Leg, kind: str, tmp_path: Path) -> None:
         (back,) = mlx_h2o.load_prompt_cache(one.fields["save"])
         assert isinstance(back, H2OKVCache)
         assert (back.config, back.name, back.offset) == (cache.config, cache.name, cache.offset)
-        last = case(
-            one.fields["name"] + "-again", [(1, 0)] * 100, {"policy": cache.config.policy.name}
-        )
+        again = one.fields["name"] + "-again"
+        last = case(again, [(1, 0)] * 100, {"policy": cache.policy.name})
         assert_same(in_python(last, back), in_python(last, cache))
 
 

@@ -166,22 +166,23 @@ class Budget:
         every = self.evict_every or self._usual_group
         return replace(self, heavy_size=heavy, recent_size=rest, evict_every=every)
 
-    def scaled(self, max_kv_size: int, policy: policies.Policy) -> Budget:
+    def scaled(self, rows: int, policy: policies.Policy) -> Budget:
         """Another number of rows: what was not chosen follows it, else the share of heavy rows
         stays."""
         heavy = None
         if self.max_kv_size is not None and self.heavy_size is not None:
             usual = replace(self, heavy_size=None, recent_size=None).filled(policy)
             if usual.heavy_size != self.heavy_size:
-                share = self.heavy_size * max_kv_size // self.max_kv_size
-                heavy = max(0, min(share, max_kv_size - self.protected - 1))
+                share = self.heavy_size * rows // self.max_kv_size
+                heavy = max(0, min(share, rows - self.protected - 1))
         chosen = self.max_kv_size is None or self.evict_every != self._usual_group
+        every = self.evict_every if chosen else None
         return replace(
             self,
-            max_kv_size=max_kv_size,
+            max_kv_size=rows,
             heavy_size=heavy,
             recent_size=None,
-            evict_every=self.evict_every if chosen else None,
+            evict_every=every,
             rows_at=(),
         )
 
@@ -400,13 +401,9 @@ class H2OConfig:
             raise ValueError(f"[H2OConfig] unknown settings {unknown}, expected some of: {known}.")
         own = {name: one for name, one in given.items() if (one, _DEFAULTS[name]) != (None, None)}
         tuned = {name: _made(policies.known(name), own) for name in policies.names()}
-        policy = own.get("policy", policies.KeyDiff.name)
-        return cls(
-            _made(Budget, own),
-            _format(own),
-            tuned[policies.known(policy).name],
-            kv_handed=own.get("kv_handed", "packed"),
-        )
+        policy = tuned[policies.known(own.get("policy", policies.KeyDiff.name)).name]
+        form = own.get("kv_handed", "packed")
+        return cls(_made(Budget, own), _format(own), policy, kv_handed=form)
 
     @classmethod
     def preset(cls, name: str, max_kv_size: int = 256, **settings: Any) -> H2OConfig:
@@ -439,10 +436,9 @@ class H2OConfig:
         """The same, with other settings of the budget."""
         return replace(self, budget=replace(self.budget, **changes))
 
-    def scaled(self, max_kv_size: int, **changes: Any) -> H2OConfig:
+    def scaled(self, rows: int) -> H2OConfig:
         """The same, with another number of rows and what follows it; see :meth:`Budget.scaled`."""
-        budget = self.budget.scaled(max_kv_size, self.policy)
-        return replace(self, budget=replace(budget, **changes))
+        return replace(self, budget=self.budget.scaled(rows, self.policy))
 
     @property
     def packs(self) -> bool:

@@ -80,9 +80,7 @@ _GROUPS: dict[str, dict[str, dict[str, Any]]] = {
             "action": "store_true",
             "help": "the same rows in all KV heads of a layer",
         },
-        "random_seed": _number(
-            "SEED", f"of the policy random (default: {policies.Random.random_seed})"
-        ),
+        "random_seed": _number("SEED", "of the policy random (default: 0)"),
     },
     "KV cache: bits": {
         "kv_bits": _number("BITS", "quantise rows to this many bits (default: off)"),

@@ -32,21 +32,15 @@ class OneLineParser(argparse.ArgumentParser):
         super().__init__(**usual | given)
 
     def error(self, message: str) -> NoReturn:
-        line = " ".join(message.split())
-        self.exit(2, f"{self.prog}: error: {line} (see --help)\n")
+        self.exit(2, f"{self.prog}: error: {' '.join(message.split())} (see --help)\n")
 
 
 def told(error: Exception) -> str:
     """What is wrong, in one line and in the names that are typed."""
     if isinstance(error, SettingError):
-        return error.told(_flag)
-    line = " ".join(str(error).split())
-    operation, end, rest = line.partition("] ")
-    return rest if end and operation.startswith("[") else line
-
-
-def _flag(name: str) -> str:
-    return name if name in _NO_FLAGS else f"--{name.replace('_', '-')}"
+        return error.told(lambda n: n if n in _NO_FLAGS else f"--{n.replace('_', '-')}")
+    operation, end, rest = " ".join(str(error).split()).partition("] ")
+    return rest if end and operation.startswith("[") else operation + end + rest
 
 
 def checked(reading: Callable[[str], Any], check: Callable[[Any], Any]) -> Callable[[str], Any]:

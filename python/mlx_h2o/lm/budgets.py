@@ -10,8 +10,8 @@ from typing import Any
 
 from ..config import H2OConfig
 
-Budget = int | H2OConfig
-Budgets = Sequence[Budget | Sequence[Budget]] | str | PathLike[str]
+_Own = int | H2OConfig
+Budgets = Sequence[_Own | Sequence[_Own]] | str | PathLike[str]
 """Per evicting layer: ``max_kv_size``, or all settings, or a list of these, one for each KV head;
 or a file that holds them."""
 

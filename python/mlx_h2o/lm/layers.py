@@ -137,7 +137,7 @@ def rows_by_head(
             (tokens, sum(each[layer][head] for head in heads) // len(heads))
             for tokens, each in shorter
         )
-        return config.scaled(own, rows_at=tuple(pairs))
+        return config.scaled(own).with_budget(rows_at=tuple(pairs))
 
     of_level = [{own: settled(at, own) for own in {*layer}} for at, layer in enumerate(by_head)]
     return [[of_level[at][own] for own in layer] for at, layer in enumerate(by_head)]

@@ -425,6 +425,5 @@ def _for_model(model: Module, config: H2OConfig) -> H2OConfig:
     """The settings, with what only the model knows where they do not say it."""
     if config.context_size is None:
         config = config.with_budget(context_size=context_length(model))
-    if config.kv_handed == "packed":
-        config = replace(config, kv_handed=handed(model, config.packs))
-    return config
+    form = handed(model, config.packs)
+    return replace(config, kv_handed=form) if config.kv_handed == "packed" != form else config
