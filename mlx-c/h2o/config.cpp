@@ -60,10 +60,8 @@ void check_budget(const mlx_h2o_budget& budget) {
   check_int("recent_size", given(budget.recent_size, 0), 0);
   check_int("context_size", budget.context_size, 0);
   // In 64 bits, since three sizes are added.
-  const int64_t sinks = budget.sink_size;
-  const int64_t heavy = given(budget.heavy_size, 0);
-  const int64_t recent = given(budget.recent_size, 0);
-  const int64_t drafts = sinks + budget.speculative + 2;
+  const int64_t sinks = budget.sink_size, drafts = sinks + budget.speculative + 2;
+  const int64_t heavy = given(budget.heavy_size, 0), recent = given(budget.recent_size, 0);
   expect(sinks < rows, op, "sink_size is ", sinks, ", expected fewer than max_kv_size = ", rows,
          ": no row could ever be evicted.");
   expect(sinks + heavy + recent <= rows, op, "max_kv_size is ", rows,
@@ -109,17 +107,6 @@ mlx_h2o_config checked(mlx_h2o_config config) {
   return config;
 }
 
-mlx_h2o_config preset(const char* of_preset, const char* name, int max_kv_size) {
-  const int divisor = named(of_preset, "name", name, presets).divisor;
-  check_int("max_kv_size", max_kv_size, 1);
-  mlx_h2o_config config = mlx_h2o_config_new();
-  config.budget.max_kv_size = max_kv_size;
-  config.policy.name = "h2o-ema";  // the paper's
-  const int spare = max_kv_size - config.budget.sink_size - 1;
-  config.budget.heavy_size = some(std::max(0, std::min(max_kv_size / divisor, spare)));
-  return checked(config);
-}
-
 }  // namespace
 
 mlx_h2o_config mlx_h2o_config_new(void) {
@@ -132,6 +119,14 @@ int mlx_h2o_config_resolve(mlx_h2o_config* config) {
 }
 
 int mlx_h2o_config_preset(mlx_h2o_config* res, const char* name, int max_kv_size) {
-  return operation("H2OConfig.preset", {{"res", res}},
-                   [&](const char* of_preset) { *res = preset(of_preset, name, max_kv_size); });
+  return operation("H2OConfig.preset", {{"res", res}}, [&](const char* of_preset) {
+    const int divisor = named(of_preset, "name", name, presets).divisor;
+    check_int("max_kv_size", max_kv_size, 1);
+    mlx_h2o_config config = mlx_h2o_config_new();
+    config.policy.name = "h2o-ema";  // the paper's
+    config.budget.max_kv_size = max_kv_size;
+    const int spare = max_kv_size - config.budget.sink_size - 1;
+    config.budget.heavy_size = some(std::max(0, std::min(max_kv_size / divisor, spare)));
+    *res = checked(config);
+  });
 }

@@ -43,8 +43,7 @@ typedef struct mlx_h2o_config_ {
   mlx_h2o_policy policy;
 } mlx_h2o_config;
 
-/** The defaults: 256 rows, 4 sinks, sizes without a value, rows as they come, "keydiff". Nothing to
- *  free. */
+/** The defaults: 256 rows, 4 sinks, no other sizes, dense, "keydiff". Nothing to free. */
 mlx_h2o_config mlx_h2o_config_new(void);
 
 /** Check the settings and give those without a value their values, in place: afterwards
