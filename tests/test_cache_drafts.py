@@ -130,8 +130,6 @@ def test_batches_take_no_drafts():
 
 
 def test_settings_of_drafts():
-    with pytest.raises(ValueError, match=r"\[H2OConfig\] speculative is -1, expected an int"):
-        H2OConfig.of(speculative=-1)
     # One row must be left that may go.
     with pytest.raises(ValueError, match=r"\[H2OConfig\].*speculative"):
         H2OConfig.of(max_kv_size=8, sink_size=3, speculative=4)

@@ -9,7 +9,7 @@ import pytest
 from cache_columns import COLUMNS, SIZE, step_of
 from cache_courses import HEADS, Course
 from cache_invariants import arrays_of
-from mlx_h2o import H2OConfig, make_prompt_cache, policies, routing
+from mlx_h2o import make_prompt_cache, policies, routing
 from mlx_h2o.operations.composed.recoding import recoded
 from tiny_models import random_prompt, tiny_qwen3
 
@@ -241,13 +241,6 @@ def test_in_a_model():
     off = np.abs(found[1] - found[0]).max(axis=-1)
     assert off[:29].max() < 1e-3  # nothing is packed before the first chunk is over
     assert off.max() < 0.3 * np.abs(found[0]).max()
-
-
-def test_the_newest_32_are_dense_by_default():
-    assert H2OConfig.of(kv_bits=8, light_bits=4).dense_rows == 32
-    assert H2OConfig.of(max_kv_size=16, kv_bits=8, light_bits=4).dense_rows == 3
-    assert H2OConfig.of(kv_bits=8, v_bits=4).dense_rows == 0
-    assert H2OConfig.of(kv_bits=8, light_bits=4, dense_size=0).dense_rows == 0
 
 
 def test_a_chunk_below_the_budget_is_packed_at_once():

@@ -80,6 +80,13 @@ def test_more_than_the_budget_is_an_error():
         ({"shared_heads": 1}, "shared_heads is 1, expected a bool"),
         ({"fold": None}, "fold is None, expected a bool"),
         ({"random_seed": -1}, "random_seed is -1, expected an int of at least 0"),
+        ({"random_seed": 2**64}, f"random_seed is {2**64}, expected at most {2**64 - 1}"),
+        ({"speculative": -1}, "speculative is -1, expected an int"),
+        ({"context_size": -1}, "context_size is -1, expected an int of at least 0"),
+        ({"context_size": 2.5}, "context_size is 2.5, expected an int"),
+        ({"context_size": True}, "context_size is True, expected an int"),
+        ({"kv_frame": 1}, "kv_frame is 1, expected a bool"),
+        ({"kv_bits": 8, "kv_frame": None}, "kv_frame is None, expected a bool"),
         ({"kv_bits": 7}, "kv_bits is 7, expected one of"),
         ({"kv_bits": 8, "sparse_v": 1}, "sparse_v is 1, expected a number of at least 0, below 1"),
         ({"kv_bits": 8, "sparse_v": -1e-6}, "sparse_v is -1e-06, expected a number"),
@@ -153,6 +160,8 @@ def test_mixed_precision_as_published_has_no_dense_rows():
     assert H2OConfig.of(**settings, dense_size=0).dense_rows == 0
     assert H2OConfig.of(**settings, dense_size=0, recent_size=1, heavy_size=251).dense_rows == 0
     assert H2OConfig.of(**settings).dense_rows == 32
+    assert H2OConfig.of(**settings, max_kv_size=16).dense_rows == 3
+    assert H2OConfig.of(kv_bits=8, v_bits=4).dense_rows == 0
 
 
 def test_drafts_need_room_beside_the_sinks():
@@ -191,7 +200,10 @@ MADE = {
         {"policy": "h2o", "diversity": 0.25, "fold": False},
     ),
     "average": (H2OConfig(policy=policies.H2OEma(0.5)), {"policy": "h2o-ema", "decay": 0.5}),
-    "a sample": (H2OConfig(policy=policies.Random(3)), {"policy": "random", "random_seed": 3}),
+    "a sample": (
+        H2OConfig(policy=policies.Random(2**64 - 1)),
+        {"policy": "random", "random_seed": 2**64 - 1},
+    ),
     "of another policy": (H2OConfig(), {"decay": 0.5, "fold": False, "kv_group_size": 32}),
 }
 

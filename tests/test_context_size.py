@@ -112,11 +112,3 @@ def test_caches_of_a_model_have_the_context_that_it_names():
     assert fit_bytes(model, 100_000, context_size=0, kv_group_size=32).config.context_size == 0
     del model.args.max_position_embeddings
     assert sizes() == [None, None, 200]
-
-
-@pytest.mark.parametrize("wrong", [-1, 2.5, True, "2048"])
-def test_a_context_is_a_number_of_tokens(wrong):
-    with pytest.raises(
-        ValueError, match=r"^\[H2OConfig\] context_size is .*expected an int of at "
-    ):
-        H2OConfig.of(context_size=wrong)

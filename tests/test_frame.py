@@ -248,12 +248,6 @@ def _empty(config: H2OConfig) -> H2OKVCache:
     return (H2OKVCache if config.kv_bits is None else QuantizedH2OKVCache)(config)
 
 
-@pytest.mark.parametrize("given", [1, None, "yes"])
-def test_what_is_no_bool_is_refused(given):
-    with pytest.raises(ValueError, match=r"\[H2OConfig\] kv_frame is .*, expected a bool"):
-        H2OConfig.of(kv_bits=8, kv_frame=given)
-
-
 NOTICES: dict[str, Callable[[], None]] = {
     "attention": lambda: test_attention_is_that_over_the_true_rows(64, 64, None, "h2o-ema"),
     "rows": lambda: test_rows_are_moved_and_rotated_and_come_back(64),
