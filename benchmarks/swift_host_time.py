@@ -66,7 +66,7 @@ def swift(command: Path, backend: str, turns: int, steps: int) -> dict[str, list
 
 def python(backend: str, turns: int, steps: int) -> dict[str, list[float]]:
     with mlx_h2o.use_backend(backend):
-        arms = {name: host_time.Arm(name) for name in ARMS}
+        arms = {name: host_time.Arm(name, steps) for name in ARMS}
         for arm in arms.values():
             for _ in range(turns):
                 arm.take_turn(steps)
