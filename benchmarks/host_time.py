@@ -78,7 +78,7 @@ class Arm:
             rows = [ROWS] * KV_HEADS
             if name.startswith("groups"):
                 rows[1] *= 2
-            self.cache = HeadGroups.of_rows([config.with_budget(one) for one in rows])
+            self.cache = HeadGroups.of_rows([config.scaled(one) for one in rows])
         self.seconds: list[float] = []
         shapes, count = (HEADS, KV_HEADS, KV_HEADS), 8 if self.masked else 1
         self.rows = [mx.random.normal((count, heads, 1, SIZE)) for heads in shapes]

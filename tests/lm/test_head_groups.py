@@ -58,8 +58,8 @@ def test_each_group_is_a_cache_of_its_heads(policy, given):
     """By hand: the same rows, outputs and evictions as of two caches and two attentions."""
     config = H2OConfig.of(policy=policy, sink_size=2, max_kv_size=12, **given)
     sizes = {12: [0, 2], 20: [1]}
-    groups = HeadGroups.of_rows([config, config.with_budget(20), config])
-    alone = {rows: evicting_cache(config.with_budget(rows)) for rows in sizes}
+    groups = HeadGroups.of_rows([config, config.scaled(20), config])
+    alone = {rows: evicting_cache(config.scaled(rows)) for rows in sizes}
     rng = np.random.default_rng(3)
 
     for length in (5, 17, 3, *[1] * 12):
@@ -125,7 +125,7 @@ def test_masks_with_an_axis_of_heads_are_cut(policy):
     expected = mx.fast.scaled_dot_product_attention(q, k, v, scale=0.2, mask=seen)
     for mask in (seen, mx.where(seen, 0.0, -mx.inf)):
         config = H2OConfig.of(policy=policy)
-        groups = HeadGroups.of_rows([config, config.with_budget(90), config])
+        groups = HeadGroups.of_rows([config, config.scaled(90), config])
         keys, values = groups.update_and_fetch(k, v)
         found = attend(partial(stock), q, keys, values, groups, scale=0.2, mask=mask)
         np.testing.assert_allclose(np.array(found), np.array(expected), rtol=1e-5, atol=1e-5)
