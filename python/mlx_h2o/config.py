@@ -8,8 +8,8 @@ from typing import Any, Generic, TypeVar, cast
 
 from . import policies
 from .errors import SettingError, check, check_bool, check_int, check_known, check_share
+from .operations.arguments import BITS, GROUP_SIZES
 from .operations.composed import turbo
-from .operations.validate_quantized import BITS, GROUP_SIZES
 
 __all__ = ["HANDED", "KV_FORMATS", "PRESETS", "Affine", "Budget", "Codes", "Dense", "H2OConfig"]
 __all__ += ["Mixed", "SettingError", "setting_names"]

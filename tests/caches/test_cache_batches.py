@@ -151,7 +151,7 @@ def test_batches_of_no_sequences(column):
 def test_caches_that_do_not_fit_each_other():
     with pytest.raises(ValueError, match=r"\[BatchH2OKVCache.merge\] found a KVCache"):
         H2OKVCache.merge([H2OKVCache(), mlx_lm_cache.KVCache()])
-    with pytest.raises(ValueError, match=r"\[BatchH2OKVCache.merge\] found the settings .*window"):
+    with pytest.raises(ValueError, match=r"\[BatchH2OKVCache.merge\] found the settings .*Window"):
         H2OKVCache.merge([small("h2o-ema"), small("window")])
     with pytest.raises(ValueError, match=r"\[BatchH2OKVCache.merge\] found"):
         H2OKVCache.merge([H2OKVCache(), QuantizedH2OKVCache()])
