@@ -32,7 +32,8 @@ void check_int(const char* name, int value, int least) {
 
 void check_known(const char* name, int value, const Shape& known) {
   const bool found = std::find(known.begin(), known.end(), value) != known.end();
-  expect(found, op, name, " is ", value, ", expected one of ", shown(known), ".");
+  const std::string all = mlx_h2o::shown(known.data(), known.size());
+  expect(found, op, name, " is ", value, ", expected one of ", all, ".");
 }
 
 // The one of this name; `what` is what a message calls it.
