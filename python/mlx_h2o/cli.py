@@ -51,7 +51,7 @@ def _run(given: Sequence[str]) -> int:
     if command not in _COMMANDS:
         print(f"mlx_h2o: {command!r} is not a command.\n{_usage()}", file=sys.stderr)
         return 2
-    from .commands.parsing import in_flags
+    from .commands.parsing import told
 
     module = importlib.import_module(f".commands.{command}", __package__)
     try:
@@ -60,7 +60,7 @@ def _run(given: Sequence[str]) -> int:
         raise
     except (OSError, ValueError) as error:
         sys.stdout.flush()  # fails again if that is what has failed
-        print(f"mlx_h2o {command}: {in_flags(str(error))}", file=sys.stderr)
+        print(f"mlx_h2o {command}: {told(error)}", file=sys.stderr)
         return 2
 
 

@@ -89,7 +89,7 @@ def fed(
 
 
 def config(policy: str = "h2o-ema", **settings: Any) -> H2OConfig:
-    return H2OConfig(max_kv_size=16, sink_size=2, recent_size=5, policy=policy, **settings)
+    return H2OConfig.of(max_kv_size=16, sink_size=2, recent_size=5, policy=policy, **settings)
 
 
 @pytest.mark.parametrize("policy", ["h2o-ema", "keydiff", "value-aware"])

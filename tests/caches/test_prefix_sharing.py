@@ -97,7 +97,7 @@ def test_other_models(make):
 
 
 def test_an_unbounded_cache_shares_all_that_is_common():
-    model, config = tiny_qwen3(), H2OConfig(max_kv_size=None)
+    model, config = tiny_qwen3(), H2OConfig.of(max_kv_size=None)
     found = answered(model, None, max_kv_size=config)
     assert {cache.prefix_rows for one in found.caches for cache in one} == {LENGTH}
     for prompt, tokens in zip(PROMPTS, found.token_ids, strict=True):
@@ -263,7 +263,7 @@ def test_rows_that_are_set_are_its_own():
 
 
 def held(tokens: int = 40, **given):
-    cache = H2OKVCache(H2OConfig(**{"max_kv_size": 64, "prefix_size": 36} | given), name="one")
+    cache = H2OKVCache(H2OConfig.of(**{"max_kv_size": 64, "prefix_size": 36} | given), name="one")
     rows = mx.ones((1, 2, tokens, 32))
     keys, values = cache.update_and_fetch(rows, rows)
     if isinstance(keys, mx.array):
@@ -287,7 +287,7 @@ def test_rows_that_cannot_be_shared(settings, rows, said):
 
 
 def test_kinds_that_share_nothing():
-    mixed = H2OConfig(max_kv_size=64, kv_bits=8, light_bits=4, prefix_size=36)
+    mixed = H2OConfig.of(max_kv_size=64, kv_bits=8, light_bits=4, prefix_size=36)
     with pytest.raises(ValueError, match="found|mixed precision"):
         make_prompt_cache(tiny_qwen3(head_dim=32), mixed)[0].share(36)
     with pytest.raises(ValueError, match="several sequences"):

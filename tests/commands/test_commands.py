@@ -44,7 +44,7 @@ def test_a_saved_prompt_goes_on(tmp_path, capsys):
     printed = capsys.readouterr().out
     model, tokenizer = load("demo")
     caches = load_prompt_cache(file, model=model)
-    assert caches[0].config == H2OConfig(
+    assert caches[0].config == H2OConfig.of(
         max_kv_size=24, sink_size=2, policy="keydiff", evict_every=1, context_size=2048
     )
     expected = stream_generate(
@@ -167,7 +167,7 @@ ALL_FLAGS = (
     "--evict-every 4 --shared-heads --random-seed 3 --kv-bits 8 --kv-group-size 32 --light-bits 4 "
     "--dense-size 0 --sparse-v 1e-6"
 )
-ASKED = H2OConfig(
+ASKED = H2OConfig.of(
     max_kv_size=60, policy="window", sink_size=2, heavy_size=30, recent_size=28, decay=0.5,
     evict_every=4, shared_heads=True, random_seed=3, kv_bits=8, kv_group_size=32, light_bits=4,
     dense_size=0, sparse_v=1e-6,
@@ -211,12 +211,12 @@ def test_every_command_has_every_flag(command, budgets, tmp_path, monkeypatch):
     sized = asked(command, "--max-kv-bytes 2MB --kv-bits 8", monkeypatch)["sized"]
     assert sized == {"max_kv_bytes": 2_000_000, "kv_bits": 8, "speculative": 0}
     found = asked(command, "--max-kv-size none --kv-bits 8 --v-bits 4", monkeypatch)
-    assert found["config"] == H2OConfig(max_kv_size=None, kv_bits=8, v_bits=4)
+    assert found["config"] == H2OConfig.of(max_kv_size=None, kv_bits=8, v_bits=4)
 
 
 def test_the_server_and_its_drafts(budgets, capsys, monkeypatch):
     found = asked("server", "--draft-model demo --num-draft-tokens 5", monkeypatch)
-    assert found["config"] == H2OConfig(speculative=5)
+    assert found["config"] == H2OConfig.of(speculative=5)
     with pytest.raises(SystemExit):
         cli.main(["server", "--draft-model", "demo", "--budgets", budgets])
     assert "--budgets with --draft-model" in capsys.readouterr().err

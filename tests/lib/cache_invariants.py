@@ -81,7 +81,7 @@ def check_invariants(
     for b, offset in enumerate(offsets):
         (length,) = set(lengths[b].tolist())  # as many in every head
         start = offset - config.recent_size if window is None else window[b]
-        first = max(config.sink_size, config.prefix_size)
+        first = max(config.budget.sink_size, config.prefix_size)
         protected = {*range(min(first, offset)), *range(max(0, start), offset)}
         for found in positions[b].tolist():
             rows = [position for position in found if position >= 0]

@@ -26,7 +26,7 @@ pytestmark = NATIVE
 
 
 def full_cache(tokens: int, bits: int | None) -> H2OKVCache:
-    config = H2OConfig(max_kv_size=BUDGET, policy="h2o-ema", kv_bits=bits)
+    config = H2OConfig.of(max_kv_size=BUDGET, policy="h2o-ema", kv_bits=bits)
     cache = (H2OKVCache if bits is None else QuantizedH2OKVCache)(config)
     queries, rows = mx.zeros((1, 4, 1, 64), mx.float16), mx.zeros((1, 2, 1, 64), mx.float16)
     for _ in range(tokens):
@@ -112,7 +112,7 @@ def calls_of_steps(cache: H2OKVCache, sequences: int, tokens: int, taken_back: i
 def test_a_step_of_a_batch_of_unlike_lengths_takes_few_calls(policy):
     caches = []
     for count in (3, 9, 5):
-        cache = H2OKVCache(H2OConfig(max_kv_size=BUDGET, policy=policy))
+        cache = H2OKVCache(H2OConfig.of(max_kv_size=BUDGET, policy=policy))
         queries, rows = (mx.zeros((1, heads, count, 64)) for heads in (4, 2))
         cache.attend(queries, *cache.update_and_fetch(rows, rows), scale=0.1, mask="causal")
         caches.append(cache)
@@ -121,7 +121,7 @@ def test_a_step_of_a_batch_of_unlike_lengths_takes_few_calls(policy):
 
 @pytest.mark.parametrize("policy", ["keydiff", "h2o"])
 def test_a_step_of_drafts_takes_few_calls(policy):
-    cache = H2OKVCache(H2OConfig(max_kv_size=BUDGET, policy=policy, speculative=3))
+    cache = H2OKVCache(H2OConfig.of(max_kv_size=BUDGET, policy=policy, speculative=3))
     assert 0 < calls_of_steps(cache, 1, 4, 2) <= MOST_CALLS
 
 
@@ -132,7 +132,7 @@ def test_a_detour_would_be_seen():
                 mlx_h2o.fast.key_diversity(keys)
             return super().update_and_fetch(keys, values)
 
-    cache = Detour(H2OConfig(max_kv_size=BUDGET, policy="keydiff"))
+    cache = Detour(H2OConfig.of(max_kv_size=BUDGET, policy="keydiff"))
     rows = mx.ones((1, 2, 1, 64), mx.float16)
     for _ in range(3):
         cache.update_and_fetch(rows, rows)

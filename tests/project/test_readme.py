@@ -80,7 +80,7 @@ def test_measured_tables_are_the_committed_results() -> None:
 def test_the_memory_numbers() -> None:
     """36 layers, 8 KV heads of 128, float16: Qwen3-8B."""
     row = mx.zeros((1, 8, 1, 128), dtype=mx.float16)
-    cache = mlx_h2o.H2OKVCache(mlx_h2o.H2OConfig(max_kv_size=1, sink_size=0, policy="window"))
+    cache = mlx_h2o.H2OKVCache(mlx_h2o.H2OConfig.of(max_kv_size=1, sink_size=0, policy="window"))
     cache.update_and_fetch(row, row)
     readme = " ".join(README.split())
     per_token = 36 * (cache.keys.nbytes + cache.values.nbytes)

@@ -9,8 +9,7 @@ from typing import Any, ClassVar, cast
 
 import mlx.core as mx
 
-from .. import policies
-from ..config import H2OConfig
+from ..config import Affine, H2OConfig
 from ..operations.backends import resolve
 from ..policies import scoring
 from . import attention, formats, saved, tiers
@@ -101,7 +100,7 @@ class H2OKVCache:
             )
         self.config = config
         self.name = name
-        self.policy = policies.build(config)
+        self.policy = config.policy
         self.unequal_budgets = False
         self._mixed, self._reach, self._group = config.mixed, config.reach, config.group
 
@@ -830,7 +829,7 @@ class H2OKVCache:
             ValueError: bits or sizes that H2OConfig refuses, or rows that cannot be quantised.
             RuntimeError: a chunk still waits for its scores.
         """
-        config = replace(self.config, kv_bits=bits, kv_group_size=group_size)
+        config = replace(self.config, format=Affine(bits, kv_group_size=group_size))
         self.flush()
         cache = self._packed(config, name=self.name)
         if self._table is not None:
@@ -852,7 +851,7 @@ class H2OKVCache:
                 f"{found} shares its first {self.prefix_rows} rows, which need it: {inside}."
             )
         raise RuntimeError(
-            f"{found} the policy {self.config.policy!r} needs {them}: {inside}, or choose a policy "
+            f"{found} the policy {self.policy.name!r} needs {them}: {inside}, or choose a policy "
             "that needs none."
         )
 

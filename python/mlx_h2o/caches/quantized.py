@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..config import H2OConfig
+from ..config import Affine, H2OConfig
 from .cache import H2OKVCache
 
 
@@ -33,7 +33,7 @@ class QuantizedH2OKVCache(H2OKVCache):
     _quantized = True
 
     def __init__(self, config: H2OConfig | None = None, *, name: str = "") -> None:
-        super().__init__(H2OConfig(kv_bits=8) if config is None else config, name=name)
+        super().__init__(H2OConfig(format=Affine()) if config is None else config, name=name)
 
     def to_quantized(self, group_size: int = 64, bits: int = 4) -> QuantizedH2OKVCache:
         """This cache itself, as mlx_lm asks after every step.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 import mlx.core as mx
@@ -26,7 +25,7 @@ _USUAL = {"prefix_size": 0, "context_size": None, "fold": True, "rows_at": ()}
 
 def settings_text(cache: Any) -> str:
     """The settings of a cache, as JSON."""
-    given, table = asdict(cache.config), cache._table
+    given, table = cache.config.named(), cache._table
     del given["preallocate"]  # of this process, and not of the rows
     for name, value in (*_USUAL.items(), ("kv_frame", _framed_by_default(given))):
         if given[name] == value:
@@ -57,7 +56,7 @@ def read_settings(settings: str) -> tuple[H2OConfig, bool, tuple[mx.Dtype, int]]
     dtype = getattr(mx, given.pop("dtype", "float32"))
     if "diversity" not in given and given["policy"] == "h2o":
         given["policy"] = "h2o-ema"  # as it was called when there was none
-    return H2OConfig(**given), unequal, (dtype, size)
+    return H2OConfig.of(**given), unequal, (dtype, size)
 
 
 def _framed_by_default(settings: dict[str, Any]) -> bool:

@@ -17,7 +17,7 @@ from ..evaluation.settings import Settings
 from ..evaluation.tasks import TASKS
 from ..lm.generate import load
 from .blas import hint
-from .parsing import OneLineParser, new_file
+from .parsing import OneLineParser, new_file, told
 from .watch import Watch
 
 _DEFAULT = Settings()
@@ -65,7 +65,7 @@ def run(arguments: Sequence[str]) -> int:
         if args.plot is not None:
             report.plot(result, args.plot, args.tasks[0])
     except (OSError, ValueError) as error:
-        parser.error(str(error))
+        parser.error(told(error))
     except KeyboardInterrupt:
         there = args.output is not None and args.output.exists()
         kept = f"; the same command goes on from {args.output}" if there else ""

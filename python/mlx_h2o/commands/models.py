@@ -63,7 +63,7 @@ def read_whole_characters(errors: str) -> None:
 def say_summary(caches: Sequence[Any], model: Any, more: str = "") -> None:
     """The last line of a command: what the caches hold."""
     settings = [cache.config for cache in evicting_caches(caches)]
-    policies = dict.fromkeys(one.policy for one in settings if one.max_kv_size is not None)
+    policies = dict.fromkeys(one.policy.name for one in settings if one.max_kv_size is not None)
     by = f"{' and '.join(policies)}{', ' if policies else ''}"
     print(f"KV cache: {by}{summary(caches, model)}{more}")
 

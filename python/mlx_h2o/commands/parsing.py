@@ -6,18 +6,16 @@ import argparse
 import json
 import logging
 import os
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..config import H2OConfig
+from ..errors import SettingError
 from ..lm.files import check_writable
 from ..lm.generate import check_path
 from ..lm.sizing import parsed_bytes
 
-_BESIDE = ("max_kv_bytes", "quantized_kv_start", "budgets", "layers")
 _NO_FLAGS = ("speculative", "diversity", "fold", "kv_frame", "kv_handed", "rows_at")
 
 
@@ -42,16 +40,15 @@ class OneLineParser(argparse.ArgumentParser):
         super().__init__(prog, usage, description, formatter_class=_Help, **given)
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {in_flags(message)} (see --help)\n")
+        self.exit(2, f"{self.prog}: error: {' '.join(message.split())} (see --help)\n")
 
 
-def in_flags(message: str) -> str:
-    """What Python says of a setting, in one line and in the names that are typed."""
-    line = re.sub(r"^\[(\w+|Errno \d+)\] ", "", " ".join(message.split()))
-    for name in {*H2OConfig.setting_names(), *_BESIDE} - {*_NO_FLAGS}:
-        word = rf"(?<![-\w=]){name}\b" if "_" in name else rf"^{name}(?= is )"
-        line = re.sub(word, f"--{name.replace('_', '-')}", line)
-    return line
+def told(error: Exception) -> str:
+    """What is wrong, in one line and in the names that are typed."""
+    if isinstance(error, SettingError):
+        return error.told(lambda n: n if n in _NO_FLAGS else f"--{n.replace('_', '-')}")
+    operation, end, rest = " ".join(str(error).split()).partition("] ")
+    return rest if end and operation.startswith("[") else operation + end + rest
 
 
 def checked(reading: Callable[[str], Any], check: Callable[[Any], Any]) -> Callable[[str], Any]:
@@ -62,7 +59,7 @@ def checked(reading: Callable[[str], Any], check: Callable[[Any], Any]) -> Calla
         try:
             check(found)
         except (OSError, TypeError, ValueError) as error:
-            raise argparse.ArgumentTypeError(in_flags(str(error))) from error
+            raise argparse.ArgumentTypeError(told(error)) from error
         return found
 
     read.__name__ = reading.__name__

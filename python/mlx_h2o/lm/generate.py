@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from operator import add
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,9 @@ from mlx_lm.generate import BatchResponse, GenerationResponse, generate_step
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from ..caches.cache import PROMPT_CHUNK
-from ..config import H2OConfig, check_int
+from ..config import H2OConfig, setting_names
 from ..demo import DEMO, model_path
+from ..errors import check_int
 from .checks import check_caches, check_counts, check_drafts, checked_tokens
 from .prompt_cache import check_given, evicting_caches, make_prompt_cache, summary
 from .routing import routing, routing_for
@@ -245,7 +245,7 @@ def batch_generate(
     # One number: settings must be the same.
     seen = max(map(add, map(len, own), limits)) if prompt_caches is None else None
     caches = [_caches(operation, model, {**kwargs, "prompt_cache": one}, seen) for one in given]
-    for name in (*H2OConfig.setting_names(), *_BESIDE):
+    for name in (*setting_names(), *_BESIDE):
         kwargs.pop(name, None)
     if not isinstance(tokenizer, TokenizerWrapper):
         tokenizer = TokenizerWrapper(tokenizer)
@@ -343,7 +343,7 @@ def _caches(
             f"[{operation}] quantized_kv_start is {start}, expected 0: rows are quantised from "
             "the first on."
         )
-    names = (*H2OConfig.setting_names(), *_BESIDE)
+    names = (*setting_names(), *_BESIDE)
     settings = {name: kwargs.pop(name) for name in names if name in kwargs}
     given = {name: value for name, value in settings.items() if value is not None}
     prompt_cache = kwargs.pop("prompt_cache", None)
@@ -371,7 +371,7 @@ def _with_speculation(given: dict[str, Any], drafted: int) -> dict[str, Any]:
         return {"speculative": drafted} | given
     if config.speculative:
         return given
-    return given | {"max_kv_size": replace(config, speculative=drafted)}
+    return given | {"max_kv_size": config.with_budget(speculative=drafted)}
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import os
 import weakref
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,11 +21,11 @@ import numpy as np
 from mlx_lm.models import cache as mlx_lm_cache
 
 from ..config import H2OConfig
-from .budgets import scaled
 from .files import write_text
 from .fingerprint import fingerprint
+from .models import computes_with_keys
 from .probing import BITS, gives
-from .routing import calls_attention, computes_with_keys, int_setting
+from .routing import calls_attention, int_setting
 
 __all__ = ["LAYERS", "Probe", "parts_of_mean", "probe", "rows_by_head", "shares"]
 
@@ -137,7 +137,7 @@ def rows_by_head(
             (tokens, sum(each[layer][head] for head in heads) // len(heads))
             for tokens, each in shorter
         )
-        return replace(scaled(config, own), rows_at=tuple(pairs))
+        return config.scaled(own).with_budget(rows_at=tuple(pairs))
 
     of_level = [{own: settled(at, own) for own in {*layer}} for at, layer in enumerate(by_head)]
     return [[of_level[at][own] for own in layer] for at, layer in enumerate(by_head)]
@@ -217,7 +217,7 @@ def _least(config: H2OConfig) -> int:
 
     def served(rows: int) -> bool:
         with contextlib.suppress(ValueError):
-            return bool(scaled(config, rows))
+            return bool(config.scaled(rows))
         return False
 
     known = cast(int, config.max_kv_size)

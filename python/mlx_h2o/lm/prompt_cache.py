@@ -16,12 +16,14 @@ from mlx_lm.models import cache as mlx_lm_cache
 
 from ..caches.cache import PROMPT_CHUNK, H2OKVCache
 from ..caches.heads import HeadGroups
-from ..config import H2OConfig, check_int
+from ..config import H2OConfig
+from ..errors import SettingError, check_int
 from ..policies.h2o import H2O
 from .budgets import Budgets, layer_configs
 from .layers import LAYERS, probe, reason_of, rows_by_head
+from .models import handed, refusal
 from .probing import BITS
-from .routing import WANT_ARRAYS, calls_attention, int_setting, model_name, modules_of, routing_for
+from .routing import int_setting, model_name, routing_for
 from .sizing import (
     SCARCE,
     SOME,
@@ -33,14 +35,6 @@ from .sizing import (
     most_rows,
     parsed_bytes,
 )
-
-# Modules of mlx_lm.models whose attention cannot be served, and why.
-_REFUSED = {
-    "afm7": "its shared layers take the position from the number of stored rows",
-    "phi3small": "its block-sparse attention selects rows by their slot",
-    "minimax_m3_vl": "its attention selects blocks of rows by their slot",
-    "deepseek_v32": "its indexer selects rows by their slot",
-}
 
 
 def make_prompt_cache(
@@ -90,9 +84,8 @@ def make_prompt_cache(
     """
     check_given("make_prompt_cache", model, draft_model, length)
     if layers not in LAYERS:
-        raise ValueError(
-            f"[make_prompt_cache] layers is {layers!r}, expected one of: {', '.join(LAYERS)}."
-        )
+        wanted = f"one of: {', '.join(LAYERS)}"
+        raise SettingError("layers", layers, wanted, operation="make_prompt_cache")
     if max_kv_bytes is not None:
         if max_kv_size is not ... or budgets is not None:
             raise ValueError(
@@ -109,7 +102,11 @@ def make_prompt_cache(
         return own + make_prompt_cache(draft_model, max_kv_size, **settings)
     config = _config(max_kv_size, settings)
     name = model_name(model)
-    _refuse_unserved(model)
+    if why := refusal(model):
+        raise ValueError(
+            f"[make_prompt_cache] {name} cannot be served: {why}. Expected another model, or "
+            "mlx_lm's own caches."
+        )
     config = _for_model(model, config)
     stock = mlx_lm_cache.make_prompt_cache(model)
     count = len(list(_plain(stock)))
@@ -378,15 +375,9 @@ def _config(
                 "expected one or the other."
             )
         return max_kv_size
-    unknown = sorted(set(settings) - set(H2OConfig.setting_names()))
-    if unknown:
-        raise ValueError(
-            f"[make_prompt_cache] unknown settings {unknown}, expected some of "
-            f"{list(H2OConfig.setting_names())}."
-        )
     if max_kv_size is not ...:
         settings = {**settings, "max_kv_size": max_kv_size}
-    return H2OConfig(**settings)
+    return H2OConfig.of(**settings)
 
 
 def _plain(caches: Sequence[Any]) -> Iterator[Any]:
@@ -438,36 +429,9 @@ def _replaced(cache: Any, name: str, making: Iterator[Callable[[str], Any]]) -> 
     return cache
 
 
-def _refuse_unserved(model: Module) -> None:
-    for module in sorted(modules_of(model) & _REFUSED.keys()):
-        raise ValueError(
-            f"[make_prompt_cache] {model_name(model)} cannot be served: {_REFUSED[module]}. "
-            "Expected another model, or mlx_lm's own caches."
-        )
-
-
 def _for_model(model: Module, config: H2OConfig) -> H2OConfig:
     """The settings, with what only the model knows where they do not say it."""
     if config.context_size is None:
-        config = replace(config, context_size=context_length(model))
-    return _handing(model, config)
-
-
-def _handing(model: Module, config: H2OConfig) -> H2OConfig:
-    """The settings, with the form in which this model takes quantised rows, and masks."""
-    if config.kv_handed != "packed":
-        return config
-    if not calls_attention(model):
-        return replace(config, kv_handed="grouped" if _groups_heads(model) else "fused")
-    modules = modules_of(model)
-    if not config.packs or not modules & {*WANT_ARRAYS, "mla"}:
-        return config
-    return replace(config, kv_handed="latents" if "mla" in modules else "arrays")
-
-
-def _groups_heads(model: Any) -> bool:
-    """Whether its own softmax has an axis of the query heads of each KV head."""
-    return any(
-        type(module).__module__ == "mlx_lm.models.gemma2" and getattr(module, "repeats", 1) > 1
-        for module in model.modules()
-    )
+        config = config.with_budget(context_size=context_length(model))
+    form = handed(model, config.packs)
+    return replace(config, kv_handed=form) if config.kv_handed == "packed" != form else config
