@@ -12,7 +12,11 @@ from mlx.utils import tree_flatten
 from ..lm.prompt_cache import evicting_caches
 from ..lm.routing import int_setting, routing_for
 
-__all__ = ["Memory", "bounds", "machine_bytes"]
+__all__ = ["COPIED", "Memory", "bounds", "machine_bytes"]
+
+COPIED = 1.5
+"""What a sequence takes of its bytes: a batch is copied when one joins or leaves it, one layer after
+the other."""
 
 _FREED = 16
 """MLX keeps one in so many of the bytes for buffers that were freed."""
@@ -82,11 +86,10 @@ class Memory:
             mx.set_wired_limit(min(self.limit, most))
 
     def of_request(self, tokens: int) -> int:
-        """Bytes of the caches of a sequence of so many tokens. A batch is copied when a sequence
-        joins or leaves it, one layer after the other: half as much again."""
+        """Bytes that a sequence of so many tokens takes."""
         tokens = -(-tokens // _STEP) * _STEP
         bounded = self._full * min(1.0, tokens / (self._rows + 1))
-        return int(bounded + self._more * max(0, tokens - self._rows)) * 3 // 2
+        return int(COPIED * (bounded + self._more * max(0, tokens - self._rows)))
 
 
 def _held(models: list[Any], make: Callable[[], list[list[Any]]], *counts: int) -> int:
