@@ -69,7 +69,7 @@ def load(path_or_hf_repo: str | Path, *args: Any, **kwargs: Any) -> Any:
 
 @contextmanager
 def loading(folder: Path) -> Iterator[None]:
-    """Within the context, whatever goes wrong with a model's folder is a ValueError that says so."""
+    """Within the context, what goes wrong with a model's folder is a ValueError that says so."""
     for file in folder.glob("model*.safetensors"):
         read_header(str(file), "load", "file of weights")
     try:

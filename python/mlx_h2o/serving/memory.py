@@ -14,12 +14,10 @@ from ..lm.routing import int_setting, routing_for
 
 __all__ = ["COPIED", "Memory", "bounds", "machine_bytes"]
 
-COPIED = 1.5
-"""What a sequence takes of its bytes: a batch is copied when one joins or leaves it, one layer after
-the other."""
-
 _FREED = 16
 """MLX keeps one in so many of the bytes for buffers that were freed."""
+COPIED = 1.5
+"""Times its bytes: what a sequence takes, since batches are copied, one layer after the other."""
 _STEP = 256
 """Tokens by which lengths are rounded up."""
 _OF_LOGITS = 24
