@@ -15,9 +15,9 @@ GENERATED = {"_kernel_text.py", "kernel_text.h"}
 CODE = {".py", ".pyi", ".h", ".c", ".cpp", ".metal", ".swift"}
 
 MOST = {
-    "python": 19_359,
+    "python": 19_362,
     "python/mlx_h2o/caches": 3_950,
-    "python/mlx_h2o/commands": 1_642,
+    "python/mlx_h2o/commands": 1_645,
     "python/mlx_h2o/evaluation": 1_740,
     "python/mlx_h2o/lm": 2_950,
     "python/mlx_h2o/operations": 4_430,

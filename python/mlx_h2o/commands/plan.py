@@ -102,7 +102,7 @@ def _facts(name: str, outline: Outline) -> Iterator[str]:
     context = f", made for {outline.context:,} tokens" if outline.context else ""
     yield f"{name}: {outline.file}{context}, weights of {_size(outline.weights)}"
     growing, count = _growing(outline), len(outline.rows)
-    which = f": {', '.join(map(str, growing))}" if len(growing) < count else ""
+    which = f": {', '.join(map(str, growing))}" if 0 < len(growing) < count else ""
     yield f"layers that grow: {len(growing)} of {count}{which}"
     lengths = {tokens: at for at, tokens in _LENGTHS.items()}
     if outline.context:
@@ -149,7 +149,10 @@ def _fits(name: str, outline: Outline, limit: int, context: int, count: int) -> 
     def make() -> list[list[Any]]:
         return [make_prompt_cache(cast(Any, outline), **settings)]
 
-    free = Memory([outline], make, limit, _CHUNK, 1, count).free
+    try:
+        free = Memory([outline], make, limit, _CHUNK, 1, count).free
+    except ValueError as error:  # which names flags of the server too
+        raise ValueError(str(error).partition(" (")[0]) from error
     yield f"memory: {_size(limit)}, of which caches may have {_size(free)}\n"
     rows = [[f"sequences of {context:,} tokens, by rows that stay", *_PARTS]]
     for form in _FORMATS:
