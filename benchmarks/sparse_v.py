@@ -193,7 +193,7 @@ def emulated(samples: list[tuple[str, Sample]], bits: int) -> list[dict[str, Any
 
     In one launch for the two sweeps, and in one for each; and the shares of pairs that they report.
     """
-    sys.path.insert(0, str(TESTS))
+    sys.path[:0] = [str(TESTS), str(TESTS / "lib")]
     from emulator.backend import EmulatorBackend
     from emulator.kernel import Run
 
