@@ -15,7 +15,7 @@ from emulator import EmulatorBackend, KernelError, Run, metal_kernel
 from emulator.cases import DTYPES, Case, errors
 from emulator.marks import EMULATED
 from mlx_h2o.operations.gpu import kernels, metal
-from mlx_h2o.operations.validate import AttentionRequest, attention_request
+from mlx_h2o.operations.requests import AttentionRequest, attention_request
 
 pytestmark = EMULATED
 

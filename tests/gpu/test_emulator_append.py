@@ -85,19 +85,19 @@ def same(one: mx.array, other: mx.array) -> bool:
 @pytest.mark.matrix(5)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    ("bits", "value_bits", "group"),
+    ("bits", "v_bits", "group"),
     [(8, 8, 64), (4, 4, 32), (4, 8, 64), (8, 4, 128), (2, 3, 32), (5, 6, 64)],
 )
-def test_packs_by_metals_rule(dtype: str, bits: int, value_bits: int, group: int) -> None:
+def test_packs_by_metals_rule(dtype: str, bits: int, v_bits: int, group: int) -> None:
     keys = rows_of(1, dtype, 2, 3, 5, 2 * group)
     values = rows_of(2, dtype, 2, 3, 5, 4 * group)
-    settings = {"bits": bits, "v_bits": value_bits, "group_size": group}
+    settings = {"bits": bits, "v_bits": v_bits, "group_size": group}
     results = [EmulatorBackend(run).pack_rows(keys, values, **settings) for run in SCHEDULES]
-    wanted = [*expected_of(keys, bits, group), *expected_of(values, value_bits, group)]
+    wanted = [*expected_of(keys, bits, group), *expected_of(values, v_bits, group)]
     for found in results:
         assert all(map(same, found, wanted))
     packed = results[0][:3], results[0][3:]
-    for (words, *pair), wide, b in zip(packed, (keys, values), (bits, value_bits), strict=True):
+    for (words, *pair), wide, b in zip(packed, (keys, values), (bits, v_bits), strict=True):
         # MLX reads back what it would have packed, but for half a step, and what the scale and
         # the bias lose in their dtype; the end of the range nearer to 0 may be off it by more.
         scales, biases = (each.astype(mx.float32) for each in pair)

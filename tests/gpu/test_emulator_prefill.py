@@ -19,8 +19,7 @@ from mlx_h2o.operations import prefill
 from mlx_h2o.operations.backends import resolve
 from mlx_h2o.operations.composed import prefill as composed_prefill
 from mlx_h2o.operations.gpu import cuda, metal
-from mlx_h2o.operations.requests import PrefillRequest
-from mlx_h2o.operations.validate import attention_request
+from mlx_h2o.operations.requests import PrefillRequest, attention_request
 
 pytestmark = EMULATED
 

@@ -17,8 +17,7 @@ from emulator.marks import EMULATED
 from gpu.test_emulator import same_bits
 from mlx_h2o.config import KV_FORMATS
 from mlx_h2o.operations.gpu import metal
-from mlx_h2o.operations.requests import AttentionRequest
-from mlx_h2o.operations.validate import attention_request
+from mlx_h2o.operations.requests import AttentionRequest, attention_request
 
 pytestmark = EMULATED
 
@@ -182,7 +181,7 @@ def peaked_request(counting: Sequence[int], rows: int, **options: object) -> Att
     keys = mx.array((noise + sign[:, None] * 20 / 64).astype(np.float32))
     values = mx.array(rng.standard_normal((1, 1, rows, 64)).astype(np.float32))
     packed = [tuple(mx.quantize(each, group_size=64, bits=8)) for each in (keys, values)]
-    return attention_request(queries, *packed, scale=1.0, packed=True, return_lse=True, **options)
+    return attention_request(queries, *packed, scale=1.0, return_lse=True, **options)
 
 
 # In the last turn of one simdgroup, and in the middle: no simdgroup sees all of them.
@@ -218,7 +217,6 @@ def test_sparse_v_changes_the_output_by_the_dropped_mass_at_most(threshold: floa
         queries,
         *packed,
         scale=0.5,
-        packed=True,
         group_size=32,
         sparse_v_threshold=threshold,
         return_lse=True,

@@ -18,7 +18,7 @@ from emulator.build import compiler
 from emulator.variants import every_variant
 from mlx_h2o import _kernel_text
 from mlx_h2o.operations.gpu import cuda, kernels, launch
-from mlx_h2o.operations.validate import AttentionRequest, attention_request
+from mlx_h2o.operations.requests import AttentionRequest, attention_request
 from paths import ROOT
 
 PACKAGER = ROOT / "tools" / "package_kernels.py"
@@ -40,7 +40,7 @@ def flag_sets() -> Iterator[frozenset[str]]:
                 yield flags
 
 
-NAMES = [kernel.name for kernel in TABLE.kernels]
+NAMES = [name for family in TABLE.families for name in family.kernels]
 
 
 @functools.cache
@@ -92,7 +92,7 @@ OUTPUTS_ASKED_FOR = {
 
 
 @pytest.mark.parametrize("flag", ["scores", "lse", "skipped"])
-@pytest.mark.parametrize("kernel", [kernel.name for kernel in TABLE.kernels])
+@pytest.mark.parametrize("kernel", NAMES)
 def test_an_output_costs_only_its_own_lines(kernel: str, flag: str) -> None:
     assert (flag in kernels.flags_of(kernel)) == (flag in OUTPUTS_ASKED_FOR.get(kernel, set()))
     if flag not in kernels.flags_of(kernel):
@@ -153,10 +153,13 @@ def test_names_differ_where_texts_differ() -> None:
 
 def test_python_table_is_the_table() -> None:
     assert TABLE.flags == _kernel_text.FLAGS
-    for kernel in TABLE.kernels:
+    assert TABLE.traits == _kernel_text.TRAITS
+    for family in TABLE.families:
+        for name, own in family.kernels.items():
+            assert _kernel_text.KERNELS[name] == (family.name, frozenset(own))
         for found, buffers in (
-            (_kernel_text.INPUTS[kernel.name], kernel.inputs),
-            (_kernel_text.OUTPUTS[kernel.name], kernel.outputs),
+            (_kernel_text.INPUTS[family.name], family.inputs),
+            (_kernel_text.OUTPUTS[family.name], family.outputs),
         ):
             assert found == tuple((buffer.name, buffer.condition) for buffer in buffers)
 
@@ -166,11 +169,17 @@ def test_c_holds_the_same_text() -> None:
     c = (ROOT / "mlx-c/h2o/kernel_text.h").read_text("utf-8")
     named = [
         (b.name, b.condition)
-        for kernel in TABLE.kernels
-        for b in (*kernel.template, *kernel.inputs, *kernel.outputs)
+        for family in TABLE.families
+        for b in (*family.template, *family.inputs, *family.outputs)
     ]
     assert re.findall(r'\{"(\w+)", "([\w !]*)"\}', c) == named
-    segments = [segment for kernel in TABLE.kernels for segment in kernel.segments]
+    found = re.findall(r'_text = \{\n    "(\w+)",\n    "([\w ]*)",\n    mlx_h2o_(\w+)_template', c)
+    assert found == [
+        (name, " ".join(own), family.name)
+        for family in TABLE.families
+        for name, own in family.kernels.items()
+    ]
+    segments = [segment for family in TABLE.families for segment in family.segments]
     lines = [line for s in (*TABLE.header, *segments) for line in s.text.splitlines()]
     literals = re.findall(r'^     "(.*)\\n"\}?,?$', c, re.MULTILINE)
     assert [line.replace('\\"', '"').replace("\\\\", "\\") for line in literals] == lines
@@ -225,25 +234,16 @@ def test_flags_nest() -> None:
 
 def test_traits_and_flags_that_are_always_on_are_resolved() -> None:
     """A family's members differ by traits, of which nothing is left."""
-    words = {kernel.name: set() for kernel in TABLE.kernels}
-    for kernel in TABLE.kernels:
-        for item in (*kernel.inputs, *kernel.outputs, *kernel.segments):
-            words[kernel.name] |= {term.lstrip("!") for term in item.condition.split()}
-    assert set().union(*words.values()) == {*TABLE.flags}
-    assert {name for name, found in words.items() if "skipped" in found} == {
+    assert {name for name in NAMES if "skipped" in kernels.flags_of(name)} == {
         "sdpa_vector_sparse_quantized",
         "sdpa_vector_sparse_values_quantized",
         "sdpa_vector_2pass_2",
     }
+    assert {flag for name in NAMES for flag in kernels.flags_of(name)} == {*TABLE.flags}
     keys = kernels.resolve("sdpa_vector_sparse_keys_quantized", frozenset())
     assert "scores" in keys.outputs and "value" not in keys.source
     values = kernels.resolve("sdpa_vector_sparse_values_quantized", frozenset())
     assert "scores" in values.inputs and "key_words" not in values.source
-    known = {"blocks": True, "quantized": False}
-    assert kernel_source.left("scores !quantized blocks", known) == "scores"
-    assert kernel_source.left("!blocks", known) is None
-    assert kernel_source.left("quantized lse", known) is None
-    assert kernel_source.left("", known) == ""
 
 
 def test_parameters_of_the_generated_function_have_the_order_of_the_table() -> None:

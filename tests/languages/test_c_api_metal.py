@@ -14,7 +14,7 @@ import c_api_build
 import c_api_operations
 from c_api import CODES, CError, Library
 from mlx_h2o.config import KV_FORMATS
-from mlx_h2o.operations import validate
+from mlx_h2o.operations import requests
 from mlx_h2o.operations.composed import buffers, turbo
 from mlx_h2o.operations.composed import rows as composed_cache
 from mlx_h2o.operations.gpu import kernels, launch, launch_prefill, launch_rows
@@ -127,7 +127,7 @@ def test_dense_launches_are_those_of_the_python_package(metal: Library) -> None:
         given = {"mask": mask, "sinks": sinks}
         given["row_bias"] = mx.zeros((2, 2, rows)) if with_bias else None
         more = {"scale": 0.25, "return_lse": return_lse}
-        request = validate.attention_request(*arrays, **given, **more)
+        request = requests.attention_request(*arrays, **given, **more)
         results = metal.attention(
             *(metal.array(array) for array in arrays),
             **{name: handle(metal, array) for name, array in given.items()}, **more,
@@ -163,8 +163,8 @@ def test_packed_launches_are_those_of_the_python_package(metal: Library, rows: i
         bias = mx.zeros((2, 2, rows)) if index % 3 else None
         more = {"bits": bits, "v_bits": v_bits, "group_size": group, "scale": 0.25}
         more |= {"sparse_v_threshold": sparse, "return_skipped": index % 4 < 2}
-        request = validate.attention_request(
-            q, keys, values, packed=True, mask=mask, sinks=sinks, row_bias=bias,
+        request = requests.attention_request(
+            q, keys, values, mask=mask, sinks=sinks, row_bias=bias,
             return_lse=bool(index % 2), **more,
         )  # fmt: skip
         c_api_operations.quantized_attention(
@@ -191,9 +191,7 @@ def test_launches_over_codes_are_those_of_the_python_package(
     more = {"bits": widths[0] or 8, "v_bits": widths[1], "group_size": 32, "scale": 0.25}
     more |= {"sparse_v_threshold": sparse, "return_skipped": index % 3 == 0}
     q = mx.zeros((2, 4, 3, 128), dtype)
-    request = validate.attention_request(
-        q, *given, packed=True, mask="causal", return_lse=True, **more
-    )
+    request = requests.attention_request(q, *given, mask="causal", return_lse=True, **more)
     found = c_api_operations.quantized_attention(
         metal, *handle(metal, (q, *sides)), mask="causal", return_lse=True, **more
     )
@@ -236,7 +234,7 @@ def test_prefill_launches_are_those_of_the_python_package(
         last = counted if kind == "ema" else length
         some = given[:, :, -last:] if isinstance(given, mx.array) and given.ndim == 4 else given
         some = given[-last:] if isinstance(given, mx.array) and given.ndim == 2 else some
-        attention = validate.attention_request(
+        attention = requests.attention_request(
             q[:, :, -last:], k, k, scale=0.5, mask=some, sinks=sinks
         )
         request = PrefillRequest(attention, kind, before, 0.9)
@@ -296,12 +294,12 @@ REFUSED = {
 def test_metal_refuses_in_the_words_of_the_python_package(metal: Library, text: str) -> None:
     length, d, dv = REFUSED[text]
     arrays = [mx.zeros(shape) for shape in ((1, 1, length, d), (1, 1, 9, d), (1, 1, 9, dv))]
-    request = validate.attention_request(*arrays, scale=1.0)
+    request = requests.attention_request(*arrays, scale=1.0)
     assert launch.refuses(request) == text
     handles = [metal.array(array) for array in arrays]
     with pytest.raises(CError) as caught, metal.using("metal"):
         metal.attention(*handles, scale=1.0)
-    op = validate.ATTENTION
+    op = requests.ATTENTION
     assert str(caught.value) == f"[{op}] back end 'metal' cannot serve this call: {text}"
     metal.attention(*handles, scale=1.0)
     assert recorded(metal) == {}  # unnamed, it was composed

@@ -16,9 +16,15 @@ ROWS = (1, 2, 5)
     [
         (ROWS, (1, 4, 5), 0.9, "scores are float32 (1, 4, 5), expected float32 [B, Hq, Lq, N]"),
         (ROWS, (1, 4, 0, 5), 0.9, "scores are float32 (1, 4, 0, 5), expected"),
-        (ROWS, (1, 3, 1, 5), 0.9, "scores have 3 heads, expected a multiple of the 2 heads"),
-        (ROWS, (1, 4, 129, 5), 0.9, "found 129 queries, expected at most 128."),
-        (ROWS, (1, 4, 1, 6), 0.9, "importance is float32 (1, 2, 5), expected float32 [B, H, N]"),
+        (ROWS, (1, 3, 1, 5), 0.9, "scores are float32 (1, 3, 1, 5), expected"),
+        (
+            ROWS,
+            (1, 4, 129, 5),
+            0.9,
+            "scores are float32 (1, 4, 129, 5), expected float32 [B, Hq, Lq, N] = (1, Hq, Lq, 5), "
+            "every size at least 1, Hq a multiple of H = 2, Lq at most 128.",
+        ),
+        (ROWS, (1, 4, 1, 6), 0.9, "scores are float32 (1, 4, 1, 6), expected"),
         ((2, 5), (1, 4, 1, 5), 0.9, "importance is float32 (2, 5), expected"),
         ((1, 0, 5), (1, 4, 1, 5), 0.9, "importance is float32 (1, 0, 5), expected"),
         (ROWS, (1, 4, 1, 5), 1.0, "decay is 1.0, expected at least 0 and below 1."),
@@ -34,9 +40,17 @@ def test_accumulate_scores_says_what_it_found_and_expected(importance, scores, d
 @pytest.mark.parametrize(
     ("queries", "importance", "text"),
     [
-        ((1, 4, 1, 7), ROWS, "queries and keys have head sizes 7 and 8, expected the same."),
-        ((1, 4, 129, 8), ROWS, "found 129 queries, expected at most 128."),
-        ((1, 4, 1, 8), (1, 4, 5), "importance has 4 heads, expected 2 as the keys."),
+        (
+            (1, 4, 1, 7),
+            ROWS,
+            "keys are float32 (1, 2, 5, 8), expected float32 [B, Hkv, N, D] = (1, ",
+        ),
+        ((1, 4, 129, 8), ROWS, "queries are float32 (1, 4, 129, 8), expected"),
+        (
+            (1, 4, 1, 8),
+            (1, 4, 5),
+            "importance is float32 (1, 4, 5), expected float32 [B, Hkv, N] = ",
+        ),
         ((1, 4, 1, 8), (1, 2, 6), "importance is float32 (1, 2, 6), expected"),
     ],
 )

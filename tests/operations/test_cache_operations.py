@@ -116,7 +116,7 @@ def test_attention_without_scores_has_the_same_output():
         q = mx.array(rng.standard_normal((1, 4, queries, 32)).astype(np.float32))
         k, v = (mx.array(rng.standard_normal((1, 2, rows, 32)).astype(np.float32)) for _ in "kv")
         out = _core.scaled_dot_product_attention(q, k, v, scale=0.3)
-        with_scores = _core.scaled_dot_product_attention_with_scores(q, k, v, scale=0.3)[0]
+        with_scores = _core.attention(q, [k], [v], scale=0.3, return_scores=True)[0]
         np.testing.assert_array_equal(np.array(out), np.array(with_scores))
 
 

@@ -14,7 +14,7 @@ import reference
 from golden.build import Case, row_bias
 from golden.make import read
 from mlx_h2o import backends, fast, use_backend
-from mlx_h2o.operations import validate
+from mlx_h2o.operations import requests
 from mlx_h2o.operations.backends import get, resolve
 from sizes import examples
 
@@ -128,7 +128,7 @@ def test_weights_are_exp_of_scores_minus_lse(backend: str | None) -> None:
 
 def test_scores_and_lse_are_made_only_on_request() -> None:
     q = mx.random.normal((1, 2, 1, 32))
-    request = validate.attention_request(q, q, q, scale=1.0, return_scores=False)
+    request = requests.attention_request(q, q, q, scale=1.0, return_scores=False)
     for name in AVAILABLE:
         if name is None:
             continue
@@ -250,7 +250,7 @@ def test_attention_property(backend, heads, sizes, counts, dtype, kind, sinks, b
         "sinks": normal(hq) if sinks else None,
         "row_bias": row_bias(rng, (1, kv_heads, rows), nan=seed % 2 == 1) if bias else None,
     }
-    request = validate.attention_request(q, k, v, **given_)
+    request = requests.attention_request(q, k, v, **given_)
     with use_backend(backend):
         if backend is not None and get(backend).refuses(request):
             return

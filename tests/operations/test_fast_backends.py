@@ -12,7 +12,7 @@ import pytest
 
 import mlx_h2o
 from mlx_h2o import backends, fast, use_backend
-from mlx_h2o.operations import composed, validate
+from mlx_h2o.operations import composed, requests
 from mlx_h2o.operations.backends import (
     ENVIRONMENT,
     forget,
@@ -37,10 +37,10 @@ class Recorder:
     def unavailable_reason(self) -> str:
         return self.missing
 
-    def refuses(self, request: validate.AttentionRequest) -> str:
+    def refuses(self, request: requests.AttentionRequest) -> str:
         return self.refusal
 
-    def attention(self, request: validate.AttentionRequest):
+    def attention(self, request: requests.AttentionRequest):
         self.calls += 1
         return composed.attention(request)
 
@@ -267,7 +267,7 @@ def test_unnamed_the_composed_back_end_serves_what_others_refuse(
     monkeypatch.delenv(ENVIRONMENT, raising=False)
     forget()
     q = mx.zeros((1, 2, 1, 32))
-    request = validate.attention_request(q, q, q, scale=1.0, stream=mx.cpu)
+    request = requests.attention_request(q, q, q, scale=1.0, stream=mx.cpu)
     for name in ("native", "metal", "cuda"):
         if backends()[name].available:
             monkeypatch.setattr(get(name), "refuses", lambda request: "not today")

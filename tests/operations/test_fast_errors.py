@@ -22,25 +22,38 @@ def attend(q=Q, k=K, v=V, *, dtypes=(mx.float32,) * 3, scale=0.5, **more):
     return fast.scaled_dot_product_attention_with_scores(*arrays, scale=scale, **more)
 
 
+FREE = "every size at least 1"
+OF_HEADS = "[B, Hkv, N, D] = (1, Hkv, N, 32), every size at least 1, Hkv a divisor of Hq = "
+OF_VALUES = f"expected float32 [B, Hkv, N, Dv] = (1, 2, 5, Dv), {FREE}"
 SHAPES = {
-    "queries have 3 dimensions, expected 4 [B, Hq, Lq, D].": {"q": (4, 2, 32)},
-    "keys have 5 dimensions, expected 4 [B, Hkv, N, D].": {"k": (1, 1, 2, 5, 32)},
-    "values have 1 dimensions, expected 4 [B, Hkv, N, Dv].": {"v": (24,)},
-    "queries are empty: found shape (1, 4, 0, 32), expected every size of [B, Hq, Lq, D] "
-    "to be at least 1.": {"q": (1, 4, 0, 32)},
-    "keys are empty: found shape (1, 2, 0, 32), expected every size of [B, Hkv, N, D] "
-    "to be at least 1.": {"k": (1, 2, 0, 32), "v": (1, 2, 0, 24)},
-    "queries are empty: found shape (0, 4, 2, 32), expected every size of [B, Hq, Lq, D] "
-    "to be at least 1.": {"q": (0, 4, 2, 32), "k": (0, 2, 5, 32), "v": (0, 2, 5, 24)},
-    "values are empty: found shape (1, 2, 5, 0), expected every size of [B, Hkv, N, Dv] "
-    "to be at least 1.": {"v": (1, 2, 5, 0)},
-    "queries and keys have batch sizes 2 and 1, expected the same.": {"q": (2, 4, 2, 32)},
-    "keys and values have batch sizes 1 and 3, expected the same.": {"v": (3, 2, 5, 24)},
-    "queries and keys have head sizes 16 and 32, expected the same.": {"q": (1, 4, 2, 16)},
-    "keys and values have head counts 2 and 1, expected the same.": {"v": (1, 1, 5, 24)},
-    "keys and values have lengths 5 and 6, expected the same.": {"v": (1, 2, 6, 24)},
-    "queries have 3 heads, expected a multiple of the 2 heads of the keys.": {"q": (1, 3, 2, 32)},
-    "queries have 1 heads, expected a multiple of the 2 heads of the keys.": {"q": (1, 1, 2, 32)},
+    "queries are float32 (4, 2, 32), expected float32, float16 or bfloat16 [B, Hq, Lq, D], "
+    f"{FREE}.": {"q": (4, 2, 32)},
+    "keys are float32 (1, 1, 2, 5, 32), expected float32 " + f"{OF_HEADS}4.": {
+        "k": (1, 1, 2, 5, 32)
+    },
+    "values are float32 (24,), expected float32 [B, Hkv, N, Dv] = (1, 2, 5, Dv), " + f"{FREE}.": {
+        "v": (24,)
+    },
+    "queries are float32 (1, 4, 0, 32), expected float32, float16 or bfloat16 [B, Hq, Lq, D], "
+    f"{FREE}.": {"q": (1, 4, 0, 32)},
+    f"keys are float32 (1, 2, 0, 32), expected float32 {OF_HEADS}4.": {
+        "k": (1, 2, 0, 32),
+        "v": (1, 2, 0, 24),
+    },
+    "queries are float32 (0, 4, 2, 32), expected float32, float16 or bfloat16 [B, Hq, Lq, D], "
+    f"{FREE}.": {"q": (0, 4, 2, 32), "k": (0, 2, 5, 32), "v": (0, 2, 5, 24)},
+    f"values are float32 (1, 2, 5, 0), expected float32 [B, Hkv, N, Dv] = (1, 2, 5, Dv), {FREE}.": {
+        "v": (1, 2, 5, 0)
+    },
+    "keys are float32 (1, 2, 5, 32), expected float32 [B, Hkv, N, D] = (2, Hkv, N, 32), "
+    f"{FREE}, Hkv a divisor of Hq = 4.": {"q": (2, 4, 2, 32)},
+    f"values are float32 (3, 2, 5, 24), {OF_VALUES}.": {"v": (3, 2, 5, 24)},
+    "keys are float32 (1, 2, 5, 32), expected float32 [B, Hkv, N, D] = (1, Hkv, N, 16), "
+    f"{FREE}, Hkv a divisor of Hq = 4.": {"q": (1, 4, 2, 16)},
+    f"values are float32 (1, 1, 5, 24), {OF_VALUES}.": {"v": (1, 1, 5, 24)},
+    f"values are float32 (1, 2, 6, 24), {OF_VALUES}.": {"v": (1, 2, 6, 24)},
+    f"keys are float32 (1, 2, 5, 32), expected float32 {OF_HEADS}3.": {"q": (1, 3, 2, 32)},
+    f"keys are float32 (1, 2, 5, 32), expected float32 {OF_HEADS}1.": {"q": (1, 1, 2, 32)},
 }
 
 
@@ -57,17 +70,18 @@ def test_dtypes_that_are_not_served(dtype: mx.Dtype, place: int) -> None:
     dtypes = [mx.float32] * 3
     dtypes[place] = dtype
     name, found = ("queries", "keys", "values")[place], str(dtype).removeprefix("mlx.core.")
-    with pytest.raises(ValueError, match="expected float32, float16 or bfloat16") as caught:
+    with pytest.raises(ValueError) as caught:
         attend(dtypes=dtypes)
-    assert str(caught.value).startswith(f"[{OP}] {name} are {found}, ")
+    expected = "float32, float16 or bfloat16" if place == 0 else "float32"
+    assert str(caught.value).startswith(f"[{OP}] {name} are {found} (")
+    assert f"), expected {expected} [B, H" in str(caught.value)
 
 
 def test_dtypes_that_differ() -> None:
     with pytest.raises(ValueError) as caught:
         attend(dtypes=(mx.float32, mx.float16, mx.float16))
     assert str(caught.value) == (
-        f"[{OP}] queries, keys and values are float32, float16, float16, "
-        "expected the same dtype of all three."
+        f"[{OP}] keys are float16 (1, 2, 5, 32), expected float32 {OF_HEADS}4."
     )
 
 
@@ -77,8 +91,8 @@ def test_mask_that_does_not_broadcast(shape: tuple[int, ...], dtype: mx.Dtype) -
     with pytest.raises(ValueError) as caught:
         attend(mask=mx.zeros(shape, dtype))
     assert str(caught.value) == (
-        f"[{OP}] mask has shape {shape}, "
-        "expected one that broadcasts to [B, Hq, Lq, N] = (1, 4, 2, 5)."
+        f"[{OP}] mask is {str(dtype).removeprefix('mlx.core.')} {shape}, expected bool, float32, "
+        "float16 or bfloat16 that broadcasts to [B, Hq, Lq, N] = (1, 4, 2, 5)."
     )
 
 
@@ -92,7 +106,8 @@ def test_mask_of_another_kind() -> None:
     with pytest.raises(ValueError) as caught:
         attend(mask=mx.zeros((5,), mx.int32))
     assert str(caught.value) == (
-        f"[{OP}] mask is int32, expected bool, or float32, float16 or bfloat16 to add."
+        f"[{OP}] mask is int32 (5,), expected bool, float32, float16 or bfloat16 that broadcasts "
+        "to [B, Hq, Lq, N] = (1, 4, 2, 5)."
     )
     for word in ("", "Causal", "array"):
         with pytest.raises(ValueError, match="expected 'causal', an array or None"):
@@ -106,8 +121,10 @@ def test_sinks() -> None:
     for shape in ((3,), (4, 1), (), (1, 4)):
         with pytest.raises(ValueError) as caught:
             attend(sinks=mx.zeros(shape))
-        assert str(caught.value) == f"[{OP}] sinks have shape {shape}, expected [Hq] = (4,)."
-    with pytest.raises(ValueError, match="sinks are int32, expected float32, float16 or bfloat16"):
+        assert str(caught.value) == (
+            f"[{OP}] sinks are float32 {shape}, expected float32, float16 or bfloat16 [Hq] = (4,)."
+        )
+    with pytest.raises(ValueError, match=r"sinks are int32 \(4,\), expected float32, float16 or"):
         attend(sinks=mx.zeros((4,), mx.int32))
     with pytest.raises(TypeError, match="sinks must be an mlx.core.array, found list"):
         attend(sinks=[0.0] * 4)
@@ -186,15 +203,23 @@ def select(scores=ROWS, positions=ROWS, *, dtypes=(mx.float32, mx.int32), **more
 
 def test_selection_of_wrong_rows() -> None:
     cases = {
-        "scores have 2 dimensions, expected 3 [B, H, N].": {"scores": (2, 6)},
-        "positions have 4 dimensions, expected 3 [B, H, N].": {"positions": (1, 1, 2, 6)},
-        "scores and positions have shapes (1, 2, 6) and (1, 2, 7), expected the same.": {
+        f"scores are float32 (2, 6), expected float32 [B, H, N], {FREE}.": {"scores": (2, 6)},
+        "positions are int32 (1, 1, 2, 6), expected int32 [B, H, N] = (1, 2, 6).": {
+            "positions": (1, 1, 2, 6)
+        },
+        "positions are int32 (1, 2, 7), expected int32 [B, H, N] = (1, 2, 6).": {
             "positions": (1, 2, 7)
         },
-        "scores are empty: found shape (1, 2, 0), expected every size of [B, H, N] "
-        "to be at least 1.": {"scores": (1, 2, 0), "positions": (1, 2, 0)},
-        "scores are float16, expected float32.": {"dtypes": (mx.float16, mx.int32)},
-        "positions are uint32, expected int32.": {"dtypes": (mx.float32, mx.uint32)},
+        f"scores are float32 (1, 2, 0), expected float32 [B, H, N], {FREE}.": {
+            "scores": (1, 2, 0),
+            "positions": (1, 2, 0),
+        },
+        f"scores are float16 (1, 2, 6), expected float32 [B, H, N], {FREE}.": {
+            "dtypes": (mx.float16, mx.int32)
+        },
+        "positions are uint32 (1, 2, 6), expected int32 [B, H, N] = (1, 2, 6).": {
+            "dtypes": (mx.float32, mx.uint32)
+        },
     }
     for text, wrong in cases.items():
         with pytest.raises(ValueError) as caught:
@@ -208,7 +233,9 @@ def test_selection_of_wrong_counts() -> None:
     for wrong in (0, -1, 7, 10**30):
         with pytest.raises(ValueError) as caught:
             select(keep=wrong)
-        assert str(caught.value) == f"[keep_indices] keep is {wrong}, expected 1 to N = 6."
+        assert str(caught.value) == (
+            f"[keep_indices] keep is {wrong}, expected at least 1 and at most N = 6."
+        )
     for other in (1.0, None, True, "1"):
         with pytest.raises(TypeError, match=r"^\[keep_indices\] keep must be an integer, found"):
             select(keep=other)
@@ -217,7 +244,7 @@ def test_selection_of_wrong_counts() -> None:
 def test_selection_of_wrong_zones() -> None:
     with pytest.raises(ValueError) as caught:
         select(keep=1, sink_size=-1)
-    assert str(caught.value) == "[keep_indices] sink_size is -1, expected 0 or more."
+    assert str(caught.value) == "[keep_indices] sink_size is -1, expected at least 0."
     with pytest.raises(TypeError, match="sink_size must be an integer, found float"):
         select(keep=1, sink_size=4.0)
     with pytest.raises(TypeError, match="recent_start must be an integer, found str"):

@@ -14,7 +14,7 @@ from back_ends import NATIVE
 from mlx_h2o import fast, use_backend
 from mlx_h2o.operations import native
 from mlx_h2o.operations.native import module as native_module
-from mlx_h2o.operations.validate import attention_request
+from mlx_h2o.operations.requests import attention_request
 
 OP = "scaled_dot_product_attention_with_scores"
 
@@ -127,7 +127,8 @@ def test_its_own_checks_of_attention_have_the_words_of_python(core, arrays, sett
     with pytest.raises(ValueError) as python:
         fast.scaled_dot_product_attention_with_scores(*arrays, **settings)
     with pytest.raises(ValueError) as own:
-        core.scaled_dot_product_attention_with_scores(*arrays, **settings)
+        queries, keys, values = arrays
+        core.attention(queries, [keys], [values], return_scores=True, **settings)
     assert str(own.value) == str(python.value)
     assert str(own.value).startswith(f"[{OP}] ")
 
@@ -146,9 +147,8 @@ def test_its_own_check_of_a_row_bias_has_the_words_of_python(core):
 
 def test_a_mask_beside_causal_is_refused(core):
     with pytest.raises(ValueError, match=r'found a mask array and "causal", expected one'):
-        core.scaled_dot_product_attention_with_scores(
-            *make(), scale=1.0, causal=True, mask=mx.zeros((5,))
-        )
+        q, k, v = make()
+        core.attention(q, [k], [v], scale=1.0, causal=True, mask=mx.zeros((5,)))
 
 
 def rows(shape=(1, 2, 5), dtype=mx.float32):

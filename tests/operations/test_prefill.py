@@ -206,21 +206,26 @@ def test_memory_stays_below_one_matrix_of_queries_by_keys(kind: str) -> None:
 
 Q, K = (1, 4, 3, 32), (1, 2, 5, 32)
 
+FREE, FLOATS = "every size at least 1", "float32, float16 or bfloat16"
 ERRORS = {
-    "queries have 3 dimensions, expected 4 [B, Hq, Lq, D].": {"q": (4, 3, 32)},
-    "keys are empty: found shape (1, 2, 0, 32), expected every size of [B, Hkv, N, D] "
-    "to be at least 1.": {"k": (1, 2, 0, 32)},
-    "queries have 3 heads, expected a multiple of the 2 heads of the keys.": {"q": (1, 3, 3, 32)},
-    "queries and keys have head sizes 16 and 32, expected the same.": {"q": (1, 4, 3, 16)},
-    "queries and keys are float16 and float32, expected the same dtype.": {"dtype": mx.float16},
-    "queries are int32, expected float32, float16 or bfloat16.": {"dtype": mx.int32},
+    f"queries are float32 (4, 3, 32), expected {FLOATS} [B, Hq, Lq, D], {FREE}.": {"q": (4, 3, 32)},
+    f"keys are float32 (1, 2, 0, 32), expected float32 [B, Hkv, N, D] = (1, Hkv, N, 32), {FREE}, "
+    "Hkv a divisor of Hq = 4.": {"k": (1, 2, 0, 32)},
+    f"keys are float32 (1, 2, 5, 32), expected float32 [B, Hkv, N, D] = (1, Hkv, N, 32), {FREE}, "
+    "Hkv a divisor of Hq = 3.": {"q": (1, 3, 3, 32)},
+    f"keys are float32 (1, 2, 5, 32), expected float32 [B, Hkv, N, D] = (1, Hkv, N, 16), {FREE}, "
+    "Hkv a divisor of Hq = 4.": {"q": (1, 4, 3, 16)},
+    f"keys are float32 (1, 2, 5, 32), expected float16 [B, Hkv, N, D] = (1, Hkv, N, 32), {FREE}, "
+    "Hkv a divisor of Hq = 4.": {"dtype": mx.float16},
+    f"queries are int32 (1, 4, 3, 32), expected {FLOATS} [B, Hq, Lq, D], {FREE}.": {
+        "dtype": mx.int32
+    },
     "scale is nan, expected a finite number.": {"scale": math.nan},
     "mask is 'full', expected 'causal', an array or None.": {"mask": "full"},
-    "mask has shape (3, 4), expected one that broadcasts to [B, Hq, Lq, N] = (1, 4, 3, 5).": {
-        "mask": mx.ones((3, 4), mx.bool_)
-    },
-    "sinks have shape (2,), expected [Hq] = (4,).": {"sinks": mx.zeros((2,))},
-    "kind is 'max', expected 'ema' or 'mass'.": {"kind": "max"},
+    f"mask is bool (3, 4), expected bool, {FLOATS} that broadcasts to [B, Hq, Lq, N] = (1, 4, 3, "
+    "5).": {"mask": mx.ones((3, 4), mx.bool_)},
+    f"sinks are float32 (2,), expected {FLOATS} [Hq] = (4,).": {"sinks": mx.zeros((2,))},
+    "kind is 'max', expected one of ('ema', 'mass').": {"kind": "max"},
     "decay is 1.0, expected at least 0 and below 1.": {"decay": 1.0},
     "decay is -0.5, expected at least 0 and below 1.": {"decay": -0.5},
     "queries is 0, expected at least 1.": {"queries": 0},
@@ -228,8 +233,10 @@ ERRORS = {
         "kind": "mass",
         "importance": mx.zeros((1, 2, 5)),
     },
-    "importance is float16, expected float32.": {"importance": mx.zeros((1, 2, 5), mx.float16)},
-    "importance has shape (1, 4, 5), expected [B, Hkv, N] = (1, 2, 5).": {
+    "importance is float16 (1, 2, 5), expected float32 [B, Hkv, N] = (1, 2, 5).": {
+        "importance": mx.zeros((1, 2, 5), mx.float16)
+    },
+    "importance is float32 (1, 4, 5), expected float32 [B, Hkv, N] = (1, 2, 5).": {
         "importance": mx.zeros((1, 4, 5))
     },
 }

@@ -194,21 +194,22 @@ def test_codes_are_written_in_place():
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"bits": 6}, "rows of the keys have 64 elements and codes of 6 bits, expected a power"),
+        ({"bits": 6}, "keys have 64 elements per row and codes of 6 bits, expected a power"),
         (
             {"new_keys": mx.zeros((2, 3, 2, 48))},
-            "rows of the keys have 48 elements and codes of 3 bits, expected a power of two from "
-            "32 to 1024, and 2, 3 or 4 bits.",
+            "keys have 48 elements per row and codes of 3 bits, expected a power of two of "
+            "elements from 32 to 1024, and 2, 3 or 4 bits.",
         ),
         (
             {"v_bits": 2},
-            "words of the values are uint32 (2, 3, 9, 12), expected uint32 (2, 3, N, 8), N at",
+            "value words are uint32 (2, 3, 9, 12), expected uint32 [B, H, N, Dv * v_bits / 32] = "
+            "(2, 3, 9, 8).",
         ),
         (
             {"norms": mx.zeros((2, 3, 9, 1), mx.float16)},
-            "norms of the keys are float16 (2, 3, 9, 1), expected float32 (2, 3, N, 1), N at least",
+            "key norms are float16 (2, 3, 9, 1), expected float32 [B, H, N, 1] = (2, 3, 9, 1).",
         ),
-        ({"norms": mx.zeros((2, 3, 9, 2))}, "norms of the keys are float32 (2, 3, 9, 2), expected"),
+        ({"norms": mx.zeros((2, 3, 9, 2))}, "key norms are float32 (2, 3, 9, 2), expected"),
     ],
 )
 def test_codes_that_do_not_fit_are_refused(change, text):
@@ -226,17 +227,16 @@ BAD = {
     "bits is 7, expected one of": {"bits": 7},
     "v_bits is 1, expected one of": {"v_bits": 1},
     "group_size is 48, expected one of": {"group_size": 48},
-    "rows of the values have 48 elements, expected a multiple of group_size = 64.": {
+    "values have 48 elements per row of 8 bits, expected a multiple of group_size = 64 elements.": {
         "new_values": mx.zeros((2, 3, 3, 48))
     },
-    "words of the keys are uint32 (2, 3, 10, 32), expected uint32 (2, 3, N, 16)": {"bits": 4},
+    "key words are uint32 (2, 3, 10, 32), expected uint32 [B, H, N, D * bits / 32] = (2, 3, N, "
+    "16), every size at least 1.": {"bits": 4},
     "new keys are float32 (3, 3, 128), expected": {"new_keys": mx.zeros((3, 3, 128))},
-    "new keys and values have shapes (2, 3, 1, 128) and (2, 3, 3, 64), expected the same": {
-        "new_keys": mx.zeros((2, 3, 1, 128))
-    },
-    "scales of the keys are float32 (2, 3, 10, 2), expected float16": {
-        "new_keys": mx.zeros((2, 3, 3, 128), mx.float16)
-    },
+    "new values are float32 (2, 3, 3, 64), expected float32, float16 or bfloat16 [B, H, L, Dv] = "
+    "(2, 3, 1, Dv), every size at least 1.": {"new_keys": mx.zeros((2, 3, 1, 128))},
+    "key scales are float32 (2, 3, 10, 2), expected float16 [B, H, N, D / group_size] = (2, 3, 10, "
+    "2).": {"new_keys": mx.zeros((2, 3, 3, 128), mx.float16)},
     "slots are uint32 (2, 3, 1), expected uint32 [B, H, L] = (2, 3, 3).": {
         "slots": mx.zeros((2, 3, 1), mx.uint32)
     },
@@ -258,7 +258,9 @@ def test_rows_of_unequal_number_and_other_types_are_refused():
     packed, new, slots = packed_and_new(14)
     k, v = map(tuple, packed)
     fewer = tuple(part[:, :, :5] for part in v)
-    with pytest.raises(ValueError, match=r"keys and values have 10 and 5 rows, expected the same"):
+    with pytest.raises(
+        ValueError, match=r"value words are uint32 \(2, 3, 5, 16\), .* = \(2, 3, 10, 16\)"
+    ):
         fast.quantize_append(k, fewer, *new, mx.array(slots))
     with pytest.raises(TypeError, match="must be a tuple of words, scales and biases"):
         fast.quantize_append(k[0], v, *new, mx.array(slots))
@@ -272,9 +274,9 @@ def test_the_native_module_refuses_on_its_own():
 
     packed, new, slots = packed_and_new(15)
     k, v, s = list(packed[0]), list(packed[1]), mx.array(slots)
-    numbers = {"bits": 8, "group_size": 64, "value_bits": 8}
+    numbers = {"bits": 8, "group_size": 64, "v_bits": 8}
     mx.eval(_core.quantize_append(k, v, *new, s, **numbers))
-    for name, bad in (("bits", 4), ("bits", 9), ("value_bits", 0), ("group_size", 33)):
+    for name, bad in (("bits", 4), ("bits", 9), ("v_bits", 0), ("group_size", 33)):
         with pytest.raises(ValueError, match=r"^\[quantize_append\] .* expected "):
             _core.quantize_append(k, v, *new, s, **{**numbers, name: bad})
     for arguments in ((k[:2], v, *new, s), (k, v, *new, s[:, :, :1]), (v, k, *new, s)):

@@ -13,9 +13,9 @@ import mlx_h2o
 import reference
 from emulator.cases import DTYPES, Case, errors
 from mlx_h2o.operations import composed
+from mlx_h2o.operations.arguments import BITS
 from mlx_h2o.operations.backends import register
-from mlx_h2o.operations.requests import AttentionRequest
-from mlx_h2o.operations.validate_quantized import BITS, QUANTIZED_ATTENTION
+from mlx_h2o.operations.requests import QUANTIZED_ATTENTION, AttentionRequest
 
 operation = mlx_h2o.fast.scaled_dot_product_attention_quantized_with_scores
 
@@ -163,39 +163,49 @@ def plain(**options: object) -> tuple[list, dict]:
 
 WORDS, SCALES, _ = packed()
 
+FREE = "every size at least 1"
+FLOATS = "float32, float16 or bfloat16"
+OF_VALUES = "uint32 [B, Hkv, N, Dv * v_bits / 32] = (1, 2, 10, Dv * v_bits / 32), " + FREE
 REFUSED = {
-    "queries have 3 dimensions, expected 4 [B, Hq, Lq, D].": changed(0, QUERIES[0]),
-    "queries are empty: found shape (1, 4, 0, 64), expected every size of [B, Hq, Lq, D] to be "
-    "at least 1.": changed(0, QUERIES[:, :, :0]),
-    "queries are int32, expected float32, float16 or bfloat16.": changed(
+    f"queries are float32 (4, 1, 64), expected {FLOATS} [B, Hq, Lq, D], {FREE}.": changed(
+        0, QUERIES[0]
+    ),
+    f"queries are float32 (1, 4, 0, 64), expected {FLOATS} [B, Hq, Lq, D], {FREE}.": changed(
+        0, QUERIES[:, :, :0]
+    ),
+    f"queries are int32 (1, 4, 1, 64), expected {FLOATS} [B, Hq, Lq, D], {FREE}.": changed(
         0, QUERIES.astype(mx.int32)
     ),
-    "key words have 3 dimensions, expected 4 [B, Hkv, N, ...].": changed(1, WORDS[0]),
-    "value scales are empty: found shape (1, 2, 0, 1), expected every size to be at least "
-    "1.": changed(5, SCALES[:, :, :0]),
-    "key words are float32, expected uint32.": changed(1, WORDS.astype(mx.float32)),
-    "value scales and biases are float32 and float16, expected float32, float16 or bfloat16, both "
-    "the same.": changed(6, SCALES.astype(mx.float16)),
-    "key words have 15 words per row, which at 8 bits is not a multiple of the group size "
-    "64.": changed(1, WORDS[..., :15]),
-    "key scales have shape (1, 2, 9, 1), expected (1, 2, 10, 1) for rows of 64 elements in groups "
-    "of 64.": changed(2, SCALES[:, :, :9]),
-    "queries and keys have head sizes 32 and 64, expected the same.": changed(0, QUERIES[..., :32]),
-    "queries and keys have batch sizes 2 and 1, expected the same.": changed(
-        0, mx.repeat(QUERIES, 2, 0)
-    ),
-    "queries have 3 heads, expected a multiple of the 2 heads of the keys.": changed(
-        0, QUERIES[:, :3]
-    ),
-    "keys and values have lengths 10 and 9, expected the same.": (
+    "key words are uint32 (2, 10, 16), expected uint32 [B, Hkv, N, D * bits / 32] = (1, Hkv, N, "
+    f"16), {FREE}, Hkv a divisor of Hq = 4.": changed(1, WORDS[0]),
+    "value scales are float32 (1, 2, 0, 1), expected float32 [B, Hkv, N, Dv / group_size] = "
+    "(1, 2, 10, 1).": changed(5, SCALES[:, :, :0]),
+    "key words are float32 (1, 2, 10, 16), expected uint32 [B, Hkv, N, D * bits / 32] = (1, Hkv, "
+    f"N, 16), {FREE}, Hkv a divisor of Hq = 4.": changed(1, WORDS.astype(mx.float32)),
+    "value biases are float16 (1, 2, 10, 1), expected float32 [B, Hkv, N, Dv / group_size] = "
+    "(1, 2, 10, 1).": changed(6, SCALES.astype(mx.float16)),
+    "key words are uint32 (1, 2, 10, 15), expected uint32 [B, Hkv, N, D * bits / 32] = (1, Hkv, "
+    f"N, 16), {FREE}, Hkv a divisor of Hq = 4.": changed(1, WORDS[..., :15]),
+    "values have 15 words per row of 8 bits, expected a multiple of group_size = 64 "
+    "elements.": changed(4, WORDS[..., :15]),
+    f"key scales are float32 (1, 2, 9, 1), expected {FLOATS} [B, Hkv, N, D / group_size] = "
+    "(1, 2, 10, 1).": changed(2, SCALES[:, :, :9]),
+    "keys have 32 elements per row of 8 bits, expected a multiple of group_size = 64 "
+    "elements.": changed(0, QUERIES[..., :32]),
+    "key words are uint32 (1, 2, 10, 16), expected uint32 [B, Hkv, N, D * bits / 32] = (2, Hkv, "
+    f"N, 16), {FREE}, Hkv a divisor of Hq = 4.": changed(0, mx.repeat(QUERIES, 2, 0)),
+    "key words are uint32 (1, 2, 10, 16), expected uint32 [B, Hkv, N, D * bits / 32] = (1, Hkv, "
+    f"N, 16), {FREE}, Hkv a divisor of Hq = 3.": changed(0, QUERIES[:, :3]),
+    f"value words are uint32 (1, 2, 9, 16), expected {OF_VALUES}.": (
         [QUERIES, *packed(), *packed(rows=9)],
         {"scale": 1.0},
     ),
-    "keys and values have head counts 2 and 1, expected the same.": (
+    f"value words are uint32 (1, 1, 10, 16), expected {OF_VALUES}.": (
         [QUERIES, *packed(), *packed(heads=1)],
         {"scale": 1.0},
     ),
-    "key scales and value scales are float32 and float16, expected the same dtype.": (
+    "value scales are float16 (1, 2, 10, 1), expected float32 [B, Hkv, N, Dv / group_size] = "
+    "(1, 2, 10, 1).": (
         [QUERIES, *packed(), packed()[0], *(a.astype(mx.float16) for a in packed()[1:])],
         {"scale": 1.0},
     ),
@@ -203,17 +213,14 @@ REFUSED = {
     "v_bits is 16, expected one of (2, 3, 4, 5, 6, 8).": plain(v_bits=16),
     "group_size is 48, expected one of (32, 64, 128).": plain(group_size=48),
     "scale is nan, expected a finite number.": plain(scale=math.nan),
-    "sparse_v_threshold is 1.0, expected 0 (off) or more, and below 1.": plain(
-        sparse_v_threshold=1.0
-    ),
-    "sparse_v_threshold is -1e-06, expected 0 (off) or more, and below 1.": plain(
+    "sparse_v_threshold is 1.0, expected at least 0 and below 1.": plain(sparse_v_threshold=1.0),
+    "sparse_v_threshold is -1e-06, expected at least 0 and below 1.": plain(
         sparse_v_threshold=-1e-6
     ),
     "mask is 'full', expected 'causal', an array or None.": plain(mask="full"),
-    "mask has shape (9,), expected one that broadcasts to [B, Hq, Lq, N] = (1, 4, 1, 10).": plain(
-        mask=mx.zeros((9,))
-    ),
-    "sinks have shape (2,), expected [Hq] = (4,).": plain(sinks=mx.zeros((2,))),
+    f"mask is float32 (9,), expected bool, {FLOATS} that broadcasts to [B, Hq, Lq, N] = (1, 4, 1, "
+    "10).": plain(mask=mx.zeros((9,))),
+    f"sinks are float32 (2,), expected {FLOATS} [Hq] = (4,).": plain(sinks=mx.zeros((2,))),
 }
 
 

@@ -12,7 +12,7 @@ import pytest
 from golden.build import Case, trace_case
 from mlx_h2o.operations import composed
 from mlx_h2o.operations.backends import register
-from mlx_h2o.operations.validate import AttentionRequest, RetentionRequest
+from mlx_h2o.operations.requests import AttentionRequest, RetentionRequest
 from parity import runner, traces
 from parity.__main__ import main
 from parity.outcome import Outcome
