@@ -13,6 +13,7 @@ _COMMANDS = {
     "generate": "write text from a prompt",
     "chat": "talk to a model in the terminal",
     "server": "serve requests over HTTP, in batches",
+    "plan": "say what a model takes, and what fits",
     "cache_prompt": "read a prompt and save its cache",
     "layers": "show which layers retrieve, and write the rows of each",
     "evaluate": "measure what smaller caches cost on your texts",

@@ -59,10 +59,21 @@ def load(path_or_hf_repo: str | Path, *args: Any, **kwargs: Any) -> Any:
         path_or_hf_repo = str(path_or_hf_repo)
     check_path(path_or_hf_repo)
     folder = model_path() if path_or_hf_repo == DEMO else Path(path_or_hf_repo)
+    with loading(folder):
+        loaded = mlx_lm.load(str(folder), *args, **kwargs)
+    # Or transformers warns of every longer text, which a bounded cache is for.
+    getattr(loaded[1], "_tokenizer", loaded[1]).model_max_length = _NO_LIMIT
+    loaded[0].update(tree_map(widened, loaded[0].parameters()))
+    return loaded
+
+
+@contextmanager
+def loading(folder: Path) -> Iterator[None]:
+    """Within the context, what goes wrong with a model's folder is a ValueError that says so."""
     for file in folder.glob("model*.safetensors"):
         read_header(str(file), "load", "file of weights")
     try:
-        loaded = mlx_lm.load(str(folder), *args, **kwargs)
+        yield
     except Exception as error:  # of mlx_lm, MLX or transformers
         said = f"{folder} cannot be loaded: "
         if damaged := _damaged(folder):
@@ -71,11 +82,6 @@ def load(path_or_hf_repo: str | Path, *args: Any, **kwargs: Any) -> Any:
             said = f"{folder} is not a directory, and could not be fetched from the hub: "
         why = str(error) if isinstance(error, OSError | ValueError) else repr(error)
         raise ValueError(f"[load] {said}{why}") from error
-    # Or transformers warns of every longer text, which a bounded cache is for.
-    getattr(loaded[1], "_tokenizer", loaded[1]).model_max_length = _NO_LIMIT
-    if mx.default_device().type == mx.DeviceType.cpu:
-        loaded[0].update(tree_map(_upcast, loaded[0].parameters()))
-    return loaded
 
 
 def _damaged(folder: Path) -> Path | None:
@@ -384,6 +390,6 @@ def _routed(model: Any, caches: Sequence[Any], draft_model: Any = None) -> Itera
             yield
 
 
-def _upcast(weight: Any) -> Any:
+def widened(weight: Any) -> Any:
     is_half = isinstance(weight, mx.array) and weight.dtype == mx.float16
     return weight.astype(mx.float32) if is_half else weight
