@@ -24,6 +24,7 @@ from test_server import serving
 LANGUAGES = {"python", "signature", "sh", "c", "cmake", "swift"}
 NOT_RUN = {
     "docs/index.md": ["needs a chat model, and a person"],
+    "docs/server.md": ["needs two Macs"],
     "docs/swift.md": [
         "a line of another package's manifest",
         "ChatSession is mlx-swift-lm's, which the package takes on Apple platforms only",

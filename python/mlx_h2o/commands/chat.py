@@ -8,7 +8,7 @@ import importlib
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 import mlx.core as mx
@@ -105,7 +105,8 @@ def _answered(
     before = copy.deepcopy(caches) if len(tokens) > given["prefill_step_size"] else None
     last = None
     # Ctrl-C reaches several processes at different tokens, and ends them.
-    stopping = _ctrl_c() if ranks_of(model).size == 1 else nullcontext([])
+    several = ranks_of(model).size > 1
+    stopping: AbstractContextManager[list[int]] = nullcontext([]) if several else _ctrl_c()
     with Watch(after=EVERY) as watch, stopping as pressed:
 
         def reading(done: int, total: int) -> None:

@@ -18,6 +18,7 @@ from ..lm.prompt_cache import budgets_of, evicting_caches, make_prompt_cache
 from .models import add_flags
 from .options import CacheSettings, add_cache_flags, settings_of
 from .parsing import OneLineParser, json_object, nbytes, number
+from .together import refuse_several
 
 _LOG = logging.getLogger("mlx_h2o")
 
@@ -26,6 +27,7 @@ def run(arguments: Sequence[str]) -> int:
     """Serve until a signal ends it; returns the exit status."""
     parser = _parser()
     args = parser.parse_args(arguments)
+    refuse_several(parser)
     drafted = 0 if args.draft_model is None else args.num_draft_tokens
     if drafted and hasattr(args, "budgets"):
         parser.error("--budgets with --draft-model: its layers are not those of the file")

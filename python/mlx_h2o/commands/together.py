@@ -1,4 +1,4 @@
-"""A command in several processes that `mlx.launch` started: they share one model, and end together."""
+"""A command in several processes of `mlx.launch`: they share one model, and end together."""
 
 from __future__ import annotations
 
@@ -58,6 +58,15 @@ def together(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Itera
             raise ValueError(f"process {ranks.rank} of {ranks.size}: {error}") from error
 
 
+def refuse_several(parser: argparse.ArgumentParser) -> None:
+    """End a command that `mlx.launch` started in several processes."""
+    if any(name in os.environ for name in _STARTED):
+        size = mx.distributed.init().size()
+        if size > 1:
+            name = parser.prog.rpartition(" ")[2]
+            parser.error(f"the {name} is one process, found {size}: generate and chat share models")
+
+
 def _open_files() -> set[int]:
     return set(map(int, os.listdir("/dev/fd")))
 
@@ -65,7 +74,7 @@ def _open_files() -> set[int]:
 def _connections(files: set[int]) -> list[int]:
     """Those to other processes. They close too where a machine goes without a word."""
     found = []
-    idle = getattr(socket, "TCP_KEEPIDLE", None) or getattr(socket, "TCP_KEEPALIVE", 0)
+    idle: int = getattr(socket, "TCP_KEEPIDLE", 0) or getattr(socket, "TCP_KEEPALIVE", 0)
     for file in files:
         # Of a copy, which is closed again: the file is MLX's.
         with suppress(OSError), socket.socket(fileno=os.dup(file)) as one:

@@ -61,9 +61,9 @@ _MODELS_KEPT = 64
 class Probe:
     """What the first copy gives to the heads of a model that reads random tokens twice.
 
-    gives: per layer whose cache grows, and of each of its KV heads, of all ranks, by how much it changes the
-        layer's output, as a part of that; 0 in a model that does not retrieve. Empty if that cannot
-        be found out.
+    gives: per layer whose cache grows, and of each of its KV heads, those of other processes too,
+        by how much it changes the layer's output, as a part of that; 0 in a model that does not
+        retrieve. Empty if that cannot be found out.
     errors: what packing keys, and values, into ``probing.BITS`` changes of the output of attention,
         as a part of it. Empty if that cannot be found out.
     reason: why not, in words that follow the model's name; else empty.

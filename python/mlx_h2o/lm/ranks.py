@@ -47,7 +47,7 @@ class Ranks:
         """What belongs to the KV heads of this rank, of what belongs to each head of the model."""
         if len(heads) % self.size:
             raise ValueError(
-                f"[make_prompt_cache] found {len(heads)} KV heads, expected as many for each of the "
+                f"[make_prompt_cache] found {len(heads)} KV heads, expected as many for each of "
                 f"{self.size} processes."
             )
         each = len(heads) // self.size
