@@ -22,6 +22,8 @@ WORK = ROOT / ".nox" / "work"
 BUILD = ROOT / "build"
 WHEEL = BUILD / "wheel"
 REPORTS = ROOT / "reports"
+# For modules of tests/ as commands.
+TEST_IMPORTS = {"PYTHONPATH": f"{ROOT / 'tests'}{os.pathsep}{ROOT / 'tests' / 'lib'}"}
 PYTHON = str(WORK / "bin" / "python")
 CI = os.environ.get("CI") == "true"
 
@@ -46,6 +48,7 @@ C_SOURCES = (
 RELEASES = (("0.32.3", "0.32.0"), ("0.32.4", "0.32.2"), ("0.32.3", "0.32.2"), ("0.32.4", "0.32.0"))
 # What converts real models; the package does not need it.
 GGUF = "gguf==0.19.0"
+MUTATION_TOOLS = ("cosmic-ray==8.7.0", "coverage")
 
 nox.options.sessions = ["lint", "types", "tests"]
 nox.options.error_on_missing_interpreters = CI
@@ -240,7 +243,7 @@ def parity_command(*options: str) -> tuple[str, ...]:
 
 
 def parity_env(env: dict[str, str]) -> dict[str, str]:
-    return env | {"PYTHONPATH": str(ROOT / "tests")}
+    return env | TEST_IMPORTS
 
 
 def run_parity(session: nox.Session, env: dict[str, str], *options: str) -> None:
@@ -258,7 +261,7 @@ def lint(session: nox.Session) -> None:
         for folder in C_SOURCES
         for pattern in ("*.c", "*.h", "*.cpp")
         for path in sorted((ROOT / folder).rglob(pattern))
-        if path.name != "kernel_text.h"  # generated
+        if path.name not in ("kernel_text.h", "operation_table.h")  # generated
     ]
     session.run("clang-format", "--dry-run", "--Werror", *sources)
     session.run("python", "tools/package_kernels.py", "--check")
@@ -354,7 +357,7 @@ def yardsticks(session: nox.Session) -> None:
     package(session)
     if not fetched(session):
         session.skip("the real models cannot be had")
-    pytest(session, "-m", "real", "tests/test_yardsticks.py", env=fast_blas(session))
+    pytest(session, "-m", "real", "tests/evaluation/test_yardsticks.py", env=fast_blas(session))
 
 
 @nox.session(venv_backend="none")
@@ -363,7 +366,7 @@ def real(session: nox.Session) -> None:
     package(session)
     if not fetched(session, "smollm2-135m-instruct"):
         session.skip("SmolLM2 cannot be had")
-    pytest(session, "-m", "real", "tests/test_real_check.py", env=fast_blas(session))
+    pytest(session, "-m", "real", "tests/evaluation/test_real_check.py", env=fast_blas(session))
 
 
 @nox.session(venv_backend="none")
@@ -373,13 +376,21 @@ def harness(session: nox.Session) -> None:
     if not fetched(session, "smollm2-135m-instruct"):
         session.skip("SmolLM2 cannot be had")
     python(session, "-m", "pip", "install", "-q", *EXTRAS["eval"])
-    pytest(session, "-m", "real", "tests/test_harness.py", env=fast_blas(session))
+    pytest(session, "-m", "real", "tests/evaluation/test_harness.py", env=fast_blas(session))
 
 
 @nox.session(venv_backend="none")
 def faults(session: nox.Session) -> None:
     """Errors put into the product one at a time: the checks notice each of them."""
     pytest(session, *SIDE_BY_SIDE, "-m", "faults", env=c_library(session))
+
+
+@nox.session(venv_backend="none")
+def mutation(session: nox.Session) -> None:
+    """One place of policies, caches or operations changed at a time: do tests notice? (-- FILES)"""
+    package(session)
+    python(session, "-m", "pip", "install", "-q", *MUTATION_TOOLS)
+    python(session, "tools/mutation.py", *session.posargs)
 
 
 @nox.session(venv_backend="none")
@@ -483,7 +494,7 @@ def sanitize_c(session: nox.Session) -> None:
     }
     # The other C tests build libraries and programs of their own.
     parts = ("", "_config", "_errors", "_leaks", "_operation_errors", "_operations", "_safety")
-    tests = [f"tests/test_c_api{part}.py" for part in parts]
+    tests = [f"tests/languages/test_c_api{part}.py" for part in parts]
     # Not captured, or what a sanitizer says as it ends the process would be lost.
     pytest(session, "--capture=no", "-m", UNSEEDED, *tests, env=env)
 
@@ -496,7 +507,7 @@ def fuzz(session: nox.Session) -> None:
     end = time.monotonic() + seconds / 2
     while time.monotonic() < end:
         seed = f"--hypothesis-seed={time.time_ns()}"
-        command = ("-m", "pytest", "-q", "-m", "", seed, "tests/test_fuzz.py")
+        command = ("-m", "pytest", "-q", "-m", "", seed, "tests/fuzz/test_fuzz.py")
         python(session, *command, env={"MLX_H2O_EXHAUSTIVE": "1", "MLX_H2O_PART": "0/1"})
     compiler = shutil.which("clang++")
     if compiler is None:  # and its runtime; the build takes some minutes
@@ -565,8 +576,7 @@ def wheel(session: nox.Session) -> None:
 def models(session: nox.Session) -> None:
     """Try the caches on every architecture of mlx_lm, against docs/models.md (-- --write)."""
     package(session)
-    environment = {"PYTHONPATH": str(ROOT / "tests")}
-    python(session, "-m", "models", *session.posargs, env=environment)
+    python(session, "-m", "models", *session.posargs, env=TEST_IMPORTS)
 
 
 @nox.session(venv_backend="none")
@@ -591,8 +601,11 @@ def versions(session: nox.Session, mlx: str, mlx_lm: str) -> None:
     tests = ("pytest", "hypothesis", "scikit-build-core>=0.11", *EXTRAS["server"])
     session.install("-q", f"mlx{backend}=={mlx}", f"mlx-lm=={mlx_lm}", *tests)
     session.install("-q", "--no-build-isolation", "--config-settings=wheel.cmake=false", ".")
-    parts = ("upstream", "generate", "batch_generate", "downstream", "server")
-    session.run("pytest", "-q", *(f"tests/test_{part}.py" for part in parts), *session.posargs)
+    parts = (
+        *("lm/test_upstream", "lm/test_generate", "lm/test_batch_generate"),
+        *("lm/test_downstream", "commands/test_server"),
+    )
+    session.run("pytest", "-q", *(f"tests/{part}.py" for part in parts), *session.posargs)
 
 
 @nox.session(venv_backend="none")
@@ -600,4 +613,4 @@ def docs(session: nox.Session) -> None:
     """The README's and the documents' links, file names, commands and blocks of code."""
     package(session)
     pages = ("readme", "docs", "docs_compiled")
-    pytest(session, "-m", UNSEEDED, *(f"tests/test_{name}.py" for name in pages))
+    pytest(session, "-m", UNSEEDED, *(f"tests/project/test_{name}.py" for name in pages))

@@ -4,7 +4,7 @@
 
 A draft of the main loop only, from the functions of metal/h2o.h: dense float16 or packed rows of
 128, no mask, no merge of the simdgroups. It says what such a kernel needs at least, and nothing of
-its speed. Needs the wheels that tests/nvrtc.py names. Occupancy is arithmetic for compute
+its speed. Needs the wheels that tests/lib/nvrtc.py names. Occupancy is arithmetic for compute
 capability 9.0: 65536 registers, handed out to warps by 256, 64 warps and 32 threadgroups on a
 multiprocessor.
 """
@@ -18,12 +18,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-TESTS = Path(__file__).resolve().parents[1] / "tests"
-sys.path.insert(0, str(TESTS))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "lib"))
 
-import nvrtc  # noqa: E402
-from mlx_h2o.demo import report  # noqa: E402
-from mlx_h2o.operations.gpu import cuda  # noqa: E402
+import nvrtc
+from mlx_h2o.demo import report
+from mlx_h2o.operations.gpu import cuda
 
 SIZE = 128
 WARP = 32

@@ -30,7 +30,7 @@ import mlx_h2o
 from mlx_h2o import _core
 from mlx_h2o.demo import report
 from mlx_h2o.operations import native
-from mlx_h2o.operations.validate import attention_request
+from mlx_h2o.operations.requests import attention_request
 
 COLD_BYTES = 256 << 20
 HEADS, KV_HEADS, WIDTH = 16, 8, 128
@@ -93,7 +93,6 @@ def packed(
             queries,
             *layer,
             scale=SCALE,
-            packed=True,
             bits=bits,
             group_size=GROUP,
             row_bias=bias,
@@ -293,7 +292,6 @@ def sparse_case(rows: int, threads: list[int], repeats: int) -> Any:
         queries,
         *layers[0],
         scale=SCALE,
-        packed=True,
         sparse_v_threshold=THRESHOLD,
         return_skipped=True,
     )

@@ -20,7 +20,7 @@ import mlx.core as mx
 
 from mlx_h2o import fast
 from mlx_h2o.demo import report
-from mlx_h2o.operations import composed, prefill, validate
+from mlx_h2o.operations import composed, prefill, requests
 from mlx_h2o.operations.composed import ema
 
 SIZE = 64
@@ -57,7 +57,7 @@ def rows_of(heads: int, kv_heads: int, queries: int, keys: int) -> dict[str, dic
         return ema.accumulate(nothing, prefill.last_scores(q, k, **options), decay=0.95)
 
     def whole_mass() -> mx.array:
-        scores = composed.logits(validate.attention_request(q, k, k, **options))
+        scores = composed.logits(requests.attention_request(q, k, k, **options))
         weights, total, _ = composed.softmax_parts(scores, None)
         return (weights / total).reshape(1, kv_heads, -1, keys).sum(axis=2)
 

@@ -36,7 +36,7 @@ import mlx_h2o
 from mlx_h2o import demo, fast
 from mlx_h2o.demo import report
 from mlx_h2o.operations.gpu import launch
-from mlx_h2o.operations.validate import attention_request
+from mlx_h2o.operations.requests import attention_request
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
 THRESHOLDS = (1e-4, 1e-5, 1e-6, 1e-7, 1e-8)
@@ -193,7 +193,7 @@ def emulated(samples: list[tuple[str, Sample]], bits: int) -> list[dict[str, Any
 
     In one launch for the two sweeps, and in one for each; and the shares of pairs that they report.
     """
-    sys.path.insert(0, str(TESTS))
+    sys.path[:0] = [str(TESTS), str(TESTS / "lib")]
     from emulator.backend import EmulatorBackend
     from emulator.kernel import Run
 
@@ -209,7 +209,6 @@ def emulated(samples: list[tuple[str, Sample]], bits: int) -> list[dict[str, Any
                     sample.queries,
                     tuple(packed[:3]),
                     tuple(packed[3:]),
-                    packed=True,
                     scale=sample.scale,
                     bits=bits,
                     group_size=GROUP_SIZE,

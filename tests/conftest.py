@@ -1,21 +1,23 @@
-"""Shared by all suites: the import path of tests/, markers, and a report of what is missing."""
+"""Shared by all suites: markers, and a report of what is missing."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
 import shutil
-import sys
 from collections import defaultdict
+from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import mlx_h2o
+from back_ends import BACKENDS
 from sizes import EACH, FIRST
 
 TESTS = Path(__file__).resolve().parent
-sys.path.insert(0, str(TESTS))
 
 MARKERS = {
     "slow": "takes seconds: reads a long text, starts a command, emulates a lot (nox -s slow)",
@@ -106,3 +108,16 @@ def data_directory() -> Path:
     if not data_root().is_dir():
         pytest.skip(f"no data at {data_root()} (set MLX_H2O_DATA)")
     return data_root()
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Each back end of the CPU, named for the test."""
+    with mlx_h2o.use_backend(request.param):
+        yield request.param
+
+
+@pytest.fixture(scope="module")
+def demo() -> tuple[Any, Any]:
+    """The embedded model and its tokenizer."""
+    return mlx_h2o.load("demo")

@@ -2,21 +2,23 @@
 
 A body is Metal text with lines `#if flag`, `#if !flag`, `#else` and `#endif`
 for the flags and traits of variants.toml. Nothing of the preprocessor's other
-syntax is allowed there. Traits tell the kernels of a family apart and are resolved
-here. What is left is a list of segments, each with the flags it needs, so that any
-language resolves a variant by joining the segments that hold.
+syntax is allowed there. What comes of it is a list of segments, each with the flags
+and traits it needs, so that any language resolves a kernel by joining the segments
+that hold.
 """
 
 from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 # C compilers need only take string literals of this many characters.
 LONGEST_SEGMENT = 4000
+
+# The operation of attention that takes every number that there is.
+MOST_NUMBERS = "scaled_dot_product_attention_quantized_with_scores"
 
 
 class KernelSourceError(Exception):
@@ -27,8 +29,8 @@ class KernelSourceError(Exception):
 class Segment:
     """Text that is part of a variant when `condition` holds.
 
-    The condition is a list of flags separated by spaces, all of which must be
-    on, or off where a flag has a "!" before it. An empty one always holds.
+    The condition is a list of flags and traits separated by spaces, all of which must
+    be on, or off where there is a "!" before it. An empty one always holds.
     """
 
     condition: str
@@ -44,14 +46,16 @@ class Buffer:
 
 
 @dataclass(frozen=True)
-class Kernel:
-    """One kernel of variants.toml with its resolved body."""
+class Family:
+    """Kernels that share a body. Conditions name flags, and the traits that tell them apart."""
 
     name: str
     template: tuple[Buffer, ...]
     inputs: tuple[Buffer, ...]
     outputs: tuple[Buffer, ...]
     segments: tuple[Segment, ...]
+    kernels: dict[str, tuple[str, ...]]
+    """What is always on in each kernel: its traits, and some flags."""
 
 
 @dataclass(frozen=True)
@@ -59,70 +63,48 @@ class KernelTable:
     """Everything the generated files hold."""
 
     flags: tuple[str, ...]
+    traits: tuple[str, ...]
     exclusive: tuple[tuple[str, ...], ...]
     header: tuple[Segment, ...]
     cuda_shim: tuple[Segment, ...]
-    kernels: tuple[Kernel, ...]
+    families: tuple[Family, ...]
 
 
 def read_table(metal: Path) -> KernelTable:
     """Read variants.toml in the folder `metal` and the files that it names."""
     table = tomllib.loads((metal / "variants.toml").read_text("ascii"))
     flags, traits = tuple(table["flags"]), tuple(table["traits"])
-    terms = (*flags, *traits)
-    kernels = []
-    for family in table["families"].values():
-        body = [
-            segment
-            for source in family["source"]
-            for segment in resolve_flags(_read_lines(metal / source), terms)
-        ]
-        sides = {side: _buffers(family[side], terms) for side in ("template", "inputs", "outputs")}
-        for name, own in family["kernels"].items():
+    numbers = _numbers(metal / "operations.toml")
+    terms = (*flags, *traits, *numbers)
+    families = []
+    for name, family in table["families"].items():
+        segments: list[Segment] = []
+        for source in family["source"]:
+            for segment in resolve_flags(_read_lines(metal / source), terms):
+                _append(segments, segment.condition, segment.text)
+        kernels = {kernel: tuple(own) for kernel, own in family["kernels"].items()}
+        for kernel, own in kernels.items():
             if unknown := set(own) - set(terms):
-                raise KernelSourceError(f"variants.toml: {name} has unknown traits {unknown}")
-            known = {trait: trait in own for trait in traits}
-            known |= {flag: True for flag in flags if flag in own}
-            template, inputs, outputs = (
-                tuple(
-                    Buffer(buffer.name, condition)
-                    for buffer in buffers
-                    if (condition := left(buffer.condition, known)) is not None
-                )
-                for buffers in sides.values()
-            )
-            segments: list[Segment] = []
-            for segment in body:
-                if (condition := left(segment.condition, known)) is not None:
-                    _append(segments, condition, segment.text)
-            kernels.append(
-                Kernel(
-                    name=name,
-                    template=template,
-                    inputs=inputs,
-                    outputs=outputs,
-                    segments=_split_long(segments),
-                )
-            )
+                raise KernelSourceError(f"variants.toml: {kernel} has unknown traits {unknown}")
+        sides = (_buffers(family[side], terms) for side in ("template", "inputs", "outputs"))
+        families.append(Family(name, *sides, _split_long(segments), kernels))
+    named = {term.lstrip("!") for f in families for s in f.segments for term in s.condition.split()}
     return KernelTable(
-        flags=flags,
+        flags=(*flags, *(number for number in numbers if number in named)),
+        traits=traits,
         exclusive=tuple(tuple(group) for group in table["exclusive"]),
         header=_plain_segments(metal / table["header"]),
         cuda_shim=_plain_segments(metal / table["cuda_shim"]),
-        kernels=tuple(kernels),
+        families=tuple(families),
     )
 
 
-def left(condition: str, known: Mapping[str, bool]) -> str | None:
-    """What is left of a condition when some of its terms are known; None where it fails."""
-    open_terms = []
-    for term in condition.split():
-        name = term.removeprefix("!")
-        if name not in known:
-            open_terms.append(term)
-        elif known[name] == term.startswith("!"):
-            return None
-    return " ".join(open_terms)
+def _numbers(path: Path) -> tuple[str, ...]:
+    """The numbers of attention: one that is not 0 is a flag, if a body asks for it."""
+    if not path.exists():
+        return ()
+    operation = tomllib.loads(path.read_text("ascii"))[MOST_NUMBERS]
+    return tuple(n for n, given in operation.items() if "number" in given and n != "scale")
 
 
 def resolve_flags(lines: list[tuple[str, str]], flags: tuple[str, ...]) -> list[Segment]:

@@ -19,30 +19,32 @@ def python_module(table: KernelTable) -> str:
     def joined(segments: tuple[Segment, ...]) -> str:
         return _python_text("".join(segment.text for segment in segments))
 
-    kernels = table.kernels
     parts = [f'"""{NOTICE}"""\n\nPairs = tuple[tuple[str, str], ...]\n']
-    parts.append(
-        "\nFLAGS = (\n" + "".join(f"    {_quoted(flag)},\n" for flag in table.flags) + ")\n"
-    )
+    for constant, names in (("FLAGS", table.flags), ("TRAITS", table.traits)):
+        parts.append(f"\n{constant} = (\n" + "".join(f"    {_quoted(n)},\n" for n in names) + ")\n")
+    parts.append("\n# Of each kernel its family, and what is always on in it.\n")
+    parts.append("KERNELS: dict[str, tuple[str, frozenset[str]]] = {\n")
+    for family in table.families:
+        for kernel, own in family.kernels.items():
+            on = f"frozenset({_quoted(' '.join(own))}.split())"
+            parts.append(f"    {_quoted(kernel)}: ({_quoted(family.name)}, {on}),\n")
+    parts.append("}\n")
     for constant, side in (
         ("TEMPLATE", "template"),
         ("INPUTS", "inputs"),
         ("OUTPUTS", "outputs"),
     ):
         parts.append(f"\n# Name and condition, in order.\n{constant}: dict[str, Pairs] = {{\n")
-        for kernel in kernels:
-            parts.append(f"    {_quoted(kernel.name)}: (\n{buffers(getattr(kernel, side))}    ),\n")
+        for family in table.families:
+            parts.append(f"    {_quoted(family.name)}: (\n{buffers(getattr(family, side))}    ),\n")
         parts.append("}\n")
     parts.append(f"\nHEADER = {joined(table.header)}\n")
     parts.append(f"\nCUDA_SHIM = {joined(table.cuda_shim)}\n")
     parts.append("\n# Condition and text, in order.\nSEGMENTS: dict[str, Pairs] = {\n")
-    for kernel in kernels:
-        items = [(_quoted(s.condition), _python_text(s.text)) for s in kernel.segments]
-        body = "".join(
-            f"        (\n            {condition},\n            {text},\n        ),\n"
-            for condition, text in items
-        )
-        parts.append(f"    {_quoted(kernel.name)}: (\n{body}    ),\n")
+    for family in table.families:
+        items = [(_quoted(s.condition), _python_text(s.text)) for s in family.segments]
+        body = "".join(f"        ({condition}, {text}),\n" for condition, text in items)
+        parts.append(f"    {_quoted(family.name)}: (\n{body}    ),\n")
     parts.append("}\n")
     return "".join(parts)
 
@@ -67,19 +69,21 @@ def c_header(table: KernelTable) -> str:
 
     parts = [_C_TYPES]
     parts.append(strings("mlx_h2o_kernel_flags", table.flags))
+    parts.append(strings("mlx_h2o_kernel_traits", table.traits))
     parts.append(segments("mlx_h2o_kernel_header", table.header))
-    for kernel in table.kernels:
-        prefix = f"mlx_h2o_{kernel.name}"
-        parts.append(buffers(f"{prefix}_template", kernel.template))
-        parts.append(buffers(f"{prefix}_inputs", kernel.inputs))
-        parts.append(buffers(f"{prefix}_outputs", kernel.outputs))
-        parts.append(segments(f"{prefix}_segments", kernel.segments))
+    for family in table.families:
+        prefix = f"mlx_h2o_{family.name}"
+        parts.append(buffers(f"{prefix}_template", family.template))
+        parts.append(buffers(f"{prefix}_inputs", family.inputs))
+        parts.append(buffers(f"{prefix}_outputs", family.outputs))
+        parts.append(segments(f"{prefix}_segments", family.segments))
         tables = [f"{prefix}_{table}" for table in ("template", "inputs", "outputs", "segments")]
         fields = "".join(f"    {name},\n    {count(name)},\n" for name in tables)
-        parts.append(
-            f"static const mlx_h2o_kernel_text {prefix}_text = {{\n"
-            f"    {_quoted(kernel.name)},\n{fields}}};\n"
-        )
+        for kernel, own in family.kernels.items():
+            parts.append(
+                f"static const mlx_h2o_kernel_text mlx_h2o_{kernel}_text = {{\n"
+                f"    {_quoted(kernel)},\n    {_quoted(' '.join(own))},\n{fields}}};\n"
+            )
     parts.append("#endif\n")
     return f"/* {NOTICE} */\n/* clang-format off */\n" + "\n".join(parts)
 
@@ -89,8 +93,8 @@ _C_TYPES = """#ifndef MLX_H2O_KERNEL_TEXT_H
 
 #include <stddef.h>
 
-/* Text, or a buffer, that exists when its condition holds: flags separated by
-   spaces, all of which must be on, or off where a flag has a "!" before it. */
+/* Text, or a buffer, that exists when its condition holds: flags and traits
+   separated by spaces, all of which must be on, or off where there is a "!". */
 typedef struct {
     const char* condition;
     const char* text;
@@ -101,8 +105,10 @@ typedef struct {
     const char* condition;
 } mlx_h2o_kernel_buffer;
 
+/* `always_on` are its traits, and some flags, separated by spaces. */
 typedef struct {
     const char* name;
+    const char* always_on;
     const mlx_h2o_kernel_buffer* template_arguments;
     size_t template_count;
     const mlx_h2o_kernel_buffer* inputs;

@@ -1,4 +1,4 @@
-"""Package the kernels of metal/ for Python and C.
+"""Package the kernels and the table of operations of metal/ for Python and C.
 
     python tools/package_kernels.py           write the generated files
     python tools/package_kernels.py --check   fail where one is out of step
@@ -17,19 +17,22 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from kernel_source import KernelSourceError, read_table
 from kernel_writers import c_header, python_module
+from operation_table import cpp_header, read_operations
+from operation_table import python_module as operations_module
 
 ROOT = Path(__file__).resolve().parent.parent
-
-TARGETS = {
-    "python/mlx_h2o/_kernel_text.py": python_module,
-    "mlx-c/h2o/kernel_text.h": c_header,
-}
 
 
 def generated_files(root: Path = ROOT) -> dict[str, str]:
     """The text of each generated file, by its path from the repository's root."""
-    table = read_table(root / "metal")
-    return {path: write(table) for path, write in TARGETS.items()}
+    metal = root / "metal"
+    table, operations = read_table(metal), read_operations(metal)
+    return {
+        "python/mlx_h2o/_kernel_text.py": python_module(table),
+        "mlx-c/h2o/kernel_text.h": c_header(table),
+        "python/mlx_h2o/operations/_operation_table.py": operations_module(operations),
+        "core/src/cpu/operation_table.h": cpp_header(operations),
+    }
 
 
 def out_of_step(root: Path = ROOT) -> dict[str, str]:

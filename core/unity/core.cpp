@@ -1,11 +1,10 @@
 // The sources that are no kernels at once, for SwiftPM: MLX's headers take most of the time.
 #include "../src/attention/attention.cpp"
-#include "../src/attention/attention_checks.cpp"
 #include "../src/attention/attention_primitive.cpp"
 #include "../src/attention/prefill.cpp"
-#include "../src/attention/segment_checks.cpp"
 #include "../src/attention/segment_rows.cpp"
 #include "../src/attention/segments.cpp"
+#include "../src/cpu/arguments.cpp"
 #include "../src/cpu/checks.cpp"
 #include "../src/cpu/donation.cpp"
 #include "../src/cpu/plain_read.cpp"

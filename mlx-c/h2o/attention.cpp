@@ -9,11 +9,8 @@ using namespace mlx_h2o_c;
 
 namespace {
 
-constexpr auto dense_name = "scaled_dot_product_attention_with_scores";
-constexpr auto quantized_name = "scaled_dot_product_attention_quantized_with_scores";
-
 // The results that have a place.
-void attend(AttentionRequest& request, mlx_array* out, mlx_array* scores, mlx_array* lse,
+void attend(AttentionRequest request, mlx_array* out, mlx_array* scores, mlx_array* lse,
             mlx_array* skipped) {
   request.return_lse = lse != nullptr;
   request.return_skipped = skipped != nullptr;
@@ -24,11 +21,24 @@ void attend(AttentionRequest& request, mlx_array* out, mlx_array* scores, mlx_ar
   give(skipped, result.skipped);
 }
 
+AttentionNumbers numbers_of(float scale, float sparse_v_threshold = 0) {
+  AttentionNumbers numbers;
+  numbers.scale = scale;
+  numbers.sparse_v_threshold = sparse_v_threshold;
+  return numbers;
+}
+
 // The last `count` queries; a bottom-right causal mask fits as it is.
 void keep_last(PrefillRequest& r, int count) {
   r.queries = slice(r.queries, 2, r.length - count, r.length, r.stream);
   if (!r.mask.empty()) r.mask = slice(r.mask, 2, r.length - count, r.length, r.stream);
   r.length = count;
+}
+
+bool is_mass(const Arguments& given, const char* kind) {
+  const std::string name = kind == nullptr ? "" : kind;
+  given.one_of("kind", name);
+  return name == "mass";
 }
 
 }  // namespace
@@ -39,10 +49,11 @@ int mlx_h2o_scaled_dot_product_attention_with_scores(mlx_array* out, mlx_array* 
                                                      const char* mask_mode, mlx_array mask_arr,
                                                      mlx_array sinks, mlx_array row_bias,
                                                      mlx_stream s) {
-  return operation(dense_name, {{"out", out}, {"scores", scores}}, [&](const char* op) {
-    AttentionRequest request = dense_attention_request(
-        op, queries, keys, values, {scale, mask_mode, mask_arr, sinks, s, 0, row_bias});
-    attend(request, out, scores, lse, nullptr);
+  const Places places = {{"out", out}, {"scores", scores}};
+  return operation("scaled_dot_product_attention_with_scores", places, [&](const char* op) {
+    attend(attention_request(op, queries, parts_of(keys, {}, {}), parts_of(values, {}, {}), nullptr,
+                             numbers_of(scale), {mask_mode, mask_arr, sinks, row_bias, s}),
+           out, scores, lse, nullptr);
   });
 }
 
@@ -52,12 +63,44 @@ int mlx_h2o_scaled_dot_product_attention_quantized_with_scores(
     float scale, int bits, int group_size, mlx_optional_int v_bits, const char* mask_mode,
     mlx_array mask_arr, mlx_array sinks, mlx_array row_bias, float sparse_v_threshold,
     mlx_stream s) {
-  return operation(quantized_name, {{"out", out}, {"scores", scores}}, [&](const char* op) {
-    check_queries(op, queries);
-    AttentionRequest request = packed_attention_request(
-        op, queries, {k_w, k_s, k_b}, {v_w, v_s, v_b}, {bits, group_size, v_bits},
-        {scale, mask_mode, mask_arr, sinks, s, sparse_v_threshold, row_bias});
-    attend(request, out, scores, lse, skipped);
+  constexpr auto name = "scaled_dot_product_attention_quantized_with_scores";
+  return operation(name, {{"out", out}, {"scores", scores}}, [&](const char* op) {
+    const Packing packing = {bits, group_size, v_bits};
+    std::vector<Array> keys = parts_of(k_w, k_s, k_b), values = parts_of(v_w, v_s, v_b);
+    AttentionRequest request = attention_request(op, queries, std::move(keys), std::move(values),
+                                                 &packing, numbers_of(scale, sparse_v_threshold),
+                                                 {mask_mode, mask_arr, sinks, row_bias, s});
+    expect(request.values.packed(), op,
+           "keys and values are 1 and 1 arrays, expected both packed, or one array of keys beside "
+           "codes.");
+    attend(std::move(request), out, scores, lse, skipped);
+  });
+}
+
+int mlx_h2o_attention_and_accumulate(mlx_array* out, mlx_array* new_importance, mlx_array queries,
+                                     mlx_vector_array keys, mlx_vector_array values,
+                                     mlx_array importance, float scale, const char* kind,
+                                     double decay, const char* mask_mode, mlx_array mask_arr,
+                                     mlx_array sinks, mlx_array row_bias, int bits, int group_size,
+                                     mlx_optional_int v_bits, float sparse_v_threshold,
+                                     mlx_stream s) {
+  const Places places = {{"out", out}, {"new_importance", new_importance}};
+  return operation("attention_and_accumulate", places, [&](const char* op) {
+    const Packing packing = {bits, group_size, v_bits};
+    std::vector<Array> k = parts_of(op, "keys", keys), v = parts_of(op, "values", values);
+    AttentionRequest attention = attention_request(
+        op, queries, std::move(k), std::move(v), &packing, numbers_of(scale, sparse_v_threshold),
+        {mask_mode, mask_arr, sinks, row_bias, s}, importance);
+    expect(attention.packed() || sparse_v_threshold == 0, op, "sparse_v_threshold is ",
+           sparse_v_threshold, ", expected 0 with dense rows.");
+    const Arguments given(op);
+    given.number("decay", decay);
+    const bool mass = is_mass(given, kind);
+    attention.return_lse = mass;
+    const AttentionAccumulated result =
+        attend_and_accumulate({std::move(attention), importance, mass, decay});
+    give(out, result.out);
+    give(new_importance, result.importance);
   });
 }
 
@@ -66,30 +109,19 @@ int mlx_h2o_prefill_scores(mlx_array* res, mlx_array queries, mlx_array keys, fl
                            mlx_array row_bias, const char* kind, mlx_array importance, double decay,
                            int counted_queries, mlx_stream s) {
   return operation("prefill_scores", {{"res", res}}, [&](const char* op) {
-    check_present(op, {"queries", queries, query_layout});
-    check_present(op, {"keys", keys, "[B, Hkv, N, D]"});
-    const mlx_dtype of_queries = dtype_of(queries), of_keys = dtype_of(keys);
-    expect(!is_float(queries) || !is_float(keys) || of_queries == of_keys, op,
-           "queries and keys are ", of_queries, " and ", of_keys, ", expected the same dtype.");
-    // The rules of attention hold, whose values are of no account here.
     PrefillRequest request{};
-    static_cast<AttentionRequest&>(request) = dense_attention_request(
-        op, queries, keys, keys, {scale, mask_mode, mask_arr, sinks, s, 0, row_bias});
-    request.mass = is_mass(op, kind);
-    check_decay(op, decay);
+    static_cast<AttentionRequest&>(request) =
+        attention_request(op, queries, parts_of(keys, {}, {}), {}, nullptr, numbers_of(scale),
+                          {mask_mode, mask_arr, sinks, row_bias, s}, importance);
+    const Arguments given(op);
+    request.mass = is_mass(given, kind);
+    given.number("decay", decay);
+    given.integer("queries", counted_queries);
+    expect(!request.mass || importance.ctx == nullptr, op,
+           "importance is given with kind 'mass', expected it with 'ema'.");
     request.decay = decay;
-    expect(counted_queries >= 1, op, "queries is ", counted_queries, ", expected at least 1.");
-    if (!request.mass && counted_queries < request.length) keep_last(request, counted_queries);
     request.importance = importance;
-    if (importance.ctx != nullptr) {
-      expect(!request.mass, op, "importance is given with kind 'mass', expected it with 'ema'.");
-      expect(dtype_of(importance) == MLX_FLOAT32, op, "importance is ", dtype_of(importance),
-             ", expected float32.");
-      const Shape found = shape_of(importance),
-                  rows = {request.batch, request.kv_heads, request.rows};
-      expect(found == rows, op, "importance has shape ", found, ", expected [B, Hkv, N] = ", rows,
-             ".");
-    }
+    if (!request.mass && counted_queries < request.length) keep_last(request, counted_queries);
     give(res, serve(op, &Backend::prefill_scores, request));
   });
 }

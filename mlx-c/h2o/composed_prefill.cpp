@@ -37,6 +37,8 @@ Value block(const AttentionRequest& r, Range queries, mlx_array all_keys, Range 
   const mlx_stream s = r.stream;
   AttentionRequest part{};
   static_cast<AttentionArguments&>(part) = r;
+  static_cast<AttentionNumbers&>(part) = r;
+  part.causal = false;
   static_cast<AttentionSizes&>(part) = r;
   part.queries = tied(slice(r.queries, 2, queries.first, queries.last, s), {after});
   part.keys.parts.push_back(slice(all_keys, 2, keys.first, keys.last, s));

@@ -5,8 +5,8 @@
 
 #include <stddef.h>
 
-/* Text, or a buffer, that exists when its condition holds: flags separated by
-   spaces, all of which must be on, or off where a flag has a "!" before it. */
+/* Text, or a buffer, that exists when its condition holds: flags and traits
+   separated by spaces, all of which must be on, or off where there is a "!". */
 typedef struct {
     const char* condition;
     const char* text;
@@ -17,8 +17,10 @@ typedef struct {
     const char* condition;
 } mlx_h2o_kernel_buffer;
 
+/* `always_on` are its traits, and some flags, separated by spaces. */
 typedef struct {
     const char* name;
+    const char* always_on;
     const mlx_h2o_kernel_buffer* template_arguments;
     size_t template_count;
     const mlx_h2o_kernel_buffer* inputs;
@@ -40,6 +42,15 @@ static const char* const mlx_h2o_kernel_flags[] = {
     "dense_keys",
     "key_codes",
     "value_codes",
+};
+
+static const char* const mlx_h2o_kernel_traits[] = {
+    "blocks",
+    "quantized",
+    "sparse",
+    "keys",
+    "values",
+    "mass",
 };
 
 static const mlx_h2o_kernel_segment mlx_h2o_kernel_header[] = {
@@ -215,57 +226,110 @@ static const mlx_h2o_kernel_segment mlx_h2o_kernel_header[] = {
 };
 
 static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_template[] = {
-    {"T", ""},
-    {"D", ""},
-    {"V", ""},
+    {"T", "keys"},
+    {"S", "quantized"},
+    {"D", "keys"},
+    {"V", "values"},
+    {"KB", "quantized keys !dense_keys"},
+    {"VB", "quantized values"},
+    {"G", "quantized keys !dense_keys !key_codes"},
+    {"G", "quantized values !value_codes"},
     {"NS", ""},
-    {"CAUSAL", ""},
+    {"CAUSAL", "keys"},
 };
 
 static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_inputs[] = {
-    {"queries", ""},
-    {"keys", ""},
-    {"values", ""},
-    {"mask", "bool_mask"},
-    {"mask", "additive_mask"},
-    {"sinks", "sinks"},
-    {"row_bias", "row_bias"},
+    {"queries", "keys"},
+    {"keys", "!quantized"},
+    {"keys", "quantized keys dense_keys"},
+    {"values", "!quantized"},
+    {"key_words", "quantized keys !dense_keys"},
+    {"key_scales", "quantized keys !dense_keys"},
+    {"key_biases", "quantized keys !dense_keys !key_codes"},
+    {"key_levels", "quantized keys key_codes"},
+    {"value_words", "quantized values"},
+    {"value_scales", "quantized values"},
+    {"value_biases", "quantized values !value_codes"},
+    {"value_levels", "quantized values value_codes"},
+    {"mask", "bool_mask keys"},
+    {"mask", "additive_mask keys"},
+    {"sinks", "sinks keys"},
+    {"row_bias", "row_bias keys"},
+    {"scores", "!keys"},
+    {"partial_maxima", "!keys"},
+    {"partial_totals", "!keys"},
     {"params", ""},
 };
 
 static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_outputs[] = {
-    {"out", ""},
-    {"scores", "scores"},
-    {"lse", "lse"},
+    {"out", "!blocks"},
+    {"partial_sums", "blocks values"},
+    {"partial_maxima", "blocks keys"},
+    {"partial_totals", "blocks keys"},
+    {"scores", "scores keys"},
+    {"lse", "!blocks lse"},
+    {"skipped", "!blocks sparse skipped"},
+    {"partial_skipped", "blocks sparse values skipped"},
 };
 
 static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_segments[] = {
     {"",
-     "  constexpr int LANES = 32;\n"
+     "  constexpr int LANES = 32;\n"},
+    {"keys",
      "  constexpr int KEY_PART = D / LANES;\n"
      "  H2O_THREADGROUP(float, maxima, NS);\n"
-     "  H2O_THREADGROUP(float, totals, NS);\n"
+     "  H2O_THREADGROUP(float, totals, NS);\n"},
+    {"values",
      "  constexpr int VALUE_PART = V / LANES;\n"
-     "  H2O_THREADGROUP(float, tile, NS * (LANES + 1));\n"
+     "  H2O_THREADGROUP(float, tile, NS * (LANES + 1));\n"},
+    {"",
      "  const int lane = int(thread_index_in_simdgroup);\n"
      "  const int group = int(simdgroup_index_in_threadgroup);\n"
      "  const int batch_head = int(threadgroup_position_in_grid.x);\n"
-     "  const int query_index = int(threadgroup_position_in_grid.y);\n"
+     "  const int query_index = int(threadgroup_position_in_grid.y);\n"},
+    {"keys",
      "  const int heads = queries_shape[1];\n"
-     "  const int query_count = queries_shape[2];\n"
+     "  const int query_count = queries_shape[2];\n"},
+    {"keys quantized dense_keys",
      "  const int key_count = keys_shape[2];\n"
-     "  const int kv_heads = keys_shape[1];\n"
+     "  const int kv_heads = keys_shape[1];\n"},
+    {"keys quantized !dense_keys",
+     "  const int key_count = key_words_shape[2];\n"
+     "  const int kv_heads = key_words_shape[1];\n"},
+    {"keys !quantized",
+     "  const int key_count = keys_shape[2];\n"
+     "  const int kv_heads = keys_shape[1];\n"},
+    {"!keys",
+     "  const int heads = scores_shape[1];\n"
+     "  const int query_count = scores_shape[2];\n"
+     "  const int key_count = scores_shape[3];\n"
+     "  const int kv_heads = value_words_shape[1];\n"},
+    {"",
      "  const int batch = batch_head / heads;\n"
      "  const int head = batch_head % heads;\n"
      "  const int kv_head = head / (heads / kv_heads);\n"
-     "  const int64_t row = int64_t(batch_head) * query_count + query_index;\n"
+     "  const int64_t row = int64_t(batch_head) * query_count + query_index;\n"},
+    {"blocks",
+     "  const int block = int(threadgroup_position_in_grid.z);\n"
+     "  const int blocks = int(threadgroups_per_grid.z);\n"
+     "  const int first_key = block * NS + group;\n"
+     "  const int key_step = blocks * NS;\n"},
+    {"!blocks",
      "  const int first_key = group;\n"
-     "  const int key_step = NS;\n"
+     "  const int key_step = NS;\n"},
+    {"values",
      "  float sums[VALUE_PART];\n"
      "  for (int j = 0; j < VALUE_PART; j++) {\n"
      "    sums[j] = 0.0f;\n"
-     "  }\n"
-     "  const int64_t value_start = h2o_offset(values_strides, batch, kv_head, 0, lane * VALUE_PART);\n"
+     "  }\n"},
+    {"values quantized",
+     "  const int64_t value_words_start = h2o_offset(value_words_strides, batch, kv_head, 0, 0);\n"
+     "  const int64_t value_scales_start = h2o_offset(value_scales_strides, batch, kv_head, 0, 0);\n"},
+    {"values quantized !value_codes",
+     "  const int64_t value_biases_start = h2o_offset(value_biases_strides, batch, kv_head, 0, 0);\n"},
+    {"values !quantized",
+     "  const int64_t value_start = h2o_offset(values_strides, batch, kv_head, 0, lane * VALUE_PART);\n"},
+    {"keys",
      "  float query[KEY_PART];\n"
      "  h2o_load<KEY_PART>(\n"
      "      queries + h2o_offset(queries_strides, batch, head, query_index, lane * KEY_PART),\n"
@@ -275,85 +339,215 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_segments[] = {
      "    query[j] *= params[0];\n"
      "  }\n"
      "  h2o_softmax state = h2o_softmax_empty();\n"},
-    {"sinks",
+    {"keys sinks",
      "  if (first_key == 0) {\n"
      "    h2o_softmax_sink(state, static_cast<float>(sinks[head * sinks_strides[0]]));\n"
      "  }\n"},
-    {"",
+    {"keys quantized dense_keys",
      "  const int64_t key_start = h2o_offset(keys_strides, batch, kv_head, 0, lane * KEY_PART);\n"},
-    {"bool_mask",
+    {"keys quantized !dense_keys",
+     "  const int64_t key_words_start = h2o_offset(key_words_strides, batch, kv_head, 0, 0);\n"
+     "  const int64_t key_scales_start = h2o_offset(key_scales_strides, batch, kv_head, 0, 0);\n"},
+    {"keys quantized !dense_keys !key_codes",
+     "  const int64_t key_biases_start = h2o_offset(key_biases_strides, batch, kv_head, 0, 0);\n"},
+    {"keys !quantized",
+     "  const int64_t key_start = h2o_offset(keys_strides, batch, kv_head, 0, lane * KEY_PART);\n"},
+    {"keys bool_mask",
      "  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);\n"},
-    {"additive_mask",
+    {"keys additive_mask",
      "  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);\n"},
-    {"row_bias",
+    {"keys row_bias",
      "  const int64_t row_bias_start = batch * row_bias_strides[0] + kv_head * row_bias_strides[1];\n"},
-    {"",
+    {"keys",
      "  const int visible_end = CAUSAL ? key_count - query_count + query_index + 1 : key_count;\n"
      "  for (int i = first_key; i < key_count; i += key_step) {\n"
      "    bool visible = i < visible_end;\n"},
-    {"bool_mask",
+    {"keys bool_mask",
      "    visible = visible && mask[mask_start + i * mask_strides[3]];\n"},
-    {"additive_mask",
+    {"keys additive_mask",
      "    const float bias = static_cast<float>(mask[mask_start + i * mask_strides[3]]);\n"
      "    visible = visible && !(bias <= params[1]);\n"},
-    {"row_bias",
+    {"keys row_bias",
      "    const float own_bias = row_bias[row_bias_start + i * row_bias_strides[2]];\n"
      "    visible = visible && !(own_bias <= H2O_LOWEST);\n"},
-    {"scores",
+    {"keys scores",
      "    if (!visible && lane == 0) {\n"
      "      scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;\n"
      "    }\n"},
-    {"",
+    {"keys",
      "    if (visible) {\n"
-     "      float key[KEY_PART];\n"
+     "      float key[KEY_PART];\n"},
+    {"keys quantized dense_keys",
      "      const int64_t key_row = key_start + i * keys_strides[2];\n"
-     "      h2o_load<KEY_PART>(keys + key_row, keys_strides[3], key);\n"
-     "      float value[VALUE_PART];\n"
+     "      h2o_load<KEY_PART>(keys + key_row, keys_strides[3], key);\n"},
+    {"keys quantized !dense_keys key_codes",
+     "      h2o_load_codes<KEY_PART, KB>(\n"
+     "          key_words + (key_words_start + i * key_words_strides[2]), key_words_strides[3],\n"
+     "          key_levels, key_scales[key_scales_start + i * key_scales_strides[2]],\n"
+     "          lane * KEY_PART, key);\n"},
+    {"keys quantized !dense_keys !key_codes",
+     "      h2o_load_quantized<KEY_PART, KB, G>(\n"
+     "          key_words + (key_words_start + i * key_words_strides[2]), key_words_strides[3],\n"
+     "          key_scales + (key_scales_start + i * key_scales_strides[2]), key_scales_strides[3],\n"
+     "          key_biases + (key_biases_start + i * key_biases_strides[2]), key_biases_strides[3],\n"
+     "          lane * KEY_PART, key);\n"},
+    {"keys !quantized",
+     "      const int64_t key_row = key_start + i * keys_strides[2];\n"
+     "      h2o_load<KEY_PART>(keys + key_row, keys_strides[3], key);\n"},
+    {"keys !sparse",
+     "      float value[VALUE_PART];\n"},
+    {"keys !sparse !quantized",
      "      const int64_t value_row = value_start + i * values_strides[2];\n"
-     "      h2o_load<VALUE_PART>(values + value_row, values_strides[3], value);\n"
+     "      h2o_load<VALUE_PART>(values + value_row, values_strides[3], value);\n"},
+    {"keys",
      "      float score = metal::simd_sum(h2o_dot<KEY_PART>(query, key));\n"},
-    {"additive_mask",
+    {"keys additive_mask",
      "      score += bias;\n"
      "      state.total += bias - bias;\n"},
-    {"row_bias",
+    {"keys row_bias",
      "      score += own_bias;\n"
      "      state.total += own_bias - own_bias;\n"},
-    {"scores",
+    {"keys scores",
      "      if (lane == 0) {\n"
      "        scores[row * key_count + i] = score;\n"
      "      }\n"},
-    {"",
-     "      const float weight = h2o_softmax_weigh<VALUE_PART>(state, sums, score);\n"
-     "      h2o_add_row<VALUE_PART>(sums, weight, value);\n"
+    {"keys sparse",
+     "      h2o_softmax_count(state, score);\n"},
+    {"keys !sparse",
+     "      const float weight = h2o_softmax_weigh<VALUE_PART>(state, sums, score);\n"},
+    {"keys !sparse quantized value_codes",
+     "      h2o_load_codes<VALUE_PART, VB>(\n"
+     "          value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],\n"
+     "          value_levels, value_scales[value_scales_start + i * value_scales_strides[2]],\n"
+     "          lane * VALUE_PART, value);\n"},
+    {"keys !sparse quantized !value_codes",
+     "      h2o_load_quantized<VALUE_PART, VB, G>(\n"
+     "          value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],\n"
+     "          value_scales + (value_scales_start + i * value_scales_strides[2]),\n"
+     "          value_scales_strides[3],\n"
+     "          value_biases + (value_biases_start + i * value_biases_strides[2]),\n"
+     "          value_biases_strides[3],\n"
+     "          lane * VALUE_PART, value);\n"},
+    {"keys !sparse",
+     "      h2o_add_row<VALUE_PART>(sums, weight, value);\n"},
+    {"keys",
      "    }\n"
      "  }\n"
      "  if (lane == 0) {\n"
      "    maxima[group] = state.maximum;\n"
      "    totals[group] = state.total;\n"
-     "  }\n"
-     "  metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);\n"
+     "  }\n"},
+    {"keys sparse",
+     "  metal::threadgroup_barrier(metal::mem_flags::mem_device | metal::mem_flags::mem_threadgroup);\n"},
+    {"keys !sparse",
+     "  metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);\n"},
+    {"keys",
      "  const bool has_part = lane < NS;\n"
      "  h2o_softmax part = h2o_softmax_empty();\n"
      "  if (has_part) {\n"
      "    part.maximum = maxima[lane];\n"
      "    part.total = totals[lane];\n"
      "  }\n"
+     "  const h2o_merged merged = h2o_softmax_merge(part);\n"},
+    {"!keys",
+     "  const bool has_part = lane < NS;\n"
+     "  h2o_softmax part = h2o_softmax_empty();\n"
+     "  if (lane < blocks) {\n"
+     "    part.maximum = partial_maxima[row * blocks + lane];\n"
+     "    part.total = partial_totals[row * blocks + lane];\n"
+     "  }\n"
      "  const h2o_merged merged = h2o_softmax_merge(part);\n"
+     "  const float maximum = metal::simd_shuffle(part.maximum, ushort(block));\n"
+     "  const float share = metal::simd_shuffle(merged.share, ushort(block));\n"},
+    {"sparse values keys",
+     "  const float maximum = merged.maximum;\n"
+     "  const float share = 1.0f;\n"},
+    {"sparse values",
+     "  const float least = params[2] * merged.total;\n"},
+    {"sparse values skipped",
+     "  H2O_THREADGROUP(float, counts, NS);\n"
+     "  float count = 0.0f;\n"},
+    {"sparse values",
+     "  for (int start = first_key; start < key_count; start += LANES * key_step) {\n"
+     "    const int own_key = start + lane * key_step;\n"
+     "    const float score =\n"
+     "        own_key < key_count ? scores[row * key_count + own_key] : H2O_NEGATIVE_INFINITY;\n"
+     "    float own_weight = 0.0f;\n"
+     "    if (!(score <= H2O_LOWEST)) {\n"
+     "      own_weight = metal::fast::exp(score - maximum);\n"
+     "      if (own_weight * share < least) {\n"
+     "        own_weight = 0.0f;\n"},
+    {"sparse values skipped",
+     "        count += 1.0f;\n"},
+    {"sparse values",
+     "      }\n"
+     "    }\n"
+     "    for (int from = 0, i = start; from < LANES && i < key_count; from++, i += key_step) {\n"
+     "      const float weight = metal::simd_shuffle(own_weight, ushort(from));\n"
+     "      if (weight == 0.0f) {\n"
+     "        continue;\n"
+     "      }\n"
+     "      float value[VALUE_PART];\n"},
+    {"sparse values value_codes",
+     "      h2o_load_codes<VALUE_PART, VB>(\n"
+     "          value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],\n"
+     "          value_levels, value_scales[value_scales_start + i * value_scales_strides[2]],\n"
+     "          lane * VALUE_PART, value);\n"},
+    {"sparse values !value_codes",
+     "      h2o_load_quantized<VALUE_PART, VB, G>(\n"
+     "          value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],\n"
+     "          value_scales + (value_scales_start + i * value_scales_strides[2]),\n"
+     "          value_scales_strides[3],\n"
+     "          value_biases + (value_biases_start + i * value_biases_strides[2]),\n"
+     "          value_biases_strides[3],\n"
+     "          lane * VALUE_PART, value);\n"},
+    {"sparse values",
+     "      h2o_add_row<VALUE_PART>(sums, weight, value);\n"
+     "    }\n"
+     "  }\n"},
+    {"sparse values skipped",
+     "  const float group_count = metal::simd_sum(count);\n"
+     "  if (lane == 0) {\n"
+     "    counts[group] = group_count;\n"
+     "  }\n"},
+    {"values",
      "  H2O_UNROLL\n"
      "  for (int j = 0; j < VALUE_PART; j++) {\n"
      "    tile[group * (LANES + 1) + lane] = sums[j];\n"
      "    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);\n"
-     "    for (int column = group; column < LANES; column += NS) {\n"
-     "      const float column_part = has_part ? tile[lane * (LANES + 1) + column] * merged.share : 0.0f;\n"
+     "    for (int column = group; column < LANES; column += NS) {\n"},
+    {"values sparse",
+     "      const float column_part = has_part ? tile[lane * (LANES + 1) + column] : 0.0f;\n"},
+    {"values !sparse",
+     "      const float column_part = has_part ? tile[lane * (LANES + 1) + column] * merged.share : 0.0f;\n"},
+    {"values",
      "      const float sum = metal::simd_sum(column_part);\n"
-     "      if (lane == 0) {\n"
+     "      if (lane == 0) {\n"},
+    {"values blocks",
+     "        partial_sums[(row * blocks + block) * V + column * VALUE_PART + j] = sum;\n"},
+    {"values !blocks",
      "        const float mean = h2o_softmax_mean(sum, merged.total);\n"
-     "        out[row * V + column * VALUE_PART + j] = static_cast<T>(mean);\n"
+     "        out[row * V + column * VALUE_PART + j] = static_cast<T>(mean);\n"},
+    {"values",
      "      }\n"
      "    }\n"
      "    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);\n"
      "  }\n"},
-    {"lse",
+    {"values skipped sparse",
+     "  const float skipped_rows = metal::simd_sum(has_part ? counts[lane] : 0.0f);\n"
+     "  if (group == 0 && lane == 0) {\n"},
+    {"values skipped sparse blocks",
+     "    partial_skipped[row * blocks + block] = skipped_rows / float(key_count);\n"},
+    {"values skipped sparse !blocks",
+     "    skipped[row] = skipped_rows / float(key_count);\n"},
+    {"values skipped sparse",
+     "  }\n"},
+    {"blocks keys",
+     "  if (group == 0 && lane == 0) {\n"
+     "    partial_maxima[row * blocks + block] = merged.maximum;\n"
+     "    partial_totals[row * blocks + block] = merged.total;\n"
+     "  }\n"},
+    {"!blocks lse",
      "  if (group == 0 && lane == 0) {\n"
      "    lse[row] = h2o_softmax_lse(merged.maximum, merged.total);\n"
      "  }\n"},
@@ -361,6 +555,7 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_segments[] = {
 
 static const mlx_h2o_kernel_text mlx_h2o_sdpa_vector_text = {
     "sdpa_vector",
+    "keys values",
     mlx_h2o_sdpa_vector_template,
     sizeof(mlx_h2o_sdpa_vector_template) / sizeof(mlx_h2o_sdpa_vector_template[0]),
     mlx_h2o_sdpa_vector_inputs,
@@ -371,1130 +566,82 @@ static const mlx_h2o_kernel_text mlx_h2o_sdpa_vector_text = {
     sizeof(mlx_h2o_sdpa_vector_segments) / sizeof(mlx_h2o_sdpa_vector_segments[0]),
 };
 
-static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_2pass_1_template[] = {
-    {"T", ""},
-    {"D", ""},
-    {"V", ""},
-    {"NS", ""},
-    {"CAUSAL", ""},
-};
-
-static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_2pass_1_inputs[] = {
-    {"queries", ""},
-    {"keys", ""},
-    {"values", ""},
-    {"mask", "bool_mask"},
-    {"mask", "additive_mask"},
-    {"sinks", "sinks"},
-    {"row_bias", "row_bias"},
-    {"params", ""},
-};
-
-static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_2pass_1_outputs[] = {
-    {"partial_sums", ""},
-    {"partial_maxima", ""},
-    {"partial_totals", ""},
-    {"scores", "scores"},
-};
-
-static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_2pass_1_segments[] = {
-    {"",
-     "  constexpr int LANES = 32;\n"
-     "  constexpr int KEY_PART = D / LANES;\n"
-     "  H2O_THREADGROUP(float, maxima, NS);\n"
-     "  H2O_THREADGROUP(float, totals, NS);\n"
-     "  constexpr int VALUE_PART = V / LANES;\n"
-     "  H2O_THREADGROUP(float, tile, NS * (LANES + 1));\n"
-     "  const int lane = int(thread_index_in_simdgroup);\n"
-     "  const int group = int(simdgroup_index_in_threadgroup);\n"
-     "  const int batch_head = int(threadgroup_position_in_grid.x);\n"
-     "  const int query_index = int(threadgroup_position_in_grid.y);\n"
-     "  const int heads = queries_shape[1];\n"
-     "  const int query_count = queries_shape[2];\n"
-     "  const int key_count = keys_shape[2];\n"
-     "  const int kv_heads = keys_shape[1];\n"
-     "  const int batch = batch_head / heads;\n"
-     "  const int head = batch_head % heads;\n"
-     "  const int kv_head = head / (heads / kv_heads);\n"
-     "  const int64_t row = int64_t(batch_head) * query_count + query_index;\n"
-     "  const int block = int(threadgroup_position_in_grid.z);\n"
-     "  const int blocks = int(threadgroups_per_grid.z);\n"
-     "  const int first_key = block * NS + group;\n"
-     "  const int key_step = blocks * NS;\n"
-     "  float sums[VALUE_PART];\n"
-     "  for (int j = 0; j < VALUE_PART; j++) {\n"
-     "    sums[j] = 0.0f;\n"
-     "  }\n"
-     "  const int64_t value_start = h2o_offset(values_strides, batch, kv_head, 0, lane * VALUE_PART);\n"
-     "  float query[KEY_PART];\n"
-     "  h2o_load<KEY_PART>(\n"
-     "      queries + h2o_offset(queries_strides, batch, head, query_index, lane * KEY_PART),\n"
-     "      queries_strides[3],\n"
-     "      query);\n"
-     "  for (int j = 0; j < KEY_PART; j++) {\n"
-     "    query[j] *= params[0];\n"
-     "  }\n"
-     "  h2o_softmax state = h2o_softmax_empty();\n"},
-    {"sinks",
-     "  if (first_key == 0) {\n"
-     "    h2o_softmax_sink(state, static_cast<float>(sinks[head * sinks_strides[0]]));\n"
-     "  }\n"},
-    {"",
-     "  const int64_t key_start = h2o_offset(keys_strides, batch, kv_head, 0, lane * KEY_PART);\n"},
-    {"bool_mask",
-     "  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);\n"},
-    {"additive_mask",
-     "  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);\n"},
-    {"row_bias",
-     "  const int64_t row_bias_start = batch * row_bias_strides[0] + kv_head * row_bias_strides[1];\n"},
-    {"",
-     "  const int visible_end = CAUSAL ? key_count - query_count + query_index + 1 : key_count;\n"
-     "  for (int i = first_key; i < key_count; i += key_step) {\n"
-     "    bool visible = i < visible_end;\n"},
-    {"bool_mask",
-     "    visible = visible && mask[mask_start + i * mask_strides[3]];\n"},
-    {"additive_mask",
-     "    const float bias = static_cast<float>(mask[mask_start + i * mask_strides[3]]);\n"
-     "    visible = visible && !(bias <= params[1]);\n"},
-    {"row_bias",
-     "    const float own_bias = row_bias[row_bias_start + i * row_bias_strides[2]];\n"
-     "    visible = visible && !(own_bias <= H2O_LOWEST);\n"},
-    {"scores",
-     "    if (!visible && lane == 0) {\n"
-     "      scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;\n"
-     "    }\n"},
-    {"",
-     "    if (visible) {\n"
-     "      float key[KEY_PART];\n"
-     "      const int64_t key_row = key_start + i * keys_strides[2];\n"
-     "      h2o_load<KEY_PART>(keys + key_row, keys_strides[3], key);\n"
-     "      float value[VALUE_PART];\n"
-     "      const int64_t value_row = value_start + i * values_strides[2];\n"
-     "      h2o_load<VALUE_PART>(values + value_row, values_strides[3], value);\n"
-     "      float score = metal::simd_sum(h2o_dot<KEY_PART>(query, key));\n"},
-    {"additive_mask",
-     "      score += bias;\n"
-     "      state.total += bias - bias;\n"},
-    {"row_bias",
-     "      score += own_bias;\n"
-     "      state.total += own_bias - own_bias;\n"},
-    {"scores",
-     "      if (lane == 0) {\n"
-     "        scores[row * key_count + i] = score;\n"
-     "      }\n"},
-    {"",
-     "      const float weight = h2o_softmax_weigh<VALUE_PART>(state, sums, score);\n"
-     "      h2o_add_row<VALUE_PART>(sums, weight, value);\n"
-     "    }\n"
-     "  }\n"
-     "  if (lane == 0) {\n"
-     "    maxima[group] = state.maximum;\n"
-     "    totals[group] = state.total;\n"
-     "  }\n"
-     "  metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);\n"
-     "  const bool has_part = lane < NS;\n"
-     "  h2o_softmax part = h2o_softmax_empty();\n"
-     "  if (has_part) {\n"
-     "    part.maximum = maxima[lane];\n"
-     "    part.total = totals[lane];\n"
-     "  }\n"
-     "  const h2o_merged merged = h2o_softmax_merge(part);\n"
-     "  H2O_UNROLL\n"
-     "  for (int j = 0; j < VALUE_PART; j++) {\n"
-     "    tile[group * (LANES + 1) + lane] = sums[j];\n"
-     "    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);\n"
-     "    for (int column = group; column < LANES; column += NS) {\n"
-     "      const float column_part = has_part ? tile[lane * (LANES + 1) + column] * merged.share : 0.0f;\n"
-     "      const float sum = metal::simd_sum(column_part);\n"
-     "      if (lane == 0) {\n"
-     "        partial_sums[(row * blocks + block) * V + column * VALUE_PART + j] = sum;\n"
-     "      }\n"
-     "    }\n"
-     "    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);\n"
-     "  }\n"
-     "  if (group == 0 && lane == 0) {\n"
-     "    partial_maxima[row * blocks + block] = merged.maximum;\n"
-     "    partial_totals[row * blocks + block] = merged.total;\n"
-     "  }\n"},
-};
-
 static const mlx_h2o_kernel_text mlx_h2o_sdpa_vector_2pass_1_text = {
     "sdpa_vector_2pass_1",
-    mlx_h2o_sdpa_vector_2pass_1_template,
-    sizeof(mlx_h2o_sdpa_vector_2pass_1_template) / sizeof(mlx_h2o_sdpa_vector_2pass_1_template[0]),
-    mlx_h2o_sdpa_vector_2pass_1_inputs,
-    sizeof(mlx_h2o_sdpa_vector_2pass_1_inputs) / sizeof(mlx_h2o_sdpa_vector_2pass_1_inputs[0]),
-    mlx_h2o_sdpa_vector_2pass_1_outputs,
-    sizeof(mlx_h2o_sdpa_vector_2pass_1_outputs) / sizeof(mlx_h2o_sdpa_vector_2pass_1_outputs[0]),
-    mlx_h2o_sdpa_vector_2pass_1_segments,
-    sizeof(mlx_h2o_sdpa_vector_2pass_1_segments) / sizeof(mlx_h2o_sdpa_vector_2pass_1_segments[0]),
-};
-
-static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_quantized_template[] = {
-    {"T", ""},
-    {"S", ""},
-    {"D", ""},
-    {"V", ""},
-    {"KB", "!dense_keys"},
-    {"VB", ""},
-    {"G", "!dense_keys !key_codes"},
-    {"G", "!value_codes"},
-    {"NS", ""},
-    {"CAUSAL", ""},
-};
-
-static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_quantized_inputs[] = {
-    {"queries", ""},
-    {"keys", "dense_keys"},
-    {"key_words", "!dense_keys"},
-    {"key_scales", "!dense_keys"},
-    {"key_biases", "!dense_keys !key_codes"},
-    {"key_levels", "key_codes"},
-    {"value_words", ""},
-    {"value_scales", ""},
-    {"value_biases", "!value_codes"},
-    {"value_levels", "value_codes"},
-    {"mask", "bool_mask"},
-    {"mask", "additive_mask"},
-    {"sinks", "sinks"},
-    {"row_bias", "row_bias"},
-    {"params", ""},
-};
-
-static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_quantized_outputs[] = {
-    {"out", ""},
-    {"scores", "scores"},
-    {"lse", "lse"},
-};
-
-static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_quantized_segments[] = {
-    {"",
-     "  constexpr int LANES = 32;\n"
-     "  constexpr int KEY_PART = D / LANES;\n"
-     "  H2O_THREADGROUP(float, maxima, NS);\n"
-     "  H2O_THREADGROUP(float, totals, NS);\n"
-     "  constexpr int VALUE_PART = V / LANES;\n"
-     "  H2O_THREADGROUP(float, tile, NS * (LANES + 1));\n"
-     "  const int lane = int(thread_index_in_simdgroup);\n"
-     "  const int group = int(simdgroup_index_in_threadgroup);\n"
-     "  const int batch_head = int(threadgroup_position_in_grid.x);\n"
-     "  const int query_index = int(threadgroup_position_in_grid.y);\n"
-     "  const int heads = queries_shape[1];\n"
-     "  const int query_count = queries_shape[2];\n"},
-    {"dense_keys",
-     "  const int key_count = keys_shape[2];\n"
-     "  const int kv_heads = keys_shape[1];\n"},
-    {"!dense_keys",
-     "  const int key_count = key_words_shape[2];\n"
-     "  const int kv_heads = key_words_shape[1];\n"},
-    {"",
-     "  const int batch = batch_head / heads;\n"
-     "  const int head = batch_head % heads;\n"
-     "  const int kv_head = head / (heads / kv_heads);\n"
-     "  const int64_t row = int64_t(batch_head) * query_count + query_index;\n"
-     "  const int first_key = group;\n"
-     "  const int key_step = NS;\n"
-     "  float sums[VALUE_PART];\n"
-     "  for (int j = 0; j < VALUE_PART; j++) {\n"
-     "    sums[j] = 0.0f;\n"
-     "  }\n"
-     "  const int64_t value_words_start = h2o_offset(value_words_strides, batch, kv_head, 0, 0);\n"
-     "  const int64_t value_scales_start = h2o_offset(value_scales_strides, batch, kv_head, 0, 0);\n"},
-    {"!value_codes",
-     "  const int64_t value_biases_start = h2o_offset(value_biases_strides, batch, kv_head, 0, 0);\n"},
-    {"",
-     "  float query[KEY_PART];\n"
-     "  h2o_load<KEY_PART>(\n"
-     "      queries + h2o_offset(queries_strides, batch, head, query_index, lane * KEY_PART),\n"
-     "      queries_strides[3],\n"
-     "      query);\n"
-     "  for (int j = 0; j < KEY_PART; j++) {\n"
-     "    query[j] *= params[0];\n"
-     "  }\n"
-     "  h2o_softmax state = h2o_softmax_empty();\n"},
-    {"sinks",
-     "  if (first_key == 0) {\n"
-     "    h2o_softmax_sink(state, static_cast<float>(sinks[head * sinks_strides[0]]));\n"
-     "  }\n"},
-    {"dense_keys",
-     "  const int64_t key_start = h2o_offset(keys_strides, batch, kv_head, 0, lane * KEY_PART);\n"},
-    {"!dense_keys",
-     "  const int64_t key_words_start = h2o_offset(key_words_strides, batch, kv_head, 0, 0);\n"
-     "  const int64_t key_scales_start = h2o_offset(key_scales_strides, batch, kv_head, 0, 0);\n"},
-    {"!dense_keys !key_codes",
-     "  const int64_t key_biases_start = h2o_offset(key_biases_strides, batch, kv_head, 0, 0);\n"},
-    {"bool_mask",
-     "  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);\n"},
-    {"additive_mask",
-     "  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);\n"},
-    {"row_bias",
-     "  const int64_t row_bias_start = batch * row_bias_strides[0] + kv_head * row_bias_strides[1];\n"},
-    {"",
-     "  const int visible_end = CAUSAL ? key_count - query_count + query_index + 1 : key_count;\n"
-     "  for (int i = first_key; i < key_count; i += key_step) {\n"
-     "    bool visible = i < visible_end;\n"},
-    {"bool_mask",
-     "    visible = visible && mask[mask_start + i * mask_strides[3]];\n"},
-    {"additive_mask",
-     "    const float bias = static_cast<float>(mask[mask_start + i * mask_strides[3]]);\n"
-     "    visible = visible && !(bias <= params[1]);\n"},
-    {"row_bias",
-     "    const float own_bias = row_bias[row_bias_start + i * row_bias_strides[2]];\n"
-     "    visible = visible && !(own_bias <= H2O_LOWEST);\n"},
-    {"scores",
-     "    if (!visible && lane == 0) {\n"
-     "      scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;\n"
-     "    }\n"},
-    {"",
-     "    if (visible) {\n"
-     "      float key[KEY_PART];\n"},
-    {"dense_keys",
-     "      const int64_t key_row = key_start + i * keys_strides[2];\n"
-     "      h2o_load<KEY_PART>(keys + key_row, keys_strides[3], key);\n"},
-    {"!dense_keys key_codes",
-     "      h2o_load_codes<KEY_PART, KB>(\n"
-     "          key_words + (key_words_start + i * key_words_strides[2]), key_words_strides[3],\n"
-     "          key_levels, key_scales[key_scales_start + i * key_scales_strides[2]],\n"
-     "          lane * KEY_PART, key);\n"},
-    {"!dense_keys !key_codes",
-     "      h2o_load_quantized<KEY_PART, KB, G>(\n"
-     "          key_words + (key_words_start + i * key_words_strides[2]), key_words_strides[3],\n"
-     "          key_scales + (key_scales_start + i * key_scales_strides[2]), key_scales_strides[3],\n"
-     "          key_biases + (key_biases_start + i * key_biases_strides[2]), key_biases_strides[3],\n"
-     "          lane * KEY_PART, key);\n"},
-    {"",
-     "      float value[VALUE_PART];\n"
-     "      float score = metal::simd_sum(h2o_dot<KEY_PART>(query, key));\n"},
-    {"additive_mask",
-     "      score += bias;\n"
-     "      state.total += bias - bias;\n"},
-    {"row_bias",
-     "      score += own_bias;\n"
-     "      state.total += own_bias - own_bias;\n"},
-    {"scores",
-     "      if (lane == 0) {\n"
-     "        scores[row * key_count + i] = score;\n"
-     "      }\n"},
-    {"",
-     "      const float weight = h2o_softmax_weigh<VALUE_PART>(state, sums, score);\n"},
-    {"value_codes",
-     "      h2o_load_codes<VALUE_PART, VB>(\n"
-     "          value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],\n"
-     "          value_levels, value_scales[value_scales_start + i * value_scales_strides[2]],\n"
-     "          lane * VALUE_PART, value);\n"},
-    {"!value_codes",
-     "      h2o_load_quantized<VALUE_PART, VB, G>(\n"
-     "          value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],\n"
-     "          value_scales + (value_scales_start + i * value_scales_strides[2]),\n"
-     "          value_scales_strides[3],\n"
-     "          value_biases + (value_biases_start + i * value_biases_strides[2]),\n"
-     "          value_biases_strides[3],\n"
-     "          lane * VALUE_PART, value);\n"},
-    {"",
-     "      h2o_add_row<VALUE_PART>(sums, weight, value);\n"
-     "    }\n"
-     "  }\n"
-     "  if (lane == 0) {\n"
-     "    maxima[group] = state.maximum;\n"
-     "    totals[group] = state.total;\n"
-     "  }\n"
-     "  metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);\n"
-     "  const bool has_part = lane < NS;\n"
-     "  h2o_softmax part = h2o_softmax_empty();\n"
-     "  if (has_part) {\n"
-     "    part.maximum = maxima[lane];\n"
-     "    part.total = totals[lane];\n"
-     "  }\n"
-     "  const h2o_merged merged = h2o_softmax_merge(part);\n"
-     "  H2O_UNROLL\n"
-     "  for (int j = 0; j < VALUE_PART; j++) {\n"
-     "    tile[group * (LANES + 1) + lane] = sums[j];\n"
-     "    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);\n"
-     "    for (int column = group; column < LANES; column += NS) {\n"
-     "      const float column_part = has_part ? tile[lane * (LANES + 1) + column] * merged.share : 0.0f;\n"
-     "      const float sum = metal::simd_sum(column_part);\n"
-     "      if (lane == 0) {\n"
-     "        const float mean = h2o_softmax_mean(sum, merged.total);\n"
-     "        out[row * V + column * VALUE_PART + j] = static_cast<T>(mean);\n"
-     "      }\n"
-     "    }\n"
-     "    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);\n"
-     "  }\n"},
-    {"lse",
-     "  if (group == 0 && lane == 0) {\n"
-     "    lse[row] = h2o_softmax_lse(merged.maximum, merged.total);\n"
-     "  }\n"},
+    "blocks keys values",
+    mlx_h2o_sdpa_vector_template,
+    sizeof(mlx_h2o_sdpa_vector_template) / sizeof(mlx_h2o_sdpa_vector_template[0]),
+    mlx_h2o_sdpa_vector_inputs,
+    sizeof(mlx_h2o_sdpa_vector_inputs) / sizeof(mlx_h2o_sdpa_vector_inputs[0]),
+    mlx_h2o_sdpa_vector_outputs,
+    sizeof(mlx_h2o_sdpa_vector_outputs) / sizeof(mlx_h2o_sdpa_vector_outputs[0]),
+    mlx_h2o_sdpa_vector_segments,
+    sizeof(mlx_h2o_sdpa_vector_segments) / sizeof(mlx_h2o_sdpa_vector_segments[0]),
 };
 
 static const mlx_h2o_kernel_text mlx_h2o_sdpa_vector_quantized_text = {
     "sdpa_vector_quantized",
-    mlx_h2o_sdpa_vector_quantized_template,
-    sizeof(mlx_h2o_sdpa_vector_quantized_template) / sizeof(mlx_h2o_sdpa_vector_quantized_template[0]),
-    mlx_h2o_sdpa_vector_quantized_inputs,
-    sizeof(mlx_h2o_sdpa_vector_quantized_inputs) / sizeof(mlx_h2o_sdpa_vector_quantized_inputs[0]),
-    mlx_h2o_sdpa_vector_quantized_outputs,
-    sizeof(mlx_h2o_sdpa_vector_quantized_outputs) / sizeof(mlx_h2o_sdpa_vector_quantized_outputs[0]),
-    mlx_h2o_sdpa_vector_quantized_segments,
-    sizeof(mlx_h2o_sdpa_vector_quantized_segments) / sizeof(mlx_h2o_sdpa_vector_quantized_segments[0]),
-};
-
-static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_2pass_1_quantized_template[] = {
-    {"T", ""},
-    {"S", ""},
-    {"D", ""},
-    {"V", ""},
-    {"KB", "!dense_keys"},
-    {"VB", ""},
-    {"G", "!dense_keys !key_codes"},
-    {"G", "!value_codes"},
-    {"NS", ""},
-    {"CAUSAL", ""},
-};
-
-static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_2pass_1_quantized_inputs[] = {
-    {"queries", ""},
-    {"keys", "dense_keys"},
-    {"key_words", "!dense_keys"},
-    {"key_scales", "!dense_keys"},
-    {"key_biases", "!dense_keys !key_codes"},
-    {"key_levels", "key_codes"},
-    {"value_words", ""},
-    {"value_scales", ""},
-    {"value_biases", "!value_codes"},
-    {"value_levels", "value_codes"},
-    {"mask", "bool_mask"},
-    {"mask", "additive_mask"},
-    {"sinks", "sinks"},
-    {"row_bias", "row_bias"},
-    {"params", ""},
-};
-
-static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_2pass_1_quantized_outputs[] = {
-    {"partial_sums", ""},
-    {"partial_maxima", ""},
-    {"partial_totals", ""},
-    {"scores", "scores"},
-};
-
-static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_2pass_1_quantized_segments[] = {
-    {"",
-     "  constexpr int LANES = 32;\n"
-     "  constexpr int KEY_PART = D / LANES;\n"
-     "  H2O_THREADGROUP(float, maxima, NS);\n"
-     "  H2O_THREADGROUP(float, totals, NS);\n"
-     "  constexpr int VALUE_PART = V / LANES;\n"
-     "  H2O_THREADGROUP(float, tile, NS * (LANES + 1));\n"
-     "  const int lane = int(thread_index_in_simdgroup);\n"
-     "  const int group = int(simdgroup_index_in_threadgroup);\n"
-     "  const int batch_head = int(threadgroup_position_in_grid.x);\n"
-     "  const int query_index = int(threadgroup_position_in_grid.y);\n"
-     "  const int heads = queries_shape[1];\n"
-     "  const int query_count = queries_shape[2];\n"},
-    {"dense_keys",
-     "  const int key_count = keys_shape[2];\n"
-     "  const int kv_heads = keys_shape[1];\n"},
-    {"!dense_keys",
-     "  const int key_count = key_words_shape[2];\n"
-     "  const int kv_heads = key_words_shape[1];\n"},
-    {"",
-     "  const int batch = batch_head / heads;\n"
-     "  const int head = batch_head % heads;\n"
-     "  const int kv_head = head / (heads / kv_heads);\n"
-     "  const int64_t row = int64_t(batch_head) * query_count + query_index;\n"
-     "  const int block = int(threadgroup_position_in_grid.z);\n"
-     "  const int blocks = int(threadgroups_per_grid.z);\n"
-     "  const int first_key = block * NS + group;\n"
-     "  const int key_step = blocks * NS;\n"
-     "  float sums[VALUE_PART];\n"
-     "  for (int j = 0; j < VALUE_PART; j++) {\n"
-     "    sums[j] = 0.0f;\n"
-     "  }\n"
-     "  const int64_t value_words_start = h2o_offset(value_words_strides, batch, kv_head, 0, 0);\n"
-     "  const int64_t value_scales_start = h2o_offset(value_scales_strides, batch, kv_head, 0, 0);\n"},
-    {"!value_codes",
-     "  const int64_t value_biases_start = h2o_offset(value_biases_strides, batch, kv_head, 0, 0);\n"},
-    {"",
-     "  float query[KEY_PART];\n"
-     "  h2o_load<KEY_PART>(\n"
-     "      queries + h2o_offset(queries_strides, batch, head, query_index, lane * KEY_PART),\n"
-     "      queries_strides[3],\n"
-     "      query);\n"
-     "  for (int j = 0; j < KEY_PART; j++) {\n"
-     "    query[j] *= params[0];\n"
-     "  }\n"
-     "  h2o_softmax state = h2o_softmax_empty();\n"},
-    {"sinks",
-     "  if (first_key == 0) {\n"
-     "    h2o_softmax_sink(state, static_cast<float>(sinks[head * sinks_strides[0]]));\n"
-     "  }\n"},
-    {"dense_keys",
-     "  const int64_t key_start = h2o_offset(keys_strides, batch, kv_head, 0, lane * KEY_PART);\n"},
-    {"!dense_keys",
-     "  const int64_t key_words_start = h2o_offset(key_words_strides, batch, kv_head, 0, 0);\n"
-     "  const int64_t key_scales_start = h2o_offset(key_scales_strides, batch, kv_head, 0, 0);\n"},
-    {"!dense_keys !key_codes",
-     "  const int64_t key_biases_start = h2o_offset(key_biases_strides, batch, kv_head, 0, 0);\n"},
-    {"bool_mask",
-     "  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);\n"},
-    {"additive_mask",
-     "  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);\n"},
-    {"row_bias",
-     "  const int64_t row_bias_start = batch * row_bias_strides[0] + kv_head * row_bias_strides[1];\n"},
-    {"",
-     "  const int visible_end = CAUSAL ? key_count - query_count + query_index + 1 : key_count;\n"
-     "  for (int i = first_key; i < key_count; i += key_step) {\n"
-     "    bool visible = i < visible_end;\n"},
-    {"bool_mask",
-     "    visible = visible && mask[mask_start + i * mask_strides[3]];\n"},
-    {"additive_mask",
-     "    const float bias = static_cast<float>(mask[mask_start + i * mask_strides[3]]);\n"
-     "    visible = visible && !(bias <= params[1]);\n"},
-    {"row_bias",
-     "    const float own_bias = row_bias[row_bias_start + i * row_bias_strides[2]];\n"
-     "    visible = visible && !(own_bias <= H2O_LOWEST);\n"},
-    {"scores",
-     "    if (!visible && lane == 0) {\n"
-     "      scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;\n"
-     "    }\n"},
-    {"",
-     "    if (visible) {\n"
-     "      float key[KEY_PART];\n"},
-    {"dense_keys",
-     "      const int64_t key_row = key_start + i * keys_strides[2];\n"
-     "      h2o_load<KEY_PART>(keys + key_row, keys_strides[3], key);\n"},
-    {"!dense_keys key_codes",
-     "      h2o_load_codes<KEY_PART, KB>(\n"
-     "          key_words + (key_words_start + i * key_words_strides[2]), key_words_strides[3],\n"
-     "          key_levels, key_scales[key_scales_start + i * key_scales_strides[2]],\n"
-     "          lane * KEY_PART, key);\n"},
-    {"!dense_keys !key_codes",
-     "      h2o_load_quantized<KEY_PART, KB, G>(\n"
-     "          key_words + (key_words_start + i * key_words_strides[2]), key_words_strides[3],\n"
-     "          key_scales + (key_scales_start + i * key_scales_strides[2]), key_scales_strides[3],\n"
-     "          key_biases + (key_biases_start + i * key_biases_strides[2]), key_biases_strides[3],\n"
-     "          lane * KEY_PART, key);\n"},
-    {"",
-     "      float value[VALUE_PART];\n"
-     "      float score = metal::simd_sum(h2o_dot<KEY_PART>(query, key));\n"},
-    {"additive_mask",
-     "      score += bias;\n"
-     "      state.total += bias - bias;\n"},
-    {"row_bias",
-     "      score += own_bias;\n"
-     "      state.total += own_bias - own_bias;\n"},
-    {"scores",
-     "      if (lane == 0) {\n"
-     "        scores[row * key_count + i] = score;\n"
-     "      }\n"},
-    {"",
-     "      const float weight = h2o_softmax_weigh<VALUE_PART>(state, sums, score);\n"},
-    {"value_codes",
-     "      h2o_load_codes<VALUE_PART, VB>(\n"
-     "          value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],\n"
-     "          value_levels, value_scales[value_scales_start + i * value_scales_strides[2]],\n"
-     "          lane * VALUE_PART, value);\n"},
-    {"!value_codes",
-     "      h2o_load_quantized<VALUE_PART, VB, G>(\n"
-     "          value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],\n"
-     "          value_scales + (value_scales_start + i * value_scales_strides[2]),\n"
-     "          value_scales_strides[3],\n"
-     "          value_biases + (value_biases_start + i * value_biases_strides[2]),\n"
-     "          value_biases_strides[3],\n"
-     "          lane * VALUE_PART, value);\n"},
-    {"",
-     "      h2o_add_row<VALUE_PART>(sums, weight, value);\n"
-     "    }\n"
-     "  }\n"
-     "  if (lane == 0) {\n"
-     "    maxima[group] = state.maximum;\n"
-     "    totals[group] = state.total;\n"
-     "  }\n"
-     "  metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);\n"
-     "  const bool has_part = lane < NS;\n"
-     "  h2o_softmax part = h2o_softmax_empty();\n"
-     "  if (has_part) {\n"
-     "    part.maximum = maxima[lane];\n"
-     "    part.total = totals[lane];\n"
-     "  }\n"
-     "  const h2o_merged merged = h2o_softmax_merge(part);\n"
-     "  H2O_UNROLL\n"
-     "  for (int j = 0; j < VALUE_PART; j++) {\n"
-     "    tile[group * (LANES + 1) + lane] = sums[j];\n"
-     "    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);\n"
-     "    for (int column = group; column < LANES; column += NS) {\n"
-     "      const float column_part = has_part ? tile[lane * (LANES + 1) + column] * merged.share : 0.0f;\n"
-     "      const float sum = metal::simd_sum(column_part);\n"
-     "      if (lane == 0) {\n"
-     "        partial_sums[(row * blocks + block) * V + column * VALUE_PART + j] = sum;\n"
-     "      }\n"
-     "    }\n"
-     "    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);\n"
-     "  }\n"
-     "  if (group == 0 && lane == 0) {\n"
-     "    partial_maxima[row * blocks + block] = merged.maximum;\n"
-     "    partial_totals[row * blocks + block] = merged.total;\n"
-     "  }\n"},
+    "quantized keys values",
+    mlx_h2o_sdpa_vector_template,
+    sizeof(mlx_h2o_sdpa_vector_template) / sizeof(mlx_h2o_sdpa_vector_template[0]),
+    mlx_h2o_sdpa_vector_inputs,
+    sizeof(mlx_h2o_sdpa_vector_inputs) / sizeof(mlx_h2o_sdpa_vector_inputs[0]),
+    mlx_h2o_sdpa_vector_outputs,
+    sizeof(mlx_h2o_sdpa_vector_outputs) / sizeof(mlx_h2o_sdpa_vector_outputs[0]),
+    mlx_h2o_sdpa_vector_segments,
+    sizeof(mlx_h2o_sdpa_vector_segments) / sizeof(mlx_h2o_sdpa_vector_segments[0]),
 };
 
 static const mlx_h2o_kernel_text mlx_h2o_sdpa_vector_2pass_1_quantized_text = {
     "sdpa_vector_2pass_1_quantized",
-    mlx_h2o_sdpa_vector_2pass_1_quantized_template,
-    sizeof(mlx_h2o_sdpa_vector_2pass_1_quantized_template) / sizeof(mlx_h2o_sdpa_vector_2pass_1_quantized_template[0]),
-    mlx_h2o_sdpa_vector_2pass_1_quantized_inputs,
-    sizeof(mlx_h2o_sdpa_vector_2pass_1_quantized_inputs) / sizeof(mlx_h2o_sdpa_vector_2pass_1_quantized_inputs[0]),
-    mlx_h2o_sdpa_vector_2pass_1_quantized_outputs,
-    sizeof(mlx_h2o_sdpa_vector_2pass_1_quantized_outputs) / sizeof(mlx_h2o_sdpa_vector_2pass_1_quantized_outputs[0]),
-    mlx_h2o_sdpa_vector_2pass_1_quantized_segments,
-    sizeof(mlx_h2o_sdpa_vector_2pass_1_quantized_segments) / sizeof(mlx_h2o_sdpa_vector_2pass_1_quantized_segments[0]),
-};
-
-static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_sparse_quantized_template[] = {
-    {"T", ""},
-    {"S", ""},
-    {"D", ""},
-    {"V", ""},
-    {"KB", "!dense_keys"},
-    {"VB", ""},
-    {"G", "!dense_keys !key_codes"},
-    {"G", "!value_codes"},
-    {"NS", ""},
-    {"CAUSAL", ""},
-};
-
-static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_sparse_quantized_inputs[] = {
-    {"queries", ""},
-    {"keys", "dense_keys"},
-    {"key_words", "!dense_keys"},
-    {"key_scales", "!dense_keys"},
-    {"key_biases", "!dense_keys !key_codes"},
-    {"key_levels", "key_codes"},
-    {"value_words", ""},
-    {"value_scales", ""},
-    {"value_biases", "!value_codes"},
-    {"value_levels", "value_codes"},
-    {"mask", "bool_mask"},
-    {"mask", "additive_mask"},
-    {"sinks", "sinks"},
-    {"row_bias", "row_bias"},
-    {"params", ""},
-};
-
-static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_sparse_quantized_outputs[] = {
-    {"out", ""},
-    {"scores", ""},
-    {"lse", "lse"},
-    {"skipped", "skipped"},
-};
-
-static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_sparse_quantized_segments[] = {
-    {"",
-     "  constexpr int LANES = 32;\n"
-     "  constexpr int KEY_PART = D / LANES;\n"
-     "  H2O_THREADGROUP(float, maxima, NS);\n"
-     "  H2O_THREADGROUP(float, totals, NS);\n"
-     "  constexpr int VALUE_PART = V / LANES;\n"
-     "  H2O_THREADGROUP(float, tile, NS * (LANES + 1));\n"
-     "  const int lane = int(thread_index_in_simdgroup);\n"
-     "  const int group = int(simdgroup_index_in_threadgroup);\n"
-     "  const int batch_head = int(threadgroup_position_in_grid.x);\n"
-     "  const int query_index = int(threadgroup_position_in_grid.y);\n"
-     "  const int heads = queries_shape[1];\n"
-     "  const int query_count = queries_shape[2];\n"},
-    {"dense_keys",
-     "  const int key_count = keys_shape[2];\n"
-     "  const int kv_heads = keys_shape[1];\n"},
-    {"!dense_keys",
-     "  const int key_count = key_words_shape[2];\n"
-     "  const int kv_heads = key_words_shape[1];\n"},
-    {"",
-     "  const int batch = batch_head / heads;\n"
-     "  const int head = batch_head % heads;\n"
-     "  const int kv_head = head / (heads / kv_heads);\n"
-     "  const int64_t row = int64_t(batch_head) * query_count + query_index;\n"
-     "  const int first_key = group;\n"
-     "  const int key_step = NS;\n"
-     "  float sums[VALUE_PART];\n"
-     "  for (int j = 0; j < VALUE_PART; j++) {\n"
-     "    sums[j] = 0.0f;\n"
-     "  }\n"
-     "  const int64_t value_words_start = h2o_offset(value_words_strides, batch, kv_head, 0, 0);\n"
-     "  const int64_t value_scales_start = h2o_offset(value_scales_strides, batch, kv_head, 0, 0);\n"},
-    {"!value_codes",
-     "  const int64_t value_biases_start = h2o_offset(value_biases_strides, batch, kv_head, 0, 0);\n"},
-    {"",
-     "  float query[KEY_PART];\n"
-     "  h2o_load<KEY_PART>(\n"
-     "      queries + h2o_offset(queries_strides, batch, head, query_index, lane * KEY_PART),\n"
-     "      queries_strides[3],\n"
-     "      query);\n"
-     "  for (int j = 0; j < KEY_PART; j++) {\n"
-     "    query[j] *= params[0];\n"
-     "  }\n"
-     "  h2o_softmax state = h2o_softmax_empty();\n"},
-    {"sinks",
-     "  if (first_key == 0) {\n"
-     "    h2o_softmax_sink(state, static_cast<float>(sinks[head * sinks_strides[0]]));\n"
-     "  }\n"},
-    {"dense_keys",
-     "  const int64_t key_start = h2o_offset(keys_strides, batch, kv_head, 0, lane * KEY_PART);\n"},
-    {"!dense_keys",
-     "  const int64_t key_words_start = h2o_offset(key_words_strides, batch, kv_head, 0, 0);\n"
-     "  const int64_t key_scales_start = h2o_offset(key_scales_strides, batch, kv_head, 0, 0);\n"},
-    {"!dense_keys !key_codes",
-     "  const int64_t key_biases_start = h2o_offset(key_biases_strides, batch, kv_head, 0, 0);\n"},
-    {"bool_mask",
-     "  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);\n"},
-    {"additive_mask",
-     "  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);\n"},
-    {"row_bias",
-     "  const int64_t row_bias_start = batch * row_bias_strides[0] + kv_head * row_bias_strides[1];\n"},
-    {"",
-     "  const int visible_end = CAUSAL ? key_count - query_count + query_index + 1 : key_count;\n"
-     "  for (int i = first_key; i < key_count; i += key_step) {\n"
-     "    bool visible = i < visible_end;\n"},
-    {"bool_mask",
-     "    visible = visible && mask[mask_start + i * mask_strides[3]];\n"},
-    {"additive_mask",
-     "    const float bias = static_cast<float>(mask[mask_start + i * mask_strides[3]]);\n"
-     "    visible = visible && !(bias <= params[1]);\n"},
-    {"row_bias",
-     "    const float own_bias = row_bias[row_bias_start + i * row_bias_strides[2]];\n"
-     "    visible = visible && !(own_bias <= H2O_LOWEST);\n"},
-    {"",
-     "    if (!visible && lane == 0) {\n"
-     "      scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;\n"
-     "    }\n"
-     "    if (visible) {\n"
-     "      float key[KEY_PART];\n"},
-    {"dense_keys",
-     "      const int64_t key_row = key_start + i * keys_strides[2];\n"
-     "      h2o_load<KEY_PART>(keys + key_row, keys_strides[3], key);\n"},
-    {"!dense_keys key_codes",
-     "      h2o_load_codes<KEY_PART, KB>(\n"
-     "          key_words + (key_words_start + i * key_words_strides[2]), key_words_strides[3],\n"
-     "          key_levels, key_scales[key_scales_start + i * key_scales_strides[2]],\n"
-     "          lane * KEY_PART, key);\n"},
-    {"!dense_keys !key_codes",
-     "      h2o_load_quantized<KEY_PART, KB, G>(\n"
-     "          key_words + (key_words_start + i * key_words_strides[2]), key_words_strides[3],\n"
-     "          key_scales + (key_scales_start + i * key_scales_strides[2]), key_scales_strides[3],\n"
-     "          key_biases + (key_biases_start + i * key_biases_strides[2]), key_biases_strides[3],\n"
-     "          lane * KEY_PART, key);\n"},
-    {"",
-     "      float score = metal::simd_sum(h2o_dot<KEY_PART>(query, key));\n"},
-    {"additive_mask",
-     "      score += bias;\n"
-     "      state.total += bias - bias;\n"},
-    {"row_bias",
-     "      score += own_bias;\n"
-     "      state.total += own_bias - own_bias;\n"},
-    {"",
-     "      if (lane == 0) {\n"
-     "        scores[row * key_count + i] = score;\n"
-     "      }\n"
-     "      h2o_softmax_count(state, score);\n"
-     "    }\n"
-     "  }\n"
-     "  if (lane == 0) {\n"
-     "    maxima[group] = state.maximum;\n"
-     "    totals[group] = state.total;\n"
-     "  }\n"
-     "  metal::threadgroup_barrier(metal::mem_flags::mem_device | metal::mem_flags::mem_threadgroup);\n"
-     "  const bool has_part = lane < NS;\n"
-     "  h2o_softmax part = h2o_softmax_empty();\n"
-     "  if (has_part) {\n"
-     "    part.maximum = maxima[lane];\n"
-     "    part.total = totals[lane];\n"
-     "  }\n"
-     "  const h2o_merged merged = h2o_softmax_merge(part);\n"
-     "  const float maximum = merged.maximum;\n"
-     "  const float share = 1.0f;\n"
-     "  const float least = params[2] * merged.total;\n"},
-    {"skipped",
-     "  H2O_THREADGROUP(float, counts, NS);\n"
-     "  float count = 0.0f;\n"},
-    {"",
-     "  for (int start = first_key; start < key_count; start += LANES * key_step) {\n"
-     "    const int own_key = start + lane * key_step;\n"
-     "    const float score =\n"
-     "        own_key < key_count ? scores[row * key_count + own_key] : H2O_NEGATIVE_INFINITY;\n"
-     "    float own_weight = 0.0f;\n"
-     "    if (!(score <= H2O_LOWEST)) {\n"
-     "      own_weight = metal::fast::exp(score - maximum);\n"
-     "      if (own_weight * share < least) {\n"
-     "        own_weight = 0.0f;\n"},
-    {"skipped",
-     "        count += 1.0f;\n"},
-    {"",
-     "      }\n"
-     "    }\n"
-     "    for (int from = 0, i = start; from < LANES && i < key_count; from++, i += key_step) {\n"
-     "      const float weight = metal::simd_shuffle(own_weight, ushort(from));\n"
-     "      if (weight == 0.0f) {\n"
-     "        continue;\n"
-     "      }\n"
-     "      float value[VALUE_PART];\n"},
-    {"value_codes",
-     "      h2o_load_codes<VALUE_PART, VB>(\n"
-     "          value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],\n"
-     "          value_levels, value_scales[value_scales_start + i * value_scales_strides[2]],\n"
-     "          lane * VALUE_PART, value);\n"},
-    {"!value_codes",
-     "      h2o_load_quantized<VALUE_PART, VB, G>(\n"
-     "          value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],\n"
-     "          value_scales + (value_scales_start + i * value_scales_strides[2]),\n"
-     "          value_scales_strides[3],\n"
-     "          value_biases + (value_biases_start + i * value_biases_strides[2]),\n"
-     "          value_biases_strides[3],\n"
-     "          lane * VALUE_PART, value);\n"},
-    {"",
-     "      h2o_add_row<VALUE_PART>(sums, weight, value);\n"
-     "    }\n"
-     "  }\n"},
-    {"skipped",
-     "  const float group_count = metal::simd_sum(count);\n"
-     "  if (lane == 0) {\n"
-     "    counts[group] = group_count;\n"
-     "  }\n"},
-    {"",
-     "  H2O_UNROLL\n"
-     "  for (int j = 0; j < VALUE_PART; j++) {\n"
-     "    tile[group * (LANES + 1) + lane] = sums[j];\n"
-     "    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);\n"
-     "    for (int column = group; column < LANES; column += NS) {\n"
-     "      const float column_part = has_part ? tile[lane * (LANES + 1) + column] : 0.0f;\n"
-     "      const float sum = metal::simd_sum(column_part);\n"
-     "      if (lane == 0) {\n"
-     "        const float mean = h2o_softmax_mean(sum, merged.total);\n"
-     "        out[row * V + column * VALUE_PART + j] = static_cast<T>(mean);\n"
-     "      }\n"
-     "    }\n"
-     "    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);\n"
-     "  }\n"},
-    {"skipped",
-     "  const float skipped_rows = metal::simd_sum(has_part ? counts[lane] : 0.0f);\n"
-     "  if (group == 0 && lane == 0) {\n"
-     "    skipped[row] = skipped_rows / float(key_count);\n"
-     "  }\n"},
-    {"lse",
-     "  if (group == 0 && lane == 0) {\n"
-     "    lse[row] = h2o_softmax_lse(merged.maximum, merged.total);\n"
-     "  }\n"},
+    "blocks quantized keys values",
+    mlx_h2o_sdpa_vector_template,
+    sizeof(mlx_h2o_sdpa_vector_template) / sizeof(mlx_h2o_sdpa_vector_template[0]),
+    mlx_h2o_sdpa_vector_inputs,
+    sizeof(mlx_h2o_sdpa_vector_inputs) / sizeof(mlx_h2o_sdpa_vector_inputs[0]),
+    mlx_h2o_sdpa_vector_outputs,
+    sizeof(mlx_h2o_sdpa_vector_outputs) / sizeof(mlx_h2o_sdpa_vector_outputs[0]),
+    mlx_h2o_sdpa_vector_segments,
+    sizeof(mlx_h2o_sdpa_vector_segments) / sizeof(mlx_h2o_sdpa_vector_segments[0]),
 };
 
 static const mlx_h2o_kernel_text mlx_h2o_sdpa_vector_sparse_quantized_text = {
     "sdpa_vector_sparse_quantized",
-    mlx_h2o_sdpa_vector_sparse_quantized_template,
-    sizeof(mlx_h2o_sdpa_vector_sparse_quantized_template) / sizeof(mlx_h2o_sdpa_vector_sparse_quantized_template[0]),
-    mlx_h2o_sdpa_vector_sparse_quantized_inputs,
-    sizeof(mlx_h2o_sdpa_vector_sparse_quantized_inputs) / sizeof(mlx_h2o_sdpa_vector_sparse_quantized_inputs[0]),
-    mlx_h2o_sdpa_vector_sparse_quantized_outputs,
-    sizeof(mlx_h2o_sdpa_vector_sparse_quantized_outputs) / sizeof(mlx_h2o_sdpa_vector_sparse_quantized_outputs[0]),
-    mlx_h2o_sdpa_vector_sparse_quantized_segments,
-    sizeof(mlx_h2o_sdpa_vector_sparse_quantized_segments) / sizeof(mlx_h2o_sdpa_vector_sparse_quantized_segments[0]),
-};
-
-static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_sparse_keys_quantized_template[] = {
-    {"T", ""},
-    {"S", ""},
-    {"D", ""},
-    {"KB", "!dense_keys"},
-    {"G", "!dense_keys !key_codes"},
-    {"NS", ""},
-    {"CAUSAL", ""},
-};
-
-static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_sparse_keys_quantized_inputs[] = {
-    {"queries", ""},
-    {"keys", "dense_keys"},
-    {"key_words", "!dense_keys"},
-    {"key_scales", "!dense_keys"},
-    {"key_biases", "!dense_keys !key_codes"},
-    {"key_levels", "key_codes"},
-    {"mask", "bool_mask"},
-    {"mask", "additive_mask"},
-    {"sinks", "sinks"},
-    {"row_bias", "row_bias"},
-    {"params", ""},
-};
-
-static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_sparse_keys_quantized_outputs[] = {
-    {"partial_maxima", ""},
-    {"partial_totals", ""},
-    {"scores", ""},
-};
-
-static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_sparse_keys_quantized_segments[] = {
-    {"",
-     "  constexpr int LANES = 32;\n"
-     "  constexpr int KEY_PART = D / LANES;\n"
-     "  H2O_THREADGROUP(float, maxima, NS);\n"
-     "  H2O_THREADGROUP(float, totals, NS);\n"
-     "  const int lane = int(thread_index_in_simdgroup);\n"
-     "  const int group = int(simdgroup_index_in_threadgroup);\n"
-     "  const int batch_head = int(threadgroup_position_in_grid.x);\n"
-     "  const int query_index = int(threadgroup_position_in_grid.y);\n"
-     "  const int heads = queries_shape[1];\n"
-     "  const int query_count = queries_shape[2];\n"},
-    {"dense_keys",
-     "  const int key_count = keys_shape[2];\n"
-     "  const int kv_heads = keys_shape[1];\n"},
-    {"!dense_keys",
-     "  const int key_count = key_words_shape[2];\n"
-     "  const int kv_heads = key_words_shape[1];\n"},
-    {"",
-     "  const int batch = batch_head / heads;\n"
-     "  const int head = batch_head % heads;\n"
-     "  const int kv_head = head / (heads / kv_heads);\n"
-     "  const int64_t row = int64_t(batch_head) * query_count + query_index;\n"
-     "  const int block = int(threadgroup_position_in_grid.z);\n"
-     "  const int blocks = int(threadgroups_per_grid.z);\n"
-     "  const int first_key = block * NS + group;\n"
-     "  const int key_step = blocks * NS;\n"
-     "  float query[KEY_PART];\n"
-     "  h2o_load<KEY_PART>(\n"
-     "      queries + h2o_offset(queries_strides, batch, head, query_index, lane * KEY_PART),\n"
-     "      queries_strides[3],\n"
-     "      query);\n"
-     "  for (int j = 0; j < KEY_PART; j++) {\n"
-     "    query[j] *= params[0];\n"
-     "  }\n"
-     "  h2o_softmax state = h2o_softmax_empty();\n"},
-    {"sinks",
-     "  if (first_key == 0) {\n"
-     "    h2o_softmax_sink(state, static_cast<float>(sinks[head * sinks_strides[0]]));\n"
-     "  }\n"},
-    {"dense_keys",
-     "  const int64_t key_start = h2o_offset(keys_strides, batch, kv_head, 0, lane * KEY_PART);\n"},
-    {"!dense_keys",
-     "  const int64_t key_words_start = h2o_offset(key_words_strides, batch, kv_head, 0, 0);\n"
-     "  const int64_t key_scales_start = h2o_offset(key_scales_strides, batch, kv_head, 0, 0);\n"},
-    {"!dense_keys !key_codes",
-     "  const int64_t key_biases_start = h2o_offset(key_biases_strides, batch, kv_head, 0, 0);\n"},
-    {"bool_mask",
-     "  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);\n"},
-    {"additive_mask",
-     "  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);\n"},
-    {"row_bias",
-     "  const int64_t row_bias_start = batch * row_bias_strides[0] + kv_head * row_bias_strides[1];\n"},
-    {"",
-     "  const int visible_end = CAUSAL ? key_count - query_count + query_index + 1 : key_count;\n"
-     "  for (int i = first_key; i < key_count; i += key_step) {\n"
-     "    bool visible = i < visible_end;\n"},
-    {"bool_mask",
-     "    visible = visible && mask[mask_start + i * mask_strides[3]];\n"},
-    {"additive_mask",
-     "    const float bias = static_cast<float>(mask[mask_start + i * mask_strides[3]]);\n"
-     "    visible = visible && !(bias <= params[1]);\n"},
-    {"row_bias",
-     "    const float own_bias = row_bias[row_bias_start + i * row_bias_strides[2]];\n"
-     "    visible = visible && !(own_bias <= H2O_LOWEST);\n"},
-    {"",
-     "    if (!visible && lane == 0) {\n"
-     "      scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;\n"
-     "    }\n"
-     "    if (visible) {\n"
-     "      float key[KEY_PART];\n"},
-    {"dense_keys",
-     "      const int64_t key_row = key_start + i * keys_strides[2];\n"
-     "      h2o_load<KEY_PART>(keys + key_row, keys_strides[3], key);\n"},
-    {"!dense_keys key_codes",
-     "      h2o_load_codes<KEY_PART, KB>(\n"
-     "          key_words + (key_words_start + i * key_words_strides[2]), key_words_strides[3],\n"
-     "          key_levels, key_scales[key_scales_start + i * key_scales_strides[2]],\n"
-     "          lane * KEY_PART, key);\n"},
-    {"!dense_keys !key_codes",
-     "      h2o_load_quantized<KEY_PART, KB, G>(\n"
-     "          key_words + (key_words_start + i * key_words_strides[2]), key_words_strides[3],\n"
-     "          key_scales + (key_scales_start + i * key_scales_strides[2]), key_scales_strides[3],\n"
-     "          key_biases + (key_biases_start + i * key_biases_strides[2]), key_biases_strides[3],\n"
-     "          lane * KEY_PART, key);\n"},
-    {"",
-     "      float score = metal::simd_sum(h2o_dot<KEY_PART>(query, key));\n"},
-    {"additive_mask",
-     "      score += bias;\n"
-     "      state.total += bias - bias;\n"},
-    {"row_bias",
-     "      score += own_bias;\n"
-     "      state.total += own_bias - own_bias;\n"},
-    {"",
-     "      if (lane == 0) {\n"
-     "        scores[row * key_count + i] = score;\n"
-     "      }\n"
-     "      h2o_softmax_count(state, score);\n"
-     "    }\n"
-     "  }\n"
-     "  if (lane == 0) {\n"
-     "    maxima[group] = state.maximum;\n"
-     "    totals[group] = state.total;\n"
-     "  }\n"
-     "  metal::threadgroup_barrier(metal::mem_flags::mem_device | metal::mem_flags::mem_threadgroup);\n"
-     "  const bool has_part = lane < NS;\n"
-     "  h2o_softmax part = h2o_softmax_empty();\n"
-     "  if (has_part) {\n"
-     "    part.maximum = maxima[lane];\n"
-     "    part.total = totals[lane];\n"
-     "  }\n"
-     "  const h2o_merged merged = h2o_softmax_merge(part);\n"
-     "  if (group == 0 && lane == 0) {\n"
-     "    partial_maxima[row * blocks + block] = merged.maximum;\n"
-     "    partial_totals[row * blocks + block] = merged.total;\n"
-     "  }\n"},
+    "quantized sparse keys values scores",
+    mlx_h2o_sdpa_vector_template,
+    sizeof(mlx_h2o_sdpa_vector_template) / sizeof(mlx_h2o_sdpa_vector_template[0]),
+    mlx_h2o_sdpa_vector_inputs,
+    sizeof(mlx_h2o_sdpa_vector_inputs) / sizeof(mlx_h2o_sdpa_vector_inputs[0]),
+    mlx_h2o_sdpa_vector_outputs,
+    sizeof(mlx_h2o_sdpa_vector_outputs) / sizeof(mlx_h2o_sdpa_vector_outputs[0]),
+    mlx_h2o_sdpa_vector_segments,
+    sizeof(mlx_h2o_sdpa_vector_segments) / sizeof(mlx_h2o_sdpa_vector_segments[0]),
 };
 
 static const mlx_h2o_kernel_text mlx_h2o_sdpa_vector_sparse_keys_quantized_text = {
     "sdpa_vector_sparse_keys_quantized",
-    mlx_h2o_sdpa_vector_sparse_keys_quantized_template,
-    sizeof(mlx_h2o_sdpa_vector_sparse_keys_quantized_template) / sizeof(mlx_h2o_sdpa_vector_sparse_keys_quantized_template[0]),
-    mlx_h2o_sdpa_vector_sparse_keys_quantized_inputs,
-    sizeof(mlx_h2o_sdpa_vector_sparse_keys_quantized_inputs) / sizeof(mlx_h2o_sdpa_vector_sparse_keys_quantized_inputs[0]),
-    mlx_h2o_sdpa_vector_sparse_keys_quantized_outputs,
-    sizeof(mlx_h2o_sdpa_vector_sparse_keys_quantized_outputs) / sizeof(mlx_h2o_sdpa_vector_sparse_keys_quantized_outputs[0]),
-    mlx_h2o_sdpa_vector_sparse_keys_quantized_segments,
-    sizeof(mlx_h2o_sdpa_vector_sparse_keys_quantized_segments) / sizeof(mlx_h2o_sdpa_vector_sparse_keys_quantized_segments[0]),
-};
-
-static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_sparse_values_quantized_template[] = {
-    {"S", ""},
-    {"V", ""},
-    {"VB", ""},
-    {"G", "!value_codes"},
-    {"NS", ""},
-};
-
-static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_sparse_values_quantized_inputs[] = {
-    {"value_words", ""},
-    {"value_scales", ""},
-    {"value_biases", "!value_codes"},
-    {"value_levels", "value_codes"},
-    {"scores", ""},
-    {"partial_maxima", ""},
-    {"partial_totals", ""},
-    {"params", ""},
-};
-
-static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_sparse_values_quantized_outputs[] = {
-    {"partial_sums", ""},
-    {"partial_skipped", "skipped"},
-};
-
-static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_sparse_values_quantized_segments[] = {
-    {"",
-     "  constexpr int LANES = 32;\n"
-     "  constexpr int VALUE_PART = V / LANES;\n"
-     "  H2O_THREADGROUP(float, tile, NS * (LANES + 1));\n"
-     "  const int lane = int(thread_index_in_simdgroup);\n"
-     "  const int group = int(simdgroup_index_in_threadgroup);\n"
-     "  const int batch_head = int(threadgroup_position_in_grid.x);\n"
-     "  const int query_index = int(threadgroup_position_in_grid.y);\n"
-     "  const int heads = scores_shape[1];\n"
-     "  const int query_count = scores_shape[2];\n"
-     "  const int key_count = scores_shape[3];\n"
-     "  const int kv_heads = value_words_shape[1];\n"
-     "  const int batch = batch_head / heads;\n"
-     "  const int head = batch_head % heads;\n"
-     "  const int kv_head = head / (heads / kv_heads);\n"
-     "  const int64_t row = int64_t(batch_head) * query_count + query_index;\n"
-     "  const int block = int(threadgroup_position_in_grid.z);\n"
-     "  const int blocks = int(threadgroups_per_grid.z);\n"
-     "  const int first_key = block * NS + group;\n"
-     "  const int key_step = blocks * NS;\n"
-     "  float sums[VALUE_PART];\n"
-     "  for (int j = 0; j < VALUE_PART; j++) {\n"
-     "    sums[j] = 0.0f;\n"
-     "  }\n"
-     "  const int64_t value_words_start = h2o_offset(value_words_strides, batch, kv_head, 0, 0);\n"
-     "  const int64_t value_scales_start = h2o_offset(value_scales_strides, batch, kv_head, 0, 0);\n"},
-    {"!value_codes",
-     "  const int64_t value_biases_start = h2o_offset(value_biases_strides, batch, kv_head, 0, 0);\n"},
-    {"",
-     "  const bool has_part = lane < NS;\n"
-     "  h2o_softmax part = h2o_softmax_empty();\n"
-     "  if (lane < blocks) {\n"
-     "    part.maximum = partial_maxima[row * blocks + lane];\n"
-     "    part.total = partial_totals[row * blocks + lane];\n"
-     "  }\n"
-     "  const h2o_merged merged = h2o_softmax_merge(part);\n"
-     "  const float maximum = metal::simd_shuffle(part.maximum, ushort(block));\n"
-     "  const float share = metal::simd_shuffle(merged.share, ushort(block));\n"
-     "  const float least = params[2] * merged.total;\n"},
-    {"skipped",
-     "  H2O_THREADGROUP(float, counts, NS);\n"
-     "  float count = 0.0f;\n"},
-    {"",
-     "  for (int start = first_key; start < key_count; start += LANES * key_step) {\n"
-     "    const int own_key = start + lane * key_step;\n"
-     "    const float score =\n"
-     "        own_key < key_count ? scores[row * key_count + own_key] : H2O_NEGATIVE_INFINITY;\n"
-     "    float own_weight = 0.0f;\n"
-     "    if (!(score <= H2O_LOWEST)) {\n"
-     "      own_weight = metal::fast::exp(score - maximum);\n"
-     "      if (own_weight * share < least) {\n"
-     "        own_weight = 0.0f;\n"},
-    {"skipped",
-     "        count += 1.0f;\n"},
-    {"",
-     "      }\n"
-     "    }\n"
-     "    for (int from = 0, i = start; from < LANES && i < key_count; from++, i += key_step) {\n"
-     "      const float weight = metal::simd_shuffle(own_weight, ushort(from));\n"
-     "      if (weight == 0.0f) {\n"
-     "        continue;\n"
-     "      }\n"
-     "      float value[VALUE_PART];\n"},
-    {"value_codes",
-     "      h2o_load_codes<VALUE_PART, VB>(\n"
-     "          value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],\n"
-     "          value_levels, value_scales[value_scales_start + i * value_scales_strides[2]],\n"
-     "          lane * VALUE_PART, value);\n"},
-    {"!value_codes",
-     "      h2o_load_quantized<VALUE_PART, VB, G>(\n"
-     "          value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],\n"
-     "          value_scales + (value_scales_start + i * value_scales_strides[2]),\n"
-     "          value_scales_strides[3],\n"
-     "          value_biases + (value_biases_start + i * value_biases_strides[2]),\n"
-     "          value_biases_strides[3],\n"
-     "          lane * VALUE_PART, value);\n"},
-    {"",
-     "      h2o_add_row<VALUE_PART>(sums, weight, value);\n"
-     "    }\n"
-     "  }\n"},
-    {"skipped",
-     "  const float group_count = metal::simd_sum(count);\n"
-     "  if (lane == 0) {\n"
-     "    counts[group] = group_count;\n"
-     "  }\n"},
-    {"",
-     "  H2O_UNROLL\n"
-     "  for (int j = 0; j < VALUE_PART; j++) {\n"
-     "    tile[group * (LANES + 1) + lane] = sums[j];\n"
-     "    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);\n"
-     "    for (int column = group; column < LANES; column += NS) {\n"
-     "      const float column_part = has_part ? tile[lane * (LANES + 1) + column] : 0.0f;\n"
-     "      const float sum = metal::simd_sum(column_part);\n"
-     "      if (lane == 0) {\n"
-     "        partial_sums[(row * blocks + block) * V + column * VALUE_PART + j] = sum;\n"
-     "      }\n"
-     "    }\n"
-     "    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);\n"
-     "  }\n"},
-    {"skipped",
-     "  const float skipped_rows = metal::simd_sum(has_part ? counts[lane] : 0.0f);\n"
-     "  if (group == 0 && lane == 0) {\n"
-     "    partial_skipped[row * blocks + block] = skipped_rows / float(key_count);\n"
-     "  }\n"},
+    "blocks quantized sparse keys scores",
+    mlx_h2o_sdpa_vector_template,
+    sizeof(mlx_h2o_sdpa_vector_template) / sizeof(mlx_h2o_sdpa_vector_template[0]),
+    mlx_h2o_sdpa_vector_inputs,
+    sizeof(mlx_h2o_sdpa_vector_inputs) / sizeof(mlx_h2o_sdpa_vector_inputs[0]),
+    mlx_h2o_sdpa_vector_outputs,
+    sizeof(mlx_h2o_sdpa_vector_outputs) / sizeof(mlx_h2o_sdpa_vector_outputs[0]),
+    mlx_h2o_sdpa_vector_segments,
+    sizeof(mlx_h2o_sdpa_vector_segments) / sizeof(mlx_h2o_sdpa_vector_segments[0]),
 };
 
 static const mlx_h2o_kernel_text mlx_h2o_sdpa_vector_sparse_values_quantized_text = {
     "sdpa_vector_sparse_values_quantized",
-    mlx_h2o_sdpa_vector_sparse_values_quantized_template,
-    sizeof(mlx_h2o_sdpa_vector_sparse_values_quantized_template) / sizeof(mlx_h2o_sdpa_vector_sparse_values_quantized_template[0]),
-    mlx_h2o_sdpa_vector_sparse_values_quantized_inputs,
-    sizeof(mlx_h2o_sdpa_vector_sparse_values_quantized_inputs) / sizeof(mlx_h2o_sdpa_vector_sparse_values_quantized_inputs[0]),
-    mlx_h2o_sdpa_vector_sparse_values_quantized_outputs,
-    sizeof(mlx_h2o_sdpa_vector_sparse_values_quantized_outputs) / sizeof(mlx_h2o_sdpa_vector_sparse_values_quantized_outputs[0]),
-    mlx_h2o_sdpa_vector_sparse_values_quantized_segments,
-    sizeof(mlx_h2o_sdpa_vector_sparse_values_quantized_segments) / sizeof(mlx_h2o_sdpa_vector_sparse_values_quantized_segments[0]),
+    "blocks quantized sparse values",
+    mlx_h2o_sdpa_vector_template,
+    sizeof(mlx_h2o_sdpa_vector_template) / sizeof(mlx_h2o_sdpa_vector_template[0]),
+    mlx_h2o_sdpa_vector_inputs,
+    sizeof(mlx_h2o_sdpa_vector_inputs) / sizeof(mlx_h2o_sdpa_vector_inputs[0]),
+    mlx_h2o_sdpa_vector_outputs,
+    sizeof(mlx_h2o_sdpa_vector_outputs) / sizeof(mlx_h2o_sdpa_vector_outputs[0]),
+    mlx_h2o_sdpa_vector_segments,
+    sizeof(mlx_h2o_sdpa_vector_segments) / sizeof(mlx_h2o_sdpa_vector_segments[0]),
 };
 
 static const mlx_h2o_kernel_buffer mlx_h2o_sdpa_vector_2pass_2_template[] = {
@@ -1549,6 +696,7 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_2pass_2_segments[] = {
 
 static const mlx_h2o_kernel_text mlx_h2o_sdpa_vector_2pass_2_text = {
     "sdpa_vector_2pass_2",
+    "",
     mlx_h2o_sdpa_vector_2pass_2_template,
     sizeof(mlx_h2o_sdpa_vector_2pass_2_template) / sizeof(mlx_h2o_sdpa_vector_2pass_2_template[0]),
     mlx_h2o_sdpa_vector_2pass_2_inputs,
@@ -1559,7 +707,7 @@ static const mlx_h2o_kernel_text mlx_h2o_sdpa_vector_2pass_2_text = {
     sizeof(mlx_h2o_sdpa_vector_2pass_2_segments) / sizeof(mlx_h2o_sdpa_vector_2pass_2_segments[0]),
 };
 
-static const mlx_h2o_kernel_buffer mlx_h2o_prefill_average_template[] = {
+static const mlx_h2o_kernel_buffer mlx_h2o_prefill_scores_template[] = {
     {"T", ""},
     {"D", ""},
     {"NS", ""},
@@ -1567,20 +715,21 @@ static const mlx_h2o_kernel_buffer mlx_h2o_prefill_average_template[] = {
     {"CAUSAL", ""},
 };
 
-static const mlx_h2o_kernel_buffer mlx_h2o_prefill_average_inputs[] = {
+static const mlx_h2o_kernel_buffer mlx_h2o_prefill_scores_inputs[] = {
     {"queries", ""},
     {"keys", ""},
     {"mask", "bool_mask"},
     {"mask", "additive_mask"},
-    {"importance", ""},
+    {"importance", "!mass"},
+    {"lses", "mass"},
     {"params", ""},
 };
 
-static const mlx_h2o_kernel_buffer mlx_h2o_prefill_average_outputs[] = {
+static const mlx_h2o_kernel_buffer mlx_h2o_prefill_scores_outputs[] = {
     {"accumulated", ""},
 };
 
-static const mlx_h2o_kernel_segment mlx_h2o_prefill_average_segments[] = {
+static const mlx_h2o_kernel_segment mlx_h2o_prefill_scores_segments[] = {
     {"",
      "  constexpr int LANES = 32;\n"
      "  constexpr int KEY_PART = D / LANES;\n"
@@ -1607,22 +756,38 @@ static const mlx_h2o_kernel_segment mlx_h2o_prefill_average_segments[] = {
      "    h2o_load<KEY_PART>(\n"
      "        keys + h2o_offset(keys_strides, batch, kv_head, key, lane * KEY_PART),\n"
      "        keys_strides[3],\n"
-     "        own[k]);\n"
+     "        own[k]);\n"},
+    {"mass",
+     "    results[k] = 0.0f;\n"},
+    {"!mass",
      "    results[k] = importance[batch * importance_strides[0] + kv_head * importance_strides[1]\n"
-     "                            + key * importance_strides[2]];\n"
+     "                            + key * importance_strides[2]];\n"},
+    {"",
      "  }\n"
      "  for (int query_index = 0; query_index < query_count; query_index++) {\n"
      "    const int visible_end = CAUSAL ? key_count - query_count + query_index + 1 : key_count;\n"
      "    float sums[KEYS];\n"
      "    for (int k = 0; k < KEYS; k++) {\n"
      "      sums[k] = 0.0f;\n"
-     "    }\n"
+     "    }\n"},
+    {"mass",
+     "    for (int j = 0; j < heads_of_group; j++) {\n"
+     "      const int head = first_head + j;\n"
+     "      const float denominator = lses[(int64_t(batch) * heads + head) * query_count + query_index];\n"
+     "      if (denominator == H2O_NEGATIVE_INFINITY) {\n"
+     "        continue;\n"
+     "      }\n"
+     "      for (int k = 0; k < KEYS; k++) {\n"
+     "        sums[k] += denominator - denominator;\n"
+     "      }\n"},
+    {"!mass",
      "    int seen[KEYS];\n"
      "    for (int k = 0; k < KEYS; k++) {\n"
      "      seen[k] = 0;\n"
      "    }\n"
      "    for (int j = 0; j < heads_of_group; j++) {\n"
-     "      const int head = first_head + j;\n"
+     "      const int head = first_head + j;\n"},
+    {"",
      "      if (first_key >= visible_end) {\n"
      "        continue;\n"
      "      }\n"
@@ -1651,19 +816,26 @@ static const mlx_h2o_kernel_segment mlx_h2o_prefill_average_segments[] = {
      "          float score = metal::simd_sum(h2o_dot<KEY_PART>(query, own[k]));\n"},
     {"additive_mask",
      "          score += bias;\n"},
-    {"",
+    {"mass",
+     "          sums[k] += metal::fast::exp(score - denominator);\n"},
+    {"!mass",
      "          if (score > H2O_NEGATIVE_INFINITY) {\n"
      "            sums[k] += score;\n"
      "            seen[k] += 1;\n"
-     "          }\n"
+     "          }\n"},
+    {"",
      "        }\n"
      "      }\n"
      "    }\n"
-     "    for (int k = 0; k < KEYS; k++) {\n"
+     "    for (int k = 0; k < KEYS; k++) {\n"},
+    {"mass",
+     "      results[k] += sums[k];\n"},
+    {"!mass",
      "      if (seen[k] > 0) {\n"
      "        const float size = metal::abs(sums[k] / float(seen[k]));\n"
      "        results[k] = results[k] != results[k] ? size : params[2] * results[k] + params[3] * size;\n"
-     "      }\n"
+     "      }\n"},
+    {"",
      "    }\n"
      "  }\n"
      "  for (int k = 0; k < KEYS; k++) {\n"
@@ -1675,136 +847,28 @@ static const mlx_h2o_kernel_segment mlx_h2o_prefill_average_segments[] = {
 
 static const mlx_h2o_kernel_text mlx_h2o_prefill_average_text = {
     "prefill_average",
-    mlx_h2o_prefill_average_template,
-    sizeof(mlx_h2o_prefill_average_template) / sizeof(mlx_h2o_prefill_average_template[0]),
-    mlx_h2o_prefill_average_inputs,
-    sizeof(mlx_h2o_prefill_average_inputs) / sizeof(mlx_h2o_prefill_average_inputs[0]),
-    mlx_h2o_prefill_average_outputs,
-    sizeof(mlx_h2o_prefill_average_outputs) / sizeof(mlx_h2o_prefill_average_outputs[0]),
-    mlx_h2o_prefill_average_segments,
-    sizeof(mlx_h2o_prefill_average_segments) / sizeof(mlx_h2o_prefill_average_segments[0]),
-};
-
-static const mlx_h2o_kernel_buffer mlx_h2o_prefill_mass_template[] = {
-    {"T", ""},
-    {"D", ""},
-    {"NS", ""},
-    {"KEYS", ""},
-    {"CAUSAL", ""},
-};
-
-static const mlx_h2o_kernel_buffer mlx_h2o_prefill_mass_inputs[] = {
-    {"queries", ""},
-    {"keys", ""},
-    {"mask", "bool_mask"},
-    {"mask", "additive_mask"},
-    {"lses", ""},
-    {"params", ""},
-};
-
-static const mlx_h2o_kernel_buffer mlx_h2o_prefill_mass_outputs[] = {
-    {"accumulated", ""},
-};
-
-static const mlx_h2o_kernel_segment mlx_h2o_prefill_mass_segments[] = {
-    {"",
-     "  constexpr int LANES = 32;\n"
-     "  constexpr int KEY_PART = D / LANES;\n"
-     "  const int lane = int(thread_index_in_simdgroup);\n"
-     "  const int heads = queries_shape[1];\n"
-     "  const int query_count = queries_shape[2];\n"
-     "  const int kv_heads = keys_shape[1];\n"
-     "  const int key_count = keys_shape[2];\n"
-     "  const int batch = int(threadgroup_position_in_grid.x) / kv_heads;\n"
-     "  const int kv_head = int(threadgroup_position_in_grid.x) % kv_heads;\n"
-     "  const int heads_of_group = heads / kv_heads;\n"
-     "  const int first_head = kv_head * heads_of_group;\n"
-     "  const int first_key =\n"
-     "      (int(threadgroup_position_in_grid.y) * NS + int(simdgroup_index_in_threadgroup)) * KEYS;\n"
-     "  if (first_key >= key_count) {\n"
-     "    return;\n"
-     "  }\n"
-     "  const int own_keys = metal::min(KEYS, key_count - first_key);\n"
-     "  const int64_t row_start = int64_t(threadgroup_position_in_grid.x) * key_count + first_key;\n"
-     "  float own[KEYS][KEY_PART];\n"
-     "  float results[KEYS];\n"
-     "  for (int k = 0; k < KEYS; k++) {\n"
-     "    const int key = first_key + metal::min(k, own_keys - 1);\n"
-     "    h2o_load<KEY_PART>(\n"
-     "        keys + h2o_offset(keys_strides, batch, kv_head, key, lane * KEY_PART),\n"
-     "        keys_strides[3],\n"
-     "        own[k]);\n"
-     "    results[k] = 0.0f;\n"
-     "  }\n"
-     "  for (int query_index = 0; query_index < query_count; query_index++) {\n"
-     "    const int visible_end = CAUSAL ? key_count - query_count + query_index + 1 : key_count;\n"
-     "    float sums[KEYS];\n"
-     "    for (int k = 0; k < KEYS; k++) {\n"
-     "      sums[k] = 0.0f;\n"
-     "    }\n"
-     "    for (int j = 0; j < heads_of_group; j++) {\n"
-     "      const int head = first_head + j;\n"
-     "      const float denominator = lses[(int64_t(batch) * heads + head) * query_count + query_index];\n"
-     "      if (denominator == H2O_NEGATIVE_INFINITY) {\n"
-     "        continue;\n"
-     "      }\n"
-     "      for (int k = 0; k < KEYS; k++) {\n"
-     "        sums[k] += denominator - denominator;\n"
-     "      }\n"
-     "      if (first_key >= visible_end) {\n"
-     "        continue;\n"
-     "      }\n"
-     "      float query[KEY_PART];\n"
-     "      h2o_load<KEY_PART>(\n"
-     "          queries + h2o_offset(queries_strides, batch, head, query_index, lane * KEY_PART),\n"
-     "          queries_strides[3],\n"
-     "          query);\n"
-     "      for (int i = 0; i < KEY_PART; i++) {\n"
-     "        query[i] *= params[0];\n"
-     "      }\n"
-     "      for (int k = 0; k < KEYS; k++) {\n"
-     "        bool visible = k < own_keys && first_key + k < visible_end;\n"},
-    {"bool_mask",
-     "        visible =\n"
-     "            visible && mask[h2o_offset(mask_strides, batch, head, query_index, first_key + k)];\n"},
-    {"additive_mask",
-     "        float bias = 0.0f;\n"
-     "        if (visible) {\n"
-     "          bias = static_cast<float>(\n"
-     "              mask[h2o_offset(mask_strides, batch, head, query_index, first_key + k)]);\n"
-     "          visible = !(bias <= params[1]);\n"
-     "        }\n"},
-    {"",
-     "        if (visible) {\n"
-     "          float score = metal::simd_sum(h2o_dot<KEY_PART>(query, own[k]));\n"},
-    {"additive_mask",
-     "          score += bias;\n"},
-    {"",
-     "          sums[k] += metal::fast::exp(score - denominator);\n"
-     "        }\n"
-     "      }\n"
-     "    }\n"
-     "    for (int k = 0; k < KEYS; k++) {\n"
-     "      results[k] += sums[k];\n"
-     "    }\n"
-     "  }\n"
-     "  for (int k = 0; k < KEYS; k++) {\n"
-     "    if (lane == 0 && k < own_keys) {\n"
-     "      accumulated[row_start + k] = results[k];\n"
-     "    }\n"
-     "  }\n"},
+    "",
+    mlx_h2o_prefill_scores_template,
+    sizeof(mlx_h2o_prefill_scores_template) / sizeof(mlx_h2o_prefill_scores_template[0]),
+    mlx_h2o_prefill_scores_inputs,
+    sizeof(mlx_h2o_prefill_scores_inputs) / sizeof(mlx_h2o_prefill_scores_inputs[0]),
+    mlx_h2o_prefill_scores_outputs,
+    sizeof(mlx_h2o_prefill_scores_outputs) / sizeof(mlx_h2o_prefill_scores_outputs[0]),
+    mlx_h2o_prefill_scores_segments,
+    sizeof(mlx_h2o_prefill_scores_segments) / sizeof(mlx_h2o_prefill_scores_segments[0]),
 };
 
 static const mlx_h2o_kernel_text mlx_h2o_prefill_mass_text = {
     "prefill_mass",
-    mlx_h2o_prefill_mass_template,
-    sizeof(mlx_h2o_prefill_mass_template) / sizeof(mlx_h2o_prefill_mass_template[0]),
-    mlx_h2o_prefill_mass_inputs,
-    sizeof(mlx_h2o_prefill_mass_inputs) / sizeof(mlx_h2o_prefill_mass_inputs[0]),
-    mlx_h2o_prefill_mass_outputs,
-    sizeof(mlx_h2o_prefill_mass_outputs) / sizeof(mlx_h2o_prefill_mass_outputs[0]),
-    mlx_h2o_prefill_mass_segments,
-    sizeof(mlx_h2o_prefill_mass_segments) / sizeof(mlx_h2o_prefill_mass_segments[0]),
+    "mass",
+    mlx_h2o_prefill_scores_template,
+    sizeof(mlx_h2o_prefill_scores_template) / sizeof(mlx_h2o_prefill_scores_template[0]),
+    mlx_h2o_prefill_scores_inputs,
+    sizeof(mlx_h2o_prefill_scores_inputs) / sizeof(mlx_h2o_prefill_scores_inputs[0]),
+    mlx_h2o_prefill_scores_outputs,
+    sizeof(mlx_h2o_prefill_scores_outputs) / sizeof(mlx_h2o_prefill_scores_outputs[0]),
+    mlx_h2o_prefill_scores_segments,
+    sizeof(mlx_h2o_prefill_scores_segments) / sizeof(mlx_h2o_prefill_scores_segments[0]),
 };
 
 static const mlx_h2o_kernel_buffer mlx_h2o_prefill_lse_template[] = {
@@ -1925,6 +989,7 @@ static const mlx_h2o_kernel_segment mlx_h2o_prefill_lse_segments[] = {
 
 static const mlx_h2o_kernel_text mlx_h2o_prefill_lse_text = {
     "prefill_lse",
+    "",
     mlx_h2o_prefill_lse_template,
     sizeof(mlx_h2o_prefill_lse_template) / sizeof(mlx_h2o_prefill_lse_template[0]),
     mlx_h2o_prefill_lse_inputs,
@@ -1986,6 +1051,7 @@ static const mlx_h2o_kernel_segment mlx_h2o_accumulate_scores_segments[] = {
 
 static const mlx_h2o_kernel_text mlx_h2o_accumulate_scores_text = {
     "accumulate_scores",
+    "",
     mlx_h2o_accumulate_scores_template,
     sizeof(mlx_h2o_accumulate_scores_template) / sizeof(mlx_h2o_accumulate_scores_template[0]),
     mlx_h2o_accumulate_scores_inputs,
@@ -2097,6 +1163,7 @@ static const mlx_h2o_kernel_segment mlx_h2o_keep_rows_segments[] = {
 
 static const mlx_h2o_kernel_text mlx_h2o_keep_rows_text = {
     "keep_rows",
+    "",
     mlx_h2o_keep_rows_template,
     sizeof(mlx_h2o_keep_rows_template) / sizeof(mlx_h2o_keep_rows_template[0]),
     mlx_h2o_keep_rows_inputs,
@@ -2202,6 +1269,7 @@ static const mlx_h2o_kernel_segment mlx_h2o_pack_rows_segments[] = {
 
 static const mlx_h2o_kernel_text mlx_h2o_pack_rows_text = {
     "pack_rows",
+    "",
     mlx_h2o_pack_rows_template,
     sizeof(mlx_h2o_pack_rows_template) / sizeof(mlx_h2o_pack_rows_template[0]),
     mlx_h2o_pack_rows_inputs,
@@ -2302,6 +1370,7 @@ static const mlx_h2o_kernel_segment mlx_h2o_encode_rows_segments[] = {
 
 static const mlx_h2o_kernel_text mlx_h2o_encode_rows_text = {
     "encode_rows",
+    "",
     mlx_h2o_encode_rows_template,
     sizeof(mlx_h2o_encode_rows_template) / sizeof(mlx_h2o_encode_rows_template[0]),
     mlx_h2o_encode_rows_inputs,

@@ -114,7 +114,8 @@ std::vector<const mlx_h2o_kernel_text*> decode_kernels(const AttentionRequest& r
 AttentionResult attention(const AttentionRequest& r) {
   const Flags flags = flags_of(r);
   std::vector<double> scalars = {r.scale, r.mask_threshold};
-  if (is_sparse(r)) scalars.push_back(r.sparse_v_threshold);
+  r.each([&](const char*, float value) { scalars.push_back(value); });
+  while (scalars.back() == 0 && scalars.size() > 2) scalars.pop_back();
   const Array params = floats(scalars);
   const int simdgroups = preferred_simdgroups(r);
   const int blocks = preferred_blocks(r.rows, simdgroups);

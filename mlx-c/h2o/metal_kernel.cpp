@@ -10,7 +10,7 @@ namespace {
 
 using Config = Owned<mlx_fast_metal_kernel_config, mlx_fast_metal_kernel_config_free>;
 
-// The flags of a condition, and whether each must be on; those with a "!" must be off.
+// The terms of a condition, and whether each must be on; those with a "!" must be off.
 std::map<std::string, bool> terms_of(const char* condition) {
   std::map<std::string, bool> terms;
   std::istringstream words(condition);
@@ -48,14 +48,23 @@ StringVector strings(const std::vector<const char*>& values) {
 }
 
 // With the flags that are on and make a difference to the kernel.
-std::string name_of(const mlx_h2o_kernel_text& text, const Flags& flags) {
-  std::map<std::string, bool> known;
+std::string name_of(const mlx_h2o_kernel_text& text, const Flags& flags, const Flags& on) {
+  Flags known;
   const auto add = [&](const auto* things, size_t count) {
-    for (size_t i = 0; i < count; ++i) known.merge(terms_of(things[i].condition));
+    for (size_t i = 0; i < count; ++i) {
+      std::map<std::string, bool> terms = terms_of(things[i].condition);
+      for (const char* trait : mlx_h2o_kernel_traits) {
+        const auto found = terms.find(trait);
+        if (found == terms.end()) continue;
+        if (found->second != (on.count(trait) != 0)) terms.clear();
+      }
+      for (const auto& [term, wanted] : terms) known.insert(term);
+    }
   };
   add(text.inputs, text.input_count);
   add(text.outputs, text.output_count);
   add(text.segments, text.segment_count);
+  for (const auto& [term, wanted] : terms_of(text.always_on)) known.erase(term);
   std::string name = std::string("h2o_") + text.name;
   for (const char* flag : mlx_h2o_kernel_flags) {
     name += flags.count(flag) != 0 && known.count(flag) != 0 ? std::string("_") + flag : "";
@@ -67,30 +76,34 @@ std::string name_of(const mlx_h2o_kernel_text& text, const Flags& flags) {
 struct Resolved {
   std::vector<const char*> inputs;
   std::vector<const char*> outputs;
+  std::vector<const char*> template_arguments;
   mlx_fast_metal_kernel kernel;
 };
 
 const Resolved& resolve(const mlx_h2o_kernel_text& text, const Flags& flags) {
   // Kept for the life of the process, like the pipelines that MLX caches by name.
-  static auto* const known = new std::map<std::string, Resolved>;
+  static auto* const known = new std::map<std::pair<const char*, Flags>, Resolved>;
   static auto* const mutex = new std::mutex;
 
-  const std::string name = name_of(text, flags);
   const std::lock_guard<std::mutex> lock(*mutex);
-  const auto found = known->find(name);
+  const auto key = std::make_pair(text.name, flags);
+  const auto found = known->find(key);
   if (found != known->end()) return found->second;
+  Flags on = flags;
+  for (const auto& [term, wanted] : terms_of(text.always_on)) on.insert(term);
   const auto name_part = &mlx_h2o_kernel_buffer::name;
-  Resolved resolved = {chosen(name_part, text.inputs, text.input_count, flags),
-                       chosen(name_part, text.outputs, text.output_count, flags),
+  Resolved resolved = {chosen(name_part, text.inputs, text.input_count, on),
+                       chosen(name_part, text.outputs, text.output_count, on),
+                       chosen(name_part, text.template_arguments, text.template_count, on),
                        {}};
-  const std::string source = joined(text.segments, text.segment_count, flags);
-  const std::string header = joined(mlx_h2o_kernel_header, std::size(mlx_h2o_kernel_header), flags);
+  const std::string source = joined(text.segments, text.segment_count, on);
+  const std::string header = joined(mlx_h2o_kernel_header, std::size(mlx_h2o_kernel_header), on);
   // Row contiguity is not asked for: that would copy a sliced cache on every step.
-  resolved.kernel =
-      mlx_fast_metal_kernel_new(name.c_str(), strings(resolved.inputs), strings(resolved.outputs),
-                                source.c_str(), header.c_str(), false, false);
+  resolved.kernel = mlx_fast_metal_kernel_new(name_of(text, flags, on).c_str(),
+                                              strings(resolved.inputs), strings(resolved.outputs),
+                                              source.c_str(), header.c_str(), false, false);
   if (resolved.kernel.ctx == nullptr) throw Reported();
-  return known->emplace(name, std::move(resolved)).first->second;
+  return known->emplace(key, std::move(resolved)).first->second;
 }
 
 void add(mlx_fast_metal_kernel_config config, const char* name, const TemplateArgument& argument) {
@@ -111,8 +124,7 @@ Outputs launch(const mlx_h2o_kernel_text& text, const Flags& flags, const Names&
   const Resolved& resolved = resolve(text, flags);
   const Config config(mlx_fast_metal_kernel_config_new());
   std::set<std::string> added;  // a name may stand under several conditions
-  for (const char* name :
-       chosen(&mlx_h2o_kernel_buffer::name, text.template_arguments, text.template_count, flags)) {
+  for (const char* name : resolved.template_arguments) {
     if (added.insert(name).second) add(config, name, names.arguments.at(name));
   }
   check(mlx_fast_metal_kernel_config_set_grid(config, grid[0], grid[1], grid[2]));
@@ -148,6 +160,9 @@ Flags flags_of(const AttentionRequest& r) {
   for (const auto& [flag, on] : known) {
     if (on) flags.insert(flag);
   }
+  r.each([&](const char* name, float value) {
+    if (value != 0) flags.insert(name);
+  });
   return flags;
 }
 

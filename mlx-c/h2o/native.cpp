@@ -63,19 +63,16 @@ std::string refuses(const AttentionRequest& request) {
 template <class Options>
 void set_packing(Options& options, const Rows& keys, const Rows& values) {
   if (keys.packed()) options.bits = keys.bits;
-  if (values.packed()) options.value_bits = values.bits;
+  if (values.packed()) options.v_bits = values.bits;
   for (const Rows* rows : {&keys, &values}) {
     if (rows->group_size != 0) options.group_size = rows->group_size;
   }
 }
 
 std::vector<Array> attend(const AttentionRequest& r, mlx_h2o::AttentionOptions options) {
-  options.scale = r.scale;
-  options.causal = r.causal;
   options.mask = optional(r.mask);
   options.sinks = optional(r.sinks);
   options.row_bias = optional(r.row_bias);
-  options.sparse_threshold = r.sparse_v_threshold;
   set_packing(options, r.keys, r.values);
   const std::vector<mx::array> outputs =
       mlx_h2o::attention(get(r.queries), arrays(r.keys), arrays(r.values), options, get(r.stream));
@@ -85,9 +82,8 @@ std::vector<Array> attend(const AttentionRequest& r, mlx_h2o::AttentionOptions o
 
 AttentionResult attention(const AttentionRequest& r) {
   mlx_h2o::AttentionOptions options;
+  static_cast<AttentionNumbers&>(options) = r;
   options.return_scores = true;
-  options.return_lse = r.return_lse;
-  options.return_skipped = r.return_skipped;
   std::vector<Array> made = attend(r, std::move(options));
   size_t next = 0;
   const auto take = [&](bool asked) { return asked ? std::move(made.at(next++)) : Array(); };
@@ -96,6 +92,8 @@ AttentionResult attention(const AttentionRequest& r) {
 
 AttentionAccumulated attention_and_accumulate(const AttentionAccumulateRequest& r) {
   mlx_h2o::AttentionOptions options;
+  static_cast<AttentionNumbers&>(options) = r;
+  options.return_lse = false;
   options.importance = get(r.importance);
   options.decay = r.mass ? std::nullopt : std::make_optional(r.decay);
   std::vector<Array> made = attend(r, std::move(options));
@@ -134,12 +132,12 @@ Folded fold(const FoldRequest& r) {
 
 Written quantize_append(const AppendRequest& r) {
   struct {
-    int bits = 8, group_size = 64, value_bits = 8;
+    int bits = 8, group_size = 64, v_bits = 8;
   } packing;
   set_packing(packing, r.keys, r.values);
   const std::vector<mx::array> outputs = mlx_h2o::quantize_append(
       arrays(r.keys), arrays(r.values), get(r.new_keys), get(r.new_values), get(r.slots),
-      packing.bits, packing.group_size, packing.value_bits, get(r.stream));
+      packing.bits, packing.group_size, packing.v_bits, get(r.stream));
   auto next = outputs.begin();
   return {wrap(next, r.keys.parts.size()), wrap(next, r.values.parts.size())};
 }

@@ -1,19 +1,18 @@
 // Checked arguments, as the back ends receive them. Plain handles are borrowed from the caller.
 #pragma once
 
+#include "../../core/include/mlx_h2o/attention_numbers.h"
 #include "arrays.h"
 
 namespace mlx_h2o_c {
 
-// How keys are packed, and values; `value_bits` without a value: those have the bits of the keys.
+// How keys are packed, and values; `v_bits` without a value: those have the bits of the keys.
 struct Packing {
   int bits;
   int group_size;
-  mlx_optional_int value_bits;
+  mlx_optional_int v_bits;
 
-  Packing of_values() const {
-    return {value_bits.has_value ? value_bits.value : bits, group_size, {}};
-  }
+  int of_values() const { return v_bits.has_value ? v_bits.value : bits; }
 };
 
 // Keys or values [B, Hkv, N, D]: one dense array, what mlx_quantize made of it, or codes of rotated
@@ -39,31 +38,28 @@ struct Rows {
 // Codes of keys and of values have each a basis of their own.
 enum class Side { keys, values };
 
-// What every kind of attention takes beside its rows, as the caller gave it.
+using mlx_h2o::AttentionNumbers;
+
+// What every kind of attention takes beside its rows and numbers, as the caller gave it.
 struct AttentionArguments {
-  float scale;
   const char* mask_mode;
   mlx_array mask_arr;
-  mlx_array sinks;  // may be empty
+  mlx_array sinks;     // may be empty
+  mlx_array row_bias;  // float32 [B, Hkv, N], may be empty
   mlx_stream stream;
-  float sparse_v_threshold = 0;  // of packed rows; 0: off
-  mlx_array row_bias = {};       // float32 [B, Hkv, N], may be empty
 };
 
 struct AttentionSizes {
   int batch, heads, kv_heads, length, rows, head_size, value_size;
 };
 
-struct AttentionRequest : AttentionArguments, AttentionSizes {
+struct AttentionRequest : AttentionArguments, AttentionNumbers, AttentionSizes {
   const char* op;
   Array queries;
   Rows keys;
   Rows values;
-  bool causal;
   Array mask;            // broadcast to [B, Hq, Lq, N], or empty
   float mask_threshold;  // an additive mask masks at or below it
-  bool return_lse;
-  bool return_skipped;
   bool on_gpu;
 
   bool packed() const { return keys.packed() || values.packed(); }
@@ -107,7 +103,7 @@ struct AttentionAccumulated {
   Array importance;
 };
 
-// Of the queries that count; its values are of no account.
+// Of the queries that count, without values.
 struct PrefillRequest : AttentionRequest {
   bool mass;             // else the moving average
   mlx_array importance;  // may be empty

@@ -1,38 +1,22 @@
-// From the arguments of the public functions to requests. Every check throws
-// std::invalid_argument whose text begins with the operation's name.
+// From the arguments of the public functions to requests.
 #pragma once
-
-#include <array>
 
 #include "checks.h"
 #include "request.h"
 
 namespace mlx_h2o_c {
 
-inline constexpr auto query_layout = "[B, Hq, Lq, D]";
-
-void check_packing(const char* op, const Packing& packing);
-// The elements of a row; `what` is what a message calls its words.
-int packed_width(const char* op, const std::string& what, mlx_array words, const Packing& packing);
 // The arrays of a vector, up to three. `name` is "keys" or "values".
 std::vector<Array> parts_of(const char* op, const char* name, mlx_vector_array vector);
-// Words, scales and biases, which may be empty handles; `name` is that of one row, "key" or
-// "value".
-using Parts = std::array<mlx_array, 3>;
-Rows packed_rows(const char* op, const std::string& name, const Parts& parts,
-                 const Packing& packing);
-// The same of words and norms.
-Rows coded_rows(const char* op, const std::string& name, mlx_array words, mlx_array norms,
-                int bits);
+// Words, scales and biases, of which the last may be empty handles.
+std::vector<Array> parts_of(mlx_array rows, mlx_array scales, mlx_array biases);
+// The same, checked as the next rows of the table; of rows of `size`, "D" or "Dv".
+Rows checked_rows(Arguments& given, std::vector<Array> parts, int bits, int group_size,
+                  const char* size);
+// Any of the operations of attention; those that take packed rows have a packing.
+AttentionRequest attention_request(const char* op, mlx_array queries, std::vector<Array> keys,
+                                   std::vector<Array> values, const Packing* packing,
+                                   const AttentionNumbers& numbers,
+                                   const AttentionArguments& arguments, mlx_array importance = {});
 
-void check_queries(const char* op, mlx_array queries);
-AttentionRequest dense_attention_request(const char* op, mlx_array queries, mlx_array keys,
-                                         mlx_array values, const AttentionArguments& arguments);
-AttentionRequest packed_attention_request(const char* op, mlx_array queries, const Parts& keys,
-                                          const Parts& values, const Packing& packing,
-                                          const AttentionArguments& arguments);
-// Of rows of either kind.
-AttentionRequest any_attention_request(const char* op, mlx_array queries, mlx_vector_array keys,
-                                       mlx_vector_array values, const Packing& packing,
-                                       const AttentionArguments& arguments);
 }  // namespace mlx_h2o_c

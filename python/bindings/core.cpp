@@ -45,13 +45,20 @@ std::vector<mx::array> attention(const mx::array& queries, const std::vector<mx:
                                  const std::optional<mx::array>& mask,
                                  const std::optional<mx::array>& sinks,
                                  const std::optional<mx::array>& importance,
-                                 std::optional<double> decay, float sparse_threshold, int bits,
-                                 int value_bits, int group_size, bool return_scores,
-                                 bool return_lse, bool return_skipped,
-                                 const std::optional<mx::array>& row_bias, mx::StreamOrDevice s) {
+                                 std::optional<double> decay, float sparse_v_threshold, int bits,
+                                 int v_bits, int group_size, bool return_scores, bool return_lse,
+                                 bool return_skipped, const std::optional<mx::array>& row_bias,
+                                 mx::StreamOrDevice s) {
   const mlx_h2o::AttentionOptions options{
-      scale, causal,     mask,       sinks,         importance, decay,          sparse_threshold,
-      bits,  value_bits, group_size, return_scores, return_lse, return_skipped, row_bias};
+      {scale, causal, sparse_v_threshold, return_scores, return_lse, return_skipped},
+      mask,
+      sinks,
+      importance,
+      decay,
+      bits,
+      v_bits,
+      group_size,
+      row_bias};
   return mlx_h2o::attention(queries, keys, values, options, s);
 }
 
@@ -84,11 +91,6 @@ NB_MODULE(_core, m) {
       "ndim", [](const mx::array& array) { return array.ndim(); }, "array"_a,
       "The number of axes: a probe that the module and mlx.core know the same array type.");
 
-  m.def("scaled_dot_product_attention_with_scores",
-        &mlx_h2o::scaled_dot_product_attention_with_scores, "queries"_a, "keys"_a, "values"_a,
-        nb::kw_only(), "scale"_a, "causal"_a = false, "mask"_a = nb::none(), "sinks"_a = nb::none(),
-        "return_lse"_a = false, "stream"_a = nb::none(),
-        "[out, scores] or, with return_lse, [out, scores, lse]; see mlx_h2o.fast.");
   m.def("keep_indices", &keep_indices, "scores"_a, "positions"_a, nb::kw_only(), "keep"_a,
         "sink_size"_a = 0, "recent_start"_a = nb::none(), "stream"_a = nb::none(),
         "Slots of the rows to keep, ascending; see mlx_h2o.fast.");
@@ -98,8 +100,8 @@ NB_MODULE(_core, m) {
         "sinks"_a = nb::none(), "stream"_a = nb::none(), "The output of attention alone.");
   m.def("attention", &attention, "queries"_a, "keys"_a, "values"_a, nb::kw_only(), "scale"_a,
         "causal"_a = false, "mask"_a = nb::none(), "sinks"_a = nb::none(),
-        "importance"_a = nb::none(), "decay"_a = nb::none(), "sparse_threshold"_a = 0.0f,
-        "bits"_a = 8, "value_bits"_a = 8, "group_size"_a = 64, "return_scores"_a = false,
+        "importance"_a = nb::none(), "decay"_a = nb::none(), "sparse_v_threshold"_a = 0.0f,
+        "bits"_a = 8, "v_bits"_a = 8, "group_size"_a = 64, "return_scores"_a = false,
         "return_lse"_a = false, "return_skipped"_a = false, "row_bias"_a = nb::none(),
         "stream"_a = nb::none(),
         "Keys and values in one to three arrays each; [out] and, where asked for, scores, lse, "
@@ -124,7 +126,7 @@ NB_MODULE(_core, m) {
   m.def("append_rows", &mlx_h2o::append_rows, "buffers"_a, "rows"_a, "start"_a, nb::kw_only(),
         "stream"_a = nb::none());
   m.def("append_quantized", &mlx_h2o::append_quantized, "keys"_a, "values"_a, "new_keys"_a,
-        "new_values"_a, "start"_a, "bits"_a, "group_size"_a, "value_bits"_a, nb::kw_only(),
+        "new_values"_a, "start"_a, "bits"_a, "group_size"_a, "v_bits"_a, nb::kw_only(),
         "stream"_a = nb::none());
   m.def("encode_rows", &mlx_h2o::encode_rows, "rows"_a, "bits"_a, "seed"_a, nb::kw_only(),
         "stream"_a = nb::none());
@@ -148,7 +150,7 @@ NB_MODULE(_core, m) {
   m.def("segment_rows", &mlx_h2o::segment_rows, "tiers"_a, "newest"_a, "bits"_a, "group_size"_a,
         "slots"_a = nb::none(), "to"_a = 0, nb::kw_only(), "stream"_a = nb::none());
   m.def("quantize_append", &mlx_h2o::quantize_append, "keys"_a, "values"_a, "new_keys"_a,
-        "new_values"_a, "slots"_a, nb::kw_only(), "bits"_a, "group_size"_a, "value_bits"_a,
+        "new_values"_a, "slots"_a, nb::kw_only(), "bits"_a, "group_size"_a, "v_bits"_a,
         "stream"_a = nb::none(),
         "Words, scales and biases of the keys, then of the values; see mlx_h2o.fast.");
 }

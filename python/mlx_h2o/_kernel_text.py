@@ -15,86 +15,53 @@ FLAGS = (
     "value_codes",
 )
 
+TRAITS = (
+    "blocks",
+    "quantized",
+    "sparse",
+    "keys",
+    "values",
+    "mass",
+)
+
+# Of each kernel its family, and what is always on in it.
+KERNELS: dict[str, tuple[str, frozenset[str]]] = {
+    "sdpa_vector": ("sdpa_vector", frozenset("keys values".split())),
+    "sdpa_vector_2pass_1": ("sdpa_vector", frozenset("blocks keys values".split())),
+    "sdpa_vector_quantized": ("sdpa_vector", frozenset("quantized keys values".split())),
+    "sdpa_vector_2pass_1_quantized": ("sdpa_vector", frozenset("blocks quantized keys values".split())),
+    "sdpa_vector_sparse_quantized": ("sdpa_vector", frozenset("quantized sparse keys values scores".split())),
+    "sdpa_vector_sparse_keys_quantized": ("sdpa_vector", frozenset("blocks quantized sparse keys scores".split())),
+    "sdpa_vector_sparse_values_quantized": ("sdpa_vector", frozenset("blocks quantized sparse values".split())),
+    "sdpa_vector_2pass_2": ("sdpa_vector_2pass_2", frozenset("".split())),
+    "prefill_average": ("prefill_scores", frozenset("".split())),
+    "prefill_mass": ("prefill_scores", frozenset("mass".split())),
+    "prefill_lse": ("prefill_lse", frozenset("".split())),
+    "accumulate_scores": ("accumulate_scores", frozenset("".split())),
+    "keep_rows": ("keep_rows", frozenset("".split())),
+    "pack_rows": ("pack_rows", frozenset("".split())),
+    "encode_rows": ("encode_rows", frozenset("".split())),
+}
+
 # Name and condition, in order.
 TEMPLATE: dict[str, Pairs] = {
     "sdpa_vector": (
-        ("T", ""),
-        ("D", ""),
-        ("V", ""),
+        ("T", "keys"),
+        ("S", "quantized"),
+        ("D", "keys"),
+        ("V", "values"),
+        ("KB", "quantized keys !dense_keys"),
+        ("VB", "quantized values"),
+        ("G", "quantized keys !dense_keys !key_codes"),
+        ("G", "quantized values !value_codes"),
         ("NS", ""),
-        ("CAUSAL", ""),
-    ),
-    "sdpa_vector_2pass_1": (
-        ("T", ""),
-        ("D", ""),
-        ("V", ""),
-        ("NS", ""),
-        ("CAUSAL", ""),
-    ),
-    "sdpa_vector_quantized": (
-        ("T", ""),
-        ("S", ""),
-        ("D", ""),
-        ("V", ""),
-        ("KB", "!dense_keys"),
-        ("VB", ""),
-        ("G", "!dense_keys !key_codes"),
-        ("G", "!value_codes"),
-        ("NS", ""),
-        ("CAUSAL", ""),
-    ),
-    "sdpa_vector_2pass_1_quantized": (
-        ("T", ""),
-        ("S", ""),
-        ("D", ""),
-        ("V", ""),
-        ("KB", "!dense_keys"),
-        ("VB", ""),
-        ("G", "!dense_keys !key_codes"),
-        ("G", "!value_codes"),
-        ("NS", ""),
-        ("CAUSAL", ""),
-    ),
-    "sdpa_vector_sparse_quantized": (
-        ("T", ""),
-        ("S", ""),
-        ("D", ""),
-        ("V", ""),
-        ("KB", "!dense_keys"),
-        ("VB", ""),
-        ("G", "!dense_keys !key_codes"),
-        ("G", "!value_codes"),
-        ("NS", ""),
-        ("CAUSAL", ""),
-    ),
-    "sdpa_vector_sparse_keys_quantized": (
-        ("T", ""),
-        ("S", ""),
-        ("D", ""),
-        ("KB", "!dense_keys"),
-        ("G", "!dense_keys !key_codes"),
-        ("NS", ""),
-        ("CAUSAL", ""),
-    ),
-    "sdpa_vector_sparse_values_quantized": (
-        ("S", ""),
-        ("V", ""),
-        ("VB", ""),
-        ("G", "!value_codes"),
-        ("NS", ""),
+        ("CAUSAL", "keys"),
     ),
     "sdpa_vector_2pass_2": (
         ("T", ""),
         ("V", ""),
     ),
-    "prefill_average": (
-        ("T", ""),
-        ("D", ""),
-        ("NS", ""),
-        ("KEYS", ""),
-        ("CAUSAL", ""),
-    ),
-    "prefill_mass": (
+    "prefill_scores": (
         ("T", ""),
         ("D", ""),
         ("NS", ""),
@@ -131,97 +98,25 @@ TEMPLATE: dict[str, Pairs] = {
 # Name and condition, in order.
 INPUTS: dict[str, Pairs] = {
     "sdpa_vector": (
-        ("queries", ""),
-        ("keys", ""),
-        ("values", ""),
-        ("mask", "bool_mask"),
-        ("mask", "additive_mask"),
-        ("sinks", "sinks"),
-        ("row_bias", "row_bias"),
-        ("params", ""),
-    ),
-    "sdpa_vector_2pass_1": (
-        ("queries", ""),
-        ("keys", ""),
-        ("values", ""),
-        ("mask", "bool_mask"),
-        ("mask", "additive_mask"),
-        ("sinks", "sinks"),
-        ("row_bias", "row_bias"),
-        ("params", ""),
-    ),
-    "sdpa_vector_quantized": (
-        ("queries", ""),
-        ("keys", "dense_keys"),
-        ("key_words", "!dense_keys"),
-        ("key_scales", "!dense_keys"),
-        ("key_biases", "!dense_keys !key_codes"),
-        ("key_levels", "key_codes"),
-        ("value_words", ""),
-        ("value_scales", ""),
-        ("value_biases", "!value_codes"),
-        ("value_levels", "value_codes"),
-        ("mask", "bool_mask"),
-        ("mask", "additive_mask"),
-        ("sinks", "sinks"),
-        ("row_bias", "row_bias"),
-        ("params", ""),
-    ),
-    "sdpa_vector_2pass_1_quantized": (
-        ("queries", ""),
-        ("keys", "dense_keys"),
-        ("key_words", "!dense_keys"),
-        ("key_scales", "!dense_keys"),
-        ("key_biases", "!dense_keys !key_codes"),
-        ("key_levels", "key_codes"),
-        ("value_words", ""),
-        ("value_scales", ""),
-        ("value_biases", "!value_codes"),
-        ("value_levels", "value_codes"),
-        ("mask", "bool_mask"),
-        ("mask", "additive_mask"),
-        ("sinks", "sinks"),
-        ("row_bias", "row_bias"),
-        ("params", ""),
-    ),
-    "sdpa_vector_sparse_quantized": (
-        ("queries", ""),
-        ("keys", "dense_keys"),
-        ("key_words", "!dense_keys"),
-        ("key_scales", "!dense_keys"),
-        ("key_biases", "!dense_keys !key_codes"),
-        ("key_levels", "key_codes"),
-        ("value_words", ""),
-        ("value_scales", ""),
-        ("value_biases", "!value_codes"),
-        ("value_levels", "value_codes"),
-        ("mask", "bool_mask"),
-        ("mask", "additive_mask"),
-        ("sinks", "sinks"),
-        ("row_bias", "row_bias"),
-        ("params", ""),
-    ),
-    "sdpa_vector_sparse_keys_quantized": (
-        ("queries", ""),
-        ("keys", "dense_keys"),
-        ("key_words", "!dense_keys"),
-        ("key_scales", "!dense_keys"),
-        ("key_biases", "!dense_keys !key_codes"),
-        ("key_levels", "key_codes"),
-        ("mask", "bool_mask"),
-        ("mask", "additive_mask"),
-        ("sinks", "sinks"),
-        ("row_bias", "row_bias"),
-        ("params", ""),
-    ),
-    "sdpa_vector_sparse_values_quantized": (
-        ("value_words", ""),
-        ("value_scales", ""),
-        ("value_biases", "!value_codes"),
-        ("value_levels", "value_codes"),
-        ("scores", ""),
-        ("partial_maxima", ""),
-        ("partial_totals", ""),
+        ("queries", "keys"),
+        ("keys", "!quantized"),
+        ("keys", "quantized keys dense_keys"),
+        ("values", "!quantized"),
+        ("key_words", "quantized keys !dense_keys"),
+        ("key_scales", "quantized keys !dense_keys"),
+        ("key_biases", "quantized keys !dense_keys !key_codes"),
+        ("key_levels", "quantized keys key_codes"),
+        ("value_words", "quantized values"),
+        ("value_scales", "quantized values"),
+        ("value_biases", "quantized values !value_codes"),
+        ("value_levels", "quantized values value_codes"),
+        ("mask", "bool_mask keys"),
+        ("mask", "additive_mask keys"),
+        ("sinks", "sinks keys"),
+        ("row_bias", "row_bias keys"),
+        ("scores", "!keys"),
+        ("partial_maxima", "!keys"),
+        ("partial_totals", "!keys"),
         ("params", ""),
     ),
     "sdpa_vector_2pass_2": (
@@ -230,20 +125,13 @@ INPUTS: dict[str, Pairs] = {
         ("partial_totals", ""),
         ("partial_skipped", "skipped"),
     ),
-    "prefill_average": (
+    "prefill_scores": (
         ("queries", ""),
         ("keys", ""),
         ("mask", "bool_mask"),
         ("mask", "additive_mask"),
-        ("importance", ""),
-        ("params", ""),
-    ),
-    "prefill_mass": (
-        ("queries", ""),
-        ("keys", ""),
-        ("mask", "bool_mask"),
-        ("mask", "additive_mask"),
-        ("lses", ""),
+        ("importance", "!mass"),
+        ("lses", "mass"),
         ("params", ""),
     ),
     "prefill_lse": (
@@ -279,51 +167,21 @@ INPUTS: dict[str, Pairs] = {
 # Name and condition, in order.
 OUTPUTS: dict[str, Pairs] = {
     "sdpa_vector": (
-        ("out", ""),
-        ("scores", "scores"),
-        ("lse", "lse"),
-    ),
-    "sdpa_vector_2pass_1": (
-        ("partial_sums", ""),
-        ("partial_maxima", ""),
-        ("partial_totals", ""),
-        ("scores", "scores"),
-    ),
-    "sdpa_vector_quantized": (
-        ("out", ""),
-        ("scores", "scores"),
-        ("lse", "lse"),
-    ),
-    "sdpa_vector_2pass_1_quantized": (
-        ("partial_sums", ""),
-        ("partial_maxima", ""),
-        ("partial_totals", ""),
-        ("scores", "scores"),
-    ),
-    "sdpa_vector_sparse_quantized": (
-        ("out", ""),
-        ("scores", ""),
-        ("lse", "lse"),
-        ("skipped", "skipped"),
-    ),
-    "sdpa_vector_sparse_keys_quantized": (
-        ("partial_maxima", ""),
-        ("partial_totals", ""),
-        ("scores", ""),
-    ),
-    "sdpa_vector_sparse_values_quantized": (
-        ("partial_sums", ""),
-        ("partial_skipped", "skipped"),
+        ("out", "!blocks"),
+        ("partial_sums", "blocks values"),
+        ("partial_maxima", "blocks keys"),
+        ("partial_totals", "blocks keys"),
+        ("scores", "scores keys"),
+        ("lse", "!blocks lse"),
+        ("skipped", "!blocks sparse skipped"),
+        ("partial_skipped", "blocks sparse values skipped"),
     ),
     "sdpa_vector_2pass_2": (
         ("out", ""),
         ("lse", "lse"),
         ("skipped", "skipped"),
     ),
-    "prefill_average": (
-        ("accumulated", ""),
-    ),
-    "prefill_mass": (
+    "prefill_scores": (
         ("accumulated", ""),
     ),
     "prefill_lse": (
@@ -603,1370 +461,183 @@ __device__ inline uint thread_index() {
 # Condition and text, in order.
 SEGMENTS: dict[str, Pairs] = {
     "sdpa_vector": (
-        (
-            "",
-            """  constexpr int LANES = 32;
-  constexpr int KEY_PART = D / LANES;
+        ("", """  constexpr int LANES = 32;
+"""),
+        ("keys", """  constexpr int KEY_PART = D / LANES;
   H2O_THREADGROUP(float, maxima, NS);
   H2O_THREADGROUP(float, totals, NS);
-  constexpr int VALUE_PART = V / LANES;
+"""),
+        ("values", """  constexpr int VALUE_PART = V / LANES;
   H2O_THREADGROUP(float, tile, NS * (LANES + 1));
-  const int lane = int(thread_index_in_simdgroup);
+"""),
+        ("", """  const int lane = int(thread_index_in_simdgroup);
   const int group = int(simdgroup_index_in_threadgroup);
   const int batch_head = int(threadgroup_position_in_grid.x);
   const int query_index = int(threadgroup_position_in_grid.y);
-  const int heads = queries_shape[1];
+"""),
+        ("keys", """  const int heads = queries_shape[1];
   const int query_count = queries_shape[2];
-  const int key_count = keys_shape[2];
+"""),
+        ("keys quantized dense_keys", """  const int key_count = keys_shape[2];
   const int kv_heads = keys_shape[1];
-  const int batch = batch_head / heads;
-  const int head = batch_head % heads;
-  const int kv_head = head / (heads / kv_heads);
-  const int64_t row = int64_t(batch_head) * query_count + query_index;
-  const int first_key = group;
-  const int key_step = NS;
-  float sums[VALUE_PART];
-  for (int j = 0; j < VALUE_PART; j++) {
-    sums[j] = 0.0f;
-  }
-  const int64_t value_start = h2o_offset(values_strides, batch, kv_head, 0, lane * VALUE_PART);
-  float query[KEY_PART];
-  h2o_load<KEY_PART>(
-      queries + h2o_offset(queries_strides, batch, head, query_index, lane * KEY_PART),
-      queries_strides[3],
-      query);
-  for (int j = 0; j < KEY_PART; j++) {
-    query[j] *= params[0];
-  }
-  h2o_softmax state = h2o_softmax_empty();
-""",
-        ),
-        (
-            "sinks",
-            """  if (first_key == 0) {
-    h2o_softmax_sink(state, static_cast<float>(sinks[head * sinks_strides[0]]));
-  }
-""",
-        ),
-        (
-            "",
-            """  const int64_t key_start = h2o_offset(keys_strides, batch, kv_head, 0, lane * KEY_PART);
-""",
-        ),
-        (
-            "bool_mask",
-            """  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);
-""",
-        ),
-        (
-            "additive_mask",
-            """  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);
-""",
-        ),
-        (
-            "row_bias",
-            """  const int64_t row_bias_start = batch * row_bias_strides[0] + kv_head * row_bias_strides[1];
-""",
-        ),
-        (
-            "",
-            """  const int visible_end = CAUSAL ? key_count - query_count + query_index + 1 : key_count;
-  for (int i = first_key; i < key_count; i += key_step) {
-    bool visible = i < visible_end;
-""",
-        ),
-        (
-            "bool_mask",
-            """    visible = visible && mask[mask_start + i * mask_strides[3]];
-""",
-        ),
-        (
-            "additive_mask",
-            """    const float bias = static_cast<float>(mask[mask_start + i * mask_strides[3]]);
-    visible = visible && !(bias <= params[1]);
-""",
-        ),
-        (
-            "row_bias",
-            """    const float own_bias = row_bias[row_bias_start + i * row_bias_strides[2]];
-    visible = visible && !(own_bias <= H2O_LOWEST);
-""",
-        ),
-        (
-            "scores",
-            """    if (!visible && lane == 0) {
-      scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;
-    }
-""",
-        ),
-        (
-            "",
-            """    if (visible) {
-      float key[KEY_PART];
-      const int64_t key_row = key_start + i * keys_strides[2];
-      h2o_load<KEY_PART>(keys + key_row, keys_strides[3], key);
-      float value[VALUE_PART];
-      const int64_t value_row = value_start + i * values_strides[2];
-      h2o_load<VALUE_PART>(values + value_row, values_strides[3], value);
-      float score = metal::simd_sum(h2o_dot<KEY_PART>(query, key));
-""",
-        ),
-        (
-            "additive_mask",
-            """      score += bias;
-      state.total += bias - bias;
-""",
-        ),
-        (
-            "row_bias",
-            """      score += own_bias;
-      state.total += own_bias - own_bias;
-""",
-        ),
-        (
-            "scores",
-            """      if (lane == 0) {
-        scores[row * key_count + i] = score;
-      }
-""",
-        ),
-        (
-            "",
-            """      const float weight = h2o_softmax_weigh<VALUE_PART>(state, sums, score);
-      h2o_add_row<VALUE_PART>(sums, weight, value);
-    }
-  }
-  if (lane == 0) {
-    maxima[group] = state.maximum;
-    totals[group] = state.total;
-  }
-  metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-  const bool has_part = lane < NS;
-  h2o_softmax part = h2o_softmax_empty();
-  if (has_part) {
-    part.maximum = maxima[lane];
-    part.total = totals[lane];
-  }
-  const h2o_merged merged = h2o_softmax_merge(part);
-  H2O_UNROLL
-  for (int j = 0; j < VALUE_PART; j++) {
-    tile[group * (LANES + 1) + lane] = sums[j];
-    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-    for (int column = group; column < LANES; column += NS) {
-      const float column_part = has_part ? tile[lane * (LANES + 1) + column] * merged.share : 0.0f;
-      const float sum = metal::simd_sum(column_part);
-      if (lane == 0) {
-        const float mean = h2o_softmax_mean(sum, merged.total);
-        out[row * V + column * VALUE_PART + j] = static_cast<T>(mean);
-      }
-    }
-    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-  }
-""",
-        ),
-        (
-            "lse",
-            """  if (group == 0 && lane == 0) {
-    lse[row] = h2o_softmax_lse(merged.maximum, merged.total);
-  }
-""",
-        ),
-    ),
-    "sdpa_vector_2pass_1": (
-        (
-            "",
-            """  constexpr int LANES = 32;
-  constexpr int KEY_PART = D / LANES;
-  H2O_THREADGROUP(float, maxima, NS);
-  H2O_THREADGROUP(float, totals, NS);
-  constexpr int VALUE_PART = V / LANES;
-  H2O_THREADGROUP(float, tile, NS * (LANES + 1));
-  const int lane = int(thread_index_in_simdgroup);
-  const int group = int(simdgroup_index_in_threadgroup);
-  const int batch_head = int(threadgroup_position_in_grid.x);
-  const int query_index = int(threadgroup_position_in_grid.y);
-  const int heads = queries_shape[1];
-  const int query_count = queries_shape[2];
-  const int key_count = keys_shape[2];
-  const int kv_heads = keys_shape[1];
-  const int batch = batch_head / heads;
-  const int head = batch_head % heads;
-  const int kv_head = head / (heads / kv_heads);
-  const int64_t row = int64_t(batch_head) * query_count + query_index;
-  const int block = int(threadgroup_position_in_grid.z);
-  const int blocks = int(threadgroups_per_grid.z);
-  const int first_key = block * NS + group;
-  const int key_step = blocks * NS;
-  float sums[VALUE_PART];
-  for (int j = 0; j < VALUE_PART; j++) {
-    sums[j] = 0.0f;
-  }
-  const int64_t value_start = h2o_offset(values_strides, batch, kv_head, 0, lane * VALUE_PART);
-  float query[KEY_PART];
-  h2o_load<KEY_PART>(
-      queries + h2o_offset(queries_strides, batch, head, query_index, lane * KEY_PART),
-      queries_strides[3],
-      query);
-  for (int j = 0; j < KEY_PART; j++) {
-    query[j] *= params[0];
-  }
-  h2o_softmax state = h2o_softmax_empty();
-""",
-        ),
-        (
-            "sinks",
-            """  if (first_key == 0) {
-    h2o_softmax_sink(state, static_cast<float>(sinks[head * sinks_strides[0]]));
-  }
-""",
-        ),
-        (
-            "",
-            """  const int64_t key_start = h2o_offset(keys_strides, batch, kv_head, 0, lane * KEY_PART);
-""",
-        ),
-        (
-            "bool_mask",
-            """  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);
-""",
-        ),
-        (
-            "additive_mask",
-            """  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);
-""",
-        ),
-        (
-            "row_bias",
-            """  const int64_t row_bias_start = batch * row_bias_strides[0] + kv_head * row_bias_strides[1];
-""",
-        ),
-        (
-            "",
-            """  const int visible_end = CAUSAL ? key_count - query_count + query_index + 1 : key_count;
-  for (int i = first_key; i < key_count; i += key_step) {
-    bool visible = i < visible_end;
-""",
-        ),
-        (
-            "bool_mask",
-            """    visible = visible && mask[mask_start + i * mask_strides[3]];
-""",
-        ),
-        (
-            "additive_mask",
-            """    const float bias = static_cast<float>(mask[mask_start + i * mask_strides[3]]);
-    visible = visible && !(bias <= params[1]);
-""",
-        ),
-        (
-            "row_bias",
-            """    const float own_bias = row_bias[row_bias_start + i * row_bias_strides[2]];
-    visible = visible && !(own_bias <= H2O_LOWEST);
-""",
-        ),
-        (
-            "scores",
-            """    if (!visible && lane == 0) {
-      scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;
-    }
-""",
-        ),
-        (
-            "",
-            """    if (visible) {
-      float key[KEY_PART];
-      const int64_t key_row = key_start + i * keys_strides[2];
-      h2o_load<KEY_PART>(keys + key_row, keys_strides[3], key);
-      float value[VALUE_PART];
-      const int64_t value_row = value_start + i * values_strides[2];
-      h2o_load<VALUE_PART>(values + value_row, values_strides[3], value);
-      float score = metal::simd_sum(h2o_dot<KEY_PART>(query, key));
-""",
-        ),
-        (
-            "additive_mask",
-            """      score += bias;
-      state.total += bias - bias;
-""",
-        ),
-        (
-            "row_bias",
-            """      score += own_bias;
-      state.total += own_bias - own_bias;
-""",
-        ),
-        (
-            "scores",
-            """      if (lane == 0) {
-        scores[row * key_count + i] = score;
-      }
-""",
-        ),
-        (
-            "",
-            """      const float weight = h2o_softmax_weigh<VALUE_PART>(state, sums, score);
-      h2o_add_row<VALUE_PART>(sums, weight, value);
-    }
-  }
-  if (lane == 0) {
-    maxima[group] = state.maximum;
-    totals[group] = state.total;
-  }
-  metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-  const bool has_part = lane < NS;
-  h2o_softmax part = h2o_softmax_empty();
-  if (has_part) {
-    part.maximum = maxima[lane];
-    part.total = totals[lane];
-  }
-  const h2o_merged merged = h2o_softmax_merge(part);
-  H2O_UNROLL
-  for (int j = 0; j < VALUE_PART; j++) {
-    tile[group * (LANES + 1) + lane] = sums[j];
-    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-    for (int column = group; column < LANES; column += NS) {
-      const float column_part = has_part ? tile[lane * (LANES + 1) + column] * merged.share : 0.0f;
-      const float sum = metal::simd_sum(column_part);
-      if (lane == 0) {
-        partial_sums[(row * blocks + block) * V + column * VALUE_PART + j] = sum;
-      }
-    }
-    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-  }
-  if (group == 0 && lane == 0) {
-    partial_maxima[row * blocks + block] = merged.maximum;
-    partial_totals[row * blocks + block] = merged.total;
-  }
-""",
-        ),
-    ),
-    "sdpa_vector_quantized": (
-        (
-            "",
-            """  constexpr int LANES = 32;
-  constexpr int KEY_PART = D / LANES;
-  H2O_THREADGROUP(float, maxima, NS);
-  H2O_THREADGROUP(float, totals, NS);
-  constexpr int VALUE_PART = V / LANES;
-  H2O_THREADGROUP(float, tile, NS * (LANES + 1));
-  const int lane = int(thread_index_in_simdgroup);
-  const int group = int(simdgroup_index_in_threadgroup);
-  const int batch_head = int(threadgroup_position_in_grid.x);
-  const int query_index = int(threadgroup_position_in_grid.y);
-  const int heads = queries_shape[1];
-  const int query_count = queries_shape[2];
-""",
-        ),
-        (
-            "dense_keys",
-            """  const int key_count = keys_shape[2];
-  const int kv_heads = keys_shape[1];
-""",
-        ),
-        (
-            "!dense_keys",
-            """  const int key_count = key_words_shape[2];
+"""),
+        ("keys quantized !dense_keys", """  const int key_count = key_words_shape[2];
   const int kv_heads = key_words_shape[1];
-""",
-        ),
-        (
-            "",
-            """  const int batch = batch_head / heads;
-  const int head = batch_head % heads;
-  const int kv_head = head / (heads / kv_heads);
-  const int64_t row = int64_t(batch_head) * query_count + query_index;
-  const int first_key = group;
-  const int key_step = NS;
-  float sums[VALUE_PART];
-  for (int j = 0; j < VALUE_PART; j++) {
-    sums[j] = 0.0f;
-  }
-  const int64_t value_words_start = h2o_offset(value_words_strides, batch, kv_head, 0, 0);
-  const int64_t value_scales_start = h2o_offset(value_scales_strides, batch, kv_head, 0, 0);
-""",
-        ),
-        (
-            "!value_codes",
-            """  const int64_t value_biases_start = h2o_offset(value_biases_strides, batch, kv_head, 0, 0);
-""",
-        ),
-        (
-            "",
-            """  float query[KEY_PART];
-  h2o_load<KEY_PART>(
-      queries + h2o_offset(queries_strides, batch, head, query_index, lane * KEY_PART),
-      queries_strides[3],
-      query);
-  for (int j = 0; j < KEY_PART; j++) {
-    query[j] *= params[0];
-  }
-  h2o_softmax state = h2o_softmax_empty();
-""",
-        ),
-        (
-            "sinks",
-            """  if (first_key == 0) {
-    h2o_softmax_sink(state, static_cast<float>(sinks[head * sinks_strides[0]]));
-  }
-""",
-        ),
-        (
-            "dense_keys",
-            """  const int64_t key_start = h2o_offset(keys_strides, batch, kv_head, 0, lane * KEY_PART);
-""",
-        ),
-        (
-            "!dense_keys",
-            """  const int64_t key_words_start = h2o_offset(key_words_strides, batch, kv_head, 0, 0);
-  const int64_t key_scales_start = h2o_offset(key_scales_strides, batch, kv_head, 0, 0);
-""",
-        ),
-        (
-            "!dense_keys !key_codes",
-            """  const int64_t key_biases_start = h2o_offset(key_biases_strides, batch, kv_head, 0, 0);
-""",
-        ),
-        (
-            "bool_mask",
-            """  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);
-""",
-        ),
-        (
-            "additive_mask",
-            """  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);
-""",
-        ),
-        (
-            "row_bias",
-            """  const int64_t row_bias_start = batch * row_bias_strides[0] + kv_head * row_bias_strides[1];
-""",
-        ),
-        (
-            "",
-            """  const int visible_end = CAUSAL ? key_count - query_count + query_index + 1 : key_count;
-  for (int i = first_key; i < key_count; i += key_step) {
-    bool visible = i < visible_end;
-""",
-        ),
-        (
-            "bool_mask",
-            """    visible = visible && mask[mask_start + i * mask_strides[3]];
-""",
-        ),
-        (
-            "additive_mask",
-            """    const float bias = static_cast<float>(mask[mask_start + i * mask_strides[3]]);
-    visible = visible && !(bias <= params[1]);
-""",
-        ),
-        (
-            "row_bias",
-            """    const float own_bias = row_bias[row_bias_start + i * row_bias_strides[2]];
-    visible = visible && !(own_bias <= H2O_LOWEST);
-""",
-        ),
-        (
-            "scores",
-            """    if (!visible && lane == 0) {
-      scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;
-    }
-""",
-        ),
-        (
-            "",
-            """    if (visible) {
-      float key[KEY_PART];
-""",
-        ),
-        (
-            "dense_keys",
-            """      const int64_t key_row = key_start + i * keys_strides[2];
-      h2o_load<KEY_PART>(keys + key_row, keys_strides[3], key);
-""",
-        ),
-        (
-            "!dense_keys key_codes",
-            """      h2o_load_codes<KEY_PART, KB>(
-          key_words + (key_words_start + i * key_words_strides[2]), key_words_strides[3],
-          key_levels, key_scales[key_scales_start + i * key_scales_strides[2]],
-          lane * KEY_PART, key);
-""",
-        ),
-        (
-            "!dense_keys !key_codes",
-            """      h2o_load_quantized<KEY_PART, KB, G>(
-          key_words + (key_words_start + i * key_words_strides[2]), key_words_strides[3],
-          key_scales + (key_scales_start + i * key_scales_strides[2]), key_scales_strides[3],
-          key_biases + (key_biases_start + i * key_biases_strides[2]), key_biases_strides[3],
-          lane * KEY_PART, key);
-""",
-        ),
-        (
-            "",
-            """      float value[VALUE_PART];
-      float score = metal::simd_sum(h2o_dot<KEY_PART>(query, key));
-""",
-        ),
-        (
-            "additive_mask",
-            """      score += bias;
-      state.total += bias - bias;
-""",
-        ),
-        (
-            "row_bias",
-            """      score += own_bias;
-      state.total += own_bias - own_bias;
-""",
-        ),
-        (
-            "scores",
-            """      if (lane == 0) {
-        scores[row * key_count + i] = score;
-      }
-""",
-        ),
-        (
-            "",
-            """      const float weight = h2o_softmax_weigh<VALUE_PART>(state, sums, score);
-""",
-        ),
-        (
-            "value_codes",
-            """      h2o_load_codes<VALUE_PART, VB>(
-          value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],
-          value_levels, value_scales[value_scales_start + i * value_scales_strides[2]],
-          lane * VALUE_PART, value);
-""",
-        ),
-        (
-            "!value_codes",
-            """      h2o_load_quantized<VALUE_PART, VB, G>(
-          value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],
-          value_scales + (value_scales_start + i * value_scales_strides[2]),
-          value_scales_strides[3],
-          value_biases + (value_biases_start + i * value_biases_strides[2]),
-          value_biases_strides[3],
-          lane * VALUE_PART, value);
-""",
-        ),
-        (
-            "",
-            """      h2o_add_row<VALUE_PART>(sums, weight, value);
-    }
-  }
-  if (lane == 0) {
-    maxima[group] = state.maximum;
-    totals[group] = state.total;
-  }
-  metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-  const bool has_part = lane < NS;
-  h2o_softmax part = h2o_softmax_empty();
-  if (has_part) {
-    part.maximum = maxima[lane];
-    part.total = totals[lane];
-  }
-  const h2o_merged merged = h2o_softmax_merge(part);
-  H2O_UNROLL
-  for (int j = 0; j < VALUE_PART; j++) {
-    tile[group * (LANES + 1) + lane] = sums[j];
-    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-    for (int column = group; column < LANES; column += NS) {
-      const float column_part = has_part ? tile[lane * (LANES + 1) + column] * merged.share : 0.0f;
-      const float sum = metal::simd_sum(column_part);
-      if (lane == 0) {
-        const float mean = h2o_softmax_mean(sum, merged.total);
-        out[row * V + column * VALUE_PART + j] = static_cast<T>(mean);
-      }
-    }
-    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-  }
-""",
-        ),
-        (
-            "lse",
-            """  if (group == 0 && lane == 0) {
-    lse[row] = h2o_softmax_lse(merged.maximum, merged.total);
-  }
-""",
-        ),
-    ),
-    "sdpa_vector_2pass_1_quantized": (
-        (
-            "",
-            """  constexpr int LANES = 32;
-  constexpr int KEY_PART = D / LANES;
-  H2O_THREADGROUP(float, maxima, NS);
-  H2O_THREADGROUP(float, totals, NS);
-  constexpr int VALUE_PART = V / LANES;
-  H2O_THREADGROUP(float, tile, NS * (LANES + 1));
-  const int lane = int(thread_index_in_simdgroup);
-  const int group = int(simdgroup_index_in_threadgroup);
-  const int batch_head = int(threadgroup_position_in_grid.x);
-  const int query_index = int(threadgroup_position_in_grid.y);
-  const int heads = queries_shape[1];
-  const int query_count = queries_shape[2];
-""",
-        ),
-        (
-            "dense_keys",
-            """  const int key_count = keys_shape[2];
+"""),
+        ("keys !quantized", """  const int key_count = keys_shape[2];
   const int kv_heads = keys_shape[1];
-""",
-        ),
-        (
-            "!dense_keys",
-            """  const int key_count = key_words_shape[2];
-  const int kv_heads = key_words_shape[1];
-""",
-        ),
-        (
-            "",
-            """  const int batch = batch_head / heads;
-  const int head = batch_head % heads;
-  const int kv_head = head / (heads / kv_heads);
-  const int64_t row = int64_t(batch_head) * query_count + query_index;
-  const int block = int(threadgroup_position_in_grid.z);
-  const int blocks = int(threadgroups_per_grid.z);
-  const int first_key = block * NS + group;
-  const int key_step = blocks * NS;
-  float sums[VALUE_PART];
-  for (int j = 0; j < VALUE_PART; j++) {
-    sums[j] = 0.0f;
-  }
-  const int64_t value_words_start = h2o_offset(value_words_strides, batch, kv_head, 0, 0);
-  const int64_t value_scales_start = h2o_offset(value_scales_strides, batch, kv_head, 0, 0);
-""",
-        ),
-        (
-            "!value_codes",
-            """  const int64_t value_biases_start = h2o_offset(value_biases_strides, batch, kv_head, 0, 0);
-""",
-        ),
-        (
-            "",
-            """  float query[KEY_PART];
-  h2o_load<KEY_PART>(
-      queries + h2o_offset(queries_strides, batch, head, query_index, lane * KEY_PART),
-      queries_strides[3],
-      query);
-  for (int j = 0; j < KEY_PART; j++) {
-    query[j] *= params[0];
-  }
-  h2o_softmax state = h2o_softmax_empty();
-""",
-        ),
-        (
-            "sinks",
-            """  if (first_key == 0) {
-    h2o_softmax_sink(state, static_cast<float>(sinks[head * sinks_strides[0]]));
-  }
-""",
-        ),
-        (
-            "dense_keys",
-            """  const int64_t key_start = h2o_offset(keys_strides, batch, kv_head, 0, lane * KEY_PART);
-""",
-        ),
-        (
-            "!dense_keys",
-            """  const int64_t key_words_start = h2o_offset(key_words_strides, batch, kv_head, 0, 0);
-  const int64_t key_scales_start = h2o_offset(key_scales_strides, batch, kv_head, 0, 0);
-""",
-        ),
-        (
-            "!dense_keys !key_codes",
-            """  const int64_t key_biases_start = h2o_offset(key_biases_strides, batch, kv_head, 0, 0);
-""",
-        ),
-        (
-            "bool_mask",
-            """  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);
-""",
-        ),
-        (
-            "additive_mask",
-            """  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);
-""",
-        ),
-        (
-            "row_bias",
-            """  const int64_t row_bias_start = batch * row_bias_strides[0] + kv_head * row_bias_strides[1];
-""",
-        ),
-        (
-            "",
-            """  const int visible_end = CAUSAL ? key_count - query_count + query_index + 1 : key_count;
-  for (int i = first_key; i < key_count; i += key_step) {
-    bool visible = i < visible_end;
-""",
-        ),
-        (
-            "bool_mask",
-            """    visible = visible && mask[mask_start + i * mask_strides[3]];
-""",
-        ),
-        (
-            "additive_mask",
-            """    const float bias = static_cast<float>(mask[mask_start + i * mask_strides[3]]);
-    visible = visible && !(bias <= params[1]);
-""",
-        ),
-        (
-            "row_bias",
-            """    const float own_bias = row_bias[row_bias_start + i * row_bias_strides[2]];
-    visible = visible && !(own_bias <= H2O_LOWEST);
-""",
-        ),
-        (
-            "scores",
-            """    if (!visible && lane == 0) {
-      scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;
-    }
-""",
-        ),
-        (
-            "",
-            """    if (visible) {
-      float key[KEY_PART];
-""",
-        ),
-        (
-            "dense_keys",
-            """      const int64_t key_row = key_start + i * keys_strides[2];
-      h2o_load<KEY_PART>(keys + key_row, keys_strides[3], key);
-""",
-        ),
-        (
-            "!dense_keys key_codes",
-            """      h2o_load_codes<KEY_PART, KB>(
-          key_words + (key_words_start + i * key_words_strides[2]), key_words_strides[3],
-          key_levels, key_scales[key_scales_start + i * key_scales_strides[2]],
-          lane * KEY_PART, key);
-""",
-        ),
-        (
-            "!dense_keys !key_codes",
-            """      h2o_load_quantized<KEY_PART, KB, G>(
-          key_words + (key_words_start + i * key_words_strides[2]), key_words_strides[3],
-          key_scales + (key_scales_start + i * key_scales_strides[2]), key_scales_strides[3],
-          key_biases + (key_biases_start + i * key_biases_strides[2]), key_biases_strides[3],
-          lane * KEY_PART, key);
-""",
-        ),
-        (
-            "",
-            """      float value[VALUE_PART];
-      float score = metal::simd_sum(h2o_dot<KEY_PART>(query, key));
-""",
-        ),
-        (
-            "additive_mask",
-            """      score += bias;
-      state.total += bias - bias;
-""",
-        ),
-        (
-            "row_bias",
-            """      score += own_bias;
-      state.total += own_bias - own_bias;
-""",
-        ),
-        (
-            "scores",
-            """      if (lane == 0) {
-        scores[row * key_count + i] = score;
-      }
-""",
-        ),
-        (
-            "",
-            """      const float weight = h2o_softmax_weigh<VALUE_PART>(state, sums, score);
-""",
-        ),
-        (
-            "value_codes",
-            """      h2o_load_codes<VALUE_PART, VB>(
-          value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],
-          value_levels, value_scales[value_scales_start + i * value_scales_strides[2]],
-          lane * VALUE_PART, value);
-""",
-        ),
-        (
-            "!value_codes",
-            """      h2o_load_quantized<VALUE_PART, VB, G>(
-          value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],
-          value_scales + (value_scales_start + i * value_scales_strides[2]),
-          value_scales_strides[3],
-          value_biases + (value_biases_start + i * value_biases_strides[2]),
-          value_biases_strides[3],
-          lane * VALUE_PART, value);
-""",
-        ),
-        (
-            "",
-            """      h2o_add_row<VALUE_PART>(sums, weight, value);
-    }
-  }
-  if (lane == 0) {
-    maxima[group] = state.maximum;
-    totals[group] = state.total;
-  }
-  metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-  const bool has_part = lane < NS;
-  h2o_softmax part = h2o_softmax_empty();
-  if (has_part) {
-    part.maximum = maxima[lane];
-    part.total = totals[lane];
-  }
-  const h2o_merged merged = h2o_softmax_merge(part);
-  H2O_UNROLL
-  for (int j = 0; j < VALUE_PART; j++) {
-    tile[group * (LANES + 1) + lane] = sums[j];
-    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-    for (int column = group; column < LANES; column += NS) {
-      const float column_part = has_part ? tile[lane * (LANES + 1) + column] * merged.share : 0.0f;
-      const float sum = metal::simd_sum(column_part);
-      if (lane == 0) {
-        partial_sums[(row * blocks + block) * V + column * VALUE_PART + j] = sum;
-      }
-    }
-    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-  }
-  if (group == 0 && lane == 0) {
-    partial_maxima[row * blocks + block] = merged.maximum;
-    partial_totals[row * blocks + block] = merged.total;
-  }
-""",
-        ),
-    ),
-    "sdpa_vector_sparse_quantized": (
-        (
-            "",
-            """  constexpr int LANES = 32;
-  constexpr int KEY_PART = D / LANES;
-  H2O_THREADGROUP(float, maxima, NS);
-  H2O_THREADGROUP(float, totals, NS);
-  constexpr int VALUE_PART = V / LANES;
-  H2O_THREADGROUP(float, tile, NS * (LANES + 1));
-  const int lane = int(thread_index_in_simdgroup);
-  const int group = int(simdgroup_index_in_threadgroup);
-  const int batch_head = int(threadgroup_position_in_grid.x);
-  const int query_index = int(threadgroup_position_in_grid.y);
-  const int heads = queries_shape[1];
-  const int query_count = queries_shape[2];
-""",
-        ),
-        (
-            "dense_keys",
-            """  const int key_count = keys_shape[2];
-  const int kv_heads = keys_shape[1];
-""",
-        ),
-        (
-            "!dense_keys",
-            """  const int key_count = key_words_shape[2];
-  const int kv_heads = key_words_shape[1];
-""",
-        ),
-        (
-            "",
-            """  const int batch = batch_head / heads;
-  const int head = batch_head % heads;
-  const int kv_head = head / (heads / kv_heads);
-  const int64_t row = int64_t(batch_head) * query_count + query_index;
-  const int first_key = group;
-  const int key_step = NS;
-  float sums[VALUE_PART];
-  for (int j = 0; j < VALUE_PART; j++) {
-    sums[j] = 0.0f;
-  }
-  const int64_t value_words_start = h2o_offset(value_words_strides, batch, kv_head, 0, 0);
-  const int64_t value_scales_start = h2o_offset(value_scales_strides, batch, kv_head, 0, 0);
-""",
-        ),
-        (
-            "!value_codes",
-            """  const int64_t value_biases_start = h2o_offset(value_biases_strides, batch, kv_head, 0, 0);
-""",
-        ),
-        (
-            "",
-            """  float query[KEY_PART];
-  h2o_load<KEY_PART>(
-      queries + h2o_offset(queries_strides, batch, head, query_index, lane * KEY_PART),
-      queries_strides[3],
-      query);
-  for (int j = 0; j < KEY_PART; j++) {
-    query[j] *= params[0];
-  }
-  h2o_softmax state = h2o_softmax_empty();
-""",
-        ),
-        (
-            "sinks",
-            """  if (first_key == 0) {
-    h2o_softmax_sink(state, static_cast<float>(sinks[head * sinks_strides[0]]));
-  }
-""",
-        ),
-        (
-            "dense_keys",
-            """  const int64_t key_start = h2o_offset(keys_strides, batch, kv_head, 0, lane * KEY_PART);
-""",
-        ),
-        (
-            "!dense_keys",
-            """  const int64_t key_words_start = h2o_offset(key_words_strides, batch, kv_head, 0, 0);
-  const int64_t key_scales_start = h2o_offset(key_scales_strides, batch, kv_head, 0, 0);
-""",
-        ),
-        (
-            "!dense_keys !key_codes",
-            """  const int64_t key_biases_start = h2o_offset(key_biases_strides, batch, kv_head, 0, 0);
-""",
-        ),
-        (
-            "bool_mask",
-            """  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);
-""",
-        ),
-        (
-            "additive_mask",
-            """  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);
-""",
-        ),
-        (
-            "row_bias",
-            """  const int64_t row_bias_start = batch * row_bias_strides[0] + kv_head * row_bias_strides[1];
-""",
-        ),
-        (
-            "",
-            """  const int visible_end = CAUSAL ? key_count - query_count + query_index + 1 : key_count;
-  for (int i = first_key; i < key_count; i += key_step) {
-    bool visible = i < visible_end;
-""",
-        ),
-        (
-            "bool_mask",
-            """    visible = visible && mask[mask_start + i * mask_strides[3]];
-""",
-        ),
-        (
-            "additive_mask",
-            """    const float bias = static_cast<float>(mask[mask_start + i * mask_strides[3]]);
-    visible = visible && !(bias <= params[1]);
-""",
-        ),
-        (
-            "row_bias",
-            """    const float own_bias = row_bias[row_bias_start + i * row_bias_strides[2]];
-    visible = visible && !(own_bias <= H2O_LOWEST);
-""",
-        ),
-        (
-            "",
-            """    if (!visible && lane == 0) {
-      scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;
-    }
-    if (visible) {
-      float key[KEY_PART];
-""",
-        ),
-        (
-            "dense_keys",
-            """      const int64_t key_row = key_start + i * keys_strides[2];
-      h2o_load<KEY_PART>(keys + key_row, keys_strides[3], key);
-""",
-        ),
-        (
-            "!dense_keys key_codes",
-            """      h2o_load_codes<KEY_PART, KB>(
-          key_words + (key_words_start + i * key_words_strides[2]), key_words_strides[3],
-          key_levels, key_scales[key_scales_start + i * key_scales_strides[2]],
-          lane * KEY_PART, key);
-""",
-        ),
-        (
-            "!dense_keys !key_codes",
-            """      h2o_load_quantized<KEY_PART, KB, G>(
-          key_words + (key_words_start + i * key_words_strides[2]), key_words_strides[3],
-          key_scales + (key_scales_start + i * key_scales_strides[2]), key_scales_strides[3],
-          key_biases + (key_biases_start + i * key_biases_strides[2]), key_biases_strides[3],
-          lane * KEY_PART, key);
-""",
-        ),
-        (
-            "",
-            """      float score = metal::simd_sum(h2o_dot<KEY_PART>(query, key));
-""",
-        ),
-        (
-            "additive_mask",
-            """      score += bias;
-      state.total += bias - bias;
-""",
-        ),
-        (
-            "row_bias",
-            """      score += own_bias;
-      state.total += own_bias - own_bias;
-""",
-        ),
-        (
-            "",
-            """      if (lane == 0) {
-        scores[row * key_count + i] = score;
-      }
-      h2o_softmax_count(state, score);
-    }
-  }
-  if (lane == 0) {
-    maxima[group] = state.maximum;
-    totals[group] = state.total;
-  }
-  metal::threadgroup_barrier(metal::mem_flags::mem_device | metal::mem_flags::mem_threadgroup);
-  const bool has_part = lane < NS;
-  h2o_softmax part = h2o_softmax_empty();
-  if (has_part) {
-    part.maximum = maxima[lane];
-    part.total = totals[lane];
-  }
-  const h2o_merged merged = h2o_softmax_merge(part);
-  const float maximum = merged.maximum;
-  const float share = 1.0f;
-  const float least = params[2] * merged.total;
-""",
-        ),
-        (
-            "skipped",
-            """  H2O_THREADGROUP(float, counts, NS);
-  float count = 0.0f;
-""",
-        ),
-        (
-            "",
-            """  for (int start = first_key; start < key_count; start += LANES * key_step) {
-    const int own_key = start + lane * key_step;
-    const float score =
-        own_key < key_count ? scores[row * key_count + own_key] : H2O_NEGATIVE_INFINITY;
-    float own_weight = 0.0f;
-    if (!(score <= H2O_LOWEST)) {
-      own_weight = metal::fast::exp(score - maximum);
-      if (own_weight * share < least) {
-        own_weight = 0.0f;
-""",
-        ),
-        (
-            "skipped",
-            """        count += 1.0f;
-""",
-        ),
-        (
-            "",
-            """      }
-    }
-    for (int from = 0, i = start; from < LANES && i < key_count; from++, i += key_step) {
-      const float weight = metal::simd_shuffle(own_weight, ushort(from));
-      if (weight == 0.0f) {
-        continue;
-      }
-      float value[VALUE_PART];
-""",
-        ),
-        (
-            "value_codes",
-            """      h2o_load_codes<VALUE_PART, VB>(
-          value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],
-          value_levels, value_scales[value_scales_start + i * value_scales_strides[2]],
-          lane * VALUE_PART, value);
-""",
-        ),
-        (
-            "!value_codes",
-            """      h2o_load_quantized<VALUE_PART, VB, G>(
-          value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],
-          value_scales + (value_scales_start + i * value_scales_strides[2]),
-          value_scales_strides[3],
-          value_biases + (value_biases_start + i * value_biases_strides[2]),
-          value_biases_strides[3],
-          lane * VALUE_PART, value);
-""",
-        ),
-        (
-            "",
-            """      h2o_add_row<VALUE_PART>(sums, weight, value);
-    }
-  }
-""",
-        ),
-        (
-            "skipped",
-            """  const float group_count = metal::simd_sum(count);
-  if (lane == 0) {
-    counts[group] = group_count;
-  }
-""",
-        ),
-        (
-            "",
-            """  H2O_UNROLL
-  for (int j = 0; j < VALUE_PART; j++) {
-    tile[group * (LANES + 1) + lane] = sums[j];
-    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-    for (int column = group; column < LANES; column += NS) {
-      const float column_part = has_part ? tile[lane * (LANES + 1) + column] : 0.0f;
-      const float sum = metal::simd_sum(column_part);
-      if (lane == 0) {
-        const float mean = h2o_softmax_mean(sum, merged.total);
-        out[row * V + column * VALUE_PART + j] = static_cast<T>(mean);
-      }
-    }
-    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-  }
-""",
-        ),
-        (
-            "skipped",
-            """  const float skipped_rows = metal::simd_sum(has_part ? counts[lane] : 0.0f);
-  if (group == 0 && lane == 0) {
-    skipped[row] = skipped_rows / float(key_count);
-  }
-""",
-        ),
-        (
-            "lse",
-            """  if (group == 0 && lane == 0) {
-    lse[row] = h2o_softmax_lse(merged.maximum, merged.total);
-  }
-""",
-        ),
-    ),
-    "sdpa_vector_sparse_keys_quantized": (
-        (
-            "",
-            """  constexpr int LANES = 32;
-  constexpr int KEY_PART = D / LANES;
-  H2O_THREADGROUP(float, maxima, NS);
-  H2O_THREADGROUP(float, totals, NS);
-  const int lane = int(thread_index_in_simdgroup);
-  const int group = int(simdgroup_index_in_threadgroup);
-  const int batch_head = int(threadgroup_position_in_grid.x);
-  const int query_index = int(threadgroup_position_in_grid.y);
-  const int heads = queries_shape[1];
-  const int query_count = queries_shape[2];
-""",
-        ),
-        (
-            "dense_keys",
-            """  const int key_count = keys_shape[2];
-  const int kv_heads = keys_shape[1];
-""",
-        ),
-        (
-            "!dense_keys",
-            """  const int key_count = key_words_shape[2];
-  const int kv_heads = key_words_shape[1];
-""",
-        ),
-        (
-            "",
-            """  const int batch = batch_head / heads;
-  const int head = batch_head % heads;
-  const int kv_head = head / (heads / kv_heads);
-  const int64_t row = int64_t(batch_head) * query_count + query_index;
-  const int block = int(threadgroup_position_in_grid.z);
-  const int blocks = int(threadgroups_per_grid.z);
-  const int first_key = block * NS + group;
-  const int key_step = blocks * NS;
-  float query[KEY_PART];
-  h2o_load<KEY_PART>(
-      queries + h2o_offset(queries_strides, batch, head, query_index, lane * KEY_PART),
-      queries_strides[3],
-      query);
-  for (int j = 0; j < KEY_PART; j++) {
-    query[j] *= params[0];
-  }
-  h2o_softmax state = h2o_softmax_empty();
-""",
-        ),
-        (
-            "sinks",
-            """  if (first_key == 0) {
-    h2o_softmax_sink(state, static_cast<float>(sinks[head * sinks_strides[0]]));
-  }
-""",
-        ),
-        (
-            "dense_keys",
-            """  const int64_t key_start = h2o_offset(keys_strides, batch, kv_head, 0, lane * KEY_PART);
-""",
-        ),
-        (
-            "!dense_keys",
-            """  const int64_t key_words_start = h2o_offset(key_words_strides, batch, kv_head, 0, 0);
-  const int64_t key_scales_start = h2o_offset(key_scales_strides, batch, kv_head, 0, 0);
-""",
-        ),
-        (
-            "!dense_keys !key_codes",
-            """  const int64_t key_biases_start = h2o_offset(key_biases_strides, batch, kv_head, 0, 0);
-""",
-        ),
-        (
-            "bool_mask",
-            """  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);
-""",
-        ),
-        (
-            "additive_mask",
-            """  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);
-""",
-        ),
-        (
-            "row_bias",
-            """  const int64_t row_bias_start = batch * row_bias_strides[0] + kv_head * row_bias_strides[1];
-""",
-        ),
-        (
-            "",
-            """  const int visible_end = CAUSAL ? key_count - query_count + query_index + 1 : key_count;
-  for (int i = first_key; i < key_count; i += key_step) {
-    bool visible = i < visible_end;
-""",
-        ),
-        (
-            "bool_mask",
-            """    visible = visible && mask[mask_start + i * mask_strides[3]];
-""",
-        ),
-        (
-            "additive_mask",
-            """    const float bias = static_cast<float>(mask[mask_start + i * mask_strides[3]]);
-    visible = visible && !(bias <= params[1]);
-""",
-        ),
-        (
-            "row_bias",
-            """    const float own_bias = row_bias[row_bias_start + i * row_bias_strides[2]];
-    visible = visible && !(own_bias <= H2O_LOWEST);
-""",
-        ),
-        (
-            "",
-            """    if (!visible && lane == 0) {
-      scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;
-    }
-    if (visible) {
-      float key[KEY_PART];
-""",
-        ),
-        (
-            "dense_keys",
-            """      const int64_t key_row = key_start + i * keys_strides[2];
-      h2o_load<KEY_PART>(keys + key_row, keys_strides[3], key);
-""",
-        ),
-        (
-            "!dense_keys key_codes",
-            """      h2o_load_codes<KEY_PART, KB>(
-          key_words + (key_words_start + i * key_words_strides[2]), key_words_strides[3],
-          key_levels, key_scales[key_scales_start + i * key_scales_strides[2]],
-          lane * KEY_PART, key);
-""",
-        ),
-        (
-            "!dense_keys !key_codes",
-            """      h2o_load_quantized<KEY_PART, KB, G>(
-          key_words + (key_words_start + i * key_words_strides[2]), key_words_strides[3],
-          key_scales + (key_scales_start + i * key_scales_strides[2]), key_scales_strides[3],
-          key_biases + (key_biases_start + i * key_biases_strides[2]), key_biases_strides[3],
-          lane * KEY_PART, key);
-""",
-        ),
-        (
-            "",
-            """      float score = metal::simd_sum(h2o_dot<KEY_PART>(query, key));
-""",
-        ),
-        (
-            "additive_mask",
-            """      score += bias;
-      state.total += bias - bias;
-""",
-        ),
-        (
-            "row_bias",
-            """      score += own_bias;
-      state.total += own_bias - own_bias;
-""",
-        ),
-        (
-            "",
-            """      if (lane == 0) {
-        scores[row * key_count + i] = score;
-      }
-      h2o_softmax_count(state, score);
-    }
-  }
-  if (lane == 0) {
-    maxima[group] = state.maximum;
-    totals[group] = state.total;
-  }
-  metal::threadgroup_barrier(metal::mem_flags::mem_device | metal::mem_flags::mem_threadgroup);
-  const bool has_part = lane < NS;
-  h2o_softmax part = h2o_softmax_empty();
-  if (has_part) {
-    part.maximum = maxima[lane];
-    part.total = totals[lane];
-  }
-  const h2o_merged merged = h2o_softmax_merge(part);
-  if (group == 0 && lane == 0) {
-    partial_maxima[row * blocks + block] = merged.maximum;
-    partial_totals[row * blocks + block] = merged.total;
-  }
-""",
-        ),
-    ),
-    "sdpa_vector_sparse_values_quantized": (
-        (
-            "",
-            """  constexpr int LANES = 32;
-  constexpr int VALUE_PART = V / LANES;
-  H2O_THREADGROUP(float, tile, NS * (LANES + 1));
-  const int lane = int(thread_index_in_simdgroup);
-  const int group = int(simdgroup_index_in_threadgroup);
-  const int batch_head = int(threadgroup_position_in_grid.x);
-  const int query_index = int(threadgroup_position_in_grid.y);
-  const int heads = scores_shape[1];
+"""),
+        ("!keys", """  const int heads = scores_shape[1];
   const int query_count = scores_shape[2];
   const int key_count = scores_shape[3];
   const int kv_heads = value_words_shape[1];
-  const int batch = batch_head / heads;
+"""),
+        ("", """  const int batch = batch_head / heads;
   const int head = batch_head % heads;
   const int kv_head = head / (heads / kv_heads);
   const int64_t row = int64_t(batch_head) * query_count + query_index;
-  const int block = int(threadgroup_position_in_grid.z);
+"""),
+        ("blocks", """  const int block = int(threadgroup_position_in_grid.z);
   const int blocks = int(threadgroups_per_grid.z);
   const int first_key = block * NS + group;
   const int key_step = blocks * NS;
-  float sums[VALUE_PART];
+"""),
+        ("!blocks", """  const int first_key = group;
+  const int key_step = NS;
+"""),
+        ("values", """  float sums[VALUE_PART];
   for (int j = 0; j < VALUE_PART; j++) {
     sums[j] = 0.0f;
   }
-  const int64_t value_words_start = h2o_offset(value_words_strides, batch, kv_head, 0, 0);
+"""),
+        ("values quantized", """  const int64_t value_words_start = h2o_offset(value_words_strides, batch, kv_head, 0, 0);
   const int64_t value_scales_start = h2o_offset(value_scales_strides, batch, kv_head, 0, 0);
-""",
-        ),
-        (
-            "!value_codes",
-            """  const int64_t value_biases_start = h2o_offset(value_biases_strides, batch, kv_head, 0, 0);
-""",
-        ),
-        (
-            "",
-            """  const bool has_part = lane < NS;
+"""),
+        ("values quantized !value_codes", """  const int64_t value_biases_start = h2o_offset(value_biases_strides, batch, kv_head, 0, 0);
+"""),
+        ("values !quantized", """  const int64_t value_start = h2o_offset(values_strides, batch, kv_head, 0, lane * VALUE_PART);
+"""),
+        ("keys", """  float query[KEY_PART];
+  h2o_load<KEY_PART>(
+      queries + h2o_offset(queries_strides, batch, head, query_index, lane * KEY_PART),
+      queries_strides[3],
+      query);
+  for (int j = 0; j < KEY_PART; j++) {
+    query[j] *= params[0];
+  }
+  h2o_softmax state = h2o_softmax_empty();
+"""),
+        ("keys sinks", """  if (first_key == 0) {
+    h2o_softmax_sink(state, static_cast<float>(sinks[head * sinks_strides[0]]));
+  }
+"""),
+        ("keys quantized dense_keys", """  const int64_t key_start = h2o_offset(keys_strides, batch, kv_head, 0, lane * KEY_PART);
+"""),
+        ("keys quantized !dense_keys", """  const int64_t key_words_start = h2o_offset(key_words_strides, batch, kv_head, 0, 0);
+  const int64_t key_scales_start = h2o_offset(key_scales_strides, batch, kv_head, 0, 0);
+"""),
+        ("keys quantized !dense_keys !key_codes", """  const int64_t key_biases_start = h2o_offset(key_biases_strides, batch, kv_head, 0, 0);
+"""),
+        ("keys !quantized", """  const int64_t key_start = h2o_offset(keys_strides, batch, kv_head, 0, lane * KEY_PART);
+"""),
+        ("keys bool_mask", """  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);
+"""),
+        ("keys additive_mask", """  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);
+"""),
+        ("keys row_bias", """  const int64_t row_bias_start = batch * row_bias_strides[0] + kv_head * row_bias_strides[1];
+"""),
+        ("keys", """  const int visible_end = CAUSAL ? key_count - query_count + query_index + 1 : key_count;
+  for (int i = first_key; i < key_count; i += key_step) {
+    bool visible = i < visible_end;
+"""),
+        ("keys bool_mask", """    visible = visible && mask[mask_start + i * mask_strides[3]];
+"""),
+        ("keys additive_mask", """    const float bias = static_cast<float>(mask[mask_start + i * mask_strides[3]]);
+    visible = visible && !(bias <= params[1]);
+"""),
+        ("keys row_bias", """    const float own_bias = row_bias[row_bias_start + i * row_bias_strides[2]];
+    visible = visible && !(own_bias <= H2O_LOWEST);
+"""),
+        ("keys scores", """    if (!visible && lane == 0) {
+      scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;
+    }
+"""),
+        ("keys", """    if (visible) {
+      float key[KEY_PART];
+"""),
+        ("keys quantized dense_keys", """      const int64_t key_row = key_start + i * keys_strides[2];
+      h2o_load<KEY_PART>(keys + key_row, keys_strides[3], key);
+"""),
+        ("keys quantized !dense_keys key_codes", """      h2o_load_codes<KEY_PART, KB>(
+          key_words + (key_words_start + i * key_words_strides[2]), key_words_strides[3],
+          key_levels, key_scales[key_scales_start + i * key_scales_strides[2]],
+          lane * KEY_PART, key);
+"""),
+        ("keys quantized !dense_keys !key_codes", """      h2o_load_quantized<KEY_PART, KB, G>(
+          key_words + (key_words_start + i * key_words_strides[2]), key_words_strides[3],
+          key_scales + (key_scales_start + i * key_scales_strides[2]), key_scales_strides[3],
+          key_biases + (key_biases_start + i * key_biases_strides[2]), key_biases_strides[3],
+          lane * KEY_PART, key);
+"""),
+        ("keys !quantized", """      const int64_t key_row = key_start + i * keys_strides[2];
+      h2o_load<KEY_PART>(keys + key_row, keys_strides[3], key);
+"""),
+        ("keys !sparse", """      float value[VALUE_PART];
+"""),
+        ("keys !sparse !quantized", """      const int64_t value_row = value_start + i * values_strides[2];
+      h2o_load<VALUE_PART>(values + value_row, values_strides[3], value);
+"""),
+        ("keys", """      float score = metal::simd_sum(h2o_dot<KEY_PART>(query, key));
+"""),
+        ("keys additive_mask", """      score += bias;
+      state.total += bias - bias;
+"""),
+        ("keys row_bias", """      score += own_bias;
+      state.total += own_bias - own_bias;
+"""),
+        ("keys scores", """      if (lane == 0) {
+        scores[row * key_count + i] = score;
+      }
+"""),
+        ("keys sparse", """      h2o_softmax_count(state, score);
+"""),
+        ("keys !sparse", """      const float weight = h2o_softmax_weigh<VALUE_PART>(state, sums, score);
+"""),
+        ("keys !sparse quantized value_codes", """      h2o_load_codes<VALUE_PART, VB>(
+          value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],
+          value_levels, value_scales[value_scales_start + i * value_scales_strides[2]],
+          lane * VALUE_PART, value);
+"""),
+        ("keys !sparse quantized !value_codes", """      h2o_load_quantized<VALUE_PART, VB, G>(
+          value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],
+          value_scales + (value_scales_start + i * value_scales_strides[2]),
+          value_scales_strides[3],
+          value_biases + (value_biases_start + i * value_biases_strides[2]),
+          value_biases_strides[3],
+          lane * VALUE_PART, value);
+"""),
+        ("keys !sparse", """      h2o_add_row<VALUE_PART>(sums, weight, value);
+"""),
+        ("keys", """    }
+  }
+  if (lane == 0) {
+    maxima[group] = state.maximum;
+    totals[group] = state.total;
+  }
+"""),
+        ("keys sparse", """  metal::threadgroup_barrier(metal::mem_flags::mem_device | metal::mem_flags::mem_threadgroup);
+"""),
+        ("keys !sparse", """  metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+"""),
+        ("keys", """  const bool has_part = lane < NS;
+  h2o_softmax part = h2o_softmax_empty();
+  if (has_part) {
+    part.maximum = maxima[lane];
+    part.total = totals[lane];
+  }
+  const h2o_merged merged = h2o_softmax_merge(part);
+"""),
+        ("!keys", """  const bool has_part = lane < NS;
   h2o_softmax part = h2o_softmax_empty();
   if (lane < blocks) {
     part.maximum = partial_maxima[row * blocks + lane];
@@ -1975,18 +646,16 @@ SEGMENTS: dict[str, Pairs] = {
   const h2o_merged merged = h2o_softmax_merge(part);
   const float maximum = metal::simd_shuffle(part.maximum, ushort(block));
   const float share = metal::simd_shuffle(merged.share, ushort(block));
-  const float least = params[2] * merged.total;
-""",
-        ),
-        (
-            "skipped",
-            """  H2O_THREADGROUP(float, counts, NS);
+"""),
+        ("sparse values keys", """  const float maximum = merged.maximum;
+  const float share = 1.0f;
+"""),
+        ("sparse values", """  const float least = params[2] * merged.total;
+"""),
+        ("sparse values skipped", """  H2O_THREADGROUP(float, counts, NS);
   float count = 0.0f;
-""",
-        ),
-        (
-            "",
-            """  for (int start = first_key; start < key_count; start += LANES * key_step) {
+"""),
+        ("sparse values", """  for (int start = first_key; start < key_count; start += LANES * key_step) {
     const int own_key = start + lane * key_step;
     const float score =
         own_key < key_count ? scores[row * key_count + own_key] : H2O_NEGATIVE_INFINITY;
@@ -1995,16 +664,10 @@ SEGMENTS: dict[str, Pairs] = {
       own_weight = metal::fast::exp(score - maximum);
       if (own_weight * share < least) {
         own_weight = 0.0f;
-""",
-        ),
-        (
-            "skipped",
-            """        count += 1.0f;
-""",
-        ),
-        (
-            "",
-            """      }
+"""),
+        ("sparse values skipped", """        count += 1.0f;
+"""),
+        ("sparse values", """      }
     }
     for (int from = 0, i = start; from < LANES && i < key_count; from++, i += key_step) {
       const float weight = metal::simd_shuffle(own_weight, ushort(from));
@@ -2012,72 +675,73 @@ SEGMENTS: dict[str, Pairs] = {
         continue;
       }
       float value[VALUE_PART];
-""",
-        ),
-        (
-            "value_codes",
-            """      h2o_load_codes<VALUE_PART, VB>(
+"""),
+        ("sparse values value_codes", """      h2o_load_codes<VALUE_PART, VB>(
           value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],
           value_levels, value_scales[value_scales_start + i * value_scales_strides[2]],
           lane * VALUE_PART, value);
-""",
-        ),
-        (
-            "!value_codes",
-            """      h2o_load_quantized<VALUE_PART, VB, G>(
+"""),
+        ("sparse values !value_codes", """      h2o_load_quantized<VALUE_PART, VB, G>(
           value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],
           value_scales + (value_scales_start + i * value_scales_strides[2]),
           value_scales_strides[3],
           value_biases + (value_biases_start + i * value_biases_strides[2]),
           value_biases_strides[3],
           lane * VALUE_PART, value);
-""",
-        ),
-        (
-            "",
-            """      h2o_add_row<VALUE_PART>(sums, weight, value);
+"""),
+        ("sparse values", """      h2o_add_row<VALUE_PART>(sums, weight, value);
     }
   }
-""",
-        ),
-        (
-            "skipped",
-            """  const float group_count = metal::simd_sum(count);
+"""),
+        ("sparse values skipped", """  const float group_count = metal::simd_sum(count);
   if (lane == 0) {
     counts[group] = group_count;
   }
-""",
-        ),
-        (
-            "",
-            """  H2O_UNROLL
+"""),
+        ("values", """  H2O_UNROLL
   for (int j = 0; j < VALUE_PART; j++) {
     tile[group * (LANES + 1) + lane] = sums[j];
     metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
     for (int column = group; column < LANES; column += NS) {
-      const float column_part = has_part ? tile[lane * (LANES + 1) + column] : 0.0f;
-      const float sum = metal::simd_sum(column_part);
+"""),
+        ("values sparse", """      const float column_part = has_part ? tile[lane * (LANES + 1) + column] : 0.0f;
+"""),
+        ("values !sparse", """      const float column_part = has_part ? tile[lane * (LANES + 1) + column] * merged.share : 0.0f;
+"""),
+        ("values", """      const float sum = metal::simd_sum(column_part);
       if (lane == 0) {
-        partial_sums[(row * blocks + block) * V + column * VALUE_PART + j] = sum;
-      }
+"""),
+        ("values blocks", """        partial_sums[(row * blocks + block) * V + column * VALUE_PART + j] = sum;
+"""),
+        ("values !blocks", """        const float mean = h2o_softmax_mean(sum, merged.total);
+        out[row * V + column * VALUE_PART + j] = static_cast<T>(mean);
+"""),
+        ("values", """      }
     }
     metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
   }
-""",
-        ),
-        (
-            "skipped",
-            """  const float skipped_rows = metal::simd_sum(has_part ? counts[lane] : 0.0f);
+"""),
+        ("values skipped sparse", """  const float skipped_rows = metal::simd_sum(has_part ? counts[lane] : 0.0f);
   if (group == 0 && lane == 0) {
-    partial_skipped[row * blocks + block] = skipped_rows / float(key_count);
+"""),
+        ("values skipped sparse blocks", """    partial_skipped[row * blocks + block] = skipped_rows / float(key_count);
+"""),
+        ("values skipped sparse !blocks", """    skipped[row] = skipped_rows / float(key_count);
+"""),
+        ("values skipped sparse", """  }
+"""),
+        ("blocks keys", """  if (group == 0 && lane == 0) {
+    partial_maxima[row * blocks + block] = merged.maximum;
+    partial_totals[row * blocks + block] = merged.total;
   }
-""",
-        ),
+"""),
+        ("!blocks lse", """  if (group == 0 && lane == 0) {
+    lse[row] = h2o_softmax_lse(merged.maximum, merged.total);
+  }
+"""),
     ),
     "sdpa_vector_2pass_2": (
-        (
-            "",
-            """  constexpr int LANES = 32;
+        ("", """  constexpr int LANES = 32;
   constexpr int PARTS = V / LANES;
   const int lane = int(thread_index_in_simdgroup);
   const int64_t row = int64_t(threadgroup_position_in_grid.x) / PARTS;
@@ -2095,29 +759,20 @@ SEGMENTS: dict[str, Pairs] = {
     sum += share * partial_sums[(row * blocks + b) * V + column];
   }
   out[row * V + column] = static_cast<T>(h2o_softmax_mean(sum, merged.total));
-""",
-        ),
-        (
-            "skipped",
-            """  const float rows_skipped =
+"""),
+        ("skipped", """  const float rows_skipped =
       metal::simd_sum(lane < blocks ? partial_skipped[row * blocks + lane] : 0.0f);
   if (column == 0) {
     skipped[row] = rows_skipped;
   }
-""",
-        ),
-        (
-            "lse",
-            """  if (column == 0) {
+"""),
+        ("lse", """  if (column == 0) {
     lse[row] = h2o_softmax_lse(merged.maximum, merged.total);
   }
-""",
-        ),
+"""),
     ),
-    "prefill_average": (
-        (
-            "",
-            """  constexpr int LANES = 32;
+    "prefill_scores": (
+        ("", """  constexpr int LANES = 32;
   constexpr int KEY_PART = D / LANES;
   const int lane = int(thread_index_in_simdgroup);
   const int heads = queries_shape[1];
@@ -2143,125 +798,21 @@ SEGMENTS: dict[str, Pairs] = {
         keys + h2o_offset(keys_strides, batch, kv_head, key, lane * KEY_PART),
         keys_strides[3],
         own[k]);
-    results[k] = importance[batch * importance_strides[0] + kv_head * importance_strides[1]
+"""),
+        ("mass", """    results[k] = 0.0f;
+"""),
+        ("!mass", """    results[k] = importance[batch * importance_strides[0] + kv_head * importance_strides[1]
                             + key * importance_strides[2]];
-  }
+"""),
+        ("", """  }
   for (int query_index = 0; query_index < query_count; query_index++) {
     const int visible_end = CAUSAL ? key_count - query_count + query_index + 1 : key_count;
     float sums[KEYS];
     for (int k = 0; k < KEYS; k++) {
       sums[k] = 0.0f;
     }
-    int seen[KEYS];
-    for (int k = 0; k < KEYS; k++) {
-      seen[k] = 0;
-    }
-    for (int j = 0; j < heads_of_group; j++) {
-      const int head = first_head + j;
-      if (first_key >= visible_end) {
-        continue;
-      }
-      float query[KEY_PART];
-      h2o_load<KEY_PART>(
-          queries + h2o_offset(queries_strides, batch, head, query_index, lane * KEY_PART),
-          queries_strides[3],
-          query);
-      for (int i = 0; i < KEY_PART; i++) {
-        query[i] *= params[0];
-      }
-      for (int k = 0; k < KEYS; k++) {
-        bool visible = k < own_keys && first_key + k < visible_end;
-""",
-        ),
-        (
-            "bool_mask",
-            """        visible =
-            visible && mask[h2o_offset(mask_strides, batch, head, query_index, first_key + k)];
-""",
-        ),
-        (
-            "additive_mask",
-            """        float bias = 0.0f;
-        if (visible) {
-          bias = static_cast<float>(
-              mask[h2o_offset(mask_strides, batch, head, query_index, first_key + k)]);
-          visible = !(bias <= params[1]);
-        }
-""",
-        ),
-        (
-            "",
-            """        if (visible) {
-          float score = metal::simd_sum(h2o_dot<KEY_PART>(query, own[k]));
-""",
-        ),
-        (
-            "additive_mask",
-            """          score += bias;
-""",
-        ),
-        (
-            "",
-            """          if (score > H2O_NEGATIVE_INFINITY) {
-            sums[k] += score;
-            seen[k] += 1;
-          }
-        }
-      }
-    }
-    for (int k = 0; k < KEYS; k++) {
-      if (seen[k] > 0) {
-        const float size = metal::abs(sums[k] / float(seen[k]));
-        results[k] = results[k] != results[k] ? size : params[2] * results[k] + params[3] * size;
-      }
-    }
-  }
-  for (int k = 0; k < KEYS; k++) {
-    if (lane == 0 && k < own_keys) {
-      accumulated[row_start + k] = results[k];
-    }
-  }
-""",
-        ),
-    ),
-    "prefill_mass": (
-        (
-            "",
-            """  constexpr int LANES = 32;
-  constexpr int KEY_PART = D / LANES;
-  const int lane = int(thread_index_in_simdgroup);
-  const int heads = queries_shape[1];
-  const int query_count = queries_shape[2];
-  const int kv_heads = keys_shape[1];
-  const int key_count = keys_shape[2];
-  const int batch = int(threadgroup_position_in_grid.x) / kv_heads;
-  const int kv_head = int(threadgroup_position_in_grid.x) % kv_heads;
-  const int heads_of_group = heads / kv_heads;
-  const int first_head = kv_head * heads_of_group;
-  const int first_key =
-      (int(threadgroup_position_in_grid.y) * NS + int(simdgroup_index_in_threadgroup)) * KEYS;
-  if (first_key >= key_count) {
-    return;
-  }
-  const int own_keys = metal::min(KEYS, key_count - first_key);
-  const int64_t row_start = int64_t(threadgroup_position_in_grid.x) * key_count + first_key;
-  float own[KEYS][KEY_PART];
-  float results[KEYS];
-  for (int k = 0; k < KEYS; k++) {
-    const int key = first_key + metal::min(k, own_keys - 1);
-    h2o_load<KEY_PART>(
-        keys + h2o_offset(keys_strides, batch, kv_head, key, lane * KEY_PART),
-        keys_strides[3],
-        own[k]);
-    results[k] = 0.0f;
-  }
-  for (int query_index = 0; query_index < query_count; query_index++) {
-    const int visible_end = CAUSAL ? key_count - query_count + query_index + 1 : key_count;
-    float sums[KEYS];
-    for (int k = 0; k < KEYS; k++) {
-      sums[k] = 0.0f;
-    }
-    for (int j = 0; j < heads_of_group; j++) {
+"""),
+        ("mass", """    for (int j = 0; j < heads_of_group; j++) {
       const int head = first_head + j;
       const float denominator = lses[(int64_t(batch) * heads + head) * query_count + query_index];
       if (denominator == H2O_NEGATIVE_INFINITY) {
@@ -2270,7 +821,15 @@ SEGMENTS: dict[str, Pairs] = {
       for (int k = 0; k < KEYS; k++) {
         sums[k] += denominator - denominator;
       }
-      if (first_key >= visible_end) {
+"""),
+        ("!mass", """    int seen[KEYS];
+    for (int k = 0; k < KEYS; k++) {
+      seen[k] = 0;
+    }
+    for (int j = 0; j < heads_of_group; j++) {
+      const int head = first_head + j;
+"""),
+        ("", """      if (first_key >= visible_end) {
         continue;
       }
       float query[KEY_PART];
@@ -2283,57 +842,52 @@ SEGMENTS: dict[str, Pairs] = {
       }
       for (int k = 0; k < KEYS; k++) {
         bool visible = k < own_keys && first_key + k < visible_end;
-""",
-        ),
-        (
-            "bool_mask",
-            """        visible =
+"""),
+        ("bool_mask", """        visible =
             visible && mask[h2o_offset(mask_strides, batch, head, query_index, first_key + k)];
-""",
-        ),
-        (
-            "additive_mask",
-            """        float bias = 0.0f;
+"""),
+        ("additive_mask", """        float bias = 0.0f;
         if (visible) {
           bias = static_cast<float>(
               mask[h2o_offset(mask_strides, batch, head, query_index, first_key + k)]);
           visible = !(bias <= params[1]);
         }
-""",
-        ),
-        (
-            "",
-            """        if (visible) {
+"""),
+        ("", """        if (visible) {
           float score = metal::simd_sum(h2o_dot<KEY_PART>(query, own[k]));
-""",
-        ),
-        (
-            "additive_mask",
-            """          score += bias;
-""",
-        ),
-        (
-            "",
-            """          sums[k] += metal::fast::exp(score - denominator);
-        }
+"""),
+        ("additive_mask", """          score += bias;
+"""),
+        ("mass", """          sums[k] += metal::fast::exp(score - denominator);
+"""),
+        ("!mass", """          if (score > H2O_NEGATIVE_INFINITY) {
+            sums[k] += score;
+            seen[k] += 1;
+          }
+"""),
+        ("", """        }
       }
     }
     for (int k = 0; k < KEYS; k++) {
-      results[k] += sums[k];
-    }
+"""),
+        ("mass", """      results[k] += sums[k];
+"""),
+        ("!mass", """      if (seen[k] > 0) {
+        const float size = metal::abs(sums[k] / float(seen[k]));
+        results[k] = results[k] != results[k] ? size : params[2] * results[k] + params[3] * size;
+      }
+"""),
+        ("", """    }
   }
   for (int k = 0; k < KEYS; k++) {
     if (lane == 0 && k < own_keys) {
       accumulated[row_start + k] = results[k];
     }
   }
-""",
-        ),
+"""),
     ),
     "prefill_lse": (
-        (
-            "",
-            """  constexpr int LANES = 32;
+        ("", """  constexpr int LANES = 32;
   constexpr int KEY_PART = D / LANES;
   H2O_THREADGROUP(float, maxima, NS * QUERIES);
   H2O_THREADGROUP(float, totals, NS * QUERIES);
@@ -2369,18 +923,12 @@ SEGMENTS: dict[str, Pairs] = {
       own[r][i] *= params[0];
     }
     states[r] = h2o_softmax_empty();
-""",
-        ),
-        (
-            "sinks",
-            """    if (group == 0) {
+"""),
+        ("sinks", """    if (group == 0) {
       h2o_softmax_sink(states[r], static_cast<float>(sinks[row_heads[r] * sinks_strides[0]]));
     }
-""",
-        ),
-        (
-            "",
-            """  }
+"""),
+        ("", """  }
   for (int key = group; key < last_end; key += NS) {
     float elements[KEY_PART];
     h2o_load<KEY_PART>(
@@ -2389,39 +937,24 @@ SEGMENTS: dict[str, Pairs] = {
         elements);
     for (int r = 0; r < QUERIES; r++) {
       bool visible = key < ends[r];
-""",
-        ),
-        (
-            "bool_mask",
-            """      visible =
+"""),
+        ("bool_mask", """      visible =
           visible && mask[h2o_offset(mask_strides, batch, row_heads[r], row_queries[r], key)];
-""",
-        ),
-        (
-            "additive_mask",
-            """      float bias = 0.0f;
+"""),
+        ("additive_mask", """      float bias = 0.0f;
       if (visible) {
         bias = static_cast<float>(
             mask[h2o_offset(mask_strides, batch, row_heads[r], row_queries[r], key)]);
         visible = !(bias <= params[1]);
       }
-""",
-        ),
-        (
-            "",
-            """      if (visible) {
+"""),
+        ("", """      if (visible) {
         float score = metal::simd_sum(h2o_dot<KEY_PART>(own[r], elements));
-""",
-        ),
-        (
-            "additive_mask",
-            """        score += bias;
+"""),
+        ("additive_mask", """        score += bias;
         states[r].total += bias - bias;
-""",
-        ),
-        (
-            "",
-            """        h2o_softmax_count(states[r], score);
+"""),
+        ("", """        h2o_softmax_count(states[r], score);
       }
     }
   }
@@ -2445,13 +978,10 @@ SEGMENTS: dict[str, Pairs] = {
       lses[first + row] = h2o_softmax_lse(merged.maximum, merged.total);
     }
   }
-""",
-        ),
+"""),
     ),
     "accumulate_scores": (
-        (
-            "",
-            """  constexpr int LANES = 32;
+        ("", """  constexpr int LANES = 32;
   const int row = int(threadgroup_position_in_grid.x) * NS * LANES
       + int(simdgroup_index_in_threadgroup) * LANES + int(thread_index_in_simdgroup);
   const int row_count = importance_shape[2];
@@ -2482,13 +1012,10 @@ SEGMENTS: dict[str, Pairs] = {
     }
   }
   accumulated[(int64_t(batch) * kv_heads + kv_head) * row_count + row] = average;
-""",
-        ),
+"""),
     ),
     "keep_rows": (
-        (
-            "",
-            """  constexpr int LANES = 32;
+        ("", """  constexpr int LANES = 32;
   H2O_THREADGROUP(int, counts, NS);
   const int lane = int(thread_index_in_simdgroup);
   const int group = int(simdgroup_index_in_threadgroup);
@@ -2568,13 +1095,10 @@ SEGMENTS: dict[str, Pairs] = {
       metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
     }
   }
-""",
-        ),
+"""),
     ),
     "pack_rows": (
-        (
-            "",
-            """  constexpr int LANES = 32;
+        ("", """  constexpr int LANES = 32;
   constexpr float LEAST_SCALE = 1e-7f;
   const int lane = int(thread_index_in_simdgroup);
   const int heads = new_keys_shape[1];
@@ -2641,13 +1165,10 @@ SEGMENTS: dict[str, Pairs] = {
       value_words[group * words + lane] = word;
     }
   }
-""",
-        ),
+"""),
     ),
     "encode_rows": (
-        (
-            "",
-            """  constexpr int LANES = 32;
+        ("", """  constexpr int LANES = 32;
   constexpr int E = D / LANES;
   constexpr int WORDS = D * BITS / 32;
   constexpr float LEAST_NORM = 1e-8f;
@@ -2714,7 +1235,6 @@ SEGMENTS: dict[str, Pairs] = {
     }
     words[row * WORDS + word] = filled;
   }
-""",
-        ),
+"""),
     ),
 }

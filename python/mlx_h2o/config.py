@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, cast
 
 from . import policies
+from .operations.arguments import BITS, GROUP_SIZES
 from .operations.composed import turbo
-from .operations.validate_quantized import BITS, GROUP_SIZES
 
 __all__ = ["HANDED", "KV_FORMATS", "PRESETS", "H2OConfig", "check_int"]
 

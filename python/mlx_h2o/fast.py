@@ -1,19 +1,36 @@
 """Operations: attention that returns its scores, and the selection of rows to keep.
 
-Each call is validated, then served by the best back end on this machine (see ``backends``).
+Each call is checked from the table of operations (metal/operations.toml), then served by the best
+back end on this machine (see ``backends``).
 """
+
+from typing import Literal, cast
 
 import mlx.core as mx
 
-from mlx_h2o.operations import composed, validate
-from mlx_h2o.operations.accumulation import accumulate_scores, attention_and_accumulate
-from mlx_h2o.operations.backends import attended, serve
-from mlx_h2o.operations.diversity import key_diversity
-from mlx_h2o.operations.prefill import prefill_scores
-from mlx_h2o.operations.quantize_append import quantize_append
-from mlx_h2o.operations.quantized import scaled_dot_product_attention_quantized_with_scores
-from mlx_h2o.operations.requests import PerSequence
-from mlx_h2o.operations.validate import StreamLike
+from mlx_h2o.operations import arguments, composed
+from mlx_h2o.operations.arguments import StreamLike
+from mlx_h2o.operations.backends import resolve, serve
+from mlx_h2o.operations.composed import ema
+from mlx_h2o.operations.composed import prefill as composed_prefill
+from mlx_h2o.operations.composed import rows as composed_rows
+from mlx_h2o.operations.prefill import last_queries
+from mlx_h2o.operations.requests import (
+    ATTENTION,
+    QUANTIZED_ATTENTION,
+    AccumulateRequest,
+    AttentionAccumulateRequest,
+    AttentionRequest,
+    KeyDiversityRequest,
+    Packed,
+    Parts,
+    PerSequence,
+    PrefillRequest,
+    QuantizeAppendRequest,
+    RetentionRequest,
+    attention_request,
+    in_parts,
+)
 
 __all__ = [
     "accumulate_scores",
@@ -74,11 +91,253 @@ def scaled_dot_product_attention_with_scores(
             call.
         TypeError: an argument that is not an array, a number or a stream where one is expected.
     """
-    request = validate.attention_request(
+    request = attention_request(
         q, k, v, scale=scale, mask=mask, sinks=sinks, row_bias=row_bias, return_lse=return_lse,
         stream=stream,
     )  # fmt: skip
-    return attended(request, validate.ATTENTION)
+    return _attended(request, ATTENTION)
+
+
+def scaled_dot_product_attention_quantized_with_scores(
+    q: mx.array,
+    k_w: mx.array,
+    k_s: mx.array | None,
+    k_b: mx.array | None,
+    v_w: mx.array,
+    v_s: mx.array,
+    v_b: mx.array | None,
+    *,
+    scale: float,
+    bits: int = 8,
+    group_size: int = 64,
+    v_bits: int | None = None,
+    mask: mx.array | str | None = None,
+    sinks: mx.array | None = None,
+    row_bias: mx.array | None = None,
+    sparse_v_threshold: float = 0.0,
+    return_lse: bool = False,
+    return_skipped: bool = False,
+    stream: StreamLike = None,
+) -> tuple[mx.array, ...]:
+    """``scaled_dot_product_attention_with_scores`` of keys and values that ``mx.quantize`` packed.
+
+    The kernels dequantise in registers (AtomGradient 2026, section 3.5) and write nothing dense to
+    memory. Slices of a larger buffer are taken as they are. The composition, and GPU calls with
+    more than 8 queries, dequantise to float32 first.
+
+    Keys or values may also be codes of rotated rows (``kv_format="turbo3"``; docs/design.md): then
+    words, norms, float32 [B, Hkv, N, 1], and None stand in the places of words, scales and biases,
+    D is a power of two from 32 to 1,024, and the codes have 2, 3 or 4 bits. Keys beside such values
+    may be one array in the dtype of the queries, with None for scales and biases.
+
+    Args:
+        q: queries [B, Hq, Lq, D], float32, float16 or bfloat16.
+        k_w: packed keys, uint32 [B, Hkv, N, D * bits / 32]; Hq is a multiple of Hkv.
+        k_s: scales of the keys, [B, Hkv, N, D / group_size], of any of the three float dtypes.
+        k_b: biases of the keys, shape and dtype of the scales.
+        v_w: packed values, uint32 [B, Hkv, N, Dv * v_bits / 32].
+        v_s: scales of the values, [B, Hkv, N, Dv / group_size], the dtype of the keys' scales.
+        v_b: biases of the values, shape and dtype of their scales.
+        scale: finite factor of the products, usually 1 / sqrt(D).
+        bits: bits per element of the keys, and of the values unless ``v_bits`` is given: 2, 3, 4,
+            5, 6 or 8.
+        group_size: elements that share a scale and a bias: 32, 64 or 128.
+        v_bits: bits per element of the values.
+        mask: None, ``"causal"``, or an array, as in the dense operation.
+        sinks: learned logits [Hq], as in the dense operation.
+        row_bias: float32 [B, Hkv, N], as in the dense operation.
+        sparse_v_threshold: a pair whose weight is below it adds nothing to ``out``, and its value
+            row is not read where a kernel serves the call (Turney 2026); scores and lse do not
+            change. 0 turns it off; 1e-6 is a good value. ``out`` changes by at most the skipped
+            weight times max|V|.
+        return_lse: return the log of the denominator too.
+        return_skipped: return too what share of the rows each query skipped.
+        stream: stream or device to run on.
+
+    Returns:
+        ``(out, scores)``, and then ``lse`` and ``skipped`` where asked for. The first three are as
+        the dense operation gives them for the dequantised rows: ``out`` [B, Hq, Lq, Dv] in the
+        dtype of the queries, ``scores`` float32 [B, Hq, Lq, N], ``lse`` float32 [B, Hq, Lq].
+        ``skipped`` is float32 [B, Hq, Lq]: the share of the N rows that added nothing to ``out``
+        because their weight was below the threshold; masked pairs are not among them.
+
+    Raises:
+        ValueError: sizes that do not fit together or to ``bits`` and ``group_size``, empty arrays,
+            dtypes, bits or group sizes that are not served, a threshold that is not 0 or more and
+            below 1, a mask, sinks or row_bias of the wrong shape or dtype, a scale that is not
+            finite, or a named back end that cannot serve the call.
+        TypeError: an argument that is not an array, a number or a stream where one is expected.
+    """
+    keys, values = in_parts((k_w, k_s, k_b)), in_parts((v_w, v_s, v_b))
+    request = attention_request(
+        q, keys, values, scale=scale, bits=bits, group_size=group_size, v_bits=v_bits, mask=mask,
+        sinks=sinks, row_bias=row_bias, sparse_v_threshold=sparse_v_threshold,
+        return_lse=return_lse, return_skipped=return_skipped, stream=stream, op=QUANTIZED_ATTENTION,
+    )  # fmt: skip
+    return _attended(request, QUANTIZED_ATTENTION)
+
+
+def attention_and_accumulate(
+    q: mx.array,
+    k: mx.array | Packed,
+    v: mx.array | Packed,
+    importance: mx.array,
+    *,
+    scale: float,
+    kind: Literal["ema", "mass"] = "ema",
+    decay: float = 0.95,
+    mask: mx.array | str | None = None,
+    sinks: mx.array | None = None,
+    row_bias: mx.array | None = None,
+    bits: int = 8,
+    group_size: int = 64,
+    v_bits: int | None = None,
+    sparse_v_threshold: float = 0.0,
+    stream: StreamLike = None,
+) -> tuple[mx.array, mx.array]:
+    """Attention whose scores rows accumulate; a back end need not store them.
+
+    ``kind="ema"``: ``scaled_dot_product_attention_with_scores`` followed by ``accumulate_scores``
+    with this ``decay``. ``kind="mass"``, the attention mass of Zhang et al. 2023 (H2O): to the
+    importance of a row is added the sum, over all queries and over the query heads of its KV head,
+    of the weights ``exp(scores - lse)``; NaN, of a row that is not scored, counts as 0, and a query
+    that sees nothing adds nothing. Arguments and errors are those of the two operations; at most
+    128 queries. ``importance`` has the heads of the keys.
+    ``k`` and ``v`` may be packed, each a tuple of words, scales and biases: then it is the
+    quantised operation, and ``bits``, ``group_size``, ``v_bits`` and ``sparse_v_threshold`` are
+    its arguments.
+
+    Returns:
+        ``(out, importance)``: [B, Hq, Lq, Dv] in the dtype of the queries, and float32
+        [B, Hkv, N]. Evaluating ``out`` evaluates both.
+    """
+    op = "attention_and_accumulate"
+    keys, values = in_parts(k), in_parts(v)
+    if isinstance(keys, tuple) != isinstance(values, tuple):
+        raise TypeError(
+            f"[{op}] keys and values are {type(k).__name__} and {type(v).__name__}, "
+            "expected two arrays, or two tuples of words, scales and biases."
+        )
+    attention = attention_request(
+        q, keys, values, scale=scale, mask=mask, sinks=sinks, row_bias=row_bias, bits=bits,
+        group_size=group_size, v_bits=v_bits, sparse_v_threshold=sparse_v_threshold, stream=stream,
+        op=op, importance=arguments.array(op, "importance", importance),
+    )  # fmt: skip
+    if attention.sparse_v_threshold != 0 and not isinstance(keys, tuple):
+        raise ValueError(
+            f"[{op}] sparse_v_threshold is {sparse_v_threshold}, expected 0 with dense rows."
+        )
+    factor = arguments.number(op, "decay", decay)
+    wanted = factor if arguments.one_of(op, "kind", kind) == "ema" else None
+    request = AttentionAccumulateRequest(attention, importance, wanted)
+    return resolve(attention.stream, op=op).serve_accumulating(request)
+
+
+def prefill_scores(
+    q: mx.array,
+    k: mx.array,
+    *,
+    scale: float,
+    mask: mx.array | str | None = None,
+    sinks: mx.array | None = None,
+    row_bias: mx.array | None = None,
+    kind: Literal["ema", "mass"] = "ema",
+    importance: mx.array | None = None,
+    decay: float = 0.95,
+    queries: int = ema.MAX_QUERIES,
+    stream: StreamLike = None,
+) -> mx.array:
+    """What a chunk of queries says of each key, summed up per KV head.
+
+    ``kind="ema"``: the moving average of AtomGradient 2026, section 3.2, over the last ``queries``
+    queries in order: exactly what accumulating the scores of
+    ``scaled_dot_product_attention_with_scores`` gives, in blocks of keys. Each query weighs less
+    than the next by the factor ``decay``, so the older ones are left out.
+
+    ``kind="mass"``: the attention mass of Zhang et al. 2023 (H2O), in blocks of queries: the sum
+    over all queries, and over the query heads of the KV head, of the weights
+    ``exp(scores - lse)``. A query that sees nothing adds nothing.
+
+    Args:
+        q: queries [B, Hq, Lq, D], float32, float16 or bfloat16.
+        k: keys [B, Hkv, N, D], the dtype of the queries; Hq is a multiple of Hkv.
+        scale: finite factor of the products.
+        mask: as in ``scaled_dot_product_attention_with_scores``, for all Lq queries.
+        sinks: learned logits [Hq] in the denominator of "mass"; scores, and so "ema", do not
+            know of them.
+        row_bias: float32 [B, Hkv, N], as in ``scaled_dot_product_attention_with_scores``.
+        kind: "ema" or "mass".
+        importance: for "ema", the average so far, float32 [B, Hkv, N], NaN where a row has not
+            been scored; None: no row has been. "mass" starts at 0 and takes none.
+        decay: for "ema", at least 0 and below 1.
+        queries: for "ema", how many queries count, from the end of the chunk; at least 1.
+        stream: stream or device to run on.
+
+    Returns:
+        float32 [B, Hkv, N]. For "ema" NaN where a row is still unscored. NaN in an additive mask
+        counts as masked in "ema" and makes the mass of its KV head NaN.
+
+        "ema" costs min(Lq, queries) * N products of q and k per query head, "mass" Lq * N: those
+        of the attention itself, once more. The logits in memory at a time are a few blocks of
+        2 MiB, or of one query by all keys ("mass") or of the counted queries by one key ("ema")
+        where that is more. On GPU streams kernels serve head sizes that are multiples of 32 up to
+        576, without ``row_bias``: no logit is stored, and "mass" makes each product twice.
+
+    Raises:
+        ValueError: shapes, dtypes, a mask, sinks or settings other than these.
+        TypeError: an argument of another type altogether.
+    """
+    op = "prefill_scores"
+    attention = attention_request(
+        q, k, k, scale=scale, mask=mask, sinks=sinks, row_bias=row_bias, stream=stream, op=op,
+        importance=importance,
+    )  # fmt: skip
+    arguments.one_of(op, "kind", kind)
+    decay = arguments.number(op, "decay", decay)
+    queries = arguments.integer(op, "queries", queries)
+    if importance is not None and kind != "ema":
+        raise ValueError(f"[{op}] importance is given with kind {kind!r}, expected it with 'ema'.")
+    if kind == "ema":
+        attention = last_queries(attention, queries)
+    request = PrefillRequest(attention, kind, importance, decay)
+    return serve(composed_prefill.prefill_scores, request)
+
+
+def accumulate_scores(
+    importance: mx.array,
+    scores: mx.array,
+    *,
+    decay: float,
+    masked: bool = True,
+    stream: StreamLike = None,
+) -> mx.array:
+    """The moving average ``C = a*C + (1-a)*|s|`` of every row, over the queries in order.
+
+    ``s`` is the mean of a row's scores over the unmasked query heads of its KV head. A pair that
+    is masked for every head of the group leaves C unchanged, and the first unmasked score of a
+    row sets ``C = |s|`` (AtomGradient 2026, sec. 3.2, whose C starts at 0).
+
+    Args:
+        importance: C, float32 [B, H, N], NaN where a row has not been scored.
+        scores: float32 [B, Hq, Lq, N], -inf (or NaN) where masked; Hq a multiple of H, Lq at
+            most 128.
+        decay: a, at least 0 and below 1.
+        masked: False promises that every score is finite, which saves work on some back ends.
+        stream: stream or device to run on.
+
+    Returns:
+        float32 [B, H, N]. With one query the arithmetic, and so every bit, is the same on all
+        CPU back ends.
+
+    Raises:
+        ValueError: shapes, dtypes or a decay other than these.
+        TypeError: an argument that is not an array or a number where one is expected.
+    """
+    op = "accumulate_scores"
+    arguments.sizes(op, importance, scores)
+    factor, place = arguments.number(op, "decay", decay), arguments.stream(op, stream)
+    request = AccumulateRequest(importance, scores, factor, bool(masked), place)
+    return serve(composed_rows.accumulate_scores, request)
 
 
 def keep_indices(
@@ -112,5 +371,108 @@ def keep_indices(
         ValueError: shapes, dtypes or counts other than these.
         TypeError: an argument that is not an array or an integer where one is expected.
     """
-    request = validate.retention_request(scores, positions, keep, sink_size, recent_start, stream)
+    op = "keep_indices"
+    known = arguments.sizes(op, scores, positions)
+    keep = arguments.integer(op, "keep", keep, known)
+    zones = arguments.zones(op, sink_size, recent_start, known["B"])
+    place = arguments.stream(op, stream)
+    request = RetentionRequest(scores, positions, known["N"] - keep, *zones, place)
     return serve(composed.keep_indices, request)
+
+
+def key_diversity(keys: mx.array, *, stream: StreamLike = None) -> mx.array:
+    """Minus the cosine of each key with the mean of the normalised keys of its head.
+
+    Args:
+        keys: [B, H, N, D], float32, float16 or bfloat16.
+        stream: stream or device to run on.
+
+    Returns:
+        float32 [B, H, N]; a key of zeros gets 0. Computed in float32.
+
+    Raises:
+        ValueError: another shape or dtype.
+        TypeError: ``keys`` is not an array.
+    """
+    op = "key_diversity"
+    arguments.sizes(op, keys)
+    request = KeyDiversityRequest(keys, arguments.stream(op, stream))
+    return serve(composed_rows.key_diversity, request)
+
+
+def quantize_append(
+    quantised_keys: Parts,
+    quantised_values: Parts,
+    new_keys: mx.array,
+    new_values: mx.array,
+    slots: mx.array,
+    *,
+    bits: int = 8,
+    group_size: int = 64,
+    v_bits: int | None = None,
+    stream: StreamLike = None,
+) -> tuple[Parts, Parts]:
+    """Quantise new rows of K and V straight into their slots.
+
+    Keys and values are each stored in a way of their own, which the number of arrays tells:
+
+    - three, words, scales and biases: the packed rows equal ``mx.quantize`` on the same device bit
+      for bit (affine mode; Metal and the CPU round differently);
+    - two, words and norms: codes of rotated rows (``kv_format="turbo3"``; docs/design.md). A code
+      may be the next one where an element lies at the mean of two levels as closely as float32
+      tells;
+    - one: the rows as they come.
+
+    Args:
+        quantised_keys: words uint32 [B, H, N, D * bits / 32], scales and biases
+            [B, H, N, D / group_size]; or words and norms, float32 [B, H, N, 1]; or ``(keys,)``,
+            [B, H, N, D].
+        quantised_values: the same with Dv and ``v_bits``.
+        new_keys: [B, H, L, D], float32, float16 or bfloat16: the dtype of the scales, or of keys
+            that stay as they come.
+        new_values: [B, H, L, Dv], the same of the values.
+        slots: uint32 [B, H, L], the rows to write, distinct within a head; one beyond the last
+            row means the last row.
+        bits: 2, 3, 4, 5, 6 or 8; of codes 2, 3 or 4.
+        group_size: 32, 64 or 128, which divides D and Dv. Of codes it means nothing, and the rows
+            have a power of two of elements from 32 to 1,024.
+        v_bits: those of the values; None: ``bits``.
+        stream: stream or device to run on.
+
+    Returns:
+        Keys and values, each in as many arrays as they came. Evaluating the first array of the keys
+        evaluates all. The arrays that were passed never change; where nothing else holds them,
+        their memory may be used.
+
+    Raises:
+        ValueError: shapes, dtypes or numbers other than these.
+        TypeError: an argument that is not an array or an integer where one is expected.
+    """
+    op = "quantize_append"
+    how = arguments.packing(op, bits, v_bits, group_size)
+    for name, stored in (("keys", quantised_keys), ("values", quantised_values)):
+        if not isinstance(stored, tuple | list) or not 1 <= len(stored) <= 3:
+            raise TypeError(
+                f"[{op}] quantised {name} must be a tuple of words, scales and biases, of words "
+                "and norms, or of the rows alone."
+            )
+    keys, values = tuple(quantised_keys), tuple(quantised_values)
+    arguments.sizes(op, new_keys, new_values, keys, values, slots, **how)
+    return serve(
+        composed_rows.quantize_append,
+        QuantizeAppendRequest(
+            keys, values, new_keys, new_values, slots, how["bits"], how["group_size"],
+            how["v_bits"], arguments.stream(op, stream),
+        ),
+    )  # fmt: skip
+
+
+def _attended(request: AttentionRequest, op: str) -> tuple[mx.array, ...]:
+    """Output, scores, and what else a request to attention asked for."""
+    found = resolve(request.stream, op=op).serve_attention(request, op)
+    results = [found.out, found.scores]
+    if request.return_lse:
+        results.append(found.lse)
+    if request.return_skipped:
+        results.append(found.skipped)
+    return tuple(cast("list[mx.array]", results))

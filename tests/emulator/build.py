@@ -18,8 +18,9 @@ from functools import cache
 from pathlib import Path
 
 from emulator.text import MetalText, Parameter
+from paths import ROOT
 
-SHIMS = Path(__file__).resolve().parents[2] / "metal" / "shims"
+SHIMS = ROOT / "metal" / "shims"
 
 # What the launcher passes for the thread-position attributes of a generated signature.
 ATTRIBUTES = {

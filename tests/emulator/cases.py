@@ -23,8 +23,8 @@ from mlx_h2o.operations.requests import (
     AttentionResult,
     StoredRows,
     TurboRows,
+    attention_request,
 )
-from mlx_h2o.operations.validate import attention_request
 
 DTYPES = {"f32": mx.float32, "f16": mx.float16, "bf16": mx.bfloat16}
 
@@ -122,7 +122,6 @@ class Case:
         return attention_request(
             queries,
             *packed,
-            packed=True,
             bits=bits[0] or 8,
             v_bits=bits[1],
             group_size=self.group,

@@ -13,8 +13,8 @@ from mlx_h2o.operations.requests import (
     AccumulateRequest,
     PrefillRequest,
     RetentionRequest,
+    attention_request,
 )
-from mlx_h2o.operations.validate import attention_request
 
 
 def every_row_launch() -> dict[str, LaunchPlan]:
@@ -25,13 +25,11 @@ def every_row_launch() -> dict[str, LaunchPlan]:
 def _packings():
     """Each dtype, all bits and groups; a row of one element more than a few."""
     settings = ((8, 8, 64), (4, 4, 32), (4, 8, 64), (8, 4, 128), (2, 3, 32), (5, 6, 32))
-    for index, (bits, value_bits, group) in enumerate(settings):
+    for index, (bits, v_bits, group) in enumerate(settings):
         dtype = (mx.float32, mx.float16, mx.bfloat16)[index % 3]
         keys, values = mx.zeros((1, 2, 3, group), dtype), mx.zeros((1, 2, 3, 2 * group), dtype)
-        packing = launch_rows.pack_rows(
-            keys, values, bits=bits, v_bits=value_bits, group_size=group
-        )
-        yield f"pack_rows-{bits}-{value_bits}-{group}", packing
+        packing = launch_rows.pack_rows(keys, values, bits=bits, v_bits=v_bits, group_size=group)
+        yield f"pack_rows-{bits}-{v_bits}-{group}", packing
 
 
 def _encodings():

@@ -9,8 +9,7 @@ import mlx.core as mx
 
 from emulator.cases import DTYPES, Case
 from mlx_h2o.config import KV_FORMATS
-from mlx_h2o.operations.requests import AttentionRequest
-from mlx_h2o.operations.validate import attention_request
+from mlx_h2o.operations.requests import AttentionRequest, attention_request
 
 # One size of each width of a lane's part; 192/128, where the two sides differ.
 SIZES = ((32, 32), (64, 64), (192, 128), (576, 512))

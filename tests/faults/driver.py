@@ -11,8 +11,8 @@ from pathlib import Path
 from threading import Timer
 
 from faults.text import Edit
+from paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "core" / "src"
 DRIVER = ROOT / "tests" / "native" / "native_test.cpp"
 SECONDS = 600

@@ -16,7 +16,7 @@ BARRIER = "metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);"
 
 def kernel_of(name: str) -> str:
     """The kernel that was launched, without the flags in its name."""
-    longest = sorted(_kernel_text.SEGMENTS, key=len, reverse=True)
+    longest = sorted(_kernel_text.KERNELS, key=len, reverse=True)
     return next(kernel for kernel in longest if name.startswith(f"h2o_{kernel}"))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from functools import cache
 
@@ -11,21 +10,15 @@ import numpy as np
 import pytest
 
 from emulator import EmulatorBackend, KernelError, Run
-from emulator.build import compiler
 from emulator.cases import Case, errors
+from emulator.marks import EMULATED
 from faults import attention_faults as dense
 from faults import sparse_faults as sparse
 from faults.attention_faults import WRONG, Fault
 from faults.metal import in_one_kernel, seeded
 from mlx_h2o.operations.requests import AttentionRequest
 
-pytestmark = [
-    pytest.mark.emulator,
-    pytest.mark.skipif(
-        compiler() is None and os.environ.get("CI") != "true",
-        reason="no C++ compiler found (g++ or clang++)",
-    ),
-]
+pytestmark = EMULATED
 
 FAULTS = dense.FAULTS | sparse.FAULTS
 # The last with an exp and a max that lose NaN, as those of a GPU may.

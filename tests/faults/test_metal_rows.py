@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
@@ -13,24 +12,18 @@ import pytest
 
 import reference_turbo
 from emulator import EmulatorBackend, KernelError, Run
-from emulator.build import compiler
+from emulator.marks import EMULATED
 from emulator.row_cases import SCHEDULES, on_the_emulator, rows_with_ties
 from faults.metal import in_one_kernel, seeded
 from faults.row_faults import FAULTS
+from gpu.test_emulator_append import expected_of, rows_of
+from gpu.test_emulator_prefill import SCALE, arrays, mask_of
+from gpu.test_emulator_rows import averages
 from mlx_h2o import fast, use_backend
 from mlx_h2o.operations import backends
 from mlx_h2o.operations.composed import turbo
-from test_emulator_append import expected_of, rows_of
-from test_emulator_prefill import SCALE, arrays, mask_of
-from test_emulator_rows import averages
 
-pytestmark = [
-    pytest.mark.emulator,
-    pytest.mark.skipif(
-        compiler() is None and os.environ.get("CI") != "true",
-        reason="no C++ compiler found (g++ or clang++)",
-    ),
-]
+pytestmark = EMULATED
 
 LOOSE = Run(defines=("H2O_LOOSE_NAN",))
 Call = Callable[[], object]

@@ -21,18 +21,20 @@ import pytest
 import mlx_h2o
 import reference
 from cache_courses import Course
+from caches.test_cache_mixed import (
+    test_the_light_rows_are_those_of_lower_rank_when_they_leave as light,
+)
+from caches.test_folding import test_a_long_chunk_reads_and_scores_a_row_of_n_as_n as long_chunk
+from caches.test_folding import test_no_token_is_lost as no_token_lost
+from caches.test_folding import test_rows_are_dropped_where_that_is_asked_for as rows_dropped
+from caches.test_frame import NOTICES
 from emulator.row_cases import rows_with_ties
 from golden.build import row_bias
+from lm.test_budgets import test_models_that_share_a_mask_read_each_layers_own as shared_mask
+from lm.test_given import KNOWN
+from lm.test_given import test_tokens_that_are_none as no_tokens
+from lm.test_head_groups import test_each_group_is_a_cache_of_its_heads as by_hand
 from mlx_h2o import fast, load_prompt_cache, save_prompt_cache, use_backend
-from test_budgets import test_models_that_share_a_mask_read_each_layers_own as shared_mask
-from test_cache_mixed import test_the_light_rows_are_those_of_lower_rank_when_they_leave as light
-from test_folding import test_a_long_chunk_reads_and_scores_a_row_of_n_as_n as long_chunk
-from test_folding import test_no_token_is_lost as no_token_lost
-from test_folding import test_rows_are_dropped_where_that_is_asked_for as rows_dropped
-from test_frame import NOTICES
-from test_given import KNOWN
-from test_given import test_tokens_that_are_none as no_tokens
-from test_head_groups import test_each_group_is_a_cache_of_its_heads as by_hand
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ struct Sizes {
   int value_width = in.rarely(4) ? in.one_of<int>({32, 64, 128, 1}) : width;
   int bits = in.setting(in.one_of<int>({8, 4, 2, 3, 6, 5}));
   int group_size = in.setting(in.one_of<int>({32, 64, 128}));
-  mlx_optional_int value_bits = {in.one_of<int>({4, 8, 3}), in.rarely(4)};
+  mlx_optional_int v_bits = {in.one_of<int>({4, 8, 3}), in.rarely(4)};
   mlx_dtype dtype = in.one_of<mlx_dtype>({MLX_FLOAT32, MLX_FLOAT16, MLX_BFLOAT16});
 
   Array array(Shape shape, mlx_dtype of) const {
@@ -144,8 +144,7 @@ struct Sizes {
   }
   ArrayVector stored_keys() const { return stored(key_rows(rows), {bits, true}); }
   ArrayVector stored_values() const {
-    return stored(value_rows(rows),
-                  value_bits.has_value ? value_bits : mlx_optional_int{bits, true});
+    return stored(value_rows(rows), v_bits.has_value ? v_bits : mlx_optional_int{bits, true});
   }
 };
 
@@ -185,7 +184,7 @@ int called(Input& in, const Sizes& z, Results& r) {
       return mlx_h2o_scaled_dot_product_attention_quantized_with_scores(
           a[0].out(), a[1].out(), a[2].out(), in.rarely(2) ? a[3].out() : nullptr, z.query_rows(),
           part(keys, 0), part(keys, 1), part(keys, 2), part(values, 0), part(values, 1),
-          part(values, 2), scale, z.bits, z.group_size, z.value_bits, z.mask_mode(), z.mask(),
+          part(values, 2), scale, z.bits, z.group_size, z.v_bits, z.mask_mode(), z.mask(),
           z.sinks(), z.row_bias(), sparse, s);
     }
     case 2:
@@ -202,7 +201,7 @@ int called(Input& in, const Sizes& z, Results& r) {
       return mlx_h2o_attention_and_accumulate(
           a[0].out(), a[1].out(), z.query_rows(), z.stored_keys(), z.stored_values(), z.scores(),
           scale, in.one_of<const char*>({"ema", "mass", "last", ""}), decay, z.mask_mode(),
-          z.mask(), z.sinks(), z.row_bias(), z.bits, z.group_size, z.value_bits, sparse, s);
+          z.mask(), z.sinks(), z.row_bias(), z.bits, z.group_size, z.v_bits, sparse, s);
     case 5:
       return mlx_h2o_key_diversity(a[0].out(), z.key_rows(z.rows), s);
     case 6:
@@ -215,7 +214,7 @@ int called(Input& in, const Sizes& z, Results& r) {
       return mlx_h2o_quantize_append(v[0].out(), v[1].out(), z.stored_keys(), z.stored_values(),
                                      z.key_rows(z.queries), z.value_rows(z.queries),
                                      z.array({z.batch, z.heads, z.queries}, MLX_UINT32), z.bits,
-                                     z.group_size, z.value_bits, s);
+                                     z.group_size, z.v_bits, s);
     case 8:
       return mlx_h2o_keep_indices(a[0].out(), z.scores(), z.positions(),
                                   in.setting(1 + in.pick(z.rows)), in.setting(in.pick(6)),

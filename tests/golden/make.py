@@ -1,4 +1,4 @@
-"""Write the golden vectors: ``python -m golden.make [FILE]`` with tests/ on the import path."""
+"""Write the golden vectors: ``python -m golden.make [FILE]``, tests/ and tests/lib on the path."""
 
 from __future__ import annotations
 

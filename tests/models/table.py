@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
+
+from paths import ROOT
 
 from .check import BUDGET, PROMPT, STEPS, Verdict
 
 __all__ = ["END", "PAGE", "START", "broken", "table"]
 
-PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+PAGE = ROOT / "docs" / "models.md"
 
 START = "<!-- table: nox -s models -->"
 END = "<!-- end of table -->"

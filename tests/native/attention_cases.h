@@ -58,7 +58,7 @@ class AttentionCase {
     Random others(static_cast<unsigned>(1009 * a_.key_count + a_.width));
     if (others.one_in(3)) make_row_bias(others);
     // What no query sees may hold anything.
-    if (a_.sparse_threshold > 0 || !random.one_in(4)) return;
+    if (a_.sparse_v_threshold > 0 || !random.one_in(4)) return;
     for (int head = 0; head < a_.batch * a_.kv_heads; ++head) {
       values_.spoil(head / a_.kv_heads, head % a_.kv_heads, random.between(0, a_.key_count - 1),
                     random.between(0, a_.value_width - 1));
@@ -135,14 +135,14 @@ inline AttentionArguments AttentionCase::sizes(Random& random, ElementType type)
     a.key_count = random.between(1, 400);
     a.width = a.value_width = 16;
   }
-  if (random.one_in(3)) a.sparse_threshold = random.choose({1e-6f, 1e-3f, 0.02f, 0.5f});
+  if (random.one_in(3)) a.sparse_v_threshold = random.choose({1e-6f, 1e-3f, 0.02f, 0.5f});
   a.return_scores = !random.one_in(3);
   if (random.one_in(2)) pack(random, a);
   // Thresholds about the mean weight: long lists of wanted keys, with gaps.
   if (random.one_in(10)) {
     a.query_count = 1;
     a.key_count = random.between(65, 700);
-    a.sparse_threshold =
+    a.sparse_v_threshold =
         0.3f * static_cast<float>(random.between(1, 4)) / static_cast<float>(a.key_count);
   }
   return a;
@@ -256,7 +256,7 @@ inline void AttentionCase::expect(SimdTarget target, Report& report, const char*
       "Lq=%d N=%d D=%d Dv=%d at "
       "[%d, %d, %d, %d]: found %.9g, expected %.9g within %.3g",
       what, kernels::target_name(target), static_cast<int>(a_.type), a_.key_packing.bits,
-      a_.value_packing.bits, static_cast<double>(a_.sparse_threshold),
+      a_.value_packing.bits, static_cast<double>(a_.sparse_v_threshold),
       static_cast<int>(a_.mask_type), a_.causal ? 1 : 0, a_.batch, a_.query_heads, a_.kv_heads,
       a_.query_count, a_.key_count, a_.width, a_.value_width, b, h, query, index, found, expected,
       tolerance);
@@ -322,7 +322,7 @@ inline void AttentionCase::check(SimdTarget target, Report& report) {
         expect(target, report, "lse", b, h, i, 0, static_cast<double>(lse[row]), expected_lse,
                error + 0x1p-20 * (1 + std::abs(expected_lse)));
         // Which side of the threshold a pair falls on is open where it is as near as the error.
-        const auto threshold = static_cast<double>(a_.sparse_threshold);
+        const auto threshold = static_cast<double>(a_.sparse_v_threshold);
         std::vector<double> weights(logits.size());
         std::vector<bool> open(logits.size());
         double fewest = 0, most = 0;

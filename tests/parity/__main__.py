@@ -11,8 +11,7 @@ from rich.console import Console
 
 from mlx_h2o import backends
 from parity.runner import NAMES, all_cases, run
-
-ROOT = Path(__file__).resolve().parents[2]
+from paths import ROOT
 
 
 def arguments(given: list[str] | None) -> argparse.Namespace:

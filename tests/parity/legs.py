@@ -18,7 +18,7 @@ import mlx_h2o
 import reference
 from golden.build import Case
 from mlx_h2o import fast, use_backend
-from mlx_h2o.operations import validate
+from mlx_h2o.operations import requests
 from mlx_h2o.operations.backends import Backend, get, register
 from mlx_h2o.operations.gpu import launch
 from mlx_h2o.operations.requests import AttentionRequest
@@ -207,10 +207,10 @@ class EmulatorLeg(PackageLeg):
             return operations.request(case)
         if case.fields["op"] != "attention":
             return None
-        return validate.attention_request(
+        return requests.attention_request(
             *inputs(case), **options(case), return_lse=case.fields["return_lse"]
         )
 
     def refusal(self, case: Case) -> str:
-        request = validate.attention_request(*inputs(case), **options(case))
+        request = requests.attention_request(*inputs(case), **options(case))
         return get("emulator").refuses(request)

@@ -16,7 +16,7 @@ import reference
 import reference_turbo
 from golden.build import Case
 from mlx_h2o import fast
-from mlx_h2o.operations import validate
+from mlx_h2o.operations import requests
 from mlx_h2o.operations.backends import resolve
 from mlx_h2o.operations.composed import folding
 from mlx_h2o.operations.requests import AttentionRequest
@@ -61,7 +61,7 @@ def request(case: Case) -> AttentionRequest:
     q, rows = tensors["queries"], [_rows(case, name) for name in ("keys", "values")]
     if fields["bits"]:
         options |= _packing(case) | {"packed": True, "return_skipped": fields["return_skipped"]}
-    return validate.attention_request(q, *rows, **options)
+    return requests.attention_request(q, *rows, **options)
 
 
 def _rows(case: Case, name: str) -> Any:

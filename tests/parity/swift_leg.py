@@ -19,9 +19,9 @@ from mlx_h2o.operations.backends import get
 from parity import operations
 from parity.legs import Leg
 from parity.outcome import Outcome
+from paths import ROOT
 
 PRODUCT = "mlx-h2o-parity"
-ROOT = Path(__file__).resolve().parents[2]
 
 
 class SwiftLeg(Leg):

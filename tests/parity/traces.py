@@ -15,7 +15,7 @@ from golden.build import Case
 from mlx_h2o import H2OKVCache, load_prompt_cache
 from mlx_h2o.caches.attention import DECODE_QUERIES
 from mlx_h2o.caches.quantized import evicting_cache
-from mlx_h2o.operations import composed, validate
+from mlx_h2o.operations import composed, requests
 from mlx_h2o.operations.backends import Backend, use_backend
 from mlx_h2o.operations.requests import AttentionRequest
 from parity.outcome import Outcome, Verdict, failed
@@ -89,7 +89,7 @@ def _request(case, q, keys, values, mask) -> AttentionRequest:
     if isinstance(keys, tuple):
         names = {"bits": "kv_bits", "v_bits": "v_bits", "group_size": "kv_group_size"}
         options |= {name: case.fields[field] for name, field in names.items()} | {"packed": True}
-    return validate.attention_request(q, keys, values, **options)
+    return requests.attention_request(q, keys, values, **options)
 
 
 def _recorded_at(recorded: mx.array, positions: mx.array) -> mx.array:

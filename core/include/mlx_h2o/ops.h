@@ -12,31 +12,19 @@
 #include <mlx/array.h>
 #include <mlx/utils.h>
 
+#include "mlx_h2o/attention_numbers.h"
+
 namespace mlx_h2o {
 
-/// Dense attention that also returns its scores (AtomGradient 2026, sec. 3.1).
-///
-/// queries [B, Hq, Lq, D], keys [B, Hkv, N, D] and values [B, Hkv, N, Dv] have one dtype of
-/// float32, float16 and bfloat16; Hq is a multiple of Hkv; no size is 0. They are read in place
-/// where their last axis has unit stride. The arithmetic is float32.
+/// Dense attention. queries [B, Hq, Lq, D], keys [B, Hkv, N, D] and values [B, Hkv, N, Dv] have one
+/// dtype of float32, float16 and bfloat16; they are read in place where their last axis has unit
+/// stride. The arithmetic is float32. Returns out [B, Hq, Lq, Dv] in their dtype: zeros where a
+/// query sees nothing, NaN where its additive mask holds NaN.
 ///
 /// A pair (query, key) is masked where `causal` (aligned bottom-right) hides it, where a bool mask
 /// is false, or where an additive float mask is at or below half of its dtype's lowest finite
 /// value. `mask` broadcasts to [B, Hq, Lq, N]; it and `causal` exclude each other. `sinks` [Hq],
 /// of any of the three dtypes, are logits that join the denominator and have no value.
-///
-/// Returns {out, scores} or, with `return_lse`, {out, scores, lse}:
-/// out [B, Hq, Lq, Dv] in the inputs' dtype, zeros where a query sees nothing, NaN where its
-/// additive mask holds NaN; scores float32 [B, Hq, Lq, N], the logits scale * q.k + mask, -inf
-/// where masked; lse float32 [B, Hq, Lq] with the sink in it: weights are exp(scores - lse), and 0
-/// where lse is -inf.
-std::vector<mlx::core::array> scaled_dot_product_attention_with_scores(
-    const mlx::core::array& queries, const mlx::core::array& keys, const mlx::core::array& values,
-    float scale, bool causal = false, const std::optional<mlx::core::array>& mask = std::nullopt,
-    const std::optional<mlx::core::array>& sinks = std::nullopt, bool return_lse = false,
-    mlx::core::StreamOrDevice s = {});
-
-/// The same attention without scores: out alone.
 mlx::core::array scaled_dot_product_attention(
     const mlx::core::array& queries, const mlx::core::array& keys, const mlx::core::array& values,
     float scale, bool causal = false, const std::optional<mlx::core::array>& mask = std::nullopt,
@@ -53,18 +41,14 @@ std::vector<mlx::core::array> attention_and_accumulate(
     const std::optional<mlx::core::array>& sinks = std::nullopt, mlx::core::StreamOrDevice s = {});
 
 /// What `attention` may be told beside its arrays.
-struct AttentionOptions {
-  float scale = 1;
-  bool causal = false;
+struct AttentionOptions : AttentionNumbers {
   std::optional<mlx::core::array> mask = std::nullopt;
   std::optional<mlx::core::array> sinks = std::nullopt;
   std::optional<mlx::core::array> importance = std::nullopt;  // of attention_and_accumulate
   std::optional<double> decay = 0;                            // with importance; none: the mass
-  float sparse_threshold = 0;                                 // below 1; 0 is off
   int bits = 8;                                               // of packed keys
-  int value_bits = 8;
+  int v_bits = 8;
   int group_size = 64;
-  bool return_scores = false, return_lse = false, return_skipped = false;
   // float32 [B, Hkv, at least N]: added to the products of all queries of a KV head, and so part of
   // the scores; at or below the lowest finite float it masks its row.
   std::optional<mlx::core::array> row_bias = std::nullopt;
@@ -75,12 +59,14 @@ struct AttentionOptions {
 /// or 128), or as words and norms (encode_rows); dense keys go with such values, too. Packed rows
 /// are unpacked in registers at 2, 3, 4 and 8 bits, a few rows at a time at others.
 ///
-/// A pair whose weight is below `sparse_threshold` adds nothing to out, and its value is not read
+/// A pair whose weight is below `sparse_v_threshold` adds nothing to out, and its value is not read
 /// unless another query of its KV head needs it; scores and lse do not change.
 ///
-/// Returns out, then, where asked for, scores, lse, the share of a query's rows that the threshold
-/// skipped [B, Hq, Lq], and the new importance. That may have room for more rows than there are
-/// keys, which stay as they are.
+/// Returns out, then, where asked for, scores float32 [B, Hq, Lq, N], the logits scale * q.k +
+/// mask, -inf where masked; lse float32 [B, Hq, Lq] with the sink in it: weights are exp(scores -
+/// lse), and 0 where lse is -inf; the share of a query's rows that the threshold skipped [B, Hq,
+/// Lq]; and the new importance. That may have room for more rows than there are keys, which stay as
+/// they are.
 std::vector<mlx::core::array> attention(const mlx::core::array& queries,
                                         const std::vector<mlx::core::array>& keys,
                                         const std::vector<mlx::core::array>& values,
@@ -221,7 +207,7 @@ std::vector<mlx::core::array> quantize_append(const std::vector<mlx::core::array
                                               const mlx::core::array& new_keys,
                                               const mlx::core::array& new_values,
                                               const mlx::core::array& slots, int bits,
-                                              int group_size, int value_bits,
+                                              int group_size, int v_bits,
                                               mlx::core::StreamOrDevice s = {});
 
 /// The same for new rows in the slots from `start` on. Returns the stored arrays, which may
@@ -230,7 +216,7 @@ std::vector<mlx::core::array> append_quantized(const std::vector<mlx::core::arra
                                                const std::vector<mlx::core::array>& values,
                                                const mlx::core::array& new_keys,
                                                const mlx::core::array& new_values, int start,
-                                               int bits, int group_size, int value_bits,
+                                               int bits, int group_size, int v_bits,
                                                mlx::core::StreamOrDevice s = {});
 
 /// The slots of the `keep` rows of each head that are worth most, uint32 [B, H, keep], ascending.

@@ -5,7 +5,6 @@
 
 #include <mlx/ops.h>
 
-#include "attention/attention_checks.h"
 #include "attention/attention_kernel.h"
 #include "attention/attention_primitive.h"
 #include "cpu/checks.h"
@@ -21,6 +20,42 @@ constexpr const char* kQuantized = "scaled_dot_product_attention_quantized_with_
 constexpr const char* kAndAccumulate = "attention_and_accumulate";
 constexpr const char* kAttention = "scaled_dot_product_attention";
 
+/// Keys or values: one array, words and norms, or words, scales and biases.
+using Rows = std::vector<mx::array>;
+
+void check_attention(const char* operation, const mx::array& queries, const Rows& keys,
+                     const Rows& values, const AttentionOptions& options) {
+  const auto known = [](const Rows& rows) { return rows.size() > 0 && rows.size() < 4; };
+  const bool codes = keys.size() == 2 || values.size() == 2;
+  if (!known(keys) || !known(values) || (keys.size() != values.size() && !codes) ||
+      (keys.size() > 1 && values.size() == 1)) {
+    fail(operation, "keys are ", keys.size(), " arrays and values ", values.size(),
+         ", expected one each, words, scales and biases of both, or words and norms of either.");
+  }
+  const bool packed = keys.size() > 1 || values.size() > 1;
+  Arguments given(operation);
+  if (packed) given.packing(options.bits, options.v_bits, options.group_size);
+  given.array(found(queries));
+  give_rows(given, keys);
+  give_rows(given, values);
+  const int rows = given["N"];
+  mx::Shape importance, bias;  // both may have room for more rows
+  if (options.importance.has_value()) {
+    given.array(found_rows(*options.importance, 0, rows, importance));
+  }
+  if (options.causal && options.mask.has_value()) {
+    fail(operation, "found a mask array and \"causal\", expected one of them.");
+  }
+  given.array(found(options.mask));
+  given.array(found(options.sinks));
+  given.array(options.row_bias ? found_rows(*options.row_bias, 0, rows, bias) : Found{});
+  given.number("scale", options.scale);
+  options.each([&](const char* name, float value) {
+    if (given.takes(name)) given.number(name, value);
+  });
+  if (options.importance && options.decay) given.number("decay", *options.decay);
+}
+
 std::vector<mx::array> attend(const char* operation, const mx::array& queries, const Rows& keys,
                               const Rows& values, const AttentionOptions& options,
                               mx::StreamOrDevice s) {
@@ -31,18 +66,13 @@ std::vector<mx::array> attend(const char* operation, const mx::array& queries, c
   AttentionSettings settings{};
   settings.key_arrays = static_cast<int>(keys.size());
   settings.value_arrays = static_cast<int>(values.size());
-  settings.scale = options.scale;
-  settings.sparse_threshold = options.sparse_threshold;
+  static_cast<AttentionNumbers&>(settings) = options;
   settings.bits = keys.size() > 1 ? options.bits : 0;
-  settings.value_bits = values.size() > 1 ? options.value_bits : 0;
+  settings.v_bits = values.size() > 1 ? options.v_bits : 0;
   settings.group_size = keys.size() == 3 || values.size() == 3 ? options.group_size : 0;
-  settings.causal = options.causal;
   settings.has_mask = options.mask.has_value();
   settings.has_sinks = options.sinks.has_value();
   settings.has_row_bias = options.row_bias.has_value();
-  settings.return_scores = options.return_scores;
-  settings.return_lse = options.return_lse;
-  settings.return_skipped = options.return_skipped;
   settings.has_importance = options.importance.has_value();
   if (settings.has_importance) settings.decay = options.decay;
 
@@ -84,16 +114,6 @@ std::vector<mx::array> attention(const mx::array& queries, const std::vector<mx:
                           : values.size() > 1            ? kQuantized
                                                          : kWithScores;
   return attend(operation, queries, keys, values, options, s);
-}
-
-std::vector<mx::array> scaled_dot_product_attention_with_scores(
-    const mx::array& queries, const mx::array& keys, const mx::array& values, float scale,
-    bool causal, const std::optional<mx::array>& mask, const std::optional<mx::array>& sinks,
-    bool return_lse, mx::StreamOrDevice s) {
-  AttentionOptions options = basic_options(scale, causal, mask, sinks);
-  options.return_scores = true;
-  options.return_lse = return_lse;
-  return attend(kWithScores, queries, {keys}, {values}, options, s);
 }
 
 std::vector<mx::array> attention_and_accumulate(const mx::array& queries, const mx::array& keys,

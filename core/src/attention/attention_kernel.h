@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 
+#include "mlx_h2o/attention_numbers.h"
 #include "quantized/turbo_kernel.h"
 #include "rows/accumulation_kernel.h"
 
@@ -35,7 +36,7 @@ struct Packing {
 };
 
 /// One call. Strides count elements; the last axis of queries, keys and values has stride 1.
-struct AttentionArguments {
+struct AttentionArguments : AttentionNumbers {
   int batch, query_heads, kv_heads;
   int query_count, key_count;
   int width, value_width;  // D and Dv
@@ -58,14 +59,9 @@ struct AttentionArguments {
   int64_t sink_stride = 1;
   const float* row_bias = nullptr;  // [batch, kv_heads, key_count], added to the logits; or null
   int64_t row_bias_strides[2] = {0, 0};  // batch, head; the last axis has stride 1
-  float scale = 1;
-  bool causal = false;  // bottom-right aligned
-  bool return_scores = true;
   bool accumulate = false;  // whether the scores of this call enter `importance`, or the weights:
   bool mass = false;        // the sum of all queries of a KV head; else the moving average
 
-  // Where above 0, a pair whose weight is below it adds nothing to `out`.
-  float sparse_threshold = 0;
   float* skipped = nullptr;  // [batch, query_heads, query_count]: the share of such pairs, or null
 
   void* out;                // [batch, query_heads, query_count, value_width], contiguous

@@ -47,7 +47,7 @@ struct Plan {
         units(int64_t{a.batch} * a.kv_heads * tiles),
         query_width(padded(a.width)),
         value_width(padded(a.value_width)),
-        two_phases(a.sparse_threshold > 0),
+        two_phases(a.sparse_v_threshold > 0),
         keep_logits(two_phases && !a.return_scores) {
     const int64_t most = (int64_t{a.key_count} + kMinSpan - 1) / kMinSpan;
     const int64_t wanted = std::clamp<int64_t>((kItems + units - 1) / units, 1, most);

@@ -40,7 +40,7 @@ std::vector<mx::Shape> Attention::output_shapes(const std::vector<mx::array>& in
   const mx::Shape& q = inputs[0].shape();
   const mx::Shape& k = inputs[1].shape();
   const int words = inputs[values_at()].shape(3);
-  const int width = settings_.value_arrays == 1 ? words : words * 32 / settings_.value_bits;
+  const int width = settings_.value_arrays == 1 ? words : words * 32 / settings_.v_bits;
   std::vector<mx::Shape> shapes{{q[0], q[1], q[2], width}};
   if (settings_.return_scores) shapes.push_back({q[0], q[1], q[2], k[2]});
   if (settings_.return_lse) shapes.push_back({q[0], q[1], q[2]});
@@ -70,6 +70,7 @@ void Attention::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::a
   const mx::array* values = &held[values_at()];
 
   kernels::AttentionArguments a{};
+  static_cast<AttentionNumbers&>(a) = settings_;
   a.batch = queries.shape(0);
   a.query_heads = queries.shape(1);
   a.kv_heads = keys->shape(1);
@@ -78,10 +79,6 @@ void Attention::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::a
   a.width = queries.shape(3);
   a.value_width = outputs[0].shape(3);
   a.type = element_type(queries.dtype());
-  a.scale = settings_.scale;
-  a.causal = settings_.causal;
-  a.sparse_threshold = settings_.sparse_threshold;
-  a.return_scores = settings_.return_scores;
   a.accumulate = accumulates;
   a.mass = accumulates && !settings_.decay.has_value();
   if (settings_.decay.has_value()) a.decay = kernels::Decay::of(*settings_.decay);
@@ -90,7 +87,7 @@ void Attention::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::a
   copy_strides(*values, 3, a.value_strides);
   a.key_packing = packing_of(keys, settings_.key_arrays, settings_.bits, settings_.group_size,
                              a.width, kernels::kKeySeed);
-  a.value_packing = packing_of(values, settings_.value_arrays, settings_.value_bits,
+  a.value_packing = packing_of(values, settings_.value_arrays, settings_.v_bits,
                                settings_.group_size, a.value_width, kernels::kValueSeed);
   size_t next_input = importance_at() + (accumulates ? 1 : 0);
   if (settings_.has_mask) {

@@ -5,16 +5,15 @@
 #include <vector>
 
 #include "cpu/cpu_primitive.h"
+#include "mlx_h2o/attention_numbers.h"
 
 namespace mlx_h2o {
 
 /// What one attention is asked for, beside its arrays.
-struct AttentionSettings {
-  float scale, sparse_threshold;
-  int key_arrays, value_arrays;      // 1: dense; 2: words and norms; 3: words, scales and biases
-  int bits, value_bits, group_size;  // bits are 0 where the rows are not packed
-  bool causal, has_importance, has_mask, has_sinks, has_row_bias;
-  bool return_scores, return_lse, return_skipped;
+struct AttentionSettings : AttentionNumbers {
+  int key_arrays, value_arrays;  // 1: dense; 2: words and norms; 3: words, scales and biases
+  int bits, v_bits, group_size;  // bits are 0 where the rows are not packed
+  bool has_importance, has_mask, has_sinks, has_row_bias;
   std::optional<double> decay;  // of the importance; none: it is a mass
 
   bool operator==(const AttentionSettings&) const = default;
@@ -33,10 +32,10 @@ class Attention : public CpuPrimitive {
                 std::vector<mlx::core::array>& outputs) override;
 
   const char* name() const override {
-    return settings_.has_importance    ? "AttentionAndAccumulate"
-           : settings_.value_bits != 0 ? "QuantizedAttention"
-           : settings_.return_scores   ? "AttentionWithScores"
-                                       : "Attention";
+    return settings_.has_importance  ? "AttentionAndAccumulate"
+           : settings_.v_bits != 0   ? "QuantizedAttention"
+           : settings_.return_scores ? "AttentionWithScores"
+                                     : "Attention";
   }
 
   bool is_equivalent(const Primitive& other) const override {

@@ -16,7 +16,7 @@ struct Limits {
       : shifts(memory), limits(memory + piece.rows) {
     for (int row = 0; row < piece.rows; ++row) {
       const Total total(a, plan, piece, row);
-      const double exact = std::log(static_cast<double>(a.sparse_threshold) * total.total);
+      const double exact = std::log(static_cast<double>(a.sparse_v_threshold) * total.total);
       // Rounded up, which leaves the comparison with any float32 as it is.
       auto limit = static_cast<float>(exact);
       if (static_cast<double>(limit) < exact) limit = std::nextafter(limit, kInfinity);

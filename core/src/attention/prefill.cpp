@@ -1,22 +1,20 @@
 // The operation that sums up the scores of a long chunk: checks, the MLX primitive, the hand-over.
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <memory>
 #include <utility>
 
 #include <mlx/ops.h>
 
-#include "attention/attention_checks.h"
 #include "attention/prefill_kernel.h"
 #include "cpu/array_memory.h"
+#include "cpu/checks.h"
 #include "cpu/cpu_primitive.h"
 #include "cpu/donation.h"
 #include "cpu/element_type.h"
 #include "cpu/encoder.h"
 #include "cpu/strided_copy.h"
 #include "mlx_h2o/ops.h"
-#include "rows/accumulation_checks.h"
 
 namespace mx = mlx::core;
 
@@ -124,44 +122,6 @@ void PrefillScores::eval_cpu(const std::vector<mx::array>& inputs,
   });
 }
 
-void check_queries_and_keys(const mx::array& queries, const mx::array& keys) {
-  check_dimensions(kPrefillScores, "queries", queries, 4, "[B, Hq, Lq, D]");
-  check_dimensions(kPrefillScores, "keys", keys, 4, "[B, Hkv, N, D]");
-  check_not_empty(kPrefillScores, "queries", queries, "[B, Hq, Lq, D]");
-  check_not_empty(kPrefillScores, "keys", keys, "[B, Hkv, N, D]");
-  if (queries.shape(0) != keys.shape(0) || queries.shape(3) != keys.shape(3) ||
-      queries.shape(1) % keys.shape(1) != 0) {
-    fail(kPrefillScores, "queries and keys have shapes ", to_text(queries.shape()), " and ",
-         to_text(keys.shape()), ", expected the same B and D, and Hq a multiple of Hkv.");
-  }
-  if (!is_float(queries.dtype()) || queries.dtype() != keys.dtype()) {
-    fail(kPrefillScores, "queries and keys are ", to_text(queries.dtype()), " and ",
-         to_text(keys.dtype()), ", expected one dtype of float32, float16 and bfloat16.");
-  }
-}
-
-void check_optional(const mx::array& queries, const mx::array& keys, bool causal,
-                    const std::optional<mx::array>& mask, const std::optional<mx::array>& sinks,
-                    const std::optional<mx::array>& importance, bool mass) {
-  if (mask.has_value()) {
-    if (causal) fail(kPrefillScores, "found a mask array and \"causal\", expected one of them.");
-    check_mask(kPrefillScores, *mask,
-               {queries.shape(0), queries.shape(1), queries.shape(2), keys.shape(2)});
-  }
-  if (sinks.has_value() &&
-      (!is_float(sinks->dtype()) || sinks->shape() != mx::Shape{queries.shape(1)})) {
-    fail(kPrefillScores, "sinks are ", to_text(sinks->dtype()), ' ', to_text(sinks->shape()),
-         ", expected float32, float16 or bfloat16 [Hq] = (", queries.shape(1), ",).");
-  }
-  if (!importance.has_value()) return;
-  if (mass) fail(kPrefillScores, "importance is given for the mass, expected it for the average.");
-  const mx::Shape rows{keys.shape(0), keys.shape(1), keys.shape(2)};
-  if (importance->shape() != rows || importance->dtype() != mx::float32) {
-    fail(kPrefillScores, "importance is ", to_text(importance->dtype()), ' ',
-         to_text(importance->shape()), ", expected float32 [B, Hkv, N] = ", to_text(rows), '.');
-  }
-}
-
 }  // namespace
 
 mx::array prefill_scores(const mx::array& queries, const mx::array& keys, float scale, bool causal,
@@ -169,12 +129,23 @@ mx::array prefill_scores(const mx::array& queries, const mx::array& keys, float 
                          const std::optional<mx::array>& sinks, std::optional<double> decay,
                          const std::optional<mx::array>& importance,
                          const std::optional<mx::array>& row_bias, mx::StreamOrDevice s) {
-  check_queries_and_keys(queries, keys);
-  check_optional(queries, keys, causal, mask, sinks, importance, !decay.has_value());
-  if (row_bias.has_value()) check_row_bias(kPrefillScores, *row_bias, keys.shape());
-  if (!std::isfinite(scale))
-    fail(kPrefillScores, "scale is ", scale, ", expected a finite number.");
-  if (decay.has_value()) check_decay(kPrefillScores, *decay);
+  Arguments given(kPrefillScores);
+  given.array(found(queries));
+  given.array(found(keys));
+  if (causal && mask.has_value()) {
+    fail(kPrefillScores, "found a mask array and \"causal\", expected one of them.");
+  }
+  given.array(found(mask));
+  given.array(found(sinks));
+  mx::Shape bias;  // it may have room for more rows
+  given.array(row_bias.has_value() ? found_rows(*row_bias, 0, given["N"], bias) : Found{});
+  given.array(found(importance));
+  given.number("scale", scale);
+  if (decay.has_value()) {
+    given.number("decay", *decay);
+  } else if (importance.has_value()) {
+    fail(kPrefillScores, "importance is given for the mass, expected it for the average.");
+  }
   const mx::Stream stream = cpu_stream(kPrefillScores, s);
   kernels::simd_target();  // refuses a wrong MLX_H2O_SIMD here, not inside the stream
   const PrefillSettings settings{scale,

@@ -4,7 +4,7 @@
 #include <memory>
 #include <utility>
 
-#include "attention/segment_checks.h"
+#include "cpu/checks.h"
 #include "cpu/element_type.h"
 #include "cpu/half.h"
 #include "cpu/new_arrays.h"
@@ -14,6 +14,8 @@ namespace mx = mlx::core;
 
 namespace mlx_h2o {
 namespace {
+
+constexpr const char* kMergeSegments = "merge_segments";
 
 struct Shares {
   std::vector<float> of;  // the segments
@@ -106,6 +108,23 @@ class MergeSegments : public NewArrays {
  private:
   size_t count_;
 };
+
+void check_merge(const std::vector<mx::array>& outs, const std::vector<mx::array>& lses) {
+  if (outs.empty() || outs.size() != lses.size()) {
+    fail(kMergeSegments, "found ", outs.size(), " outputs and ", lses.size(),
+         " lse, expected as many of each, and at least one.");
+  }
+  check_dimensions(kMergeSegments, "outputs", outs[0], 4, "[B, Hq, L, D]");
+  if (!is_float(outs[0].dtype())) {
+    fail(kMergeSegments, "outputs are ", to_text(outs[0].dtype()),
+         ", expected float32, float16 or bfloat16.");
+  }
+  const mx::Shape& shape = outs[0].shape();
+  for (size_t i = 0; i < outs.size(); ++i) {
+    check_array(kMergeSegments, "outputs", outs[i], shape, outs[0].dtype());
+    check_array(kMergeSegments, "lse", lses[i], {shape[0], shape[1], shape[2]}, mx::float32);
+  }
+}
 
 }  // namespace
 

@@ -1,25 +1,27 @@
 #include "cpu/checks.h"
 
+#include <algorithm>
+
 #include "cpu/thread_count.h"
 
 namespace mx = mlx::core;
 
 namespace mlx_h2o {
 
-std::string to_text(const mx::Shape& shape) {
-  std::ostringstream text;
-  text << '(';
-  for (size_t i = 0; i < shape.size(); ++i) text << (i == 0 ? "" : ", ") << shape[i];
-  text << (shape.size() == 1 ? ",)" : ")");
-  return text.str();
+namespace {
+
+const char* name_of(mx::Dtype dtype) {
+  static constexpr const char* names[] = {"bool",    "uint8",   "uint16",   "uint32",   "uint64",
+                                          "int8",    "int16",   "int32",    "int64",    "float16",
+                                          "float32", "float64", "bfloat16", "complex64"};
+  return names[static_cast<int>(dtype.val())];
 }
 
-std::string to_text(mx::Dtype dtype) {
-  if (dtype == mx::bool_) return "bool";
-  std::ostringstream text;
-  text << dtype;
-  return text.str();
-}
+}  // namespace
+
+std::string to_text(const mx::Shape& shape) { return shown(shape.data(), shape.size()); }
+
+std::string to_text(mx::Dtype dtype) { return name_of(dtype); }
 
 bool is_float(mx::Dtype dtype) {
   return dtype == mx::float32 || dtype == mx::float16 || dtype == mx::bfloat16;
@@ -32,19 +34,33 @@ void check_dimensions(const char* operation, const char* name, const mx::array& 
        '.');
 }
 
-void check_not_empty(const char* operation, const char* name, const mx::array& array,
-                     const char* layout) {
-  if (array.size() != 0) return;
-  fail(operation, name, " are empty: found shape ", to_text(array.shape()),
-       ", expected every size of ", layout, " to be at least 1.");
+void check_array(const char* operation, const char* name, const mx::array& found,
+                 const mx::Shape& shape, mx::Dtype dtype) {
+  if (found.shape() == shape && found.dtype() == dtype) return;
+  fail(operation, name, " are ", to_text(found.dtype()), ' ', to_text(found.shape()), ", expected ",
+       to_text(dtype), ' ', to_text(shape), '.');
 }
 
-void check_per_sequence(const char* operation, const char* name, const mx::array& array,
-                        int batch) {
-  const mx::Shape expected{batch};
-  if (array.dtype() == mx::int32 && (array.ndim() == 0 || array.shape() == expected)) return;
-  fail(operation, name, " is ", to_text(array.dtype()), ' ', to_text(array.shape()),
-       ", expected int32 () or [B] = ", to_text(expected), '.');
+Found found(const mx::array& array) {
+  return {name_of(array.dtype()), array.shape().data(), array.ndim()};
+}
+
+Found found(const std::optional<mx::array>& array) {
+  return array.has_value() ? found(*array) : Found{};
+}
+
+void give_rows(Arguments& given, const std::vector<mx::array>& parts) {
+  Found all[3];
+  for (size_t i = 0; i < parts.size(); ++i) all[i] = found(parts[i]);
+  given.rows(all, parts.size());
+}
+
+Found found_rows(const mx::array& array, int least, int most, mx::Shape& shape) {
+  Found result = found(array);
+  shape = array.shape();
+  if (shape.size() > 2) shape[2] = std::clamp<int>(shape[2], least, most);
+  result.shape = shape.data();
+  return result;
 }
 
 mx::Stream cpu_stream(const char* operation, mx::StreamOrDevice s) {

@@ -2,24 +2,17 @@
 #pragma once
 
 #include <cstdint>
-#include <sstream>
-#include <stdexcept>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include <mlx/array.h>
 #include <mlx/stream.h>
 #include <mlx/utils.h>
 
-namespace mlx_h2o {
+#include "cpu/arguments.h"
 
-/// Throws std::invalid_argument with the text "[operation] part part ...".
-template <typename... Parts>
-[[noreturn]] void fail(const char* operation, const Parts&... parts) {
-  std::ostringstream text;
-  text << '[' << operation << "] ";
-  (text << ... << parts);
-  throw std::invalid_argument(text.str());
-}
+namespace mlx_h2o {
 
 /// A shape as Python writes it: (1, 2) or (3,).
 std::string to_text(const mlx::core::Shape& shape);
@@ -33,13 +26,18 @@ bool is_float(mlx::core::Dtype dtype);
 void check_dimensions(const char* operation, const char* name, const mlx::core::array& array,
                       int expected, const char* layout);
 
-/// Refuses arrays with a size of 0.
-void check_not_empty(const char* operation, const char* name, const mlx::core::array& array,
-                     const char* layout);
+/// Refuses another shape or dtype.
+void check_array(const char* operation, const char* name, const mlx::core::array& found,
+                 const mlx::core::Shape& shape, mlx::core::Dtype dtype);
 
-/// Refuses what is not int32 [] or [B], one number for all sequences or one each.
-void check_per_sequence(const char* operation, const char* name, const mlx::core::array& array,
-                        int batch);
+/// As the table of operations sees it.
+Found found(const mlx::core::array& array);
+Found found(const std::optional<mlx::core::array>& array);
+/// Keys or values in parts.
+void give_rows(Arguments& given, const std::vector<mlx::core::array>& parts);
+/// The same of rows of which there may be more, or none: with at least and at most so many on the
+/// third axis. `shape` is its memory.
+Found found_rows(const mlx::core::array& array, int least, int most, mlx::core::Shape& shape);
 
 /// How far apart the numbers of two sequences lie.
 inline int64_t stride_of_sequences(const mlx::core::array& array) {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "cpu/array_memory.h"
+#include "cpu/checks.h"
 #include "cpu/cpu_primitive.h"
 #include "cpu/element_type.h"
 #include "cpu/encoder.h"
@@ -94,46 +95,18 @@ void Fold::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>
   });
 }
 
-void check_rows(const char* name, const mx::array& array, mx::Dtype dtype, const mx::Shape& rows) {
-  if (array.dtype() != dtype || array.shape() != rows) {
-    fail(kFold, name, " are ", to_text(array.dtype()), ' ', to_text(array.shape()), ", expected ",
-         to_text(dtype), " [B, H, N] = ", to_text(rows), '.');
-  }
-}
-
 }  // namespace
 
 std::vector<mx::array> fold(const mx::array& keys, const mx::array& values, const mx::array& bias,
                             const mx::array& mass, const mx::array& weights,
                             const mx::array& eligible, const mx::array& kept, double share,
                             mx::StreamOrDevice s) {
-  for (const auto& [name, rows] : {std::pair("keys", &keys), std::pair("values", &values)}) {
-    check_dimensions(kFold, name, *rows, 4, "[B, H, N, D]");
-    check_not_empty(kFold, name, *rows, "[B, H, N, D]");
-  }
-  const mx::Shape rows{keys.shape(0), keys.shape(1), keys.shape(2)};
-  if (!is_float(keys.dtype()) || keys.dtype() != values.dtype() ||
-      mx::Shape{values.shape(0), values.shape(1), values.shape(2)} != rows) {
-    fail(kFold, "keys are ", to_text(keys.dtype()), ' ', to_text(keys.shape()), " and values ",
-         to_text(values.dtype()), ' ', to_text(values.shape()),
-         ", expected as many rows of one float dtype.");
-  }
-  check_rows("bias", bias, mx::float32, rows);
-  check_rows("mass", mass, mx::float32, rows);
-  check_rows("weights", weights, mx::float32, rows);
-  check_rows("eligible", eligible, mx::bool_, rows);
-  const bool fits = kept.ndim() == 3 && kept.shape(0) == rows[0] && kept.shape(1) == rows[1] &&
-                    kept.shape(2) > 0 && kept.shape(2) < rows[2];
-  if (!fits || kept.dtype() != mx::uint32) {
-    fail(kFold, "kept are ", to_text(kept.dtype()), ' ', to_text(kept.shape()),
-         ", expected uint32 [B, H, K] of the rows ", to_text(rows), " with K from 1 to N - 1.");
-  }
-  if (!(share > 0 && share <= 1)) {
-    fail(kFold, "share is ", share, ", expected a number above 0, at most 1.");
-  }
+  const std::vector<mx::array> inputs{keys, values, bias, mass, weights, eligible, kept};
+  Arguments given(kFold);
+  for (const mx::array& input : inputs) given.array(found(input));
+  given.number("share", share);
   const mx::Stream stream = cpu_stream(kFold, s);
   kernels::simd_target();  // refuses a wrong MLX_H2O_SIMD here, not inside the stream
-  const std::vector<mx::array> inputs{keys, values, bias, mass, weights, eligible, kept};
   auto primitive = std::make_shared<Fold>(stream, share);
   std::vector<mx::Shape> shapes = primitive->output_shapes(inputs);
   return mx::array::make_arrays(std::move(shapes),

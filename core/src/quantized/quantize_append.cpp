@@ -1,11 +1,13 @@
 // The operation that quantises rows into their slots: checks, the MLX primitive, the hand-over.
 #include <algorithm>
+#include <climits>
 #include <memory>
 #include <optional>
 #include <utility>
 
 #include <mlx/backend/cpu/encoder.h>
 
+#include "cpu/checks.h"
 #include "cpu/cpu_primitive.h"
 #include "cpu/donation.h"
 #include "cpu/element_type.h"
@@ -132,91 +134,36 @@ void QuantizeAppend::eval_cpu(const std::vector<mx::array>& inputs,
   });
 }
 
-// Rows that are stored as one array, or as words and norms.
-void check_others(const char* name, const std::vector<mx::array>& stored, const mx::array& rows,
-                  int bits) {
-  const int width = rows.shape(3);
-  const bool codes = stored.size() == 2;
-  if (codes && (bits > 4 || !kernels::has_codebook(width))) {
-    fail(kQuantizeAppend, "rows of ", name, " have ", width, " elements and codes of ", bits,
-         " bits, expected a power of two from 32 to 1024, and 2, 3 or 4 bits.");
-  }
-  mx::Shape expected = stored[0].shape();
-  expected[0] = rows.shape(0);
-  expected[1] = rows.shape(1);
-  expected[3] = codes ? width * bits / 32 : width;
-  for (const mx::array& part : stored) {
-    const mx::Dtype dtype = !codes ? rows.dtype() : &part == &stored[0] ? mx::uint32 : mx::float32;
-    if (part.shape() != expected || part.dtype() != dtype) {
-      fail(kQuantizeAppend, name, " are ", to_text(part.dtype()), ' ', to_text(part.shape()),
-           ", expected ", to_text(dtype), ' ', to_text(expected), '.');
+// What rows are written into; with room, `most` rows of which count.
+Arguments checked(const std::vector<mx::array>& keys, const std::vector<mx::array>& values,
+                  const mx::array& new_keys, const mx::array& new_values, int bits, int group_size,
+                  int v_bits, int most) {
+  Arguments given(kQuantizeAppend);
+  given.packing(bits, v_bits, group_size);
+  given.array(found(new_keys));
+  given.array(found(new_values));
+  for (const auto* stored : {&keys, &values}) {
+    if (stored->empty() || stored->size() > 3) {
+      fail(kQuantizeAppend, stored == &keys ? "keys" : "values", " are ", stored->size(),
+           " arrays, expected words, scales and biases, or words and norms, or rows.");
     }
-    expected[3] = 1;
+    mx::Shape shapes[3];
+    Found parts[3];
+    for (size_t i = 0; i < stored->size(); ++i) {
+      parts[i] = found_rows((*stored)[i], 0, most, shapes[i]);
+    }
+    given.rows(parts, stored->size());
   }
-}
-
-void check_packed(const char* name, const std::vector<mx::array>& packed, const mx::array& rows,
-                  int bits, int group_size) {
-  if (packed.empty() || packed.size() > 3) {
-    fail(kQuantizeAppend, name, " are ", packed.size(),
-         " arrays, expected words, scales and biases, or words and norms, or rows.");
-  }
-  check_dimensions(kQuantizeAppend, name, packed[0], 4, "[B, H, N, D * bits / 32]");
-  check_not_empty(kQuantizeAppend, name, packed[0], "[B, H, N, D * bits / 32]");
-  check_dimensions(kQuantizeAppend, "new rows", rows, 4, "[B, H, L, D]");
-  check_not_empty(kQuantizeAppend, "new rows", rows, "[B, H, L, D]");
-  if (!is_float(rows.dtype())) {
-    fail(kQuantizeAppend, "new rows are ", to_text(rows.dtype()),
-         ", expected float32, float16 or bfloat16.");
-  }
-  if (packed.size() < 3) return check_others(name, packed, rows, bits);
-  const int width = rows.shape(3);
-  if (width % group_size != 0) {
-    fail(kQuantizeAppend, "rows of ", name, " have ", width,
-         " elements, expected a multiple of "
-         "group_size = ",
-         group_size, '.');
-  }
-  mx::Shape expected = packed[0].shape();
-  expected[0] = rows.shape(0);
-  expected[1] = rows.shape(1);
-  const int last[3] = {width * bits / 32, width / group_size, width / group_size};
-  for (size_t i = 0; i < 3; ++i) {
-    expected[3] = last[i];
-    const mx::Dtype dtype = i == 0 ? mx::uint32 : rows.dtype();
-    if (packed[i].shape() == expected && packed[i].dtype() == dtype) continue;
-    const char* parts[] = {"words", "scales", "biases"};
-    fail(kQuantizeAppend, parts[i], " of ", name, " are ", to_text(packed[i].dtype()), ' ',
-         to_text(packed[i].shape()), ", expected ", to_text(dtype), ' ', to_text(expected), '.');
-  }
-}
-
-void check_settings(const std::vector<mx::array>& keys, const std::vector<mx::array>& values,
-                    const mx::array& new_keys, const mx::array& new_values, int bits,
-                    int group_size, int value_bits) {
-  for (int found : {bits, value_bits}) {
-    if (found == 2 || found == 3 || found == 4 || found == 5 || found == 6 || found == 8) continue;
-    fail(kQuantizeAppend, "bits are ", found, ", expected 2, 3, 4, 5, 6 or 8.");
-  }
-  if (group_size != 32 && group_size != 64 && group_size != 128) {
-    fail(kQuantizeAppend, "group_size is ", group_size, ", expected 32, 64 or 128.");
-  }
-  check_packed("keys", keys, new_keys, bits, group_size);
-  check_packed("values", values, new_values, value_bits, group_size);
-  const mx::Shape new_rows{new_keys.shape(0), new_keys.shape(1), new_keys.shape(2)};
-  if (mx::Shape{new_values.shape(0), new_values.shape(1), new_values.shape(2)} != new_rows) {
-    fail(kQuantizeAppend, "new keys and values have shapes ", to_text(new_keys.shape()), " and ",
-         to_text(new_values.shape()), ", expected the same [B, H, L].");
-  }
+  return given;
 }
 
 std::vector<mx::array> written(const std::vector<mx::array>& keys,
                                const std::vector<mx::array>& values, std::vector<mx::array> rows,
-                               int bits, int value_bits, int group_size, std::optional<int> start,
+                               int bits, int v_bits, int group_size, std::optional<int> start,
                                mx::StreamOrDevice s) {
   kernels::simd_target();  // refuses a wrong MLX_H2O_SIMD here, not inside the stream
   const AppendSettings settings{{static_cast<int>(keys.size()), static_cast<int>(values.size())},
-                                {bits, value_bits},
+                                {bits, v_bits},
                                 group_size,
                                 start};
   const auto primitive = std::make_shared<QuantizeAppend>(cpu_stream(kQuantizeAppend, s), settings);
@@ -236,33 +183,28 @@ std::vector<mx::array> written(const std::vector<mx::array>& keys,
 std::vector<mx::array> quantize_append(const std::vector<mx::array>& keys,
                                        const std::vector<mx::array>& values,
                                        const mx::array& new_keys, const mx::array& new_values,
-                                       const mx::array& slots, int bits, int group_size,
-                                       int value_bits, mx::StreamOrDevice s) {
-  check_settings(keys, values, new_keys, new_values, bits, group_size, value_bits);
-  if (keys[0].shape(2) != values[0].shape(2)) {
-    fail(kQuantizeAppend, "keys and values have ", keys[0].shape(2), " and ", values[0].shape(2),
-         " rows, expected the same.");
-  }
-  const mx::Shape new_rows{new_keys.shape(0), new_keys.shape(1), new_keys.shape(2)};
-  if (slots.shape() != new_rows || slots.dtype() != mx::uint32) {
-    fail(kQuantizeAppend, "slots are ", to_text(slots.dtype()), ' ', to_text(slots.shape()),
-         ", expected uint32 [B, H, L] = ", to_text(new_rows), '.');
-  }
-  return written(keys, values, {new_keys, new_values, slots}, bits, value_bits, group_size, {}, s);
+                                       const mx::array& slots, int bits, int group_size, int v_bits,
+                                       mx::StreamOrDevice s) {
+  Arguments given = checked(keys, values, new_keys, new_values, bits, group_size, v_bits, INT_MAX);
+  given.array(found(slots));
+  return written(keys, values, {new_keys, new_values, slots}, bits, v_bits, group_size, {}, s);
 }
 
 std::vector<mx::array> append_quantized(const std::vector<mx::array>& keys,
                                         const std::vector<mx::array>& values,
                                         const mx::array& new_keys, const mx::array& new_values,
-                                        int start, int bits, int group_size, int value_bits,
+                                        int start, int bits, int group_size, int v_bits,
                                         mx::StreamOrDevice s) {
-  check_settings(keys, values, new_keys, new_values, bits, group_size, value_bits);
-  const int room = std::min(keys[0].shape(2), values[0].shape(2));
+  const auto rows_of = [](const std::vector<mx::array>& stored) {
+    return stored.empty() || stored[0].ndim() < 3 ? INT_MAX : stored[0].shape(2);
+  };
+  const int room = std::min(rows_of(keys), rows_of(values));
+  checked(keys, values, new_keys, new_values, bits, group_size, v_bits, room);
   if (start < 0 || new_keys.shape(2) > room - start) {
     fail(kQuantizeAppend, "found ", new_keys.shape(2), " rows from slot ", start,
          " on for a buffer of ", room, ", expected them within it.");
   }
-  return written(keys, values, {new_keys, new_values}, bits, value_bits, group_size, start, s);
+  return written(keys, values, {new_keys, new_values}, bits, v_bits, group_size, start, s);
 }
 
 }  // namespace mlx_h2o

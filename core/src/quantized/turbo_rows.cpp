@@ -1,9 +1,11 @@
 // Rows to codes of rotated directions and back, as MLX operations.
 #include <algorithm>
+#include <climits>
 #include <memory>
 #include <utility>
 #include <vector>
 
+#include "cpu/checks.h"
 #include "cpu/element_type.h"
 #include "cpu/new_arrays.h"
 #include "cpu/thread_pool.h"
@@ -85,23 +87,21 @@ class TurboRows : public NewArrays {
   uint32_t seed_;
 };
 
-void check_code(const char* operation, int size, int bits) {
-  const bool known = bits >= 2 && bits <= 4;
-  if (known && kernels::has_codebook(size)) return;
-  fail(operation, "rows of ", size, " elements have codes of ", bits,
-       " bits, expected a power of two of elements from 32 to 1024, and 2, 3 or 4 bits.");
+void check_size(const char* operation, int size) {
+  if (kernels::has_codebook(size)) return;
+  fail(operation, "rows have ", size, " elements, expected a power of two from 32 to 1024.");
 }
 
 }  // namespace
 
 std::vector<mx::array> encode_rows(const mx::array& rows, int bits, int seed,
                                    mx::StreamOrDevice s) {
-  check_dimensions(kEncode, "rows", rows, 4, "[B, H, N, D]");
-  if (!is_float(rows.dtype())) {
-    fail(kEncode, "rows are ", to_text(rows.dtype()), ", expected float32, float16 or bfloat16.");
-  }
-  const int size = rows.shape(3);
-  check_code(kEncode, size, bits);
+  Arguments given(kEncode);
+  mx::Shape shape;  // there may be none
+  given.array(found_rows(rows, 1, INT_MAX, shape));
+  given.one_of("bits", bits);
+  const int size = given["D"];
+  check_size(kEncode, size);
   const mx::Stream stream = cpu_stream(kEncode, s);
   const auto primitive =
       std::make_shared<TurboRows>(stream, true, size, bits, static_cast<uint32_t>(seed));
@@ -111,17 +111,14 @@ std::vector<mx::array> encode_rows(const mx::array& rows, int bits, int seed,
 
 mx::array decode_rows(const mx::array& words, const mx::array& norms, int bits, int seed,
                       mx::Dtype dtype, mx::StreamOrDevice s) {
-  check_dimensions(kDecode, "words", words, 4, "[B, H, N, D * bits / 32]");
-  const int size = bits > 0 ? words.shape(3) * 32 / bits : 0;
-  check_code(kDecode, size, bits);
-  mx::Shape expected = words.shape();
-  expected[3] = 1;
-  if (words.dtype() != mx::uint32 || norms.dtype() != mx::float32 || norms.shape() != expected ||
-      !is_float(dtype)) {
-    fail(kDecode, "words are ", to_text(words.dtype()), " and norms ", to_text(norms.dtype()), ' ',
-         to_text(norms.shape()), ", to become ", to_text(dtype), ", expected uint32, float32 ",
-         to_text(expected), " and a float dtype.");
-  }
+  Arguments given(kDecode);
+  given.code_bits(bits);
+  mx::Shape shapes[2];  // there may be none
+  const Found parts[2] = {found_rows(words, 1, INT_MAX, shapes[0]),
+                          found_rows(norms, 1, INT_MAX, shapes[1])};
+  given.rows(parts, 2);
+  if (!is_float(dtype)) fail(kDecode, "found ", to_text(dtype), ", expected a float dtype.");
+  const int size = given["D"];
   const mx::Stream stream = cpu_stream(kDecode, s);
   const auto primitive =
       std::make_shared<TurboRows>(stream, false, size, bits, static_cast<uint32_t>(seed));

@@ -1,17 +1,16 @@
 // The operation that takes scores into the moving average: checks, the MLX primitive, the
 // hand-over.
-#include <cmath>
 #include <memory>
 #include <utility>
 
 #include <mlx/backend/cpu/encoder.h>
 
 #include "attention/attention_kernel.h"
+#include "cpu/checks.h"
 #include "cpu/cpu_primitive.h"
 #include "cpu/donation.h"
 #include "cpu/strided_copy.h"
 #include "mlx_h2o/ops.h"
-#include "rows/accumulation_checks.h"
 #include "rows/accumulation_kernel.h"
 
 namespace mx = mlx::core;
@@ -72,41 +71,12 @@ void AccumulateScores::eval_cpu(const std::vector<mx::array>& inputs,
 
 }  // namespace
 
-void check_decay(const char* operation, double decay) {
-  if (decay >= 0 && decay < 1) return;  // NaN fails
-  fail(operation, "decay is ", decay, ", expected at least 0 and below 1.");
-}
-
-void check_query_count(const char* operation, int found) {
-  if (found <= kMaxScoredQueries) return;
-  fail(operation, "found ", found, " queries, expected at most ", kMaxScoredQueries, '.');
-}
-
-void check_importance(const char* operation, const mx::array& importance, int batch, int rows,
-                      int query_heads) {
-  check_dimensions(operation, "importance values", importance, 3, "[B, H, N]");
-  const mx::Shape& shape = importance.shape();
-  if (importance.dtype() != mx::float32) {
-    fail(operation, "importance is ", to_text(importance.dtype()), ", expected float32.");
-  }
-  if (shape[0] != batch || shape[2] != rows || shape[1] < 1 || query_heads % shape[1] != 0) {
-    fail(operation, "importance has shape ", to_text(shape),
-         ", expected [B, H, N] with B = ", batch, ", N = ", rows, " and H a divisor of ",
-         query_heads, '.');
-  }
-}
-
 mx::array accumulate_scores(const mx::array& importance, const mx::array& scores, double decay,
                             mx::StreamOrDevice s) {
-  check_dimensions(kAccumulateScores, "scores", scores, 4, "[B, Hq, Lq, N]");
-  check_not_empty(kAccumulateScores, "scores", scores, "[B, Hq, Lq, N]");
-  if (scores.dtype() != mx::float32) {
-    fail(kAccumulateScores, "scores are ", to_text(scores.dtype()), ", expected float32.");
-  }
-  check_importance(kAccumulateScores, importance, scores.shape(0), scores.shape(3),
-                   scores.shape(1));
-  check_query_count(kAccumulateScores, scores.shape(2));
-  check_decay(kAccumulateScores, decay);
+  Arguments given(kAccumulateScores);
+  given.array(found(importance));
+  given.array(found(scores));
+  given.number("decay", decay);
   const mx::Stream stream = cpu_stream(kAccumulateScores, s);
   kernels::simd_target();  // refuses a wrong MLX_H2O_SIMD here, not inside the stream
   return mx::array(importance.shape(), mx::float32,

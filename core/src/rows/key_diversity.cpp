@@ -5,6 +5,7 @@
 #include <mlx/backend/cpu/encoder.h>
 
 #include "cpu/array_memory.h"
+#include "cpu/checks.h"
 #include "cpu/cpu_primitive.h"
 #include "cpu/element_type.h"
 #include "cpu/strided_copy.h"
@@ -61,12 +62,7 @@ void KeyDiversity::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx
 }  // namespace
 
 mx::array key_diversity(const mx::array& keys, mx::StreamOrDevice s) {
-  check_dimensions(kKeyDiversity, "keys", keys, 4, "[B, H, N, D]");
-  check_not_empty(kKeyDiversity, "keys", keys, "[B, H, N, D]");
-  if (!is_float(keys.dtype())) {
-    fail(kKeyDiversity, "keys are ", to_text(keys.dtype()),
-         ", expected float32, float16 or bfloat16.");
-  }
+  Arguments(kKeyDiversity).array(found(keys));
   const mx::Stream stream = cpu_stream(kKeyDiversity, s);
   kernels::simd_target();  // refuses a wrong MLX_H2O_SIMD here, not inside the stream
   auto primitive = std::make_shared<KeyDiversity>(stream);

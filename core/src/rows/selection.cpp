@@ -7,6 +7,7 @@
 #include <mlx/primitives.h>
 
 #include "cpu/array_memory.h"
+#include "cpu/checks.h"
 #include "cpu/cpu_primitive.h"
 #include "cpu/encoder.h"
 #include "mlx_h2o/ops.h"
@@ -82,26 +83,14 @@ void KeepIndices::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx:
 
 mx::array keep_indices(const mx::array& scores, const mx::array& positions, int keep, int sink_size,
                        const std::optional<mx::array>& recent_start, mx::StreamOrDevice s) {
-  check_dimensions(kKeepIndices, "scores", scores, 3, "[B, H, N]");
-  check_dimensions(kKeepIndices, "positions", positions, 3, "[B, H, N]");
-  if (scores.shape() != positions.shape()) {
-    fail(kKeepIndices, "scores and positions have shapes ", to_text(scores.shape()), " and ",
-         to_text(positions.shape()), ", expected the same.");
-  }
-  check_not_empty(kKeepIndices, "scores", scores, "[B, H, N]");
-  if (scores.dtype() != mx::float32) {
-    fail(kKeepIndices, "scores are ", to_text(scores.dtype()), ", expected float32.");
-  }
-  if (positions.dtype() != mx::int32) {
-    fail(kKeepIndices, "positions are ", to_text(positions.dtype()), ", expected int32.");
-  }
-  if (keep < 1 || keep > scores.shape(2)) {
-    fail(kKeepIndices, "keep is ", keep, ", expected 1 to N = ", scores.shape(2), '.');
-  }
-  if (sink_size < 0) fail(kKeepIndices, "sink_size is ", sink_size, ", expected 0 or more.");
+  Arguments given(kKeepIndices);
+  given.array(found(scores));
+  given.array(found(positions));
+  given.integer("keep", keep);
+  given.integer("sink_size", sink_size);
   std::vector<mx::array> inputs{scores, positions};
   if (recent_start.has_value()) {
-    check_per_sequence(kKeepIndices, "recent_start", *recent_start, scores.shape(0));
+    given.per_sequence("recent_start", found(*recent_start));
     inputs.push_back(*recent_start);
   }
   const mx::Stream stream = cpu_stream(kKeepIndices, s);

@@ -9,8 +9,8 @@ import warnings
 
 import mlx.core as mx
 
+from ..operations.arguments import GROUP_SIZES
 from ..operations.backends import resolve
-from ..operations.validate_quantized import GROUP_SIZES
 from .column import Column, Layout, Parts
 
 _warned: set[tuple[int, int, int]] = set()

@@ -146,10 +146,10 @@ def fit_bytes(
 ) -> Sizing:
     """The settings with the most rows whose caches hold no more than ``max_kv_bytes``.
 
-    Without ``kv_bits`` and ``kv_format``, rows stay unquantised if the model's whole context fits.
-    Otherwise keys and values have the fewest bits at which packing changes next to nothing of this
-    model's attention, or one size fewer where less than a fifth of the tokens could stay, of 1,000
-    if ``length`` is not given.
+    Without ``kv_bits`` and ``kv_format``, rows stay unquantised if all tokens fit: those of the
+    model's context, or ``length``. Otherwise keys and values have the fewest bits at which packing
+    changes next to nothing of this model's attention; one size fewer where less than a fifth of the
+    tokens could stay, of 1,000 if ``length`` is not given; and the most with which all tokens fit.
     ``kv_bits=None`` leaves them unquantised. Without ``policy``, quantised rows have the policy
     "h2o" if the model and the other settings allow it. Nothing is computed but the probe of the
     model: the bytes are those of caches in a graph that is never evaluated.
@@ -202,7 +202,8 @@ def fit_bytes(
         scored = False
         served = packs()
     context, why = context_length(model), ""
-    fits = not known and context and measured(measuring((None, None)), context) <= limit
+    longest = min((tokens for tokens in (length, context) if tokens), default=0)
+    fits = not known and longest and measured(measuring((None, None)), longest) <= limit
     if not known and served and not fits:
         bits, why = free, "the fewest that cost nothing"
 
@@ -211,7 +212,12 @@ def fit_bytes(
 
     rows = most()
     if why and rows * SCARCE < min(length or SOME, context or SOME):
-        bits, why = _one_size_fewer(bits), "few, since less than a fifth of the tokens stay"
+        bits, why = _one_size(bits, -1), "few, since less than a fifth of the tokens stay"
+        rows = most()
+    while why and 0 < longest <= rows and (more := _one_size(bits, 1)) != bits:
+        if measured(measuring(more), longest) > limit:
+            break
+        bits, why = more, "the most that hold every token"
         rows = most()
     config = config_of(rows, bits)
     peak = nbytes_of(config, PROMPT_CHUNK)
@@ -228,9 +234,11 @@ def _free_bits(model: Module, settings: dict[str, Any]) -> _Bits:
     return keys, None if alike else values
 
 
-def _one_size_fewer(bits: _Bits) -> _Bits:
+def _one_size(bits: _Bits, step: int) -> _Bits:
+    """One size of codes more, or fewer: step 1 or -1."""
     keys, values = (
-        one if one is None else max([few for few in BITS if few < one], default=one) for one in bits
+        one if one is None else BITS[min(max(BITS.index(one) + step, 0), len(BITS) - 1)]
+        for one in bits
     )
     return keys, values
 

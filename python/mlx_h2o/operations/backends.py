@@ -22,9 +22,8 @@ from typing import Protocol, TypeVar, cast
 import mlx.core as mx
 
 from mlx_h2o.operations import composed
-from mlx_h2o.operations.requests import AttentionRequest
+from mlx_h2o.operations.arguments import StreamLike, device_of, runs_on_gpu
 from mlx_h2o.operations.resolved import Backend, Operations
-from mlx_h2o.operations.validate import StreamLike, device_of, runs_on_gpu
 
 ENVIRONMENT = "MLX_H2O_BACKEND"
 
@@ -207,17 +206,6 @@ Result = TypeVar("Result")
 def serve(definition: Callable[[Checked], Result], request: Checked) -> Result:
     """What the best back end makes of a request to the operation of this definition."""
     return resolve(request.stream, op=definition.__name__).function(definition)(request)
-
-
-def attended(request: AttentionRequest, op: str) -> tuple[mx.array, ...]:
-    """Output, scores, and what else a request to attention asked for."""
-    found = resolve(request.stream, op=op).serve_attention(request, op)
-    results = [found.out, found.scores]
-    if request.return_lse:
-        results.append(found.lse)
-    if request.return_skipped:
-        results.append(found.skipped)
-    return tuple(cast("list[mx.array]", results))
 
 
 def forget() -> None:

@@ -1,17 +1,27 @@
 """What back ends receive: arguments that are known to be right.
 
-Validation makes them of what a user passes, and ``resolved`` of what our own caches pass. They are
+``fast`` makes them of what a user passes, and ``resolved`` of what our own caches pass. They are
 made once per layer and token, so nothing here is a frozen dataclass, which takes longer to make.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import mlx.core as mx
 
+from mlx_h2o.operations import arguments
 from mlx_h2o.operations.arguments import StreamLike
+
+ATTENTION = "scaled_dot_product_attention_with_scores"
+QUANTIZED_ATTENTION = "scaled_dot_product_attention_quantized_with_scores"
+
+MASK_THRESHOLDS = {
+    mx.bool_: 0.0,
+    **{dtype: float(mx.finfo(dtype).min) / 2 for dtype in arguments.FLOATS},
+}
+"""At or below it an additive mask masks: models mask with the lowest finite value and with -inf."""
 
 Packed = tuple[mx.array, mx.array, mx.array]
 """Rows as ``mx.quantize`` packs them: words, scales and biases."""
@@ -72,13 +82,24 @@ StoredRows = mx.array | QuantizedRows | TurboRows
 """Keys or values of any kind."""
 
 
-def stored_rows(rows: mx.array | Packed | Codes, bits: int, group_size: int) -> StoredRows:
+def in_parts(rows: Any) -> Any:
+    """Rows as the parts that there are, and a list that ``mx.quantize`` made as a tuple."""
+    if isinstance(rows, list) and len(rows) == 3:
+        rows = tuple(rows)
+    if isinstance(rows, tuple) and len(rows) == 3:
+        return rows if rows[2] is not None else rows[:2] if rows[1] is not None else rows[:1]
+    return rows
+
+
+def stored_rows(rows: mx.array | Parts, bits: int, group_size: int) -> StoredRows:
     """Rows as they are handed over: an array, words and norms, or words, scales and biases."""
     if isinstance(rows, mx.array):
         return rows
+    if len(rows) == 1:
+        return rows[0]
     if len(rows) == 2:
-        return TurboRows(*rows, bits)
-    return QuantizedRows(*rows, bits, group_size)
+        return TurboRows(rows[0], rows[1], bits)
+    return QuantizedRows(rows[0], rows[1], rows[2], bits, group_size)
 
 
 @dataclass(slots=True, eq=False)
@@ -210,3 +231,82 @@ class QuantizeAppendRequest(NamedTuple):
     group_size: int
     v_bits: int
     stream: StreamLike = None
+
+
+def attention_request(
+    queries: mx.array,
+    keys: mx.array | Parts,
+    values: mx.array | Parts,
+    *,
+    scale: float,
+    mask: mx.array | str | None = None,
+    sinks: mx.array | None = None,
+    row_bias: mx.array | None = None,
+    bits: int = 8,
+    group_size: int = 64,
+    v_bits: int | None = None,
+    return_scores: bool = True,
+    return_lse: bool = False,
+    return_skipped: bool = False,
+    stream: StreamLike = None,
+    op: str = "",
+    importance: mx.array | None = None,
+    **numbers: float,
+) -> AttentionRequest:
+    """Check the arguments of an operation of attention, which introduces errors; ``numbers`` are
+    those of the table.
+
+    Raises TypeError and ValueError as ``fast`` documents.
+    """
+    keys, values = in_parts(keys), in_parts(values)
+    packed = isinstance(keys, tuple)
+    op = op or (QUANTIZED_ATTENTION if packed else ATTENTION)
+    how = {}
+    if op != ATTENTION and op != "prefill_scores":
+        how = arguments.packing(op, bits, v_bits, group_size)
+    if isinstance(mask, str) and mask != "causal":
+        raise ValueError(f"[{op}] mask is {mask!r}, expected 'causal', an array or None.")
+    pairs = None if isinstance(mask, str) else mask
+    given: tuple[Any, ...]
+    if op == "prefill_scores":  # its values are ignored
+        given = queries, keys, pairs, sinks, row_bias, importance
+    elif op == "attention_and_accumulate":
+        given = queries, keys, values, importance, pairs, sinks, row_bias
+    else:
+        given = queries, keys, values, pairs, sinks, row_bias
+    arguments.sizes(op, *given, **how)
+    if packed:
+        _check_pair(op, len(keys), len(values))
+    number = arguments.number(op, "scale", scale)
+    checked: dict[str, Any] = {n: arguments.number(op, n, value) for n, value in numbers.items()}
+    place = arguments.stream(op, stream)
+    bits = how.get("bits", bits)
+    stored = stored_rows(keys, bits, how.get("group_size", group_size))
+    threshold = 0.0
+    if pairs is not None:
+        threshold = MASK_THRESHOLDS[pairs.dtype]
+        pairs = mx.broadcast_to(pairs, (*queries.shape[:3], stored.shape[2]), stream=place)
+    return AttentionRequest(
+        queries=queries,
+        keys=stored,
+        values=stored_rows(values, how.get("v_bits", bits), group_size),
+        scale=number,
+        causal=isinstance(mask, str),
+        mask=pairs,
+        sinks=sinks,
+        mask_threshold=threshold,
+        return_scores=bool(return_scores),
+        return_lse=bool(return_lse),
+        return_skipped=bool(return_skipped),
+        stream=place,
+        row_bias=row_bias,
+        **checked,
+    )
+
+
+def _check_pair(op: str, keys: int, values: int) -> None:
+    if values == 1 or (keys, values) == (1, 3):
+        raise ValueError(
+            f"[{op}] keys and values are {keys} and {values} arrays, expected both packed, or one "
+            "array of keys beside codes."
+        )

@@ -17,6 +17,7 @@ from mlx_h2o.operations.composed import buffers, compaction, turbo
 from mlx_h2o.operations.composed import rows as composed_cache
 from mlx_h2o.operations.composed import segments as composed_segments
 from mlx_h2o.operations.requests import (
+    MASK_THRESHOLDS,
     AccumulateRequest,
     AttentionAccumulateRequest,
     AttentionRequest,
@@ -28,7 +29,6 @@ from mlx_h2o.operations.requests import (
     RetentionRequest,
     stored_rows,
 )
-from mlx_h2o.operations.validate import MASK_THRESHOLDS
 
 if TYPE_CHECKING:
     from typing import Required

@@ -13,7 +13,7 @@ public let maxScoredQueries = 128
 ///
 /// - Parameters:
 ///   - importance: C, float32 [B, H, N], NaN where a row has not been scored
-///   - scores: float32 [B, Hq, L, N], -inf or NaN where masked; Hq a multiple of H, L at most
+///   - scores: float32 [B, Hq, Lq, N], -inf or NaN where masked; Hq a multiple of H, Lq at most
 ///     ``maxScoredQueries``
 ///   - decay: a, at least 0 and below 1
 ///   - isMasked: false promises that every score is finite
@@ -30,51 +30,6 @@ public func accumulateScores(
     }[0]
 }
 
-/// What ``attentionAndAccumulate(queries:keys:values:importance:scale:kind:decay:mask:sinks:rowBias:bits:groupSize:valueBits:sparseVThreshold:stream:)``
-/// returns. Evaluating the output evaluates everything.
-public struct AccumulatedAttention {
-    /// [B, Hq, Lq, Dv], in the dtype of the queries.
-    public let output: MLXArray
-    /// float32 [B, Hkv, N].
-    public let importance: MLXArray
-}
-
-/// Attention whose scores rows accumulate; a back end need not store them.
-///
-/// - Parameters:
-///   - queries: [B, Hq, Lq, D]; at most ``maxScoredQueries``
-///   - keys: [B, Hkv, N, D], dense, packed or coded
-///   - values: [B, Hkv, N, Dv]
-///   - importance: float32 [B, Hkv, N], as in ``accumulateScores(_:scores:decay:isMasked:stream:)``
-///   - kind: `.ema`: the moving average, as there; `.mass`: to the importance are added the weights
-///     of all queries and of the query heads of the KV head (Zhang et al. 2023, H2O), where NaN
-///     counts as 0
-///   - decay: for `.ema`
-///   - bits: of packed rows, as `groupSize`, `valueBits` and `sparseVThreshold`
-/// - Throws: ``H2OError``
-public func attentionAndAccumulate<Keys: CacheRows, Values: CacheRows>(
-    queries: MLXArray, keys: Keys, values: Values, importance: MLXArray, scale: Float,
-    kind: ChunkScores = .ema, decay: Double = 0.95,
-    mask: MLXFast.ScaledDotProductAttentionMaskMode = .none, sinks: MLXArray? = nil,
-    rowBias: MLXArray? = nil, bits: Int = 8, groupSize: Int = 64, valueBits: Int? = nil,
-    sparseVThreshold: Float = 0, stream: StreamOrDevice = .default
-) throws -> AccumulatedAttention {
-    let (mode, array) = mask.arguments
-    let found = try withVector(keys.parts) { keys in
-        try withVector(values.parts) { values in
-            try results(2) { place in
-                mlx_h2o_attention_and_accumulate(
-                    place, place + 1, queries.ctx, keys, values, importance.ctx, scale,
-                    kind.rawValue, decay, mode, array.ctx, (sinks ?? .mlxNone).ctx,
-                    (rowBias ?? .mlxNone).ctx,
-                    Int32(clamping: bits), Int32(clamping: groupSize), optional(valueBits),
-                    sparseVThreshold, stream.ctx)
-            }
-        }
-    }
-    return AccumulatedAttention(output: found[0], importance: found[1])
-}
-
 /// What a chunk's queries say of each key.
 public enum ChunkScores: String, Sendable, CaseIterable {
     /// The moving average over the last queries.
@@ -87,9 +42,9 @@ public enum ChunkScores: String, Sendable, CaseIterable {
 /// by all keys.
 ///
 /// - Parameters:
-///   - queries: [B, Hq, L, D], float32, float16 or bfloat16
+///   - queries: [B, Hq, Lq, D], float32, float16 or bfloat16
 ///   - keys: [B, Hkv, N, D], the dtype of the queries
-///   - mask: for all L queries
+///   - mask: for all Lq queries
 ///   - sinks: learned logits [Hq], for `.mass`
 ///   - rowBias: float32 [B, Hkv, N], as in attention
 ///   - kind: `.ema`: exactly what ``accumulateScores(_:scores:decay:isMasked:stream:)`` gives of the

@@ -6,7 +6,7 @@ import Testing
 
 @testable import MLXH2OLM
 
-/// Caches whose rows are codes; tests/test_swift_caches.py holds them to Python's.
+/// Caches whose rows are codes; tests/languages/test_swift_caches.py holds them to Python's.
 @Suite struct CodedCacheTests {
     private func settings(
         _ format: KVFormat, _ policy: PolicyName = .window

@@ -52,18 +52,17 @@ private func prefill(
 
     private static let calls: [(String, Call)] = [
         (
-            "queries have 3 dimensions, expected 4 [B, Hq, Lq, D].",
+            "queries are float32 (4, 1, 64), expected float32, float16 or bfloat16 [B, Hq, Lq, D]",
             { try attend(queries: [4, 1, 64]) }
         ),
-        ("kept are uint32 (1, 2, 5), expected", { try folded(kept: zeros([1, 2, 5], .uint32)) }),
-        ("kept are int32 (1, 2, 4), expected", { try folded(kept: zeros([1, 2, 4], .int32)) }),
+        ("kept is uint32 (1, 2, 5), expected", { try folded(kept: zeros([1, 2, 5], .uint32)) }),
+        ("kept is int32 (1, 2, 4), expected", { try folded(kept: zeros([1, 2, 4], .int32)) }),
         (
-            "bias are float16 (1, 2, 5), expected float32 [B, H, N] = (1, 2, 5).",
+            "bias is float16 (1, 2, 5), expected float32 [B, H, N] = (1, 2, 5).",
             { try folded(bias: .float16) }
         ),
         (
-            "keys are float32 (1, 2, 5, 64) and values float32 (1, 2, 6, 32), expected as many "
-                + "rows of one float dtype.",
+            "values are float32 (1, 2, 6, 32), expected float32 [B, H, N, Dv] = (1, 2, 5, Dv)",
             { try folded(values: zeros([1, 2, 6, 32])) }
         ),
         ("values are an empty handle, expected an array", { try folded(values: .mlxNone) }),
@@ -72,18 +71,18 @@ private func prefill(
         ("group_size is 48, expected one of (32, 64, 128).", { try attend(groupSize: 48) }),
         ("bits is 2147483647, expected one of", { try attend(bits: .max) }),
         (
-            "sparse_v_threshold is 1.0, expected 0 (off) or more, and below 1.",
+            "sparse_v_threshold is 1.0, expected at least 0 and below 1.",
             { try attend(threshold: 1) }
         ),
         ("sparse_v_threshold is nan, expected a finite number.", { try attend(threshold: .nan) }),
         ("scale is inf, expected a finite number.", { try attend(scale: .infinity) }),
-        ("key words are an empty handle, expected an array", { try attend(keys: empty) }),
+        ("keys are an empty handle, expected an array", { try attend(keys: empty) }),
         (
-            "keys and values have lengths 5 and 6, expected the same.",
+            "value words are uint32 (1, 2, 6, 16), expected uint32 [B, Hkv, N, Dv * v_bits / 32]",
             { try attend(values: pack([1, 2, 6, 64])) }
         ),
         (
-            "queries have 3 heads, expected a multiple of the 2 heads",
+            "key words are uint32 (1, 2, 5, 16), expected uint32 [B, Hkv, N, D * bits / 32]",
             { try attend(queries: [1, 3, 1, 64]) }
         ),
         (
@@ -96,7 +95,7 @@ private func prefill(
         ("decay is nan, expected a finite number.", { try prefill(decay: .nan) }),
         ("queries is 0, expected at least 1.", { try prefill(counted: 0) }),
         (
-            "importance has shape (1, 2, 6), expected [B, Hkv, N] = (1, 2, 5).",
+            "importance is float32 (1, 2, 6), expected float32 [B, Hkv, N] = (1, 2, 5).",
             { try prefill(importance: [1, 2, 6]) }
         ),
         (

@@ -47,7 +47,7 @@ def append_quantized(
     start: int,
     bits: int,
     group_size: int,
-    value_bits: int,
+    v_bits: int,
     encode: Encode = turbo.encode_rows,
 ) -> list[mx.array]:
     """The same of keys and values as they are stored, for new rows [B, H, L, D] that are still to
@@ -57,7 +57,7 @@ def append_quantized(
     """
     rows = [
         *packed(new_keys, len(keys), bits, group_size, turbo.KEYS, encode),
-        *packed(new_values, len(values), value_bits, group_size, turbo.VALUES, encode),
+        *packed(new_values, len(values), v_bits, group_size, turbo.VALUES, encode),
     ]
     return append_rows([*keys, *values], rows, start)
 

@@ -26,21 +26,19 @@ from functools import cache
 
 import mlx.core as mx
 
+from mlx_h2o.operations.arguments import CODE_BITS as BITS
+from mlx_h2o.operations.arguments import CODE_SIZES
+from mlx_h2o.operations.arguments import codes_fit as serves
 from mlx_h2o.operations.requests import AttentionRequest, AttentionResult, TurboRows
 
-BITS = (2, 3, 4)
-LEAST_SIZE, LARGEST_SIZE = 32, 1024
+__all__ = ["BITS", "LARGEST_SIZE", "LEAST_SIZE", "serves"]  # beside the functions
+LEAST_SIZE, LARGEST_SIZE = CODE_SIZES
 
 KEYS, VALUES = 42, 43
 """Seeds of the signs."""
 
 _LEAST_NORM = 1e-8
 _STEPS = 100
-
-
-def serves(size: int) -> bool:
-    """Whether rows of so many elements can be kept: powers of two from 32 to 1,024."""
-    return LEAST_SIZE <= size <= LARGEST_SIZE and size & (size - 1) == 0
 
 
 @cache

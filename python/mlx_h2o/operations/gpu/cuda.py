@@ -9,6 +9,7 @@ from functools import cache
 
 import mlx.core as mx
 
+from mlx_h2o.operations.arguments import StreamLike, runs_on_gpu
 from mlx_h2o.operations.gpu import kernels, launch
 from mlx_h2o.operations.gpu.kernels import Kernel
 from mlx_h2o.operations.gpu.launches import Execute, Launch
@@ -18,7 +19,6 @@ from mlx_h2o.operations.requests import (
     AttentionRequest,
     AttentionResult,
 )
-from mlx_h2o.operations.validate import StreamLike, runs_on_gpu
 
 name = "cuda"
 

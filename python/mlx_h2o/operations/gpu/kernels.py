@@ -1,7 +1,8 @@
-"""The packaged kernel text, resolved for a set of flags.
+"""The packaged kernel text, resolved for a kernel and a set of flags.
 
-Flags change the text and the buffers of a kernel, so they are resolved here, before MLX sees
-the text: MLX declares every output and passes the source on as it is.
+Flags, and the traits that tell the kernels of a family apart, change the text and the buffers of a
+kernel, so they are resolved here, before MLX sees the text: MLX declares every output and passes
+the source on as it is.
 """
 
 from collections.abc import Callable
@@ -35,27 +36,35 @@ class Kernel:
 @cache
 def flags_of(kernel: str) -> tuple[str, ...]:
     """The flags that make a difference to this kernel, in the order of the table."""
-    pairs = (*_kernel_text.INPUTS[kernel], *_kernel_text.OUTPUTS[kernel])
-    conditions = [condition for _, condition in pairs]
-    conditions += [condition for condition, _ in _kernel_text.SEGMENTS[kernel]]
-    terms = {term.lstrip("!") for condition in conditions for term in condition.split()}
-    return tuple(flag for flag in FLAGS if flag in terms)
+    family, own = _kernel_text.KERNELS[kernel]
+    conditions = [condition for _, condition in _kernel_text.INPUTS[family]]
+    conditions += [condition for _, condition in _kernel_text.OUTPUTS[family]]
+    conditions += [condition for condition, _ in _kernel_text.SEGMENTS[family]]
+    known = {*_kernel_text.TRAITS, *own}
+    open_terms: set[str] = set()
+    for condition in conditions:
+        terms = condition.split()
+        if _holds(" ".join(term for term in terms if term.lstrip("!") in known), own):
+            open_terms |= {term.lstrip("!") for term in terms} - known
+    return tuple(flag for flag in FLAGS if flag in open_terms)
 
 
 @cache
 def resolve(kernel: str, flags: frozenset[str]) -> Kernel:
     """The kernel for these flags. Those that are on and matter to it are part of its name."""
+    family, own = _kernel_text.KERNELS[kernel]
+    on = flags | own
 
     def chosen(pairs: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
-        return tuple(item for item, condition in pairs if _holds(condition, flags))
+        return tuple(item for item, condition in pairs if _holds(condition, on))
 
     return Kernel(
         name="_".join(("h2o", kernel, *(flag for flag in flags_of(kernel) if flag in flags))),
-        inputs=chosen(_kernel_text.INPUTS[kernel]),
-        outputs=chosen(_kernel_text.OUTPUTS[kernel]),
-        template=tuple(dict.fromkeys(chosen(_kernel_text.TEMPLATE[kernel]))),
+        inputs=chosen(_kernel_text.INPUTS[family]),
+        outputs=chosen(_kernel_text.OUTPUTS[family]),
+        template=tuple(dict.fromkeys(chosen(_kernel_text.TEMPLATE[family]))),
         source="".join(
-            text for condition, text in _kernel_text.SEGMENTS[kernel] if _holds(condition, flags)
+            text for condition, text in _kernel_text.SEGMENTS[family] if _holds(condition, on)
         ),
     )
 
@@ -77,5 +86,5 @@ def compiled(
 
 
 def _holds(condition: str, flags: frozenset[str]) -> bool:
-    """Whether every flag of the condition is on, and every one written with a "!" off."""
+    """Whether every term of the condition is on, and every one written with a "!" off."""
     return all((term.lstrip("!") in flags) != term.startswith("!") for term in condition.split())

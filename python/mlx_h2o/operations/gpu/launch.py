@@ -11,8 +11,10 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
+from mlx_h2o.operations.arguments import NUMBERS
 from mlx_h2o.operations.composed import turbo
 from mlx_h2o.operations.composed.placement import placed
+from mlx_h2o.operations.gpu import kernels
 from mlx_h2o.operations.gpu.launches import (
     LANES,
     Launch,
@@ -98,25 +100,27 @@ def flags_of(request: AttentionRequest) -> frozenset[str]:
         request.is_packed and isinstance(request.keys, mx.array),
         isinstance(request.keys, TurboRows),
         isinstance(request.values, TurboRows),
+        *[getattr(request, name) != 0 for name in NUMBERS],
     )
 
 
 _FLAGS = (
     "bool_mask", "additive_mask", "sinks", "scores", "lse", "skipped", "row_bias", "dense_keys",
-    "key_codes", "value_codes",
+    "key_codes", "value_codes", *NUMBERS,
 )  # fmt: skip
 
 
 @cache
 def _flags(*on: bool) -> frozenset[str]:
-    return frozenset(name for name, is_on in zip(_FLAGS, on, strict=True) if is_on)
+    pairs = zip(_FLAGS, on, strict=True)
+    return frozenset(name for name, is_on in pairs if is_on and name in kernels.FLAGS)
 
 
 def _given(request: AttentionRequest) -> dict[str, mx.array]:
     """The buffers that come with the request."""
-    scalars: tuple[float, ...] = (request.scale, request.mask_threshold)
-    if is_sparse(request):
-        scalars = (*scalars, request.sparse_v_threshold)
+    scalars = [request.scale, request.mask_threshold, *(getattr(request, n) for n in NUMBERS)]
+    while scalars[-1] == 0 and len(scalars) > 2:
+        scalars.pop()
     given = {"queries": request.queries, "params": params(*scalars)}
     for side, rows in (("key", request.keys), ("value", request.values)):
         if isinstance(rows, mx.array):

@@ -12,6 +12,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from mlx_h2o.operations.arguments import StreamLike, runs_on_gpu
 from mlx_h2o.operations.gpu import kernels, launch
 from mlx_h2o.operations.gpu.kernels import Kernel
 from mlx_h2o.operations.gpu.launch import Text, Variant
@@ -24,7 +25,6 @@ from mlx_h2o.operations.requests import (
     StoredRows,
     TurboRows,
 )
-from mlx_h2o.operations.validate import StreamLike, runs_on_gpu
 
 name = "metal"
 

@@ -9,6 +9,7 @@ from functools import partial
 import mlx.core as mx
 
 from mlx_h2o.operations import composed
+from mlx_h2o.operations.arguments import StreamLike, runs_on_gpu
 from mlx_h2o.operations.composed import buffers, turbo
 from mlx_h2o.operations.composed import prefill as composed_prefill
 from mlx_h2o.operations.composed import rows as composed_cache
@@ -25,7 +26,6 @@ from mlx_h2o.operations.requests import (
     QuantizeAppendRequest,
     RetentionRequest,
 )
-from mlx_h2o.operations.validate import StreamLike, runs_on_gpu
 
 
 class RowKernels:

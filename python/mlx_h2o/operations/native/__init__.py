@@ -8,7 +8,7 @@ from typing import Any, cast
 import mlx.core as mx
 
 from mlx_h2o.operations import resolved
-from mlx_h2o.operations.arguments import StreamLike
+from mlx_h2o.operations.arguments import NUMBERS, StreamLike, runs_on_gpu
 from mlx_h2o.operations.composed import folding
 from mlx_h2o.operations.native.module import required as _module
 from mlx_h2o.operations.native.module import unavailable_reason as unavailable_reason
@@ -28,7 +28,6 @@ from mlx_h2o.operations.requests import (
     StoredRows,
     TurboRows,
 )
-from mlx_h2o.operations.validate import runs_on_gpu
 
 name = "native"
 
@@ -78,14 +77,14 @@ def _attend(
         row_bias=request.row_bias,
         importance=importance,
         decay=decay,
-        sparse_threshold=request.sparse_v_threshold,
         bits=bits,
-        value_bits=v_bits,
+        v_bits=v_bits,
         group_size=group_size,
         return_scores=request.return_scores and importance is None,
         return_lse=request.return_lse and importance is None,
         return_skipped=request.return_skipped,
         stream=request.stream,
+        **{name: getattr(request, name) for name in NUMBERS},
     )
     return found
 
@@ -164,7 +163,7 @@ def quantize_append(request: QuantizeAppendRequest) -> tuple[Parts, Parts]:
         request.slots,
         bits=request.bits,
         group_size=request.group_size,
-        value_bits=request.v_bits,
+        v_bits=request.v_bits,
         stream=request.stream,
     )
     return tuple(found[:count]), tuple(found[count:])
@@ -236,7 +235,7 @@ class Operations(resolved.Operations):
             keys if isinstance(keys, tuple) else (keys,),
             values if isinstance(values, tuple) else (values,),
             scale=scale, causal=causal, mask=mask, sinks=sinks,
-            sparse_threshold=sparse_v_threshold, bits=bits, value_bits=v_bits,
+            sparse_v_threshold=sparse_v_threshold, bits=bits, v_bits=v_bits,
             group_size=group_size, return_scores=return_scores, return_lse=return_lse,
             row_bias=row_bias, stream=stream,
         )  # fmt: skip
@@ -270,7 +269,7 @@ class Operations(resolved.Operations):
         out, updated = _module().attention(
             queries, _parts(keys), _parts(values), scale=scale, causal=causal, mask=mask,
             sinks=sinks, row_bias=row_bias, importance=importance, decay=decay,
-            sparse_threshold=sparse_v_threshold, bits=bits, value_bits=v_bits,
+            sparse_v_threshold=sparse_v_threshold, bits=bits, v_bits=v_bits,
             group_size=group_size,
         )  # fmt: skip
         return out, updated

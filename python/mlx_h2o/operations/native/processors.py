@@ -29,7 +29,7 @@ def set_threads(count: int | None) -> None:
         TypeError: neither an integer nor None.
     """
     if count is not None:
-        count = arguments.integer("set_threads", "count", count)
+        count = arguments.whole("set_threads", "count", count)
         if not 1 <= count <= _MOST:
             raise ValueError(f"[set_threads] count is {count}, expected 1 to {_MOST}.")
     module = native_module.module_or_none()

@@ -78,6 +78,24 @@ int mlx_h2o_scaled_dot_product_attention_quantized_with_scores(
     const mlx_array sinks /* may be null */, const mlx_array row_bias /* may be null */,
     float sparse_v_threshold, const mlx_stream s);
 
+/** Attention whose scores rows accumulate; a back end need not store them.
+ *
+ *  With the arguments and errors of mlx_h2o_scaled_dot_product_attention_with_scores, or the same
+ *  of packed rows, and of mlx_h2o_accumulate_scores; at most 128 queries.
+ *
+ *  \param[out] out [B, Hq, Lq, Dv]. Evaluating it evaluates the importance too.
+ *  \param[out] new_importance float32 [B, Hkv, N].
+ *  \param kind "ema": mlx_h2o_accumulate_scores with this `decay`. "mass": the attention mass of
+ *    Zhang et al. 2023 (H2O), to which each call adds the weights exp(score - lse) of all queries
+ *    and of the query heads of the KV head; NaN, of a row that is not scored, counts as 0.
+ */
+int mlx_h2o_attention_and_accumulate(
+    mlx_array* out, mlx_array* new_importance, const mlx_array queries, const mlx_vector_array keys,
+    const mlx_vector_array values, const mlx_array importance, float scale, const char* kind,
+    double decay, const char* mask_mode, const mlx_array mask_arr /* may be null */,
+    const mlx_array sinks /* may be null */, const mlx_array row_bias /* may be null */, int bits,
+    int group_size, mlx_optional_int v_bits, float sparse_v_threshold, const mlx_stream s);
+
 /** What a chunk of queries says of each key, summed up per KV head, in blocks: without a matrix of
  *  all queries by all keys.
  *

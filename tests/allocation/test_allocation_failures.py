@@ -1,0 +1,54 @@
+"""Memory that runs out in the native code: an error, and the next generation is as ever."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import c_api
+import c_api_build
+import native_build
+from made_once import made_once
+from paths import IMPORTS
+
+FOLDER = Path(__file__).parent
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="preloads a library, as glibc does")
+
+
+def short_of_memory(factory: pytest.TempPathFactory, script: str, *arguments: str) -> list[str]:
+    """The lines that a script writes whose memory runs out."""
+
+    def make(folder: Path) -> None:
+        flags = ("-std=gnu11", "-O1", "-shared", "-fPIC", *c_api_build.WARNINGS)
+        source, target = FOLDER / "failing_malloc.c", folder / "failing_malloc.so"
+        c_api_build.run(c_api_build.compiler("c"), *flags, source, "-o", target)
+
+    library = made_once(factory, "failing_malloc", make) / "failing_malloc.so"
+    done = subprocess.run(
+        [sys.executable, FOLDER / script, *arguments],
+        env=os.environ | {"LD_PRELOAD": str(library), "PYTHONPATH": IMPORTS},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.splitlines()
+
+
+def test_a_generation_that_gets_no_memory_ends_with_an_error(tmp_path_factory):
+    native_build.need()
+    policies = ("h2o-ema", "h2o")
+    lines = short_of_memory(tmp_path_factory, "generation.py", *policies)
+    found = {policy: int(arrays) for policy, arrays in map(str.split, lines)}
+    assert tuple(found) == policies and min(found.values()) > 4
+
+
+def test_a_call_of_c_that_gets_no_memory_has_a_status_and_a_message(tmp_path_factory):
+    c_api.required()
+    (line,) = short_of_memory(tmp_path_factory, "c_calls.py")
+    assert int(line.split()[1]) >= 3

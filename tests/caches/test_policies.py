@@ -1,0 +1,130 @@
+"""Policies: what each accumulates and how it ranks."""
+
+from __future__ import annotations
+
+import re
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+import reference
+from cache_checks import check_accumulate
+from mlx_h2o import H2OConfig, H2OKVCache, policies
+from mlx_h2o.operations.composed import ema
+from paths import ROOT
+
+
+def rows(*, keys, importance=None, positions=None, offset=100):
+    keys = mx.array(keys)
+    shape = keys.shape[:3]
+    return policies.Rows(
+        keys=keys,
+        values=keys,
+        importance=mx.zeros(shape) if importance is None else mx.array(importance),
+        positions=mx.broadcast_to(mx.arange(shape[2]), shape) if positions is None else positions,
+        offset=offset,
+    )
+
+
+@pytest.mark.parametrize("name", policies.names())
+def test_ranks_are_float32_and_one_per_row(name):
+    keys = np.random.default_rng(0).standard_normal((2, 3, 10, 8)).astype(np.float16)
+    ranks = policies.build(H2OConfig(policy=name)).rank(rows(keys=keys))
+    assert ranks.dtype == mx.float32
+    assert ranks.shape == (2, 3, 10)
+
+
+@pytest.mark.parametrize("name", ["window", "keydiff"])
+def test_policies_without_scores_ignore_them(name):
+    policy = policies.build(H2OConfig(policy=name))
+    importance = mx.array([[[1.0, float("nan")]]])
+    after = policy.accumulate(importance, mx.ones((1, 2, 1, 2)))
+    np.testing.assert_array_equal(np.array(after), np.array(importance))
+
+
+def test_h2o_is_the_moving_average():
+    check_accumulate(ema.accumulate)
+
+
+def test_h2o_by_hand():
+    policy = policies.build(H2OConfig(policy="h2o-ema", decay=0.75))
+    before = mx.array([[[1.0, float("nan"), 2.0, float("nan")]]])
+    # Two query heads, one KV head. Row 1 is new, row 2 is seen by one head, row 3 by none.
+    scores = mx.array([[[[4.0, -6.0, -np.inf, -np.inf]], [[-8.0, 2.0, 5.0, -np.inf]]]])
+    after = np.array(policy.accumulate(before, scores))
+    np.testing.assert_allclose(after, [[[0.75 * 1 + 0.25 * 2, 2.0, 1.5 + 1.25, np.nan]]])
+
+
+def test_h2o_several_queries_equal_one_after_the_other():
+    rng = np.random.default_rng(1)
+    scores = rng.standard_normal((1, 4, 20, 30)).astype(np.float32)
+    scores[rng.random(scores.shape) < 0.3] = -np.inf
+    together = single = mx.full((1, 2, 30), mx.nan)
+    together = ema.accumulate(together, mx.array(scores), decay=0.9)
+    for query in range(scores.shape[2]):
+        single = ema.accumulate(single, mx.array(scores[:, :, query : query + 1]), decay=0.9)
+    np.testing.assert_allclose(np.array(together), np.array(single), rtol=1e-5)
+
+
+def test_a_score_that_is_nan_counts_as_masked():
+    before = mx.array([[[1.0, 2.0]]])
+    after = ema.accumulate(before, mx.array([[[[float("nan"), 2.0]]]]), decay=0.5)
+    assert after.tolist() == [[[1.0, 2.0]]]
+
+
+def test_decay_0_keeps_the_last_score():
+    scores = mx.array([[[[3.0, 1.0], [5.0, -np.inf]]]])
+    after = ema.accumulate(mx.full((1, 1, 2), mx.nan), scores, decay=0.0)
+    assert after.tolist() == [[[5.0, 1.0]]]
+
+
+def test_window_ranks_by_age_at_any_position():
+    start = 2**29
+    positions = mx.arange(start, start + 5)[None, None]
+    ranks = policies.build(H2OConfig(policy="window")).rank(
+        rows(keys=np.zeros((1, 1, 5, 4), np.float32), positions=positions, offset=start + 5)
+    )
+    assert ranks.tolist() == [[[-5.0, -4.0, -3.0, -2.0, -1.0]]]
+
+
+def test_keydiff_is_minus_the_cosine_with_the_mean_direction():
+    keys = np.random.default_rng(2).standard_normal((2, 2, 12, 8)).astype(np.float32)
+    ranks = np.array(policies.build(H2OConfig(policy="keydiff")).rank(rows(keys=keys)))
+    np.testing.assert_allclose(ranks, reference.key_diversity(keys), atol=1e-6)
+
+
+def test_keydiff_of_keys_without_a_direction_is_finite():
+    keys = np.zeros((1, 1, 4, 8), np.float32)
+    policy = policies.build(H2OConfig(policy="keydiff"))
+    assert np.array(policy.rank(rows(keys=keys))).tolist() == [[[0.0] * 4]]
+    keys[0, 0, :2, 0] = [1.0, -1.0]  # two that cancel: no mean direction either
+    assert np.isfinite(np.array(policy.rank(rows(keys=keys)))).all()
+
+
+def test_keydiff_evicts_the_key_most_like_the_others():
+    keys = np.array([[[[1, 0.1], [1, 0], [1, -0.3], [-1, 0.2]]]], np.float32)
+    ranks = np.array(policies.build(H2OConfig(policy="keydiff")).rank(rows(keys=keys)))[0, 0]
+    assert ranks.argmin() == 1
+    assert ranks.argmax() == 3
+
+
+def test_the_policy_of_the_documentation_works(monkeypatch):
+    """docs/design.md: its example, added to the table, evicts."""
+    page = (ROOT / "docs" / "design.md").read_text()
+    example = re.search(r"```python\n(.*?)```", page, re.DOTALL).group(1)
+    written: dict = {}
+    exec(example, written)
+    monkeypatch.setitem(policies._POLICIES, "value-norm", written["ValueNorm"])
+    sizes = {"max_kv_size": 4, "sink_size": 1, "recent_size": 1, "evict_every": 1}
+    cache = H2OKVCache(H2OConfig(policy="value-norm", **sizes))
+    for length in (1.0, 3.0, 2.0, 5.0, 4.0, 0.5):
+        row = mx.full((1, 1, 1, 2), length)
+        cache.update_and_fetch(row, row)
+    assert sorted(cache.values[0, 0, :, 0].tolist()) == [0.5, 1.0, 4.0, 5.0]
+
+
+def test_the_table_of_the_documentation_is_complete():
+    page = (ROOT / "docs" / "design.md").read_text()
+    page, _, _ = page.partition("## Policies")[2].partition("### Measured")
+    assert tuple(re.findall(r"^\| `([\w-]+)` \|", page, re.MULTILINE)) == policies.names()

@@ -1,0 +1,256 @@
+"""Room for all rows at once: the same rows, nothing allocated for them, pages given back."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+import mlx_h2o
+from mlx_h2o import H2OConfig, H2OKVCache
+from mlx_h2o.caches.quantized import evicting_cache
+from mlx_h2o.operations.backends import resolve, use_backend
+
+HEADS, SIZE = 2, 64
+COLUMNS: dict[str, dict[str, Any]] = {
+    "dense": {},
+    "8": {"kv_bits": 8, "policy": "h2o-ema"},
+    "turbo3": {"kv_format": "turbo3"},
+    "h2o": {"kv_bits": 4, "policy": "h2o"},
+}
+PAGE = resource.getpagesize()
+
+
+@pytest.fixture
+def by_pages() -> None:
+    with use_backend("native"):
+        if not resolve().commits_pages():
+            pytest.skip("this system does not take and give back memory by pages")
+
+
+def rows(count: int, seed: int = 0, batch: int = 1) -> tuple[mx.array, mx.array, mx.array]:
+    rng = np.random.default_rng(seed)
+    queries, keys, values = (
+        mx.array(rng.standard_normal((batch, heads, count, SIZE)).astype(np.float32))
+        for heads in (2 * HEADS, HEADS, HEADS)
+    )
+    return queries, keys, values
+
+
+def step(cache: Any, seed: int, count: int = 1, batch: int = 1) -> mx.array:
+    q, k, v = rows(count, seed, batch)
+    mask = cache.make_mask(count)
+    out = cache.attend(q, *cache.update_and_fetch(k, v), scale=SIZE**-0.5, mask=mask)
+    mx.eval(out)
+    return out
+
+
+def address(array: mx.array) -> int:
+    """Of its first byte."""
+    return np.asarray(array.view(mx.uint8)).__array_interface__["data"][0]
+
+
+def same(one: Any, other: Any) -> None:
+    for name in ("keys", "values", "scores", "positions"):
+        pairs = zip(_arrays(getattr(one, name)), _arrays(getattr(other, name)), strict=True)
+        assert all(mx.array_equal(a, b, equal_nan=a.dtype == mx.float32).item() for a, b in pairs)
+
+
+def _arrays(found: Any) -> tuple[mx.array, ...]:
+    return found if isinstance(found, tuple) else (found,)
+
+
+@pytest.mark.parametrize("backend", ["native", "composed"])
+@pytest.mark.parametrize("kind", COLUMNS)
+def test_the_rows_are_those_of_a_cache_that_grows(kind: str, backend: str) -> None:
+    """A prompt beyond the budget, evictions, drafts that go back."""
+    config = {"max_kv_size": 48, "speculative": 2, **COLUMNS[kind]}
+    with use_backend(backend):
+        plain, ahead = pair(config)
+        for seed, count in enumerate([20, 60, 1, 3, 1, 1, 3, 1]):
+            outs = [step(cache, seed, count) for cache in (plain, ahead)]
+            assert mx.array_equal(*outs).item()
+            if count == 3:
+                assert plain.trim(2) == ahead.trim(2) == 2
+        same(plain, ahead)
+
+
+@pytest.mark.parametrize("kind", COLUMNS)
+def test_so_are_those_of_batches(kind: str) -> None:
+    """Made of copies, of which a sequence leaves."""
+    caches = pair({"max_kv_size": 48, **COLUMNS[kind]})
+    for seed, count in enumerate([70, 1, 1]):
+        for cache in caches:
+            step(cache, seed, count)
+    batches = [type(one).merge([one, one]) for one in caches]
+    for seed in range(50, 60):
+        outs = [step(cache, seed, batch=2) for cache in batches]
+        assert mx.array_equal(*outs).item()
+    for batch in batches:
+        batch.filter(mx.array([1]))
+        step(batch, 70)
+    same(*[batch.extract(0) for batch in batches])
+
+
+def pair(config: dict[str, Any]) -> list[Any]:
+    """A cache whose room grows, and one whose room is made at once."""
+    return [evicting_cache(H2OConfig(**config, preallocate=ahead)) for ahead in (False, True)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["dense", "8", "turbo3"])
+def test_rows_stay_where_they_are(kind: str) -> None:
+    settings = {name: value for name, value in COLUMNS[kind].items() if name != "policy"}
+    places = []
+    for ahead in (2000, False):
+        cache = evicting_cache(H2OConfig(max_kv_size=None, preallocate=ahead, **settings))
+        found = set()
+        for seed in range(600):
+            step(cache, seed)
+            found.add(tuple(address(part) for part in cache._table.tail.keys.parts))
+        places.append(len(found))
+    assert places[0] == 1 < places[1]
+
+
+@pytest.mark.parametrize("bits", [None, 4])
+def test_folding_writes_in_place(bits: int | None) -> None:
+    cache = evicting_cache(H2OConfig(max_kv_size=64, policy="h2o", kv_bits=bits))
+    places = set()
+    for seed in range(72):
+        step(cache, seed)
+        if seed > 64:
+            tail = cache._table.tail  # a list of the arrays would hold them until the next step
+            places.add(tuple(address(part) for part in (*tail.keys.parts, *tail.values.parts)))
+    assert len(places) == 1
+
+
+def test_memory_is_taken_as_rows_come_and_given_back(by_pages: None) -> None:
+    cache = H2OKVCache(H2OConfig(max_kv_size=None, policy="window", preallocate=32768))
+    row, sides = SIZE * 4, 2 * HEADS
+    for count in (1000, 3000):
+        step(cache, count, count)
+        taken = cache.offset * row * sides
+        assert taken <= cache.nbytes <= taken + 2 * PAGE * sides
+    assert cache._table.tail.keys.parts[0].shape[2] >= 32768
+    assert cache.trim(3900) == 3900
+    assert cache.nbytes <= 100 * row * sides + 2 * PAGE * sides
+    before = cache.keys
+    step(cache, 1)
+    assert mx.array_equal(cache.keys[:, :, :100], before).item()
+
+
+def test_bytes_are_within_the_budget_after_a_chunk(by_pages: None) -> None:
+    cache = H2OKVCache(H2OConfig(max_kv_size=200, policy="window", preallocate=True))
+    row, sides = SIZE * 4, 2 * HEADS
+    for count in (1500, 700):
+        handed = cache.update_and_fetch(*rows(count)[1:])
+        mx.eval(handed)
+        assert cache.held_nbytes > count * row * sides
+        del handed
+        mx.eval(cache.state)
+        positions = 200 * 4 * HEADS
+        assert cache.nbytes <= 200 * row * sides + positions + 2 * PAGE * sides
+
+
+def test_the_process_holds_what_rows_need(by_pages: None) -> None:
+    """Of 32 MB that are reserved: what rows have come, and after trimming what rows are left."""
+    cache = H2OKVCache(H2OConfig(max_kv_size=None, policy="window", preallocate=32768))
+    append(cache, 16)
+    start = resident()
+    append(cache, 1000)
+    assert resident() - start < 4_000_000
+    for _ in range(23):
+        append(cache, 1000)
+    full = resident()
+    assert full - start > 20_000_000
+    assert cache.trim(23_000) == 23_000
+    assert full - resident() > 18_000_000
+
+
+def test_the_process_gives_back_what_leaves_a_window(by_pages: None) -> None:
+    """A prompt of 24,000 tokens in one chunk, of which 1,000 stay; at the second eviction."""
+    cache = H2OKVCache(H2OConfig(max_kv_size=1000, policy="window", preallocate=32768))
+    append(cache, 24_000)
+    full = resident()
+    for _ in range(64):
+        append(cache, 1)
+    assert cache.size() <= 1000
+    assert full - resident() > 18_000_000
+
+
+def append(cache: Any, count: int) -> None:
+    _, k, v = rows(count)
+    mx.eval(cache.update_and_fetch(k, v))
+
+
+def resident() -> int:
+    """Bytes of this process that are in memory, but for those that MLX keeps for later."""
+    mx.clear_cache()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
+
+
+def test_what_somebody_holds_is_not_given_back(by_pages: None) -> None:
+    cache = H2OKVCache(H2OConfig(max_kv_size=None, policy="window", preallocate=8192))
+    _, k, v = rows(4000)
+    keys, _ = cache.update_and_fetch(k, v)
+    mx.eval(keys)
+    assert cache.trim(3900) == 3900
+    assert mx.array_equal(keys, k).item()
+    del keys
+    assert cache._table.tail.keys.nbytes < 2 * k.nbytes
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kind", COLUMNS)
+def test_ten_thousand_tokens_take_no_more_memory(kind: str) -> None:
+    """Of MLX, and of the whole process, once a budget is full."""
+    cache = evicting_cache(H2OConfig(max_kv_size=256, preallocate=True, **COLUMNS[kind]))
+    for seed in range(500):
+        step(cache, seed)
+    mx.reset_peak_memory()
+    step(cache, 0)
+    peak, process = mx.get_peak_memory(), _highest()
+    places = set()
+    for seed in range(10_000):
+        step(cache, seed)
+        tail = cache._table.tail
+        places.add(tuple(address(part) for part in (*tail.keys.parts, *tail.values.parts)))
+        del tail
+    assert len(places) == 1  # no step allocates rows
+    # A group of rows leaves, or is folded, with arrays of its own: some hundred kilobytes.
+    assert mx.get_peak_memory() <= peak + 500_000
+    assert _highest() <= process + 4_000_000
+
+
+def _highest() -> int:
+    """Bytes of the process when it was largest."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+@pytest.mark.slow
+def test_generation_writes_the_same_text() -> None:
+    model, tokenizer = mlx_h2o.load("demo")
+    prompt = "The sea was calm, and the ship went on. " * 12
+    texts = [
+        mlx_h2o.generate(model, tokenizer, prompt, max_tokens=8, max_kv_size=64, preallocate=ahead)
+        for ahead in (False, True)
+    ]
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"preallocate": -1}, "preallocate is -1"),
+        ({"preallocate": "all"}, "preallocate is 'all'"),
+        ({"preallocate": True, "max_kv_size": None}, "expected a number of rows"),
+        ({"preallocate": True, "kv_bits": 8, "light_bits": 4}, "mixed precision"),
+    ],
+)
+def test_what_cannot_be_is_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        H2OConfig(**settings)

@@ -1,0 +1,416 @@
+"""Sequences that share the rows of a prefix: each is as it is alone, the rows are there once."""
+
+from __future__ import annotations
+
+import copy
+
+import mlx.core as mx
+import mlx_lm
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+from mlx_lm.generate import BatchGenerator
+from mlx_lm.models import cache as mlx_lm_cache
+
+from lm.test_batch_generate import tiny_gemma3
+from mlx_h2o import (
+    BatchH2OKVCache,
+    H2OConfig,
+    H2OKVCache,
+    batch_generate,
+    load_prompt_cache,
+    make_prompt_cache,
+    routing,
+    save_prompt_cache,
+)
+from mlx_h2o.caches import scored
+from mlx_h2o.caches.prefix import Prefix
+from mlx_h2o.lm.sharing import common_tokens
+from mlx_h2o.operations import segments
+from prefix_checks import LENGTH, PACKED, PREFIX, PROMPTS, SMALL, alone, merged, ran, standing
+from routing_checks import mlx_lm_stays_as_it_is
+from tiny_models import random_prompt, tiny_llama, tiny_qwen3, tiny_tokenizer
+
+__all__ = ["mlx_lm_stays_as_it_is"]  # a fixture around every test
+
+pytestmark = pytest.mark.downstream
+
+SETTINGS = {
+    "small": SMALL,
+    "8 bits": SMALL | PACKED,
+    "K8 V4": SMALL | PACKED | {"v_bits": 4, "sparse_v": 1e-6},
+    "codes": SMALL | {"kv_format": "turbo3"},
+    "large": {"max_kv_size": 400, "prefix_size": LENGTH},
+    "protects more than is shared": {"max_kv_size": 80, "prefix_size": LENGTH + 9},
+    "shares less than is common": {"max_kv_size": 80, "prefix_size": 40, "evict_every": 1},
+    "sinks behind it": {"max_kv_size": 80, "prefix_size": 40, "sink_size": 45},
+    "one choice for all heads": SMALL | {"shared_heads": True},
+}
+
+
+def kept(cache) -> list:
+    return np.sort(np.array(cache.positions)[0], axis=1).tolist()
+
+
+def answered(model, shared: bool | None, prompts=PROMPTS, count: int = 24, **given):
+    return batch_generate(
+        model, tiny_tokenizer(), prompts, max_tokens=count, share_prefix=shared,
+        return_prompt_caches=True, return_token_ids=True, **given,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.matrix(12)
+@pytest.mark.parametrize("step", [8, 24])  # what attention reads in parts, and what at once
+@pytest.mark.parametrize("rows", SETTINGS)
+@pytest.mark.parametrize(
+    "policy",
+    ["window", "keydiff", "h2o", "h2o-ema", "h2o-sum", "tova", "snapkv", "value-aware", "mix"],
+)
+def test_answers_and_rows_are_those_of_each_alone(policy, rows, step):
+    model, given = tiny_qwen3(head_dim=32), SETTINGS[rows] | {"policy": policy}
+    found = answered(model, True, prefill_step_size=step, **given)
+    apart = answered(model, False, prefill_step_size=step, **given)
+    for prompt, tokens, ours, others in zip(
+        PROMPTS, found.token_ids, found.caches, apart.caches, strict=True
+    ):
+        # Chunks end at the same places, as lengths and steps are chosen.
+        if given["prefix_size"] % step == 0:
+            assert tokens == alone(model, prompt, step=step, **given)
+        for one, other in zip(ours, others, strict=True):
+            shared = min(LENGTH, given["prefix_size"])
+            assert (one.prefix_rows, other.prefix_rows) == (shared, 0)
+            assert (one.size(), one.evicted) == (other.size(), other.evicted)
+            assert one.offset == other.offset == len(prompt) + 24
+            assert given["prefix_size"] % step or kept(one) == kept(other)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [tiny_llama, tiny_gemma3])
+def test_other_models(make):
+    """Llama without grouped heads; gemma3, two of three layers of which have windows."""
+    model = make()
+    found = answered(model, True, prefill_step_size=24, **SMALL)
+    assert found.caches[0][-1].prefix_rows == LENGTH
+    for prompt, tokens in zip(PROMPTS, found.token_ids, strict=True):
+        assert tokens == alone(model, prompt, **SMALL)
+
+
+def test_an_unbounded_cache_shares_all_that_is_common():
+    model, config = tiny_qwen3(), H2OConfig(max_kv_size=None)
+    found = answered(model, None, max_kv_size=config)
+    assert {cache.prefix_rows for one in found.caches for cache in one} == {LENGTH}
+    for prompt, tokens in zip(PROMPTS, found.token_ids, strict=True):
+        assert tokens == alone(model, prompt, max_kv_size=config)
+
+
+@pytest.mark.matrix(2)
+@pytest.mark.parametrize("rows", [{}, PACKED])
+@pytest.mark.parametrize("policy", ["keydiff", "h2o-ema", "tova"])
+def test_logits_are_close_to_those_alone(policy, rows):
+    model, given = tiny_qwen3(head_dim=32), {"policy": policy, **rows}
+    batch = merged(standing(model, **given))
+    single = [make_prompt_cache(model, **SMALL | given) for _ in range(3)]
+    for caches in single:
+        ran(model, caches, [PREFIX[:24]])
+        ran(model, caches, [PREFIX[24:]])
+    for turn, length in enumerate((20, 1, 7, 30, *[1] * 20)):
+        tokens = [random_prompt(length, seed=10 * turn + line) for line in range(3)]
+        found = ran(model, batch, tokens)
+        expected = np.concatenate(
+            [ran(model, one, [own]) for one, own in zip(single, tokens, strict=True)]
+        )
+        np.testing.assert_allclose(found, expected, rtol=2e-4, atol=2e-4)
+    assert batch[0].evicted > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["h2o-ema", "keydiff"])
+def test_there_are_never_more_rows_than_the_budget_and_sequences_come_and_go(policy):
+    model = tiny_qwen3()
+    prompts = [PREFIX + random_prompt(3 + 6 * place, seed=place) for place in range(5)]
+    limits, tokens, ended = [3, 40, 11, 25, 18], {uid: [] for uid in range(5)}, {}
+    given = SMALL | {"policy": policy, "max_kv_size": 64}
+    caches = standing(model, 5, **given)
+    shared = caches[0][0]._prefix
+    with routing(model):
+        batches = BatchGenerator(
+            model, completion_batch_size=3, prefill_batch_size=2, prefill_step_size=24
+        )
+        uids = batches.insert([p[LENGTH:] for p in prompts[:3]], limits[:3], caches[:3])
+        for turn in range(400):
+            if turn == 12:
+                uids += batches.insert([p[LENGTH:] for p in prompts[3:]], limits[3:], caches[3:])
+            _, responses = batches.next()
+            for response in responses:
+                tokens[response.uid].append(response.token)
+                if response.finish_reason is not None:
+                    ended[response.uid] = response.prompt_cache
+            held = batches._generation_batch.prompt_cache
+            assert all(cache.size() <= 64 for cache in held)
+            assert all(cache._prefix is shared for cache in held[:1])
+            if len(ended) == 5:
+                break
+        batches.close()
+    for uid, prompt, limit in zip(uids, prompts, limits, strict=True):
+        assert tokens[uid] == alone(model, prompt, limit, **given)
+        assert ended[uid][0]._prefix is shared
+        assert ended[uid][0].size() == min(64, len(prompt) + limit)
+
+
+def test_bytes_of_shared_rows_count_once():
+    model = tiny_qwen3()
+    batch = merged(standing(model))[0]
+    row = 2 * 2 * 16 * 4  # a key and a value in two heads
+    assert (batch.nbytes, batch.size(), batch.empty()) == (LENGTH * row, LENGTH, False)
+    ran(model, [batch, merged(standing(model))[1]], [[1, 2], [3, 4], [5, 6]])
+    own = sum(array.nbytes for _, array in tree_flatten(list(batch.state[:4])))
+    assert batch.nbytes - LENGTH * row <= own
+    assert batch.extract(1).nbytes >= (LENGTH + 2) * row
+    whole = batch.unshared()
+    assert whole.nbytes >= 3 * (LENGTH + 2) * row
+    assert whole.prefix_rows == 0 and batch.prefix_rows == LENGTH
+
+
+def same_rows(one, other) -> None:
+    """All rows are there, shared or not, to the bit."""
+    assert (one.size(), one.evicted) == (other.size(), other.evicted)
+    for name in ("keys", "values", "positions"):
+        for found, expected in zip(
+            tree_flatten([getattr(one, name)]), tree_flatten([getattr(other, name)]), strict=True
+        ):
+            np.testing.assert_array_equal(np.array(found[1]), np.array(expected[1]), err_msg=name)
+    assert np.array(one.offset).tolist() == np.array(other.offset).tolist()
+
+
+@pytest.mark.parametrize("rows", [{}, PACKED])
+def test_sequences_on_other_rows_take_copies(rows):
+    model = tiny_qwen3(head_dim=32)
+    first, second = standing(model, 2, **rows), standing(model, 1, **rows)
+    ran(model, first[0], [PROMPTS[0][LENGTH:]])
+    unshared = [one.unshared() for one in first[0]]
+    same_rows(first[0][0], unshared[0])
+    none = make_prompt_cache(model, **SMALL | rows)
+    for others in (second[0], unshared, none):
+        mixed = H2OKVCache.merge([first[0][0], others[0]])
+        assert mixed.prefix_rows == 0
+        same_rows(mixed.extract(0), first[0][0])
+    together, apart = H2OKVCache.merge([one[0] for one in first]), H2OKVCache.merge([unshared[0]])
+    together.extend(apart)
+    assert together.prefix_rows == 0
+    same_rows(together.extract(0), first[0][0])
+    same_rows(together.extract(2), first[0][0])
+    nobody = BatchH2OKVCache(first[0][0].config)
+    nobody.extend(H2OKVCache.merge([one[0] for one in first]))
+    assert nobody._prefix is first[0][0]._prefix
+
+
+@pytest.mark.slow
+def test_copies_of_every_kind_go_on_alike(tmp_path):
+    model = tiny_qwen3()
+    given, whole = standing(model, 1)[0], make_prompt_cache(model, **SMALL)
+    ran(model, whole, [PREFIX])
+    for caches in (given, whole):
+        ran(model, caches, [PROMPTS[1][LENGTH:]])
+        ran(model, caches, [[9]])
+    files = [tmp_path / name for name in ("ours.safetensors", "mlx_lm.safetensors")]
+    save_prompt_cache(files[0], given, model=model)
+    mlx_lm_cache.save_prompt_cache(str(files[1]), given)
+    found = {
+        "file": load_prompt_cache(files[0], model=model),
+        "file of mlx_lm": load_prompt_cache(files[1]),
+        "state": [H2OKVCache.from_state(one.state) for one in given],
+        "batch": [
+            BatchH2OKVCache.from_state(H2OKVCache.merge([one, one]).state).extract(1)
+            for one in given
+        ],
+        "copy": copy.deepcopy(given),
+        "unshared": [one.unshared() for one in given],
+    }
+    shares = {name: caches[0].prefix_rows for name, caches in found.items()}
+    assert shares == dict.fromkeys(found, LENGTH) | {"file": 0, "unshared": 0}
+    for caches in found.values():
+        same_rows(caches[0], given[0])
+    for turn in range(10):
+        expected = ran(model, whole, [[turn]])
+        for caches in found.values():
+            np.testing.assert_allclose(ran(model, caches, [[turn]]), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_a_trim_that_reaches_into_the_prefix_takes_rows_of_its_own():
+    model = tiny_qwen3()
+    first, second = standing(model, 2)
+    ran(model, first, [[1, 2, 3]])
+    assert [cache.trim(2) for cache in first] == [2, 2]
+    assert (first[0].prefix_rows, first[0].offset) == (LENGTH, LENGTH + 1)
+    assert [cache.trim(11) for cache in first] == [11, 11]
+    assert (first[0].prefix_rows, first[0].size(), first[0].offset) == (0, 38, 38)
+    found = ran(model, first, [PREFIX[38:]])[:, -1]
+    fresh = make_prompt_cache(model, **SMALL)
+    np.testing.assert_allclose(found, ran(model, fresh, [PREFIX])[:, -1], rtol=1e-4, atol=1e-4)
+    assert second[0].prefix_rows == second[0].size() == LENGTH  # as it was
+
+
+def test_rows_that_are_set_are_its_own():
+    first, second = standing(tiny_qwen3(), 2)
+    before = np.array(second[0].keys)
+    first[0].keys = mx.zeros_like(first[0].keys)
+    assert first[0].prefix_rows == 0 and not np.array(first[0].keys).any()
+    np.testing.assert_array_equal(np.array(second[0].keys), before)
+
+
+# What is refused
+
+
+def held(tokens: int = 40, **given):
+    cache = H2OKVCache(H2OConfig(**{"max_kv_size": 64, "prefix_size": 36} | given), name="one")
+    rows = mx.ones((1, 2, tokens, 32))
+    keys, values = cache.update_and_fetch(rows, rows)
+    if isinstance(keys, mx.array):
+        cache.attend(mx.ones((1, 4, tokens, 32)), keys, values, scale=0.2, mask="causal")
+    return cache
+
+
+@pytest.mark.parametrize(
+    ("settings", "rows", "said"),
+    [
+        ({}, 37, r"share\] rows is 37, expected 1 to 36: .* holds 40 and keeps the first 36"),
+        ({}, 0, "rows is 0, expected 1 to 36"),
+        ({"max_kv_size": None}, 41, "rows is 41, expected 1 to 40"),
+        ({"prefix_size": 0}, 4, "rows is 4, expected 1 to 0"),
+        ({"speculative": 2}, 36, "has speculation, expected none of that"),
+    ],
+)
+def test_rows_that_cannot_be_shared(settings, rows, said):
+    with pytest.raises(ValueError, match=said):
+        held(**settings).share(rows)
+
+
+def test_kinds_that_share_nothing():
+    mixed = H2OConfig(max_kv_size=64, kv_bits=8, light_bits=4, prefix_size=36)
+    with pytest.raises(ValueError, match="found|mixed precision"):
+        make_prompt_cache(tiny_qwen3(head_dim=32), mixed)[0].share(36)
+    with pytest.raises(ValueError, match="several sequences"):
+        H2OKVCache.merge([held()]).share(36)
+    cache = held()
+    cache.share(36)
+    assert (cache.prefix_rows, cache.size(), cache.offset) == (36, 40, 40)
+    with pytest.raises(ValueError, match="shared rows already"):
+        cache.share(10)
+    with pytest.raises(ValueError, match=r"keys are .*expected .* H = 2"):
+        cache.update_and_fetch(mx.ones((1, 3, 1, 32)), mx.ones((1, 3, 1, 32)))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"max_kv_size": 80}, "begin with the same 48 tokens, of which the first 0 are never"),
+        ({"prompts": [PREFIX, PREFIX[:9] + [1] * 9], **SMALL}, "the same 9 tokens, of which"),
+        ({"logits_processors": [lambda tokens, logits: logits], **SMALL}, "logits_processors is"),
+        ({**SMALL, **PACKED, "light_bits": 4}, "layer 0 has mixed precision, whose rows change"),
+    ],
+)
+def test_a_batch_says_why_it_cannot_share(given, said):
+    model = tiny_qwen3(head_dim=32)
+    with pytest.raises(ValueError, match=rf"\[batch_generate\] share_prefix is True, and .*{said}"):
+        answered(model, True, **given)
+    found = answered(model, None, count=2, **given)  # and does without, where it may
+    assert all(cache.prefix_rows == 0 for one in found.caches for cache in one)
+
+
+def test_prompt_caches_of_the_caller_are_as_they_are():
+    model = tiny_qwen3()
+    caches = [make_prompt_cache(model, **SMALL) for _ in PROMPTS]
+    with pytest.raises(ValueError, match="prompt_caches is given"):
+        answered(model, True, prompt_caches=caches)
+    ready = standing(model)
+    prompts = [prompt[LENGTH:] for prompt in PROMPTS]
+    found = answered(model, None, prompts, prompt_caches=ready, prefill_step_size=24)
+    assert found.caches[0][0]._prefix is ready[0][0]._prefix
+    for prompt, tokens in zip(PROMPTS, found.token_ids, strict=True):
+        assert tokens == alone(model, prompt, **SMALL)
+
+
+def test_without_our_attention_nothing_is_silently_wrong():
+    """mlx_lm's own would see nothing of the prefix."""
+    model = tiny_qwen3()
+    for policy in ("window", "h2o-ema"):
+        caches = standing(model, 1, policy=policy)[0]
+        assert all(cache.needs_routing for cache in caches)
+        with pytest.raises(ValueError, match=r"layer 0 shares its first 48 rows.*routing\(model\)"):
+            model(mx.array([[1]]), cache=caches)
+    cache = standing(model, 1)[0][0]
+    rows = mx.ones((1, 2, 1, 16))
+    cache.update_and_fetch(rows, rows)
+    with pytest.raises(RuntimeError, match="got no attention .* shares its first 48 rows"):
+        cache.update_and_fetch(rows, rows)
+
+
+def test_a_model_that_changes_the_keys_before_attention_is_refused():
+    model = tiny_qwen3()
+    cache = standing(model, 1)[0][0]
+    rows = mx.ones((1, 2, 1, 16))
+    keys, values = cache.update_and_fetch(rows, rows)
+    with routing(model), pytest.raises(ValueError, match="computes with the keys"):
+        attention = mlx_lm.models.qwen3.scaled_dot_product_attention
+        attention(mx.ones((1, 4, 1, 16)), keys + 1, values, cache=cache, scale=1.0, mask=None)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "expected"),
+    [
+        ([[1, 2, 3], [1, 2, 4]], 2),
+        ([[1, 2], [1, 2]], 1),
+        ([[1, 2, 3], [1, 2]], 1),
+        ([[5, 1], [6, 1]], 0),
+        ([[7, 8, 9]], 2),
+        ([[7], [7, 8]], 0),
+        ([[1, 2, 3, 4], [1, 2, 3, 5], [1, 9, 3, 4]], 1),
+    ],
+)
+def test_common_tokens(prompts, expected):
+    assert common_tokens(prompts) == expected
+
+
+# What would go unnoticed if these checks were weaker
+
+
+FAULTS = {
+    "no merge": lambda *given, shared, **options: MERGED(*given, **options),
+    "own weights": lambda *given, shared, **options: MERGED(
+        *given, shared=shared, **options
+    )._replace(lse=MERGED(*given, **options).lse),
+    "heads of another sequence": lambda array, batch: array.reshape(batch, -1, *array.shape[3:]),
+    "no mask": lambda self, keys, values, mask: (*BEFORE(self, keys, values, mask)[:2], None),
+}
+PLACES = {
+    "no merge": (scored, "merged_attention"),
+    "own weights": (scored, "merged_attention"),
+    "heads of another sequence": (segments, "_turned"),
+    "no mask": (Prefix, "before"),
+}
+MERGED, BEFORE = scored.merged_attention, Prefix.before
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_noticed(fault, monkeypatch):
+    monkeypatch.setattr(*PLACES[fault], FAULTS[fault])
+    with pytest.raises(AssertionError):
+        test_logits_are_close_to_those_alone("tova", {})
+        test_weights_are_of_all_rows()
+
+
+def test_weights_are_of_all_rows():
+    """The weights that the policy gets are those of the common softmax."""
+    model = tiny_qwen3()
+    batch, single = (
+        merged(standing(model, policy="tova")),
+        make_prompt_cache(model, **SMALL, policy="tova"),
+    )
+    ran(model, single, [PREFIX])
+    ran(model, batch, [[3]] * 3)
+    ran(model, single, [[3]])
+    np.testing.assert_allclose(
+        np.array(batch[0].scores)[0, :, LENGTH:], np.array(single[0].scores)[0, :, LENGTH:],
+        rtol=1e-4,
+    )  # fmt: skip

@@ -1,0 +1,63 @@
+"""`mlx_h2o evaluate`: files, what it says meanwhile, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from mlx_h2o import cli, demo
+from mlx_h2o.commands import evaluate, watch
+
+
+@pytest.fixture
+def text(tmp_path):
+    file = tmp_path / "text.txt"
+    file.write_text(demo.text()[:2000], encoding="utf-8")
+    return str(file)
+
+
+def evaluated(text, *flags):
+    given = ("--texts", text, "--length", "44", "--documents", "1")
+    return ["evaluate", "--model", "demo", *given, *flags]
+
+
+@pytest.mark.slow
+def test_it_says_what_goes_on_and_writes_what_it_found(text, tmp_path, capsys):
+    file, picture = tmp_path / "found.json", tmp_path / "loss.html"
+    arms = ("--arms", "full", "mine: policy=window max_kv_size=16", "--output", str(file))
+    pytest.importorskip("altair")
+    assert cli.main(evaluated(text, *arms, "--plot", str(picture))) == 0
+    said = capsys.readouterr()
+    assert "| mine | +" in said.out and "Bytes are those of all layers" in said.out
+    assert "loss 44, mine: 12 of 12" in said.err
+    records = json.loads(file.read_text())["records"]
+    assert [one["arm"] for one in records] == ["full", "mine"]
+    assert picture.read_text().count("mine")
+    assert cli.main(evaluated(text, *arms)) == 0
+    assert "12 of 12" not in capsys.readouterr().err
+
+
+def test_lines_come_every_few_seconds(monkeypatch, capsys):
+    now = iter([0.0, 0.0, 1.0, 5.5, 6.0, 7.0])
+    monkeypatch.setattr(watch.time, "monotonic", lambda: next(now))
+    say = watch.Watch()
+    for done in (1, 2, 3, 4):
+        say("loss", done, 5)
+    say("loss", 5, 5)
+    assert capsys.readouterr().err.splitlines() == [
+        "loss: 1 of 5, 0 s", "loss: 3 of 5, 6 s", "loss: 5 of 5, 7 s"
+    ]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_an_interruption_says_how_to_go_on(text, tmp_path, monkeypatch, capsys):
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(evaluate, "evaluate", stop)
+    file = tmp_path / "found.json"
+    for kept in ("", f"; the same command goes on from {file}"):
+        assert cli.main(evaluated(text, "--output", str(file))) == 130
+        assert capsys.readouterr().err == f"mlx_h2o evaluate: interrupted{kept}\n"
+        file.write_text("")

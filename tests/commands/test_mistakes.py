@@ -1,0 +1,192 @@
+"""What is wrong on the command line is told in one line, in the names that were typed."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from mlx_h2o import cli
+
+GENERATE = ("generate", "--model", "demo", "--prompt", "a")
+EVALUATE = ("evaluate", "--model", "demo")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((*GENERATE, "--max-kv-size", "-5"), "--max-kv-size is -5, expected"),
+        ((*GENERATE, "--max-kv-size", "64", "--kv-bits", "7"), "--kv-bits"),
+        ((*GENERATE, "--max-kv-size", "8", "--light-bits", "4"), "--light-bits is 4 and --kv-bits"),
+        ((*GENERATE, "--max-kv-size", "4"), "--sink-size is 4, expected fewer than --max-kv-size"),
+        ((*GENERATE, "--heavy-size", "64", "--max-kv-size", "64"), "at most --max-kv-size = 64"),
+        ((*GENERATE, "--kv-bits", "8", "--quantized-kv-start", "9"), "--quantized-kv-start must"),
+        ((*GENERATE, "--image", "x.png"), "--image is not available in this version"),
+        ((*GENERATE, "--draft-model", "demo", "--max-kv-size", "8"), "speculative + 2 = 9 rows"),
+        ((*GENERATE, "--sparse-v", "1e-6"), "--sparse-v is 1e-06 and --kv-bits is None"),
+        ((*GENERATE, "--max-kv-size", "many"), "'many' is not a number of rows"),
+        (
+            (*GENERATE, "--max-kv-size", "none", "--kv-bits", "8", "--light-bits", "4"),
+            "and --max-kv-size None",
+        ),
+        ((*GENERATE, "--policy", "lru"), "invalid choice: 'lru'"),
+        ((*GENERATE, "--seed", "-1"), "argument --seed: -1 is no seed, expected 0 to 2^64 - 1"),
+        ((*GENERATE, "--seed", str(2**64)), "is no seed"),
+        (("chat", "--model", "demo", "--seed", "x"), "argument --seed: invalid"),
+        ((*GENERATE, "--max-token", "3", "--nosuch"), "unrecognized arguments: --nosuch"),
+        (("server", "--model", "demo", "--port", "x"), "argument --port: invalid int value: 'x'"),
+        ((*EVALUATE, "--output", "/no/such/folder/file"), "/no/such/folder/file"),
+        (("evaluate", "--model", "/no/such/folder"), "/no/such/folder is not a directory"),
+        (("server", "--model", "/no/such/folder"), "/no/such/folder is not a directory"),
+        (("server", "--draft-model", "./none"), "./none is not a directory"),
+        ((*GENERATE, "--max-kv-sise", "5"), "unrecognized arguments: --max-kv-sise 5"),
+        (("server", "--model", "demo", "--prot", "80"), "unrecognized arguments: --prot 80"),
+        (("cache_prompt", "--model", "demo", "--prompt", "a"), "required: --prompt-cache-file"),
+        (("benchmark", "--max-kv-size", "a"), "'a' is not a number of rows, expected one, or none"),
+        (("evaluate", "--model", "demo", "--texts", "/none"), "--texts /none: No such file"),
+        ((*GENERATE, "--draft-model", "demo", "--num-draft-tokens", "0"), "expected at least 1"),
+        (("server", "--cache-dir", "a", "--cache-size", "big"), "--cache-size: 'big' is no number"),
+        (("layers", "--output", "file"), "the following arguments are required: --model"),
+        ((*GENERATE, "--temp", "nan"), "argument --temp: nan is out of range, expected at least 0"),
+        ((*GENERATE, "--temp", "inf"), "argument --temp: inf is out of range"),
+        ((*GENERATE, "--temp", "-1"), "argument --temp: -1.0 is out of range"),
+        ((*GENERATE, "--temp", "warm"), "argument --temp: invalid float value: 'warm'"),
+        ((*GENERATE, "--top-p", "1.5"), "argument --top-p: 1.5 is out of range, expected 0 to 1"),
+        ((*GENERATE, "--top-k", "-1"), "argument --top-k: -1 is out of range"),
+        ((*GENERATE, "--min-p", "-1"), "argument --min-p: -1.0 is out of range, expected 0 to 1"),
+        ((*GENERATE, "--xtc-probability", "2"), "argument --xtc-probability: 2.0 is out of range"),
+        ((*GENERATE, "--xtc-threshold", "1"), "argument --xtc-threshold: 1.0 is out of range"),
+        ((*GENERATE, "--min-tokens-to-keep", "0"), "argument --min-tokens-to-keep: 0 is out of"),
+        ((*GENERATE, "-m", "0"), "--max-tokens/-m: 0 is out of range, expected at least 1, or -1"),
+        ((*GENERATE, "--max-tokens", "-4"), "argument --max-tokens/-m: -4 is out of range"),
+        ((*GENERATE, "--max-tokens", "2.5"), "--max-tokens/-m: invalid int value: '2.5'"),
+        ((*GENERATE, "--prefill-step-size", "0"), "argument --prefill-step-size: 0 is out of"),
+        ((*GENERATE, "--num-draft-tokens", "-1"), "argument --num-draft-tokens: -1 is out of"),
+        ((*GENERATE, "--max-kv-bytes", "big"), "argument --max-kv-bytes: 'big' is no number of"),
+        ((*GENERATE, "--budgets", "/none"), "argument --budgets: No such file or directory: '/no"),
+        ((*GENERATE, "--adapter-path", "/none"), "argument --adapter-path: No such file or"),
+        ((*GENERATE, "--chat-template-config", "[1]"), "'[1]' is no object in JSON"),
+        ((*GENERATE, "--chat-template-config", "{"), "'{' is no JSON: Expecting"),
+        ((*GENERATE, "--prompt", "\udcff"), "argument --prompt/-p: 'utf-8' codec can't encode"),
+        (("chat", "--max-tokens", "0"), "argument --max-tokens/-m: 0 is out of range"),
+        (("chat", "--prefill-step-size", "0"), "argument --prefill-step-size: 0 is out of range"),
+        (("benchmark", "--batch-size", "0"), "argument --batch-size/-b: 0 is out of range"),
+        (("benchmark", "--num-trials", "0"), "argument --num-trials/-n: 0 is out of range"),
+        (("benchmark", "-p", "0"), "argument --prompt-tokens/-p: 0 is out of range"),
+        (("benchmark", "-g", "-3"), "argument --generation-tokens/-g: -3 is out of range"),
+        (("benchmark", "--delay", "-1"), "argument --delay: -1 is out of range"),
+        (
+            ("server", "--cache-dir", "/proc/none"),
+            "--cache-dir: cannot write to /proc/none",
+        ),
+        (("server", "--cache-dir", __file__), f"{__file__} is a file, expected a directory"),
+        (("server", "--cache-dir="), "--cache-dir is empty"),
+        (("server", "--memory", "0"), "is no number of bytes"),
+        (("server", "--grace", "-1"), "--grace: -1.0 is out of range"),
+        (("server", "--max-queue", "0"), "--max-queue: 0 is out of range"),
+        (("server", "--top-p", "0"), "--top-p"),
+        (("server", "--chat-template-args", "[1]"), "is no object in JSON"),
+        (("server", "--prefill-step-size", "0"), "--prefill-step-size: 0 is out of range"),
+        (("server", "--port", "65536"), "argument --port: 65536 is out of range, expected 0 to"),
+        (("server", "--max-tokens", "-1"), "argument --max-tokens: -1 is out of range"),
+        (("server", "--prompt-concurrency", "0"), "argument --prompt-concurrency: 0 is out of"),
+        (("server", "--decode-concurrency", "0"), "argument --decode-concurrency: 0 is out of"),
+        (("server", "--prompt-cache-size", "-1"), "argument --prompt-cache-size: -1 is out of"),
+        (
+            ("server", "--prompt-cache-bytes", "x"),
+            "argument --prompt-cache-bytes: 'x' is no number",
+        ),
+        (("layers", "--model", "demo", "--output", "/none/a"), "argument --output: No such file"),
+        ((*EVALUATE, "--output", "/"), "argument --output: Is a directory: '/'"),
+        ((*EVALUATE, "--plot", "/none/a.svg"), "argument --plot: No such file or directory"),
+        ((*EVALUATE, "--plot", "/tmp/a.gif"), "/tmp/a.gif is no plot, expected .svg"),
+        ((*EVALUATE, "--arms", "best"), "arm 'best' is unknown, expected one of full,"),
+        (
+            (*EVALUATE, "--bytes", "2"),
+            "argument --bytes: '2' is no share, expected one such as",
+        ),
+        ((*EVALUATE, "--length", "9"), "length is 9, expected at least 34"),
+        ((*EVALUATE, "--lengths", "100"), "has 100, expected at least 640: 40 for each fact"),
+        ((*EVALUATE, "--texts", __file__, "--documents", "9000"), "test_mistakes.py has"),
+        ((*EVALUATE, "--documents", "0"), "--documents is 0, expected at least 1"),
+        ((*EVALUATE, "--seed", "-1"), "--seed is -1, expected at least 0"),
+        ((*EVALUATE, "--tasks", "loss", "ruler"), "ruler needs a file of RULER's samples"),
+        ((*EVALUATE, "--tasks", "loss", "ruler", "--ruler", "/none"), "directory: '/none'"),
+    ],
+)
+def test_a_mistake_is_a_line(arguments, message, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"mlx_h2o {arguments[0]}: error: ") and said.count("\n") == 1
+    assert message in said and "[H2OConfig]" not in said and "usage" not in said
+
+
+@pytest.mark.parametrize("command", ["evaluate", "server"])
+def test_an_empty_model_folder(command, tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main((command, "--model", str(tmp_path)))
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and said.count("\n") == 1
+    assert f"{tmp_path} has no config.json, expected a model of mlx_lm" in said
+
+
+def test_a_name_that_the_hub_does_not_give(monkeypatch, capsys):
+    def load(*args, **kwargs):
+        raise FileNotFoundError("cannot find\nthe files")
+
+    monkeypatch.setattr("mlx_lm.load", load)
+    assert cli.main(("generate", "--model", "none", "--prompt", "a")) == 2
+    assert capsys.readouterr().err == (
+        "mlx_h2o generate: none is not a directory, and could not be fetched from the hub: cannot "
+        "find the files\n"
+    )
+
+
+def test_a_cache_that_cannot_be_written(tmp_path, capsys):
+    file = tmp_path / "none" / "file.safetensors"
+    arguments = ("cache_prompt", "--model", "demo", "--prompt", "a", "--prompt-cache-file")
+    with pytest.raises(SystemExit) as ended:
+        cli.main((*arguments, str(file)))
+    found = capsys.readouterr()
+    assert ended.value.code == 2 and not found.out  # nothing was read
+    assert found.err.startswith("mlx_h2o cache_prompt: error: argument --prompt-cache-file: ")
+    assert f"No such file or directory: '{file}'" in found.err and found.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--top-k 4096", "--top-k is 4096, expected fewer than all 4096 tokens"),
+        ("--system-prompt x", "--system-prompt or --prefill-response is given, and no chat"),
+        ("--prefill-response x", "--system-prompt or --prefill-response is given, and no chat"),
+        ("--prompt=", "prompt is empty, expected at least one token"),
+    ],
+)
+def test_what_does_not_go_with_the_model(flags, message, capsys):
+    assert cli.main((*GENERATE, *flags.split())) == 2
+    found = capsys.readouterr()
+    assert found.err.startswith(f"mlx_h2o generate: {message}") and found.err.count("\n") == 1
+    assert "Prompt:" not in found.out
+
+
+def test_the_end_of_the_input_ends_a_chat(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert cli.main(("chat", "--model", "demo")) == 0
+
+
+def test_standard_input_that_is_no_text(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe text")))
+    with pytest.raises(SystemExit) as ended:
+        cli.main((*EVALUATE, "--texts", "-"))
+    assert ended.value.code == 2
+    assert "--texts -: 'utf-8' codec can't decode" in capsys.readouterr().err
+
+
+def test_a_long_text_is_read_without_a_warning(capfd):
+    import mlx_h2o
+
+    tokenizer = mlx_h2o.load("demo")[1]
+    assert len(tokenizer.encode("a word and another " * 2000)) > 4096
+    assert "maximum" not in capfd.readouterr().err

@@ -1,0 +1,185 @@
+"""The command `server`, asked over HTTP."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlx_h2o import H2OConfig, cli
+from mlx_h2o.commands.options import CacheSettings
+from tiny_models import tiny_qwen3
+
+pytestmark = pytest.mark.downstream
+
+FLAGS = "--max-kv-size 24 --sink-size 2 --policy keydiff"
+TEXT = "It was a dark night, and the wind was in the trees. The captain looked at the sea and"
+
+
+class Server:
+    """One that answers."""
+
+    process: subprocess.Popen[bytes]
+
+    def __init__(self, port: int, log: Path) -> None:
+        self.port = port
+        self.log = log
+
+    def ask(self, prompt: str, **settings: Any) -> dict[str, Any]:
+        """The answer to a completion, or what the server says is wrong."""
+        try:
+            with self.open(prompt, **settings) as answer:
+                return json.load(answer)
+        except urllib.error.HTTPError as error:
+            return json.load(error)
+
+    def open(self, prompt: str, **settings: Any) -> Any:
+        """The answer to a completion, to read as it comes."""
+        body = {"prompt": prompt, "max_tokens": 12, "temperature": 0} | settings
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}/v1/completions",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )
+        return urllib.request.urlopen(request, timeout=60)
+
+    def wait(self) -> None:
+        for _ in range(600):
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5)
+                return
+            except (urllib.error.URLError, ConnectionError):
+                assert self.process.poll() is None, self.log.read_text()
+                time.sleep(0.1)
+
+
+@contextmanager
+def serving(folder: Path, flags: str, given: str = FLAGS) -> Iterator[Server]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    server = Server(port, folder / "log")
+    arguments = f"--model demo --port {port} {given} {flags}".split()
+    with server.log.open("w") as file:
+        server.process = subprocess.Popen(
+            [sys.executable, "-m", "mlx_h2o", "server", *arguments],
+            stdout=file,
+            stderr=file,
+            env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        )
+    try:
+        server.wait()
+        yield server
+    finally:
+        server.process.terminate()
+        server.process.wait(60)
+    assert "Traceback" not in server.log.read_text()
+
+
+LONG = " ".join([TEXT] * 14)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--kv-bits 8 --light-bits 4 --dense-size 4 --sparse-v 1e-6",
+        "--kv-bits 8 --light-bits 4 --dense-size 0",
+        "--budgets {folder}/budgets.json",
+        "--draft-model demo --num-draft-tokens 2",
+        "--max-kv-bytes 3MB",
+    ],
+)
+def test_it_answers_with_every_kind_of_cache(flags, tmp_path):
+    (tmp_path / "budgets.json").write_text(json.dumps({"budgets": [30, 24, 24, 24, 24, 18]}))
+    given = FLAGS if "bytes" not in flags else ""
+    with serving(tmp_path, flags.format(folder=tmp_path), given) as server:
+        first = server.ask(TEXT)
+        assert first["usage"]["completion_tokens"] == 12
+        longer = server.ask(TEXT + first["choices"][0]["text"] + " and then the old man said")
+        assert longer["usage"]["prompt_tokens_details"]["cached_tokens"] > 20
+        assert len(longer["choices"][0]["text"]) > 12
+
+
+@pytest.mark.slow
+def test_a_restarted_server_goes_on_with_what_it_has_read(tmp_path):
+    flags = f"--cache-dir {tmp_path / 'kept'} --cache-size 50MB"
+    with serving(tmp_path, flags) as server:
+        first = server.ask(LONG)["choices"][0]["text"]
+        server.ask(TEXT)  # which is short, and not worth a file
+    assert len(list((tmp_path / "kept").glob("*.json"))) == 2  # the prompt, and the answer too
+    turn = LONG + first + " and then"
+    with serving(tmp_path, flags) as server:
+        found = server.ask(turn)
+    with serving(tmp_path, "") as server:
+        assert server.ask(LONG)["choices"][0]["text"] == first
+        expected = server.ask(turn)
+    assert found["choices"][0]["text"] == expected["choices"][0]["text"]
+    assert found["usage"] == expected["usage"]
+    assert found["usage"]["prompt_tokens_details"]["cached_tokens"] >= 280
+
+
+@pytest.mark.slow
+def test_running_answers_are_finished_when_it_ends(tmp_path):
+    with serving(tmp_path, "") as server:
+        with server.open(TEXT, max_tokens=150, stream=True) as answer:
+            assert answer.readline()
+            server.process.send_signal(signal.SIGTERM)
+            text = answer.read().decode()
+        assert text.rstrip().endswith("data: [DONE]") and '"finish_reason": "length"' in text
+        server.process.wait(30)
+        log = server.log.read_text()
+    assert "ending: 1 answers have 30 seconds" in log
+    assert "ended: every answer was finished" in log
+
+
+@pytest.mark.slow
+def test_an_answer_that_takes_longer_is_lost_and_said(tmp_path):
+    with serving(tmp_path, "--grace 1") as server:
+        with server.open(TEXT, max_tokens=100_000, stream=True) as answer:
+            assert answer.readline()
+            server.process.send_signal(signal.SIGTERM)
+            text = answer.read().decode()
+            server.process.wait(30)
+        log = server.log.read_text()
+    assert "the server has ended before the answer did" in text
+    assert "ending: 1 answers have 1 seconds" in log and "ended: answers were lost" in log
+
+
+def test_caches_on_disk_are_of_a_model_and_of_settings():
+    from mlx_h2o.commands import server
+
+    found = set()
+    for layers in (1, 2):
+        models = [tiny_qwen3(layers=layers)]
+        for settings in ({}, {"max_kv_size": 20}, {"kv_bits": 8, "kv_group_size": 32}):
+            asked = CacheSettings(H2OConfig(**settings), None, "equal", None)
+            make = server._making(models, asked)
+            found |= {server._name(models, make), server._name(models, make)}
+    assert len(found) == 6
+
+
+def test_budgets_do_not_go_with_a_draft_model(tmp_path, capsys):
+    (tmp_path / "budgets").write_text('{"budgets": [1]}')
+    flags = ["--draft-model", "demo", "--budgets", str(tmp_path / "budgets")]
+    with pytest.raises(SystemExit) as end:
+        cli.main(["server", "--model", "demo", *flags])
+    assert end.value.code == 2 and "--budgets with --draft-model" in capsys.readouterr().err
+
+
+def test_too_little_memory_is_said(capsys):
+    assert cli.main(["server", "--model", "demo", "--port", "0", "--memory", "1MB"]) == 2
+    said = capsys.readouterr().err
+    assert "--memory is 1,000,000 bytes, expected more than" in said and said.count("\n") == 1

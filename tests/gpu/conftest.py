@@ -1,0 +1,60 @@
+"""The back ends of GPUs, with the emulator in the place of what MLX would launch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import mlx.core as mx
+import pytest
+
+from emulator import EmulatorBackend, metal_kernel
+from mlx_h2o import use_backend
+from mlx_h2o.operations.backends import register
+from mlx_h2o.operations.gpu import metal
+
+
+@pytest.fixture
+def emulator() -> Iterator[None]:
+    """The emulator is the back end that is named."""
+    remove = register("emulator", EmulatorBackend())
+    try:
+        with use_backend("emulator"):
+            yield
+    finally:
+        remove()
+
+
+class PipelineLimit:
+    """``mx.fast.metal_kernel`` on a GPU that runs ``limit`` threads."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.calls = limit, []
+
+    def __call__(self, *names: object, **kernel: object):
+        emulated = metal_kernel(*names, **kernel)
+
+        def call(inputs: list[mx.array], **arguments: object) -> list[mx.array]:
+            threads = arguments["threadgroup"][0]
+            self.calls.append(threads)
+            if threads > self.limit:
+                raise ValueError(f"Thread group size ({threads}) is greater than  the maximum.")
+            return emulated(inputs, **arguments)
+
+        return call
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], PipelineLimit]]:
+    """Makes the GPU of metal.py, which runs so many threads at a time."""
+
+    def make(limit: int = 1024) -> PipelineLimit:
+        made = PipelineLimit(limit)
+        monkeypatch.setattr(mx.fast, "metal_kernel", made)
+        monkeypatch.setattr(metal, "_simdgroups", {})
+        monkeypatch.setattr(metal._rows, "_serves", lambda stream: True)
+        monkeypatch.setattr(metal, "unavailable_reason", lambda: "")
+        return made
+
+    metal._metal_kernel.cache_clear()
+    yield make
+    metal._metal_kernel.cache_clear()

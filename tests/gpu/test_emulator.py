@@ -1,0 +1,323 @@
+"""The Metal text, run by the emulator, against the float64 reference."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+import mlx_h2o
+from emulator import EmulatorBackend, KernelError, Run, metal_kernel
+from emulator.cases import DTYPES, Case, errors
+from emulator.marks import EMULATED
+from mlx_h2o.operations.gpu import kernels, metal
+from mlx_h2o.operations.requests import AttentionRequest, attention_request
+
+pytestmark = EMULATED
+
+SIZES = [32, 64, 96, 128, 192, 256, 512, 576, (192, 128), (64, 128), (576, 512)]
+ROWS = [1, 31, 32, 33, 1023, 1024, 1025]
+
+
+def _cases() -> Iterator[Case]:
+    for index, size in enumerate(SIZES):
+        sizes = size if isinstance(size, tuple) else (size, size)
+        for dtype in DTYPES if size in (64, 128) else [[*DTYPES][index % 3]]:
+            yield Case(dtype=dtype, sizes=sizes, rows=35, mask="causal", queries=2)
+    for rows in ROWS:
+        yield Case(dtype="f16", sizes=(128, 128), rows=rows, heads=(4, 2), slack=3)
+    for queries in range(1, 9):
+        yield Case(mask="causal", queries=queries, rows=[33, 3][queries % 2], heads=(3, 3), batch=2)
+    for group in (1, 2, 4, 8, 16):
+        yield Case(dtype="bf16", heads=(2 * group, 2), queries=2, rows=40, mask="causal", slack=1)
+    for dtype in DTYPES:
+        for mask in ("bool", f"add-{dtype}", "add-f32"):
+            yield Case(dtype=dtype, mask=mask, sinks=dtype, queries=3, batch=2, heads=(4, 2))
+    yield Case(mask="bool", rows=5)  # a mask of few elements comes in another address space
+    yield Case(mask="add-f32", rows=7, lse=False)
+    for index, mask in enumerate(("", "causal", "bool", "add-f16")):
+        dtype = [*DTYPES][index % 3]
+        yield Case(dtype=dtype, mask=mask, bias=True, queries=2, heads=(4, 2), batch=2, slack=index)
+    yield Case(sinks="f32", heads=(8, 2))
+    yield Case(sinks="f16", scores=False)
+    yield Case(scores=False, lse=False)
+    yield Case(lse=False, batch=3)
+    for simdgroups in (16, 8, 4, 1):
+        yield Case(simdgroups=simdgroups, heads=(2, 2), rows=50, mask="causal", queries=2)
+    yield from _two_pass_cases()
+
+
+def _two_pass_cases() -> Iterator[Case]:
+    """In small: blocks without a key, a key more or less than a turn of all blocks."""
+    for rows in (1, 7, 8, 9, 63, 64, 65):
+        yield Case(rows=rows, blocks=2, simdgroups=4, sinks="f32", heads=(2, 2))
+    for blocks in (2, 3, 31, 32):
+        yield Case(blocks=blocks, rows=70, simdgroups=2, mask="causal", queries=3, batch=2)
+    for dtype in DTYPES:
+        for mask in ("bool", f"add-{dtype}"):
+            yield Case(
+                dtype=dtype, mask=mask, sinks=dtype, queries=2, heads=(4, 2), blocks=4, rows=150
+            )
+    for sizes in ((96, 96), (192, 128), (576, 512)):
+        yield Case(dtype="f16", sizes=sizes, blocks=2, rows=70, slack=2)
+    yield Case(blocks=2, scores=False, rows=70)
+    yield Case(blocks=3, bias=True, sinks="f32", mask="causal", queries=2, heads=(4, 2), rows=70)
+    yield Case(blocks=2, lse=False, rows=70)
+    yield Case(dtype="f16", sizes=(128, 128), rows=2049, heads=(2, 1), slack=1)  # four by rule
+
+
+CASES = list(dict.fromkeys(_cases()))
+
+
+def same_bits(one: mx.array | None, other: mx.array | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return bool(mx.array_equal(one.view(mx.uint8), other.view(mx.uint8)))
+
+
+@pytest.mark.slow
+@pytest.mark.matrix(4)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_agrees_with_the_reference_in_every_schedule(case: Case) -> None:
+    request = case.request()
+    backend = case.backend()
+    result = backend.attention(request)
+    assert (result[1] is not None, result[2] is not None) == (case.scores, case.lse)
+    assert max(errors(request, result).values()) <= 1, errors(request, result)
+    for run in (Run("reverse"), Run("random", seed=1), Run("random", seed=2)):
+        other = replace(backend, run=run).attention(request)
+        assert all(map(same_bits, result, other)), run
+
+
+def plain_request(**changes: object) -> AttentionRequest:
+    case = Case(heads=(4, 2), batch=2, queries=2, rows=40)
+    return replace(case.request(), **changes)
+
+
+def check(request: AttentionRequest, run: Run | None = None) -> None:
+    result = EmulatorBackend(run or Run()).attention(request)
+    assert max(errors(request, result).values()) <= 1, errors(request, result)
+
+
+@pytest.mark.slow
+def test_any_strides() -> None:
+    request = plain_request()
+
+    def columns(array: mx.array) -> mx.array:
+        """The same values, with another last stride than 1."""
+        return mx.contiguous(array.swapaxes(-1, -2)).swapaxes(-1, -2)
+
+    def interleaved(array: mx.array) -> mx.array:
+        """The same values as every third element of something longer."""
+        return mx.repeat(array, 3, axis=-1)[..., ::3]
+
+    def backwards(array: mx.array) -> mx.array:
+        """The same values in memory that runs from the last row to the first."""
+        return mx.contiguous(array[:, :, ::-1])[:, :, ::-1]
+
+    def heads_inside(array: mx.array) -> mx.array:
+        """The layout of a projection that was reshaped: [B, L, H, D] in memory."""
+        return mx.contiguous(array.swapaxes(1, 2)).swapaxes(1, 2)
+
+    def heads_first(array: mx.array) -> mx.array:
+        """The layout [Hkv, B, N] in memory."""
+        return mx.contiguous(array.swapaxes(0, 1)).swapaxes(0, 1)
+
+    for view in (columns, interleaved, backwards, heads_inside):
+        arrays = {name: view(getattr(request, name)) for name in ("queries", "keys", "values")}
+        check(replace(request, **arrays))
+    one_row = request.keys[:, :, :1]
+    check(replace(request, keys=mx.broadcast_to(one_row, request.keys.shape)))
+    sinks = mx.arange(8).astype(mx.float32)[::2]
+    check(replace(request, sinks=sinks))
+    bias = Case(heads=(4, 2), batch=2, rows=40, bias=True).request().row_bias
+    for view in (columns, interleaved, heads_first):
+        check(replace(request, row_bias=view(bias)))
+    check(replace(request, row_bias=mx.broadcast_to(bias[:1, :1], bias.shape)))
+    # Room for more rows than there are keys.
+    check(replace(request, row_bias=mx.concatenate([bias, mx.full((2, 2, 9), math.nan)], axis=2)))
+
+
+@pytest.mark.slow
+def test_a_broadcast_mask_is_not_copied_out() -> None:
+    request = plain_request()
+    arrays = (request.queries, request.keys, request.values)
+    visible = mx.arange(40) % 3 != 0
+    columns = mx.arange(2).reshape(2, 1, 1, 1) * mx.array([[-1.0], [-math.inf]])
+    for mask in (visible, mx.where(visible, 0.0, -math.inf), columns.astype(mx.float16)):
+        check(attention_request(*arrays, scale=0.1, mask=mask, return_lse=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_lowest_finite_bias_masks(dtype: str) -> None:
+    lowest = float(mx.finfo(DTYPES[dtype]).min)
+    # At half the lowest value a pair is masked; well above, it is only very unlikely.
+    bias = mx.array([0.0, lowest, lowest / 2, lowest / 4, -math.inf]).astype(DTYPES[dtype])
+    request = Case(dtype=dtype, rows=5).request()
+    arrays = (request.queries, request.keys, request.values)
+    request = attention_request(*arrays, scale=1.0, mask=bias, return_lse=True)
+    check(request)
+    scores = EmulatorBackend().attention(request).scores
+    assert mx.isinf(scores[0, 0, 0]).tolist() == [False, True, True, False, True]
+
+
+def test_rows_that_are_masked_are_not_read() -> None:
+    request = Case(mask="bool", heads=(2, 2), queries=1).request()
+    # What no query of the head sees; the first head sees nothing.
+    masked = mx.logical_not(request.mask)[:, :, 0, :, None]
+    poison = mx.array(math.nan, request.keys.dtype)
+    poisoned = replace(
+        request,
+        keys=mx.where(masked, poison, request.keys),
+        values=mx.where(masked, poison, request.values),
+    )
+    clean, found = (EmulatorBackend().attention(each) for each in (request, poisoned))
+    assert all(map(same_bits, clean, found))
+
+
+@pytest.mark.slow
+@pytest.mark.matrix(3)
+@pytest.mark.parametrize("sink", [None, 0.5, -math.inf], ids=str)
+@pytest.mark.parametrize("blocks", [None, 2], ids=["one pass", "two passes"])
+def test_a_query_that_sees_nothing(sink: float | None, blocks: int | None) -> None:
+    request = plain_request()
+    arrays = (request.queries, request.keys, request.values)
+    sinks = None if sink is None else mx.full((4,), sink)
+    for mask in (mx.zeros((40,), mx.bool_), mx.full((40,), -math.inf)):
+        nothing = attention_request(*arrays, scale=1.0, mask=mask, sinks=sinks, return_lse=True)
+        out, scores, lse, *_ = EmulatorBackend(blocks=blocks).attention(nothing)
+        assert not mx.any(out) and mx.all(scores == -math.inf)
+        assert mx.all(lse == (-math.inf if sink is None else sink))
+
+
+@pytest.mark.slow
+def test_more_queries_than_keys() -> None:
+    """The first queries of a bottom-right mask see nothing."""
+    request = Case(mask="causal", queries=8, rows=3).request()
+    out, _, lse, *_ = EmulatorBackend().attention(request)
+    assert not mx.any(out[:, :, :5]) and mx.all(lse[:, :, :5] == -math.inf)
+    check(request)
+
+
+# Metal does not say what max and the fast exp make of NaN: the answer must be the same.
+@pytest.mark.slow
+@pytest.mark.matrix(2)
+@pytest.mark.parametrize("defines", [(), ("H2O_LOOSE_NAN",)], ids=["strict", "loose"])
+@pytest.mark.parametrize("blocks", [None, 2], ids=["one pass", "two passes"])
+def test_nan_in_the_mask_stays_in_its_query(defines: tuple[str, ...], blocks: int | None) -> None:
+    request = Case(mask="add-f32", queries=4, heads=(4, 2), batch=2).request()
+    mask = np.array(request.mask)
+    clean = EmulatorBackend(blocks=blocks).attention(request)
+    mask[1, 2, 3, 5] = math.nan
+    mask[0, 0, 0, 6] = math.nan  # this query sees nothing else
+    request = replace(request, mask=mx.array(mask))
+    out, scores, lse, *_ = EmulatorBackend(Run(defines=defines), blocks=blocks).attention(request)
+    hit = np.zeros((2, 4, 4), bool)
+    hit[1, 2, 3] = hit[0, 0, 0] = True
+    assert np.array_equal(np.isnan(np.array(lse)), hit)
+    assert np.array_equal(np.isnan(np.array(out)).all(-1), hit)
+    assert np.array_equal(np.isnan(np.array(scores)), np.isnan(mask))
+    assert np.array_equal(np.array(out)[~hit], np.array(clean[0])[~hit])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("defines", [(), ("H2O_LOOSE_NAN",)], ids=["strict", "loose"])
+@pytest.mark.parametrize("blocks", [None, 2], ids=["one pass", "two passes"])
+def test_nan_in_a_row_bias_stays_in_queries_that_meet_it(
+    defines: tuple[str, ...], blocks: int | None
+) -> None:
+    request = Case(mask="bool", bias=True, queries=4, heads=(4, 2), batch=2).request()
+    bias = np.array(request.row_bias)
+    bias[:, :, 5] = math.nan
+    request = replace(request, row_bias=mx.array(bias))
+    out, scores, lse, *_ = EmulatorBackend(Run(defines=defines), blocks=blocks).attention(request)
+    hit = np.array(request.mask)[..., 5]
+    assert 0 < hit.sum() < hit.size
+    assert np.array_equal(np.isnan(np.array(lse)), hit)
+    assert np.array_equal(np.isnan(np.array(out)).all(-1), hit)
+    assert np.array_equal(np.isnan(np.array(scores)).sum(-1), hit)
+    check(request, Run(defines=defines))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("blocks", [None, 2], ids=["one pass", "two passes"])
+def test_scores_change_nothing_else(blocks: int | None) -> None:
+    request = Case(mask="causal", queries=3, heads=(4, 2)).request()
+    on = EmulatorBackend(blocks=blocks).attention(request)
+    off = EmulatorBackend(blocks=blocks).attention(replace(request, return_scores=False))
+    assert off[1] is None and same_bits(on[0], off[0]) and same_bits(on[2], off[2])
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("emulator")
+def test_serves_the_public_operation() -> None:
+    request = plain_request()
+    arrays = (request.queries, request.keys, request.values)
+    operation = mlx_h2o.fast.scaled_dot_product_attention_with_scores
+    found = operation(*arrays, scale=0.125)
+    with pytest.raises(ValueError, match="up to 8 queries, found Lq = 9"):
+        operation(mx.zeros((2, 4, 9, 64)), *arrays[1:], scale=0.125)
+    with pytest.raises(ValueError, match="found D = 48"):
+        operation(*(array[..., :48] for array in arrays), scale=0.125)
+    request = replace(request, scale=0.125, return_lse=False)
+    assert max(errors(request, (*found, None)).values()) <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("limit", "tried"), [(1024, [1024]), (300, [1024, 512, 256])])
+def test_metal_back_end_finds_its_simdgroups(gpu, limit: int, tried: list[int]) -> None:
+    calls = gpu(limit).calls
+    request = Case(mask="add-f32", sinks="f32", queries=2).request()
+    result = metal.attention(request)
+    assert max(errors(request, result).values()) <= 1
+    assert calls == [*tried, tried[-1]]
+    metal.attention(request)
+    assert calls == [*tried, tried[-1], tried[-1]]
+
+
+@pytest.mark.slow
+def test_metal_back_end_runs_both_passes(gpu) -> None:
+    """The search for the simdgroups is that of the first pass; the blocks stay what they were."""
+    calls = gpu(512).calls
+    request = Case(rows=1030, mask="causal", queries=2).request()
+    result = metal.attention(request)
+    assert max(errors(request, result).values()) <= 1
+    assert calls == [1024, 512, 32, 512, 32]
+    shorter = Case(rows=1000, mask="causal", queries=2).request()
+    assert max(errors(shorter, metal.attention(shorter)).values()) <= 1
+    assert calls[5:] == [1024, 512, 512]
+
+
+def test_metal_back_end_reports_other_errors(gpu) -> None:
+    gpu(16)
+    with pytest.raises(ValueError, match="Thread group size"):
+        metal.attention(plain_request())
+    assert not metal._simdgroups
+
+
+def test_back_ends_without_a_gpu_say_why() -> None:
+    request = plain_request(stream=mx.Device(mx.cpu))
+    assert "found a CPU stream" in metal.refuses(request)
+    if not mx.metal.is_available():
+        assert "no Metal device" in metal.unavailable_reason()
+
+
+@pytest.mark.slow
+def test_launch_rules() -> None:
+    """A GPU would round a grid up, or refuse a threadgroup, without a word about the cause."""
+    kernel = metal_kernel(
+        "copy", ["x"], ["y"], "  y[thread_index_in_threadgroup] = x[0];", kernels.HEADER, False
+    )
+    arguments = {"output_shapes": [(64,)], "output_dtypes": [mx.float32]}
+    x = mx.ones((9,))
+    with pytest.raises(KernelError, match="expected a multiple of 32 threads, at most 1024"):
+        kernel([x], grid=(48, 1, 1), threadgroup=(48, 1, 1), **arguments)
+    with pytest.raises(KernelError, match="is not a multiple of threadgroup"):
+        kernel([x], grid=(96, 1, 1), threadgroup=(64, 1, 1), **arguments)
+    (y,) = kernel([x], grid=(64, 1, 1), threadgroup=(64, 1, 1), **arguments)
+    assert mx.all(y == 1)

@@ -1,0 +1,302 @@
+"""The Metal text for packed keys and values, run by the emulator."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+import mlx_h2o
+from emulator import EmulatorBackend, Run
+from emulator.cases import DTYPES, Case, errors
+from emulator.marks import EMULATED
+from gpu.test_emulator import same_bits
+from mlx_h2o.config import KV_FORMATS
+from mlx_h2o.operations.gpu import metal
+from mlx_h2o.operations.requests import AttentionRequest, attention_request
+
+pytestmark = EMULATED
+
+EIGHT, FOUR = (8, 8), (4, 4)
+RUNS = (Run("reverse"), Run("random", seed=1), Run("random", seed=2))
+
+
+def _cases() -> Iterator[Case]:
+    for size in (32, 64, 96, 128, 192, 256):
+        for bits in (EIGHT, FOUR):
+            yield Case(dtype="f16", sizes=(size, size), bits=bits, group=32, rows=35)
+    for sizes in ((576, 512), (128, 192), (192, 128), (512, 512)):
+        yield Case(dtype="bf16", sizes=sizes, bits=(4, 8), group=64, rows=35)
+    for group in (32, 64, 128):
+        yield Case(sizes=(128, 256), bits=(8, 4), group=group, rows=35)
+    for bits in ((2, 3), (5, 6), (3, 2), (6, 5)):
+        yield Case(sizes=(96, 160), bits=bits, group=32, rows=35)
+        yield Case(sizes=(128, 64), bits=bits, group=64, rows=35)
+    for rows in (1, 31, 32, 33, 1023, 1024, 1025):
+        yield Case(dtype="f16", sizes=(128, 128), rows=rows, slack=3, bits=EIGHT)
+    for group in (1, 4, 16):
+        yield Case(dtype="f16", heads=(2 * group, 2), queries=2, mask="causal", bits=FOUR, slack=1)
+    for queries in (5, 8):
+        yield Case(mask="causal", queries=queries, rows=9, heads=(3, 3), batch=2, bits=EIGHT)
+    for index, dtype in enumerate(DTYPES):
+        scales = [*DTYPES][index - 1]
+        for mask in ("bool", f"add-{dtype}"):
+            for blocks in (None, 3):
+                yield Case(
+                    dtype=dtype, mask=mask, sinks=dtype, queries=2, batch=2, heads=(4, 2), rows=70,
+                    blocks=blocks, bits=(8, 4), scales=scales, slack=2,
+                )  # fmt: skip
+    for blocks, rows in ((2, 7), (2, 8), (2, 9), (32, 70)):
+        yield Case(blocks=blocks, rows=rows, simdgroups=4, bits=EIGHT, sinks="f32")
+    yield Case(bits=EIGHT, scores=False, lse=False)
+    yield Case(bits=EIGHT, scores=False, blocks=2)
+    yield from _sparse_cases()
+    yield from _codes()
+
+
+def _codes() -> Iterator[Case]:
+    for index, kv_format in enumerate(KV_FORMATS):
+        sizes = ((128, 128), (64, 32), (32, 256), (256, 64))[index % 4]
+        dtype = [*DTYPES][index % 3]
+        case = Case(
+            dtype=dtype, kv_format=kv_format, sizes=sizes, group=32, rows=35, slack=index % 3
+        )
+        yield case
+        mask = ("causal", "bool", f"add-{dtype}")[index % 3]
+        flags = {
+            "mask": mask,
+            "sinks": dtype,
+            "queries": 2,
+            "heads": (4, 2),
+            "bias": index % 2 == 0,
+        }
+        yield replace(case, blocks=(None, 3)[index % 2], rows=70, batch=2, **flags)
+        yield replace(
+            case, sparse=3e-3, skipped=True, rows=100, blocks=(3, None)[index % 2], **flags
+        )
+    for rows in (1, 33, 1025):
+        yield Case(dtype="f16", kv_format="turbo3", sizes=(128, 128), rows=rows, slack=1)
+
+
+def _sparse_cases() -> Iterator[Case]:
+    sparse = Case(bits=EIGHT, sparse=3e-3, skipped=True)
+    for blocks in (None, 2, 3):
+        for rows in (1, 7, 8, 9, 300):
+            yield replace(sparse, rows=rows, simdgroups=4, blocks=blocks)
+        for skipped in (False, True):
+            yield replace(
+                sparse, bits=(8, 4), rows=100, mask="add-f32", sinks="f32", queries=2, heads=(4, 2),
+                skipped=skipped, simdgroups=4, blocks=blocks, slack=2,
+            )  # fmt: skip
+        yield replace(
+            sparse, dtype="f16", bits=FOUR, rows=70, mask="bool", scores=False, lse=False,
+            simdgroups=4, blocks=blocks,
+        )  # fmt: skip
+    # Astride simdgroups, the second launch, and the number of blocks.
+    for rows in (31, 32, 33, 1023, 1024, 1025, 2047, 2048, 2049):
+        yield replace(sparse, rows=rows, sparse=3e-4, mask="causal", queries=2, heads=(1, 1))
+    yield Case(bits=EIGHT, rows=33, skipped=True)
+
+
+CASES = list(dict.fromkeys(_cases()))
+
+
+@pytest.mark.slow
+@pytest.mark.matrix(3)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_agrees_with_the_reference_in_every_schedule(case: Case) -> None:
+    request = case.request()
+    backend = case.backend()
+    result = backend.attention(request)
+    asked_for = (True, case.scores, case.lse, case.skipped, False)  # no weights
+    assert tuple(each is not None for each in result) == asked_for
+    assert max(errors(request, result).values()) <= 1, errors(request, result)
+    for run in RUNS:
+        other = replace(backend, run=run).attention(request)
+        assert all(map(same_bits, result, other)), run
+
+
+@pytest.mark.slow
+@pytest.mark.matrix(4)
+@pytest.mark.parametrize("sinks", ["", "f16"], ids=["no sinks", "sinks"])
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("rows", [64, 256, 1024, 4096])
+def test_within_a_thousandth_of_dequantise_then_dense(rows: int, bits: int, sinks: str) -> None:
+    """The claim of AtomGradient 2026, section 3.5, for float16."""
+    heads = (4, 2) if rows < 1000 else (1, 1)
+    case = Case(
+        dtype="f16", sizes=(128, 128), rows=rows, heads=heads, bits=(bits, bits), sinks=sinks
+    )
+    request = case.request()
+    found, scores, *_ = EmulatorBackend().attention(request)
+    keys, values = (
+        mx.dequantize(each.words, each.scales, each.biases, group_size=64, bits=bits)
+        for each in (request.keys, request.values)
+    )
+    dense, dense_scores = mlx_h2o.fast.scaled_dot_product_attention_with_scores(
+        request.queries, keys, values, scale=request.scale, sinks=request.sinks
+    )
+    assert mx.abs(found.astype(mx.float32) - dense.astype(mx.float32)).max() < 1e-3
+    # A row that is stored dense is rounded to float16, and its score with it.
+    assert mx.abs(scores - dense_scores).max() < 2e-2
+
+
+@pytest.mark.slow
+def test_any_strides() -> None:
+    case = Case(bits=(8, 4), group=32, heads=(4, 2), batch=2, queries=2, rows=40, slack=2)
+    request = case.request()
+    expected = EmulatorBackend().attention(request)
+
+    def columns(array: mx.array) -> mx.array:
+        return mx.contiguous(array.swapaxes(-1, -2)).swapaxes(-1, -2)
+
+    def interleaved(array: mx.array) -> mx.array:
+        return mx.repeat(array, 3, axis=-1)[..., ::3]
+
+    def heads_inside(array: mx.array) -> mx.array:
+        return mx.contiguous(array.swapaxes(1, 2)).swapaxes(1, 2)
+
+    for view in (columns, interleaved, heads_inside):
+
+        def viewed(rows, view=view):
+            return replace(
+                rows, words=view(rows.words), scales=view(rows.scales), biases=view(rows.biases)
+            )
+
+        other = replace(request, keys=viewed(request.keys), values=viewed(request.values))
+        found = EmulatorBackend().attention(other)
+        assert all(map(same_bits, expected, found))
+
+
+def peaked_request(counting: Sequence[int], rows: int, **options: object) -> AttentionRequest:
+    """These rows have logits of about 20, every other one of about -20."""
+    rng = np.random.default_rng(0)
+    queries = mx.full((1, 1, 1, 64), 1.0)
+    sign = np.where(np.isin(np.arange(rows), counting), 1.0, -1.0)
+    noise = 0.01 * rng.standard_normal((1, 1, rows, 64))
+    keys = mx.array((noise + sign[:, None] * 20 / 64).astype(np.float32))
+    values = mx.array(rng.standard_normal((1, 1, rows, 64)).astype(np.float32))
+    packed = [tuple(mx.quantize(each, group_size=64, bits=8)) for each in (keys, values)]
+    return attention_request(queries, *packed, scale=1.0, return_lse=True, **options)
+
+
+# In the last turn of one simdgroup, and in the middle: no simdgroup sees all of them.
+COUNTING = (17, 30, 59)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("blocks", [None, 2], ids=["one pass", "two passes"])
+def test_sparse_v_does_not_read_what_it_skips(blocks: int | None) -> None:
+    backend = EmulatorBackend(simdgroups=4, blocks=blocks)
+    request = peaked_request(COUNTING, 60, sparse_v_threshold=1e-6)
+    scales = np.array(request.values.scales)
+    scales[:, :, [row for row in range(60) if row not in COUNTING]] = math.nan
+    poisoned = replace(request, values=replace(request.values, scales=mx.array(scales)))
+    clean, found = (backend.attention(each) for each in (request, poisoned))
+    assert all(map(same_bits, clean, found))
+    assert max(errors(request, clean).values()) <= 1
+    # The poison is seen where nothing is skipped, and the skipped rows stay in the rest.
+    without = [replace(each, sparse_v_threshold=0.0) for each in (request, poisoned)]
+    everything, spoilt = (backend.attention(each) for each in without)
+    assert mx.all(mx.isnan(spoilt[0]))
+    assert same_bits(everything[1], clean[1]) and same_bits(everything[2], clean[2])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("threshold", [1e-4, 1e-5, 1e-6, 1e-7, 1e-8])
+def test_sparse_v_changes_the_output_by_the_dropped_mass_at_most(threshold: float) -> None:
+    rng = np.random.default_rng(1)
+    queries = mx.array(3 * rng.standard_normal((1, 4, 1, 64)).astype(np.float32))
+    rows = [mx.array(rng.standard_normal((1, 2, 400, 64)).astype(np.float32)) for _ in range(2)]
+    packed = [tuple(mx.quantize(each, group_size=32, bits=8)) for each in rows]
+    request = attention_request(
+        queries,
+        *packed,
+        scale=0.5,
+        group_size=32,
+        sparse_v_threshold=threshold,
+        return_lse=True,
+    )
+    backend = EmulatorBackend(simdgroups=4)
+    result = backend.attention(request)
+    assert max(errors(request, result).values()) <= 1
+    full = backend.attention(replace(request, sparse_v_threshold=0.0))
+    difference = float(mx.abs(result[0] - full[0]).max())
+    weights = mx.exp(result[1] - result[2][..., None])
+    dropped = float(mx.where(weights < threshold, weights, 0.0).sum(-1).max())
+    assert dropped > 0, "the case has nothing to drop"
+    assert difference <= dropped * float(mx.abs(rows[1]).max()) + 1e-6
+
+
+@pytest.mark.slow
+@pytest.mark.matrix(2)
+@pytest.mark.parametrize("blocks", [None, 2], ids=["one pass", "two passes"])
+@pytest.mark.parametrize("defines", [(), ("H2O_LOOSE_NAN",)], ids=["strict", "loose"])
+def test_nan_in_the_mask_stays_in_its_query(defines: tuple[str, ...], blocks: int | None) -> None:
+    case = Case(mask="add-f32", queries=2, heads=(4, 2), bits=EIGHT, sparse=1e-3)
+    request = case.request()
+    mask = np.array(request.mask)
+    mask[0, 2, 1, 5] = math.nan
+    request = replace(request, mask=mx.array(mask))
+    backend = EmulatorBackend(Run(defines=defines), blocks=blocks)
+    out, _, lse, *_ = backend.attention(request)
+    hit = np.zeros((1, 4, 2), bool)
+    hit[0, 2, 1] = True
+    assert np.array_equal(np.isnan(np.array(lse)), hit)
+    assert np.array_equal(np.isnan(np.array(out)).all(-1), hit)
+    assert not np.isnan(np.array(out)[~hit]).any()
+
+
+@pytest.mark.slow
+def test_rows_that_are_masked_are_not_read() -> None:
+    request = Case(mask="bool", heads=(2, 2), bits=EIGHT).request()
+    masked = mx.logical_not(request.mask)[:, :, 0, :, None]
+
+    def poisoned(rows):
+        return replace(rows, scales=mx.where(masked, math.nan, rows.scales))
+
+    other = replace(request, keys=poisoned(request.keys), values=poisoned(request.values))
+    clean, found = (EmulatorBackend().attention(each) for each in (request, other))
+    assert all(map(same_bits, clean, found))
+
+
+@pytest.mark.usefixtures("emulator")
+def test_serves_the_public_operation() -> None:
+    request = Case(heads=(4, 2), queries=2, rows=40, bits=(8, 4), mask="causal").request()
+    packed = [
+        array
+        for rows in (request.keys, request.values)
+        for array in (rows.words, rows.scales, rows.biases)
+    ]
+    options = {"scale": 0.125, "v_bits": 4, "mask": "causal", "return_lse": True}
+    operation = mlx_h2o.fast.scaled_dot_product_attention_quantized_with_scores
+    found = operation(request.queries, *packed, **options)
+    with pytest.raises(ValueError, match="up to 8 queries, found Lq = 9"):
+        operation(mx.zeros((1, 4, 9, 64)), *packed, **options)
+    assert max(errors(replace(request, scale=0.125), found).values()) <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.matrix(1)
+@pytest.mark.parametrize(
+    ("rows", "sparse_passes", "passes"),
+    [(40, [256], [256]), (1030, [256, 256, 32], [256, 32])],
+)
+def test_metal_back_end_runs_it(
+    gpu, rows: int, sparse_passes: list[int], passes: list[int]
+) -> None:
+    calls = gpu(300).calls
+    case = Case(rows=rows, bits=EIGHT, sinks="f32", sparse=1e-4, skipped=True)
+    request = case.request()
+    result = metal.attention(request)
+    assert max(errors(request, result).values()) <= 1
+    assert calls == [1024, 512, *sparse_passes, *sparse_passes]
+    # Without the threshold, and with other bits, they are other kernels.
+    for other in (replace(case, sparse=0.0), Case(rows=rows, bits=FOUR)):
+        calls.clear()
+        metal.attention(other.request())
+        assert calls == [1024, 512, *passes, *passes]

@@ -1,0 +1,10 @@
+"""The C library, which must be built in CI."""
+
+import pytest
+
+import c_api
+
+
+@pytest.fixture(scope="session")
+def library() -> c_api.Library:
+    return c_api.required()

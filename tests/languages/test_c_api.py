@@ -1,0 +1,216 @@
+"""The C interface: results, laziness, back ends, threads."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+import c_api
+import c_api_golden
+import reference
+from c_api import CError, Handle, Library
+from paths import IMPORTS
+
+
+def inputs(seed: int = 0, *, batch=2, heads=(4, 2), queries=3, rows=37, sizes=(40, 24)):
+    rng = np.random.default_rng(seed)
+    shapes = (
+        (batch, heads[0], queries, sizes[0]),
+        (batch, heads[1], rows, sizes[0]),
+        (batch, heads[1], rows, sizes[1]),
+    )
+    return [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
+
+
+@pytest.mark.parametrize("backend", c_api.BACKENDS)
+def test_golden_cases(library: Library, backend: str) -> None:
+    with c_api.named(library, backend):
+        assert c_api_golden.failures(library) == []
+    assert len(c_api_golden.cases()[0]) > 150
+
+
+@pytest.mark.parametrize("backend", c_api.BACKENDS)
+@pytest.mark.parametrize("return_lse", [False, True])
+def test_odd_shapes_against_the_reference(library: Library, backend: str, return_lse: bool) -> None:
+    arrays = inputs()
+    expected = reference.attention(*arrays, scale=0.3, mask="causal")
+    allowed = reference.tolerances(*map(mx.array, arrays), scale=0.3, mask="causal")
+    with c_api.named(library, backend):
+        results = library.attention(
+            *map(library.array, arrays), scale=0.3, mask="causal", return_lse=return_lse
+        )
+        assert list(results) == ["out", "scores", "lse"][: 2 + return_lse]
+        for name, handle in results.items():
+            error = reference.worst_error(library.numpy(handle), getattr(expected, name))
+            assert error <= getattr(allowed, name), name
+
+
+@pytest.mark.parametrize("backend", c_api.BACKENDS)
+def test_selection_against_the_reference(library: Library, backend: str) -> None:
+    rng = np.random.default_rng(3)
+    scores = rng.choice([0.5, 1.0, -1.0, np.nan, np.inf, 0.0, -0.0], (2, 3, 45)).astype(np.float32)
+    positions = np.stack([rng.permutation(90)[:45] - 8 for _ in range(6)]).reshape(2, 3, 45)
+    rows = library.array(scores), library.array(positions, "int32")
+    zones = {"sink_size": 4, "recent_start": 70}
+    with c_api.named(library, backend):
+        for keep in (1, 20, 44, 45):
+            kept = library.numpy(library.keep_indices(*rows, keep, **zones))
+            expected = reference.keep_indices(scores, positions, keep=keep, **zones)
+            assert np.array_equal(kept, expected) and kept.dtype == np.uint32
+
+
+def test_results_replace_what_their_handles_held(library: Library) -> None:
+    arrays = [library.array(a) for a in inputs()]
+    first = library.attention(*arrays, scale=1.0)
+    place = first["out"].pointer
+    arguments = (*(a.value for a in arrays), 0.5, b"", *[library.nothing] * 3)
+    library.check(
+        library.c.mlx_h2o_scaled_dot_product_attention_with_scores(
+            place, first["scores"].pointer, library.ffi.NULL, *arguments, library.stream.value
+        )
+    )
+    second = library.attention(*arrays, scale=0.5)
+    assert np.array_equal(library.numpy(first["out"]), library.numpy(second["out"]))
+    assert np.array_equal(library.numpy(first["scores"]), library.numpy(second["scores"]))
+
+
+def test_nothing_is_computed_before_it_is_asked_for(library: Library) -> None:
+    results = library.attention(*map(library.array, inputs()), scale=1.0)
+    available = library.ffi.new("bool*")
+    for handle in results.values():
+        library.check(library.c._mlx_array_is_available(available, handle.value))
+        assert not available[0]
+    library.check(library.c.mlx_array_eval(results["out"].value))
+    library.check(library.c._mlx_array_is_available(available, results["out"].value))
+    assert available[0]
+
+
+def test_back_ends_say_whether_they_can_run(library: Library) -> None:
+    assert library.backend_status("composed") == (True, "")
+    assert library.backend_status("cuda") == (False, "the C interface launches no CUDA kernels")
+    available, reason = library.backend_status("metal")
+    assert available == mx.metal.is_available()
+    assert reason == ("" if available else "MLX has no Metal device on this machine")
+    library.check(library.c.mlx_h2o_backend_status(b"composed", library.ffi.NULL, library.ffi.NULL))
+
+
+def test_the_environment_names_a_back_end(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrays = [library.array(a) for a in inputs()]
+    monkeypatch.setenv("MLX_H2O_BACKEND", "cuda")
+    with pytest.raises(CError, match="back end 'cuda' is not available"):
+        library.attention(*arrays, scale=1.0)
+    with library.using("composed"):
+        library.attention(*arrays, scale=1.0)
+    monkeypatch.setenv("MLX_H2O_BACKEND", "fast")
+    with pytest.raises(CError, match="MLX_H2O_BACKEND names the back end 'fast', expected one of"):
+        library.attention(*arrays, scale=1.0)
+
+
+def test_an_unknown_simd_target_makes_native_unavailable(library: Library) -> None:
+    available, reason = library.backend_status("native")
+    if not available:
+        c_api.missing(reason)
+    program = (
+        "import c_api, numpy as np; library = c_api.required();"
+        "print(*library.backend_status('native'));"
+        "rows = library.array(np.zeros((1, 1, 4, 8), np.float32));"
+        "library.attention(rows, rows, rows, scale=1.0);"
+        "library.check(library.c.mlx_h2o_set_backend(b'native'))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "MLX_H2O_SIMD": "mmx", "PYTHONPATH": IMPORTS},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.startswith("False ") and "MLX_H2O_SIMD" in done.stdout
+    assert "[use_backend] back end 'native' is not available: " in done.stderr
+
+
+def test_a_back_end_is_named_for_one_thread(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLX_H2O_BACKEND", "cuda")
+    arrays = [library.array(a) for a in inputs()]
+    refused: list[str] = []
+
+    def other() -> None:
+        try:
+            library.attention(*arrays, scale=1.0)
+        except CError as error:
+            refused.append(str(error))
+
+    with library.using("composed"):
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+        library.attention(*arrays, scale=1.0)
+    assert len(refused) == 1 and "back end 'cuda' is not available" in refused[0]
+
+
+def test_threads_with_their_own_streams(library: Library) -> None:
+    arrays = inputs()
+    expected = reference.attention(*arrays, scale=1.0)
+    errors: list[float] = []
+
+    def work() -> None:
+        c, stream = library.c, Handle(library, "mlx_stream", library.c.mlx_default_cpu_stream_new())
+        handles = [library.array(a) for a in arrays]
+        for _ in range(20):
+            out, scores = Handle(library, "mlx_array"), Handle(library, "mlx_array")
+            status = c.mlx_h2o_scaled_dot_product_attention_with_scores(
+                *(out.pointer, scores.pointer, library.ffi.NULL, *(h.value for h in handles), 1.0),
+                *(b"", *[library.nothing] * 3, stream.value),
+            )
+            assert status == 0 and c.mlx_array_eval(scores.value) == 0
+            pointer = c.mlx_array_data_float32(scores.value)
+            buffer = library.ffi.buffer(pointer, c.mlx_array_nbytes(scores.value))
+            found = np.frombuffer(buffer, np.float32).reshape(expected.scores.shape)
+            errors.append(reference.worst_error(found, expected.scores))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(errors) == 80 and max(errors) < 1e-4
+
+
+def test_files_keep_tensors_and_metadata(library: Library, tmp_path) -> None:
+    c, ffi = library.c, library.ffi
+    path = str(tmp_path / "a.safetensors").encode()
+    values = np.arange(6, dtype=np.float32).reshape(2, 3)
+    tensors = Handle(library, "mlx_map_string_to_array", c.mlx_map_string_to_array_new())
+    metadata = Handle(library, "mlx_map_string_to_string", c.mlx_map_string_to_string_new())
+    array = library.array(values)
+    library.check(c.mlx_map_string_to_array_insert(tensors.value, b"x", array.value))
+    library.check(c.mlx_map_string_to_string_insert(metadata.value, b"key", b"value"))
+    library.check(c.mlx_save_safetensors(path, tensors.value, metadata.value))
+
+    tensors = Handle(library, "mlx_map_string_to_array", c.mlx_map_string_to_array_new())
+    metadata = Handle(library, "mlx_map_string_to_string", c.mlx_map_string_to_string_new())
+    places = (tensors.pointer, metadata.pointer)
+    library.check(c.mlx_load_safetensors(*places, path, library.stream.value))
+    key, text, found = (
+        ffi.new("char const**"),
+        ffi.new("char const**"),
+        Handle(library, "mlx_array"),
+    )
+    iterator = c.mlx_map_string_to_array_iterator_new(tensors.value)
+    assert c.mlx_map_string_to_array_iterator_next(key, found.pointer, iterator) == 0
+    assert ffi.string(key[0]) == b"x" and np.array_equal(library.numpy(found), values)
+    assert c.mlx_map_string_to_array_iterator_next(key, found.pointer, iterator) == 2
+    library.check(c.mlx_map_string_to_array_iterator_free(iterator))
+    assert c.mlx_map_string_to_string_get(text, metadata.value, b"key") == 0
+    assert ffi.string(text[0]) == b"value"
+    assert c.mlx_map_string_to_string_get(text, metadata.value, b"no key") == 2
+    library.check(0)

@@ -1,0 +1,140 @@
+"""The settings in C: the same values, and the same words for wrong ones, as Python's H2OConfig."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from c_api import CError, Library
+from mlx_h2o import H2OConfig
+from sizes import examples
+
+POLICIES = ("h2o", "h2o-ema", "window", "keydiff")
+"""Those of every language."""
+
+SIZES = ("heavy_size", "recent_size", "evict_every")
+PLAIN = ("max_kv_size", "sink_size")
+
+
+def fill(library: Library, values: dict[str, Any]) -> tuple[Any, Any]:
+    """A C struct with the defaults and ``values``, and what must live as long."""
+    config = library.ffi.new("mlx_h2o_config*", library.c.mlx_h2o_config_new())
+    policy = None
+    for name, value in values.items():
+        if name in SIZES:
+            optional = getattr(config, name)
+            optional.has_value = value is not None
+            optional.value = value or 0
+        elif name == "policy":
+            policy = library.ffi.new("char[]", value.encode())
+            config.policy = policy
+        else:
+            setattr(config, name, value)
+    return config, policy
+
+
+def read(library: Library, config: Any) -> dict[str, Any]:
+    found = {name: getattr(config, name) for name in PLAIN}
+    for name in SIZES:
+        optional = getattr(config, name)
+        found[name] = optional.value if optional.has_value else None
+    found["policy"] = library.ffi.string(config.policy).decode()
+    found["decay"] = pytest.approx(config.decay, rel=1e-7)
+    return found
+
+
+def outcome_of_c(library: Library, values: dict[str, Any]) -> Any:
+    config, policy = fill(library, values)
+    before = read(library, config)
+    try:
+        library.check(library.c.mlx_h2o_config_resolve(config))
+    except CError as error:
+        assert read(library, config) == before, "a refused struct was changed"
+        return str(error)
+    result = read(library, config)
+    del policy  # the struct pointed to it until here
+    return result
+
+
+def outcome_of_python(values: dict[str, Any]) -> Any:
+    try:
+        config = H2OConfig(**values)
+    except ValueError as error:
+        return str(error)
+    return {name: getattr(config, name) for name in (*PLAIN, *SIZES, "policy", "decay")}
+
+
+def test_the_defaults_are_pythons(library):
+    assert outcome_of_c(library, {}) == outcome_of_python({})
+
+
+INTS = st.integers(-3, 300) | st.sampled_from([2**31 - 1, -(2**31)])
+
+
+@pytest.mark.examples
+@given(
+    values=st.fixed_dictionaries(
+        {},
+        optional={
+            **dict.fromkeys(PLAIN, INTS),
+            **dict.fromkeys(SIZES, st.none() | INTS),
+            "policy": st.sampled_from(POLICIES),
+            "decay": st.sampled_from([0.0, 0.5, 0.95, 1.0, 1.5, -0.25]),
+        },
+    )
+)
+@example(values={"decay": 1.0})
+@example(values={"policy": "h2o"})
+@example(values={"policy": "h2o", "max_kv_size": 100})
+@example(values={"policy": "h2o", "max_kv_size": 20})
+@example(values={"recent_size": 2**30 + 1})
+@settings(max_examples=examples(400), deadline=None)
+def test_any_settings_come_out_as_in_python(library, values):
+    assert outcome_of_c(library, values) == outcome_of_python(values)
+
+
+@pytest.mark.parametrize("name", ["", "lru", "%s%n", "snapkv"])
+def test_other_policies_are_refused_by_name(library, name):
+    known = ", ".join(POLICIES)
+    text = f"[H2OConfig] policy is '{name}', expected one of: {known}."
+    assert outcome_of_c(library, {"policy": name}) == text
+
+
+def test_sizes_beyond_the_budget_are_named(library):
+    text = outcome_of_c(library, {"max_kv_size": 64, "heavy_size": 40, "recent_size": 30})
+    assert text == (
+        "[H2OConfig] sink_size + heavy_size + recent_size is 4 + 40 + 30 = 74, "
+        "expected at most max_kv_size = 64."
+    )
+
+
+@pytest.mark.parametrize("name", ["heavy", "balanced", "recent", "light", ""])
+@pytest.mark.parametrize("budget", [256, 64, 6, 5, 4, 0])
+def test_presets_are_pythons(library, name, budget):
+    config = library.ffi.new("mlx_h2o_config*")
+    fields = (*PLAIN, *SIZES, "policy", "decay")
+    try:
+        preset = H2OConfig.preset(name, budget)
+        expected: Any = {field: getattr(preset, field) for field in fields}
+    except ValueError as error:
+        expected = str(error)
+    try:
+        library.check(library.c.mlx_h2o_config_preset(config, name.encode(), budget))
+        found: Any = read(library, config)
+    except CError as error:
+        found = str(error)
+    assert found == expected
+
+
+def test_no_place_is_an_error(library):
+    null = library.ffi.NULL
+    with pytest.raises(CError, match=r"\[H2OConfig\] config is NULL"):
+        library.check(library.c.mlx_h2o_config_resolve(null))
+    with pytest.raises(CError, match=r"\[H2OConfig.preset\] res is NULL"):
+        library.check(library.c.mlx_h2o_config_preset(null, b"heavy", 256))
+    with pytest.raises(CError, match=r"name is '', expected one of: heavy, balanced, recent\."):
+        config = library.ffi.new("mlx_h2o_config*")
+        library.check(library.c.mlx_h2o_config_preset(config, null, 256))

@@ -1,0 +1,274 @@
+"""What the C interface refuses: the texts, what stays untouched, and that nothing leaks."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from c_api import CError, Handle, Library
+from mlx_h2o import fast, use_backend
+
+ATTENTION = "scaled_dot_product_attention_with_scores"
+Q, K, V = (1, 4, 2, 32), (1, 2, 5, 32), (1, 2, 5, 24)
+FLOAT, INT = "float32", "int32"
+
+
+# Wrong calls of attention: (shape, dtype) of an array, or another argument.
+WRONG_ATTENTION: dict[str, dict[str, Any]] = {
+    "three dimensions": {"q": ((4, 2, 32), FLOAT)},
+    "five dimensions": {"k": ((1, 1, 2, 5, 32), FLOAT)},
+    "one dimension": {"v": ((24,), FLOAT)},
+    "no queries": {"q": ((1, 4, 0, 32), FLOAT)},
+    "no keys": {"k": ((1, 2, 0, 32), FLOAT), "v": ((1, 2, 0, 24), FLOAT)},
+    "no sequences": {
+        "q": ((0, 4, 2, 32), FLOAT),
+        "k": ((0, 2, 5, 32), FLOAT),
+        "v": ((0, 2, 5, 24), FLOAT),
+    },
+    "empty values": {"v": ((1, 2, 5, 0), FLOAT)},
+    "batches of q and k": {"q": ((2, 4, 2, 32), FLOAT)},
+    "batches of k and v": {"v": ((3, 2, 5, 24), FLOAT)},
+    "head sizes": {"q": ((1, 4, 2, 16), FLOAT)},
+    "heads of k and v": {"v": ((1, 1, 5, 24), FLOAT)},
+    "lengths of k and v": {"v": ((1, 2, 6, 24), FLOAT)},
+    "head ratio": {"q": ((1, 3, 2, 32), FLOAT)},
+    "fewer query heads": {"q": ((1, 1, 2, 32), FLOAT)},
+    "integer queries": {"q": (Q, INT)},
+    "bool keys": {"k": (K, "bool")},
+    "complex values": {"v": (V, "complex64")},
+    "two dtypes": {"k": (K, "float16")},
+    "bfloat16 values": {"v": (V, "bfloat16")},
+    "infinite scale": {"scale": math.inf},
+    "negative infinite scale": {"scale": -math.inf},
+    "scale that is not a number": {"scale": math.nan},
+    "integer mask": {"mask": ((2, 5), INT)},
+    "mask of another length": {"mask": ((2, 6), FLOAT)},
+    "mask of other heads": {"mask": ((3, 1, 5), "bool")},
+    "mask of five dimensions": {"mask": ((1, 1, 1, 2, 5), "bool")},
+    "empty mask": {"mask": ((0,), "bool")},
+    "integer sinks": {"sinks": ((4,), INT)},
+    "sinks of other heads": {"sinks": ((3,), FLOAT)},
+    "two-dimensional sinks": {"sinks": ((1, 4), FLOAT)},
+    "scalar sinks": {"sinks": ((), FLOAT)},
+    "half row bias": {"row_bias": ((1, 2, 5), "float16")},
+    "row bias of query heads": {"row_bias": ((1, 4, 5), FLOAT)},
+    "row bias of more rows": {"row_bias": ((1, 2, 6), FLOAT)},
+    "flat row bias": {"row_bias": ((2, 5), FLOAT)},
+}
+
+
+def python_array(shape: tuple[int, ...], dtype: str) -> mx.array:
+    return mx.zeros(shape, getattr(mx, dtype.replace("bool", "bool_")))
+
+
+def message_of_python(function: Any, *arguments: Any, **more: Any) -> str:
+    with pytest.raises(ValueError) as caught:
+        function(*arguments, **more)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("wrong", WRONG_ATTENTION.values(), ids=WRONG_ATTENTION)
+def test_attention_refuses_with_the_words_of_the_python_package(
+    library: Library, wrong: dict[str, Any]
+) -> None:
+    call = {"q": (Q, FLOAT), "k": (K, FLOAT), "v": (V, FLOAT), "scale": 0.5, **wrong}
+    names = [name for name in ("q", "k", "v", "mask", "sinks", "row_bias") if name in call]
+    arrays = {name: python_array(*call[name]) for name in names}
+    expected = message_of_python(
+        fast.scaled_dot_product_attention_with_scores, **arrays, scale=call["scale"]
+    )
+    handles = {name: library.array(array) for name, array in arrays.items()}
+    rows = [handles.pop(name) for name in ("q", "k", "v")]
+    with pytest.raises(CError) as caught:
+        library.attention(*rows, scale=call["scale"], **handles)
+    assert str(caught.value) == expected
+    assert expected.startswith(f"[{ATTENTION}] ")
+
+
+WRONG_ROWS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "two dimensions": (((1, 5), FLOAT), ((1, 5), INT), {}),
+    "four dimensions": (((1, 2, 5), FLOAT), ((1, 1, 2, 5), INT), {}),
+    "two shapes": (((1, 2, 5), FLOAT), ((1, 2, 6), INT), {}),
+    "no rows": (((1, 2, 0), FLOAT), ((1, 2, 0), INT), {}),
+    "half scores": (((1, 2, 5), "float16"), ((1, 2, 5), INT), {}),
+    "long positions": (((1, 2, 5), FLOAT), ((1, 2, 5), "int64"), {}),
+    "none": (((1, 2, 5), FLOAT), ((1, 2, 5), INT), {"keep": 0}),
+    "negative": (((1, 2, 5), FLOAT), ((1, 2, 5), INT), {"keep": -3}),
+    "more than there are": (((1, 2, 5), FLOAT), ((1, 2, 5), INT), {"keep": 6}),
+    "negative sink": (((1, 2, 5), FLOAT), ((1, 2, 5), INT), {"sink_size": -1}),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_ROWS.values(), ids=WRONG_ROWS)
+def test_selection_refuses_with_the_words_of_the_python_package(
+    library: Library, wrong: tuple[Any, Any, dict[str, Any]]
+) -> None:
+    arrays, given = [python_array(*array) for array in wrong[:2]], {"keep": 2, **wrong[2]}
+    expected = message_of_python(fast.keep_indices, *arrays, **given)
+    with pytest.raises(CError) as caught:
+        library.keep_indices(*map(library.array, arrays), **given)
+    assert str(caught.value) == expected
+    assert expected.startswith("[keep_indices] ")
+
+
+@pytest.mark.parametrize("name", ["unknown", "Metal", "%s%n", "metal"])
+def test_a_back_end_that_cannot_be_named(library: Library, name: str) -> None:
+    if name == "metal" and mx.metal.is_available():
+        pytest.skip("it can be named here")
+
+    def enter() -> None:
+        with use_backend(name):
+            pass
+
+    with pytest.raises(CError) as caught, library.using(name):
+        pass
+    assert str(caught.value) == message_of_python(enter)
+    if name != "metal":
+        with pytest.raises(CError, match="expected one of metal, cuda, native, composed"):
+            library.backend_status(name)
+
+
+def test_mask_mode_and_mask_go_together(library: Library) -> None:
+    arrays = [library.array(python_array(shape, FLOAT)) for shape in (Q, K, V)]
+    mask = library.array(python_array((2, 5), "bool"))
+    calls = {
+        "mask_mode is 'Causal', expected '', 'causal' or 'array'.": ("Causal", None),
+        "mask_mode is 'array' and mask_arr an empty handle, expected a mask.": ("array", None),
+        "mask_mode is 'causal' and mask_arr an array, expected mask_mode 'array'.": (
+            "causal",
+            mask,
+        ),
+        "mask_mode is '' and mask_arr an array, expected mask_mode 'array'.": ("", mask),
+        "mask_mode is '%s%n%n', expected '', 'causal' or 'array'.": ("%s%n%n", None),
+    }
+    for text, (mode, given) in calls.items():
+        out, scores = Handle(library, "mlx_array"), Handle(library, "mlx_array")
+        status = library.c.mlx_h2o_scaled_dot_product_attention_with_scores(
+            *(out.pointer, scores.pointer, library.ffi.NULL, *(a.value for a in arrays), 1.0),
+            *(mode.encode(), given.value if given else library.nothing),
+            *(library.nothing, library.nothing),
+            library.stream.value,
+        )
+        with pytest.raises(CError) as caught:
+            library.check(status)
+        assert str(caught.value) == f"[{ATTENTION}] {text}"
+        assert not out.value.ctx and not scores.value.ctx
+
+
+def test_null_places_and_empty_handles(library: Library) -> None:
+    c, null, nothing = library.c, library.ffi.NULL, library.nothing
+    q, k, v = (library.array(python_array(shape, FLOAT)) for shape in (Q, K, V))
+    out, scores = Handle(library, "mlx_array"), Handle(library, "mlx_array")
+    no_stream = library.ffi.new("mlx_stream*")[0]
+    rows = library.array(np.zeros((1, 1, 3), np.float32)), library.array(np.zeros((1, 1, 3)), INT)
+
+    def attend(out=out.pointer, scores=scores.pointer, q=q.value, k=k.value, s=None):
+        return c.mlx_h2o_scaled_dot_product_attention_with_scores(
+            *(out, scores, null, q, k, v.value, 1.0, b"", nothing, nothing, nothing),
+            library.stream.value if s is None else s,
+        )
+
+    def keep(res=out.pointer, scores=rows[0].value, s=None):
+        return c.mlx_h2o_keep_indices(
+            *(res, scores, rows[1].value, 1, 0, nothing), library.stream.value if s is None else s
+        )
+
+    calls = {
+        "out is NULL, expected a place for the result.": (attend, {"out": null}),
+        "scores is NULL, expected a place for the result.": (attend, {"scores": null}),
+        "queries are an empty handle, expected an array [B, Hq, Lq, D].": (attend, {"q": nothing}),
+        "keys are an empty handle, expected an array [B, Hkv, N, D].": (attend, {"k": nothing}),
+        "the stream is an empty handle, expected a stream.": (attend, {"s": no_stream}),
+        "res is NULL, expected a place for the result": (keep, {"res": null}),
+        "scores are an empty handle, expected an array [B, H, N].": (keep, {"scores": nothing}),
+        "the stream is an empty handle, expected a stream": (keep, {"s": no_stream}),
+    }
+    for text, (function, wrong) in calls.items():
+        with pytest.raises(CError) as caught:
+            library.check(function(**wrong))
+        op = "keep_indices" if function is keep else ATTENTION
+        assert str(caught.value).rstrip(".") == f"[{op}] {text}".rstrip(".")
+    assert not out.value.ctx and not scores.value.ctx
+
+
+def test_a_failed_call_leaves_results_untouched(library: Library) -> None:
+    arrays = [library.array(np.ones(shape, np.float32)) for shape in (Q, K, V)]
+    results = library.attention(*arrays, scale=1.0)
+    before = {name: library.numpy(handle) for name, handle in results.items()}
+    status = library.c.mlx_h2o_scaled_dot_product_attention_with_scores(
+        *(results[name].pointer for name in ("out", "scores", "lse")),
+        *(*(a.value for a in arrays), math.nan, b"", *[library.nothing] * 3),
+        library.stream.value,
+    )
+    with pytest.raises(CError):
+        library.check(status)
+    for name, handle in results.items():
+        assert np.array_equal(library.numpy(handle), before[name])
+
+
+def test_mlx_own_errors_cross_as_text(library: Library, tmp_path: Path) -> None:
+    """Functions that return no status report too, and give 0, NULL or an empty handle."""
+    c, null = library.c, library.ffi.NULL
+    matrix, flag = library.array(np.zeros((2, 3))), library.array([True])
+    reports = {
+        "ndim": lambda: c.mlx_array_ndim(library.nothing) == 0,
+        "shape": lambda: c.mlx_array_shape(library.nothing) == null,
+        "dim": lambda: c.mlx_array_dim(matrix.value, 7) == 0,
+        "data": lambda: c.mlx_array_data_float32(library.nothing) == null,
+        "wider": lambda: c.mlx_array_data_float32(flag.value) == null,
+        "new": lambda: not c.mlx_array_new_data(null, [2], 1, 0).ctx,
+        "dtype": lambda: not c.mlx_array_new_data(null, [0], 1, 14).ctx,
+        "string": lambda: not c.mlx_string_new_data(null).ctx,
+        "kernel": lambda: (
+            not c.mlx_fast_metal_kernel_new(
+                *(b"k", *2 * [library.ffi.new("mlx_vector_string*")[0]], b"", b"", False, False)
+            ).ctx
+        ),
+    }
+    for name, refused in reports.items():
+        assert refused(), name
+        assert len(library.messages) == 1 and library.messages.pop(), name
+    place = Handle(library, "mlx_array")
+    path = str(tmp_path / "%s%n%p.npy")
+    with pytest.raises(CError, match="%s%n%p"):
+        library.check(c.mlx_load(place.pointer, path.encode(), library.stream.value))
+    one, two = library.array(np.zeros((2, 3))), library.array(np.zeros((4, 5)))
+    with pytest.raises(CError, match="[Bb]roadcast"):
+        library.check(c.mlx_add(place.pointer, one.value, two.value, library.stream.value))
+    with pytest.raises(CError, match="place for the result"):
+        library.check(c.mlx_add(null, one.value, one.value, library.stream.value))
+
+
+def test_a_lazy_array_has_no_data_yet(library: Library) -> None:
+    one, two = library.array(np.ones(3, np.float32)), Handle(library, "mlx_array")
+    library.check(library.c.mlx_add(two.pointer, one.value, one.value, library.stream.value))
+    assert library.c.mlx_array_data_float32(two.value) == library.ffi.NULL
+    assert library.messages.pop() == "[array data] the array is not evaluated"
+
+
+def test_metal_kernels_report_what_mlx_says(library: Library) -> None:
+    if mx.metal.is_available():
+        pytest.skip("Metal is available")
+    c, value = library.c, library.array(np.zeros(1, np.float32))
+    inputs = Handle(library, "mlx_vector_array", c.mlx_vector_array_new_value(value.value))
+    outputs = Handle(library, "mlx_vector_array", c.mlx_vector_array_new())
+    names = Handle(library, "mlx_vector_string", c.mlx_vector_string_new_value(b"x"))
+    config = Handle(library, "mlx_fast_metal_kernel_config", c.mlx_fast_metal_kernel_config_new())
+    library.check(c.mlx_fast_metal_kernel_config_add_output_arg(config.value, [1], 1, 10))
+    made = c.mlx_fast_metal_kernel_new(
+        *(b"k", names.value, names.value, b"out[0] = 1;", b"", True, False)
+    )
+    kernel = Handle(library, "mlx_fast_metal_kernel", made)
+    for used in (kernel.value, library.ffi.new("mlx_fast_metal_kernel*")[0]):
+        status = c.mlx_fast_metal_kernel_apply(
+            outputs.pointer, used, inputs.value, config.value, library.stream.value
+        )
+        text = "[metal_kernel] No Metal back-end." if used.ctx else "expected a non-empty"
+        with pytest.raises(CError, match=re.escape(text)):
+            library.check(status)

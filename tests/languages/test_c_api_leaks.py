@@ -1,0 +1,79 @@
+"""A C++ program on the library: the last error of each thread, and nothing lost at its end.
+
+LeakSanitizer looks on, with ASan and UBSan where they are in the library (`nox -s sanitize_c`).
+Nothing is suppressed: neither MLX nor the C++ library loses anything.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import c_api
+import c_api_build
+from c_api_headers import INCLUDE, ROOT
+
+FOLDER = ROOT / "tests" / "languages" / "c_driver"
+
+
+@pytest.fixture(scope="module")
+def base() -> Path:
+    c_api.required()
+    path = c_api.library_path()
+    assert path is not None
+    return path.resolve()
+
+
+@pytest.fixture(scope="module")
+def driver(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    program = tmp_path_factory.mktemp("driver") / "driver"
+    in_the_library = b"__asan_init" in base.read_bytes()
+    sanitizers = "address,undefined" if in_the_library else "leak"
+    c_api_build.run(
+        *(c_api_build.compiler(), "-std=c++17", "-O1", "-g", f"-fsanitize={sanitizers}"),
+        *(*c_api_build.WARNINGS, f"-I{c_api_build.SOURCES}", *(f"-I{path}" for path in INCLUDE)),
+        *(FOLDER / "driver.cpp", "-o", program, f"-L{base.parent}", "-lmlxh2oc", "-pthread"),
+        f"-Wl,-rpath,{base.parent}",
+    )
+    return program
+
+
+def run(driver: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The program by itself: what Python needs preloaded is not for it."""
+    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    options = "detect_leaks=1:fast_unwind_on_malloc=0"
+    environment |= {"ASAN_OPTIONS": options, "LSAN_OPTIONS": options}
+    return subprocess.run(
+        [driver, *arguments], env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def test_the_driver_calls_every_function() -> None:
+    folder = ROOT / "mlx-c" / "h2o" / "include" / "mlx_h2o" / "c"
+    declared = {
+        name
+        for header in folder.glob("*.h")
+        for name in re.findall(r"^[\w ]+\*? ?(mlx_h2o_\w+)\(", header.read_text(), re.MULTILINE)
+    }
+    text = (FOLDER / "driver.cpp").read_text()
+    called = set(re.findall(r"\bmlx_h2o_\w+", text))
+    assert len(declared) > 15
+    assert declared - called == set()
+
+
+@pytest.mark.slow
+def test_nothing_is_lost(driver: Path) -> None:
+    done = run(driver)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout == "no errors\n"
+
+
+@pytest.mark.slow
+def test_a_lost_array_is_noticed(driver: Path) -> None:
+    done = run(driver, "leak")
+    assert done.returncode != 0
+    assert "LeakSanitizer" in done.stderr and "mlx_array_new_data" in done.stderr

@@ -1,0 +1,84 @@
+"""Builds of the H2O part of the C interface for tests: with faults, or with fakes before mlx-c.
+
+The sources see nothing but public mlx-c headers, as they do against the mlx-c of mlx-swift. A
+library made here brings its own copies of what it compiles and takes the rest, mlx-c included,
+from the library under test.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import c_api
+from c_api_headers import INCLUDE, ROOT
+from made_once import made_once
+
+SOURCES = ROOT / "mlx-c" / "h2o"
+FAKES = ROOT / "tests" / "languages" / "c_api_fakes"
+WARNINGS = ("-Wall", "-Wextra", "-Wpedantic", "-Werror")
+
+
+def compilers(language: str = "c++") -> list[str]:
+    """The compilers of this machine for "c" or "c++"."""
+    known = {"c": ("gcc", "clang"), "c++": ("g++", "clang++")}[language]
+    return [path for path in map(shutil.which, known) if path]
+
+
+def compiler(language: str = "c++") -> str:
+    """A compiler; without one the test is skipped, and fails in CI."""
+    found = compilers(language)
+    if not found:
+        c_api.missing(f"no compiler for {language} found")
+    return found[0]
+
+
+def run(*command: str | Path) -> str:
+    """Output of a command that must succeed."""
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def link(directory: Path, name: str, objects: Sequence[Path]) -> c_api.Library:
+    """Load a library of these objects over the library under test."""
+    base = c_api.library_path()
+    assert base is not None
+    path = directory / f"lib{name}.so"
+    run(compiler(), "-shared", "-o", path, *objects, base.resolve(), f"-Wl,-rpath,{base.parent}")
+    return c_api.Library(path)
+
+
+def compile_one(source: Path, target: Path) -> Path:
+    """One object file; warnings are errors."""
+    flags = ("-std=c++17", "-O0", "-fPIC", *WARNINGS, f"-I{SOURCES}")
+    run(compiler(), *flags, *(f"-I{path}" for path in INCLUDE), "-c", source, "-o", target)
+    return target
+
+
+def whole(factory: pytest.TempPathFactory) -> list[Path]:
+    """The H2O sources as one object, which takes a third of the time."""
+
+    def make(folder: Path) -> None:
+        lines = [f'#include "{source}"\n' for source in sorted(SOURCES.glob("*.cpp"))]
+        (folder / "whole.cpp").write_text("".join(lines), "utf-8")
+        compile_one(folder / "whole.cpp", folder / "whole.o")
+
+    return [made_once(factory, "h2o-whole", make) / "whole.o"]
+
+
+def objects(factory: pytest.TempPathFactory) -> list[Path]:
+    """An object of each of the H2O sources, of which a fault changes one."""
+    sources = sorted(SOURCES.glob("*.cpp"))
+
+    def make(folder: Path) -> None:
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda s: compile_one(s, folder / f"{s.stem}.o"), sources))
+
+    folder = made_once(factory, "h2o-objects", make)
+    return [folder / f"{source.stem}.o" for source in sources]

@@ -1,0 +1,161 @@
+"""Speculative decoding by mlx_lm's own loop, with evicting caches for both models."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import mlx_lm.models.cache as mlx_lm_cache
+import pytest
+
+from mlx_h2o import (
+    H2OConfig,
+    H2OKVCache,
+    batch_generate,
+    generate,
+    make_prompt_cache,
+    routing,
+    stream_generate,
+)
+from routing_checks import SETTINGS, mlx_lm_stays_as_it_is
+from tiny_models import random_prompt, stock_tokens, tiny_qwen3, tiny_tokenizer
+
+__all__ = ["mlx_lm_stays_as_it_is"]  # a fixture around every test
+
+pytestmark = pytest.mark.downstream
+
+PROMPT = random_prompt(20)
+
+
+def drafted(model, draft, caches, tokens=40, number=3, **given):
+    """Responses of the whole generation."""
+    return list(
+        stream_generate(
+            model,
+            tiny_tokenizer(),
+            PROMPT,
+            max_tokens=tokens,
+            draft_model=draft,
+            num_draft_tokens=number,
+            prompt_cache=caches,
+            **given,
+        )
+    )
+
+
+def both(model, draft, size, **given):
+    settings = SETTINGS | {"speculative": 3} | given
+    return make_prompt_cache(model, size, **settings) + make_prompt_cache(draft, size, **settings)
+
+
+@pytest.mark.slow
+@pytest.mark.matrix(2)
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("policy", ["h2o-ema", "keydiff"])
+def test_below_the_budget_the_tokens_are_those_of_mlx_lm(layers, policy):
+    """With a draft model that is mostly wrong, and with one that never is."""
+    model, draft = tiny_qwen3(), tiny_qwen3(layers=layers)
+    responses = drafted(model, draft, both(model, draft, 256, policy=policy))
+    assert [r.token for r in responses][:40] == stock_tokens(model, PROMPT, 40)
+    taken = sum(response.from_draft for response in responses)
+    assert taken == 30 if layers == 2 else taken < 30
+
+
+@pytest.mark.slow
+@pytest.mark.matrix(3)
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("policy", ["h2o-ema", "window", "keydiff", "h2o-sum"])
+def test_rejected_drafts_leave_no_trace(layers, policy):
+    """Fed in the same rounds with other drafts, far beyond the budget: the same tokens and rows."""
+    model, draft = tiny_qwen3(), tiny_qwen3(layers=layers)
+    caches = both(model, draft, 16, policy=policy)
+    responses = drafted(model, draft, caches, tokens=60)
+    fresh = make_prompt_cache(model, 16, **SETTINGS | {"speculative": 3, "policy": policy})
+    groups, group = [], [PROMPT[-1]]
+    for response in responses[:60]:
+        if response.from_draft:
+            group.append(response.token)
+        else:
+            groups.append(group)
+            group = [response.token]
+    with routing(model):
+        mx.eval(model(mx.array(PROMPT[:-1])[None], cache=fresh))
+        found = []
+        for place, group in enumerate(groups[:-2]):  # the limit of tokens cuts the last ones short
+            drafts = random_prompt(4 - len(group), seed=place)
+            logits = model(mx.array([*group, *drafts])[None], cache=fresh)
+            found += mx.argmax(logits[0, : len(group)], axis=-1).tolist()
+            for cache in fresh:
+                assert cache.trim(len(drafts)) == len(drafts)
+    assert found == [response.token for response in responses][: len(found)]
+    for one in (*caches, *fresh):
+        assert one.evicted > 20
+        assert one.size() <= 16
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [{}, {"light_bits": 4, "dense_size": 2}])
+def test_quantised_rows_are_taken_back_too(rows):
+    model, draft = tiny_qwen3(head_dim=32), tiny_qwen3(layers=1, head_dim=32)
+    given = {"kv_bits": 8, "kv_group_size": 32} | rows
+    caches = both(model, draft, 16, **given)
+    responses = drafted(model, draft, caches)
+    assert len(responses) == 40
+    assert {type(cache).__name__ for cache in caches} == {"QuantizedH2OKVCache"}
+    assert all(cache.evicted > 0 for cache in caches)
+
+
+@pytest.mark.slow
+def test_the_settings_make_caches_for_both_models():
+    model, draft, tokenizer = tiny_qwen3(), tiny_qwen3(layers=1), tiny_tokenizer()
+    config = H2OConfig(max_kv_size=16, **SETTINGS)
+    texts = [
+        generate(model, tokenizer, PROMPT, max_tokens=30, draft_model=draft, **given)
+        for given in (
+            {"max_kv_size": 16, **SETTINGS},
+            {"max_kv_size": config},
+            {"max_kv_size": 16, **SETTINGS, "num_draft_tokens": 2, "speculative": 2},
+        )
+    ]
+    assert texts[0] == texts[1] == texts[2]
+    assert len(texts[0].split()) == 30
+
+
+def test_budgets_are_those_of_the_target_model():
+    model, draft = tiny_qwen3(), tiny_qwen3(layers=1)
+    given = {"max_kv_size": 16, "sink_size": 1, "policy": "keydiff", "budgets": [12, 20]}
+    text = generate(
+        model,
+        tiny_tokenizer(),
+        PROMPT,
+        max_tokens=40,
+        draft_model=draft,
+        prefill_step_size=8,
+        **given,
+    )
+    assert len(text.split()) == 40
+    caches = make_prompt_cache(model, **given, speculative=3)
+    assert [(type(c), c.config.max_kv_size) for c in caches] == [
+        (H2OKVCache, 12),
+        (H2OKVCache, 20),
+    ]
+
+
+def test_caches_that_could_not_take_back_are_refused_at_the_start():
+    model, draft = tiny_qwen3(), tiny_qwen3(layers=1)
+    for given in ({"speculative": 0}, {"speculative": 2}, {"speculative": 0, "policy": "window"}):
+        caches = both(model, draft, 16, **given)
+        with pytest.raises(ValueError, match=r"\[stream_generate\] .*speculative=3 or"):
+            drafted(model, draft, caches)
+        assert all(cache.empty() for cache in caches)
+    with pytest.raises(ValueError, match=r"\[batch_generate\] draft_model is given, expected None"):
+        batch_generate(model, tiny_tokenizer(), [PROMPT], draft_model=draft)
+
+
+def test_mlx_lms_own_functions_trim_these_caches():
+    model = tiny_qwen3()
+    caches = make_prompt_cache(model, 16, **SETTINGS, speculative=3)
+    assert [type(cache) for cache in caches] == [H2OKVCache] * 2
+    generate(model, tiny_tokenizer(), PROMPT, max_tokens=20, prompt_cache=caches)
+    before = caches[0].offset
+    assert mlx_lm_cache.can_trim_prompt_cache(caches)
+    assert mlx_lm_cache.trim_prompt_cache(caches, 3) == 3
+    assert [cache.offset for cache in caches] == [before - 3] * 2

@@ -1,0 +1,195 @@
+"""Generation with evicting caches: loading, arguments, equality with stock, refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import mlx.core as mx
+import mlx_lm
+import mlx_lm.models.cache as mlx_lm_cache
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+
+from mlx_h2o import (
+    generate,
+    load,
+    make_prompt_cache,
+    policies,
+    routing,
+    stream_generate,
+)
+from mlx_h2o.lm.generate import summary
+from tiny_models import random_prompt, stock_tokens, tiny_llama, tiny_qwen3, tiny_tokenizer
+
+PROMPT = 40
+GENERATED = 60
+# Float32 logits of up to about 20; what was seen is 2e-5.
+TOLERANCE = 1e-4
+
+
+def loaded(name: str, request):
+    """A model by name; those of the data directory are skipped, with the reason, where it lacks."""
+    if name == "demo":
+        return request.getfixturevalue("demo")[0]
+    if name in ("tiny qwen3", "tiny llama"):
+        return {"tiny qwen3": tiny_qwen3, "tiny llama": tiny_llama}[name]()
+    directory: Path = request.getfixturevalue("data_directory") / "models" / name
+    if not directory.is_dir():
+        pytest.skip(f"no model at {directory}")
+    return mlx_lm.utils.load_model(directory)[0]
+
+
+# At a budget of at least the length
+
+
+def teacher_forced(model, caches, tokens, *, chunk: int = 16) -> np.ndarray:
+    """Logits of every token: the prompt in chunks, the rest one by one."""
+    parts = [tokens[at : min(at + chunk, PROMPT)] for at in range(0, PROMPT, chunk)]
+    parts += [[token] for token in tokens[PROMPT:]]
+    logits = []
+    with routing(model):
+        for part in parts:
+            logits.append(model(mx.array(part)[None], cache=caches)[0])
+            mx.eval(logits[-1], [cache.state for cache in caches])
+    return np.array(mx.concatenate(logits))
+
+
+@pytest.mark.slow
+@pytest.mark.matrix(1)
+@pytest.mark.parametrize("name", ["tiny qwen3", "tiny llama", "demo", "books-5m", "stories260K"])
+def test_unbounded_equals_stock(name, request):
+    """On stock mlx_lm's own tokens: the same logits, and the same token wherever stock is sure."""
+    model = loaded(name, request)
+    prompt = [1 + token % 60 for token in range(PROMPT)]
+    tokens = prompt + stock_tokens(model, prompt, GENERATED)
+    expected = teacher_forced(model, mlx_lm_cache.make_prompt_cache(model), tokens)
+    assert expected.dtype == np.float32
+    top = np.sort(expected, axis=-1)[:, -2:]
+    sure = top[:, 1] - top[:, 0] > TOLERANCE
+    assert sure.mean() > 0.9
+    for more, policy in enumerate(policies.names()):
+        caches = make_prompt_cache(model, len(tokens) + more, policy=policy)
+        found = teacher_forced(model, caches, tokens)
+        assert summary(caches).evicted == 0
+        np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE)
+        assert (found.argmax(axis=-1) == expected.argmax(axis=-1))[sure].all()
+
+
+def test_one_row_less_evicts():
+    model = tiny_qwen3()
+    tokens = random_prompt(PROMPT + 20)
+    caches = make_prompt_cache(model, len(tokens) - 1)
+    teacher_forced(model, caches, tokens)
+    assert summary(caches).evicted == 2  # one in each of two layers
+
+
+@pytest.mark.slow
+@pytest.mark.matrix(4)
+@pytest.mark.parametrize("policy", policies.names())
+def test_generation_equals_the_loop_over_the_model(policy):
+    """stream_generate keeps the rows that the cache keeps when the model is called by hand."""
+    model, prompt = tiny_qwen3(), random_prompt(50)
+    settings = {"max_kv_size": 24, "recent_size": 8, "policy": policy}
+    streamed = make_prompt_cache(model, **settings)
+    tokens = [
+        response.token
+        for response in stream_generate(
+            model,
+            tiny_tokenizer(),
+            prompt,
+            max_tokens=30,
+            prefill_step_size=16,
+            prompt_cache=streamed,
+        )
+    ]
+    by_hand, found = make_prompt_cache(model, **settings), []
+    with routing(model):
+        for at in range(0, 48, 16):
+            model(mx.array(prompt[at : at + 16])[None], cache=by_hand)
+            mx.eval([cache.state for cache in by_hand])
+        model(mx.array(prompt[48:49])[None], cache=by_hand)
+        mx.eval([cache.state for cache in by_hand])
+        token = prompt[49]
+        for _ in range(30):
+            token = int(model(mx.array([[token]]), cache=by_hand)[0, -1].argmax())
+            found.append(token)
+        model(mx.array([[token]]), cache=by_hand)  # mlx_lm runs one token ahead
+    assert tokens == found
+    assert streamed[0].size() == 24
+    assert streamed[0].offset == by_hand[0].offset
+    for one, other in zip(streamed, by_hand, strict=True):
+        np.testing.assert_array_equal(np.array(one.positions), np.array(other.positions))
+
+
+@pytest.mark.slow
+def test_greedy_text_is_stocks_below_the_budget(demo):
+    model, tokenizer = demo
+    expected = mlx_lm.generate(model, tokenizer, "It was a dark night", max_tokens=20)
+    assert expected.strip()
+    for policy in policies.names():
+        given = {"max_tokens": 20, "max_kv_size": 64, "policy": policy}
+        assert generate(model, tokenizer, "It was a dark night", **given) == expected
+
+
+# Arguments
+
+
+def test_load_knows_the_demo_and_upcasts_on_a_cpu(demo):
+    model, tokenizer = demo
+    on_cpu = mx.default_device().type == mx.DeviceType.cpu
+    dtypes = {weight.dtype for _, weight in tree_flatten(model.parameters())}
+    assert dtypes == ({mx.float32} if on_cpu else {mx.float16})
+    assert tokenizer.decode(tokenizer.encode("a garden")).strip() == "a garden"
+    assert len(load("demo", return_config=True)) == 3
+
+
+@pytest.mark.parametrize("name", ["/nowhere", "./nowhere", "a/b/c"])
+def test_load_says_that_a_directory_is_missing(name):
+    with pytest.raises(ValueError, match=rf"\[load\] {name} is not a directory, expected one that"):
+        load(name)
+
+
+def test_a_given_cache_is_used_and_goes_on():
+    model, tokenizer = tiny_qwen3(), tiny_tokenizer()
+    caches = make_prompt_cache(model, 16)
+    for turn in (1, 2):
+        generate(model, tokenizer, random_prompt(20), max_tokens=10, prompt_cache=caches)
+        assert caches[0].offset == turn * 30
+        assert caches[0].size() == 16
+
+
+def test_a_stock_cache_may_be_given():
+    model = tiny_qwen3()
+    caches = mlx_lm_cache.make_prompt_cache(model)
+    text = generate(model, tiny_tokenizer(), random_prompt(20), max_tokens=10, prompt_cache=caches)
+    assert text == mlx_lm.generate(model, tiny_tokenizer(), random_prompt(20), max_tokens=10)
+
+
+@pytest.mark.parametrize("function", [generate, stream_generate])
+def test_what_is_refused(function):
+    model, tokenizer = tiny_qwen3(), tiny_tokenizer()
+    caches = make_prompt_cache(model, 16)
+
+    def call(**given):
+        return function(model, tokenizer, [1, 2, 3], **given)
+
+    name = function.__name__
+    with pytest.raises(ValueError, match=rf"\[{name}\] quantized_kv_start is 5000, expected 0"):
+        call(kv_bits=8, quantized_kv_start=5000)
+    with pytest.raises(ValueError, match=rf"\[{name}\] found prompt_cache and .*'max_kv_size'"):
+        call(prompt_cache=caches, max_kv_size=8)
+    with pytest.raises(ValueError, match=r"\[H2OConfig\] policy is 'lru'"):
+        call(policy="lru")
+    # mlx_lm's own arguments of no effect here are let through.
+    text = call(max_tokens=2, kv_bits=None, draft_model=None, num_draft_tokens=2)
+    assert "".join(getattr(part, "text", part) for part in text)
+
+
+def test_verbose_prints_as_mlx_lm_does(capsys):
+    model = tiny_qwen3()
+    given = {"max_tokens": 5, "verbose": True, "max_kv_size": 16}
+    text = generate(model, tiny_tokenizer(), random_prompt(20), **given)
+    printed = capsys.readouterr().out
+    assert text in printed
+    assert "Generation: 5 tokens" in printed

@@ -1,0 +1,341 @@
+"""What generation refuses to take, in one sentence, before anything is computed with it."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import re
+import shutil
+
+import mlx.core as mx
+import mlx_lm.models.cache as mlx_lm_cache
+import numpy as np
+import pytest
+
+from mlx_h2o import (
+    H2OConfig,
+    batch_generate,
+    fit_bytes,
+    generate,
+    load,
+    make_prompt_cache,
+    routing,
+    save_prompt_cache,
+    stream_generate,
+)
+from mlx_h2o.demo import model_path
+from mlx_h2o.lm.generate import summary
+from tiny_models import random_prompt, tiny_llama, tiny_qwen3
+
+KNOWN = 4096
+"""Tokens of the embedded model."""
+
+
+@pytest.fixture(scope="module")
+def caches(demo):
+    return make_prompt_cache(demo[0], 64, layers="equal")
+
+
+def refused(call, message):
+    said = "nothing"
+    try:
+        call()
+    except ValueError as error:
+        said = str(error)
+    assert message in said and re.fullmatch(r"\[[\w.]+\] .*\.", said)
+
+
+WRONG_PROMPTS = [
+    ([KNOWN], f"has the token id {KNOWN}, expected 0 to {KNOWN - 1}"),
+    ([1, -1], "has the token id -1, expected 0 to"),
+    (np.array([KNOWN], np.uint64), f"has the token id {KNOWN}"),
+    (mx.array([3, KNOWN]), f"has the token id {KNOWN}"),
+    ([2**70], "is object of shape (1,), expected token ids"),
+    ([1.5], "is float64 of shape (1,), expected token ids"),
+    (mx.array([1.0]), "is float32 of shape (1,)"),
+    ([True], "is bool of shape (1,)"),
+    (mx.array([[1, 2]]), "is int32 of shape (1, 2)"),
+    ([[1], [2, 3]], "is [[1], [2, 3]], expected token ids"),
+    ([], "is empty, expected at least one token"),
+    (None, "is None, expected token ids"),
+    (5, "is 5, expected token ids"),
+]
+
+
+@pytest.mark.parametrize(("prompt", "message"), WRONG_PROMPTS)
+def test_tokens_that_are_none(prompt, message, demo, caches):
+    refused(lambda: generate(*demo, prompt, prompt_cache=caches), f"[generate] prompt {message}")
+    refused(
+        lambda: stream_generate(*demo, prompt, prompt_cache=caches),
+        f"[stream_generate] prompt {message}",
+    )
+    refused(
+        lambda: batch_generate(*demo, [[1], prompt], [caches, caches]),
+        f"[batch_generate] prompts[1] {message}",
+    )
+    assert caches[0].offset == 0
+
+
+def test_texts_for_a_batch(demo):
+    refused(
+        lambda: batch_generate(*demo, ["a text"]),
+        "prompts[0] is 'a text', expected token ids, such as tokenizer.encode returns",
+    )
+    with pytest.raises(ValueError, match="surrogates not allowed"):
+        generate(*demo, "half \ud83d of a character")
+
+
+@pytest.mark.parametrize("kind", [list, np.array, mx.array])
+def test_tokens_of_every_kind(kind, demo):
+    prompt = [5, KNOWN - 1]
+    expected = generate(*demo, prompt, max_tokens=2)
+    assert generate(*demo, kind(prompt), max_tokens=2) == expected
+    assert batch_generate(*demo, [kind(prompt)] * 2, max_tokens=2).texts == [expected] * 2
+
+
+@pytest.mark.parametrize("value", ["5", -5, 0, True, 2.5, -1.0, None])
+def test_numbers_of_tokens(value, demo, caches):
+    for call in (generate, stream_generate):
+        refused(
+            lambda call=call: call(*demo, [1], max_tokens=value, prompt_cache=caches),
+            f"max_tokens is {value!r}, expected an int of at least 1, or -1 for no limit",
+        )
+    for limits in (value, [3, value]):
+        refused(
+            lambda limits=limits: batch_generate(*demo, [[1], [2]], max_tokens=limits),
+            f"[batch_generate] max_tokens is {value!r}, expected an int of at least 1.",
+        )
+
+
+def test_as_many_limits_as_prompts(demo):
+    refused(
+        lambda: batch_generate(*demo, [[1], [2]], max_tokens=[3]),
+        "found 1 numbers of max_tokens, expected 2, one for each prompt",
+    )
+    refused(lambda: batch_generate(*demo, [[1]], max_tokens=-1), "max_tokens is -1")
+
+
+@pytest.mark.parametrize("name", ["prefill_step_size", "num_draft_tokens"])
+@pytest.mark.parametrize("value", [0, -1, "8", True, None])
+def test_counts(name, value, demo, caches):
+    message = f"{name} is {value!r}, expected an int of at least 1"
+    refused(lambda: generate(*demo, [1], prompt_cache=caches, **{name: value}), message)
+
+
+@pytest.mark.parametrize(
+    "name", ["prefill_step_size", "prefill_batch_size", "completion_batch_size"]
+)
+def test_counts_of_a_batch(name, demo):
+    message = f"{name} is 0, expected an int of at least 1"
+    refused(lambda: batch_generate(*demo, [[1]], **{name: 0}), message)
+
+
+@pytest.mark.parametrize("draft", [False, True])
+def test_without_a_limit(draft, demo):
+    """-1 is no limit, with a draft model too."""
+    drafts = {"draft_model": demo[0]} if draft else {}
+    found = stream_generate(*demo, [1, 2], max_tokens=-1, **drafts)
+    parts = [next(found) for _ in range(7)]
+    found.close()
+    assert {part.finish_reason for part in parts} == {None}
+
+
+def test_caches_that_do_not_fit(demo, caches):
+    other = make_prompt_cache(tiny_llama(), 64)
+    for given, message in (
+        (caches[:3], "is 3 caches, expected 6 caches, one for each layer of qwen3"),
+        (caches * 2, "is 12 caches, expected 6"),
+        ([], "is 0 caches, expected 6"),
+        (caches[0], "is a H2OKVCache, expected 6 caches"),
+        ([None] * 6, "[0] is None, expected a cache of qwen3 layer 0"),
+        (caches[:1] * 6, "[1] is there twice, expected a cache of qwen3 layer 1"),
+        (caches[::-1], "[0] is of qwen3 layer 5, expected a cache of qwen3 layer 0"),
+        ((other * 6)[:6], "[0] is of llama layer 0, expected a cache of qwen3 layer 0"),
+    ):
+        for call in (generate, stream_generate):
+            refused(
+                lambda call=call, given=given: call(*demo, [1], prompt_cache=given),
+                f"[{call.__name__}] prompt_cache{'' if message[0] == '[' else ' '}{message}",
+            )
+        refused(lambda given=given: batch_generate(*demo, [[1]], [given]), message)
+    refused(
+        lambda: generate(*demo, [1], prompt_cache=caches, draft_model=demo[0]),
+        "is 6 caches, expected 12 caches, one for each layer of qwen3 and qwen3",
+    )
+    assert caches[0].offset == 0
+    assert generate(*demo, [1], max_tokens=2, prompt_cache=mlx_lm_cache.make_prompt_cache(demo[0]))
+
+
+def test_caches_of_heads_apart_fit(demo):
+    """Caches within groups and lists have the name of their layer too."""
+    model, tokenizer = demo
+    budgets = [[40, 20], 30, 30, 30, 30, 30]
+    made = make_prompt_cache(model, 32, budgets=budgets)
+    assert generate(model, tokenizer, [1, 2], max_tokens=2, prompt_cache=made)
+    assert generate(model, tokenizer, [1, 2], max_tokens=2, prompt_cache=made)
+
+
+def test_drafts_of_another_vocabulary(demo):
+    refused(
+        lambda: generate(*demo, [1], draft_model=tiny_qwen3()),
+        f"tokens, expected {KNOWN} as the model",
+    )
+
+
+@pytest.mark.parametrize("given", ["demo", None, 5])
+def test_what_is_no_model(given, demo, caches):
+    said = f"found {given!r}, expected a model, such as load returns"
+    refused(lambda: make_prompt_cache(given), said)
+    refused(lambda: fit_bytes(given, "1MB"), said)
+    refused(lambda: generate(given, demo[1], [1], prompt_cache=caches), said)
+    refused(lambda: batch_generate(given, demo[1], [[1]], [caches]), said)
+    if given is not None:
+        refused(lambda: make_prompt_cache(demo[0], draft_model=given), said)
+    if given != "demo":
+        refused(lambda: load(given), f"[load] found {given!r}, expected a directory")
+
+
+@pytest.mark.parametrize("length", [0, "5", 1.5])
+def test_lengths(length, demo):
+    for call in (lambda **given: make_prompt_cache(demo[0], **given), fit_bytes):
+        given = (demo[0], "1MB") if call is fit_bytes else ()
+        refused(
+            lambda call=call, given=given: call(*given, length=length),
+            f"length is {length!r}, expected an int of at least 1",
+        )
+
+
+def test_budgets_that_are_none(demo, tmp_path):
+    refused(lambda: make_prompt_cache(demo[0], budgets=5), "found 5 as budgets, expected one")
+    file = tmp_path / "budgets.json"
+    file.write_bytes(b"\xff\xfe")
+    refused(lambda: make_prompt_cache(demo[0], budgets=file), f"{file} is not JSON")
+
+
+def test_more_rows_than_arrays_have(demo):
+    refused(
+        lambda: make_prompt_cache(demo[0], 10**30), f"max_kv_size is {10**30}, expected at most"
+    )
+
+
+@pytest.mark.slow
+def test_more_bytes_than_any_rows_have(demo):
+    assert fit_bytes(demo[0], 10**26, layers="equal").config.max_kv_size == 2**30
+
+
+# No limit
+
+
+@pytest.mark.parametrize("settings", [{}, {"kv_bits": 8}, {"preallocate": 500}])
+def test_none_is_no_limit(settings, demo):
+    """As in mlx_lm; what is not given is the default."""
+    model, tokenizer = demo
+    made = make_prompt_cache(model, max_kv_size=None, **settings)
+    with routing(model):
+        for _ in range(3):
+            mx.eval(model(mx.array([random_prompt(100)]), cache=made))
+    assert {one.size() for one in made} == {300}
+    assert str(summary(made)).startswith("0 of 6 layers evict, 300 rows, 0 evicted")
+    (default,) = {one.config.max_kv_size for one in make_prompt_cache(model, layers="equal")}
+    assert default == 256
+    given = {"max_kv_size": None, "return_prompt_caches": True, **settings}
+    ((cache, *_),) = batch_generate(
+        model, tokenizer, [random_prompt(300)], max_tokens=2, **given
+    ).caches
+    assert (cache.size(), cache.config.max_kv_size) == (302, None)
+
+
+def test_no_limit_beside_another(demo, caches):
+    refused(
+        lambda: make_prompt_cache(demo[0], None, max_kv_bytes="1MB"),
+        "found max_kv_bytes = '1MB' beside max_kv_size or budgets",
+    )
+    # What mlx_lm's callers pass on is no setting beside caches.
+    assert generate(*demo, [1], max_tokens=1, prompt_cache=caches, max_kv_size=None) is not None
+
+
+# Copies
+
+
+@pytest.mark.parametrize("budgets", [None, [[20, 10]] + [20] * 5])
+def test_a_copy_has_rows_of_its_own(budgets, demo):
+    model = demo[0]
+    made = make_prompt_cache(model, 24, budgets=budgets, layers="equal")
+    with routing(model):
+        mx.eval(model(mx.array([random_prompt(30)]), cache=made))
+        before = [np.array(part) for part in made[1].state if isinstance(part, mx.array)]
+        copies = [copy.copy(one) for one in made]
+        mx.eval(model(mx.array([random_prompt(40)]), cache=copies))
+    after = [np.array(part) for part in made[1].state if isinstance(part, mx.array)]
+    for one, other in zip(before, after, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert (made[0].offset, copies[0].offset) == (30, 70)
+    refused(lambda: pickle.dumps(made), "expected mlx_h2o.save_prompt_cache to keep it")
+
+
+@pytest.mark.parametrize("n", [1.5, "x", None])
+def test_what_no_number_of_tokens_is_taken_back(n, demo):
+    refused(lambda: make_prompt_cache(demo[0])[0].trim(n), f"n is {n!r}, expected an int")
+
+
+def test_seeds():
+    for seed in (-1, 2**64):
+        with pytest.raises(ValueError, match="random_seed"):
+            H2OConfig(random_seed=seed)
+    assert H2OConfig(random_seed=2**64 - 1)
+
+
+# Files
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return shutil.copytree(model_path(), tmp_path / "model")
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("content", [b"", b'{"a": ', b"[1]", b"\xff"])
+def test_settings_of_a_model_that_are_damaged(name, content, folder):
+    (folder / name).write_bytes(content)
+    with pytest.raises(ValueError, match=rf"\[load\] {folder / name} is damaged, expected an obj"):
+        load(str(folder))
+
+
+def test_a_path_is_a_name_too(folder):
+    for one in (folder, str(folder)):
+        assert len(load(one, lazy=True)) == 2
+
+
+def test_weights_that_are_damaged(folder):
+    (file,) = folder.glob("model*.safetensors")
+    whole = file.read_bytes()
+    for part, said in (
+        (whole[:-1], f"is damaged: found {len(whole) - 1} bytes, expected {len(whole)}"),
+        (whole[:100], "is damaged: found 100 bytes, expected at least"),
+        (b"", "is no safetensors file, expected a file of weights"),
+    ):
+        file.write_bytes(part)
+        with pytest.raises(ValueError, match=rf"\[load\] {re.escape(str(file))} {said}"):
+            load(str(folder))
+
+
+def test_settings_that_are_of_no_model(folder):
+    for text, said in (("{}", "model_type"), ('{"model_type": "none"}', "none not supported")):
+        (folder / "config.json").write_text(text)
+        with pytest.raises(ValueError, match=rf"\[load\] {folder} cannot be loaded: .*{said}"):
+            load(str(folder))
+
+
+def test_a_file_that_cannot_be_written_is_named(caches, tmp_path):
+    for path, said in (
+        (tmp_path / "none" / "a.safetensors", "No such file"),
+        (tmp_path, "Is a directory"),
+    ):
+        path = path if path != tmp_path else tmp_path / "folder.safetensors"
+        if said.startswith("Is"):
+            path.mkdir()
+        with pytest.raises(OSError, match=rf"{said}.*{re.escape(str(path))}'$"):
+            save_prompt_cache(path, caches)
+    save_prompt_cache(tmp_path / "a", caches)
+    assert (tmp_path / "a.safetensors").stat().st_mode & 0o777 == 0o600
+    assert {file.name for file in tmp_path.iterdir()} == {"a.safetensors", "folder.safetensors"}

@@ -1,0 +1,217 @@
+"""Quantised caches under whole models: routed or not, in mlx_lm's own loops, and their peak."""
+
+from __future__ import annotations
+
+import functools
+import gc
+from contextlib import nullcontext
+
+import mlx.core as mx
+import mlx_lm
+import numpy as np
+import pytest
+from mlx_lm.generate import generate_step
+from mlx_lm.models.base import scaled_dot_product_attention
+
+import reference_frame
+from cache_checks import random_tokens
+from cache_columns import EVICTING, rounded
+from mlx_h2o import (
+    H2OConfig,
+    H2OKVCache,
+    QuantizedH2OKVCache,
+    batch_generate,
+    generate,
+    make_prompt_cache,
+    routing,
+    stream_generate,
+    use_backend,
+)
+from mlx_h2o.evaluate import peak_memory, prefill
+from mlx_h2o.lm import attention
+from tiny_models import random_prompt, tiny_llama, tiny_qwen3, tiny_tokenizer
+
+POLICIES = EVICTING
+"""A row that is folded is packed again, which ``Rounding`` does not do: test_folding.py."""
+SETTINGS = {"sink_size": 1, "recent_size": 6, "kv_group_size": 32}
+
+
+class Rounding(H2OKVCache):
+    """The reference: a dense cache, of rows quantised in their frame and read again once, when they
+    come."""
+
+    def __init__(self, config: H2OConfig, bits: int, v_bits: int) -> None:
+        super().__init__(config)
+        self.widths = bits, v_bits
+
+    def update_and_fetch(self, keys, values):
+        came = [np.array(rows) for rows in (keys, values)]
+        if self.offset == 0:
+            self.centres = reference_frame.centres(*came)
+        both = zip(came, self.widths, self.centres, strict=True)
+        return super().update_and_fetch(*(mx.array(rounded(*each)) for each in both))
+
+
+def logits(model, caches, chunks, *, routed: bool = True) -> np.ndarray:
+    prompt = random_prompt(sum(chunks))
+    found, start = [], 0
+    with routing(model) if routed else nullcontext():
+        for length in chunks:
+            tokens = mx.array(prompt[start : start + length])[None]
+            found.append(model(tokens, cache=caches)[0])
+            mx.eval(found[-1], [cache.state for cache in caches])
+            start += length
+    return np.array(mx.concatenate(found))
+
+
+@pytest.mark.matrix(9)
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(("bits", "v_bits"), [(8, 8), (4, 4), (8, 4)])
+def test_a_model_sees_the_rows_that_are_stored(policy, bits, v_bits):
+    """The logits of a model whose dense rows were rounded once, before and after eviction."""
+    model = tiny_qwen3(head_dim=32)
+    config = H2OConfig(max_kv_size=24, policy=policy, **SETTINGS)
+    caches = make_prompt_cache(
+        model, max_kv_size=24, policy=policy, kv_bits=bits, v_bits=v_bits, **SETTINGS
+    )
+    reference = [Rounding(config, bits, v_bits) for _ in caches]
+    chunks = [20, *[1] * 20, 5, 12, 1, 1]
+    found = logits(model, caches, chunks)
+    expected = logits(model, reference, chunks)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-3 * np.abs(expected).max())
+    for cache, other in zip(caches, reference, strict=True):
+        assert type(cache) is QuantizedH2OKVCache
+        np.testing.assert_array_equal(np.array(cache.positions), np.array(other.positions))
+
+
+@pytest.mark.parametrize("backend", [None, "composed"])
+@pytest.mark.parametrize("policy", ["window", "keydiff"])
+def test_policies_without_scores_are_right_outside_of_routing(policy, backend):
+    """mlx_lm's own attention finds packed rows by ``bits``, and arrays by its absence."""
+    given = {"policy": policy, "kv_bits": 8, "kv_frame": False}
+    model = tiny_llama()  # rows of 8 elements
+    with pytest.raises(ValueError, match="llama layer 0 has keys of 8.*neither"):
+        logits(model, make_prompt_cache(model, 24, **given), [4], routed=False)
+    model = tiny_qwen3(head_dim=32)
+    chunks = [20, *[1] * 20, 5, 12, 1, 1]
+    with use_backend(backend):
+        found = [
+            logits(
+                model,
+                make_prompt_cache(model, max_kv_size=24, **given, **SETTINGS),
+                chunks,
+                routed=routed,
+            )
+            for routed in (True, False)
+        ]
+    np.testing.assert_allclose(*found, rtol=0, atol=1e-3 * np.abs(found[0]).max())
+
+
+def test_outside_of_routing_what_mlx_lm_cannot_read_is_an_error():
+    model = tiny_qwen3(head_dim=32)
+    given = {"policy": "window", "kv_bits": 8, **SETTINGS}
+    framed = make_prompt_cache(model, 24, **given)
+    with pytest.raises(ValueError, match=r"qwen3 layer 0 keeps its rows in a frame .*kv_frame"):
+        logits(model, framed, [12, 1], routed=False)
+    other_bits = make_prompt_cache(model, 24, v_bits=4, kv_frame=False, **given)
+    with pytest.raises(ValueError, match="quantized_matmul"):
+        logits(model, other_bits, [12, 1], routed=False)
+    scoring = make_prompt_cache(model, 24, **given | {"policy": "h2o-ema", "kv_frame": False})
+    with pytest.raises(RuntimeError, match=r"got no scores .* 'h2o-ema'"):
+        logits(model, scoring, [4, 4], routed=False)
+
+
+@pytest.mark.parametrize("policy", ["h2o-ema", "window"])
+@pytest.mark.parametrize("length", [1, 8, 9])
+def test_sinks_count_in_attention_over_packed_rows(policy, length):
+    """mlx_lm refuses them with quantised rows; ours equals the dense cache of the rounded rows."""
+    rng = np.random.default_rng(1)
+    config = {"max_kv_size": 32, "policy": policy}
+    packed = QuantizedH2OKVCache(H2OConfig(kv_bits=8, kv_group_size=32, **config))
+    dense = Rounding(H2OConfig(**config), 8, 8)
+    sinks = mx.array([0.0, 1.0, 2.0, 3.0])
+    outs = []
+    tokens = [mx.array(rows) for rows in random_tokens(rng, length, 32)]
+    for cache in (packed, dense):
+        mask = cache.make_mask(length)
+        k, v = cache.update_and_fetch(*tokens[1:])
+        given = (tokens[0], k, v, cache, 0.2, mask, sinks)
+        stock = functools.partial(scaled_dot_product_attention, *given)
+        outs.append(attention.attend(stock, *given))
+    np.testing.assert_allclose(np.array(outs[0]), np.array(outs[1]), rtol=0, atol=2e-5)
+
+
+def test_mlx_lm_may_quantise_on_the_way():
+    """Its ``kv_bits`` and ``quantized_kv_start``: dense rows first, then packed, the same tokens
+    as where the cache is converted by hand."""
+    model = tiny_qwen3(head_dim=64)
+    prompt = mx.array(random_prompt(30))
+    caches = make_prompt_cache(model, 24, sink_size=1, recent_size=6)
+    with routing(model):
+        steps = generate_step(
+            prompt, model, max_tokens=12, prompt_cache=caches, kv_bits=8, quantized_kv_start=30
+        )
+        found = [int(token) for token, _ in steps]
+    assert [type(cache) for cache in caches] == [QuantizedH2OKVCache] * 2
+    assert all(cache.size() == 24 for cache in caches)
+    own = make_prompt_cache(model, 24, sink_size=1, recent_size=6)
+    with routing(model):
+        tokens, fed = [], prompt
+        for index in range(12):
+            if index == 1:
+                own = [cache.to_quantized(group_size=64, bits=8) for cache in own]
+            if index == 0:
+                model(fed[None, :-1], cache=own)
+                mx.eval([cache.state for cache in own])
+                fed = fed[-1:]
+            fed = mx.argmax(model(fed[None], cache=own)[0, -1])[None]
+            tokens.append(fed.item())
+    assert found == tokens
+
+
+def test_generate_takes_mlx_lms_arguments():
+    model, tokenizer = tiny_qwen3(head_dim=64), tiny_tokenizer()
+    settings = {"max_kv_size": 16, "max_tokens": 30, "sink_size": 1}
+    prompt = random_prompt(20)
+    text = generate(model, tokenizer, prompt, kv_bits=8, quantized_kv_start=0, **settings)
+    caches = make_prompt_cache(model, 16, sink_size=1, kv_bits=8)
+    with routing(model):
+        given = {"max_tokens": 30, "prompt_cache": caches}
+        assert text == mlx_lm.generate(model, tokenizer, prompt, **given)
+    assert all(type(cache) is QuantizedH2OKVCache for cache in caches)
+
+
+@pytest.mark.slow
+@pytest.mark.matrix(2)
+@pytest.mark.parametrize("policy", ["h2o-ema", "window"])
+@pytest.mark.parametrize("bits", [8, 4])
+def test_the_peak_of_prefill_stays_below_the_dense_caches(policy, bits):
+    """Arrays are made for one layer at a time; every layer holds packed rows only."""
+    model = tiny_qwen3(layers=8, kv_heads=4, head_dim=128)
+    prompt = random_prompt(3 * 64)
+    peaks = []
+    for kv_bits in (None, bits):
+        caches = make_prompt_cache(model, 128, policy=policy, kv_bits=kv_bits)
+        mx.eval(model.parameters())
+        gc.collect()  # what other tests left would go in between
+        before = mx.get_active_memory()  # the model, and what other tests hold
+        with peak_memory() as peak:
+            prefill(model, caches, prompt, chunk=64)
+        peaks.append(peak.bytes - before)
+        del caches
+    assert peaks[1] < 0.8 * peaks[0]
+
+
+@pytest.mark.parametrize("policy", ["h2o-ema", "window"])
+def test_a_batch_gives_each_sequence_what_it_gets_alone(policy):
+    model, tokenizer = tiny_qwen3(head_dim=32), tiny_tokenizer()
+    given = {"max_kv_size": 24, "policy": policy, "kv_bits": 8, **SETTINGS}
+    prompts = [random_prompt(length, seed=length) for length in (30, 3, 17)]
+    asked = {"max_tokens": 30, "return_prompt_caches": True, "return_token_ids": True}
+    found = batch_generate(model, tokenizer, prompts, **asked, **given)
+    for prompt, tokens, caches in zip(prompts, found.token_ids, found.caches, strict=True):
+        own = make_prompt_cache(model, **given)
+        steps = stream_generate(model, tokenizer, prompt, max_tokens=30, prompt_cache=own)
+        assert tokens == [response.token for response in steps][:30]
+        assert all(type(cache) is QuantizedH2OKVCache for cache in caches)
+        assert [cache.size() for cache in caches] == [24, 24]

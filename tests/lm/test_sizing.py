@@ -1,0 +1,305 @@
+"""Budgets in bytes: never exceeded, and one row more would not fit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import mlx_h2o
+from mlx_h2o import H2OConfig, cli
+from mlx_h2o.commands.options import FEW, CacheSettings
+from mlx_h2o.lm.layers import probe
+from mlx_h2o.lm.probing import BITS
+from mlx_h2o.lm.prompt_cache import context_length, fit_bytes
+from mlx_h2o.lm.sizing import (
+    FREE,
+    UNKNOWN,
+    fewest_bits,
+    least_rows,
+    most_rows,
+    parsed_bytes,
+)
+from models import tiny
+from tiny_models import random_prompt, tiny_qwen3, tiny_tokenizer
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    found = tiny_qwen3(head_dim=64)
+    found.args.max_position_embeddings = 200
+    return found
+
+
+def held(model: Any, config: H2OConfig, tokens: int) -> int:
+    """The most bytes that the caches hold behind a prompt and in so many steps."""
+    caches = mlx_h2o.make_prompt_cache(model, config)
+    rows = config.max_kv_size or 1
+    most = 0
+    with mlx_h2o.routing(model):
+        for length in (rows + 9, *[1] * tokens):
+            mx.eval(model(mx.ones((1, length), mx.int32), cache=caches))
+            most = max(most, sum(cache.nbytes for cache in caches))
+    return most
+
+
+@pytest.mark.slow
+@pytest.mark.matrix(3)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"kv_bits": None},
+        {"policy": "h2o-ema", "kv_bits": None},
+        {"policy": "h2o-ema", "kv_bits": None, "speculative": 3},
+        {"policy": "h2o", "kv_bits": 4},
+        {"policy": "snapkv", "kv_bits": 8, "v_bits": 4},
+        {"kv_bits": 8, "light_bits": 4},
+        {"policy": "window", "kv_bits": None, "evict_every": 1},
+    ],
+    ids=str,
+)
+def test_the_bytes_are_met(model, settings):
+    limit = 120_000
+    found = fit_bytes(model, limit, **settings)
+    rows = found.config.max_kv_size
+    assert found.nbytes <= limit < found.peak_nbytes
+    assert held(model, found.config, 2 * found.config.group + 8) == found.nbytes
+    more = found.config.with_budget(rows + 1)
+    assert held(model, more, 2 * more.group + 8) > limit
+
+
+@pytest.mark.slow
+@pytest.mark.matrix(1)
+@pytest.mark.parametrize(
+    "settings",
+    [{"policy": "h2o-ema", "kv_bits": None}, {"kv_bits": 4}, {"kv_bits": 8, "light_bits": 4}],
+    ids=str,
+)
+def test_a_draft_models_caches_are_in_the_budget(model, settings):
+    """While both write, and one row more in each would be too much."""
+    draft, limit = tiny_qwen3(layers=1, head_dim=64, seed=1), 120_000
+    given = settings | {"draft_model": draft, "speculative": 3}
+    found = fit_bytes(model, limit, **given)
+    assert found.draft_nbytes == found.nbytes // 3  # it has one layer, the model two
+    assert f"bytes, {found.draft_nbytes:,} of them the draft model's, at most" in str(found)
+    caches = mlx_h2o.make_prompt_cache(model, max_kv_bytes=limit, **given)
+    for cache, model_of in zip(caches, (model, model, draft), strict=True):
+        context = context_length(model_of)
+        assert cache.config == replace(found.config, context_size=context)
+    rows = found.config.max_kv_size
+    responses = mlx_h2o.stream_generate(
+        model, tiny_tokenizer(), random_prompt(rows + 50), max_tokens=found.config.group + 20,
+        prompt_cache=caches, draft_model=draft, num_draft_tokens=3,
+    )  # fmt: skip
+    most = max(sum(cache.nbytes for cache in caches) for _ in responses)
+    assert 0.9 * limit < most <= found.nbytes <= limit
+    more = found.config.with_budget(rows + 1)
+    assert sum(held(one, more, 2 * more.group + 8) for one in (model, draft)) > limit
+
+
+@pytest.mark.slow
+def test_both_models_of_a_command_share_the_bytes(capsys):
+    model, draft = tiny_qwen3(), tiny_qwen3(layers=1)
+    sized = {"max_kv_bytes": 40_000, "speculative": 3, "kv_group_size": 32}
+    asked = CacheSettings(H2OConfig(speculative=3), None, "probe", sized)
+    caches = asked.fitted(model, draft).caches(model, draft)
+    expected = fit_bytes(model, draft_model=draft, **sized)
+    assert [replace(cache.config, context_size=None) for cache in caches] == [expected.config] * 3
+    assert capsys.readouterr().err == f"KV cache: {expected}\n"
+
+
+def test_bytes_of_few_rows_are_said_to_be_of_no_use(capsys):
+    model = tiny_qwen3()
+    for size, few in ((5_000, True), (60_000, False)):
+        asked = {"max_kv_bytes": size, "kv_group_size": 32}
+        found = CacheSettings(H2OConfig(), None, "equal", asked).fitted(model)
+        assert (found.config.max_kv_size < FEW) == few
+        assert ("rows a head are too few to be of use" in capsys.readouterr().err) == few
+
+
+def test_rows_stay_as_they_come_where_the_whole_context_fits(model):
+    context = model.args.max_position_embeddings
+    dense = held(model, H2OConfig(max_kv_size=context), 3)
+    assert fit_bytes(model, dense).config.kv_bits is None
+    assert fit_bytes(model, dense).config.max_kv_size == context
+    assert fit_bytes(model, dense - 1).config.kv_bits is not None
+    assert fit_bytes(model, dense - 1, kv_bits=None).config.kv_bits is None
+
+
+def test_bits_are_the_fewest_that_change_little():
+    steps = [2.0**-bits for bits in BITS]
+    small, large = ([factor * step for step in steps] for factor in (1.2, 0.5))
+    assert fewest_bits([small, large]) == (5, 4)
+    assert fewest_bits([[1.0] * len(BITS), small]) == (8, 5)
+    assert fewest_bits(()) == UNKNOWN
+
+
+def test_bits_follow_what_the_model_shows():
+    model = mlx_h2o.load("demo")[0]
+    errors = probe(model).errors
+    keys, values = fewest_bits(errors)
+    for side, bits in zip(errors, (keys, values), strict=True):
+        at = BITS.index(bits)
+        assert side[at] <= FREE < side[at - 1]
+    full = 300_000
+    many, few = fit_bytes(model, full, length=500), fit_bytes(model, full // 4, length=1500)
+    assert (many.config.kv_bits, many.config.v_bits) == (keys, values)
+    assert few.config.kv_bits < keys and few.config.v_bits < values
+    assert few.config.max_kv_size * 5 < 1500 <= many.config.max_kv_size * 15
+    assert "(the fewest that cost nothing)" in str(many)
+    assert "less than a fifth of the tokens stay" in str(few)
+    assert fit_bytes(model, full, kv_bits=4).config.v_bits is None
+
+
+def test_bytes_that_are_left_over_go_into_bits():
+    model = mlx_h2o.load("demo")[0]
+    more, most = fit_bytes(model, 900_000, length=500), fit_bytes(model, 2_000_000, length=500)
+    bits = fewest_bits(probe(model).errors)
+    assert more.config.kv_bits > bits[0] and more.config.v_bits > bits[1]
+    assert (most.config.kv_bits, most.config.v_bits) == (8, 8)
+    assert more.config.max_kv_size >= 500 and more.nbytes <= 900_000
+    assert "(the most that hold every token)" in str(more)
+    assert fit_bytes(model, 20_000_000, length=500).config.kv_bits is None
+
+
+def test_rows_that_cannot_be_quantised_stay_as_they_come():
+    model = tiny_qwen3(head_dim=16)
+    assert fit_bytes(model, 30_000, kv_frame=False).config.kv_bits is None
+    with pytest.raises(ValueError, match="expected multiples of 32"):
+        fit_bytes(model, 30_000, kv_bits=4, kv_frame=False)
+
+
+def test_make_prompt_cache_takes_bytes(model):
+    caches = mlx_h2o.make_prompt_cache(model, max_kv_bytes="0.1MB", policy="window")
+    expected = fit_bytes(model, 100_000, policy="window").config
+    assert caches[0].config == replace(expected, context_size=context_length(model))
+    assert caches[0].config.policy == "window"
+    line = str(fit_bytes(model, 20_000))
+    assert "rows a head by h2o, in " in line and "bytes" in line
+
+
+@given(
+    start=st.integers(0, 500), slope=st.integers(1, 300), step=st.integers(1, 9),
+    first=st.integers(6, 40), limit=st.integers(1, 10**6),
+)  # fmt: skip
+def test_the_search_finds_the_last_budget_that_fits(start, slope, step, first, limit):
+    def measure(rows: int) -> int:
+        if rows < first:
+            raise ValueError("too few rows")
+        return start + slope * (-(-rows // step) * step)
+
+    if measure(first) > limit:
+        with pytest.raises(ValueError, match=f"expected at least .*: {first} rows a head"):
+            most_rows(measure, 6, limit)
+        return
+    rows = most_rows(measure, 6, limit)
+    assert measure(rows) <= limit < measure(rows + 1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "rows"),
+    [
+        ({}, 6),
+        ({"sink_size": 2, "speculative": 3}, 7),
+        ({"heavy_size": 5, "recent_size": 9}, 18),
+        ({"heavy_size": 5, "dense_size": 90}, 100),
+        ({"dense_size": 90}, 186),
+    ],
+)
+def test_where_the_search_begins(settings, rows):
+    """Where there are so many rows, or a few more, the settings go together."""
+    assert least_rows(settings) == rows
+    packed = {"kv_bits": 8} if "dense_size" in settings else {}
+    assert any(_fits(settings | packed | {"max_kv_size": rows + more}) for more in range(5))
+
+
+def _fits(settings):
+    try:
+        H2OConfig(**settings)
+    except ValueError:
+        return False
+    return True
+
+
+def test_sizes_that_are_named_stay(model):
+    found = fit_bytes(model, "0.1MB", kv_bits=8, sink_size=2, recent_size=120).config
+    assert (found.sink_size, found.recent_size, found.kv_bits) == (2, 120, 8)
+
+
+def test_the_command_says_what_it_picked(capsys):
+    arguments = ["--model", "demo", "--prompt", "The ship", "--max-tokens", "2"]
+    assert cli.main(["generate", *arguments, "--max-kv-bytes", "0.4 MB"]) == 0
+    said = capsys.readouterr()
+    assert "rows a head by h2o, in 5 bits" in said.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--max-kv-bytes", "many"], "'many' is no number of bytes, expected one"),
+        (["--max-kv-bytes", "9"], "--max-kv-bytes is 9, expected at least"),
+        (["--max-kv-bytes", "1MB", "--max-kv-size", "64"], "--max-kv-bytes with --max-kv-size"),
+    ],
+)
+def test_what_the_command_refuses(flags, said, capsys):
+    try:
+        status = cli.main(["generate", "--model", "demo", "--prompt", "x", *flags])
+    except SystemExit as end:
+        status = end.code
+    assert status == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("300MB", 300_000_000), ("1.5 GB", 1_500_000_000), ("64MiB", 2**26), ("4096", 4096),
+     ("2k", 2000), (77, 77)],
+)  # fmt: skip
+def test_bytes_as_people_write_them(text, count):
+    assert parsed_bytes(text) == count
+
+
+@pytest.mark.parametrize("given", ["", "MB", "-3MB", "3 EB", "3.MB", 0, -1, True, 2.5])
+def test_what_is_no_number_of_bytes(given):
+    with pytest.raises(ValueError, match="is no number of bytes, expected one such as 300MB"):
+        parsed_bytes(given)
+
+
+def test_what_is_refused(model):
+    with pytest.raises(ValueError, match=r"max_kv_bytes is 100, expected at least [\d,]+: 6 rows"):
+        fit_bytes(model, 100)
+    with pytest.raises(ValueError, match="beside max_kv_size or budgets"):
+        mlx_h2o.make_prompt_cache(model, 64, max_kv_bytes="1MB")
+    with pytest.raises(ValueError, match="unknown settings"):
+        fit_bytes(model, "1MB", polcy="h2o-ema")
+
+
+@pytest.mark.slow
+def test_quantised_rows_fold_unless_something_else_is_said(model):
+    assert fit_bytes(model, 20_000).config.policy == "h2o"
+    assert fit_bytes(model, 20_000, kv_bits=8).config.policy == "h2o"
+    assert fit_bytes(model, 20_000, kv_bits=None).config.policy == "keydiff"
+    assert fit_bytes(model, 20_000, policy="window").config.policy == "window"
+    assert fit_bytes(model, 20_000, kv_bits=8, light_bits=4).config.policy == "h2o"
+    latents = tiny.build("deepseek_v3")
+    assert fit_bytes(latents, 20_000, kv_bits=4).config.policy == "h2o"
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"max_position_embeddings": 64}, 64),
+        ({"text_config": {"max_position_embeddings": 64}}, 64),
+        ({"text_config": SimpleNamespace(max_position_embeddings=64)}, 64),
+        ({"text_config": SimpleNamespace()}, None),
+        ({"text_config": None, "max_position_embeddings": None}, None),
+        ({}, None),
+    ],
+)
+def test_the_context_is_where_a_model_has_it(settings, expected):
+    assert context_length(SimpleNamespace(args=SimpleNamespace(**settings))) == expected

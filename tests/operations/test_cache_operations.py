@@ -1,0 +1,147 @@
+"""Operations on the rows of a cache: each CPU back end against the reference."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+import reference
+from back_ends import BACKENDS, NATIVE
+from mlx_h2o import fast, use_backend
+
+DTYPES = [mx.float32, mx.float16, mx.bfloat16]
+
+
+def importance_and_scores(rng, heads, group, queries, rows, *, masked=0.3):
+    before = rng.random((2, heads, rows)).astype(np.float32)
+    before[rng.random(before.shape) < 0.4] = np.nan
+    scores = (rng.standard_normal((2, heads * group, queries, rows)) * 4).astype(np.float32)
+    hidden = rng.random(scores.shape)
+    scores[hidden < masked] = -np.inf
+    scores[hidden < masked / 4] = np.nan
+    return before, scores
+
+
+@pytest.mark.matrix(10)
+@pytest.mark.parametrize("queries", [1, 2, 8, 127, 128])
+@pytest.mark.parametrize(("heads", "group", "rows"), [(2, 1, 33), (1, 3, 1), (2, 16, 40)])
+def test_accumulate_scores_equals_the_reference(backend, queries, heads, group, rows):
+    before, scores = importance_and_scores(
+        np.random.default_rng(queries), heads, group, queries, rows
+    )
+    found = fast.accumulate_scores(mx.array(before), mx.array(scores), decay=0.95)
+    expected = reference.accumulate(before, scores, decay=0.95)
+    np.testing.assert_allclose(np.array(found), expected, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.5, 0.95, 0.999])
+@pytest.mark.parametrize("masked", [0.0, 0.4])
+@NATIVE
+def test_one_query_gives_the_same_bits_on_every_cpu_back_end(decay, masked):
+    before, scores = importance_and_scores(np.random.default_rng(7), 2, 4, 1, 1000, masked=masked)
+    found = []
+    for name in BACKENDS:
+        with use_backend(name):
+            result = fast.accumulate_scores(mx.array(before), mx.array(scores), decay=decay)
+            found.append(np.array(result).view(np.uint32))
+    scored = ~np.isnan(found[0].view(np.float32))
+    assert scored.sum() > 1000
+    np.testing.assert_array_equal(found[0][scored], found[1][scored])
+    np.testing.assert_array_equal(np.isnan(found[1].view(np.float32)), ~scored)
+
+
+@NATIVE
+def test_several_queries_differ_between_back_ends_by_rounding_only():
+    before, scores = importance_and_scores(np.random.default_rng(8), 2, 2, 128, 200)
+    found = []
+    for name in BACKENDS:
+        with use_backend(name):
+            found.append(
+                np.array(fast.accumulate_scores(mx.array(before), mx.array(scores), decay=0.95))
+            )
+    np.testing.assert_allclose(found[0], found[1], rtol=2e-6)
+
+
+def test_accumulate_scores_reads_any_strides(backend):
+    before, scores = importance_and_scores(np.random.default_rng(9), 2, 2, 5, 20)
+    turned = mx.array(np.moveaxis(scores, 3, 1)).transpose(0, 2, 3, 1)
+    wide = mx.array(np.repeat(before, 2, axis=2))[:, :, ::2]
+    found = fast.accumulate_scores(wide, turned, decay=0.9)
+    expected = reference.accumulate(before, scores, decay=0.9)
+    np.testing.assert_allclose(np.array(found), expected, rtol=2e-5, atol=1e-6)
+
+
+MASKS = {
+    "none": lambda rng, shape: None,
+    "causal": lambda rng, shape: "causal",
+    "bool": lambda rng, shape: mx.array(rng.random(shape) < 0.6),
+    "additive": lambda rng, shape: mx.array(
+        np.where(rng.random(shape) < 0.3, -np.inf, rng.standard_normal(shape)).astype(np.float32)
+    ),
+}
+
+
+@pytest.mark.matrix(24)
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("heads", "group", "queries"), [(2, 2, 1), (2, 3, 8), (1, 16, 20)])
+def test_attention_and_accumulate_is_both_operations_in_turn(
+    backend, mask, dtype, heads, group, queries
+):
+    rng = np.random.default_rng(3)
+    rows = 50
+    q = mx.array(rng.standard_normal((2, heads * group, queries, 24))).astype(dtype)
+    k = mx.array(rng.standard_normal((2, heads, rows, 24))).astype(dtype)
+    v = mx.array(rng.standard_normal((2, heads, rows, 40))).astype(dtype)
+    sinks = mx.array(rng.standard_normal(heads * group).astype(np.float32))
+    before, _ = importance_and_scores(rng, heads, 1, 1, rows)
+    given = {"scale": 0.2, "mask": MASKS[mask](rng, (2, 1, queries, rows)), "sinks": sinks}
+    out, scores = fast.scaled_dot_product_attention_with_scores(q, k, v, **given)
+    found, importance = fast.attention_and_accumulate(
+        q, k, v, mx.array(before), decay=0.95, **given
+    )
+    assert found.dtype == dtype
+    np.testing.assert_array_equal(np.array(found.astype(mx.float32)), out.astype(mx.float32))
+    expected = reference.accumulate(before, np.array(scores), decay=0.95)
+    np.testing.assert_allclose(np.array(importance), expected, rtol=2e-5, atol=1e-6)
+
+
+@NATIVE
+def test_attention_without_scores_has_the_same_output():
+    rng = np.random.default_rng(4)
+    from mlx_h2o import _core
+
+    for rows, queries in ((1, 1), (300, 3), (70, 200)):
+        q = mx.array(rng.standard_normal((1, 4, queries, 32)).astype(np.float32))
+        k, v = (mx.array(rng.standard_normal((1, 2, rows, 32)).astype(np.float32)) for _ in "kv")
+        out = _core.scaled_dot_product_attention(q, k, v, scale=0.3)
+        with_scores = _core.attention(q, [k], [v], scale=0.3, return_scores=True)[0]
+        np.testing.assert_array_equal(np.array(out), np.array(with_scores))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("rows", "width"), [(1, 1), (31, 8), (33, 65), (300, 64)])
+def test_key_diversity_equals_the_reference(backend, dtype, rows, width):
+    rng = np.random.default_rng(rows)
+    keys = mx.array(rng.standard_normal((2, 3, rows, width)) + 0.3).astype(dtype)
+    found = fast.key_diversity(keys)
+    assert found.dtype == mx.float32
+    np.testing.assert_allclose(np.array(found), reference.key_diversity(keys), atol=2e-6)
+
+
+def test_a_key_of_zeros_ranks_in_the_middle(backend):
+    keys = mx.array([[[[1.0, 0.0], [0.0, 0.0], [1.0, 0.1]]]])
+    found = np.array(fast.key_diversity(keys))[0, 0]
+    assert found[1] == 0
+    assert max(found[0], found[2]) < -0.9
+    assert not np.any(np.array(fast.key_diversity(mx.zeros((1, 1, 3, 2)))))
+
+
+@NATIVE
+def test_key_diversity_of_views_needs_no_contiguous_keys():
+    keys = mx.array(np.random.default_rng(5).standard_normal((1, 2, 16, 20)).astype(np.float32))
+    for view in (keys[:, :, 3:9], keys[..., ::2], keys.transpose(0, 1, 3, 2)):
+        np.testing.assert_allclose(
+            np.array(fast.key_diversity(view)), reference.key_diversity(view), atol=2e-6
+        )

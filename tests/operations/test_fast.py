@@ -1,0 +1,261 @@
+"""The operations of mlx_h2o.fast, by the dispatch and by each back end that runs here."""
+
+from __future__ import annotations
+
+import math
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import reference
+from golden.build import Case, row_bias
+from golden.make import read
+from mlx_h2o import backends, fast, use_backend
+from mlx_h2o.operations import requests
+from mlx_h2o.operations.backends import get, resolve
+from sizes import examples
+
+CASES = read()
+ATTENTION = [case for case in CASES if case.fields["op"] == "attention"]
+KEEP = [case for case in CASES if case.fields["op"] == "keep"]
+AVAILABLE = [None, *(name for name, status in backends().items() if status.available)]
+DTYPES = (mx.float32, mx.float16, mx.bfloat16)
+
+
+def arguments(case: Case) -> dict[str, object]:
+    fields, tensors = case.fields, case.tensors
+    mask = tensors["mask"] if fields["mask"] == "array" else fields["mask"] or None
+    return {"scale": fields["scale"], "mask": mask, "sinks": tensors.get("sinks")}
+
+
+def rows_in_use(case: Case) -> tuple[mx.array, mx.array, mx.array]:
+    q, k, v = (case.tensors[key] for key in ("queries", "keys", "values"))
+    rows = k.shape[2] - case.fields["slack"]
+    return q, k[:, :, :rows], v[:, :, :rows]
+
+
+@pytest.mark.parametrize("backend", AVAILABLE, ids=str)
+@pytest.mark.parametrize("case", ATTENTION, ids=lambda case: case.name)
+def test_attention_equals_the_golden_vectors(case: Case, backend: str | None) -> None:
+    with use_backend(backend):
+        found = fast.scaled_dot_product_attention_with_scores(
+            *rows_in_use(case), **arguments(case), return_lse=case.fields["return_lse"]
+        )
+    assert len(found) == (3 if case.fields["return_lse"] else 2)
+    assert found[0].dtype == case.tensors["queries"].dtype
+    for key, array in zip(("out", "scores", "lse"), found, strict=False):
+        expected = case.tensors[f"{key}64"]
+        assert key == "out" or array.dtype == mx.float32
+        error = reference.worst_error(array, expected)
+        assert reference.error_ratio(error, case.fields["tolerance"][key]) <= 1, key
+
+
+@pytest.mark.parametrize("backend", AVAILABLE, ids=str)
+@pytest.mark.parametrize("case", KEEP, ids=lambda case: case.name)
+def test_selection_equals_the_golden_vectors(case: Case, backend: str | None) -> None:
+    scores, positions = case.tensors["scores"], case.tensors["positions"]
+    zones = {key: case.fields[key] for key in ("sink_size", "recent_start")}
+    with use_backend(backend):
+        kept = fast.keep_indices(scores, positions, keep=case.fields["keep"], **zones)
+    assert kept.dtype == mx.uint32
+    np.testing.assert_array_equal(np.array(kept), np.array(case.tensors["keep"]))
+
+
+@pytest.mark.parametrize("queries", [9, 40])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_more_queries_than_decode_kernels_serve(dtype: mx.Dtype, queries: int) -> None:
+    q, k, v = (
+        mx.random.normal((1, n, r, 32)).astype(dtype) for n, r in ((4, queries), *[(2, 50)] * 2)
+    )
+    given_ = {"scale": 0.25, "mask": "causal"}
+    found = fast.scaled_dot_product_attention_with_scores(q, k, v, **given_, return_lse=True)
+    expected = reference.attention(q, k, v, **given_)
+    allowed = reference.tolerances(q, k, v, **given_, expected=expected)
+    for a, b, c in zip(found, expected, allowed, strict=True):
+        assert reference.worst_error(a, b) <= c
+
+
+@pytest.mark.parametrize("backend", AVAILABLE, ids=str)
+def test_views_with_any_strides(backend: str | None) -> None:
+    q = mx.random.normal((1, 3, 4, 32)).swapaxes(1, 2)
+    k = mx.random.normal((1, 40, 2, 64)).swapaxes(1, 2)[:, :, 3:36, ::2]
+    v = mx.random.normal((1, 2, 32, 40)).swapaxes(2, 3)[:, :, 3:36]
+    mask = mx.random.normal((33, 3)).T
+    given_ = {"scale": 0.2, "mask": mask}
+    with use_backend(backend):
+        found = fast.scaled_dot_product_attention_with_scores(q, k, v, **given_, return_lse=True)
+    expected = reference.attention(q, k, v, **given_)
+    allowed = reference.tolerances(q, k, v, **given_, expected=expected)
+    for a, b, c in zip(found, expected, allowed, strict=True):
+        assert reference.worst_error(a, b) <= c
+
+
+@pytest.mark.parametrize("backend", AVAILABLE, ids=str)
+def test_a_row_of_bias_log_n_counts_as_n_rows(backend: str | None) -> None:
+    q, k, v = (mx.random.normal((2, n, r, 32)) for n, r in ((4, 3), (2, 5), (2, 5)))
+    counts = [1, 3, 0, 2, 1]
+    bias = mx.broadcast_to(mx.log(mx.array(counts, mx.float32)), (2, 2, 5))
+    slots = mx.array([slot for slot, count in enumerate(counts) for _ in range(count)])
+    with use_backend(backend):
+        out, scores, lse = fast.scaled_dot_product_attention_with_scores(
+            q, k, v, scale=0.3, row_bias=bias, return_lse=True
+        )
+        expected, several, total = fast.scaled_dot_product_attention_with_scores(
+            q, k[:, :, slots], v[:, :, slots], scale=0.3, return_lse=True
+        )
+    assert reference.worst_error(out, expected) < 1e-5
+    assert reference.worst_error(lse, total) < 1e-5
+    assert np.isinf(np.array(scores[..., 2])).all()
+    assert reference.worst_error(scores[..., 1] - np.log(3), several[..., 1]) < 1e-5
+
+
+@pytest.mark.parametrize("backend", AVAILABLE, ids=str)
+def test_weights_are_exp_of_scores_minus_lse(backend: str | None) -> None:
+    q, k, v = (mx.random.normal((2, n, r, 32)) for n, r in ((4, 3), (2, 20), (2, 20)))
+    sinks = mx.array([0.5, -1.0, 2.0, 0.0])
+    with use_backend(backend):
+        out, scores, lse = fast.scaled_dot_product_attention_with_scores(
+            q, k, v, scale=0.3, sinks=sinks, return_lse=True
+        )
+    weights = mx.exp(scores - lse[..., None])
+    assert float(weights.sum(axis=-1).max()) < 1  # the sinks have the rest
+    mixed = weights @ mx.repeat(v, 2, axis=1)
+    assert reference.worst_error(mixed, out) < 1e-5
+
+
+def test_scores_and_lse_are_made_only_on_request() -> None:
+    q = mx.random.normal((1, 2, 1, 32))
+    request = requests.attention_request(q, q, q, scale=1.0, return_scores=False)
+    for name in AVAILABLE:
+        if name is None:
+            continue
+        with use_backend(name):
+            out, scores, lse, *_ = resolve().serve_attention(request)
+        assert scores is None and lse is None
+        assert reference.worst_error(out, reference.attention(q, q, q, scale=1.0).out) < 1e-5
+
+
+@pytest.mark.parametrize("backend", AVAILABLE, ids=str)
+def test_a_stream_may_be_named(backend: str | None) -> None:
+    q = mx.random.normal((1, 2, 1, 32))
+    scores = mx.random.normal((1, 2, 8))
+    positions = mx.broadcast_to(mx.arange(8, dtype=mx.int32), (1, 2, 8))
+    for stream in (mx.cpu, mx.Device(mx.cpu), mx.new_stream(mx.cpu)):
+        with use_backend(backend):
+            out, _ = fast.scaled_dot_product_attention_with_scores(
+                q, q, q, scale=1.0, stream=stream
+            )
+            kept = fast.keep_indices(scores, positions, keep=3, stream=stream)
+        mx.eval(out, kept)
+        assert out.shape == (1, 2, 1, 32)
+        assert kept.shape == (1, 2, 3)
+
+
+def test_scale_may_be_a_numpy_number() -> None:
+    q = mx.random.normal((1, 2, 1, 32))
+    one, _ = fast.scaled_dot_product_attention_with_scores(q, q, q, scale=np.float32(2))
+    two, _ = fast.scaled_dot_product_attention_with_scores(q, q, q, scale=2)
+    assert mx.array_equal(one, two)
+
+
+# Properties
+
+
+def selection(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, dict[str, int | None]]:
+    batch, heads, rows = draw(st.integers(1, 2)), draw(st.integers(1, 3)), draw(st.integers(1, 40))
+    values = st.one_of(
+        st.sampled_from([np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0]),
+        st.floats(width=32),
+    )
+    count = batch * heads * rows
+    scores = draw(st.lists(values, min_size=count, max_size=count))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    positions = np.array([rng.permutation(3 * rows)[:rows] for _ in range(batch * heads)])
+    positions = np.where(
+        rng.random(positions.shape) < draw(st.sampled_from([0, 0.2, 1])), -1, positions
+    )
+    zones = {
+        "sink_size": draw(st.integers(0, 5)),
+        "recent_start": draw(st.one_of(st.none(), st.integers(-3, 3 * rows))),
+    }
+    shape = (batch, heads, rows)
+    return (
+        np.array(scores, np.float32).reshape(shape),
+        positions.astype(np.int32).reshape(shape),
+        zones,
+    )
+
+
+@pytest.mark.examples
+@pytest.mark.parametrize("backend", AVAILABLE, ids=str)
+@settings(max_examples=examples(100), deadline=None)
+@given(drawn=st.composite(selection)(), data=st.data())
+def test_selection_property(
+    backend: str | None, drawn: tuple[np.ndarray, np.ndarray, dict[str, int]], data: st.DataObject
+) -> None:
+    scores, positions, zones = drawn
+    rows = scores.shape[-1]
+    keep = data.draw(st.integers(1, rows))
+    # Views with slack that would win if it were looked at.
+    padding = [(0, 0), (0, 0), (1, 2)]
+    s = mx.pad(mx.array(scores), padding, constant_values=math.inf)[..., 1:-2]
+    p = mx.pad(mx.array(positions), padding)[..., 1:-2]
+    with use_backend(backend):
+        kept = np.array(fast.keep_indices(s, p, keep=keep, **zones))
+    assert np.array_equal(kept, reference.keep_indices(scores, positions, keep=keep, **zones))
+
+
+@pytest.mark.examples
+@pytest.mark.parametrize("backend", AVAILABLE, ids=str)
+@settings(max_examples=examples(60), deadline=None)
+@given(
+    heads=st.tuples(st.integers(1, 3), st.integers(1, 4)),
+    sizes=st.tuples(st.integers(1, 70), st.integers(1, 70)),
+    counts=st.tuples(st.integers(1, 10), st.integers(1, 70)),
+    dtype=st.sampled_from(DTYPES),
+    kind=st.sampled_from(["none", "causal", "bool", "additive"]),
+    sinks=st.booleans(),
+    bias=st.booleans(),
+    seed=st.integers(0, 2**31),
+)
+def test_attention_property(backend, heads, sizes, counts, dtype, kind, sinks, bias, seed) -> None:
+    rng = np.random.default_rng(seed)
+    kv_heads, group = heads
+    queries, rows = counts
+
+    def normal(*shape: int) -> mx.array:
+        return mx.array(rng.standard_normal(shape).astype(np.float32)).astype(dtype)
+
+    hq = kv_heads * group
+    q, k, v = (
+        normal(1, n, r, size)
+        for n, r, size in (
+            (hq, queries, sizes[0]),
+            (kv_heads, rows, sizes[0]),
+            (kv_heads, rows, sizes[1]),
+        )
+    )
+    masks = {
+        "none": None,
+        "causal": "causal",
+        "bool": mx.array(rng.random((hq, queries, rows)) < 0.5),
+        "additive": mx.where(mx.array(rng.random((queries, rows)) < 0.5), -np.inf, normal(1)),
+    }
+    given_ = {
+        "scale": sizes[0] ** -0.5,
+        "mask": masks[kind],
+        "sinks": normal(hq) if sinks else None,
+        "row_bias": row_bias(rng, (1, kv_heads, rows), nan=seed % 2 == 1) if bias else None,
+    }
+    request = requests.attention_request(q, k, v, **given_)
+    with use_backend(backend):
+        if backend is not None and get(backend).refuses(request):
+            return
+        found = fast.scaled_dot_product_attention_with_scores(q, k, v, **given_, return_lse=True)
+    expected = reference.attention(q, k, v, **given_)
+    allowed = reference.tolerances(q, k, v, **given_, expected=expected)
+    for key, a, b, c in zip(("out", "scores", "lse"), found, expected, allowed, strict=True):
+        assert reference.worst_error(a, b) <= c, key

@@ -1,0 +1,343 @@
+"""The choice of a back end, and what importing the package does."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+import mlx_h2o
+from mlx_h2o import backends, fast, use_backend
+from mlx_h2o.operations import composed, requests
+from mlx_h2o.operations.backends import (
+    ENVIRONMENT,
+    forget,
+    get,
+    named,
+    register,
+    resolve,
+)
+from mlx_h2o.operations.resolved import Operations
+
+PACKAGE = Path(mlx_h2o.__file__).parents[1]
+
+
+class Recorder:
+    """A back end that notes its calls and computes with the composed one."""
+
+    def __init__(self, *, refusal: str = "", missing: str = "") -> None:
+        self.name = "recorder"
+        self.refusal, self.missing = refusal, missing
+        self.calls = 0
+
+    def unavailable_reason(self) -> str:
+        return self.missing
+
+    def refuses(self, request: requests.AttentionRequest) -> str:
+        return self.refusal
+
+    def attention(self, request: requests.AttentionRequest):
+        self.calls += 1
+        return composed.attention(request)
+
+
+@pytest.fixture(autouse=True)
+def _environment_is_read_again():
+    forget()
+    yield
+    forget()
+
+
+@pytest.fixture
+def registered(request: pytest.FixtureRequest):
+    removals = []
+
+    def add(**settings: str) -> Recorder:
+        backend = Recorder(**settings)
+        removals.append(register("recorder", backend))
+        return backend
+
+    yield add
+    for remove in removals:
+        remove()
+
+
+def attend(rows: int = 5):
+    q, k = mx.zeros((1, 2, 1, 32)), mx.zeros((1, 1, rows, 32))
+    return fast.scaled_dot_product_attention_with_scores(q, k, k, scale=1.0)
+
+
+def test_backends_says_what_runs_and_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(ENVIRONMENT, raising=False)
+    forget()
+    found = backends()
+    assert list(found)[:4] == ["metal", "cuda", "native", "composed"]
+    assert found["composed"].available
+    assert sum(status.default for status in found.values()) == 1
+    for name, status in found.items():
+        assert status.name == name
+        assert status.available == (status.reason == "")
+        assert status.available or not status.default
+
+
+def test_a_named_back_end_serves(registered) -> None:
+    recorder = registered()
+    attend()
+    assert recorder.calls == 0, "a registered back end serves only calls that name it"
+    with use_backend("recorder"):
+        attend()
+        with use_backend(None):
+            attend()
+        with use_backend("composed"):
+            attend()
+        attend()
+    attend()
+    assert recorder.calls == 2
+
+
+def test_a_named_back_end_refuses_what_it_cannot(registered) -> None:
+    registered(refusal="N is odd")
+    with (
+        use_backend("recorder"),
+        pytest.raises(ValueError, match=r"^\[scaled_dot_product_attention_with_scores\] back end "
+                      "'recorder' cannot serve this call: N is odd$"),
+    ):  # fmt: skip
+        attend()
+
+
+def test_a_back_end_that_is_not_available(registered, monkeypatch: pytest.MonkeyPatch) -> None:
+    registered(missing="no such device")
+    refusal = "back end 'recorder' is not available: no such device"
+    with pytest.raises(ValueError, match=rf"^\[use_backend\] {refusal}"), use_backend("recorder"):
+        pass
+    monkeypatch.setenv(ENVIRONMENT, "recorder")
+    forget()
+    with pytest.raises(ValueError, match=rf"^\[scaled_dot_.*\] {refusal}"):
+        attend()
+    scores, positions = mx.zeros((1, 1, 4)), mx.zeros((1, 1, 4), mx.int32)
+    with pytest.raises(ValueError, match=rf"^\[keep_indices\] {refusal}"):
+        fast.keep_indices(scores, positions, keep=1)
+
+
+def test_metal_and_cuda_refuse_on_a_machine_without_them() -> None:
+    unavailable = [name for name in ("metal", "cuda") if not backends()[name].available]
+    assert unavailable, "no machine has both"
+    for name in unavailable:
+        with pytest.raises(ValueError, match="is not available: "), use_backend(name):
+            pass
+
+
+@pytest.mark.parametrize("name", ["", "Metal", "gpu", "emulator2"])
+def test_an_unknown_back_end(name: str) -> None:
+    with (
+        pytest.raises(
+            ValueError, match=r"^\[use_backend\] unknown back end .*, expected one of met"
+        ),
+        use_backend(name),
+    ):
+        pass
+
+
+def test_the_environment_names_the_process_default(
+    registered, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = registered()
+    monkeypatch.setenv(ENVIRONMENT, "recorder")
+    forget()
+    assert backends()["recorder"].default
+    attend()
+    with use_backend("composed"):
+        attend()
+    assert recorder.calls == 1
+    monkeypatch.setenv(ENVIRONMENT, "nonsense")
+    forget()
+    with pytest.raises(ValueError, match=f"{ENVIRONMENT} names the back end 'nonsense', expected"):
+        attend()
+    monkeypatch.setenv(ENVIRONMENT, "")
+    forget()
+    attend()
+
+
+def test_a_name_holds_for_its_thread_and_is_undone_by_an_exception() -> None:
+    seen = []
+    with pytest.raises(KeyError), use_backend("composed"):
+        thread = threading.Thread(target=lambda: seen.append(named()))
+        thread.start()
+        thread.join()
+        assert named() == "composed"
+        raise KeyError
+    assert seen == [named()]
+
+
+def test_a_name_is_taken_once(registered) -> None:
+    registered()
+    for name in ("recorder", "metal", "composed"):
+        with pytest.raises(ValueError, match=rf"^\[register\] back end '{name}' exists already"):
+            register(name, Recorder())
+
+
+def test_selection_falls_back_to_composed_where_a_back_end_has_none(registered) -> None:
+    registered()
+    with use_backend("recorder"):
+        assert resolve().function(composed.keep_indices) is composed.keep_indices
+
+
+def test_what_is_resolved_follows_the_name_and_the_device(registered) -> None:
+    registered()
+    first = resolve()
+    assert resolve() is first
+    with use_backend("recorder"):
+        named = resolve()
+        assert named is not first and named is resolve()
+        assert resolve(mx.Device(mx.cpu)) is not first
+    with use_backend("composed"):
+        assert type(resolve()) is Operations
+    assert resolve() is first and resolve(mx.default_device()) is first
+
+
+@pytest.mark.parametrize("name", ["composed", "native"])
+def test_operations_without_checks_give_what_those_of_fast_give(name: str) -> None:
+    if not backends()[name].available:
+        pytest.skip(f"no back end {name!r}")
+    q, k, v = mx.random.normal((2, 4, 3, 64)), *mx.random.normal((2, 2, 2, 40, 64))
+    importance, positions = mx.random.normal((2, 2, 40)), mx.zeros((2, 2, 40), mx.int32)
+    positions = positions + mx.arange(40)
+    mask, starts = mx.random.normal((3, 40)) > 0, mx.array([30, 20])
+    packed = [tuple(mx.quantize(rows, bits=4)) for rows in (k, v)]
+    settings = {"bits": 4, "v_bits": 4, "sparse_v_threshold": 1e-2}
+    with use_backend(name):
+        ops = resolve()
+        mine = ops.attention(q, k, v, scale=0.1, mask=mask, return_scores=True, return_lse=True)
+        theirs = fast.scaled_dot_product_attention_with_scores(
+            q, k, v, scale=0.1, mask=mask, return_lse=True
+        )
+        pairs = list(zip(mine[:3], theirs, strict=True))
+        assert ops.attention(q, k, v, scale=0.1).scores is None
+        pairs.append(
+            (
+                ops.attention(q, *packed, scale=0.1, causal=True, **settings).out,
+                fast.scaled_dot_product_attention_quantized_with_scores(
+                    q, *packed[0], *packed[1], scale=0.1, mask="causal", **settings
+                )[0],
+            )
+        )
+        for rows, more in (((k, v), {}), (packed, settings)):
+            given = (q, *rows, importance)
+            pairs += zip(
+                ops.attention_and_accumulate(*given, scale=0.1, decay=0.9, causal=True, **more),
+                fast.attention_and_accumulate(*given, scale=0.1, decay=0.9, mask="causal", **more),
+                strict=True,
+            )
+        # Of the bias, which may have room for more rows, they read that of the keys.
+        bias = mx.random.normal((2, 2, 50))
+        for rows, more in (((k, v), {}), (packed, settings)):
+            given = (q, *rows, importance)
+            pairs += zip(
+                ops.attention_and_accumulate(*given, scale=0.1, decay=0.9, row_bias=bias, **more),
+                fast.attention_and_accumulate(
+                    *given, scale=0.1, decay=0.9, row_bias=bias[:, :, :40], **more
+                ),
+                strict=True,
+            )
+        mine = ops.attention(q, k, v, scale=0.1, row_bias=bias, return_scores=True)
+        theirs = fast.scaled_dot_product_attention_with_scores(
+            q, k, v, scale=0.1, row_bias=bias[:, :, :40]
+        )
+        pairs += zip(mine[:2], theirs, strict=True)
+        zones = {"sink_size": 2, "recent_start": starts}
+        pairs += [
+            (
+                ops.keep_indices(importance, positions, keep=9, **zones),
+                fast.keep_indices(importance, positions, keep=9, **zones),
+            ),
+            (ops.key_diversity(k), fast.key_diversity(k)),
+        ]
+        for found, expected in pairs:
+            assert found.dtype == expected.dtype
+            assert mx.array_equal(found, expected, equal_nan=True)
+
+
+def test_unnamed_the_composed_back_end_serves_what_others_refuse(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(ENVIRONMENT, raising=False)
+    forget()
+    q = mx.zeros((1, 2, 1, 32))
+    request = requests.attention_request(q, q, q, scale=1.0, stream=mx.cpu)
+    for name in ("native", "metal", "cuda"):
+        if backends()[name].available:
+            monkeypatch.setattr(get(name), "refuses", lambda request: "not today")
+    assert resolve(mx.Device(mx.cpu)).backend_for(request, "attention") is composed
+
+
+# Importing
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(PACKAGE)!r})\n{code}"]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+BLOCK = """
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name == {name!r} or name.startswith({name!r} + "."):
+            raise ImportError(f"{{name}} is blocked")
+sys.meta_path.insert(0, Blocked())
+"""
+
+
+def test_without_mlx_the_import_says_what_to_install() -> None:
+    result = python(BLOCK.format(name="mlx") + "import mlx_h2o")
+    assert result.returncode == 1
+    last = result.stderr.strip().splitlines()[-1]
+    assert last.startswith("ImportError: mlx_h2o needs MLX with a back end")
+    assert "pip install 'mlx-h2o[cpu]'" in last and "pip install 'mlx-h2o[cuda13]'" in last
+    assert "mlx is blocked" in last or "mlx.core is blocked" in last
+
+
+def test_the_import_leaves_mlx_lm_alone() -> None:
+    code = "import mlx_h2o; print(any(m.split('.')[0] == 'mlx_lm' for m in sys.modules))"
+    result = python(code)
+    assert result.stdout.strip() == "False", result.stderr
+
+
+def test_the_operations_work_without_mlx_lm_and_without_the_native_part() -> None:
+    code = (
+        BLOCK.format(name="mlx_lm")
+        + BLOCK.format(name="mlx_h2o._core")
+        + "import mlx_h2o, mlx.core as mx\n"
+        "q = mx.ones((1, 2, 1, 32))\n"
+        "out, scores = mlx_h2o.fast.scaled_dot_product_attention_with_scores(q, q, q, scale=1.0)\n"
+        "mx.eval(out, scores)\n"
+        "status = mlx_h2o.backends()['native']\n"
+        "print(out.shape, status.available, bool(status.reason))"
+    )
+    result = python(code)
+    assert result.stdout.strip() == "(1, 2, 1, 32) False True", result.stderr
+
+
+def test_public_names() -> None:
+    assert mlx_h2o.__version__ == "0.1.0"
+    for name in mlx_h2o.__all__:
+        assert getattr(mlx_h2o, name) is not None
+    assert set(mlx_h2o.__all__) <= set(dir(mlx_h2o))
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = mlx_h2o.nonsense
+
+
+@pytest.mark.slow
+def test_functions_are_not_hidden_by_the_modules_of_the_same_name() -> None:
+    code = (
+        "import mlx_h2o.lm.generate, mlx_h2o.lm.routing, mlx_h2o.operations.backends\n"
+        "import mlx_h2o, types\n"
+        "names = ('generate', 'routing', 'backends')\n"
+        "print([isinstance(getattr(mlx_h2o, n), types.FunctionType) or type(getattr(mlx_h2o, n))"
+        " for n in names])"
+    )
+    result = python(code)
+    assert "module" not in result.stdout and result.returncode == 0, result.stdout + result.stderr

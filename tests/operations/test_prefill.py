@@ -1,0 +1,304 @@
+"""fast.prefill_scores against the float64 loops of the reference, and its memory."""
+
+from __future__ import annotations
+
+import math
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+import mlx_h2o
+import reference
+from back_ends import NATIVE
+from mlx_h2o import H2OKVCache, fast, use_backend
+from mlx_h2o.operations import prefill
+from mlx_h2o.operations.composed import prefill as composed_prefill
+from mlx_h2o.policies import Policy
+
+SCALE = 0.25
+MASKS = ("", "causal", "bool", "add", "row")
+
+
+def arrays(seed: int, heads=(4, 2), length=9, keys=33, size=16, dtype=mx.float32):
+    rng = np.random.default_rng(seed)
+    shapes = (2, heads[0], length, size), (2, heads[1], keys, size)
+    return tuple(mx.array(rng.standard_normal(s).astype(np.float32)).astype(dtype) for s in shapes)
+
+
+def mask_of(kind: str, q: mx.array, k: mx.array):
+    """A mask of each shape; "bool" and "add" hide some queries, and one key from all."""
+    rng = np.random.default_rng(3)
+    shape = (*q.shape[:3], k.shape[2])
+    seen = rng.random(shape) < 0.7
+    seen[0, :, 0] = False
+    seen[..., 4] = False
+    if kind == "bool":
+        return mx.array(seen)
+    if kind == "add":
+        bias = np.where(seen, rng.standard_normal(shape), -math.inf)
+        return mx.array(bias.astype(np.float32)).astype(mx.float16)
+    if kind == "row":
+        return mx.array(seen[1, 0, 0])
+    return kind or None
+
+
+def before_of(k: mx.array) -> mx.array:
+    rng = np.random.default_rng(4)
+    before = rng.random(k.shape[:3]).astype(np.float32)
+    before[rng.random(before.shape) < 0.4] = np.nan
+    return mx.array(before)
+
+
+def expected_of(kind: str, q, k, mask, *, before=None, sinks=None, decay=0.95, queries=128):
+    result = reference.attention(q, k, k, scale=SCALE, mask=mask, sinks=sinks)
+    if kind == "mass":
+        return reference.attention_mass(result.scores, result.lse, k.shape[1])
+    before = np.full(k.shape[:3], np.nan) if before is None else before
+    return reference.accumulate(before, result.scores, decay=decay, queries=queries)
+
+
+pytestmark = pytest.mark.usefixtures("backend")
+
+
+@pytest.fixture(params=[None, 600, 1], ids=["one block", "some blocks", "blocks of one"])
+def _block_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param is not None:
+        monkeypatch.setattr(composed_prefill, "BLOCK_BYTES", request.param)
+
+
+@pytest.mark.matrix(20)
+@pytest.mark.usefixtures("_block_bytes")
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("kind", prefill.KINDS)
+def test_equals_the_reference(kind: str, mask: str) -> None:
+    for length, keys in ((1, 5), (9, 33), (12, 7)):
+        q, k = arrays(1, length=length, keys=keys)
+        given = mask_of(mask, q, k)
+        found = fast.prefill_scores(q, k, scale=SCALE, mask=given, kind=kind)
+        assert found.dtype == mx.float32
+        expected = expected_of(kind, q, k, given)
+        np.testing.assert_allclose(np.array(found), expected, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.matrix(10)
+@pytest.mark.usefixtures("_block_bytes")
+@pytest.mark.parametrize("mask", MASKS)
+def test_the_average_goes_on_and_takes_the_last_queries(mask: str) -> None:
+    q, k = arrays(2, heads=(6, 2), length=11)
+    given, before = mask_of(mask, q, k), before_of(k)
+    for queries in (1, 4, 11, 128):
+        found = fast.prefill_scores(
+            q, k, scale=SCALE, mask=given, importance=before, decay=0.7, queries=queries
+        )
+        expected = expected_of("ema", q, k, given, before=before, decay=0.7, queries=queries)
+        np.testing.assert_allclose(np.array(found), expected, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.slow
+def test_only_128_queries_count_by_default() -> None:
+    q, k = arrays(5, length=150, keys=160)
+    found = fast.prefill_scores(q, k, scale=SCALE, mask="causal")
+    expected = expected_of("ema", q, k, "causal")
+    np.testing.assert_allclose(np.array(found), expected, rtol=5e-5, atol=2e-6)
+    others = mx.concatenate([-q[:, :, :22], q[:, :, 22:]], axis=2)
+    same = fast.prefill_scores(others, k, scale=SCALE, mask="causal")
+    assert mx.array_equal(found, same, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
+@pytest.mark.parametrize("kind", prefill.KINDS)
+def test_half_precision_is_upcast_first(kind: str, dtype: mx.Dtype) -> None:
+    q, k = arrays(6, dtype=dtype)
+    found = fast.prefill_scores(q, k, scale=SCALE, mask="causal", kind=kind)
+    expected = expected_of(kind, q, k, "causal")
+    np.testing.assert_allclose(np.array(found), expected, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.usefixtures("_block_bytes")
+def test_sinks_take_their_share_of_the_mass_and_none_of_the_average() -> None:
+    q, k = arrays(7)
+    sinks = mx.array([0.5, -math.inf, 3.0, -1.0]).astype(mx.float16)
+    for mask in ("", "bool"):
+        given = mask_of(mask, q, k)
+        found = fast.prefill_scores(q, k, scale=SCALE, mask=given, sinks=sinks, kind="mass")
+        expected = expected_of("mass", q, k, given, sinks=sinks)
+        np.testing.assert_allclose(np.array(found), expected, rtol=2e-5, atol=2e-6)
+    with_sinks = fast.prefill_scores(q, k, scale=SCALE, sinks=sinks)
+    assert mx.array_equal(with_sinks, fast.prefill_scores(q, k, scale=SCALE))
+
+
+def test_the_mass_of_a_key_head_is_its_number_of_queries() -> None:
+    q, k = arrays(8, heads=(6, 2), length=10)
+    found = fast.prefill_scores(q, k, scale=SCALE, kind="mass", mask="causal")
+    np.testing.assert_allclose(np.array(found.sum(axis=-1)), 3 * 10, rtol=1e-5)
+
+
+def test_large_logits_overflow_nothing() -> None:
+    q, k = arrays(9)
+    found = np.array(fast.prefill_scores(1e4 * q, k, scale=1.0, kind="mass"))
+    assert np.isfinite(found).all()
+    np.testing.assert_allclose(found.sum(axis=-1), 2 * 9, rtol=1e-5)
+
+
+def test_nan_in_a_mask() -> None:
+    """The average takes it for masked; the mass of its KV head is lost, that of no other."""
+    q, k = arrays(10)
+    bias = np.zeros((2, 4, 9, 33), np.float32)
+    bias[1, 2, 3, 5] = np.nan
+    masked = np.where(np.isnan(bias), np.float32(-np.inf), bias)
+    found, same = (fast.prefill_scores(q, k, scale=SCALE, mask=mx.array(m)) for m in (bias, masked))
+    assert mx.array_equal(found, same)
+    mass = np.array(fast.prefill_scores(q, k, scale=SCALE, mask=mx.array(bias), kind="mass"))
+    lost = np.zeros((2, 2), bool)
+    lost[1, 1] = True
+    assert np.array_equal(np.isnan(mass).all(-1), lost) and np.isnan(mass).any(-1).sum() == 1
+
+
+def test_any_strides() -> None:
+    q, k = arrays(11, size=32, keys=40)
+    apart = q[..., ::2], k[:, :, 3:36, ::2]
+    dense = tuple(mx.contiguous(a) for a in apart)
+    for kind in prefill.KINDS:
+        one, other = (fast.prefill_scores(*a, scale=SCALE, kind=kind) for a in (apart, dense))
+        assert mx.allclose(one, other, rtol=1e-6)
+
+
+@pytest.mark.matrix(16)
+@NATIVE
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", prefill.KINDS)
+@pytest.mark.parametrize(
+    ("heads", "length", "keys", "size"),
+    [((4, 2), 100, 300, 72), ((16, 1), 300, 65, 33), ((3, 3), 7, 1, 5), ((128, 1), 70, 130, 64)],
+)
+def test_the_native_one_is_the_definition(kind, dtype, heads, length, keys, size) -> None:
+    """On one thread and on several, of which the results do not depend."""
+    q, k = arrays(12, heads=heads, length=length, keys=keys, size=size, dtype=dtype)
+    given = {"scale": SCALE, "mask": "causal" if keys >= length else None, "kind": kind}
+    given["queries"] = 1000
+    with use_backend("composed"):
+        expected = fast.prefill_scores(q, k, **given)
+    found = []
+    for threads in (1, 3):
+        mlx_h2o.set_threads(threads)
+        with use_backend("native"):
+            found.append(np.array(fast.prefill_scores(q, k, **given)))
+    mlx_h2o.set_threads(None)
+    np.testing.assert_array_equal(found[0], found[1])
+    np.testing.assert_allclose(found[0], np.array(expected), rtol=5e-5, atol=5e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.matrix(1)
+@pytest.mark.parametrize("kind", prefill.KINDS)
+def test_memory_stays_below_one_matrix_of_queries_by_keys(kind: str) -> None:
+    """That of one head: all heads together would be eight times as much."""
+    queries, keys = (4096, 2048) if kind == "mass" else (128, 65536)
+    q, k = mx.random.normal((1, 8, queries, 32)), mx.random.normal((1, 2, keys, 32))
+    mx.eval(q, k)
+    mx.clear_cache()
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    mx.eval(fast.prefill_scores(q, k, scale=SCALE, mask="causal", kind=kind))
+    assert mx.get_peak_memory() - before < queries * keys * 4
+
+
+Q, K = (1, 4, 3, 32), (1, 2, 5, 32)
+
+FREE, FLOATS = "every size at least 1", "float32, float16 or bfloat16"
+ERRORS = {
+    f"queries are float32 (4, 3, 32), expected {FLOATS} [B, Hq, Lq, D], {FREE}.": {"q": (4, 3, 32)},
+    f"keys are float32 (1, 2, 0, 32), expected float32 [B, Hkv, N, D] = (1, Hkv, N, 32), {FREE}, "
+    "Hkv a divisor of Hq = 4.": {"k": (1, 2, 0, 32)},
+    f"keys are float32 (1, 2, 5, 32), expected float32 [B, Hkv, N, D] = (1, Hkv, N, 32), {FREE}, "
+    "Hkv a divisor of Hq = 3.": {"q": (1, 3, 3, 32)},
+    f"keys are float32 (1, 2, 5, 32), expected float32 [B, Hkv, N, D] = (1, Hkv, N, 16), {FREE}, "
+    "Hkv a divisor of Hq = 4.": {"q": (1, 4, 3, 16)},
+    f"keys are float32 (1, 2, 5, 32), expected float16 [B, Hkv, N, D] = (1, Hkv, N, 32), {FREE}, "
+    "Hkv a divisor of Hq = 4.": {"dtype": mx.float16},
+    f"queries are int32 (1, 4, 3, 32), expected {FLOATS} [B, Hq, Lq, D], {FREE}.": {
+        "dtype": mx.int32
+    },
+    "scale is nan, expected a finite number.": {"scale": math.nan},
+    "mask is 'full', expected 'causal', an array or None.": {"mask": "full"},
+    f"mask is bool (3, 4), expected bool, {FLOATS} that broadcasts to [B, Hq, Lq, N] = (1, 4, 3, "
+    "5).": {"mask": mx.ones((3, 4), mx.bool_)},
+    f"sinks are float32 (2,), expected {FLOATS} [Hq] = (4,).": {"sinks": mx.zeros((2,))},
+    "kind is 'max', expected one of ('ema', 'mass').": {"kind": "max"},
+    "decay is 1.0, expected at least 0 and below 1.": {"decay": 1.0},
+    "decay is -0.5, expected at least 0 and below 1.": {"decay": -0.5},
+    "queries is 0, expected at least 1.": {"queries": 0},
+    "importance is given with kind 'mass', expected it with 'ema'.": {
+        "kind": "mass",
+        "importance": mx.zeros((1, 2, 5)),
+    },
+    "importance is float16 (1, 2, 5), expected float32 [B, Hkv, N] = (1, 2, 5).": {
+        "importance": mx.zeros((1, 2, 5), mx.float16)
+    },
+    "importance is float32 (1, 4, 5), expected float32 [B, Hkv, N] = (1, 2, 5).": {
+        "importance": mx.zeros((1, 4, 5))
+    },
+}
+
+
+@pytest.mark.parametrize(("text", "changes"), ERRORS.items())
+def test_errors(text: str, changes: dict[str, object]) -> None:
+    call = {"q": Q, "k": K, "scale": 1.0, "dtype": mx.float32} | changes
+    q, k = mx.zeros(call.pop("q"), call.pop("dtype")), mx.zeros(call.pop("k"))
+    with pytest.raises(ValueError) as caught:
+        fast.prefill_scores(q, k, **call)
+    assert str(caught.value) == f"[prefill_scores] {text}"
+
+
+@pytest.mark.parametrize("name", ["q", "k", "importance", "sinks"])
+def test_what_is_not_an_array_is_a_type_error(name: str) -> None:
+    call = {"q": mx.zeros(Q), "k": mx.zeros(K), "scale": 1.0, name: [1.0]}
+    with pytest.raises(TypeError, match=r"\[prefill_scores\] .* must be an mlx.core.array"):
+        fast.prefill_scores(call.pop("q"), call.pop("k"), **call)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_last_scores_are_those_of_attention(mask: str) -> None:
+    q, k = arrays(13)
+    given = mask_of(mask, q, k)
+    _, scores = fast.scaled_dot_product_attention_with_scores(q, k, k, scale=SCALE, mask=given)
+    found = prefill.last_scores(q, k, scale=SCALE, mask=given, queries=4)
+    np.testing.assert_allclose(np.array(found), np.array(scores[:, :, -4:]), rtol=1e-5, atol=1e-6)
+
+
+class MeanScore(Policy):
+    """A policy that wants the scores themselves, and takes the last ones' mean."""
+
+    name = "mean"
+    needs_scores = True
+
+    def accumulate(self, importance, scores, *, positions=None, masked=True):
+        heads = importance.shape[1]
+        return scores.reshape(*scores.shape[:1], heads, -1, scores.shape[3]).mean(axis=2)
+
+    def rank(self, rows):
+        return rows.importance
+
+
+def test_any_policy_is_told_of_a_long_chunk() -> None:
+    q, k = arrays(14, length=140, keys=140)
+    for policy in (None, MeanScore()):
+        cache = H2OKVCache()
+        cache.policy = policy or cache.policy
+        keys, _ = cache.update_and_fetch(k, k)
+        cache.score_chunk(q, keys, scale=SCALE)
+        _, scores = fast.scaled_dot_product_attention_with_scores(q, k, k, scale=SCALE)
+        nothing = mx.full(k.shape[:3], mx.nan)
+        expected = cache.policy.accumulate(nothing, scores[:, :, -128:], masked=False)
+        np.testing.assert_allclose(np.array(cache.scores), np.array(expected), rtol=2e-5, atol=2e-6)
+
+
+def test_a_chunk_is_scored_after_its_rows_are_stored() -> None:
+    q, k = arrays(15)
+    with pytest.raises(ValueError, match="there are no rows to score"):
+        H2OKVCache().score_chunk(q, k, scale=SCALE)
+    cache = H2OKVCache()
+    cache.update_and_fetch(k, k)
+    with pytest.raises(ValueError, match="expected .* as the stored rows"):
+        cache.score_chunk(q, k[:, :, :7], scale=SCALE)

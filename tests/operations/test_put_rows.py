@@ -1,0 +1,72 @@
+"""Rows into slots, and rows that close gaps."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlx_h2o.operations import native
+from mlx_h2o.operations.backends import resolve
+from mlx_h2o.operations.composed import buffers
+
+SHAPES = [(2, 3, 9, 4), (1, 2, 5)]
+DTYPES = [mx.float32, mx.float16, mx.uint32]
+
+
+def given(shape: tuple[int, ...], dtype: mx.Dtype) -> tuple[mx.array, mx.array, mx.array]:
+    """A buffer, two slots of each head, and rows in another order of axes."""
+    rng = np.random.default_rng(0)
+    buffer = mx.array(rng.integers(0, 99, shape)).astype(dtype)
+    slots = np.stack([rng.permutation(shape[2])[:2] for _ in range(shape[0] * shape[1])])
+    rows = mx.array(rng.integers(0, 99, (shape[1], shape[0], 2, *shape[3:]))).astype(dtype)
+    slots = slots.reshape(*shape[:2], 2).astype(np.uint32)
+    return buffer, mx.array(slots), rows.swapaxes(0, 1)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_come_to_their_slots(shape: tuple[int, ...], dtype: mx.Dtype) -> None:
+    buffer, slots, rows = given(shape, dtype)
+    before = np.array(buffer)
+    found = native.put_rows(buffer, slots, rows)
+    assert mx.array_equal(found, buffers.put_rows(buffer, slots, rows)).item()
+    assert np.array_equal(np.array(buffer), before)  # somebody holds it
+
+
+def test_a_buffer_that_the_rows_are_made_of_is_not_copied() -> None:
+    buffer, slots, _ = given((2, 3, 9, 4), mx.float32)
+    mx.eval(buffer)
+    place = np.asarray(buffer.view(mx.uint8)).__array_interface__["data"][0]
+    rows = buffers.gathered(buffer, slots) + 1
+    buffer = native.put_rows(buffer, slots, rows)
+    del rows
+    mx.eval(buffer)
+    assert np.asarray(buffer.view(mx.uint8)).__array_interface__["data"][0] == place
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    buffer, slots, rows = given((2, 3, 9, 4), mx.float32)
+    for wrong in (
+        (buffer, slots.astype(mx.int32), rows),
+        (buffer, slots[:1], rows),
+        (buffer, slots, rows[:, :, :1]),
+        (buffer, slots, rows.astype(mx.float16)),
+    ):
+        with pytest.raises(ValueError, match="put_rows"):
+            native.put_rows(*wrong)
+
+
+@pytest.mark.parametrize(("start", "tail"), [(0, 0), (7, 2), (9, 3)])
+def test_rows_that_stay_close_the_gaps(backend: str, start: int, tail: int) -> None:
+    """In any order, in the first slots of their sequence; behind them the tail, in its own."""
+    slots = mx.broadcast_to(mx.arange(12, dtype=mx.uint32), (2, 3, 12))
+    wide = mx.broadcast_to(slots[..., None], (2, 3, 12, 4)).astype(mx.float16)
+    kept = [[0, 2, 3, 5, 6], [1, 2, 4, 5, 6], [0, 1, 2, 3, 4]]
+    given = [mx.contiguous(slots), mx.contiguous(wide)]
+    found = resolve().compact_rows(given, mx.array([kept], mx.uint32), [1], start, tail)
+    for array in (found[0], found[1][..., 0], found[1][..., 3]):
+        assert array[0].tolist() == slots[0].tolist()
+        for head, stay in zip(array[1].tolist(), kept, strict=True):
+            assert sorted(head[:5]) == stay
+            assert head[5 : 5 + tail] == [*range(start, start + tail)]

@@ -1,0 +1,324 @@
+"""Rows as codes of rotated directions: the format, attention over them, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+import mlx_h2o
+import reference
+import reference_turbo
+from mlx_h2o import H2OConfig, H2OKVCache, demo, fast, use_backend
+from mlx_h2o.caches.turbo import TurboColumn
+from mlx_h2o.config import KV_FORMATS
+from mlx_h2o.operations.backends import resolve
+from mlx_h2o.operations.composed import turbo
+from mlx_h2o.operations.composed.buffers import packed as packed_rows
+
+SIZES = (32, 64, 128, 256, 512, 1024)
+BACKENDS = [name for name in ("composed", "native") if mlx_h2o.backends()[name].available]
+
+
+def normal(seed: int, *shape: int, dtype: mx.Dtype = mx.float32) -> mx.array:
+    return mx.random.normal(shape, key=mx.random.key(seed)).astype(dtype)
+
+
+# The format
+
+
+@pytest.mark.parametrize("bits", turbo.BITS)
+@pytest.mark.parametrize("size", SIZES)
+def test_levels_are_those_of_the_density(size, bits):
+    found = np.array(turbo.levels(size, bits))
+    expected = reference_turbo.levels(size, bits)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-8)
+    assert (found == -found[::-1]).all()
+    if (size, bits) in reference_turbo.MERGED:
+        half = found[2 ** (bits - 1) :]
+        np.testing.assert_allclose(half, reference_turbo.MERGED[size, bits], rtol=0, atol=2.2e-4)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("side", ["keys", "values"])
+@pytest.mark.parametrize("bits", turbo.BITS)
+@pytest.mark.parametrize(
+    ("size", "dtype"), [(32, mx.float32), (128, mx.float16), (256, mx.bfloat16)]
+)
+def test_rows_are_packed_as_the_format_says(size, dtype, bits, side, backend):
+    given = normal(size + bits, 2, 3, 5, size, dtype=dtype) * mx.array([1e-3, 1, 40]).reshape(
+        1, 3, 1, 1
+    ).astype(dtype)
+    with use_backend(backend):
+        words, norms = resolve().encode_rows(given, bits, reference_turbo.SEEDS[side])
+    assert words.shape == (2, 3, 5, size * bits // 32)
+    assert words.dtype == mx.uint32
+    assert norms.shape == (2, 3, 5, 1)
+    assert norms.dtype == mx.float32
+    reference_turbo.check_packed(words, norms, given, bits=bits, side=side)
+
+
+def test_three_bits_of_128_elements_take_52_bytes():
+    words, norms = turbo.encode_rows(normal(0, 1, 1, 1, 128), 3, turbo.KEYS)
+    assert (words.nbytes, norms.nbytes) == (48, 4)
+
+
+@pytest.mark.parametrize("bits", turbo.BITS)
+def test_a_row_of_zeros_stays_one(bits):
+    column = TurboColumn(bits, turbo.KEYS, mx.float32)
+    found = column.decode(column.encode(mx.zeros((1, 1, 2, 64))))
+    assert (np.array(found) == 0).all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("side", ["keys", "values"])
+@pytest.mark.parametrize("bits", turbo.BITS)
+@pytest.mark.parametrize("size", SIZES)
+def test_rows_are_read_as_the_format_says(size, bits, side, backend):
+    seed = reference_turbo.SEEDS[side]
+    words, norms = turbo.encode_rows(normal(4, 1, 2, 7, size), bits, seed)
+    expected = reference_turbo.rows(words, norms, bits=bits, side=side)
+    # Views of a larger buffer, too.
+    room = mx.zeros((1, 2, 3, words.shape[3]), mx.uint32), mx.zeros((1, 2, 3, 1))
+    views = [
+        mx.concatenate([part, more], axis=2)[:, :, :7]
+        for part, more in zip((words, norms), room, strict=True)
+    ]
+    with use_backend(backend):
+        for parts in ((words, norms), views):
+            found = np.array(resolve().decode_rows(*parts, bits, seed, mx.float32))
+            np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kv_format", KV_FORMATS)
+def test_new_rows_go_to_their_slots_in_memory_of_their_own(kv_format, backend):
+    bits, v_bits = KV_FORMATS[kv_format]
+    rows = [normal(place, 2, 2, 6, size) for place, size in ((1, 64), (2, 128))]
+
+    def stored(rows: mx.array, width: int, seed: int) -> list[mx.array]:
+        return list(packed_rows(rows, {0: 1, 8: 3}.get(width, 2), width, 64, seed))
+
+    both = stored(rows[0], bits, turbo.KEYS), stored(rows[1], v_bits, turbo.VALUES)
+    with use_backend(backend):
+        empty = [[mx.zeros_like(part) for part in parts] for parts in both]
+        start, given = 0, []
+        for count in (2, 1, 3):
+            new = [array[:, :, start : start + count] for array in rows]
+            found = resolve().append_quantized(*empty, *new, start, bits or 8, 64, v_bits)
+            given = found[len(found) // 2 :]
+            empty = [found[: len(both[0])], found[len(both[0]) : len(found) // 2]]
+            start += count
+            assert all(part.shape[2] == start for part in given)
+        mx.eval(given)
+    for part, expected in zip(given, [*both[0], *both[1]], strict=True):
+        if part.dtype == mx.uint32:  # a code at the border of two levels may be the other one
+            assert np.mean(np.array(part) != np.array(expected)) < 0.02
+        else:
+            np.testing.assert_allclose(np.array(part), np.array(expected), rtol=1e-6)
+
+
+# Attention over them
+
+
+def packed(rows: mx.array, bits: int, side: str) -> tuple[tuple, np.ndarray]:
+    """Rows as the operation takes them, in three parts, and what they stand for."""
+    if bits == 0:
+        return (rows, None, None), reference.float64(rows)
+    if bits == 8:
+        parts = mx.quantize(rows, group_size=32, bits=8)
+        return tuple(parts), reference.dequantized(*parts, bits=8, group_size=32)
+    parts = turbo.encode_rows(rows, bits, reference_turbo.SEEDS[side])
+    return (*parts, None), reference_turbo.rows(*parts, bits=bits, side=side)
+
+
+CALLS = (
+    {},
+    {"mask": "causal"},
+    {"sinks": True},
+    {"row_bias": True},
+    {"mask": "causal", "sinks": True, "sparse_v_threshold": 1e-3},
+)
+
+
+@pytest.mark.matrix(60)
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("given", CALLS, ids=str)
+@pytest.mark.parametrize("kv_format", KV_FORMATS)
+def test_attention_equals_the_reference(kv_format, given, backend):
+    bits, v_bits = KV_FORMATS[kv_format]
+    index = list(KV_FORMATS).index(kv_format)
+    dtype = (mx.float32, mx.float16, mx.bfloat16)[index % 3]
+    size, v_size = ((128, 64), (64, 128), (32, 32), (256, 128))[index % 4]
+    rows = (5, 70, 601)[index % 3]
+    queries = normal(1, 2, 4, 3, size, dtype=dtype) * 2
+    (k, keys), (v, values) = (
+        packed(normal(place, 2, 2, rows, width, dtype=dtype), width_bits, side)
+        for place, width, width_bits, side in (
+            (2, size, bits, "keys"),
+            (3, v_size, v_bits, "values"),
+        )
+    )
+    options = {"scale": 0.3, "mask": given.get("mask")}
+    if "sinks" in given:
+        options["sinks"] = normal(5, 4, dtype=dtype)
+    if "row_bias" in given:
+        options["row_bias"] = normal(6, 2, 2, rows)
+    sparse = given.get("sparse_v_threshold", 0.0)
+    with use_backend(backend):
+        out, scores, lse = fast.scaled_dot_product_attention_quantized_with_scores(
+            queries, *k, *v, bits=bits or 8, v_bits=v_bits, group_size=32, return_lse=True,
+            sparse_v_threshold=sparse, **options,
+        )  # fmt: skip
+    assert out.dtype == dtype
+    expected = reference.attention(queries, keys, values, **options)
+    narrow = [mx.array(a.astype(np.float32)) for a in (keys, values)]
+    allowed = reference.tolerances(queries, *narrow, **options, expected=expected)
+    dropped = reference.dropped_mass(expected, sparse) if sparse else 0
+    allowed = allowed._replace(out=allowed.out + 2 * dropped * np.abs(values).max())
+    for name, found in (("out", out), ("scores", scores), ("lse", lse)):
+        wrong = reference.worst_error(found, getattr(expected, name))
+        assert wrong <= 2 * getattr(allowed, name), name  # codes are rotated, too
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_sparse_v_skips_the_same_share_as_of_other_rows(backend):
+    (k, keys), (v, values) = (
+        packed(normal(place, 1, 2, 300, 64), 3, side)
+        for place, side in ((2, "keys"), (3, "values"))
+    )
+    queries = normal(1, 1, 2, 1, 64) * 3
+    with use_backend(backend):
+        *_, skipped = fast.scaled_dot_product_attention_quantized_with_scores(
+            queries, *k, *v, scale=0.5, bits=3, sparse_v_threshold=1e-4, return_skipped=True
+        )
+    expected = reference.skipped(reference.attention(queries, keys, values, scale=0.5), 1e-4)
+    np.testing.assert_allclose(np.array(skipped), expected, atol=2 / 300)
+    assert expected.max() > 0.3
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"bits": 5},
+            "keys have 128 elements per row and codes of 5 bits, expected a power of two",
+        ),
+        (
+            {"v_w": mx.zeros((1, 2, 9, 9), mx.uint32)},
+            "values have 9 words per row and codes of 3 bits, expected a power of two",
+        ),
+        ({"k_w": mx.zeros((1, 2, 9, 12))}, "words are float32 .* expected uint32"),
+        ({"k_s": mx.zeros((1, 2, 9))}, r"norms are float32 \(1, 2, 9\), expected float32"),
+        (
+            {"v_w": mx.zeros((1, 2, 9, 128)), "v_s": None},
+            "keys and values are 2 and 1 arrays, expected both packed",
+        ),
+    ],
+)
+def test_what_attention_refuses(change, message):
+    (k, _), (v, _) = (packed(normal(2, 1, 2, 9, 128), 3, side) for side in ("keys", "values"))
+    names = ("k_w", "k_s", "k_b", "v_w", "v_s", "v_b")
+    given = dict(zip(names, (*k, *v), strict=True)) | {"bits": 3, "scale": 1.0} | change
+    with pytest.raises(ValueError, match=message):
+        fast.scaled_dot_product_attention_quantized_with_scores(normal(1, 1, 2, 1, 128), **given)
+
+
+# Caches of them
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"kv_format": "turbo5"}, "kv_format is 'turbo5', expected one of: turbo2, turbo3"),
+        ({"kv_format": "turbo3", "kv_bits": 4}, "'turbo3' and kv_bits 4, expected one of them"),
+        ({"kv_format": "turbo3", "kv_handed": "latents"}, "for latent attention, expected one"),
+        ({"kv_format": "turbo3", "dense_size": 4}, "kv_bits is None"),
+    ],
+)
+def test_what_settings_refuse(given, message):
+    with pytest.raises(ValueError, match=message):
+        H2OConfig(**given)
+
+
+@pytest.mark.parametrize(("size", "v_size"), [(48, 64), (64, 16), (33, 64), (2048, 64)])
+def test_sizes_that_are_refused_are_named(size, v_size):
+    cache = H2OKVCache(H2OConfig(kv_format="turbo3"), name="tiny layer 3")
+    wrong = size if size != 64 else v_size
+    with pytest.raises(ValueError, match=f"tiny layer 3 has .* of {wrong} elements.*power of two"):
+        cache.update_and_fetch(mx.zeros((1, 1, 1, size)), mx.zeros((1, 1, 1, v_size)))
+
+
+def test_a_cache_of_codes_takes_the_bytes_that_it_says():
+    cache = H2OKVCache(H2OConfig(max_kv_size=64, kv_format="turbo3", policy="window"))
+    cache.update_and_fetch(normal(1, 1, 2, 64, 128), normal(2, 1, 2, 64, 128))
+    assert cache.nbytes == 2 * 2 * 64 * (48 + 4)
+
+
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
+def test_rows_come_back_in_their_dtype_from_files_and_copies(tmp_path, dtype):
+    cache = H2OKVCache(H2OConfig(max_kv_size=64, kv_format="turbo4", policy="window"))
+    cache.update_and_fetch(
+        normal(1, 1, 2, 30, 64, dtype=dtype), normal(2, 1, 2, 30, 32, dtype=dtype)
+    )
+    file = str(tmp_path / "rows.safetensors")
+    mlx_h2o.save_prompt_cache(file, [cache])
+    (read,) = mlx_h2o.load_prompt_cache(file)
+    new = normal(3, 1, 2, 12, 64, dtype=dtype), normal(4, 1, 2, 12, 32, dtype=dtype)
+    expected = [
+        np.array(rows.astype(mx.float32)) for rows in copy.deepcopy(cache).update_and_fetch(*new)
+    ]
+    for rows, own in zip(read.update_and_fetch(*new), expected, strict=True):
+        assert rows.dtype == dtype
+        np.testing.assert_array_equal(np.array(rows.astype(mx.float32)), own)
+
+
+def test_rows_of_another_dtype_than_those_stored_are_refused():
+    cache = H2OKVCache(H2OConfig(kv_format="turbo4"))
+    cache.update_and_fetch(normal(1, 1, 2, 3, 64), normal(2, 1, 2, 3, 64))
+    other = normal(3, 1, 2, 1, 64, dtype=mx.float16)
+    with pytest.raises(ValueError, match="expected mlx.core.float32"):
+        cache.update_and_fetch(other, other)
+
+
+def test_the_rank_of_keydiff_is_that_of_the_keys():
+    """A rotation keeps cosines."""
+    column = TurboColumn(3, turbo.KEYS, mx.float32)
+    parts = column.encode(normal(1, 1, 2, 40, 64))
+    own = fast.key_diversity(column.decode(parts))
+    turned = fast.key_diversity(turbo.rotated(column.decode(parts), turbo.KEYS))
+    np.testing.assert_allclose(np.array(own), np.array(turned), atol=2e-6)
+
+
+# In a model
+
+
+@pytest.mark.slow
+@pytest.mark.matrix(1)
+@pytest.mark.parametrize("kv_format", ["turbo4", "turbo8v3", "turbo0v3"])
+def test_a_model_generates_from_codes(kv_format):
+    model, tokenizer = mlx_h2o.load("demo")
+    prompt = demo.text()[:400]
+    settings = {"max_kv_size": None, "policy": "window"}
+    answers = []
+    for more in ({}, {"kv_format": kv_format}):
+        cache = mlx_h2o.make_prompt_cache(model, H2OConfig(**settings, **more))
+        answers.append(mlx_h2o.generate(model, tokenizer, prompt, max_tokens=8, prompt_cache=cache))
+    assert cache[0].config.kv_format == kv_format
+    assert answers[1][:4] == answers[0][:4]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kv_format", ["turbo3", "turbo8v3", "turbo0v3"])
+def test_outside_of_routing_the_remedy_is_named(kv_format):
+    model, _ = mlx_h2o.load("demo")
+    cache = mlx_h2o.make_prompt_cache(model, 64, kv_format=kv_format, layers="equal")
+    mx.eval(model(mx.arange(20)[None], cache=cache))  # a chunk's rows are unpacked for it
+    with pytest.raises(ValueError, match=f"{kv_format}.*expected mlx_h2o.generate, or .*routing"):
+        model(mx.array([[1]]), cache=cache)
+    with mlx_h2o.routing(model):
+        mx.eval(model(mx.array([[1]]), cache=cache))
+    with pytest.raises(AttributeError):
+        _ = H2OKVCache(H2OConfig()).bits

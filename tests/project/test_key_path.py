@@ -1,0 +1,133 @@
+"""How far a new key travels: through which files, from ``update_and_fetch`` to where it is stored.
+
+An ordinary step, and one in which rows are evicted first. A file counts where a function in it is
+given the key, up to the operation that stores it.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+from typing import Any
+from unittest import mock
+
+import mlx.core as mx
+import pytest
+
+import mlx_h2o
+from back_ends import NATIVE
+from mlx_h2o import H2OConfig, H2OKVCache, QuantizedH2OKVCache
+from mlx_h2o.operations.backends import resolve
+
+BUDGET = 64
+MOST_FILES, MOST_RETURNS, MOST_CALLS = 8, 4, 30
+
+pytestmark = NATIVE
+
+
+def full_cache(tokens: int, bits: int | None) -> H2OKVCache:
+    config = H2OConfig(max_kv_size=BUDGET, policy="h2o-ema", kv_bits=bits)
+    cache = (H2OKVCache if bits is None else QuantizedH2OKVCache)(config)
+    queries, rows = mx.zeros((1, 4, 1, 64), mx.float16), mx.zeros((1, 2, 1, 64), mx.float16)
+    for _ in range(tokens):
+        found = cache.update_and_fetch(rows, rows)
+        mx.eval(cache.attend(queries, *found, scale=0.1))
+    return cache
+
+
+def holds(value: object, keys: mx.array) -> bool:
+    """Whether it is the key, or has it in it."""
+    if isinstance(value, list | tuple):
+        return any(holds(one, keys) for one in value)
+    return value is keys
+
+
+def path_of(cache: H2OKVCache, keys: mx.array) -> list[str]:
+    """The files whose functions are given the key, in order, up to the operation that stores it."""
+    found: list[str] = []
+
+    def see(frame: FrameType, event: str, _: object) -> None:
+        name = frame.f_code.co_filename
+        if event != "call" or "mlx_h2o" not in name or found[-1:] == ["stored"]:
+            return
+        given = [frame.f_locals.get(one) for one in frame.f_code.co_varnames]
+        if any(holds(value, keys) for value in given) and found[-1:] != [name]:
+            found.append(name)
+
+    def storing(stock: Any) -> Any:
+        def stored(*given: Any) -> list[mx.array]:
+            found.append("stored")
+            return stock(*given)
+
+        return stored
+
+    # The extension's own function stores the key, which no profile of Python sees.
+    operations = resolve()
+    name = "append_rows" if cache.config.kv_bits is None else "append_quantized"
+    with mock.patch.object(operations, name, storing(getattr(operations, name))):
+        sys.setprofile(see)
+        try:
+            cache.update_and_fetch(keys, keys)
+        finally:
+            sys.setprofile(None)
+    assert found.pop() == "stored", "the cache stored the key in a way that this test cannot see"
+    return found
+
+
+def returns(path: list[str]) -> int:
+    """How often it comes back to a file that it has left."""
+    return sum(name in path[:place] for place, name in enumerate(path))
+
+
+@pytest.mark.parametrize("bits", [None, 8])
+@pytest.mark.parametrize("tokens", [BUDGET - 8, BUDGET], ids=["room", "full"])
+def test_a_key_takes_a_short_way(tokens, bits):
+    keys = mx.ones((1, 2, 1, 64), mx.float16)
+    with mlx_h2o.use_backend("native"):
+        path = path_of(full_cache(tokens, bits), keys)
+    assert len(set(path)) <= MOST_FILES and returns(path) <= MOST_RETURNS, path
+
+
+@pytest.mark.parametrize("policy", ["keydiff", "h2o"])
+def test_a_step_of_a_batch_of_unlike_lengths_takes_few_calls(policy):
+    """Of our functions, from the mask to the rows that attention is given."""
+    caches = []
+    for count in (3, 9, 5):
+        cache = H2OKVCache(H2OConfig(max_kv_size=BUDGET, policy=policy))
+        queries, rows = (mx.zeros((1, heads, count, 64)) for heads in (4, 2))
+        cache.attend(queries, *cache.update_and_fetch(rows, rows), scale=0.1, mask="causal")
+        caches.append(cache)
+    batch, calls = H2OKVCache.merge(caches), 0
+    queries, rows = (mx.zeros((3, heads, 1, 64)) for heads in (4, 2))
+
+    def count_one(frame: FrameType, event: str, _: object) -> None:
+        nonlocal calls
+        calls += event == "call" and "mlx_h2o" in frame.f_code.co_filename
+
+    with mlx_h2o.use_backend("native"):
+        for _ in range(3):
+            calls = 0
+            sys.setprofile(count_one)
+            try:
+                mask = batch.make_mask(1)
+                found = batch.update_and_fetch(rows, rows)
+            finally:
+                sys.setprofile(None)
+            batch.attend(queries, *found, scale=0.1, mask=mask)
+    assert 0 < calls <= MOST_CALLS
+
+
+def test_a_detour_would_be_seen():
+    class Detour(H2OKVCache):
+        def update_and_fetch(self, keys, values):
+            for _ in range(MOST_RETURNS + 1):
+                mlx_h2o.fast.key_diversity(keys)
+            return super().update_and_fetch(keys, values)
+
+    cache = Detour(H2OConfig(max_kv_size=BUDGET, policy="keydiff"))
+    rows = mx.ones((1, 2, 1, 64), mx.float16)
+    for _ in range(3):
+        cache.update_and_fetch(rows, rows)
+    with mlx_h2o.use_backend("native"):
+        path = path_of(cache, rows)
+    assert returns(path) > MOST_RETURNS, path

@@ -1,0 +1,52 @@
+"""How large each room of the project may be, in lines of code that was written by hand.
+
+A room that grows takes something out elsewhere; a number here only falls.
+"""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from paths import ROOT
+
+GENERATED = {"_kernel_text.py", "kernel_text.h", "_operation_table.py", "operation_table.h"}
+CODE = {".py", ".pyi", ".h", ".c", ".cpp", ".metal", ".swift"}
+
+MOST = {
+    "python": 18_730,
+    "python/mlx_h2o/caches": 3_950,
+    "python/mlx_h2o/commands": 1_436,
+    "python/mlx_h2o/evaluation": 1_740,
+    "python/mlx_h2o/lm": 2_740,
+    "python/mlx_h2o/operations": 3_850,
+    "python/mlx_h2o/policies": 640,
+    "python/mlx_h2o/serving": 2_547,
+    "core": 7_840,
+    "metal": 2_220,
+    "mlx-c/h2o": 3_140,
+    "swift/Sources/MLXH2O": 1_370,
+    "swift/Sources/MLXH2OLM": 2_900,
+    "benchmarks": 4_255,
+    "tests": 36_097,
+}
+
+
+def lines(room: str) -> int:
+    """Of the files of a room that are committed or to be."""
+    command = ("git", "ls-files", "--cached", "--others", "--exclude-standard", "-z", room)
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    files = {ROOT / name for name in found.split("\0") if name}
+    return sum(
+        len(file.read_bytes().splitlines())
+        for file in files
+        if file.suffix in CODE and file.name not in GENERATED and file.is_file()
+    )
+
+
+@pytest.mark.parametrize("room", MOST)
+def test_a_room_is_no_larger_than_its_budget(room: str) -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a checkout")
+    assert 0 < lines(room) <= MOST[room]

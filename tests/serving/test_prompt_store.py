@@ -1,0 +1,224 @@
+"""Prompt caches on disk: which one is found, what goes, and what an accident leaves."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlx_h2o import H2OConfig, H2OKVCache
+from mlx_h2o.serving.disk import PromptStore
+from paths import IMPORTS
+from routing_checks import mlx_lm_stays_as_it_is
+
+__all__ = ["mlx_lm_stays_as_it_is"]  # a fixture around every test
+
+PLENTY = 1 << 30
+SAVING = """
+import itertools
+from pathlib import Path
+from serving.test_prompt_store import caches_of, PLENTY
+from mlx_h2o.serving.disk import PromptStore
+{before}
+store = PromptStore({folder!r}, PLENTY)
+for length in range({first}, {last}):
+    store.keep("model", range(length), caches_of(length))
+    print(length, flush=True)
+store.close()
+"""
+
+
+def caches_of(length: int, layers: int = 2) -> list[H2OKVCache]:
+    """Caches that have seen ``range(length)``, the same whenever they are made."""
+    made = []
+    for layer in range(layers):
+        rng = np.random.default_rng((length, layer))
+        rows = mx.array(rng.standard_normal((1, 2, length, 16), dtype=np.float32))
+        cache = H2OKVCache(H2OConfig(max_kv_size=20, policy="window"))
+        cache.update_and_fetch(rows, 2 * rows)
+        made.append(cache)
+    return made
+
+
+def kept(folder: Path, *lengths: int, of: str = "model", size: int = PLENTY) -> PromptStore:
+    """A store that was told to keep prompts of these lengths, one after the other."""
+    store = PromptStore(folder, size)
+    for length in lengths:
+        store.keep(of, range(length), caches_of(length))
+    store.close()
+    return store
+
+
+def check_found(store: PromptStore, asked: int, length: int) -> None:
+    caches, found = store.find("model", range(asked))
+    assert found == length
+    if length:
+        expected = caches_of(length)
+        for one, other in zip(caches, expected, strict=True):
+            other.flush()
+            assert (one.offset, one.size()) == (length, min(length, 20))
+            for ours, theirs in zip(one.keys_and_values(), other.keys_and_values(), strict=True):
+                np.testing.assert_array_equal(np.array(ours), np.array(theirs))
+
+
+def child(folder: Path, first: int, last: int, before: str = "") -> subprocess.Popen[str]:
+    program = SAVING.format(folder=str(folder), first=first, last=last, before=before)
+    return subprocess.Popen(
+        [sys.executable, "-c", program],
+        env=os.environ | {"PYTHONPATH": IMPORTS},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_the_longest_prefix_is_found_also_after_a_restart(tmp_path):
+    for store in (kept(tmp_path, 10, 30, 25), PromptStore(tmp_path, PLENTY)):
+        check_found(store, 40, 30)
+        check_found(store, 30, 25)  # one token at least is to be read
+        check_found(store, 10, 0)
+        assert store.find("another model", range(40)) == ([], 0)
+        assert store.find("model", [1, *range(1, 40)]) == ([], 0)
+        assert store.find("model", range(40), more_than=30) == ([], 0)
+        assert store.nbytes == sum(file.stat().st_size for file in tmp_path.iterdir())
+
+
+def test_a_folder_is_for_its_user_alone(tmp_path):
+    kept(tmp_path / "made" / "here", 10)
+    assert (tmp_path / "made" / "here").stat().st_mode & 0o777 == 0o700
+
+
+def test_what_was_used_longest_ago_goes(tmp_path):
+    one = kept(tmp_path / "one", 30).nbytes
+    store = PromptStore(tmp_path / "all", int(2.5 * one))
+    for length in (30, 31, 32):
+        store.keep("model", range(length), caches_of(length))
+        while not (store._path("model", range(length)).with_suffix(".json")).exists():
+            time.sleep(0.01)
+        check_found(store, 31, 30)  # is used again and again
+    store.close()
+    again = PromptStore(tmp_path / "all", int(2.5 * one))
+    assert [again.find("model", range(n))[1] for n in (31, 32, 33)] == [30, 30, 32]
+    assert PromptStore(tmp_path / "all", one + 1).nbytes <= one + 1
+
+
+def test_what_is_too_large_or_no_text_is_not_kept(tmp_path, caplog):
+    store = PromptStore(tmp_path, 1000)
+    store.keep("model", range(30), caches_of(30))
+    store.keep("model", [1, ("image", 2)], caches_of(2))
+    store.close()
+    assert not list(tmp_path.iterdir())
+    assert [record.message.split(":")[0] for record in caplog.records] == [
+        "a prompt cache is not kept on disk"
+    ]
+    assert "expected at most 1,000" in caplog.text
+
+
+def flipped(folder: Path) -> None:
+    (file,) = folder.glob("*.safetensors")
+    found = bytearray(file.read_bytes())
+    found[-3] ^= 1
+    file.write_bytes(found)
+
+
+def truncated(folder: Path) -> None:
+    (file,) = folder.glob("*.safetensors")
+    file.write_bytes(file.read_bytes()[:-8])
+
+
+def changed(**values: Any) -> Any:
+    def change(folder: Path) -> None:
+        (file,) = folder.glob("*.json")
+        file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        flipped,
+        truncated,
+        changed(tokens="abc"),
+        changed(tokens=[1, 2.5]),
+        changed(of=None),
+        changed(bytes=1),
+        lambda folder: next(folder.glob("*.json")).write_text("{"),
+        lambda folder: next(folder.glob("*.safetensors")).unlink(),
+    ],
+)
+def test_damaged_entries_are_not_used_and_go(tmp_path, damage, caplog):
+    kept(tmp_path, 30)
+    damage(tmp_path)
+    store = PromptStore(tmp_path, PLENTY)
+    check_found(store, 40, 0)
+    assert "a prompt cache on disk is not used" in caplog.text
+    assert not list(tmp_path.glob("*.json")) and store.nbytes == 0
+
+
+def test_files_of_others_are_left_alone(tmp_path):
+    """A folder of a model, say, whose files are as old as those of a process that was killed."""
+    others = {"config.json": "{}", "model.json": "[1,", "model.safetensors": "foreign", "a.txt": ""}
+    for name, text in others.items():
+        (tmp_path / name).write_text(text)
+        os.utime(tmp_path / name, (0, 0))
+    kept(tmp_path, 30)
+    check_found(PromptStore(tmp_path, PLENTY), 31, 30)
+    assert {name: (tmp_path / name).read_text() for name in others} == others
+
+
+def test_damage_while_it_runs_leaves_the_next_best(tmp_path, caplog):
+    store = kept(tmp_path, 10, 30)
+    max(tmp_path.glob("*.safetensors"), key=lambda file: file.stat().st_size).write_bytes(b"")
+    check_found(store, 40, 10)
+    for file in tmp_path.iterdir():
+        file.unlink()  # as another server does whose limit is lower
+    check_found(store, 40, 0)
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_said_and_served_without(tmp_path):
+    """Writing fails beyond some bytes, as the system makes it fail."""
+    limited = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (12000, 12000))"
+    process = child(tmp_path, 10, 40, f"{limited}\nimport logging; logging.basicConfig()")
+    out, said = process.communicate(timeout=60)
+    assert process.returncode == 0 and out.split()[-1] == "39"
+    assert "a prompt cache is not kept on disk" in said
+    lengths = [len(json.loads(file.read_text())["tokens"]) for file in tmp_path.glob("*.json")]
+    assert lengths and max(lengths) < 39
+    assert len(list(tmp_path.iterdir())) == 2 * len(lengths)
+    check_found(PromptStore(tmp_path, PLENTY), 40, max(lengths))
+
+
+@pytest.mark.slow
+@pytest.mark.matrix(1)
+@pytest.mark.parametrize("seed", range(20))
+def test_a_kill_at_any_moment_corrupts_nothing(tmp_path, seed, caplog):
+    process = child(tmp_path, 10, 10_000)
+    assert process.stdout is not None
+    for _ in range(random.Random(seed).randrange(1, 30)):
+        process.stdout.readline()
+    time.sleep(random.Random(seed).random() / 100)
+    process.kill()
+    process.communicate()
+    with caplog.at_level(logging.WARNING):
+        store = PromptStore(tmp_path, PLENTY)
+        lengths = [len(json.loads(file.read_text())["tokens"]) for file in tmp_path.glob("*.json")]
+        for length in lengths:
+            check_found(store, length + 1, length)
+    assert not caplog.records
+    for file in tmp_path.iterdir():  # later: what was left half done goes
+        long_ago = time.time() - 3600
+        os.utime(file, (long_ago, long_ago))
+    PromptStore(tmp_path, PLENTY)
+    assert len(list(tmp_path.iterdir())) == 2 * len(lengths)
