@@ -29,7 +29,7 @@ MOST = {
     "swift/Sources/MLXH2O": 1_370,
     "swift/Sources/MLXH2OLM": 2_900,
     "benchmarks": 4_255,
-    "tests": 36_692,
+    "tests": 36_693,
 }
 
 
