@@ -370,6 +370,16 @@ def real(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
+def harness(session: nox.Session) -> None:
+    """lm-evaluation-harness on SmolLM2: unbounded caches have the numbers of mlx_lm's wrapper."""
+    package(session)
+    if not fetched(session, "smollm2-135m-instruct"):
+        session.skip("SmolLM2 cannot be had")
+    python(session, "-m", "pip", "install", "-q", *EXTRAS["eval"])
+    pytest(session, "-m", "real", "tests/evaluation/test_harness.py", env=fast_blas(session))
+
+
+@nox.session(venv_backend="none")
 def faults(session: nox.Session) -> None:
     """Errors put into the product one at a time: the checks notice each of them."""
     pytest(session, *SIDE_BY_SIDE, "-m", "faults", env=c_library(session))

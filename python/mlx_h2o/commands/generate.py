@@ -12,11 +12,13 @@ import mlx.core as mx
 from mlx_lm.generate import DEFAULT_MODEL
 
 from ..lm.generate import generate, load, tokens_ahead
+from ..lm.ranks import Ranks
 from ..lm.saving import load_prompt_cache, saved_texts
 from .flags import add_flags
 from .models import loaded, prompt_of, sampler, say_summary, say_where_beyond
 from .options import CacheSettings, add_cache_flags, settings_of
 from .parsing import OneLineParser
+from .together import together
 from .watch import EVERY, Watch
 
 
@@ -43,6 +45,11 @@ def run(arguments: Sequence[str]) -> int:
     args = flags.parse_args(arguments)
     if args.image:
         flags.error("--image is not available in this version")
+    with together(flags, args) as ranks:
+        return _run(flags, args, ranks)
+
+
+def _run(flags: argparse.ArgumentParser, args: argparse.Namespace, ranks: Ranks) -> int:
     drafted = args.num_draft_tokens if args.draft_model else 0
     settings = settings_of(flags, args, speculative=drafted)
     saved, tokenizer_config = _saved(args, settings)
@@ -50,7 +57,7 @@ def run(arguments: Sequence[str]) -> int:
     text = prompt_of(args.prompt.replace("\\n", "\n").replace("\\t", "\t"))
     if args.seed is not None:
         mx.random.seed(args.seed)
-    model, tokenizer = loaded(args, **tokenizer_config)
+    model, tokenizer = loaded(args, ranks, **tokenizer_config)
     for token in args.extra_eos_token:
         tokenizer.add_eos_token(token)
     prompt, templated = _prompt(args, tokenizer, text)

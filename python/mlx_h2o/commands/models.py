@@ -13,11 +13,19 @@ from mlx_lm.sample_utils import make_sampler
 from ..lm.checks import vocabulary
 from ..lm.generate import load
 from ..lm.prompt_cache import beyond_context, context_length, evicting_caches, summary, tokens_seen
+from ..lm.ranks import ALONE, Ranks, ranks_of
 
 
-def loaded(args: argparse.Namespace, **tokenizer_config: Any) -> tuple[Any, Any]:
+def loaded(
+    args: argparse.Namespace, ranks: Ranks = ALONE, **tokenizer_config: Any
+) -> tuple[Any, Any]:
     """The model and the tokenizer that the flags name."""
     trusted = {"trust_remote_code": args.trust_remote_code}
+    if ranks.size > 1:
+        found: tuple[Any, Any] = load(
+            args.model, group=ranks.group, tokenizer_config=tokenizer_config | trusted, **trusted
+        )
+        return found
     quantised = getattr(args, "quantize_activations", False)
     model, tokenizer = load(
         args.model,
@@ -65,7 +73,7 @@ def say_summary(caches: Sequence[Any], model: Any, more: str = "") -> None:
     settings = [cache.config for cache in evicting_caches(caches)]
     policies = dict.fromkeys(one.policy.name for one in settings if one.max_kv_size is not None)
     by = f"{' and '.join(policies)}{', ' if policies else ''}"
-    print(f"KV cache: {by}{summary(caches, model)}{more}")
+    print(f"KV cache: {by}{summary(caches, model)}{ranks_of(model)}{more}")
 
 
 def say_where_beyond(model: Any, caches: Sequence[Any]) -> bool:

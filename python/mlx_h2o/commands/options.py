@@ -13,6 +13,7 @@ from ..config import KV_FORMATS, H2OConfig, setting_names
 from ..lm.budgets import read as read_budgets
 from ..lm.layers import LAYERS
 from ..lm.prompt_cache import fit_bytes, make_prompt_cache
+from ..lm.ranks import ranks_of
 from ..lm.sizing import described
 from .parsing import checked, nbytes, told
 
@@ -142,7 +143,7 @@ class CacheSettings:
         found = fit_bytes(
             model, draft_model=draft_model, layers=self.layers, length=length, **self.sized
         )
-        print(f"KV cache: {found}", file=sys.stderr)
+        print(f"KV cache{ranks_of(model)}: {found}", file=sys.stderr)
         if (rows := found.config.max_kv_size or 0) < FEW:
             print(f"{rows} rows a head are too few to be of use: more bytes?", file=sys.stderr)
         return CacheSettings(found.config, None, self.layers, None)

@@ -19,6 +19,7 @@ from .flags import add_flags
 from .models import loaded
 from .options import CacheSettings, add_cache_flags, settings_of
 from .parsing import OneLineParser, number
+from .together import refuse_several
 
 _LOG = logging.getLogger("mlx_h2o")
 
@@ -27,6 +28,7 @@ def run(arguments: Sequence[str]) -> int:
     """Serve until a signal ends it; returns the exit status."""
     flags = parser()
     args = flags.parse_args(arguments)
+    refuse_several(flags)
     drafted = 0 if args.draft_model is None else args.num_draft_tokens
     if drafted and hasattr(args, "budgets"):
         flags.error("--budgets with --draft-model: its layers are not those of the file")

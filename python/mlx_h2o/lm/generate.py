@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from operator import add
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from ..demo import DEMO, model_path
 from ..errors import check_int
 from .checks import check_caches, check_counts, check_drafts, checked_tokens
 from .prompt_cache import check_given, evicting_caches, make_prompt_cache, summary
+from .ranks import dealt_out
 from .routing import routing, routing_for
 from .safetensors import read_header
 from .sharing import LEAST_SHARED, common_tokens, lasting_tokens, read_once, unshared_because
@@ -44,12 +46,18 @@ _BESIDE = ("budgets", "layers", "length", "max_kv_bytes")
 """What :func:`make_prompt_cache` takes beside the settings."""
 
 
-def load(path_or_hf_repo: str | Path, *args: Any, **kwargs: Any) -> Any:
+def load(path_or_hf_repo: str | Path, *args: Any, group: Any = None, **kwargs: Any) -> Any:
     """``mlx_lm.load``, where "demo" is the model in this package.
 
     If MLX computes on the CPU, float16 weights become float32, because float16 arithmetic is
     several times slower there. The other arguments and the result are mlx_lm's:
     ``(model, tokenizer)``, and the config with ``return_config=True``.
+
+    Args:
+        path_or_hf_repo: a directory, a name on the hub, or "demo".
+        group: of ``mlx.core.distributed.init()``: the heads of the model are dealt out over its
+            processes. Of mlx_lm's arguments there are ``tokenizer_config``, ``trust_remote_code``
+            and ``return_config`` then.
 
     Raises:
         ValueError: there is no such directory, no model in it that can be loaded, with the name of
@@ -60,7 +68,8 @@ def load(path_or_hf_repo: str | Path, *args: Any, **kwargs: Any) -> Any:
     check_path(path_or_hf_repo)
     folder = model_path() if path_or_hf_repo == DEMO else Path(path_or_hf_repo)
     with loading(folder):
-        loaded = mlx_lm.load(str(folder), *args, **kwargs)
+        read = mlx_lm.load if group is None else partial(dealt_out, group)
+        loaded = read(str(folder), *args, **kwargs)
     # Or transformers warns of every longer text, which a bounded cache is for.
     getattr(loaded[1], "_tokenizer", loaded[1]).model_max_length = _NO_LIMIT
     loaded[0].update(tree_map(widened, loaded[0].parameters()))

@@ -25,6 +25,7 @@ from .files import write_text
 from .fingerprint import fingerprint
 from .models import computes_with_keys
 from .probing import BITS, gives
+from .ranks import ranks_of
 from .routing import calls_attention, int_setting
 
 __all__ = ["LAYERS", "Probe", "parts_of_mean", "probe", "rows_by_head", "shares"]
@@ -60,9 +61,9 @@ _MODELS_KEPT = 64
 class Probe:
     """What the first copy gives to the heads of a model that reads random tokens twice.
 
-    gives: per layer whose cache grows, and of each of its KV heads, by how much it changes the
-        layer's output, as a part of that; 0 in a model that does not retrieve. Empty if that cannot
-        be found out.
+    gives: per layer whose cache grows, and of each of its KV heads, those of other processes too,
+        by how much it changes the layer's output, as a part of that; 0 in a model that does not
+        retrieve. Empty if that cannot be found out.
     errors: what packing keys, and values, into ``probing.BITS`` changes of the output of attention,
         as a part of it. Empty if that cannot be found out.
     reason: why not, in words that follow the model's name; else empty.
@@ -238,9 +239,9 @@ def _probed(model: Any) -> Probe:
     growing = sum(type(one) is mlx_lm_cache.KVCache for one in stock)
     if not growing or any(type(one) is mlx_lm_cache.CacheList for one in stock):
         return Probe((), "has lists of caches in the place of some that grow")
-    kept, key = _kept(), fingerprint(model)
+    kept, key, ranks = _kept(), fingerprint(model), ranks_of(model)
     found = kept.get(key)
-    if not _fits(found, growing):
+    if not ranks.least(_fits(found, growing))[0]:  # all of them probe, or none
         found = gives(model, vocabulary, tokens)
         if isinstance(found, str):
             return Probe((), found)

@@ -23,6 +23,7 @@ from .budgets import Budgets, layer_configs
 from .layers import LAYERS, probe, reason_of, rows_by_head
 from .models import handed, refusal
 from .probing import BITS
+from .ranks import Ranks, ranks_of
 from .routing import int_setting, model_name, routing_for
 from .sizing import (
     SCARCE,
@@ -115,12 +116,19 @@ def make_prompt_cache(
             f"[make_prompt_cache] {name} makes no plain KVCache, expected at least one layer "
             "whose rows could be evicted."
         )
+    ranks = ranks_of(model)
+    if config.shared_heads and ranks.size > 1:
+        raise ValueError(
+            "[make_prompt_cache] shared_heads = True, and the model's heads are dealt out over "
+            f"{ranks.size} processes: expected rows of their own for each."
+        )
     if budgets is None and layers == "probe" and config.max_kv_size is not None:
         budgets = rows_by_head(model, config, count, length)
     given = [config] * count if budgets is None else layer_configs(config, budgets, count)
     unequal = len({one for own in given for one in _of_heads(own)}) > 1
     for_model = functools.cache(partial(_for_model, model))  # which looks at all of its modules
-    making = (partial(_evicting, _of_layer(for_model, config, own), unequal) for own in given)
+    of_layer = partial(_of_layer, for_model, config, ranks)
+    making = (partial(_evicting, of_layer(own), unequal) for own in given)
     return [_replaced(one, f"{name} layer {layer}", making) for layer, one in enumerate(stock)]
 
 
@@ -144,7 +152,8 @@ def fit_bytes(
     model: the bytes are those of caches in a graph that is never evaluated.
 
     Args:
-        model: an mlx_lm model.
+        model: an mlx_lm model. If its heads are dealt out over processes, all of them call this,
+            and the bytes are those of one process, whichever has most.
         max_kv_bytes: bytes of all full caches of a sequence, as a number or a text such as "300MB"
             or "64MiB".
         draft_model: a draft model, whose caches have the same rows and bits, and count.
@@ -194,15 +203,19 @@ def fit_bytes(
     fits = not known and longest and measured(measuring((None, None)), longest) <= limit
     if not known and served and not fits:
         bits, why = free, "the fewest that cost nothing"
-    rows = most_rows(measuring(bits), least, limit)
+
+    def most() -> int:  # of which no rank has more bytes
+        return ranks_of(model).least(most_rows(measuring(bits), least, limit))[0]
+
+    rows = most()
     if why and rows * SCARCE < min(length or SOME, context or SOME):
         bits, why = _one_size(bits, -1), "few, since less than a fifth of the tokens stay"
-        rows = most_rows(measuring(bits), least, limit)
+        rows = most()
     while why and 0 < longest <= rows and (more := _one_size(bits, 1)) != bits:
         if measured(measuring(more), longest) > limit:
             break
         bits, why = more, "the most that hold every token"
-        rows = most_rows(measuring(bits), least, limit)
+        rows = most()
     config = config_of(rows, bits)
     peak = nbytes_of(config, PROMPT_CHUNK)
     return Sizing(config, nbytes_of(config), peak, draft_nbytes(config), why)
@@ -394,9 +407,9 @@ _Given = H2OConfig | Sequence[H2OConfig]
 
 
 def _of_layer(
-    for_model: Callable[[H2OConfig], H2OConfig], config: H2OConfig, given: _Given
+    for_model: Callable[[H2OConfig], H2OConfig], config: H2OConfig, ranks: Ranks, given: _Given
 ) -> list[H2OConfig]:
-    """The settings given for a layer as it takes them; ``config`` are those of all."""
+    """The settings given for a layer as this rank takes them; ``config`` are those of all."""
 
     def settled(one: H2OConfig) -> H2OConfig:
         if one.kv_bits != config.kv_bits:
@@ -406,7 +419,8 @@ def _of_layer(
             )
         return for_model(one)
 
-    return [settled(one) for one in _of_heads(given)]
+    heads = _of_heads(given)
+    return [settled(one) for one in (ranks.own(heads) if len(heads) > 1 else heads)]
 
 
 def _of_heads(given: _Given) -> Sequence[H2OConfig]:
