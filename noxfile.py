@@ -370,6 +370,16 @@ def real(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
+def harness(session: nox.Session) -> None:
+    """lm-evaluation-harness on SmolLM2: unbounded caches have the numbers of mlx_lm's wrapper."""
+    package(session)
+    if not fetched(session, "smollm2-135m-instruct"):
+        session.skip("SmolLM2 cannot be had")
+    python(session, "-m", "pip", "install", "-q", *EXTRAS["eval"])
+    pytest(session, "-m", "real", "tests/evaluation/test_harness.py", env=fast_blas(session))
+
+
+@nox.session(venv_backend="none")
 def faults(session: nox.Session) -> None:
     """Errors put into the product one at a time: the checks notice each of them."""
     pytest(session, *SIDE_BY_SIDE, "-m", "faults", env=c_library(session))
@@ -578,9 +588,17 @@ def downstream(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def soak(session: nox.Session) -> None:
-    """The server under sixteen mixed clients for so many seconds: `-- 3600`."""
+    """So many requests to the server, of sixteen mixed clients at once: `-- 10000`."""
     package(session)
-    python(session, "benchmarks/soak.py", *(session.posargs or ["60"]))
+    python(session, "benchmarks/soak.py", *(session.posargs or ["300"]), env=fast_blas(session))
+
+
+@nox.session(venv_backend="none")
+def schemathesis(session: nox.Session) -> None:
+    """Requests made from the server's OpenAPI schema, for so many seconds: `-- 1800`."""
+    package(session)
+    command = ("benchmarks/from_schema.py", *(session.posargs or ["60"]))
+    python(session, *command, env=fast_blas(session))
 
 
 @nox.session(python=["3.11", "3.12", "3.13"], reuse_venv=True)

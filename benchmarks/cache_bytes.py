@@ -33,7 +33,7 @@ SCALE = SIZE**-0.5
 QUERIES = 128
 CHUNK = 2048
 """Tokens read at a time, as mlx_lm does."""
-STEPS = H2OConfig().evict_every
+STEPS = H2OConfig().budget.evict_every
 """Tokens written one by one behind a prompt: then a cache is full again."""
 
 # Name, settings, and the compression that the paper states at 2048 tokens to 256 rows.
@@ -58,7 +58,7 @@ def cache_of(name: str, budget: int) -> Any:
     """An empty cache of an arm."""
     if name == FULL:
         return KVCache()
-    return evicting_cache(H2OConfig(max_kv_size=budget, policy="h2o-ema", **ARMS[name][0]))
+    return evicting_cache(H2OConfig.of(max_kv_size=budget, policy="h2o-ema", **ARMS[name][0]))
 
 
 def chunk(caches: list[Any], length: int, seed: int) -> None:

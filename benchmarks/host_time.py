@@ -71,14 +71,14 @@ class Arm:
             self.cache = QuantizedKVCache(group_size=64, bits=8)
         elif self.masked:
             # They grow from 8 to 64 rows on, and reach no budget.
-            config = name in ARMS and H2OConfig(max_kv_size=steps + 400, **ARMS[name])
+            config = name in ARMS and H2OConfig.of(max_kv_size=steps + 400, **ARMS[name])
             self.cache = _grown([H2OKVCache(config) if config else KVCache() for _ in range(8)])
         else:
-            config = H2OConfig(max_kv_size=ROWS, **ARMS[name])
+            config = H2OConfig.of(max_kv_size=ROWS, **ARMS[name])
             rows = [ROWS] * KV_HEADS
             if name.startswith("groups"):
                 rows[1] *= 2
-            self.cache = HeadGroups.of_rows([config.with_budget(one) for one in rows])
+            self.cache = HeadGroups.of_rows([config.scaled(one) for one in rows])
         self.seconds: list[float] = []
         shapes, count = (HEADS, KV_HEADS, KV_HEADS), 8 if self.masked else 1
         self.rows = [mx.random.normal((count, heads, 1, SIZE)) for heads in shapes]

@@ -99,7 +99,7 @@ def measure(settings: dict[str, Any], budget: int, stops: list[int], repeats: in
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--tokens", type=int, default=100_000)
-    parser.add_argument("--policy", choices=names(), default=mlx_h2o.H2OConfig().policy)
+    parser.add_argument("--policy", choices=names(), default=mlx_h2o.H2OConfig().policy.name)
     parser.add_argument("--kv-bits", type=int)
     parser.add_argument("--max-kv-size", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=25, help="pairs of turns per checkpoint")

@@ -65,7 +65,7 @@ class Doubling:
 def measure(arm: str, tokens: int, sender: Any) -> None:
     """Fill one cache; in a process of its own."""
     ahead = tokens if arm in ("at once", "pages") else False
-    config = H2OConfig(max_kv_size=None, policy="window", preallocate=ahead)
+    config = H2OConfig.of(max_kv_size=None, policy="window", preallocate=ahead)
     cache: Any = Doubling() if arm == "doubles" else H2OKVCache(config)
     row = mx.random.normal((1, HEADS, 1, SIZE)).astype(mx.float16)
     mx.eval(row)
@@ -100,7 +100,7 @@ def first_rows(tokens: int, rounds: int) -> dict[str, Any]:
             times: dict[str, list[float]] = {arm: [] for arm in medians}
             for _ in range(NEW):
                 for arm, ahead in (("grows", False), ("pages", tokens)):
-                    config = H2OConfig(max_kv_size=None, policy="window", preallocate=ahead)
+                    config = H2OConfig.of(max_kv_size=None, policy="window", preallocate=ahead)
                     start = time.perf_counter()
                     mx.eval(H2OKVCache(config).update_and_fetch(row, row))
                     times[arm].append(time.perf_counter() - start)

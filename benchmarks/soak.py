@@ -1,13 +1,14 @@
-"""The server under a mixed load for an hour: does it grow, and is every answer the right one?
+"""The server under a mixed load: does it grow, is every answer the right one, does it end well?
 
-    nox -s soak -- 3600 --json benchmarks/results/soak.json
+    nox -s soak -- 10000 --json benchmarks/results/soak.json
 
-So many clients, each the ``openai`` package in a thread of its own, ask one server with a bounded
-cache: completions and chats, whole and as streams, prompts many times as long as the budget and
-longer than the model's context, prompts that begin with one of three texts,
+So many requests of sixteen clients, each the ``openai`` package in a thread of its own, to one
+server with a bounded cache: completions and chats, whole and as streams, prompts many times as long
+as the budget and longer than the model's context, prompts that begin with one of three texts,
 streams that are left in the middle, requests with a seed, and requests that are wrong. Each greedy
-request was asked alone before, of a server that did nothing else. What counts: answers that are
-missing or other than alone, the server's resident memory, and the time to the first token.
+request was asked alone before, of a server that did nothing else. Then SIGTERM while each client
+reads a stream. What counts: answers that are missing or other than alone, the server's resident
+memory, and the time to the first token.
 
 Once rows were evicted, an answer depends on where reading went on from a prompt that is kept: it is
 compared with the one of as many ``cached_tokens``, and counted apart where there was none alone.
@@ -40,8 +41,12 @@ from mlx_h2o.evaluation.environment import environment
 
 FLAGS = (
     "--model demo --max-kv-size 168 --layers equal --prefill-step-size 256 "
-    "--decode-concurrency 12 --prompt-concurrency 4 --prompt-cache-size 64 --cache-size 40MB"
+    "--decode-concurrency 12 --prompt-concurrency 4 --prompt-cache-size 128 --cache-size 40MB"
 )
+SHORT = 24
+"""Prompts that are asked most often: the first of :func:`requests`."""
+BUDGET = 168
+"""Tokens of which all rows stay, so that an answer is the same however it was read."""
 BLOCK = 300.0
 """Seconds of samples that count as one: those that lie closer depend on each other."""
 
@@ -52,16 +57,19 @@ class Request:
     def __init__(self, name: str, **body: Any) -> None:
         self.name, self.body = name, {"model": "default_model", "temperature": 0} | body
         self.alone: dict[int, str] = {}
+        self.total = 0
 
     def expected(self, cached: int) -> str | None:
-        return self.alone.get(cached)
+        whole = self.total <= BUDGET
+        return next(iter(self.alone.values())) if whole else self.alone.get(cached)
 
 
 class Answer:
-    """Of a request: its text, cached tokens, seconds to the first piece, whether it is whole."""
+    """Of a request: its text, tokens of it that were cached and all of them, seconds to the first
+    piece, whether it is whole."""
 
     def __init__(self) -> None:
-        self.text, self.cached, self.first = "", 0, None
+        self.text, self.cached, self.total, self.first = "", 0, 0, None
         self.whole = False
 
     def take(self, answer: Any) -> None:
@@ -69,16 +77,18 @@ class Answer:
             part = getattr(choice, "message", None) or getattr(choice, "delta", None)
             self.text += (part.content if part is not None else choice.text) or ""
             self.whole |= choice.finish_reason is not None
-        details = answer.usage and answer.usage.prompt_tokens_details
-        self.cached = (details and details.cached_tokens) or self.cached
+        if answer.usage:
+            self.total = answer.usage.total_tokens
+            self.cached = answer.usage.prompt_tokens_details.cached_tokens
 
 
 def send(
-    client: openai.OpenAI, request: Request, *, stream: bool = False, leave: int | None = None
-) -> Answer:
+    client: openai.OpenAI, request: Request, *, stream: bool = False, leave: int | None = None,
+    found: Answer | None = None,
+) -> Answer:  # fmt: skip
     """The answer; of a stream that is left after so many pieces, their text."""
     api = client.chat.completions if "messages" in request.body else client.completions
-    found, begun = Answer(), time.perf_counter()
+    found, begun = found or Answer(), time.perf_counter()
     if not stream:
         found.take(api.create(**request.body))
         return found
@@ -102,13 +112,14 @@ def requests() -> tuple[list[Request], list[tuple[Request, Request]]]:
         return tokenizer.decode([tokens[(start + i) % len(tokens)] for i in range(count)])
 
     texts = []
-    for i in range(24):
+    for i in range(SHORT):
         shared = part(900, 50) if i % 2 else ""
         prompt = f"{shared}{i} {part(37 * i, 8 + 37 * i % 170)}"
-        texts.append(Request(f"text {i}", prompt=prompt, max_tokens=6 + i))
+        texts.append(Request(f"text {i}", prompt=prompt, max_tokens=4 + i % 12))
     for i in range(3):
         prompt = f"long {i} {part(211 * i, 400 + 300 * i)}"
         texts.append(Request(f"long {i}", prompt=prompt, max_tokens=12))
+    texts.append(Request("at the end", prompt=part(300, 40), max_tokens=100))
     texts.append(Request("beyond the context", prompt=part(5, 2200), max_tokens=8))
     for i in range(2):
         prompt = f"seed {i} {part(91 * i, 60)}"
@@ -129,6 +140,7 @@ def answer_alone(client: openai.OpenAI, texts: list[Request], chats: list[Any]) 
 
     def ask(request: Request) -> str:
         found = send(client, request)
+        request.total = found.total
         before = request.alone.setdefault(found.cached, found.text)
         if before != found.text:
             raise SystemExit(f"{request.name}: {before!r}, and now {found.text!r}")
@@ -137,7 +149,7 @@ def answer_alone(client: openai.OpenAI, texts: list[Request], chats: list[Any]) 
     for first, second in chats:
         said = {"role": "assistant", "content": ask(first)}
         second.body["messages"].insert(2, said)
-    for request in texts:  # which drive the first turns out of memory
+    for request in texts + texts:  # which drive the first turns out of memory
         ask(request)
     for first, second in chats:
         ask(second)
@@ -146,13 +158,13 @@ def answer_alone(client: openai.OpenAI, texts: list[Request], chats: list[Any]) 
 
 
 @contextmanager
-def server(folder: Path) -> Iterator[tuple[openai.OpenAI, subprocess.Popen[bytes]]]:
-    """A server that answers, and its process; Ctrl-C ends it."""
+def server(folder: Path, *flags: str) -> Iterator[tuple[openai.OpenAI, subprocess.Popen[bytes]]]:
+    """A server that answers, and its process; it is ended with SIGTERM, if it was not before."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     command = [sys.executable, "-m", "mlx_h2o", "server", "--port", port, *FLAGS.split()]
-    command += ["--cache-dir", str(folder / "prompts")]
+    command += ["--cache-dir", str(folder / "prompts"), *flags]
     client = openai.OpenAI(
         base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0, timeout=900
     )
@@ -168,8 +180,8 @@ def server(folder: Path) -> Iterator[tuple[openai.OpenAI, subprocess.Popen[bytes
                     raise SystemExit((folder / "log").read_text()) from None
                 time.sleep(0.2)
         yield client, process
-        process.send_signal(signal.SIGINT)
-        if (status := process.wait(60)) not in (0, 130):
+        process.terminate()
+        if (status := process.wait(60)) != -signal.SIGTERM:
             raise SystemExit(f"the server ended with status {status}")
     finally:
         process.kill()
@@ -177,10 +189,13 @@ def server(folder: Path) -> Iterator[tuple[openai.OpenAI, subprocess.Popen[bytes
 
 
 class Load:
-    """Clients that ask until they are stopped, and what came of it."""
+    """Clients that ask until so many requests were answered, and what came of it."""
 
-    def __init__(self, client: openai.OpenAI, texts: list[Request], chats: list[Any]) -> None:
-        self.client, self.texts, self.chats = client, texts, chats
+    def __init__(
+        self, client: openai.OpenAI, texts: list[Request], chats: list[Any], most: int
+    ) -> None:
+        self.client, self.texts, self.chats, self.most = client, texts, chats, most
+        self.asked = 0
         self.counts: collections.Counter[str] = collections.Counter()
         self.first: list[float] = []
         self.other: list[dict[str, Any]] = []
@@ -201,37 +216,48 @@ class Load:
                 with self._lock:
                     self.lost.append(f"{kind}: {error!r}")
 
+    def send(self, request: Request, **given: Any) -> Answer:
+        with self._lock:
+            self.asked += 1
+            if self.asked >= self.most:
+                self.ended.set()
+        return send(self.client, request, **given)
+
     def count(self, kind: str) -> None:
         with self._lock:
             self.counts[kind] += 1
 
     def text(self, rng: random.Random) -> None:
-        self.compare(rng.choice(self.texts), rng)
+        self.compare(self.any_text(rng), rng)
+
+    def any_text(self, rng: random.Random) -> Request:
+        """A short one, mostly."""
+        return rng.choice(self.texts[:SHORT] if rng.random() < 0.98 else self.texts)
 
     def chat(self, rng: random.Random) -> None:
         for turn in rng.choice(self.chats):
             self.compare(turn, rng)
 
     def left(self, rng: random.Random) -> None:
-        request = rng.choice(self.texts + [turn for chat in self.chats for turn in chat])
+        request = rng.choice([self.any_text(rng), *rng.choice(self.chats)])
         self.compare(request, rng, leave=rng.randint(1, 6))
 
     def sampled(self, rng: random.Random) -> None:
-        one = rng.choice(self.texts)
+        one = self.any_text(rng)
         warm = Request(one.name, **{**one.body, "temperature": 0.8, "top_p": 0.9})
-        self.take(send(self.client, warm, stream=True))
+        self.take(self.send(warm, stream=True))
 
     def wrong(self, rng: random.Random) -> None:
         body = rng.choice([{"prompt": ""}, {"prompt": "a", "stop": [1]}, {"messages": []}])
         try:
-            send(self.client, Request("wrong", **body))
+            self.send(Request("wrong", **body))
         except openai.BadRequestError:
             return
         self.differs(Request("wrong", **body), "an answer", "status 400")
 
     def compare(self, request: Request, rng: random.Random, leave: int | None = None) -> None:
         streamed = leave is not None or rng.random() < 0.6
-        found = send(self.client, request, stream=streamed, leave=leave)
+        found = self.send(request, stream=streamed, leave=leave)
         self.take(found)
         expected = request.expected(found.cached)
         if leave is not None and not found.whole:
@@ -292,53 +318,79 @@ def quantile(values: Sequence[float], part: float) -> float:
     return round(float(np.quantile(values, part)), 3)
 
 
+def end(client: openai.OpenAI, process: Any, request: Request, clients: int) -> dict[str, Any]:
+    """SIGTERM while half of the clients read a stream and the others begin to: what they get."""
+    found = [Answer() for _ in range(clients)]
+    threads = [
+        threading.Thread(
+            target=send, args=(client, request), kwargs={"stream": True, "found": one}
+        ) for one in found
+    ]  # fmt: skip
+    for thread in threads:
+        thread.start()
+    while sum(bool(one.text) for one in found) < clients / 2:
+        time.sleep(0.01)
+    running = sum(not one.whole for one in found)
+    begun = time.monotonic()
+    process.terminate()
+    for thread in threads:
+        thread.join()
+    process.wait(60)
+    right = sum(one.whole and one.text == request.expected(one.cached) for one in found)
+    seconds = round(time.monotonic() - begun, 1)
+    return {"clients": clients, "running": running, "right": right, "seconds": seconds}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("seconds", type=float, nargs="?", default=3600)
+    parser.add_argument("requests", type=int, nargs="?", default=10_000)
+    parser.add_argument("--seconds", type=float, default=86_400, help="at most")
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    # A shell's background jobs ignore Ctrl-C, and so would the server that this one starts.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     texts, chats = requests()
     with tempfile.TemporaryDirectory() as folder, server(Path(folder)) as (client, _):
         answer_alone(client, texts, chats)
     print(f"{len(texts) + 2 * len(chats)} requests are answered alone", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         with server(Path(folder)) as (client, process):
-            load = Load(client, texts, chats)
+            load = Load(client, texts, chats, args.requests)
             samples: list[tuple[float, float, int]] = []
-            every = min(10.0, args.seconds / 60)
             threads = [
                 threading.Thread(target=load.ask_on, args=(number,))
                 for number in range(args.clients)
             ]
             watcher = threading.Thread(
-                target=lambda: samples.extend(watch(process.pid, load.ended, every))
+                target=lambda: samples.extend(watch(process.pid, load.ended, 5.0))
             )
+            begun = time.monotonic()
             for thread in (watcher, *threads):
                 thread.start()
-            end = time.monotonic() + args.seconds
-            while time.monotonic() < end and any(thread.is_alive() for thread in threads):
-                time.sleep(min(60.0, max(0.1, end - time.monotonic())))
+            while not load.ended.wait(min(60, args.seconds)):
+                if time.monotonic() - begun > args.seconds:
+                    load.ended.set()
                 state = (dict(load.counts), len(load.other), len(load.lost))
                 print("counted {}, other {}, lost {}".format(*state), flush=True)
-            load.ended.set()
             for thread in (watcher, *threads):
                 thread.join()
-            again = send(client, texts[0]).text in texts[0].alone.values()
+            seconds = time.monotonic() - begun
+            request = next(one for one in texts if one.name == "at the end")
+            at_the_end = end(client, process, request, args.clients)
         log = (Path(folder) / "log").read_text()
-    warm = [one for one in samples if one[0] > args.seconds / 6]
+    said = [line.split(" INFO ")[-1] for line in log.splitlines()]
+    at_the_end["log"] = [line for line in said if line.startswith(("ending", "ended"))]
+    warm = [one for one in samples if one[0] > seconds / 6]
     result = {
         "environment": environment(),
-        "seconds": args.seconds,
+        "seconds": round(seconds),
         "clients": args.clients,
         "flags": FLAGS,
-        "requests": dict(load.counts),
+        "asked": load.asked,
+        "answers": dict(load.counts),
         "other_answers": load.other,
         "lost": load.lost,
-        "answers_at_the_end": again,
-        "errors_in_the_log": log.count("Traceback") + log.count("generation failed"),
+        "sigterm": at_the_end,
+        "errors_in_the_log": log.count("Traceback") + log.count("a request has failed"),
         "seconds_to_the_first_token": {
             "streams": len(load.first),
             "p50": quantile(load.first, 0.5), "p95": quantile(load.first, 0.95),
@@ -346,11 +398,8 @@ def main() -> None:
         "resident_megabytes": {
             "first": round(samples[0][1], 1), "last": round(samples[-1][1], 1),
             "median_after_a_sixth": round(statistics.median(one[1] for one in warm), 1),
-            "per_hour_after_a_sixth": growth(warm, min(BLOCK, args.seconds / 12)),
-            "each_block": [
-                round(one, 1)
-                for one in np.array([size for _, size, _ in samples])[:: max(1, len(samples) // 12)]
-            ],
+            "per_hour_after_a_sixth": growth(warm, min(BLOCK, seconds / 12)),
+            "each_block": [round(size, 1) for _, size, _ in samples[:: max(1, len(samples) // 12)]],
         },
         "open_files": {"first": samples[0][2], "most": max(one[2] for one in samples),
                        "last": samples[-1][2]},
@@ -358,7 +407,8 @@ def main() -> None:
     print(json.dumps(result, indent=1))
     if args.json:
         args.json.write_text(json.dumps(result, indent=1) + "\n")
-    if load.other or load.lost or not again or result["errors_in_the_log"]:
+    whole = at_the_end["right"] == args.clients
+    if load.other or load.lost or not whole or result["errors_in_the_log"]:
         raise SystemExit("answers were lost, mixed up, or failed: see above")
 
 

@@ -210,7 +210,7 @@ def cache_work(model: Any, settings: dict[str, Any], repeats: int) -> dict[str, 
     caches, times = {}, {kind: [] for kind in kinds}
     with mlx_h2o.routing():
         for kind, (run, speculative) in kinds.items():
-            caches[kind] = evicting_cache(mlx_h2o.H2OConfig(**given, speculative=speculative))
+            caches[kind] = evicting_cache(mlx_h2o.H2OConfig.of(**given, speculative=speculative))
             mx.eval(forward(caches[kind], long))
             for _ in range(10):
                 run(caches[kind])

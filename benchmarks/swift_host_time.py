@@ -39,12 +39,9 @@ ARMS = {
 
 def fields(name: str, turns: int, steps: int) -> dict[str, Any]:
     """A case of the Swift command."""
-    config = H2OConfig(max_kv_size=host_time.ROWS, **ARMS[name])
-    given = {
-        "max_kv_size": config.max_kv_size, "sink_size": config.sink_size, "decay": config.decay,
-        "heavy_size": config.heavy_size, "recent_size": config.recent_size,
-        "policy": config.policy, "evict_every": config.evict_every,
-    }  # fmt: skip
+    config = H2OConfig.of(max_kv_size=host_time.ROWS, **ARMS[name])
+    names = ("max_kv_size", "sink_size", "heavy_size", "recent_size", "evict_every")
+    given = {name: config.named()[name] for name in (*names, "policy", "decay")}
     given |= {} if config.kv_bits is None else {"kv_bits": config.kv_bits}
     scale = host_time.SIZE**-0.5
     return given | {"name": name, "op": "host", "scale": scale, "count": turns, "steps": steps}
@@ -69,7 +66,7 @@ def swift(command: Path, backend: str, turns: int, steps: int) -> dict[str, list
 
 def python(backend: str, turns: int, steps: int) -> dict[str, list[float]]:
     with mlx_h2o.use_backend(backend):
-        arms = {name: host_time.Arm(name) for name in ARMS}
+        arms = {name: host_time.Arm(name, steps) for name in ARMS}
         for arm in arms.values():
             for _ in range(turns):
                 arm.take_turn(steps)

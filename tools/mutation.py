@@ -62,6 +62,7 @@ def changeable(text: str) -> Iterator[tuple[tuple[int, int], str, int]]:
         ignored += [span for one in parts if one is not None for span in [_span(one, one)]]
         if isinstance(node, ast.FunctionDef):
             bodies.append(_span(node.body[0], node.body[-1]))
+            ignored.append((_span(node, node)[0], bodies[-1][0]))  # the signature
     nodes = [*ast_nodes(get_ast(text))]
     for name in operator_names():
         operator = get_operator(name)

@@ -4,7 +4,8 @@
 python tools/tables.py            # writes every page
 python tools/tables.py --check    # fails if a page shows anything but its result
 
-A table stands between "<!-- table: NAME -->" and "<!-- end of table -->", for a NAME of TABLES.
+A table stands between "<!-- table: NAME -->" and "<!-- end of table -->", for a NAME of TABLES or
+COMPUTED.
 """
 
 import importlib
@@ -17,6 +18,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from mlx_h2o.commands import plan
 from mlx_h2o.evaluation import report
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -199,11 +201,16 @@ def reread(result: dict[str, Any]) -> str:
             one["model"],
             one["edit"],
             *(f"{one[name]:,}" for name in ("new", "stock_read", "ours_read")),
+            *(f"{one[name]:.2f} s" for name in ("stock_seconds", "ours_seconds")),
         ]
         for one in result["rows"]
     ]
-    table = _markdown(["model", "what changed", "from there on", "mlx_lm", "ours"], rows)
-    return f"{table}\n\nA conversation of {result['prompt_tokens']:,} tokens."
+    head = ["from there on", "mlx_lm", "ours", "first token, mlx_lm", "ours"]
+    table = _markdown(["model", "what changed", *head], rows)
+    said = f"A conversation of {result['prompt_tokens']:,} tokens. To the first token: median of "
+    loads = result["load_of_the_machine"]
+    said += f"{result['repeats']}, while the machine's load was {min(loads)} to {max(loads)}."
+    return f"{table}\n\n{textwrap.fill(said, width=100, break_on_hyphens=False)}"
 
 
 def real_models(result: dict[str, Any]) -> str:
@@ -290,6 +297,9 @@ TABLES: dict[str, tuple[str | tuple[str, ...], Callable[..., str]]] = {
     "host time": ("host_time.json", host_time),
 }
 
+COMPUTED: dict[str, Callable[[], str]] = {"mlx_h2o plan --table": plan.table}
+"""Tables that no result is behind."""
+
 _MARKED = re.compile(r"(<!-- table: ([^\n]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
 
@@ -297,6 +307,8 @@ def rewritten(page: Path, text: str) -> str:
     """The text of ``page`` with each table of TABLES, and below it machine and versions."""
 
     def table(found: re.Match[str]) -> str:
+        if found[2] in COMPUTED:
+            return f"{found[1]}{COMPUTED[found[2]]()}\n{found[3]}"
         if found[2] not in TABLES:
             return found[0]  # nox -s models writes its own
         named, write = TABLES[found[2]]

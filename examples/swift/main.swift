@@ -23,16 +23,16 @@ func decode(_ cache: H2OKVCache) throws {
         }
     }
     guard let positions = cache.positions?.asArray(Int32.self) else { return }
-    print("\(cache.configuration.policy.rawValue): \(cache.nbytes) bytes")
+    print("\(cache.configuration.policy.name.rawValue): \(cache.nbytes) bytes")
     for head in 0..<kvHeads {
         let kept = positions[head * cache.size..<(head + 1) * cache.size].sorted()
         print("after \(cache.offset) tokens, head \(head) keeps \(kept)")
     }
 }
 
-let h2o = try H2OConfiguration(maxKVSize: 12, sinkSize: 2, heavySize: 6, policy: .h2o)
+let h2o = try H2OConfiguration(.init(12, sinkSize: 2, heavySize: 6), policy: .h2o)
 try decode(H2OKVCache(h2o, name: "example layer"))
 
 // The default policy, keydiff, and 8-bit rows: `evictingCache` makes a QuantizedH2OKVCache.
-let packed = try H2OConfiguration(maxKVSize: 12, sinkSize: 2, heavySize: 6, kvBits: 8)
+let packed = try H2OConfiguration(.init(12, sinkSize: 2, heavySize: 6), .affine(8))
 try decode(evictingCache(packed, name: "example layer"))

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "boundary.h"
-#include "settings.h"
+#include "checks.h"
 
 using namespace mlx_h2o_c;
 
@@ -12,18 +12,14 @@ namespace {
 
 constexpr auto op = "H2OConfig";
 
-struct Policy {
-  const char* name;
-};
-constexpr Policy policies[] = {{"h2o"}, {"h2o-ema"}, {"window"}, {"keydiff"}};
-
-// Heavy hitters take budget / divisor (AtomGradient 2026, sec. 4.1 and table 4: 128, 64 and 32 of
-// 256 rows); the recent window takes what the sinks leave.
-struct Preset {
+struct Entry {
   const char* name;
   int divisor;
 };
-constexpr Preset presets[] = {{"heavy", 2}, {"balanced", 4}, {"recent", 8}};
+constexpr Entry policies[] = {{"h2o", 0}, {"h2o-ema", 0}, {"window", 0}, {"keydiff", 0}};
+// Heavy hitters take budget / divisor (AtomGradient 2026, sec. 4.1 and table 4: 128, 64 and 32 of
+// 256 rows); the recent window takes what the sinks leave.
+constexpr Entry presets[] = {{"heavy", 2}, {"balanced", 4}, {"recent", 8}};
 
 // Rows, with room for a chunk more: sizes of MLX's arrays have 31 bits.
 constexpr int largest = 1 << 30;
@@ -34,88 +30,104 @@ void check_int(const char* name, int value, int least) {
   expect(value <= largest, op, name, " is ", value, ", expected at most ", largest, ".");
 }
 
+void check_known(const char* name, int value, const Shape& known) {
+  const bool found = std::find(known.begin(), known.end(), value) != known.end();
+  const std::string all = mlx_h2o::shown(known.data(), known.size());
+  expect(found, op, name, " is ", value, ", expected one of ", all, ".");
+}
+
 // The one of this name; `what` is what a message calls it.
-template <class Known, size_t count>
-const Known& named(const char* op, const char* what, const char* name,
-                   const Known (&known)[count]) {
+template <size_t count>
+const Entry& named(const char* op, const char* what, const char* name,
+                   const Entry (&known)[count]) {
   const std::string found = name == nullptr ? "" : name;
   std::string names;
-  for (const Known& each : known) {
+  for (const Entry& each : known) {
     if (found == each.name) return each;
     names += (names.empty() ? "" : ", ") + std::string(each.name);
   }
   fail(op, what, " is '", found, "', expected one of: ", names, ".");
 }
 
-// In 64 bits, since three sizes are added.
-void resolve_sizes(mlx_h2o_config& config) {
-  const int64_t recent = config.recent_size.has_value ? config.recent_size.value : 0;
-  const int64_t left = static_cast<int64_t>(config.max_kv_size) - config.sink_size - recent;
-  int64_t heavy = config.heavy_size.value;
-  if (!config.heavy_size.has_value) {
-    // At least one recent row, which gives the newest row time to be scored.
-    const int64_t spare = config.recent_size.has_value ? left : left - 1;
-    int64_t usual = config.max_kv_size / 2;
-    if (std::string(config.policy) == "h2o") {  // all but the recent rows
-      const int rows = config.max_kv_size;
-      const int recent_rows = std::max(rows / 4, std::min(fewest_recent, rows / 2));
-      usual = config.recent_size.has_value ? left : left - recent_rows;
-    }
-    heavy = std::max<int64_t>(0, std::min(usual, spare));
-  }
-  expect(left >= heavy, op, "sink_size + heavy_size + recent_size is ", config.sink_size, " + ",
-         heavy, " + ", recent, " = ", config.sink_size + heavy + recent,
-         ", expected at most max_kv_size = ", config.max_kv_size, ".");
-  config.heavy_size = some(heavy);
-  config.recent_size = some(config.max_kv_size - config.sink_size - heavy);
+int given(mlx_optional_int size, int none) { return size.has_value ? size.value : none; }
+
+void check_budget(const mlx_h2o_budget& budget) {
+  const int rows = budget.max_kv_size;
+  check_int("sink_size", budget.sink_size, 0);
+  check_int("speculative", budget.speculative, 0);
+  check_int("max_kv_size", rows, 1);
+  check_int("evict_every", given(budget.evict_every, 1), 1);
+  check_int("heavy_size", given(budget.heavy_size, 0), 0);
+  check_int("recent_size", given(budget.recent_size, 0), 0);
+  check_int("context_size", budget.context_size, 0);
+  // In 64 bits, since three sizes are added.
+  const int64_t sinks = budget.sink_size, drafts = sinks + budget.speculative + 2;
+  const int64_t heavy = given(budget.heavy_size, 0), recent = given(budget.recent_size, 0);
+  expect(sinks < rows, op, "sink_size is ", sinks, ", expected fewer than max_kv_size = ", rows,
+         ": no row could ever be evicted.");
+  expect(sinks + heavy + recent <= rows, op, "max_kv_size is ", rows,
+         ", expected at least sink_size + heavy_size + recent_size = ", sinks, " + ", heavy, " + ",
+         recent, " = ", sinks + heavy + recent, ".");
+  expect(budget.speculative == 0 || drafts <= rows, op, "max_kv_size is ", rows,
+         ", expected at least sink_size + speculative + 2 = ", drafts, ".");
 }
 
-mlx_h2o_config preset(const char* of_preset, const char* name, int max_kv_size) {
-  const int divisor = named(of_preset, "name", name, presets).divisor;
-  check_int("max_kv_size", max_kv_size, 1);
-  mlx_h2o_config config = mlx_h2o_config_new();
-  config.max_kv_size = max_kv_size;
-  config.policy = "h2o-ema";  // the paper's
-  const int spare = max_kv_size - config.sink_size - 1;
-  config.heavy_size = some(std::max(0, std::min(max_kv_size / divisor, spare)));
-  return checked_settings(config);
+void check_format(const mlx_h2o_format& format) {
+  check_known("kv_group_size", format.kv_group_size, {32, 64, 128});
+  expect(format.kv_bits.has_value || !format.v_bits.has_value, op, "v_bits is ",
+         format.v_bits.value, ", expected kv_bits too.");
+  check_known("kv_bits", given(format.kv_bits, 8), {2, 3, 4, 5, 6, 8});
+  check_known("v_bits", given(format.v_bits, 8), {2, 3, 4, 5, 6, 8});
+}
+
+// With values for all sizes; of "h2o" all but the recent rows are heavy.
+mlx_h2o_budget filled(mlx_h2o_budget budget, bool is_h2o) {
+  const int rows = budget.max_kv_size;
+  const int left = rows - budget.sink_size - given(budget.recent_size, 0);
+  if (!budget.heavy_size.has_value) {
+    const bool has_recent = budget.recent_size.has_value;
+    const int least = std::max(rows / 4, std::min(fewest_recent, rows / 2));
+    const int usual = is_h2o ? left - (has_recent ? 0 : least) : rows / 2;
+    // At least one recent row, which gives the newest row time to be scored.
+    budget.heavy_size = some(std::max(0, std::min(usual, has_recent ? left : left - 1)));
+  }
+  budget.recent_size = some(rows - budget.sink_size - budget.heavy_size.value);
+  budget.evict_every = some(given(budget.evict_every, std::max(1, rows / 32)));
+  return budget;
+}
+
+mlx_h2o_config checked(mlx_h2o_config config) {
+  const auto& [name, diversity, decay] = config.policy;
+  expect(diversity >= 0 && diversity <= 1, op, "diversity is ", diversity,
+         ", expected a number from 0 to 1.");
+  expect(decay >= 0 && decay < 1, op, "decay is ", decay,
+         ", expected a number of at least 0, below 1.");
+  check_budget(config.budget);
+  check_format(config.format);
+  config.budget = filled(config.budget, &named(op, "policy", name, policies) == policies);
+  return config;
 }
 
 }  // namespace
 
-const char* mlx_h2o_c::known_policy(const char* of, const char* name) {
-  return named(of, "policy", name, policies).name;
-}
-
-mlx_h2o_config mlx_h2o_c::checked_settings(mlx_h2o_config config) {
-  const auto given = [](mlx_optional_int size) { return size.has_value ? size.value : 0; };
-  check_int("sink_size", config.sink_size, 0);
-  check_int("max_kv_size", config.max_kv_size, 1);
-  if (config.evict_every.has_value) check_int("evict_every", config.evict_every.value, 1);
-  check_int("heavy_size", given(config.heavy_size), 0);
-  check_int("recent_size", given(config.recent_size), 0);
-  expect(config.decay >= 0 && config.decay < 1, op, "decay is ", config.decay,
-         ", expected a number of at least 0, below 1.");
-  known_policy(op, config.policy);
-  expect(config.sink_size < config.max_kv_size, op, "sink_size is ", config.sink_size,
-         ", expected fewer than max_kv_size = ", config.max_kv_size,
-         ": no row could ever be evicted.");
-  const int batch = std::max(1, config.max_kv_size / 32);
-  if (!config.evict_every.has_value) config.evict_every = some(batch);
-  resolve_sizes(config);
-  return config;
-}
-
 mlx_h2o_config mlx_h2o_config_new(void) {
   const mlx_optional_int none = {0, false};
-  return {256, 4, none, none, "keydiff", 0.95F, none};
+  return {{256, 4, none, none, none, 0, 0}, {none, none, 64}, {"keydiff", 0.5F, 0.95F}};
 }
 
 int mlx_h2o_config_resolve(mlx_h2o_config* config) {
-  return operation(op, {{"config", config}}, [&](auto) { *config = checked_settings(*config); });
+  return operation(op, {{"config", config}}, [&](auto) { *config = checked(*config); });
 }
 
 int mlx_h2o_config_preset(mlx_h2o_config* res, const char* name, int max_kv_size) {
-  return operation("H2OConfig.preset", {{"res", res}},
-                   [&](const char* of_preset) { *res = preset(of_preset, name, max_kv_size); });
+  return operation("H2OConfig.preset", {{"res", res}}, [&](const char* of_preset) {
+    const int divisor = named(of_preset, "name", name, presets).divisor;
+    check_int("max_kv_size", max_kv_size, 1);
+    mlx_h2o_config config = mlx_h2o_config_new();
+    config.policy.name = "h2o-ema";  // the paper's
+    config.budget.max_kv_size = max_kv_size;
+    const int spare = max_kv_size - config.budget.sink_size - 1;
+    config.budget.heavy_size = some(std::max(0, std::min(max_kv_size / divisor, spare)));
+    *res = checked(config);
+  });
 }

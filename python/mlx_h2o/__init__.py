@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from mlx_h2o.caches.cache import H2OKVCache
     from mlx_h2o.caches.heads import HeadGroups
     from mlx_h2o.caches.quantized import QuantizedH2OKVCache
-    from mlx_h2o.config import H2OConfig
+    from mlx_h2o.config import Affine, Budget, Codes, Dense, H2OConfig, Mixed, SettingError
     from mlx_h2o.lm.generate import (
         batch_generate,
         generate,
@@ -41,12 +41,18 @@ if TYPE_CHECKING:
     from mlx_h2o.lm.saving import load_prompt_cache, save_prompt_cache
 
 __all__ = [
+    "Affine",
     "BackendStatus",
     "BatchH2OKVCache",
+    "Budget",
+    "Codes",
+    "Dense",
     "H2OConfig",
     "H2OKVCache",
     "HeadGroups",
+    "Mixed",
     "QuantizedH2OKVCache",
+    "SettingError",
     "__version__",
     "backends",
     "batch_generate",
@@ -69,7 +75,8 @@ __all__ = [
 
 _LAZY = {
     "BatchH2OKVCache": "mlx_h2o.caches.batch",
-    "H2OConfig": "mlx_h2o.config",
+    **dict.fromkeys(("Affine", "Budget", "Codes", "Dense", "H2OConfig"), "mlx_h2o.config"),
+    **dict.fromkeys(("Mixed", "SettingError"), "mlx_h2o.config"),
     "H2OKVCache": "mlx_h2o.caches.cache",
     "HeadGroups": "mlx_h2o.caches.heads",
     "batch_generate": "mlx_h2o.lm.generate",

@@ -13,6 +13,7 @@ _COMMANDS = {
     "generate": "write text from a prompt",
     "chat": "talk to a model in the terminal",
     "server": "serve requests over HTTP, in batches",
+    "plan": "say what a model takes, and what fits",
     "cache_prompt": "read a prompt and save its cache",
     "layers": "show which layers retrieve, and write the rows of each",
     "evaluate": "measure what smaller caches cost on your texts",
@@ -51,7 +52,7 @@ def _run(given: Sequence[str]) -> int:
     if command not in _COMMANDS:
         print(f"mlx_h2o: {command!r} is not a command.\n{_usage()}", file=sys.stderr)
         return 2
-    from .commands.parsing import in_flags
+    from .commands.parsing import told
 
     module = importlib.import_module(f".commands.{command}", __package__)
     try:
@@ -60,7 +61,7 @@ def _run(given: Sequence[str]) -> int:
         raise
     except (OSError, ValueError) as error:
         sys.stdout.flush()  # fails again if that is what has failed
-        print(f"mlx_h2o {command}: {in_flags(str(error))}", file=sys.stderr)
+        print(f"mlx_h2o {command}: {told(error)}", file=sys.stderr)
         return 2
 
 

@@ -1,19 +1,24 @@
-"""Settings of an evicting cache, checked once, when they are made."""
+"""Settings of an evicting cache: how many rows stay, in which format, and by which policy."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
-from dataclasses import dataclass, fields, replace
-from typing import Any, cast
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Generic, TypeVar, cast
 
 from . import policies
+from .errors import SettingError, check, check_bool, check_int, check_known, check_share
 from .operations.arguments import BITS, GROUP_SIZES
 from .operations.composed import turbo
 
-__all__ = ["HANDED", "KV_FORMATS", "PRESETS", "H2OConfig", "check_int"]
+__all__ = ["HANDED", "KV_FORMATS", "PRESETS", "Affine", "Budget", "Codes", "Dense", "H2OConfig"]
+__all__ += ["Mixed", "SettingError", "setting_names"]
 
 HANDED = ("packed", "arrays", "latents", "grouped", "fused")
+"""Forms in which a model gets quantised rows: "arrays" for one that computes with the keys first;
+"latents" for latent attention (MLA), where the rotary part of a key stays dense. Arrays too for
+attention other than mlx_lm's function: "grouped" for a softmax with an axis of the query heads of
+each KV head, also in the masks of batches; "fused" for any other."""
 
 KV_FORMATS: dict[str, tuple[int, int]] = {f"turbo{bits}": (bits, bits) for bits in turbo.BITS} | {
     f"turbo{k}v{v}": (k, v) for k in (0, 8, *turbo.BITS) for v in turbo.BITS if k != v
@@ -24,18 +29,27 @@ KV_FORMATS: dict[str, tuple[int, int]] = {f"turbo{bits}": (bits, bits) for bits 
 # 32 of 256 rows). The sinks do not scale with the budget; the recent window takes what is left.
 PRESETS = {"heavy": 1 / 2, "balanced": 1 / 4, "recent": 1 / 8}
 
-LARGEST = 2**30
-"""Rows, with room for a chunk more: sizes of MLX's arrays have 31 bits."""
-
 DENSE_SIZE = 32
 """Newest rows that mixed precision leaves as they come."""
 
+_T = TypeVar("_T")
+
+
+def _check_int(name: str, value: object, least: int, *, optional: bool = False) -> None:
+    if value is not None or not optional:
+        check_int("H2OConfig", name, value, least)
+
+
+def _check_bounded(name: str, size: int | None) -> None:
+    wanted = "a {} too: an unbounded cache keeps all rows alike"
+    check(not size, name, size, wanted, "max_kv_size")
+
 
 @dataclass(frozen=True)
-class H2OConfig:
-    """Settings of :class:`mlx_h2o.H2OKVCache`.
+class Budget:
+    """The rows that each KV head keeps, and those among them that always stay.
 
-    Sizes that are not given are resolved here: after construction
+    In an H2OConfig the sizes that are not given are filled in:
     ``protected + heavy_size + recent_size == max_kv_size`` unless the cache is unbounded.
 
     Args:
@@ -48,53 +62,9 @@ class H2OConfig:
         recent_size: the newest rows, never evicted. None, or if the three sizes do not fill the
             budget: what the other two leave; for the policy "h2o" a quarter of the budget, at
             least 32 rows, at most half.
-        policy: name of the policy that ranks rows, one of :func:`mlx_h2o.policies.names`.
-        diversity: for the policy "h2o", the share of the rows kept by rank that are kept for the
-            diversity of their keys, 0 to 1; the others for their attention mass.
-        fold: rows that go are folded into others, if the policy folds ("h2o"). False: dropped.
-        decay: ``a`` of the moving average ``C = a*C + (1-a)*|s|`` of the policy "h2o-ema", at least
-            0 and below 1.
         evict_every: rows evicted at a time, at most ``heavy_size + 1``: a full cache holds between
             ``max_kv_size - evict_every + 1`` and ``max_kv_size`` rows, and ranks them once in
             ``evict_every`` tokens. None: 1/32 of the budget, at least 1; more would cost recall.
-        shared_heads: all KV heads of a layer keep the same positions, by their mean rank; else
-            each head chooses independently.
-        random_seed: seed of the policy "random".
-        speculative: tokens that a draft model may propose at a time. The last ``speculative + 1``
-            rows are then provisional: they count in the budget, are never evicted, and ``trim``
-            takes them back exactly, also after evictions. 0: a cache can be trimmed until its
-            first eviction.
-        kv_bits: bits of each element of keys and values: 2, 3, 4, 5, 6 or 8. None: unquantised.
-        v_bits: bits of the values, if they differ from those of the keys.
-        kv_frame: rows of ``kv_bits`` are kept relative to the centre of the first keys of their
-            head, and rotated, at which they lose far less (docs/design.md). False: quantised
-            as they are, as mlx_lm does. Latents (MLA) and ``kv_format`` are never kept so.
-        kv_group_size: elements that share a scale and a bias: 32, 64 or 128. Rows whose size is not
-            a multiple use 32.
-        light_bits: mixed precision: 2 or 4, bits of the lower-ranked half of the packed rows;
-            ``kv_bits``, then 4 or 8, are those of the upper half. None: all packed rows have the
-            same bits.
-        dense_size: the newest rows, left unquantised; fewer than ``recent_size``. With
-            ``light_bits`` and 0, the rows of the recent window have ``light_bits`` and all others
-            ``kv_bits`` (AtomGradient 2026, sec. 4.8), and up to ``evict_every`` of the newest wait
-            unquantised. None: 32 with ``light_bits``, or what a smaller recent window allows;
-            else 0.
-        kv_handed: the form in which a model gets quantised rows, chosen by ``make_prompt_cache``:
-            "packed"; "arrays" for one that computes with the keys first; "latents" for latent
-            attention (MLA), where the rotary part of a key stays dense. Arrays too for attention
-            other than mlx_lm's function: "grouped" for a softmax with an axis of the query heads of
-            each KV head, also in the masks of batches (gemma2); "fused" for any other.
-        kv_format: instead of ``kv_bits``, rows as codes of rotated vectors (TurboQuant): "turbo2",
-            "turbo3" or "turbo4", by the bits of a code. Keys and values may differ: "turbo4v3";
-            "turbo8v3" has keys of 8 bits with scales and biases, "turbo0v3" unquantised keys. The
-            elements of a row must be a power of two, at least 32.
-        sparse_v: threshold of sparse V, below 1: attention skips the values of quantised rows
-            whose weight is below it (Turney 2026). The paper uses 1e-6. 0: none are skipped.
-        preallocate: allocate all rows with the first, so that decoding allocates and copies
-            nothing for them: True for ``max_kv_size`` rows, or a number of rows, which an unbounded
-            cache needs. On Linux with the native back end, memory is taken page by page as rows are
-            written, and unused pages are given back; elsewhere all of it is taken at once. Files do
-            not store this setting.
         prefix_size: like ``sink_size``, for a text that many prompts begin with, such as a system
             prompt; fewer than ``max_kv_size``. Its rows are not ranked, and sequences with the same
             first tokens can share them (:func:`mlx_h2o.batch_generate`).
@@ -102,188 +72,119 @@ class H2OConfig:
             newest token are evicted first, whatever their rank, except sinks: attention has learned
             nothing at such distances. None: ``make_prompt_cache`` takes it from the model; in other
             caches, and with 0, only the policy decides.
+        speculative: tokens that a draft model may propose at a time. The last ``speculative + 1``
+            rows are then provisional: they count in the budget, are never evicted, and ``trim``
+            takes them back exactly, also after evictions. 0: a cache can be trimmed until its
+            first eviction.
+        shared_heads: all KV heads of a layer keep the same positions, by their mean rank; else
+            each head chooses independently.
+        preallocate: allocate all rows with the first, so that decoding allocates and copies
+            nothing for them: True for ``max_kv_size`` rows, or a number of rows, which an unbounded
+            cache needs. On Linux with the native back end, memory is taken page by page as rows are
+            written, and unused pages are given back; elsewhere all of it is taken at once. Files do
+            not store this setting.
         rows_at: budgets for shorter texts, as ``make_prompt_cache`` shares rows out over KV heads:
             pairs of tokens, ascending, and the rows while no more of them have been seen. Behind
             the last, and where there are none, ``max_kv_size`` rows. Of one precision, and without
             ``preallocate``.
 
     Raises:
-        ValueError: a value out of range, an unknown policy, or sizes beyond the budget.
+        SettingError: a value out of range, or sizes beyond the budget.
     """
 
     max_kv_size: int | None = 256
     sink_size: int = 4
     heavy_size: int | None = None
     recent_size: int | None = None
-    policy: str = "keydiff"
-    diversity: float = 0.5
-    fold: bool = True
-    decay: float = 0.95
     evict_every: int | None = None
-    shared_heads: bool = False
-    random_seed: int = 0
-    speculative: int = 0
-    kv_bits: int | None = None
-    v_bits: int | None = None
-    kv_frame: bool = True
-    kv_group_size: int = 64
-    light_bits: int | None = None
-    dense_size: int | None = None
-    kv_handed: str = "packed"
-    sparse_v: float = 0.0
-    kv_format: str | None = None
-    preallocate: bool | int = False
     prefix_size: int = 0
     context_size: int | None = None
+    speculative: int = 0
+    shared_heads: bool = False
+    preallocate: bool | int = False
     rows_at: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("sink_size", "prefix_size", "speculative"):
             _check_int(name, getattr(self, name), 0)
-        check_int("H2OConfig", "random_seed", self.random_seed, 0, most=2**64 - 1)
-        for name in ("max_kv_size", "evict_every", "heavy_size", "recent_size", "dense_size"):
-            if getattr(self, name) is not None:
-                _check_int(name, getattr(self, name), int(name in ("max_kv_size", "evict_every")))
-        if self.context_size is not None:
-            _check_int("context_size", self.context_size, 0)
-        for name in ("decay", "sparse_v"):
-            _check_share(name, getattr(self, name))
-        if self.diversity != 1:
-            _check_share("diversity", self.diversity)
+        for name in ("max_kv_size", "evict_every"):
+            _check_int(name, getattr(self, name), 1, optional=True)
+        for name in ("heavy_size", "recent_size", "context_size"):
+            _check_int(name, getattr(self, name), 0, optional=True)
+        check_bool("shared_heads", self.shared_heads)
         if not isinstance(self.preallocate, bool):
             _check_int("preallocate", self.preallocate, 0)
-        for name in ("shared_heads", "kv_frame", "fold"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"[H2OConfig] {name} is {getattr(self, name)!r}, expected a bool.")
-        if self.policy not in policies.names():
-            known = ", ".join(policies.names())
-            raise ValueError(f"[H2OConfig] policy is {self.policy!r}, expected one of: {known}.")
-        self._check_quantisation()
-        if self.preallocate and self.mixed:
-            raise ValueError(
-                f"[H2OConfig] preallocate is {self.preallocate} with mixed precision, expected "
-                "rows of one precision."
-            )
         self._check_rows_at()
-        if self.evict_every is None and self.max_kv_size is not None:
-            object.__setattr__(self, "evict_every", self._group_of(self.max_kv_size))
         if self.max_kv_size is None:
-            self._check_unbounded()
-            return
-        for name in ("sink_size", "prefix_size"):
-            if getattr(self, name) >= self.max_kv_size:
-                raise ValueError(
-                    f"[H2OConfig] {name} is {getattr(self, name)}, expected fewer than "
-                    f"max_kv_size = {self.max_kv_size}: no row could ever be evicted."
-                )
-        self._resolve_sizes(self.max_kv_size)
-        self._check_dense_rows()
-        least = self.protected + self.speculative + 2
-        if self.speculative and self.max_kv_size < least:
-            raise ValueError(
-                f"[H2OConfig] max_kv_size is {self.max_kv_size} and speculative "
-                f"{self.speculative}, expected at least {self._said} + speculative + 2 = {least} "
-                "rows."
-            )
+            wanted = "a number of rows in an unbounded cache"
+            check(self.preallocate is not True, "preallocate", self.preallocate, wanted)
+            for name in ("heavy_size", "recent_size"):
+                _check_bounded(name, getattr(self, name))
+        else:
+            self._check_sum(self.max_kv_size)
 
     def _check_rows_at(self) -> None:
         given, plain = self.rows_at, False
         with contextlib.suppress(TypeError, ValueError):  # pairs of something else, or none at all
             given = tuple((tokens, rows) for tokens, rows in given)  # JSON has lists
             plain = all(type(n) is int and n > self.protected for pair in given for n in pair)
-        if not plain or [pair[0] for pair in given] != sorted({pair[0] for pair in given}):
-            raise ValueError(
-                f"[H2OConfig] rows_at is {given!r}, expected pairs of tokens, ascending, and rows, "
-                f"more than {self._said} = {self.protected}."
-            )
+        right = plain and [pair[0] for pair in given] == sorted({pair[0] for pair in given})
+        wanted = f"pairs of tokens, ascending, and rows, more than {{}} = {self.protected}"
+        check(right, "rows_at", given, wanted, self._first)
         object.__setattr__(self, "rows_at", given)
-        if given and (self.mixed or self.preallocate or self.max_kv_size is None):
-            raise ValueError(
-                f"[H2OConfig] rows_at has {len(given)} pairs, expected none with mixed precision, "
-                "preallocate or an unbounded cache."
-            )
+        alone = not given or not (self.preallocate or self.max_kv_size is None)
+        check(alone, "rows_at", given, "none with {} or an unbounded cache", "preallocate")
 
-    def _check_quantisation(self) -> None:
-        for name, known in (
-            ("kv_bits", (None, *BITS)),
-            ("v_bits", (None, *BITS)),
-            ("kv_group_size", GROUP_SIZES),
-            ("light_bits", (None, 2, 4)),
-            ("kv_handed", HANDED),
-        ):
-            value = getattr(self, name)
-            if isinstance(value, bool) or value not in known:
-                raise ValueError(f"[H2OConfig] {name} is {value!r}, expected one of {known}.")
-        self._check_format()
-        for name in ("v_bits", "light_bits", "dense_size", "sparse_v"):
-            served = name == "sparse_v" and self.kv_format is not None
-            if getattr(self, name) and self.kv_bits is None and not served:
-                raise ValueError(
-                    f"[H2OConfig] {name} is {getattr(self, name)} and kv_bits is None, expected "
-                    "kv_bits too."
-                )
-        if self.light_bits is None:
-            return
-        if self.kv_bits not in (4, 8) or self.light_bits >= self.kv_bits:
-            raise ValueError(
-                f"[H2OConfig] light_bits is {self.light_bits} and kv_bits {self.kv_bits}, "
-                "expected kv_bits of 4 or 8, and fewer light_bits."
-            )
-        if self.v_bits is not None:
-            raise ValueError(
-                f"[H2OConfig] light_bits is {self.light_bits} and v_bits {self.v_bits}, expected "
-                "one of them."
-            )
+    def _check_sum(self, rows: int) -> None:
+        first, heavy, recent = self.protected, self.heavy_size or 0, self.recent_size or 0
+        wanted = f"fewer than {{}} = {rows}: no row could ever be evicted"
+        check(first < rows, self._first, first, wanted, "max_kv_size")
+        least = first + heavy + recent
+        wanted = f"at least {{}} + {{}} + {{}} = {first} + {heavy} + {recent} = {least}"
+        names = self._first, "heavy_size", "recent_size"
+        check(least <= rows, "max_kv_size", rows, wanted, *names)
+        least, wanted = first + self.speculative + 2, "at least {} + {} + 2 = "
+        served = not self.speculative or least <= rows
+        check(served, "max_kv_size", rows, f"{wanted}{least}", self._first, "speculative")
 
-    def _check_format(self) -> None:
-        if self.kv_format is None:
-            return
-        if self.kv_format not in KV_FORMATS:
-            raise ValueError(
-                f"[H2OConfig] kv_format is {self.kv_format!r}, expected one of: "
-                f"{', '.join(KV_FORMATS)}."
-            )
-        if self.kv_bits is not None or self.kv_handed == "latents":
-            other = "for latent attention" if self.kv_bits is None else f"kv_bits {self.kv_bits}"
-            raise ValueError(
-                f"[H2OConfig] kv_format is {self.kv_format!r} and {other}, expected one of them."
-            )
-
-    def _check_unbounded(self) -> None:
-        """Nothing that only an eviction, or a budget, gives a meaning to."""
-        if self.preallocate is True:
-            raise ValueError(
-                "[H2OConfig] preallocate is True and max_kv_size None, expected a number of rows."
-            )
-        for name in ("heavy_size", "recent_size", "light_bits", "dense_size"):
-            if getattr(self, name):
-                raise ValueError(
-                    f"[H2OConfig] {name} is {getattr(self, name)} and max_kv_size None, expected a "
-                    "max_kv_size too: an unbounded cache keeps all rows alike."
-                )
-
-    def _resolve_sizes(self, rows: int) -> None:
-        left = rows - self.protected - (self.recent_size or 0)
+    def filled(self, policy: policies.Policy) -> Budget:
+        """The same, with the sizes and the group that were not given."""
+        if self.max_kv_size is None:
+            return self
+        left = self.max_kv_size - self.protected - (self.recent_size or 0)
         heavy = self.heavy_size
         if heavy is None:
             # At least one recent row, which gives the newest row time to be scored.
             spare = left if self.recent_size is not None else left - 1
-            shared = self._shared_out(rows)
-            recent = policies.known(self.policy).recent_rows(shared)
+            recent = policy.recent_rows(self._shared_out)
             if recent is None:
-                heavy = int(shared * PRESETS["heavy"])
+                heavy = int(self._shared_out * PRESETS["heavy"])
             else:
                 heavy = left - (recent if self.recent_size is None else 0)
             heavy = max(0, min(heavy, spare))
-        if left < heavy:
-            raise ValueError(
-                f"[H2OConfig] {self._said} + heavy_size + recent_size is {self.protected} + "
-                f"{heavy} + {self.recent_size or 0} = "
-                f"{self.protected + heavy + (self.recent_size or 0)}, "
-                f"expected at most max_kv_size = {rows}."
-            )
-        object.__setattr__(self, "heavy_size", heavy)
-        object.__setattr__(self, "recent_size", rows - self.protected - heavy)
+        rest = self.max_kv_size - self.protected - heavy
+        every = self.evict_every or self._usual_group
+        return replace(self, heavy_size=heavy, recent_size=rest, evict_every=every)
+
+    def scaled(self, rows: int, policy: policies.Policy) -> Budget:
+        """Another number of rows: what was not chosen follows it, else the share of heavy rows
+        stays."""
+        heavy = None
+        if self.max_kv_size is not None and self.heavy_size is not None:
+            usual = replace(self, heavy_size=None, recent_size=None).filled(policy)
+            if usual.heavy_size != self.heavy_size:
+                share = self.heavy_size * rows // self.max_kv_size
+                heavy = max(0, min(share, rows - self.protected - 1))
+        chosen = self.max_kv_size is None or self.evict_every != self._usual_group
+        every = self.evict_every if chosen else None
+        return replace(
+            self,
+            max_kv_size=rows,
+            heavy_size=heavy,
+            recent_size=None,
+            evict_every=every,
+            rows_at=(),
+        )
 
     @property
     def protected(self) -> int:
@@ -291,83 +192,218 @@ class H2OConfig:
         return max(self.sink_size, self.prefix_size)
 
     @property
-    def _said(self) -> str:
+    def _first(self) -> str:
         return "prefix_size" if self.prefix_size > self.sink_size else "sink_size"
 
-    def _shared_out(self, rows: int) -> int:
+    @property
+    def _shared_out(self) -> int:
         """Of a budget, what does not go to a prefix: shares of it are of these rows."""
-        return rows - max(0, self.prefix_size - self.sink_size)
-
-    def _group_of(self, max_kv_size: int | None) -> int | None:
-        """Rows that leave together where nobody says how many."""
-        return None if max_kv_size is None else max(1, self._shared_out(max_kv_size) // 32)
+        return cast(int, self.max_kv_size) - max(0, self.prefix_size - self.sink_size)
 
     @property
-    def packs(self) -> bool:
-        """Whether rows are quantised."""
-        return self.kv_bits is not None or self.kv_format is not None
+    def _usual_group(self) -> int:
+        return max(1, self._shared_out // 32)
 
-    @property
-    def framed(self) -> bool:
-        """Whether rows are kept in a frame of their head (``kv_frame``)."""
-        return self.kv_frame and self.kv_bits is not None and self.kv_handed != "latents"
 
-    @property
-    def dense_rows(self) -> int:
-        """The newest rows that are not quantised: ``dense_size``, or what None stands for."""
-        if self.dense_size is not None or self.light_bits is None:
-            return self.dense_size or 0
-        return min(DENSE_SIZE, cast(int, self.recent_size) - 1)
+class Format:
+    """How rows are stored; what a format has not, it has as here."""
 
-    @property
-    def mixed(self) -> bool:
-        """Whether rows are kept in more than one precision."""
-        return self.light_bits is not None or self.dense_rows > 0
+    kv_bits: int | None = None
+    v_bits: int | None = None
+    light_bits: int | None = None
+    dense_size: int | None = 0
+    kv_format: str | None = None
+    kv_frame: bool = False
+    kv_group_size: int = 64
+    sparse_v: float = 0.0
 
-    @property
-    def group(self) -> int:
-        """Rows that leave together: ``evict_every``, as far as no protected row would have to."""
-        return max(1, min(self.evict_every or 1, (self.heavy_size or 0) + 1))
+    def __post_init__(self) -> None:
+        check_bool("kv_frame", self.kv_frame)
+        check_known("kv_group_size", self.kv_group_size, GROUP_SIZES)
+        check_share("sparse_v", self.sparse_v)
 
-    @property
-    def folds(self) -> bool:
-        """Whether rows that go are folded into others: by ``fold`` and the policy, where all rows
-        are of one precision and keys and values are rows of their own (not those of latent
-        attention)."""
-        alike = not self.mixed and self.kv_handed != "latents"
-        return self.fold and policies.known(self.policy).folds and alike
 
-    @property
-    def reach(self) -> int:
-        """The newest tokens that ``trim`` takes back without a trace: none without speculation."""
-        return self.speculative + 1 if self.speculative else 0
+@dataclass(frozen=True)
+class Dense(Format):
+    """Rows stay as they come."""
 
-    def _check_dense_rows(self) -> None:
-        recent = cast(int, self.recent_size)
-        if self.light_bits is not None and self.dense_size is None and recent < 2:
-            raise ValueError(
-                f"[H2OConfig] recent_size is {recent} with light_bits, expected at least 2: fewer "
-                "rows are dense; or dense_size=0."
-            )
+
+@dataclass(frozen=True)
+class Affine(Format):
+    """Rows of a few bits, as in ``mx.quantize``.
+
+    Args:
+        kv_bits: bits of each element of keys and values: 2, 3, 4, 5, 6 or 8.
+        v_bits: bits of the values, if they differ from those of the keys.
+        dense_size: the newest rows, left unquantised; fewer than ``recent_size``.
+        kv_frame: rows are kept relative to the centre of the first keys of their head, and rotated,
+            at which they lose far less (docs/design.md). False: quantised as they are, as mlx_lm
+            does. Latents (MLA) are never kept so.
+        kv_group_size: elements that share a scale and a bias: 32, 64 or 128. Rows whose size is not
+            a multiple use 32.
+        sparse_v: threshold of sparse V, below 1: attention skips the values of quantised rows
+            whose weight is below it (Turney 2026). The paper uses 1e-6. 0: none are skipped.
+    """
+
+    kv_bits: int = 8
+    v_bits: int | None = None
+    dense_size: int = 0
+    kv_frame: bool = True
+    kv_group_size: int = 64
+    sparse_v: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_known("kv_bits", self.kv_bits, BITS)
+        if self.v_bits is not None:
+            check_known("v_bits", self.v_bits, BITS)
+        _check_int("dense_size", self.dense_size, 0)
+        super().__post_init__()
+
+
+@dataclass(frozen=True)
+class Mixed(Format):
+    """Mixed precision: affine rows of ``kv_bits``, of which the lower-ranked half have fewer.
+
+    Args:
+        kv_bits: 4 or 8, bits of the upper half.
+        light_bits: 2 or 4, and fewer: bits of the lower half.
+        dense_size: the newest rows, left unquantised; fewer than ``recent_size``. With 0, the rows
+            of the recent window have ``light_bits`` and all others ``kv_bits`` (AtomGradient 2026,
+            sec. 4.8), and up to ``evict_every`` of the newest wait unquantised. None: 32, or what
+            a smaller recent window allows.
+        kv_frame, kv_group_size, sparse_v: as of :class:`Affine`.
+    """
+
+    kv_bits: int = 8
+    light_bits: int = 4
+    dense_size: int | None = None
+    kv_frame: bool = True
+    kv_group_size: int = 64
+    sparse_v: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_known("light_bits", self.light_bits, (2, 4))
+        right = self.kv_bits in (4, 8) and self.light_bits < self.kv_bits
+        check(right, "kv_bits", self.kv_bits, "4 or 8, and more than {}", "light_bits")
+        _check_int("dense_size", self.dense_size, 0, optional=True)
+        super().__post_init__()
+
+
+@dataclass(frozen=True)
+class Codes(Format):
+    """Rows as codes of rotated vectors (TurboQuant), of a power of two elements, at least 32.
+
+    Args:
+        kv_format: "turbo2", "turbo3" or "turbo4", by the bits of a code. Keys and values may
+            differ: "turbo4v3"; "turbo8v3" has keys of 8 bits with scales and biases, "turbo0v3"
+            unquantised keys.
+        kv_group_size, sparse_v: as of :class:`Affine`.
+    """
+
+    kv_format: str
+    kv_group_size: int = 64
+    sparse_v: float = 0.0
+
+    def __post_init__(self) -> None:
+        known = f"one of: {', '.join(KV_FORMATS)}"
+        check(self.kv_format in KV_FORMATS, "kv_format", self.kv_format, known)
+        super().__post_init__()
+
+
+class _Of(Generic[_T]):
+    """A setting of a part of the settings."""
+
+    def __init__(self, part: str) -> None:
+        self.part = part
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, config: H2OConfig, owner: type) -> _T:
+        return cast(_T, getattr(getattr(config, self.part), self.name))
+
+
+@dataclass(frozen=True)
+class H2OConfig:
+    """Settings of :class:`mlx_h2o.H2OKVCache`.
+
+    Args:
+        budget: how many rows stay, and which always do.
+        format: ``Dense()``, ``Affine(bits)``, ``Mixed(bits, light_bits)`` or ``Codes(name)``.
+        policy: ranks the other rows: one of :mod:`mlx_h2o.policies`, with its settings.
+        kv_handed: of the model, which ``make_prompt_cache`` knows: the form in which it gets
+            quantised rows, one of ``HANDED``.
+
+    Raises:
+        SettingError: a ValueError; a format that does not suit the budget.
+    """
+
+    budget: Budget = Budget()
+    format: Format = Dense()
+    policy: policies.Policy = field(default_factory=policies.KeyDiff)
+    kv_handed: str = field(default="packed", kw_only=True)
+
+    max_kv_size = _Of[int | None]("budget")
+    recent_size = _Of[int | None]("budget")
+    prefix_size = _Of[int]("budget")
+    protected = _Of[int]("budget")
+    context_size = _Of[int | None]("budget")
+    speculative = _Of[int]("budget")
+    shared_heads = _Of[bool]("budget")
+    preallocate = _Of[bool | int]("budget")
+    rows_at = _Of[tuple[tuple[int, int], ...]]("budget")
+    kv_bits = _Of[int | None]("format")
+    v_bits = _Of[int | None]("format")
+    light_bits = _Of[int | None]("format")
+    kv_format = _Of[str | None]("format")
+    kv_group_size = _Of[int]("format")
+    sparse_v = _Of[float]("format")
+
+    def __post_init__(self) -> None:
+        parts: dict[str, Any] = {"budget": Budget, "format": Format, "policy": policies.Policy}
+        for name, kind in parts.items():
+            part = getattr(self, name)
+            check(isinstance(part, kind), name, part, f"a {name}, or H2OConfig.of(...)")
+        check_known("kv_handed", self.kv_handed, HANDED)
+        served = self.kv_format is None or self.kv_handed != "latents"
+        check(served, "kv_format", self.kv_format, "{} for latent attention", "kv_bits")
+        object.__setattr__(self, "budget", self.budget.filled(self.policy))
+        if self.mixed:
+            self._check_mixed("dense_size" if self.light_bits is None else "light_bits")
+
+    def _check_mixed(self, name: str) -> None:
+        for other in ("preallocate", "rows_at"):
+            found = getattr(self, other)
+            check(not found, other, found, "none with {}: rows of one precision", name)
+        if self.recent_size is None:
+            _check_bounded(name, getattr(self.format, name))
+        recent = self.recent_size or 0
+        right = recent > 1 or self.format.dense_size is not None
+        wanted = "at least 2 with {}: fewer rows are dense; or {} 0"
+        check(right, "recent_size", recent, wanted, "light_bits", "dense_size")
         most = max(0, recent - 1)
-        if self.dense_rows > most:
-            raise ValueError(
-                f"[H2OConfig] dense_size is {self.dense_size}, expected 0 to {most}: fewer "
-                f"than recent_size = {recent}."
-            )
+        wanted = f"0 to {most}: fewer than {{}} = {recent}"
+        check(self.dense_rows <= most, "dense_size", self.dense_rows, wanted, "recent_size")
 
-    def with_budget(self, max_kv_size: int, heavy_size: int | None = None) -> H2OConfig:
-        """The same settings for another budget; what was not chosen follows it."""
-        same = self.evict_every == self._group_of(self.max_kv_size)
-        group = None if same else self.evict_every
-        return replace(
-            self,
-            max_kv_size=max_kv_size,
-            heavy_size=heavy_size,
-            recent_size=None,
-            evict_every=group,
-            rows_at=(),
-        )
+    @classmethod
+    def of(cls, **given: Any) -> H2OConfig:
+        """The settings by the names of their parts' arguments, and ``policy`` by its name: those of
+        :func:`mlx_h2o.make_prompt_cache`, and of files.
+
+        ``kv_format`` makes codes of rows, ``light_bits`` mixed precision, ``kv_bits`` affine rows.
+        Settings of another policy are checked, and mean nothing.
+
+        Raises:
+            SettingError: a ValueError; an unknown name, or values as the parts refuse them.
+        """
+        if unknown := sorted(given.keys() - _DEFAULTS.keys()):
+            known = ", ".join(setting_names())
+            raise ValueError(f"[H2OConfig] unknown settings {unknown}, expected some of: {known}.")
+        own = {name: one for name, one in given.items() if (one, _DEFAULTS[name]) != (None, None)}
+        tuned = {name: _made(policies.known(name), own) for name in policies.names()}
+        policy = tuned[policies.known(own.get("policy", policies.KeyDiff.name)).name]
+        form = own.get("kv_handed", "packed")
+        return cls(_made(Budget, own), _format(own), policy, kv_handed=form)
 
     @classmethod
     def preset(cls, name: str, max_kv_size: int = 256, **settings: Any) -> H2OConfig:
@@ -375,46 +411,100 @@ class H2OConfig:
 
         At 256 rows: "heavy" 4 sinks, 128 heavy, 124 recent; "balanced" 4, 64, 188; "recent"
         4, 32, 220 (AtomGradient 2026, sec. 4.1). Further settings, ``policy`` among them, are
-        passed to the constructor and win over the preset.
+        those of :meth:`of` and win over the preset.
 
         Raises:
-            ValueError: unknown name, or as the constructor.
+            SettingError: a ValueError; an unknown name, or as :meth:`of`.
         """
         if name not in PRESETS:
-            known = ", ".join(PRESETS)
-            raise ValueError(f"[H2OConfig.preset] name is {name!r}, expected one of: {known}.")
+            wanted = f"one of: {', '.join(PRESETS)}"
+            raise SettingError("name", name, wanted, operation="H2OConfig.preset")
         _check_int("max_kv_size", max_kv_size, 1)
         if settings.get("heavy_size") is None:
-            sinks = settings.get("sink_size", cls.sink_size)
+            sinks = settings.get("sink_size", Budget.sink_size)
             beyond = max(0, settings.get("prefix_size", 0) - sinks)  # of the budget for the prefix
             rows = max_kv_size - beyond
             settings["heavy_size"] = max(0, min(int(rows * PRESETS[name]), rows - sinks - 1))
-        return cls(max_kv_size=max_kv_size, **({"policy": "h2o-ema"} | settings))
+        return cls.of(max_kv_size=max_kv_size, **({"policy": "h2o-ema"} | settings))
 
-    @classmethod
-    def setting_names(cls) -> tuple[str, ...]:
-        """Names of all settings, for callers that split them from other keyword arguments."""
-        return tuple(field.name for field in fields(cls))
+    def named(self) -> dict[str, Any]:
+        """All settings by the names that :meth:`of` takes, as files hold them."""
+        own = vars(self.budget) | vars(self.format) | vars(self.policy)
+        return _DEFAULTS | own | {"policy": self.policy.name, "kv_handed": self.kv_handed}
+
+    def with_budget(self, **changes: Any) -> H2OConfig:
+        """The same, with other settings of the budget."""
+        return replace(self, budget=replace(self.budget, **changes))
+
+    def scaled(self, rows: int) -> H2OConfig:
+        """The same, with another number of rows and what follows it; see :meth:`Budget.scaled`."""
+        return replace(self, budget=self.budget.scaled(rows, self.policy))
+
+    @property
+    def packs(self) -> bool:
+        """Whether rows are quantised."""
+        return not isinstance(self.format, Dense)
+
+    @property
+    def framed(self) -> bool:
+        """Whether rows are kept in a frame of their head (``kv_frame``)."""
+        return self.format.kv_frame and self.kv_handed != "latents"
+
+    @property
+    def dense_rows(self) -> int:
+        """The newest rows that are not quantised: ``dense_size``, or what None stands for."""
+        found = self.format.dense_size
+        return min(DENSE_SIZE, (self.recent_size or 0) - 1) if found is None else found
+
+    @property
+    def mixed(self) -> bool:
+        """Whether rows are kept in more than one precision."""
+        return isinstance(self.format, Mixed) or self.dense_rows > 0
+
+    @property
+    def group(self) -> int:
+        """Rows that leave together: ``evict_every``, as far as no protected row would have to."""
+        return max(1, min(self.budget.evict_every or 1, (self.budget.heavy_size or 0) + 1))
+
+    @property
+    def folds(self) -> bool:
+        """Whether rows that go are folded into others: by the policy, where all rows are of one
+        precision and keys and values are rows of their own (not those of latent attention)."""
+        return self.policy.folds and not self.mixed and self.kv_handed != "latents"
+
+    @property
+    def reach(self) -> int:
+        """The newest tokens that ``trim`` takes back without a trace: none without speculation."""
+        return self.speculative + 1 if self.speculative else 0
 
 
-def check_int(
-    operation: str, name: str, value: object, least: int = 1, *, most: int = LARGEST, more: str = ""
-) -> None:
-    """Raises ValueError where it is no int of this range; ``more`` says what else is expected."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        expected = f"an int of at least {least}{more}"
-    elif value > most:
-        expected = f"at most {most}"
-    else:
-        return
-    raise ValueError(f"[{operation}] {name} is {value!r}, expected {expected}.")
+_PARTS: tuple[Any, ...] = (Budget, Affine, Codes, Mixed, *map(policies.known, policies.names()))
+_DEFAULTS: dict[str, Any] = {one.name: one.default for part in _PARTS for one in fields(part)}
+_DEFAULTS |= dict.fromkeys(("kv_bits", "v_bits", "light_bits", "dense_size", "kv_format"))
+_DEFAULTS |= {"policy": policies.KeyDiff.name, "kv_handed": "packed"}
 
 
-_check_int = functools.partial(check_int, "H2OConfig")
+def setting_names() -> tuple[str, ...]:
+    """Names of the settings that a user may give, one by one."""
+    return tuple(name for name in _DEFAULTS if name != "kv_handed")
 
 
-def _check_share(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-        raise ValueError(
-            f"[H2OConfig] {name} is {value!r}, expected a number of at least 0, below 1."
-        )
+def _made(part: type[_T], given: dict[str, Any]) -> _T:
+    names = {one.name for one in fields(cast(Any, part))}
+    return part(**{name: value for name, value in given.items() if name in names})
+
+
+def _format(given: dict[str, Any]) -> Format:
+    _made(Affine, {name: given[name] for name in given.keys() & {"kv_frame", "kv_group_size"}})
+    kind: type[Format] = Affine
+    wanted = "{} too", "kv_bits"
+    if "kv_format" in given:
+        kind, wanted = Codes, ("none with {}", "kv_format")
+    elif "kv_bits" not in given:
+        kind = Dense
+    elif "light_bits" in given:
+        kind, wanted = Mixed, ("none with {}", "light_bits")
+    for name in ("kv_bits", "v_bits", "light_bits", "dense_size", "sparse_v"):
+        served = not given.get(name) or name in kind.__annotations__
+        check(served, name, given.get(name), *wanted)
+    return _made(kind, given)

@@ -17,7 +17,7 @@ RESULT = ROOT / "benchmarks" / "results" / "cache_bytes.json"
 
 # Of a row of 128 elements in float16: numbers, or codes with a scale and a bias per 64.
 DENSE, BITS_8, BITS_4 = 256, 128 + 2 * 4, 64 + 2 * 4
-GROUP = H2OConfig().evict_every
+GROUP = H2OConfig().budget.evict_every
 NEWEST = 32 + GROUP  # dense rows in mixed precision: those that are asked for, and those that wait
 
 ROWS = {

@@ -151,7 +151,7 @@ def test_batches_of_no_sequences(column):
 def test_caches_that_do_not_fit_each_other():
     with pytest.raises(ValueError, match=r"\[BatchH2OKVCache.merge\] found a KVCache"):
         H2OKVCache.merge([H2OKVCache(), mlx_lm_cache.KVCache()])
-    with pytest.raises(ValueError, match=r"\[BatchH2OKVCache.merge\] found the settings .*window"):
+    with pytest.raises(ValueError, match=r"\[BatchH2OKVCache.merge\] found the settings .*Window"):
         H2OKVCache.merge([small("h2o-ema"), small("window")])
     with pytest.raises(ValueError, match=r"\[BatchH2OKVCache.merge\] found"):
         H2OKVCache.merge([H2OKVCache(), QuantizedH2OKVCache()])
@@ -188,5 +188,5 @@ def test_numbers_that_do_not_fit_the_batch():
 
 def test_the_batch_of_a_cache_is_a_public_class():
     for column in KINDS:
-        config = H2OConfig(**SMALL | {"policy": "h2o-ema"} | COLUMNS[column].settings)
+        config = H2OConfig.of(**SMALL | {"policy": "h2o-ema"} | COLUMNS[column].settings)
         assert isinstance(H2OKVCache.merge([new_cache(config)]), BatchH2OKVCache)

@@ -42,7 +42,7 @@ def test_what_mlx_lm_takes_for_something_else_is_not_there():
 
 def test_each_class_takes_its_own_settings():
     with pytest.raises(ValueError, match=r"\[H2OKVCache\] kv_bits is 8, expected None"):
-        H2OKVCache(H2OConfig(kv_bits=8))
+        H2OKVCache(H2OConfig.of(kv_bits=8))
     with pytest.raises(ValueError, match=r"\[QuantizedH2OKVCache\] kv_bits is None, expected a"):
         QuantizedH2OKVCache(H2OConfig())
 

@@ -130,10 +130,8 @@ def test_batches_take_no_drafts():
 
 
 def test_settings_of_drafts():
-    with pytest.raises(ValueError, match=r"\[H2OConfig\] speculative is -1, expected an int"):
-        H2OConfig(speculative=-1)
     # One row must be left that may go.
     with pytest.raises(ValueError, match=r"\[H2OConfig\].*speculative"):
-        H2OConfig(max_kv_size=8, sink_size=3, speculative=4)
-    H2OConfig(max_kv_size=9, sink_size=3, speculative=4)
+        H2OConfig.of(max_kv_size=8, sink_size=3, speculative=4)
+    H2OConfig.of(max_kv_size=9, sink_size=3, speculative=4)
     assert json.loads(Course(speculative=2).cache.state[8])["speculative"] == 2

@@ -98,7 +98,7 @@ def go_on(cache):
 def test_a_file_of_before_goes_on_as_it_did(name):
     cache, _ = earlier(name)
     assert (cache.offset, cache.evicted, cache.size()) == (39, 23, 16)
-    assert (cache.name, cache.config.evict_every) == ("qwen3 layer 0", 1)
+    assert (cache.name, cache.config.budget.evict_every) == ("qwen3 layer 0", 1)
     found, positions, expected = go_on(cache)
     np.testing.assert_array_equal(np.array(positions), np.array(expected[f"{name}.positions"]))
     if f"{name}.out" in expected:

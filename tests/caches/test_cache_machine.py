@@ -115,7 +115,7 @@ class Life(RuleBasedStateMachine):
     def go_on_with_a_copy(self, how: str) -> None:
         self.course = self.course.copied(how)
 
-    @precondition(lambda self: self.course.config.policy in EVICTING)
+    @precondition(lambda self: self.course.config.policy.name in EVICTING)
     @precondition(lambda self: not self.course.config.speculative)  # whose scores wait
     @rule(policy=st.sampled_from(EVICTING))
     def another_policy(self, policy: str) -> None:

@@ -24,7 +24,7 @@ KINDS = ("dense", "8 bits", "8 and 4", "published", "latents")
 
 def of_budget(column: str, policy: str, budget: int, **settings):
     given = {"max_kv_size": budget, "sink_size": 1, "recent_size": 6, "policy": policy}
-    return new_cache(H2OConfig(**given | COLUMNS[column].settings | settings))
+    return new_cache(H2OConfig.of(**given | COLUMNS[column].settings | settings))
 
 
 @pytest.mark.matrix(4)
@@ -210,7 +210,7 @@ def test_a_chunk_leaves_no_room_behind(policy):
 def peak_of_chunks(bits: int, in_turns: bool) -> int:
     """Bytes at the peak while six layers read three chunks; ``in_turns`` each evaluates its own."""
     caches = [
-        evicting_cache(H2OConfig(max_kv_size=2048, policy="keydiff", kv_bits=bits))
+        evicting_cache(H2OConfig.of(max_kv_size=2048, policy="keydiff", kv_bits=bits))
         for _ in range(6)
     ]
     rows = mx.random.normal((1, 8, 2048, 128), mx.float16)

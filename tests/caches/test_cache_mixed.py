@@ -9,7 +9,7 @@ import pytest
 from cache_columns import COLUMNS, SIZE, step_of
 from cache_courses import HEADS, Course
 from cache_invariants import arrays_of
-from mlx_h2o import H2OConfig, make_prompt_cache, policies, routing
+from mlx_h2o import make_prompt_cache, policies, routing
 from mlx_h2o.operations.composed.recoding import recoded
 from tiny_models import random_prompt, tiny_qwen3
 
@@ -241,34 +241,6 @@ def test_in_a_model():
     off = np.abs(found[1] - found[0]).max(axis=-1)
     assert off[:29].max() < 1e-3  # nothing is packed before the first chunk is over
     assert off.max() < 0.3 * np.abs(found[0]).max()
-
-
-@pytest.mark.parametrize(
-    ("given", "text"),
-    [
-        ({"light_bits": 4}, "light_bits is 4 and kv_bits is None"),
-        ({"dense_size": 4}, "dense_size is 4 and kv_bits is None"),
-        ({"kv_bits": 8, "light_bits": 3}, "light_bits is 3, expected one of"),
-        ({"kv_bits": 6, "light_bits": 4}, "expected kv_bits of 4 or 8"),
-        ({"kv_bits": 4, "light_bits": 4}, "expected kv_bits of 4 or 8, and fewer light_bits"),
-        ({"kv_bits": 8, "light_bits": 4, "v_bits": 4}, "expected one of them"),
-        ({"kv_bits": 8, "dense_size": 64, "recent_size": 64}, "dense_size is 64, expected 0 to 63"),
-        ({"kv_bits": 8, "dense_size": -1}, "dense_size is -1"),
-    ],
-)
-def test_settings_that_are_refused(given, text):
-    if given.get("recent_size"):
-        given = given | {"heavy_size": 252 - given["recent_size"]}
-    with pytest.raises(ValueError, match=r"^\[H2OConfig\] ") as error:
-        H2OConfig(**given)
-    assert text in str(error.value)
-
-
-def test_the_newest_32_are_dense_by_default():
-    assert H2OConfig(kv_bits=8, light_bits=4).dense_rows == 32
-    assert H2OConfig(max_kv_size=16, kv_bits=8, light_bits=4).dense_rows == 3
-    assert H2OConfig(kv_bits=8, v_bits=4).dense_rows == 0
-    assert H2OConfig(kv_bits=8, light_bits=4, dense_size=0).dense_rows == 0
 
 
 def test_a_chunk_below_the_budget_is_packed_at_once():

@@ -13,7 +13,7 @@ from mlx_h2o import H2OConfig, H2OKVCache, policies, use_backend
 from reference_cache import ReferenceCache
 
 EXACT = tuple(
-    name for name in policies.names() if not policies.build(H2OConfig(policy=name)).needs_weights
+    name for name in policies.names() if not H2OConfig.of(policy=name).policy.needs_weights
 )
 """Policies whose ranks are exact for ``exact_trace``: no exponential, so ties are ties."""
 
@@ -52,7 +52,7 @@ def check_trace(config, lengths, scores, keys) -> None:
         cache.update_scores(mx.take_along_axis(by_position, slots, axis=-1))
         positions, found = rows_by_position(cache)
         assert [positions[0, head] for head in range(len(keys))] == slow.positions()
-        if config.policy == "h2o-ema":
+        if config.policy.name == "h2o-ema":
             for head, expected in enumerate(slow.scores()):
                 np.testing.assert_array_equal(found[0, head], expected)
 
@@ -73,7 +73,7 @@ def test_ties_and_masked_scores(data, policy, shared_heads, evict_every, max_kv_
     # At most 21 tokens: sums of halves stay exact in float32.
     while sum(lengths) > 21:
         lengths.pop()
-    config = H2OConfig(
+    config = H2OConfig.of(
         max_kv_size=max_kv_size,
         sink_size=sink_size,
         heavy_size=max_kv_size - sink_size - recent_size,
@@ -91,7 +91,7 @@ def test_ties_and_masked_scores(data, policy, shared_heads, evict_every, max_kv_
 def test_of_equal_scores_the_lower_position_stays(evict_every, backend):
     lengths = [4, *[1] * 12]
     total = sum(lengths)
-    config = H2OConfig(
+    config = H2OConfig.of(
         max_kv_size=6,
         sink_size=1,
         recent_size=1,

@@ -45,7 +45,7 @@ def update(cache: Any, count: int, seed: int) -> Callable[[], np.ndarray]:
 
 def alone(column: str, policy: str, before: str, **settings: Any) -> Any:
     given = SMALL | COLUMNS[column].settings | {"policy": policy}
-    cache = new_cache(H2OConfig(**given | settings))
+    cache = new_cache(H2OConfig.of(**given | settings))
     for seed, count in enumerate(BEFORE[before]):
         update(cache, count, seed)()
     return cache

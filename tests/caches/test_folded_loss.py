@@ -66,7 +66,7 @@ def test_the_loss_is_that_of_the_reference(case: str, monkeypatch: pytest.Monkey
     rows = [ROWS] * len(model.layers)
     if case.endswith("by layer"):
         rows = [MANY if layer == LONG else FEW for layer in range(len(rows))]
-    budgets = [mlx_h2o.H2OConfig(max_kv_size=count, **CASES[case]) for count in rows]
+    budgets = [mlx_h2o.H2OConfig.of(max_kv_size=count, **CASES[case]) for count in rows]
     ours = mlx_h2o.make_prompt_cache(model, budgets[0], budgets=budgets)
     with mlx_h2o.routing(model):
         found = losses(model, ours, tokens)

@@ -24,6 +24,7 @@ from mlx_h2o import (
     fast,
     load_prompt_cache,
     make_prompt_cache,
+    policies,
     routing,
     save_prompt_cache,
     use_backend,
@@ -64,10 +65,10 @@ def check_counts(course: Course) -> None:
 def test_the_suites_know_what_folds():
     assert FOLDING == ("h2o",)
     for column, one in COLUMNS.items():
-        config = H2OConfig(max_kv_size=64, policy="h2o", **one.settings)
+        config = H2OConfig.of(max_kv_size=64, policy="h2o", **one.settings)
         assert config.folds == (column in FOLDED)
-        assert not replace(config, policy="keydiff").folds
-        assert not replace(config, fold=False).folds
+        assert not replace(config, policy=policies.KeyDiff()).folds
+        assert not replace(config, policy=policies.H2O(fold=False)).folds
 
 
 @pytest.mark.parametrize("batch", [None, 2])
@@ -144,7 +145,7 @@ def test_sinks_and_the_recent_window_are_as_they_came(column, speculative):
         ):
             for head, slot in np.ndindex(*positions.shape):
                 at = positions[head, slot]
-                if config.sink_size <= at < cache.offset - config.recent_size:
+                if config.budget.sink_size <= at < cache.offset - config.recent_size:
                     continue
                 protected += 1
                 assert counts[head, slot] == 1
@@ -216,7 +217,7 @@ def test_the_native_operation_refuses_what_it_cannot_read():
 def test_the_mean_is_weighted_by_mass_and_by_the_length_of_the_value():
     """One of three rows goes, into the nearer of the two that stay, by hand."""
     sizes = {"max_kv_size": 4, "sink_size": 1, "recent_size": 1, "evict_every": 1}
-    cache = H2OKVCache(H2OConfig(policy="h2o", diversity=0.0, **sizes))
+    cache = H2OKVCache(H2OConfig.of(policy="h2o", diversity=0.0, **sizes))
     keys = np.array([[0, 4], [3, 0], [3, 0.5], [-3, 0], [0, 4]], np.float32)
     values = np.array([[1, 1], [2, 0], [0, 1], [0, 3], [1, 1]], np.float32)
     mass = np.zeros(4)
@@ -242,10 +243,10 @@ def test_the_mean_is_weighted_by_mass_and_by_the_length_of_the_value():
 
 @pytest.mark.parametrize("diversity", [0.0, 0.5, 1.0])
 def test_the_share_of_diverse_rows_is_kept_whatever_their_mass(diversity):
-    config = H2OConfig(
+    config = H2OConfig.of(
         max_kv_size=20, sink_size=2, recent_size=4, policy="h2o", diversity=diversity
     )
-    course = Course("dense", "h2o", **{n: getattr(config, n) for n in ("max_kv_size", "sink_size")},
+    course = Course("dense", "h2o", **{n: config.named()[n] for n in ("max_kv_size", "sink_size")},
                     recent_size=4, diversity=diversity, evict_every=1)  # fmt: skip
     course.tokens(20)
     rows = course.references[0].heads[0]

@@ -24,9 +24,7 @@ SHAPE = (2, 32)  # KV heads and elements of a row
 class CodeColumn(Column):
     """3-bit codes, one per byte, of a row over its root mean square."""
 
-    def __init__(self, parts: Parts = (), dtype: mx.Dtype = mx.float32) -> None:
-        super().__init__(parts)
-        self.dtype = dtype
+    dtype = mx.float32
 
     def encode(self, rows: mx.array) -> Parts:
         self.dtype = rows.dtype
@@ -38,9 +36,6 @@ class CodeColumn(Column):
     def decode(self, parts: Parts) -> mx.array:
         codes, size = parts
         return ((codes.astype(mx.float32) - 3.5) / 1.5 * size).astype(self.dtype)
-
-    def like(self, parts: Parts) -> CodeColumn:
-        return CodeColumn(parts, self.dtype)
 
     @property
     def layout(self) -> tuple[int, int, int, mx.Dtype]:
@@ -94,7 +89,7 @@ def fed(
 
 
 def config(policy: str = "h2o-ema", **settings: Any) -> H2OConfig:
-    return H2OConfig(max_kv_size=16, sink_size=2, recent_size=5, policy=policy, **settings)
+    return H2OConfig.of(max_kv_size=16, sink_size=2, recent_size=5, policy=policy, **settings)
 
 
 @pytest.mark.parametrize("policy", ["h2o-ema", "keydiff", "value-aware"])

@@ -30,14 +30,14 @@ def rows(*, keys, importance=None, positions=None, offset=100):
 @pytest.mark.parametrize("name", policies.names())
 def test_ranks_are_float32_and_one_per_row(name):
     keys = np.random.default_rng(0).standard_normal((2, 3, 10, 8)).astype(np.float16)
-    ranks = policies.build(H2OConfig(policy=name)).rank(rows(keys=keys))
+    ranks = H2OConfig.of(policy=name).policy.rank(rows(keys=keys))
     assert ranks.dtype == mx.float32
     assert ranks.shape == (2, 3, 10)
 
 
 @pytest.mark.parametrize("name", ["window", "keydiff"])
 def test_policies_without_scores_ignore_them(name):
-    policy = policies.build(H2OConfig(policy=name))
+    policy = H2OConfig.of(policy=name).policy
     importance = mx.array([[[1.0, float("nan")]]])
     after = policy.accumulate(importance, mx.ones((1, 2, 1, 2)))
     np.testing.assert_array_equal(np.array(after), np.array(importance))
@@ -48,7 +48,7 @@ def test_h2o_is_the_moving_average():
 
 
 def test_h2o_by_hand():
-    policy = policies.build(H2OConfig(policy="h2o-ema", decay=0.75))
+    policy = H2OConfig.of(policy="h2o-ema", decay=0.75).policy
     before = mx.array([[[1.0, float("nan"), 2.0, float("nan")]]])
     # Two query heads, one KV head. Row 1 is new, row 2 is seen by one head, row 3 by none.
     scores = mx.array([[[[4.0, -6.0, -np.inf, -np.inf]], [[-8.0, 2.0, 5.0, -np.inf]]]])
@@ -82,7 +82,7 @@ def test_decay_0_keeps_the_last_score():
 def test_window_ranks_by_age_at_any_position():
     start = 2**29
     positions = mx.arange(start, start + 5)[None, None]
-    ranks = policies.build(H2OConfig(policy="window")).rank(
+    ranks = H2OConfig.of(policy="window").policy.rank(
         rows(keys=np.zeros((1, 1, 5, 4), np.float32), positions=positions, offset=start + 5)
     )
     assert ranks.tolist() == [[[-5.0, -4.0, -3.0, -2.0, -1.0]]]
@@ -90,13 +90,13 @@ def test_window_ranks_by_age_at_any_position():
 
 def test_keydiff_is_minus_the_cosine_with_the_mean_direction():
     keys = np.random.default_rng(2).standard_normal((2, 2, 12, 8)).astype(np.float32)
-    ranks = np.array(policies.build(H2OConfig(policy="keydiff")).rank(rows(keys=keys)))
+    ranks = np.array(H2OConfig.of(policy="keydiff").policy.rank(rows(keys=keys)))
     np.testing.assert_allclose(ranks, reference.key_diversity(keys), atol=1e-6)
 
 
 def test_keydiff_of_keys_without_a_direction_is_finite():
     keys = np.zeros((1, 1, 4, 8), np.float32)
-    policy = policies.build(H2OConfig(policy="keydiff"))
+    policy = H2OConfig.of(policy="keydiff").policy
     assert np.array(policy.rank(rows(keys=keys))).tolist() == [[[0.0] * 4]]
     keys[0, 0, :2, 0] = [1.0, -1.0]  # two that cancel: no mean direction either
     assert np.isfinite(np.array(policy.rank(rows(keys=keys)))).all()
@@ -104,7 +104,7 @@ def test_keydiff_of_keys_without_a_direction_is_finite():
 
 def test_keydiff_evicts_the_key_most_like_the_others():
     keys = np.array([[[[1, 0.1], [1, 0], [1, -0.3], [-1, 0.2]]]], np.float32)
-    ranks = np.array(policies.build(H2OConfig(policy="keydiff")).rank(rows(keys=keys)))[0, 0]
+    ranks = np.array(H2OConfig.of(policy="keydiff").policy.rank(rows(keys=keys)))[0, 0]
     assert ranks.argmin() == 1
     assert ranks.argmax() == 3
 
@@ -117,7 +117,7 @@ def test_the_policy_of_the_documentation_works(monkeypatch):
     exec(example, written)
     monkeypatch.setitem(policies._POLICIES, "value-norm", written["ValueNorm"])
     sizes = {"max_kv_size": 4, "sink_size": 1, "recent_size": 1, "evict_every": 1}
-    cache = H2OKVCache(H2OConfig(policy="value-norm", **sizes))
+    cache = H2OKVCache(H2OConfig.of(policy="value-norm", **sizes))
     for length in (1.0, 3.0, 2.0, 5.0, 4.0, 0.5):
         row = mx.full((1, 1, 1, 2), length)
         cache.update_and_fetch(row, row)

@@ -47,7 +47,7 @@ def test_the_table_has_every_policy():
 
 @each
 def test_what_it_needs(name):
-    policy = policies.build(H2OConfig(policy=name))
+    policy = H2OConfig.of(policy=name).policy
     expected = TABLE[name]
     assert (policy.needs_scores, policy.needs_weights) == (expected.scores, expected.weights)
     assert (policy.name, policy.folds) == (name, expected.folds)
@@ -157,7 +157,7 @@ def test_a_fully_masked_query_says_nothing_that_is_not_a_number(name):
 @each
 def test_nothing_leaks_into_the_next_generation(name):
     """Two generations, their policies' settings before and after, and a third in between."""
-    config = H2OConfig(max_kv_size=24, policy=name)
+    config = H2OConfig.of(max_kv_size=24, policy=name)
     model = tiny_qwen3()
     kept = []
     for seed in (1, 2, 1):

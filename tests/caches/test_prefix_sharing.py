@@ -23,7 +23,7 @@ from mlx_h2o import (
     routing,
     save_prompt_cache,
 )
-from mlx_h2o.caches import scored
+from mlx_h2o.caches import attention
 from mlx_h2o.caches.prefix import Prefix
 from mlx_h2o.lm.sharing import common_tokens
 from mlx_h2o.operations import segments
@@ -97,7 +97,7 @@ def test_other_models(make):
 
 
 def test_an_unbounded_cache_shares_all_that_is_common():
-    model, config = tiny_qwen3(), H2OConfig(max_kv_size=None)
+    model, config = tiny_qwen3(), H2OConfig.of(max_kv_size=None)
     found = answered(model, None, max_kv_size=config)
     assert {cache.prefix_rows for one in found.caches for cache in one} == {LENGTH}
     for prompt, tokens in zip(PROMPTS, found.token_ids, strict=True):
@@ -132,7 +132,7 @@ def test_there_are_never_more_rows_than_the_budget_and_sequences_come_and_go(pol
     limits, tokens, ended = [3, 40, 11, 25, 18], {uid: [] for uid in range(5)}, {}
     given = SMALL | {"policy": policy, "max_kv_size": 64}
     caches = standing(model, 5, **given)
-    shared = caches[0][0]._prefix
+    shared = caches[0][0]._table.prefix
     with routing(model):
         batches = BatchGenerator(
             model, completion_batch_size=3, prefill_batch_size=2, prefill_step_size=24
@@ -148,13 +148,13 @@ def test_there_are_never_more_rows_than_the_budget_and_sequences_come_and_go(pol
                     ended[response.uid] = response.prompt_cache
             held = batches._generation_batch.prompt_cache
             assert all(cache.size() <= 64 for cache in held)
-            assert all(cache._prefix is shared for cache in held[:1])
+            assert all(cache._table.prefix is shared for cache in held[:1])
             if len(ended) == 5:
                 break
         batches.close()
     for uid, prompt, limit in zip(uids, prompts, limits, strict=True):
         assert tokens[uid] == alone(model, prompt, limit, **given)
-        assert ended[uid][0]._prefix is shared
+        assert ended[uid][0]._table.prefix is shared
         assert ended[uid][0].size() == min(64, len(prompt) + limit)
 
 
@@ -202,7 +202,7 @@ def test_sequences_on_other_rows_take_copies(rows):
     same_rows(together.extract(2), first[0][0])
     nobody = BatchH2OKVCache(first[0][0].config)
     nobody.extend(H2OKVCache.merge([one[0] for one in first]))
-    assert nobody._prefix is first[0][0]._prefix
+    assert nobody._table.prefix is first[0][0]._table.prefix
 
 
 @pytest.mark.slow
@@ -263,7 +263,7 @@ def test_rows_that_are_set_are_its_own():
 
 
 def held(tokens: int = 40, **given):
-    cache = H2OKVCache(H2OConfig(**{"max_kv_size": 64, "prefix_size": 36} | given), name="one")
+    cache = H2OKVCache(H2OConfig.of(**{"max_kv_size": 64, "prefix_size": 36} | given), name="one")
     rows = mx.ones((1, 2, tokens, 32))
     keys, values = cache.update_and_fetch(rows, rows)
     if isinstance(keys, mx.array):
@@ -287,7 +287,7 @@ def test_rows_that_cannot_be_shared(settings, rows, said):
 
 
 def test_kinds_that_share_nothing():
-    mixed = H2OConfig(max_kv_size=64, kv_bits=8, light_bits=4, prefix_size=36)
+    mixed = H2OConfig.of(max_kv_size=64, kv_bits=8, light_bits=4, prefix_size=36)
     with pytest.raises(ValueError, match="found|mixed precision"):
         make_prompt_cache(tiny_qwen3(head_dim=32), mixed)[0].share(36)
     with pytest.raises(ValueError, match="several sequences"):
@@ -326,7 +326,7 @@ def test_prompt_caches_of_the_caller_are_as_they_are():
     ready = standing(model)
     prompts = [prompt[LENGTH:] for prompt in PROMPTS]
     found = answered(model, None, prompts, prompt_caches=ready, prefill_step_size=24)
-    assert found.caches[0][0]._prefix is ready[0][0]._prefix
+    assert found.caches[0][0]._table.prefix is ready[0][0]._table.prefix
     for prompt, tokens in zip(PROMPTS, found.token_ids, strict=True):
         assert tokens == alone(model, prompt, **SMALL)
 
@@ -384,12 +384,12 @@ FAULTS = {
     "no mask": lambda self, keys, values, mask: (*BEFORE(self, keys, values, mask)[:2], None),
 }
 PLACES = {
-    "no merge": (scored, "merged_attention"),
-    "own weights": (scored, "merged_attention"),
+    "no merge": (attention, "merged_attention"),
+    "own weights": (attention, "merged_attention"),
     "heads of another sequence": (segments, "_turned"),
     "no mask": (Prefix, "before"),
 }
-MERGED, BEFORE = scored.merged_attention, Prefix.before
+MERGED, BEFORE = attention.merged_attention, Prefix.before
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -74,7 +74,7 @@ def test_what_was_saved_comes_back(model, saved):
 @pytest.mark.parametrize("policy", POLICIES)
 def test_settings_and_empty_caches_come_back(policy, tmp_path):
     cache, _ = filled(policy, decay=0.5)
-    empty = H2OKVCache(H2OConfig(max_kv_size=cache.config.max_kv_size))
+    empty = H2OKVCache(H2OConfig.of(max_kv_size=cache.config.max_kv_size))
     save_prompt_cache(tmp_path / "cache", [cache, empty])
     assert [path.name for path in tmp_path.iterdir()] == ["cache.safetensors"]
     loaded = load_prompt_cache(tmp_path / "cache")

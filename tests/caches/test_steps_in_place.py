@@ -46,7 +46,7 @@ def cache_step(cache, token):
 
 def full_cache(policy, rows=64):
     rng = np.random.default_rng(11)
-    cache = H2OKVCache(H2OConfig(max_kv_size=rows, policy=policy, evict_every=1))
+    cache = H2OKVCache(H2OConfig.of(max_kv_size=rows, policy=policy, evict_every=1))
     for _ in range(rows):
         mx.eval(cache_step(cache, mx.array(rng.standard_normal((1, 2, 1, 16)).astype(np.float32))))
     return cache, rng

@@ -165,7 +165,7 @@ def test_caches_on_disk_are_of_a_model_and_of_settings():
     for layers in (1, 2):
         models = [tiny_qwen3(layers=layers)]
         for settings in ({}, {"max_kv_size": 20}, {"kv_bits": 8, "kv_group_size": 32}):
-            asked = CacheSettings(H2OConfig(**settings), None, "equal", None)
+            asked = CacheSettings(H2OConfig.of(**settings), None, "equal", None)
             make = server._making(models, asked)
             found |= {server._name(models, make), server._name(models, make)}
     assert len(found) == 6

@@ -22,6 +22,7 @@ from mlx_h2o.evaluation.settings import PROMPT, Settings
 from mlx_h2o.evaluation.statistics import paired
 from mlx_h2o.evaluation.texts import windows
 from mlx_h2o.lm.prompt_cache import evicting_caches
+from mlx_h2o.policies import H2O
 from tiny_models import random_prompt, tiny_qwen3, tiny_tokenizer
 
 SETTINGS = Settings(documents=2, length=72, lengths=(200,), facts=4, writing=24)
@@ -114,10 +115,8 @@ def test_tokens_that_are_read_at_once_see_each_other(tiny):
 def test_an_arm_without_folding_drops_rows():
     sizes = arms.Sizes(tiny_qwen3(head_dim=64))
     made = sizes.made(arms.ARMS["no-fold"], 400, 40_000).make()
-    assert {(one.config.policy, one.config.folds) for one in evicting_caches(made)} == {
-        ("h2o", False)
-    }
-    assert not any(one.config.fold for one in sizes.made(arms.ARMS["random"], 400, 40_000).make())
+    assert {one.config.policy for one in evicting_caches(made)} == {H2O(fold=False)}
+    assert not any(one.config.folds for one in sizes.made(arms.ARMS["random"], 400, 40_000).make())
 
 
 def test_arms_as_people_write_them():

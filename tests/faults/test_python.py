@@ -261,13 +261,13 @@ FAULTS = (
           partial(life, policy="keydiff", context_size=16)),
     Fault("eviction is off, and nobody says so", "policies.base:Policy.needs_attention",
           lambda original: lambda own: False, unscored),
-    Fault("a chunk has no scores", "caches.scored:ScoredRows.score_chunk", nothing, life),
+    Fault("a chunk has no scores", "caches.cache:H2OKVCache.score_chunk", nothing, life),
     Fault("a trim does nothing", "caches.cache:H2OKVCache.trim", nothing, drafts),
     # Folding.
     Fault("rows are dropped", "caches.eviction:fold", nothing, partial(no_token_lost, "dense", 1)),
     Fault("rows are folded, asked or not", "config:H2OConfig.folds", lambda original: lambda own:
           True, partial(rows_dropped, "dense")),
-    Fault("rows forget for how many they stand", "caches.stored:StoredRows.row_bias", nothing,
+    Fault("rows forget for how many they stand", "caches.attention:biases", nothing,
           partial(long_chunk, None)),
     # Packed rows in their frame.
     Fault("queries are not rotated", "caches.frame:Frame.query", first, NOTICES["attention"]),
@@ -277,14 +277,14 @@ FAULTS = (
     Fault("the light rows are the best", "caches.eviction:Eviction.ranks",
           gives(lambda ranks: -ranks), light),
     # Batches, heads and layers.
-    Fault("a token sees what follows", "caches.cache:mask_of", nothing, batch),
-    Fault("sequences are mixed up", "caches.batch:select", lambda original: lambda table, lines, of:
-          original(table, lines[::-1], of), batch),
+    Fault("a token sees what follows", "caches.step:Step.mask", nothing, batch),
+    Fault("sequences are mixed up", "caches.batch:select", lambda original: lambda table, chosen:
+          original(table, chosen[::-1]), batch),
     Fault("heads are mixed up", "caches.heads:HeadGroups.attended_by",
           gives(lambda out: out[:, ::-1]), partial(by_hand, "keydiff", {})),
     Fault("layers have each other's mask", "caches.cache:H2OKVCache.mask_of_update", nothing,
           partial(shared_mask, "qwen3", "h2o")),
-    Fault("the shared rows are not read", "caches.scored:merged_attention",
+    Fault("the shared rows are not read", "caches.attention:merged_attention",
           given(shared=lambda rows: None), shared),
     # Files, and what generation is given.
     Fault("a damaged file is read", "lm.saving:is_whole", gives(lambda whole: True),

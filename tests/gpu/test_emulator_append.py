@@ -204,7 +204,7 @@ def test_a_cache_encodes_with_it() -> None:
     """Prompt, steps and evictions: the rows of a cache on the composition."""
 
     def rows_of_a_cache() -> list[mx.array]:
-        cache = H2OKVCache(H2OConfig(max_kv_size=24, kv_format="turbo3", policy="window"))
+        cache = H2OKVCache(H2OConfig.of(max_kv_size=24, kv_format="turbo3", policy="window"))
         rows = rows_of(21, "f32", 1, 2, 40, 64)
         for start, end in ((0, 20), *((at, at + 1) for at in range(20, 40))):
             cache.update_and_fetch(rows[:, :, start:end], rows[:, :, start:end])

@@ -16,7 +16,9 @@ POLICIES = ("h2o", "h2o-ema", "window", "keydiff")
 """Those of every language."""
 
 SIZES = ("heavy_size", "recent_size", "evict_every")
-PLAIN = ("max_kv_size", "sink_size")
+PLAIN = ("max_kv_size", "sink_size", "speculative")
+SHARES = ("diversity", "decay")
+BITS = ("kv_bits", "v_bits")
 
 
 def fill(library: Library, values: dict[str, Any]) -> tuple[Any, Any]:
@@ -24,25 +26,28 @@ def fill(library: Library, values: dict[str, Any]) -> tuple[Any, Any]:
     config = library.ffi.new("mlx_h2o_config*", library.c.mlx_h2o_config_new())
     policy = None
     for name, value in values.items():
-        if name in SIZES:
-            optional = getattr(config, name)
+        if name in (*SIZES, *BITS):
+            optional = getattr(config.budget if name in SIZES else config.format, name)
             optional.has_value = value is not None
             optional.value = value or 0
         elif name == "policy":
             policy = library.ffi.new("char[]", value.encode())
-            config.policy = policy
+            config.policy.name = policy
+        elif name in SHARES:
+            setattr(config.policy, name, value)
+        elif name == "kv_group_size":
+            config.format.kv_group_size = value
         else:
-            setattr(config, name, value)
+            setattr(config.budget, name, value or 0)
     return config, policy
 
 
 def read(library: Library, config: Any) -> dict[str, Any]:
-    found = {name: getattr(config, name) for name in PLAIN}
+    found = {name: getattr(config.budget, name) for name in PLAIN}
     for name in SIZES:
-        optional = getattr(config, name)
+        optional = getattr(config.budget, name)
         found[name] = optional.value if optional.has_value else None
-    found["policy"] = library.ffi.string(config.policy).decode()
-    found["decay"] = pytest.approx(config.decay, rel=1e-7)
+    found["policy"] = library.ffi.string(config.policy.name).decode()
     return found
 
 
@@ -61,10 +66,10 @@ def outcome_of_c(library: Library, values: dict[str, Any]) -> Any:
 
 def outcome_of_python(values: dict[str, Any]) -> Any:
     try:
-        config = H2OConfig(**values)
+        config = H2OConfig.of(**values)
     except ValueError as error:
         return str(error)
-    return {name: getattr(config, name) for name in (*PLAIN, *SIZES, "policy", "decay")}
+    return {name: config.named()[name] for name in (*PLAIN, *SIZES, "policy")}
 
 
 def test_the_defaults_are_pythons(library):
@@ -81,12 +86,19 @@ INTS = st.integers(-3, 300) | st.sampled_from([2**31 - 1, -(2**31)])
         optional={
             **dict.fromkeys(PLAIN, INTS),
             **dict.fromkeys(SIZES, st.none() | INTS),
+            "context_size": st.none() | st.integers(-1, 9),
             "policy": st.sampled_from(POLICIES),
-            "decay": st.sampled_from([0.0, 0.5, 0.95, 1.0, 1.5, -0.25]),
+            **dict.fromkeys(SHARES, st.sampled_from([0.0, 0.5, 0.75, 1.0, 1.5, -0.25])),
+            **dict.fromkeys(BITS, st.none() | st.integers(1, 9)),
+            "kv_group_size": st.sampled_from([32, 64, 48]),
         },
     )
 )
 @example(values={"decay": 1.0})
+@example(values={"kv_bits": 4, "v_bits": 8, "kv_group_size": 32})
+@example(values={"kv_bits": 4, "v_bits": 7})
+@example(values={"kv_bits": 4, "kv_group_size": 48})
+@example(values={"max_kv_size": 9, "speculative": 4})
 @example(values={"policy": "h2o"})
 @example(values={"policy": "h2o", "max_kv_size": 100})
 @example(values={"policy": "h2o", "max_kv_size": 20})
@@ -106,8 +118,8 @@ def test_other_policies_are_refused_by_name(library, name):
 def test_sizes_beyond_the_budget_are_named(library):
     text = outcome_of_c(library, {"max_kv_size": 64, "heavy_size": 40, "recent_size": 30})
     assert text == (
-        "[H2OConfig] sink_size + heavy_size + recent_size is 4 + 40 + 30 = 74, "
-        "expected at most max_kv_size = 64."
+        "[H2OConfig] max_kv_size is 64, expected at least sink_size + heavy_size + recent_size = "
+        "4 + 40 + 30 = 74."
     )
 
 
@@ -115,10 +127,10 @@ def test_sizes_beyond_the_budget_are_named(library):
 @pytest.mark.parametrize("budget", [256, 64, 6, 5, 4, 0])
 def test_presets_are_pythons(library, name, budget):
     config = library.ffi.new("mlx_h2o_config*")
-    fields = (*PLAIN, *SIZES, "policy", "decay")
+    fields = (*PLAIN, *SIZES, "policy")
     try:
         preset = H2OConfig.preset(name, budget)
-        expected: Any = {field: getattr(preset, field) for field in fields}
+        expected: Any = {field: preset.named()[field] for field in fields}
     except ValueError as error:
         expected = str(error)
     try:

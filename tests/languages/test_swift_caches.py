@@ -19,6 +19,7 @@ from benchmark_scripts import script
 from golden.build import Case
 from mlx_h2o import H2OConfig, H2OKVCache
 from mlx_h2o.caches.quantized import evicting_cache
+from mlx_h2o.config import setting_names
 from mlx_h2o.operations.backends import get, use_backend
 from parity import traces
 from parity.outcome import Outcome
@@ -33,6 +34,12 @@ CODES = {"kv_format": "turbo4v3", "kv_group_size": 32}
 POLICIES = ("h2o", "h2o-ema", "window", "keydiff")
 """Those that Swift has."""
 
+SETTINGS = (
+    *("max_kv_size", "sink_size", "heavy_size", "recent_size", "evict_every", "speculative"),
+    *("context_size", "policy", "decay", "kv_bits", "v_bits", "kv_frame", "kv_group_size"),
+    "kv_format",
+)
+"""Those that Swift is told."""
 Rounds = Sequence[tuple[int, int]]
 """Tokens that come together, and how many of them go back."""
 
@@ -54,7 +61,7 @@ def swift(tmp_path: Path) -> Leg:
 
 
 def case(name: str, rounds: Rounds, settings: dict[str, Any], **more: Any) -> Case:
-    config = H2OConfig(**settings)
+    named = H2OConfig.of(**settings).named()
     total = sum(count for count, _ in rounds)
     rng = np.random.default_rng(sum(map(ord, name)))
     shapes = {"queries": QUERY_HEADS, "keys": HEADS, "values": HEADS}
@@ -64,16 +71,10 @@ def case(name: str, rounds: Rounds, settings: dict[str, Any], **more: Any) -> Ca
     }
     fields = {
         "name": name, "op": "trace", "scale": SIZE**-0.5, "routed": True, "replay": False,
-        "max_kv_size": config.max_kv_size, "sink_size": config.sink_size, "decay": config.decay,
-        "heavy_size": config.heavy_size, "recent_size": config.recent_size,
-        "policy": config.policy, "evict_every": config.evict_every,
-        "speculative": config.speculative, "kv_group_size": config.kv_group_size,
-        "kv_frame": config.kv_frame,
         "rounds": [list(pair) for pair in rounds],
     }  # fmt: skip
-    optional = ("kv_bits", "v_bits", "kv_format", "context_size")
-    given = {name: getattr(config, name) for name in optional}
-    return Case(fields | {k: v for k, v in given.items() if v is not None} | more, tensors)
+    given = {name: named[name] for name in SETTINGS if named[name] is not None}
+    return Case(fields | given | more, tensors)
 
 
 def in_python(case: Case, cache: Any, name: str = BACKEND) -> Outcome:
@@ -96,9 +97,9 @@ def in_python(case: Case, cache: Any, name: str = BACKEND) -> Outcome:
 
 
 def fresh(case: Case) -> Any:
-    config = {name: case.fields.get(name) for name in H2OConfig.setting_names()}
+    config = {name: case.fields.get(name) for name in setting_names()}
     given = {name: value for name, value in config.items() if value is not None}
-    return evicting_cache(H2OConfig(**given), name=case.fields["name"])
+    return evicting_cache(H2OConfig.of(**given), name=case.fields["name"])
 
 
 def assert_same(found: Outcome, expected: Outcome) -> None:
@@ -208,7 +209,8 @@ def test_files_go_both_ways(swift: Leg, kind: str, tmp_path: Path) -> None:
         (back,) = mlx_h2o.load_prompt_cache(one.fields["save"])
         assert isinstance(back, H2OKVCache)
         assert (back.config, back.name, back.offset) == (cache.config, cache.name, cache.offset)
-        last = case(one.fields["name"] + "-again", [(1, 0)] * 100, {"policy": cache.config.policy})
+        again = one.fields["name"] + "-again"
+        last = case(again, [(1, 0)] * 100, {"policy": cache.policy.name})
         assert_same(in_python(last, back), in_python(last, cache))
 
 
@@ -224,7 +226,7 @@ def test_settings_that_swift_lacks_are_refused_by_name(swift: Leg, tmp_path: Pat
     cases = []
     for place, (said, settings) in enumerate(lacking.items()):
         file = tmp_path / f"{place}.safetensors"
-        cache = evicting_cache(H2OConfig(**{"max_kv_size": 24} | settings))
+        cache = evicting_cache(H2OConfig.of(**{"max_kv_size": 24} | settings))
         mlx_h2o.save_prompt_cache(file, [cache])
         cases.append(case(said, [(1, 0)], {"max_kv_size": 24}, load=str(file)))
     found = swift(cases)

@@ -133,7 +133,10 @@ def test_reads_text_as_python_does() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--prompt", "a", "--max-kv-size", "0"], "maxKVSize is 0, expected at least 1"),
+        (
+            ["--prompt", "a", "--max-kv-size", "0"],
+            "max_kv_size is 0, expected an int of at least 1",
+        ),
         (["--prompt", "a", "--light-bits", "4"], "--light-bits is no flag"),
         (["--prompt", "a", "--policy", "best"], "policy is 'best', expected one of"),
         (["--prompt", "a", "--max-tokens", "-1"], "--max-tokens is '-1'"),

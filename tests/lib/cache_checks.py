@@ -21,7 +21,7 @@ SHAPE = {"batch": 2, "heads": 2, "group": 2, "size": 16}
 def small(policy="h2o-ema", **given) -> H2OKVCache:
     """A cache of 16 rows, 2 sinks and 4 recent, one out for one in, or as given."""
     chosen = {"max_kv_size": 16, "sink_size": 2, "recent_size": 4, "evict_every": 1}
-    return H2OKVCache(H2OConfig(**chosen | {"policy": policy} | given), name="tiny layer 0")
+    return H2OKVCache(H2OConfig.of(**chosen | {"policy": policy} | given), name="tiny layer 0")
 
 
 def filled(policy="h2o-ema", tokens=40, **given):

@@ -55,7 +55,7 @@ COLUMNS = {
 }
 
 
-FOLDING = tuple(name for name in policies.names() if policies.known(name).folds)
+FOLDING = tuple(name for name in policies.names() if policies.known(name)().folds)
 """Policies whose rows become others: what a test says of a row that stays as it came is not for
 them."""
 
@@ -104,7 +104,7 @@ def stored_rows(cache) -> tuple[np.ndarray, np.ndarray]:
     if cache._table is not None:
         parts = [_unpacked(cache.config, cache.keys_and_values(), centres)]
     if cache.prefix_rows:
-        first = [_alone(side) for side in cache._prefix.state]
+        first = [_alone(side) for side in cache._table.prefix.state]
         first = _unpacked(cache.config, first, centres)
         lines = np.array(cache.positions).shape[0]
         parts.insert(0, [np.broadcast_to(a, (lines, *a.shape[1:])) for a in first])

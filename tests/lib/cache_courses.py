@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import json
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +53,7 @@ class Course:
     ) -> None:
         self.column = COLUMNS[column]
         given = SMALL | {"policy": policy} | self.column.settings | settings
-        self._begin(H2OConfig(**given), batch, batch is not None and not equal, seed)
+        self._begin(H2OConfig.of(**given), batch, batch is not None and not equal, seed)
 
     def _begin(self, config: H2OConfig, batch: int | None, ragged: bool, seed: int) -> None:
         self.config, self.ragged = config, ragged
@@ -248,7 +247,9 @@ class Course:
         place = -2 if found.cache.prefix_rows else -1
         state[place] = json.dumps(json.loads(state[place]) | {"policy": policy})
         found.cache = type(self.cache).from_state(tuple(state))
-        found.config = replace(self.config, policy=policy, preallocate=False)
+        found.config = H2OConfig.of(
+            **self.config.named() | {"policy": policy, "preallocate": False}
+        )
         assert found.cache.config == found.config
         for reference in found.references:
             reference.take_policy(found.config, found.cache.policy.needs_scores)
@@ -260,7 +261,7 @@ class Course:
     def _forward(self, parts: list[list[np.ndarray]], spans: list[tuple[int, int]]) -> None:
         """One forward of a layer; ``spans`` says which of the tokens are a sequence's own."""
         cache = self.cache
-        if self.config.folds or (self.column.mixed and self.config.policy in BY_ROWS):
+        if self.config.folds or (self.column.mixed and self.config.policy.name in BY_ROWS):
             self.flush()  # else rows are made or packed between two evictions of one update
         queries, keys, values = (np.stack(arrays) for arrays in zip(*parts, strict=True))
         length = queries.shape[2]
@@ -282,10 +283,8 @@ class Course:
             else:
                 self.references[b].flush()
         self._take_rows()
-        if length <= PACKED_QUERIES:
+        if length <= PACKED_QUERIES or cache.prefix_rows or cache.row_bias is not None:
             out = cache.attend(mx.array(queries), k, attended, **given)
-        elif cache.prefix_rows or cache.row_bias is not None:
-            out = cache.attend_chunk(mx.array(queries), k, attended, **given)
         else:
             out = mx.fast.scaled_dot_product_attention(mx.array(queries), k, attended, **given)
             cache.attended()

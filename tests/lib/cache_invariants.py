@@ -81,7 +81,7 @@ def check_invariants(
     for b, offset in enumerate(offsets):
         (length,) = set(lengths[b].tolist())  # as many in every head
         start = offset - config.recent_size if window is None else window[b]
-        first = max(config.sink_size, config.prefix_size)
+        first = max(config.budget.sink_size, config.prefix_size)
         protected = {*range(min(first, offset)), *range(max(0, start), offset)}
         for found in positions[b].tolist():
             rows = [position for position in found if position >= 0]
@@ -96,7 +96,7 @@ def check_invariants(
                 assert rows[length - newest[b] :] == list(range(offset - newest[b], offset))
     held = sum(array.nbytes for array in held_arrays(cache._table))
     if cache.prefix_rows:  # once, for all sequences
-        held += sum(array.nbytes for _, array in tree_flatten(list(cache._prefix.state)))
+        held += sum(array.nbytes for _, array in tree_flatten(list(cache._table.prefix.state)))
     else:
         rows = [array for _, array in tree_flatten([cache.keys, cache.values])]
         assert cache.nbytes >= sum(array.nbytes for array in rows)
@@ -104,11 +104,12 @@ def check_invariants(
 
 
 def held_arrays(table: Any) -> list[mx.array]:
-    """Every array that the attributes of a table lead to, but for what attention has just read."""
+    """Every array that the attributes of a table lead to, but for what attention has just read and
+    what is shared."""
     found: dict[int, mx.array] = {}
     if table is None:  # all rows are shared
         return []
-    waiting, known = [{**vars(table), "packed": None}], {id(table)}
+    waiting, known = [vars(table) | {"packed": None, "prefix": None}], {id(table)}
     while waiting:
         one = waiting.pop()
         if isinstance(one, mx.array):

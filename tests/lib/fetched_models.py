@@ -10,16 +10,21 @@ import pytest
 import mlx_h2o
 from benchmark_scripts import script
 
-__all__ = ["loaded"]
+__all__ = ["fetched", "loaded"]
 
 
-def loaded(name: str) -> tuple[Any, Any]:
-    """Model and tokenizer; skips the test that calls it where the model was not fetched."""
+def fetched(name: str) -> str:
+    """A model's folder; skips the test that calls it where the model was not fetched."""
     with script("yardsticks", "tools") as tool:
         folder = tool.models_folder() / name
     if not (folder / "yardstick.json").exists():
         pytest.skip(f"NO {name} in {folder.parent}: nox -s yardsticks fetches it")
-    return _load(str(folder))
+    return str(folder)
+
+
+def loaded(name: str) -> tuple[Any, Any]:
+    """Model and tokenizer; skips as ``fetched``."""
+    return _load(fetched(name))
 
 
 @functools.lru_cache(maxsize=1)

@@ -71,7 +71,7 @@ class ReferenceCache:
         self.commit(self.offset + added - self.tail)
         excess = self.size + added - budget
         if (added == 1 or added <= self.tail) and excess > 0:
-            group = min(self.config.evict_every, self.config.heavy_size + 1)
+            group = min(self.config.budget.evict_every, self.config.budget.heavy_size + 1)
             window = max(self.config.recent_size, self.tail) - added
             free = self.size - reference_folding.for_good(self.config) - max(0, window)
             self.evict(max(excess, min(group, free)), self.offset + added)

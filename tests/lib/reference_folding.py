@@ -19,7 +19,7 @@ LEAST = 1e-9
 
 def for_good(config) -> int:
     """The first positions, which stay as they are: sinks, or a prefix that they begin."""
-    return max(config.sink_size, config.prefix_size)
+    return max(config.budget.sink_size, config.prefix_size)
 
 
 def features(keys: np.ndarray, values: np.ndarray) -> np.ndarray:

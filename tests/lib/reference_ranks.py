@@ -22,7 +22,7 @@ def accumulate(config, before: np.ndarray, scores: np.ndarray) -> np.ndarray:
 
 def seen(config, scores: np.ndarray) -> np.ndarray:
     """What the policy is told of logits: themselves, or the weights that the softmax makes."""
-    if config.policy not in WEIGHTS:
+    if config.policy.name not in WEIGHTS:
         return scores
     with np.errstate(invalid="ignore"):
         exponentials = np.exp(scores - scores.max(axis=-1, keepdims=True))
@@ -33,13 +33,14 @@ def seen(config, scores: np.ndarray) -> np.ndarray:
 
 def take_in(config, before: np.ndarray, given: np.ndarray) -> np.ndarray:
     """The new C [N] of a head, of what ``seen`` made [heads of the group, L, N]."""
-    if config.policy == "h2o-ema":
-        return reference.accumulate(before[None, None], given[None], decay=config.decay)[0, 0]
-    if config.policy not in WEIGHTS:
+    if config.policy.name == "h2o-ema":
+        decay = config.policy.decay
+        return reference.accumulate(before[None, None], given[None], decay=decay)[0, 0]
+    if config.policy.name not in WEIGHTS:
         return before
-    if config.policy == "tova":
+    if config.policy.name == "tova":
         return given[:, -1].mean(axis=0)
-    if config.policy == "snapkv":
+    if config.policy.name == "snapkv":
         return _snapkv(before, given.mean(axis=0))
     return np.nan_to_num(before) + given.sum(axis=(0, 1))
 
@@ -56,19 +57,19 @@ def _snapkv(before: np.ndarray, weights: np.ndarray) -> np.ndarray:
 def ranks(config, head: int, rows: list, keep: int, recent_start: int) -> np.ndarray:
     """The rank [N] of the rows of a head, of which ``keep`` stay; higher is kept."""
     scores = np.array([row.score for row in rows])
-    if config.policy in ("h2o-ema", "h2o-sum", "tova", "snapkv"):
+    if config.policy.name in ("h2o-ema", "h2o-sum", "tova", "snapkv"):
         return scores
-    if config.policy == "window":
+    if config.policy.name == "window":
         return np.array([row.position for row in rows], np.float64)
-    if config.policy == "random":
-        return np.array([_hash(config.random_seed, head, row.position) for row in rows])
-    if config.policy == "h2o":
+    if config.policy.name == "random":
+        return np.array([_hash(config.policy.random_seed, head, row.position) for row in rows])
+    if config.policy.name == "h2o":
         return _h2o(config, scores, rows, keep, recent_start)
-    if config.policy == "keydiff":
+    if config.policy.name == "keydiff":
         return _key_diversity(rows)
-    if config.policy == "value-aware":
+    if config.policy.name == "value-aware":
         return scores * np.array([np.abs(row.value).sum() for row in rows])
-    assert config.policy == "mix"
+    assert config.policy.name == "mix"
     return 4 * _places(_key_diversity(rows)) + _places(scores) + 0 * scores
 
 
@@ -79,7 +80,7 @@ def _h2o(config, mass: np.ndarray, rows: list, keep: int, recent_start: int) -> 
     found = heavy / max(np.nan_to_num(heavy).max(initial=0), 1e-9)
     stays = [row.position < for_good(config) or row.position >= recent_start for row in rows]
     free = [place for place, protected in enumerate(stays) if not protected]
-    diverse = int(config.diversity * max(0, keep - sum(stays)))
+    diverse = int(config.policy.diversity * max(0, keep - sum(stays)))
     if diverse:
         apart = _key_diversity(rows)
         best = sorted(free, key=lambda place: (-apart[place], rows[place].position))[:diverse]

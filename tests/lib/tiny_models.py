@@ -35,25 +35,25 @@ def tiny_qwen3(
             tie_word_embeddings=True,
         )
     )
-    return _spread(model)
+    return spread(model)
 
 
-def tiny_llama(*, seed: int = 8):
+def tiny_llama(*, heads: int = 4, kv_heads: int = 4, width: int = 32, seed: int = 8):
     """A float32 Llama of two layers, whose ``make_cache`` ignores max_kv_size."""
     mx.random.seed(seed)
     model = llama.Model(
         llama.ModelArgs(
             model_type="llama",
-            hidden_size=32,
+            hidden_size=width,
             num_hidden_layers=2,
             intermediate_size=48,
-            num_attention_heads=4,
-            num_key_value_heads=4,
+            num_attention_heads=heads,
+            num_key_value_heads=kv_heads,
             rms_norm_eps=1e-6,
             vocab_size=VOCABULARY,
         )
     )
-    return _spread(model)
+    return spread(model)
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
@@ -64,7 +64,8 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
 
 
-def _spread(model):
+def spread(model):
+    """The model with large weights, so that attention is not flat."""
     model.load_weights(
         [
             (name, 3 * weight if weight.ndim == 2 else weight)

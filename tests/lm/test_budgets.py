@@ -170,7 +170,7 @@ def test_one_budget_has_one_mask_and_unequal_ones_each_layers():
     batch.extend(other)
     assert batch.extract(1).unequal_budgets
     # The sizes of the windows differ, so rows leave at other times.
-    recents = [H2OConfig(max_kv_size=30, heavy_size=h) for h in (5, 10)]
+    recents = [H2OConfig.of(max_kv_size=30, heavy_size=h) for h in (5, 10)]
     assert all(c.unequal_budgets for c in mlx_h2o.make_prompt_cache(model, budgets=recents))
     equal = mlx_h2o.make_prompt_cache(model, budgets=[30, 30])
     assert equal[0].make_mask(5, return_array=True).shape == (5, 5)
@@ -223,7 +223,7 @@ def test_packed_rows_of_a_batch_are_read_outside_of_routing():
         ([12, "a"], "a budget is 'a', expected an int"),
         ([12, True], "a budget is True, expected an int"),
         ([12, 4], r"\[H2OConfig\] sink_size is 4, expected fewer than max_kv_size = 4"),
-        ([12, H2OConfig(kv_bits=8)], "a budget has kv_bits 8, expected None"),
+        ([12, H2OConfig.of(kv_bits=8)], "a budget has kv_bits 8, expected None"),
     ],
 )
 def test_wrong_budgets_say_what_was_found(budgets, text):

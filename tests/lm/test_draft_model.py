@@ -106,7 +106,7 @@ def test_quantised_rows_are_taken_back_too(rows):
 @pytest.mark.slow
 def test_the_settings_make_caches_for_both_models():
     model, draft, tokenizer = tiny_qwen3(), tiny_qwen3(layers=1), tiny_tokenizer()
-    config = H2OConfig(max_kv_size=16, **SETTINGS)
+    config = H2OConfig.of(max_kv_size=16, **SETTINGS)
     texts = [
         generate(model, tokenizer, PROMPT, max_tokens=30, draft_model=draft, **given)
         for given in (

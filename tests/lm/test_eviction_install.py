@@ -55,12 +55,13 @@ def test_the_published_policy_and_the_published_peak():
     mlx_h2o.install_kv_eviction(model, evict_every=4, **SIZES)
     config = mlx_lm_cache.make_prompt_cache(model)[0].config
     mlx_h2o.remove_kv_eviction(model)
-    assert (config.policy, config.shared_heads, config.evict_every) == ("h2o-sum", True, 4)
-    assert (config.max_kv_size, config.sink_size, config.recent_size) == (23, 2, 8)
+    budget = config.budget
+    assert (config.policy.name, budget.shared_heads, budget.evict_every) == ("h2o-sum", True, 4)
+    assert (budget.max_kv_size, budget.sink_size, budget.recent_size) == (23, 2, 8)
     mlx_h2o.install_kv_eviction(model, policy="keydiff", shared_heads=False, **SIZES)
     config = mlx_lm_cache.make_prompt_cache(model)[0].config
     mlx_h2o.remove_kv_eviction(model)
-    assert (config.policy, config.shared_heads, config.max_kv_size) == ("keydiff", False, 20)
+    assert (config.policy.name, config.shared_heads, config.max_kv_size) == ("keydiff", False, 20)
 
 
 def test_twice_and_never_are_refused():

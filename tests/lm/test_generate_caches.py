@@ -72,8 +72,8 @@ def test_models_that_cannot_be_served_are_refused_by_name(name):
 def test_settings_of_make_prompt_cache():
     model = tiny_qwen3()
     context = model.args.max_position_embeddings
-    assert make_prompt_cache(model)[0].config == H2OConfig(context_size=context)
-    config = H2OConfig(max_kv_size=40, policy="window", context_size=context)
+    assert make_prompt_cache(model)[0].config == H2OConfig.of(context_size=context)
+    config = H2OConfig.of(max_kv_size=40, policy="window", context_size=context)
     assert make_prompt_cache(model, config)[1].config is config
     assert make_prompt_cache(model, max_kv_size=40, policy="window")[1].config == config
     with pytest.raises(ValueError, match=r"found an H2OConfig and the settings \['policy'\]"):

@@ -56,10 +56,10 @@ def read(model, caches, tokens, *sizes: int):
 @pytest.mark.parametrize("policy", ["h2o", "keydiff", "window"])
 def test_each_group_is_a_cache_of_its_heads(policy, given):
     """By hand: the same rows, outputs and evictions as of two caches and two attentions."""
-    config = H2OConfig(policy=policy, sink_size=2, max_kv_size=12, **given)
+    config = H2OConfig.of(policy=policy, sink_size=2, max_kv_size=12, **given)
     sizes = {12: [0, 2], 20: [1]}
-    groups = HeadGroups.of_rows([config, config.with_budget(20), config])
-    alone = {rows: evicting_cache(config.with_budget(rows)) for rows in sizes}
+    groups = HeadGroups.of_rows([config, config.scaled(20), config])
+    alone = {rows: evicting_cache(config.scaled(rows)) for rows in sizes}
     rng = np.random.default_rng(3)
 
     for length in (5, 17, 3, *[1] * 12):
@@ -124,8 +124,8 @@ def test_masks_with_an_axis_of_heads_are_cut(policy):
     seen = mx.array(rng.random((1, 6, 4, 4)) < 0.6) | mx.eye(4, dtype=mx.bool_)
     expected = mx.fast.scaled_dot_product_attention(q, k, v, scale=0.2, mask=seen)
     for mask in (seen, mx.where(seen, 0.0, -mx.inf)):
-        config = H2OConfig(policy=policy)
-        groups = HeadGroups.of_rows([config, config.with_budget(90), config])
+        config = H2OConfig.of(policy=policy)
+        groups = HeadGroups.of_rows([config, config.scaled(90), config])
         keys, values = groups.update_and_fetch(k, v)
         found = attend(partial(stock), q, keys, values, groups, scale=0.2, mask=mask)
         np.testing.assert_allclose(np.array(found), np.array(expected), rtol=1e-5, atol=1e-5)
@@ -289,7 +289,7 @@ def test_rows_that_are_quantised_later():
 
 def test_arrays_of_one_identity_are_those_of_the_latest_owner():
     """A cache that is done with an array that is gone does not take another's from it."""
-    config = H2OConfig(max_kv_size=8)
+    config = H2OConfig.of(max_kv_size=8)
     one, other = evicting_cache(config), evicting_cache(config)
     earlier, later = HandedOut(one), HandedOut(other)
     for _ in range(1000):
@@ -315,7 +315,7 @@ def test_without_routing_they_are_refused():
 
 def test_keys_that_are_not_those_handed_out_are_refused():
     q = mx.zeros((1, 6, 1, 32))
-    groups = HeadGroups.of_rows([H2OConfig(), H2OConfig(max_kv_size=60), H2OConfig()])
+    groups = HeadGroups.of_rows([H2OConfig(), H2OConfig.of(max_kv_size=60), H2OConfig()])
     keys, values = groups.update_and_fetch(*mx.zeros((2, 1, 3, 1, 32)))
     with pytest.raises(ValueError, match=r"computes with the keys .* layers='equal'"):
         attend(lambda: None, q, keys + 1, values, groups)

@@ -70,7 +70,7 @@ def logits(model, caches, chunks, *, routed: bool = True) -> np.ndarray:
 def test_a_model_sees_the_rows_that_are_stored(policy, bits, v_bits):
     """The logits of a model whose dense rows were rounded once, before and after eviction."""
     model = tiny_qwen3(head_dim=32)
-    config = H2OConfig(max_kv_size=24, policy=policy, **SETTINGS)
+    config = H2OConfig.of(max_kv_size=24, policy=policy, **SETTINGS)
     caches = make_prompt_cache(
         model, max_kv_size=24, policy=policy, kv_bits=bits, v_bits=v_bits, **SETTINGS
     )
@@ -127,8 +127,8 @@ def test_sinks_count_in_attention_over_packed_rows(policy, length):
     """mlx_lm refuses them with quantised rows; ours equals the dense cache of the rounded rows."""
     rng = np.random.default_rng(1)
     config = {"max_kv_size": 32, "policy": policy}
-    packed = QuantizedH2OKVCache(H2OConfig(kv_bits=8, kv_group_size=32, **config))
-    dense = Rounding(H2OConfig(**config), 8, 8)
+    packed = QuantizedH2OKVCache(H2OConfig.of(kv_bits=8, kv_group_size=32, **config))
+    dense = Rounding(H2OConfig.of(**config), 8, 8)
     sinks = mx.array([0.0, 1.0, 2.0, 3.0])
     outs = []
     tokens = [mx.array(rows) for rows in random_tokens(rng, length, 32)]

@@ -98,7 +98,7 @@ BY_MODULE = "from mlx_lm.models import base"
 @pytest.mark.parametrize("passed", ["cache", "None", "[cache, None]", "'another layer'"])
 def test_custom_model_files_and_whatever_they_pass(tmp_path, imported, name, passed):
     module = custom_module(tmp_path, CUSTOM.format(imported=imported, name=name, passed=passed))
-    model, caches = module.Model(), [H2OKVCache(H2OConfig(max_kv_size=8, **SETTINGS))]
+    model, caches = module.Model(), [H2OKVCache(H2OConfig.of(max_kv_size=8, **SETTINGS))]
     before = dict(vars(module))
     with routing(model):
         for _ in range(12):
@@ -109,7 +109,7 @@ def test_custom_model_files_and_whatever_they_pass(tmp_path, imported, name, pas
 
 def test_another_layers_stock_cache_does_not_hide_ours():
     """Keys tell whose rows they are, before the argument does."""
-    ours, stock = H2OKVCache(H2OConfig(max_kv_size=8, **SETTINGS)), mlx_lm_cache.KVCache()
+    ours, stock = H2OKVCache(H2OConfig.of(max_kv_size=8, **SETTINGS)), mlx_lm_cache.KVCache()
     x = mx.random.normal((1, 2, 1, 8))
     with routing():
         keys, values = ours.update_and_fetch(x, x)
@@ -118,7 +118,7 @@ def test_another_layers_stock_cache_does_not_hide_ours():
 
 
 def test_the_argument_serves_where_the_keys_are_not_the_ones_handed_out():
-    ours = H2OKVCache(H2OConfig(max_kv_size=8, **SETTINGS))
+    ours = H2OKVCache(H2OConfig.of(max_kv_size=8, **SETTINGS))
     x = mx.random.normal((1, 2, 1, 8))
     with routing():
         keys, values = ours.update_and_fetch(x, x)
@@ -127,7 +127,7 @@ def test_the_argument_serves_where_the_keys_are_not_the_ones_handed_out():
 
 
 def test_a_shared_layer_may_attend_twice():
-    ours = H2OKVCache(H2OConfig(max_kv_size=8, **SETTINGS))
+    ours = H2OKVCache(H2OConfig.of(max_kv_size=8, **SETTINGS))
     x = mx.random.normal((1, 2, 1, 8))
     with routing():
         for _ in range(12):
@@ -158,14 +158,14 @@ def test_output_and_scores_of_any_length(length, mask):
         "bool": mx.array(allowed),
         "additive": mx.where(mx.array(allowed), 0.0, mx.finfo(mx.float32).min),
     }
-    ours = H2OKVCache(H2OConfig(max_kv_size=256, policy="h2o-ema"))
+    ours = H2OKVCache(H2OConfig.of(max_kv_size=256, policy="h2o-ema"))
     with routing():
         keys, values = ours.update_and_fetch(k, v)
         found = base.scaled_dot_product_attention(q, keys, values, ours, 0.25, masks[mask])
     expected = mx.fast.scaled_dot_product_attention(q, k, v, scale=0.25, mask=masks[mask])
     np.testing.assert_allclose(np.array(found), np.array(expected), atol=1e-5)
     _, scores = fast.scaled_dot_product_attention_with_scores(q, k, v, scale=0.25, mask=masks[mask])
-    slow = H2OKVCache(H2OConfig(max_kv_size=256, policy="h2o-ema"))
+    slow = H2OKVCache(H2OConfig.of(max_kv_size=256, policy="h2o-ema"))
     slow.update_and_fetch(k, v)
     slow.update_scores(scores)
     np.testing.assert_allclose(np.array(ours.scores), np.array(slow.scores), rtol=1e-4, atol=1e-6)
@@ -176,7 +176,7 @@ def test_sinks_reach_attention():
     sinks = mx.array([3.0, -1.0])
     for length in (1, 9):
         q = mx.random.normal((1, 2, length, 8))
-        ours = H2OKVCache(H2OConfig(max_kv_size=32, policy="h2o-ema"))
+        ours = H2OKVCache(H2OConfig.of(max_kv_size=32, policy="h2o-ema"))
         with routing():
             keys, values = ours.update_and_fetch(mx.repeat(x, 9, axis=2), mx.repeat(x, 9, axis=2))
             found = base.scaled_dot_product_attention(q, keys, values, ours, 1.0, None, sinks=sinks)
@@ -187,7 +187,7 @@ def test_sinks_reach_attention():
 
 
 def test_dtypes_are_promoted_as_mlx_does():
-    ours = H2OKVCache(H2OConfig(max_kv_size=8, **SETTINGS))
+    ours = H2OKVCache(H2OConfig.of(max_kv_size=8, **SETTINGS))
     q, x = mx.random.normal((1, 2, 1, 8)), mx.random.normal((1, 2, 1, 8)).astype(mx.float16)
     with routing():
         keys, values = ours.update_and_fetch(x, x)

@@ -244,7 +244,7 @@ def test_where_there_is_nothing_to_probe_for(demo, monkeypatch):
     monkeypatch.setattr(layers, "_probed", never)
     assert rows_of(make_prompt_cache(demo, 40, layers="equal")) == [40] * 6
     assert rows_of(make_prompt_cache(demo, budgets=[40] * 6)) == [40] * 6
-    assert rows_of(make_prompt_cache(demo, H2OConfig(max_kv_size=None))) == [None] * 6
+    assert rows_of(make_prompt_cache(demo, H2OConfig.of(max_kv_size=None))) == [None] * 6
     assert fit_bytes(demo, "300KB", layers="equal", kv_bits=8).config.max_kv_size > 40
     with pytest.raises(ValueError, match="layers is 'some', expected one of: probe, equal"):
         make_prompt_cache(demo, 40, layers="some")
@@ -265,7 +265,7 @@ def test_where_there_is_nothing_to_probe_for(demo, monkeypatch):
     ],
 )
 def test_other_settings_hold_in_every_layer(demo, given):
-    config = H2OConfig(max_kv_size=60, **given)
+    config = H2OConfig.of(max_kv_size=60, **given)
     caches = make_prompt_cache(demo, config)
     assert total(rows_of(caches)) <= 720 and len({*map(str, rows_of(caches))}) > 1
     caches_of_heads = list(evicting_caches(caches))
@@ -275,12 +275,12 @@ def test_other_settings_hold_in_every_layer(demo, given):
         assert cache.config.speculative == config.speculative
         assert cache.config.dense_rows == config.dense_rows
         if "heavy_size" in given:
-            shares = (one.heavy_size / one.max_kv_size for one in (cache.config, config))
+            shares = (one.budget.heavy_size / one.max_kv_size for one in (cache.config, config))
             assert next(shares) <= next(shares) + 0.05
             continue
         names = ("max_kv_size", "sink_size", "prefix_size", "policy")
-        usual = H2OConfig(**{name: getattr(cache.config, name) for name in names})
-        assert cache.config.heavy_size == usual.heavy_size
+        usual = H2OConfig.of(**{name: cache.config.named()[name] for name in names})
+        assert cache.config.budget.heavy_size == usual.budget.heavy_size
     text = mlx_h2o.load("demo")[1].encode("The ship was lost at sea. " * 20)[:150]
     with mlx_h2o.routing(demo):
         evaluate.prefill(demo, caches, text, chunk=48)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -69,7 +68,7 @@ def test_the_bytes_are_met(model, settings):
     rows = found.config.max_kv_size
     assert found.nbytes <= limit < found.peak_nbytes
     assert held(model, found.config, 2 * found.config.group + 8) == found.nbytes
-    more = found.config.with_budget(rows + 1)
+    more = found.config.scaled(rows + 1)
     assert held(model, more, 2 * more.group + 8) > limit
 
 
@@ -90,7 +89,7 @@ def test_a_draft_models_caches_are_in_the_budget(model, settings):
     caches = mlx_h2o.make_prompt_cache(model, max_kv_bytes=limit, **given)
     for cache, model_of in zip(caches, (model, model, draft), strict=True):
         context = context_length(model_of)
-        assert cache.config == replace(found.config, context_size=context)
+        assert cache.config == found.config.with_budget(context_size=context)
     rows = found.config.max_kv_size
     responses = mlx_h2o.stream_generate(
         model, tiny_tokenizer(), random_prompt(rows + 50), max_tokens=found.config.group + 20,
@@ -98,7 +97,7 @@ def test_a_draft_models_caches_are_in_the_budget(model, settings):
     )  # fmt: skip
     most = max(sum(cache.nbytes for cache in caches) for _ in responses)
     assert 0.9 * limit < most <= found.nbytes <= limit
-    more = found.config.with_budget(rows + 1)
+    more = found.config.scaled(rows + 1)
     assert sum(held(one, more, 2 * more.group + 8) for one in (model, draft)) > limit
 
 
@@ -106,10 +105,12 @@ def test_a_draft_models_caches_are_in_the_budget(model, settings):
 def test_both_models_of_a_command_share_the_bytes(capsys):
     model, draft = tiny_qwen3(), tiny_qwen3(layers=1)
     sized = {"max_kv_bytes": 40_000, "speculative": 3, "kv_group_size": 32}
-    asked = CacheSettings(H2OConfig(speculative=3), None, "probe", sized)
+    asked = CacheSettings(H2OConfig.of(speculative=3), None, "probe", sized)
     caches = asked.fitted(model, draft).caches(model, draft)
     expected = fit_bytes(model, draft_model=draft, **sized)
-    assert [replace(cache.config, context_size=None) for cache in caches] == [expected.config] * 3
+    assert [cache.config.with_budget(context_size=None) for cache in caches] == [
+        expected.config
+    ] * 3
     assert capsys.readouterr().err == f"KV cache: {expected}\n"
 
 
@@ -124,7 +125,7 @@ def test_bytes_of_few_rows_are_said_to_be_of_no_use(capsys):
 
 def test_rows_stay_as_they_come_where_the_whole_context_fits(model):
     context = model.args.max_position_embeddings
-    dense = held(model, H2OConfig(max_kv_size=context), 3)
+    dense = held(model, H2OConfig.of(max_kv_size=context), 3)
     assert fit_bytes(model, dense).config.kv_bits is None
     assert fit_bytes(model, dense).config.max_kv_size == context
     assert fit_bytes(model, dense - 1).config.kv_bits is not None
@@ -177,8 +178,8 @@ def test_rows_that_cannot_be_quantised_stay_as_they_come():
 def test_make_prompt_cache_takes_bytes(model):
     caches = mlx_h2o.make_prompt_cache(model, max_kv_bytes="0.1MB", policy="window")
     expected = fit_bytes(model, 100_000, policy="window").config
-    assert caches[0].config == replace(expected, context_size=context_length(model))
-    assert caches[0].config.policy == "window"
+    assert caches[0].config == expected.with_budget(context_size=context_length(model))
+    assert caches[0].config.policy.name == "window"
     line = str(fit_bytes(model, 20_000))
     assert "rows a head by h2o, in " in line and "bytes" in line
 
@@ -220,7 +221,7 @@ def test_where_the_search_begins(settings, rows):
 
 def _fits(settings):
     try:
-        H2OConfig(**settings)
+        H2OConfig.of(**settings)
     except ValueError:
         return False
     return True
@@ -228,7 +229,7 @@ def _fits(settings):
 
 def test_sizes_that_are_named_stay(model):
     found = fit_bytes(model, "0.1MB", kv_bits=8, sink_size=2, recent_size=120).config
-    assert (found.sink_size, found.recent_size, found.kv_bits) == (2, 120, 8)
+    assert (found.budget.sink_size, found.recent_size, found.kv_bits) == (2, 120, 8)
 
 
 def test_the_command_says_what_it_picked(capsys):
@@ -281,13 +282,13 @@ def test_what_is_refused(model):
 
 @pytest.mark.slow
 def test_quantised_rows_fold_unless_something_else_is_said(model):
-    assert fit_bytes(model, 20_000).config.policy == "h2o"
-    assert fit_bytes(model, 20_000, kv_bits=8).config.policy == "h2o"
-    assert fit_bytes(model, 20_000, kv_bits=None).config.policy == "keydiff"
-    assert fit_bytes(model, 20_000, policy="window").config.policy == "window"
-    assert fit_bytes(model, 20_000, kv_bits=8, light_bits=4).config.policy == "h2o"
+    assert fit_bytes(model, 20_000).config.policy.name == "h2o"
+    assert fit_bytes(model, 20_000, kv_bits=8).config.policy.name == "h2o"
+    assert fit_bytes(model, 20_000, kv_bits=None).config.policy.name == "keydiff"
+    assert fit_bytes(model, 20_000, policy="window").config.policy.name == "window"
+    assert fit_bytes(model, 20_000, kv_bits=8, light_bits=4).config.policy.name == "h2o"
     latents = tiny.build("deepseek_v3")
-    assert fit_bytes(latents, 20_000, kv_bits=4).config.policy == "h2o"
+    assert fit_bytes(latents, 20_000, kv_bits=4).config.policy.name == "h2o"
 
 
 @pytest.mark.parametrize(

@@ -113,11 +113,14 @@ USED = {
     "generate.generate_step", "sample_utils.make_sampler", "tokenizer_utils.TokenizerWrapper",
     "models.cache.CacheList", "models.cache.KVCache", "models.cache.make_prompt_cache",
     "models.cache.save_prompt_cache",
+    # Of the outline of a model.
+    "models.cache.ArraysCache", "utils._get_classes", "utils.load_config", "utils.load_model",
     # Of the arms of an evaluation.
     "models.cache.QuantizedKVCache", "models.cache.RotatingKVCache",
 }  # fmt: skip
 SERVING = {
-    "generate.BatchGenerator", "generate.StopSequences", "generate.TextStateMachine",
+    "generate.BatchGenerator", "generate.GenerationBatch", "generate.PromptProcessingBatch",
+    "generate.StopSequences", "generate.TextStateMachine",
     "generate.generation_stream", "generate.make_text_state_machine",
     "generate.speculative_generate_step", "sample_utils.make_logits_processors",
 }  # fmt: skip

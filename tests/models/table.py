@@ -1,8 +1,8 @@
-"""Verdicts as a Markdown table: supported, partly, refused, or not tried, and why."""
+"""Verdicts in Markdown: what is supported, and why the others are partly, refused or not tried."""
 
 from __future__ import annotations
 
-from collections import Counter
+import textwrap
 from collections.abc import Sequence
 
 from paths import ROOT
@@ -28,17 +28,23 @@ def broken(verdicts: Sequence[Verdict]) -> list[str]:
 
 
 def table(verdicts: Sequence[Verdict], version: str) -> str:
-    """The table and its summary line."""
-    count = Counter(_status(verdict) for verdict in verdicts)
-    said = ", ".join(f"{count[status]} {status}" for status in ("supported", "partly", "refused"))
-    lines = [
-        f"mlx-lm {version}: {len(verdicts)} model files: {said}, {count['not tried']} not tried. "
-        f"Budget {BUDGET} rows, {PROMPT} tokens in two chunks, then {STEPS} one by one.",
-        "",
-        "| model file | layers that evict | | h2o | keydiff | 8 bits | |",
-        "|---|---:|---|:-:|:-:|:-:|---|",
+    """What is supported, and a table of what is not, or not all of it."""
+    names = {status: [] for status in ("supported", "partly", "refused", "not tried")}
+    for verdict in verdicts:
+        names[_status(verdict)].append(verdict)
+    said = ", ".join(f"{len(found)} {status}" for status, found in names.items())
+    every = ", ".join(f"`{verdict.name}`" for verdict in names.pop("supported"))
+    lines = textwrap.wrap(
+        f"mlx-lm {version}: {len(verdicts)} model files: {said}. Budget {BUDGET} rows, {PROMPT} "
+        f"tokens in two chunks, then {STEPS} one by one. Supported: {every}.",
+        width=100, break_on_hyphens=False, break_long_words=False,
+    )  # fmt: skip
+    rows = [
+        f"| {verdict.name} | {status} | {_why(verdict)} |"
+        for status, found in names.items()
+        for verdict in found
     ]
-    return "\n".join(lines + [_row(verdict) for verdict in verdicts])
+    return "\n".join([*lines, "", "| model file | | |", "|---|---|---|", *rows])
 
 
 def _outcomes(verdict: Verdict) -> dict[str, str]:
@@ -53,15 +59,10 @@ def _status(verdict: Verdict) -> str:
     return "partly" if any(_outcomes(verdict).values()) else "supported"
 
 
-def _row(verdict: Verdict) -> str:
-    status = _status(verdict)
-    if status in ("refused", "not tried"):
-        why = _reason(verdict.refused) or verdict.absent
-        return f"| {verdict.name} | | {status} | | | | {why} |"
-    marks = ["yes" if not text else "no" for text in _outcomes(verdict).values()]
-    reasons = dict.fromkeys(_reason(text) for text in _outcomes(verdict).values() if text)
-    layers = f"{verdict.evicting} of {verdict.layers}"
-    return f"| {verdict.name} | {layers} | {status} | {' | '.join(marks)} | {'; '.join(reasons)} |"
+def _why(verdict: Verdict) -> str:
+    """Why a model is not supported, or which part of it is not."""
+    texts = dict.fromkeys(_reason(text) for text in _outcomes(verdict).values() if text)
+    return _reason(verdict.refused) or verdict.absent or "; ".join(texts)
 
 
 def _reason(text: str) -> str:

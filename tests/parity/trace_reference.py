@@ -19,7 +19,7 @@ def config_of(case: Case) -> H2OConfig:
     others = {name: case.fields[name] for name in OPTIONAL if name in case.fields}
     others["kv_frame"] = False  # packed rows go to the operations as they are
     others["evict_every"] = case.fields.get("evict_every", 1)
-    return H2OConfig(**{name: case.fields[name] for name in SETTINGS}, **others)
+    return H2OConfig.of(**{name: case.fields[name] for name in SETTINGS}, **others)
 
 
 def run_reference(case: Case) -> dict[str, np.ndarray]:

@@ -69,7 +69,7 @@ def _routed(case, backend, cache, q, keys, values, mask) -> mx.array:
     if cache.row_bias is not None:
         refused = backend.refuses(_request(case, q, keys, values, mask))
         with use_backend("composed") if refused else contextlib.nullcontext():
-            return cache.attend_chunk(q, keys, values, scale=scale, mask=mask)
+            return cache.attend(q, keys, values, scale=scale, mask=mask)
     out, _ = _attended(case, backend, q, keys, values, mask)
     if cache.policy.needs_scores:
         cache.score_chunk(q, keys, scale=scale, mask=mask)

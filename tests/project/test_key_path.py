@@ -26,7 +26,7 @@ pytestmark = NATIVE
 
 
 def full_cache(tokens: int, bits: int | None) -> H2OKVCache:
-    config = H2OConfig(max_kv_size=BUDGET, policy="h2o-ema", kv_bits=bits)
+    config = H2OConfig.of(max_kv_size=BUDGET, policy="h2o-ema", kv_bits=bits)
     cache = (H2OKVCache if bits is None else QuantizedH2OKVCache)(config)
     queries, rows = mx.zeros((1, 4, 1, 64), mx.float16), mx.zeros((1, 2, 1, 64), mx.float16)
     for _ in range(tokens):
@@ -88,33 +88,41 @@ def test_a_key_takes_a_short_way(tokens, bits):
     assert len(set(path)) <= MOST_FILES and returns(path) <= MOST_RETURNS, path
 
 
-@pytest.mark.parametrize("policy", ["keydiff", "h2o"])
-def test_a_step_of_a_batch_of_unlike_lengths_takes_few_calls(policy):
-    """Of our functions, from the mask to the rows that attention is given."""
-    caches = []
-    for count in (3, 9, 5):
-        cache = H2OKVCache(H2OConfig(max_kv_size=BUDGET, policy=policy))
-        queries, rows = (mx.zeros((1, heads, count, 64)) for heads in (4, 2))
-        cache.attend(queries, *cache.update_and_fetch(rows, rows), scale=0.1, mask="causal")
-        caches.append(cache)
-    batch, calls = H2OKVCache.merge(caches), 0
-    queries, rows = (mx.zeros((3, heads, 1, 64)) for heads in (4, 2))
+def calls_of_steps(cache: H2OKVCache, sequences: int, tokens: int, taken_back: int) -> int:
+    """Of our functions in the last of some steps, from the mask to the rows for attention."""
+    calls, (queries, rows) = 0, (mx.zeros((sequences, heads, tokens, 64)) for heads in (4, 2))
 
     def count_one(frame: FrameType, event: str, _: object) -> None:
         nonlocal calls
         calls += event == "call" and "mlx_h2o" in frame.f_code.co_filename
 
     with mlx_h2o.use_backend("native"):
-        for _ in range(3):
+        for _ in range(5):
             calls = 0
             sys.setprofile(count_one)
-            try:
-                mask = batch.make_mask(1)
-                found = batch.update_and_fetch(rows, rows)
-            finally:
-                sys.setprofile(None)
-            batch.attend(queries, *found, scale=0.1, mask=mask)
-    assert 0 < calls <= MOST_CALLS
+            mask = cache.make_mask(tokens)
+            found = cache.update_and_fetch(rows, rows)
+            sys.setprofile(None)
+            cache.attend(queries, *found, scale=0.1, mask=mask)
+            cache.trim(taken_back)
+    return calls
+
+
+@pytest.mark.parametrize("policy", ["keydiff", "h2o"])
+def test_a_step_of_a_batch_of_unlike_lengths_takes_few_calls(policy):
+    caches = []
+    for count in (3, 9, 5):
+        cache = H2OKVCache(H2OConfig.of(max_kv_size=BUDGET, policy=policy))
+        queries, rows = (mx.zeros((1, heads, count, 64)) for heads in (4, 2))
+        cache.attend(queries, *cache.update_and_fetch(rows, rows), scale=0.1, mask="causal")
+        caches.append(cache)
+    assert 0 < calls_of_steps(H2OKVCache.merge(caches), 3, 1, 0) <= MOST_CALLS
+
+
+@pytest.mark.parametrize("policy", ["keydiff", "h2o"])
+def test_a_step_of_drafts_takes_few_calls(policy):
+    cache = H2OKVCache(H2OConfig.of(max_kv_size=BUDGET, policy=policy, speculative=3))
+    assert 0 < calls_of_steps(cache, 1, 4, 2) <= MOST_CALLS
 
 
 def test_a_detour_would_be_seen():
@@ -124,7 +132,7 @@ def test_a_detour_would_be_seen():
                 mlx_h2o.fast.key_diversity(keys)
             return super().update_and_fetch(keys, values)
 
-    cache = Detour(H2OConfig(max_kv_size=BUDGET, policy="keydiff"))
+    cache = Detour(H2OConfig.of(max_kv_size=BUDGET, policy="keydiff"))
     rows = mx.ones((1, 2, 1, 64), mx.float16)
     for _ in range(3):
         cache.update_and_fetch(rows, rows)

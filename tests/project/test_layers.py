@@ -125,6 +125,7 @@ def test_no_module_lies_beside_the_folders_but_the_public_ones() -> None:
         "_kernel_text",
         "cli",
         "config",
+        "errors",
         "evaluate",
         "fast",
         "version",

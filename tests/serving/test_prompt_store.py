@@ -44,7 +44,7 @@ def caches_of(length: int, layers: int = 2) -> list[H2OKVCache]:
     for layer in range(layers):
         rng = np.random.default_rng((length, layer))
         rows = mx.array(rng.standard_normal((1, 2, length, 16), dtype=np.float32))
-        cache = H2OKVCache(H2OConfig(max_kv_size=20, policy="window"))
+        cache = H2OKVCache(H2OConfig.of(max_kv_size=20, policy="window"))
         cache.update_and_fetch(rows, 2 * rows)
         made.append(cache)
     return made

@@ -120,7 +120,7 @@ def test_a_detokenizer_that_fails(monkeypatch):
     original = module.Writer.take
 
     def failing(self, token):
-        return fail() if self._stops.texts else original(self, token)
+        return fail() if self.stops else original(self, token)
 
     monkeypatch.setattr(module.Writer, "take", failing)
     with engine_of() as engine:
@@ -139,8 +139,9 @@ def test_a_cache_that_cannot_be_made(monkeypatch):
         check_others_finish(engine, wrong)
 
 
+@pytest.mark.parametrize("drafts", [0, 3])
 @pytest.mark.parametrize("place", ["prompt", "answer"])
-def test_a_model_that_fails_with_one_request(place):
+def test_a_model_that_fails_with_one_request(place, drafts):
     model = tiny()[0]
     common = {0} | {one for prompt in PROMPTS for one in [*prompt, *alone(prompt, 24)]}
     if place == "prompt":
@@ -152,7 +153,8 @@ def test_a_model_that_fails_with_one_request(place):
             if set(alone(prompt, 30)[2:]) - common - set(prompt)
         )  # fmt: skip
         token = min(set(alone(tokens, 30)[2:]) - common - set(tokens))
-    with engine_of([Faulty(model, token)]) as engine:
+    models = [Faulty(model, token), *([model] if drafts else [])]
+    with engine_of(models, speculative=drafts) as engine:
         check_others_finish(engine, Asked(engine, tokens, max_tokens=40))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 
 import mlx.core as mx
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -17,7 +16,7 @@ from mlx_h2o import make_prompt_cache
 from mlx_h2o.lm.routing import routing_for
 from mlx_h2o.serving.disk import PromptStore
 from mlx_h2o.serving.request import Limits
-from mlx_h2o.serving.snapshots import Snapshots, common, held_tokens, places
+from mlx_h2o.serving.snapshots import Snapshots, held_tokens, places
 from models import tiny
 from tiny_models import random_prompt, tiny_qwen3
 
@@ -253,8 +252,3 @@ def changed(prompt, change, answer, rng):
     if change == "first message changed":
         return [7, 8, *prompt[2:], *answer]
     return [*prompt, *answer, *random_prompt(5, seed=len(answer))]
-
-
-def test_common_counts_what_is_the_same():
-    assert common([1, 2, 3], [1, 2, 4]) == 2 and common([], [1]) == 0
-    assert common(np.array([1, 2]), [1, 2, 3]) == 2 and common([5], [6]) == 0

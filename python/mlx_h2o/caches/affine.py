@@ -23,8 +23,7 @@ class AffineColumn(Column):
     group_size: int
     known = True
 
-    def __init__(self, bits: int, group_size: int, parts: Parts = ()) -> None:
-        super().__init__(parts)
+    def __init__(self, bits: int, group_size: int) -> None:
         self.bits = bits
         self.group_size = group_size
 
@@ -43,9 +42,6 @@ class AffineColumn(Column):
         # MLX has dequantised views of a larger buffer wrongly on some GPUs.
         words, scales, biases = (mx.contiguous(part) for part in parts)
         return mx.dequantize(words, scales, biases, group_size=self.group_size, bits=self.bits)
-
-    def like(self, parts: Parts) -> AffineColumn:
-        return AffineColumn(self.bits, self.group_size, parts)
 
     @property
     def layout(self) -> Layout:

@@ -1,78 +1,109 @@
-"""The rows of a table as attention takes them."""
+"""Attention over the rows of a table: one loop over its segments, merged by their lse."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 
+from ..config import H2OConfig
 from ..operations.backends import resolve
-from ..operations.segments import Rows
-from .column import Column
-from .frame import Frame
-from .table import Table
+from ..operations.segments import Rows, biased_attention, masking, merged_attention
+from ..policies import Policy
+from .column import packing_of
+from .frame import share_of_rows
+from .scores import biases
+from .table import IMPORTANCE, Table
+from .views import packed_rows
 
 DECODE_QUERIES = 8
 """Up to here the kernels return output and scores together, and read packed rows as they are."""
 
 
-def settings_of(keys: Column, values: Column, sparse_v: float) -> dict[str, Any]:
-    """What operations must be told of packed rows; nothing of arrays."""
-    if keys.bits is None and values.bits is None:
-        return {}
-    bits = keys.bits or values.bits
-    found: dict[str, Any] = {"bits": bits, "v_bits": values.bits or bits}
-    found["group_size"] = keys.group_size or values.group_size or 64
-    return found | {"sparse_v_threshold": sparse_v} if sparse_v else found
+Asked = tuple[mx.array, Any, Any, float, mx.array | str | None, mx.array | None]
+"""Queries, the keys and values that a table handed out, the scale, the mask and sinks."""
 
 
-def segments_of(table: Table, newest: tuple[mx.array, mx.array], sparse_v: float) -> list[Rows]:
-    """The rows in parts, in order, of which the ``newest`` keys and values are the last."""
-    packed = _packed(table)
-    if sparse_v:
-        more = {"sparse_v_threshold": sparse_v}
-        packed = [rows._replace(settings=rows.settings | more) for rows in packed]
-    return [*packed, Rows(*newest, {})] if newest[0].shape[2] else [*packed]
+def packing(table: Table, config: H2OConfig) -> dict[str, Any]:
+    """What operations on the packed rows handed out must be told of them."""
+    tail = table.tail
+    # The values of latent attention are the keys.
+    values = tail.keys if config.kv_handed == "latents" else tail.values
+    return packing_of(tail.keys, values, config.sparse_v)
 
 
-def _packed(table: Table) -> list[Rows]:
-    """The packed segments."""
-    if table.packed is None:
-        table.packed = [
-            Rows(one.keys.view(one.width), one.values.view(one.width),
-                 settings_of(one.keys, one.values, 0.0))
-            for one in table.segments[:-1]
-            if one.width
-        ]  # fmt: skip
-    return table.packed
+def attend(
+    table: Table,
+    policy: Policy,
+    config: H2OConfig,
+    asked: Asked,
+    newest: tuple[mx.array, mx.array] | None,
+    in_order: bool,
+) -> tuple[mx.array, mx.array | None, mx.array | None]:
+    """The output, and the scores and their lse where the policy is still to take them in.
+
+    Args:
+        table: the rows.
+        policy: what takes in the scores.
+        config: settings of the cache.
+        asked: what is asked.
+        newest: the rows of mixed precision that are not packed, which are read as they are.
+        in_order: whether all queries are the sequences' own, and none will be taken back.
+    """
+    queries, keys, values, scale, mask, sinks = asked
+    stored = keys[0] if isinstance(keys, tuple) else keys
+    own = stored.shape[1] == table.shape[1]  # and not spread over further heads
+    newest, bias, prefix = newest if own else None, biases(table, stored), table.prefix
+    # Rows that are read as they are kept are in their frame: logits lack a shift.
+    frame = table.frame if isinstance(keys, tuple) or newest is not None else None
+    shift = None
+    if frame is not None:
+        if sinks is not None or (policy.needs_scores and not policy.needs_weights):
+            shift = frame.shift(queries, scale)
+        queries = frame.query(queries)
+    whole = own and in_order and prefix is None and len(table.segments) == 1
+    if policy.kind and whole and (shift is None or (mask is None and sinks is None)):
+        causal, shown = masking(mask)
+        shown = shown if shift is None else shift  # the same for all rows of a query
+        out, table.beside[IMPORTANCE] = resolve().attention_and_accumulate(
+            queries, keys, values, table.beside[IMPORTANCE], scale=scale, decay=policy.decay,
+            causal=causal, mask=shown, sinks=sinks, row_bias=bias, **packing(table, config),
+        )  # fmt: skip
+        table.unscored = False
+        return out if frame is None else frame.output(out), None, None
+    segments = [Rows(keys, values, packing(table, config))]
+    if newest is not None:
+        more = {"sparse_v_threshold": config.sparse_v} if config.sparse_v else {}
+        packed = packed_rows(table)
+        segments = [rows._replace(settings=rows.settings | more) for rows in packed]
+        segments += [Rows(*newest, {})] if newest[0].shape[2] else []
+    out, scores, lse, *_ = merged_attention(
+        segments, queries, scale=scale, mask=mask, sinks=sinks if shift is None else None,
+        return_scores=policy.needs_scores, return_lse=shift is not None, row_bias=bias,
+        shared=None if prefix is None else prefix.as_rows(framed=isinstance(keys, tuple)),
+    )  # fmt: skip
+    out = out if frame is None else frame.output(out)
+    if shift is None:
+        return out, scores, lse
+    lse, scores = (
+        cast(mx.array, lse) + shift.squeeze(-1),
+        None if scores is None else scores + shift,
+    )
+    if sinks is None:
+        return out, scores, lse
+    total = mx.logaddexp(lse, sinks.astype(mx.float32)[:, None])
+    return share_of_rows(out, lse, sinks), scores, total
 
 
-def dense(table: Table, side: str, newest: mx.array | None = None) -> mx.array:
-    """The "keys", or the "values", in use as an array [B, H, N, D], relative to their frame."""
-    if len(table.segments) > 1:
-        return resolve().segment_rows(*in_parts(table, side, newest))[0]
-    column: Column = getattr(table.tail, side)
-    return column.decode(column.view(table.width))
-
-
-def true_rows(table: Table, side: str) -> mx.array:
-    """The same as they came."""
-    return as_they_came(table.frame, dense(table, side), side)
-
-
-def as_they_came(frame: Frame | None, rows: mx.array, side: str) -> mx.array:
-    """Kept "keys", or "values", outside of their frame."""
-    return rows if frame is None else frame.back(rows, int(side == "values"))
-
-
-def in_parts(
-    table: Table, side: str, newest: mx.array | None = None
-) -> tuple[list[mx.array], mx.array, list[int], int]:
-    """The same of mixed precision as ``segment_rows`` takes them: the parts of the packed
-    segments, the ``newest`` rows, None: those in use of the tail, and how rows are packed."""
-    keys, packed, tail = side == "keys", _packed(table), table.tail
-    parts = [part for rows in packed for part in (rows.keys if keys else rows.values)]
-    bits = [rows.settings["bits" if keys else "v_bits"] for rows in packed]
-    if newest is None:
-        (newest,) = (tail.keys if keys else tail.values).view(tail.width)
-    return parts, newest, bits, table.segments[0].keys.group_size or 0
+def attend_chunk(table: Table, asked: Asked) -> mx.array:
+    """The output for any number of queries, over the shared rows and own ones that are arrays, put
+    together for as long as that takes: by MLX's own attention, unless rows have been folded."""
+    queries, keys, values, scale, mask, sinks = asked
+    bias = biases(table, keys)
+    if table.prefix is not None:
+        bias = None if bias is None else table.prefix.beside(bias, 0.0)
+        keys, values, mask = table.prefix.before(keys, values, mask)
+    given: Any = {"scale": scale, "mask": mask, "sinks": sinks}
+    if bias is None:
+        return mx.fast.scaled_dot_product_attention(queries, keys, values, **given)
+    return biased_attention(queries, keys, values, bias, **given)

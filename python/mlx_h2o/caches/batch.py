@@ -9,11 +9,10 @@ from typing import Any
 import mlx.core as mx
 
 from ..config import H2OConfig
+from . import saved
 from .cache import H2OKVCache
-from .lines import join, select
 from .quantized import evicting_cache
-from .table import Table
-from .torn import changes
+from .sequences import join, select
 
 _STATE = ("keys", "values", "scores", "positions", "unscored", "name", "lines", "settings")
 
@@ -33,19 +32,18 @@ class BatchH2OKVCache(H2OKVCache):
         self, config: H2OConfig | None = None, batch_size: int = 0, *, name: str = ""
     ) -> None:
         self._configure(config if config is not None else H2OConfig(), name)
-        self._start([0] * batch_size)
-
-    @changes
-    def _start(self, tokens: list[int], *rows: Any) -> None:
-        super()._start(tokens, *rows)
-        # Of each sequence, the tokens of padding to come, and its own before more of it comes.
-        self._padding: list[tuple[int, int | None]] = [(0, None)] * len(tokens)
+        self._hold(None, batch_size)
 
     @property
     def offset(self) -> Any:
         """int32 [B]: tokens seen by each sequence, less the padding that is still to come."""
         pairs = zip(self._tokens, self._padding, strict=True)
         return mx.array([seen - left for seen, (left, _) in pairs], mx.int32)
+
+    @property
+    def _tokens(self) -> list[int]:
+        """Of each sequence, those seen."""
+        return [0] * self._count if self._table is None else self._table.tokens
 
     def _check_rows(self, keys: mx.array, values: mx.array) -> None:
         if keys.ndim == 4 and keys.shape[0] != len(self._tokens):
@@ -54,24 +52,6 @@ class BatchH2OKVCache(H2OKVCache):
                 f"{len(self._tokens)} sequences."
             )
         super()._check_rows(keys, values)
-
-    def _next_spans(self, added: int) -> list[tuple[int, int]]:
-        spans = []
-        for left, own in self._padding:
-            start = min(left, added)
-            spans.append((start, min(added, start + (added if own is None else own))))
-        return spans
-
-    def _advance(self, spans: Sequence[tuple[int, int]]) -> None:
-        super()._advance(spans)
-        self._padding = [
-            (left - start, None if own is None else own - (stop - start))
-            for (left, own), (start, stop) in zip(self._padding, spans, strict=True)
-        ]
-
-    def _room_for_one(self, table: Table) -> int:
-        padded = any(ahead != (0, None) for ahead in self._padding)
-        return 0 if padded else super()._room_for_one(table)
 
     # Padding
 
@@ -109,8 +89,8 @@ class BatchH2OKVCache(H2OKVCache):
         self._free = 0
         more = left_padding or [0] * len(self._tokens)
         self._padding = [
-            (left + int(more[line]), own if lengths is None else int(lengths[line]))
-            for line, (left, own) in enumerate(self._padding)
+            (left + int(more[n]), own if lengths is None else int(lengths[n]))
+            for n, (left, own) in enumerate(self._padding)
         ]
 
     def finalize(self) -> None:
@@ -137,15 +117,11 @@ class BatchH2OKVCache(H2OKVCache):
 
     def _join(self, caches: Sequence[H2OKVCache]) -> None:
         """Hold the sequences of these, on the rows that all of them share or on none."""
-        shared = {id(one._prefix): one._prefix for one in caches if one._tokens}
-        prefix = next(iter(shared.values())) if len(shared) == 1 else None
-        if len(shared) > 1:
+        prefixes = {one._table and one._table.prefix for one in caches if one._table or one._count}
+        if len(prefixes) > 1:
             caches = [one.unshared() for one in caches]
-        tables = [one._table and one._table.copy() for one in caches]
-        tokens = [one._tokens for one in caches]
-        unscored = any(one._unscored for one in caches)
-        seen = [seen for lines in tokens for seen in lines]
-        self._start(seen, join(tables, tokens), unscored, prefix)
+        tables = [one._table.copy() if one._table else one._count for one in caches]
+        self._hold(join(tables), sum(one._count for one in caches))
 
     def extend(self, other: BatchH2OKVCache) -> None:
         """Add the sequences of another batch behind these.
@@ -173,9 +149,8 @@ class BatchH2OKVCache(H2OKVCache):
         self.flush()
         cache = evicting_cache(self.config, name=self.name)
         cache.unequal_budgets = self.unequal_budgets
-        if not self.empty() and self._tokens[index]:
-            table = self._table and select(self._table, [index], self._tokens)
-            cache._start([self._tokens[index]], table, self._unscored, self._prefix)
+        if self._table and self._tokens[index]:
+            cache._hold(select(self._table, [index]))
         return cache
 
     def filter(self, batch_indices: Sequence[int] | mx.array) -> None:
@@ -187,10 +162,8 @@ class BatchH2OKVCache(H2OKVCache):
         self._check_indices("filter", keep)
         self.flush()
         padding = [self._padding[index] for index in keep]
-        tokens = [self._tokens[index] for index in keep]
-        table = self._table if any(tokens) else None
-        table = table and select(table, keep, self._tokens)
-        self._start(tokens, table, self._unscored, self._prefix)
+        some = self._table and any(self._tokens[index] for index in keep)
+        self._hold(select(self._table, keep) if self._table and some else None, len(keep))
         self._padding = padding
 
     def _check_indices(self, operation: str, indices: Sequence[int]) -> None:
@@ -216,8 +189,9 @@ class BatchH2OKVCache(H2OKVCache):
             "before": [left for left, _ in self._padding],
             "remaining": [own for _, own in self._padding],
         }
-        given = self._unscored, self.name, json.dumps(lines), self._settings
-        return (*self._own_rows(), *given, *self._shared_state())
+        unscored = table is not None and table.unscored
+        given = unscored, self.name, json.dumps(lines), saved.settings_text(self)
+        return (*saved.rows_of(table), *given, *saved.shared_of(table))
 
     @state.setter
     def state(self, state: Sequence[Any]) -> None:
@@ -227,10 +201,10 @@ class BatchH2OKVCache(H2OKVCache):
                 f"{', '.join(_STATE)}; or those and shared rows."
             )
         unscored, name, lines, settings, *more = state[4:]
-        self._configure_as(settings, name)
         found = json.loads(lines)
         shared = more[0] if more else None
-        self._restore(list(found["tokens"]), state, bool(unscored), found["rows"], shared)
+        tokens = list(found["tokens"])
+        self._restore(settings, name, tokens, state, unscored, found["rows"], shared)
         self._padding = list(zip(found["before"], found["remaining"], strict=True))
 
 
@@ -249,7 +223,7 @@ def _check_mergeable(caches: Sequence[Any]) -> None:
                 f"{op} speculative is {cache.config.speculative}, expected 0: there is no "
                 "speculative decoding of batches."
             )
-        held = cache._table.shape[0] if cache._table else len(cache._tokens)
+        held = cache._table.shape[0] if cache._table else cache._count
         if held != 1:
             raise ValueError(f"{op} found a cache of {held} sequences, expected one.")
         if cache.unequal_budgets and cache.config.kv_handed == "fused":

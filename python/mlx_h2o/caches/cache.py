@@ -3,47 +3,63 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, ClassVar, cast
 
 import mlx.core as mx
 
-from .. import policies
-from ..config import H2OConfig
-from ..operations.arguments import dtype_name
+from ..config import Affine, H2OConfig
 from ..operations.backends import resolve
-from . import formats, tiers
-from .attention import DECODE_QUERIES, as_they_came, dense
-from .checks import check_rows
+from ..policies import scoring
+from . import attention, formats, saved, tiers
+from .attention import DECODE_QUERIES
+from .checks import check_rows, check_seen
 from .column import Parts
 from .eviction import Eviction
-from .frame import kept_size
+from .frame import as_they_came
 from .handed_out import EachLayersMask, HandedOut
-from .masks import mask_of
-from .prefix import Prefix, unshareable
-from .scored import ScoredRows
-from .stored import BIAS, IMPORTANCE
-from .table import Table
+from .prefix import unshareable
+from .scores import cut, of_chunk, of_scores, settle, store
+from .step import Padding, Step
+from .table import BIAS, IMPORTANCE, Table
 from .torn import Torn, changes
+from .views import dense
 
 _UNBOUNDED = 2**31 - 1
-
-_GONE = {"turbo_guard": 0}
-"""Settings of earlier versions, which files name, and the value at which they changed nothing."""
 
 PROMPT_CHUNK = 2048
 """Tokens of a prompt that mlx_lm reads at a time."""
 
 
-class H2OKVCache(ScoredRows):
+def _side(side: str) -> Any:
+    """The property "keys" or "values"."""
+
+    def stored(cache: H2OKVCache) -> Any:
+        table = cache._table
+        return None if table is None else formats.stored(table.whole, side)
+
+    def put(cache: H2OKVCache, rows: Any) -> None:
+        if cache._table is None:
+            raise ValueError(f"[H2OKVCache.{side}] an array was set, but no rows are stored.")
+        cache._unshare()
+        cache._release()
+        formats.set_rows(cache._table, side, rows)
+
+    doc = f"""The stored {side} [B, H, N, size], or None. May be set to others of the same shape.
+
+    Where rows are quantised: their words, scales and biases."""
+    return property(stored, put, doc=doc)
+
+
+class H2OKVCache:
     """Keys and values of one layer, of which a policy keeps ``config.max_kv_size`` rows per head.
 
     It takes the place of mlx_lm's KVCache, but is none: a subclass would inherit a batched form
     that does not evict. A step is: evict on the scores so far, append, attend, take in the scores.
-    Below the budget rows are in order of position. After evictions slots mean nothing, except that
-    the rows of an update are the last ones, in order. Nothing is evaluated here.
+    It begins with ``make_mask`` or ``update_and_fetch``. Below the budget rows are in order of
+    position. After evictions slots mean nothing, except that the rows of an update are the last
+    ones, in order. Nothing is evaluated here.
 
     Args:
         config: the settings; None for the defaults.
@@ -58,10 +74,6 @@ class H2OKVCache(ScoredRows):
         ValueError: ``config.kv_bits`` is set; that is for :class:`QuantizedH2OKVCache`.
     """
 
-    _came_in: mx.Dtype = mx.float32
-    """The dtype of the rows of a state that has only codes of them."""
-    _value_size = 0
-    """Elements of its values, where they are kept in more."""
     _quantized: ClassVar[bool | None] = False
     """Whether rows must be quantised; None: either way."""
     _in_batch: ClassVar[bool] = False
@@ -70,9 +82,13 @@ class H2OKVCache(ScoredRows):
     _packed: ClassVar[Any]
     """The classes of several sequences and of packed rows, which name themselves here."""
 
+    _table: Table | None
+    """The rows, their scores and the tokens seen; None while there are none."""
+    keys, values = _side("keys"), _side("values")
+
     def __init__(self, config: H2OConfig | None = None, *, name: str = "") -> None:
         self._configure(config if config is not None else H2OConfig(), name)
-        self._start([0])
+        self._hold(None)
 
     def _configure(self, config: H2OConfig, name: str) -> None:
         if self._quantized not in (None, config.kv_bits is not None):
@@ -84,21 +100,35 @@ class H2OKVCache(ScoredRows):
             )
         self.config = config
         self.name = name
-        self.policy = policies.build(config)
+        self.policy = config.policy
         self.unequal_budgets = False
         self._mixed, self._reach, self._group = config.mixed, config.reach, config.group
-        self._stand_on(None)
 
-    def _stand_on(self, prefix: Prefix | None) -> None:
-        """Share these rows, which are those of the first tokens; None: share none."""
-        self._prefix = prefix
+    @changes
+    def _hold(self, table: Table | None, count: int = 1) -> None:
+        """These rows, at rest; None: those of so many sequences that have seen no token."""
+        self._table, self._count = table, count
+        self._handed = HandedOut(self)
+        self._free = 0  # tokens that may come before anything else happens
+        self._like: tuple[Any, ...] = ()  # shapes and dtypes of the last update
+        self._step = Step(1, count)  # the last update's
+        self._padding: list[Padding] = [(0, None)] * count
+        self._own_mask_due = False  # the mask of each layer's own has not been read yet
+        self._stand()
+
+    def _stand(self) -> None:
+        """Plan for the rows that are shared, which are those of the first tokens, or for none."""
         config, shared = self.config, self.prefix_rows
         self._plan(0)
         self._protected = max(0, config.protected - shared)
         # Rows of mixed precision are not in order.
         self._skip = 0 if self._mixed else max(0, config.prefix_size - shared)
         # Of an update; only ours knows of scores, biases and shared rows.
-        self._needs_attention = self.policy.needs_attention or prefix is not None
+        self._needs_attention = self.policy.needs_attention or bool(shared)
+        if config.preallocate and self._table is not None:  # room for all rows at once
+            wanted = 0 if config.preallocate is True else config.preallocate
+            spare = PROMPT_CHUNK if resolve().commits_pages() else 0  # costs no memory
+            self._table.make_ahead(max(self._budget if config.max_kv_size else 0, wanted) + spare)
 
     def _plan(self, tokens: int) -> None:
         """Have the budget of so many tokens, those of a shared prefix apart."""
@@ -110,43 +140,66 @@ class H2OKVCache(ScoredRows):
         self._tail_limit = tiers.tail_limit(config) if self._mixed else self._budget
         self._recent_size = max((config.recent_size or 0) * rows // most, self._reach)
 
-    @changes
-    def _start(
-        self,
-        tokens: list[int],
-        table: Table | None = None,
-        unscored: bool = False,
-        prefix: Prefix | None = None,
-    ) -> None:
-        """Hold these rows, at rest."""
-        self._stand_on(prefix)
-        self._table = table
-        self._tokens = tokens
-        self._unscored = unscored
-        self._handed = HandedOut(self)
-        self._free = 0  # tokens that may come one by one before anything else happens
-        self._like: tuple[Any, ...] = ()  # shapes and dtypes of the last update
-        self._length = 1
-        self._spans = []
-        self._waiting = []
-        self._own_mask_due = False  # the mask of each layer's own has not been read yet
-        self._make_ahead()
-
-    def _make_ahead(self) -> None:
-        """Have the table make room for all rows at once, where that was asked for."""
-        wanted = self.config.preallocate
-        if wanted and self._table is not None:
-            rows = max(
-                self._budget if self.config.max_kv_size else 0, 0 if wanted is True else wanted
-            )
-            spare = PROMPT_CHUNK if resolve().commits_pages() else 0  # costs no memory
-            self._table.make_ahead(rows + spare)
+    # What there is
 
     @property
     def offset(self) -> Any:
         """Tokens seen, which only ``trim`` lowers: RoPE is driven by it, not by ``size()``
         (AtomGradient 2026, sec. 3.3)."""
-        return self._tokens[0]
+        return 0 if self._table is None else self._table.tokens[0]
+
+    @property
+    def scores(self) -> mx.array | None:
+        """float32 [B, H, N]: what the policy accumulated for each row, NaN where nothing yet."""
+        return None if self._table is None else saved.scores_of(self._table.whole)
+
+    @property
+    def row_bias(self) -> mx.array | None:
+        """float32 [B, H, at least N]: what attention adds to the logits of rows that others were
+        folded into; None while there are none."""
+        return None if self._table is None else self._table.beside.get(BIAS)
+
+    @property
+    def positions(self) -> mx.array | None:
+        """int32 [B, H, N]: the place of each stored row in the sequence, -1 where there is none."""
+        return None if self._table is None else self._table.whole.positions
+
+    @property
+    def prefix_rows(self) -> int:
+        """Rows per head that it shares, the first ones."""
+        table = self._table
+        return 0 if table is None or table.prefix is None else table.prefix.rows
+
+    @property
+    def evicted(self) -> int:
+        """Rows per head that have gone, of all sequences."""
+        return 0 if self._table is None else self._table.evicted
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of every array stored: keys, values, scores, positions, and room for more.
+
+        The surplus of a chunk goes first, as in ``flush``, unless its scores are still to come.
+        Shared rows count once for all sequences of a cache, and again in each cache."""
+        self._at_rest()
+        return self.held_nbytes
+
+    @property
+    def held_nbytes(self) -> int:
+        """The same with the surplus of a chunk, as long as it is there."""
+        table = self._table
+        if table is None:
+            return 0
+        return table.nbytes + (0 if table.prefix is None else table.prefix.nbytes)
+
+    def size(self) -> int:
+        """Rows stored per head, shared ones included. The surplus goes first, as in ``nbytes``."""
+        table = self._at_rest()
+        return 0 if table is None else max(table.lengths, default=0) + self.prefix_rows
+
+    def empty(self) -> bool:
+        """Whether no token has been seen."""
+        return self._table is None
 
     # Rows that come
 
@@ -173,61 +226,54 @@ class H2OKVCache(ScoredRows):
         like = keys.shape, values.shape, keys.dtype, values.dtype
         if self._like != like:
             self._check_rows(keys, values)
-        elif self._free and not self._unscored:
-            return self._append_one(keys, values)
+        elif self._free >= self._step.length and not cast(Table, self._table).unscored:
+            return self._append_few(keys, values)
         self._check_scored()
         if self._table is None:
-            self._table = formats.new_table(
-                self.config, keys, values, len(self._tokens), self._described()
-            )
-            self._make_ahead()
-        added = keys.shape[2]
-        spans = self._next_spans(added)
-        counts = [stop - start for start, stop in spans]
-        table = self._make_room(counts)
-        self._like = like
-        self._spans = spans if min(counts) < added else []
-        self._free = self._room_for_one(table) if added == 1 else 0
-        if self._free:
-            return self._append_one(keys, values)
-        return self._append(table, keys, values)
+            given = self._count, self._described(), self.policy.needs_scores
+            self._table = formats.new_table(self.config, keys, values, *given)
+            self._stand()
+        step = Step.of(keys.shape[2], self._padding)
+        table = self._make_room(step.counts)
+        self._like, self._step = like, step
+        few = step.length <= max(1, self._reach)
+        if few and (room := self._room(table)) >= step.length:
+            self._free = room
+            return self._append_few(keys, values)
+        return self._append(table, keys, values, step)
 
     @changes
-    def _append(self, table: Table, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
+    def _append(
+        self, table: Table, keys: mx.array, values: mx.array, step: Step
+    ) -> tuple[Any, Any]:
         """Any tokens, behind the others."""
-        added, spans = keys.shape[2], self._next_spans(keys.shape[2])
-        table.append(keys, values, self._tail_limit, self._spans)
-        self._advance(spans)
-        self._length = added
-        self._unscored = self._needs_attention
+        table.append(keys, values, self._tail_limit, step)
+        table.unscored = self._needs_attention
+        self._padding = step.after(self._padding)
         return self._hand_out(table)
 
     def _check_rows(self, keys: mx.array, values: mx.array) -> None:
-        check_rows("H2OKVCache", keys, values, self._layouts())
+        check_rows("H2OKVCache", keys, values, () if self._table is None else self._table.layouts)
 
-    def _layouts(self) -> Sequence[tuple[Any, ...]]:
-        """What rows are to be like; nothing while there are none."""
-        return () if self._table is None else self._table.layouts
-
-    def _room_for_one(self, table: Table) -> int:
-        """How many tokens may come one by one before anything else happens than an append."""
+    def _room(self, table: Table) -> int:
+        """How many tokens may come before anything else happens than an append."""
         rows = table.tail.rows
-        if self._reach or not min(table.lengths) or (self._mixed and table.ragged):
+        padded = any(one != (0, None) for one in self._padding)
+        if padded or not min(table.lengths) or (self._mixed and table.ragged):
             return 0
         limit = self._tail_limit if self._mixed else self._budget
-        left = min(self._budget - max(table.lengths), self._planned - max(self._tokens))
+        left = min(self._budget - max(table.lengths), self._planned - max(table.tokens))
         return max(0, min(left, min(limit, table.tail.capacity) - max(rows)))
 
-    def _append_one(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
-        """One token where there is room: the step that nearly all steps are."""
+    def _append_few(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
+        """One token, or drafts, where there is room: the step that nearly all steps are."""
         table = cast(Table, self._table)
         self._handed.release()
-        self._free -= 1
-        self._length = 1
+        added = self._step.length
+        self._free -= added
         try:  # as ``changes``, in the place where a call more would count
-            views = table.append_one(keys, values)
-            self._tokens = [seen + 1 for seen in self._tokens]
-            self._unscored = self._needs_attention
+            views = table.append_few(keys, values, added)
+            table.unscored = self._needs_attention
             return self._hand_out(table, views)
         except BaseException:
             self._give_up()
@@ -236,38 +282,30 @@ class H2OKVCache(ScoredRows):
     def _give_up(self) -> None:
         """Hold no rows, and say so to whoever asks for them."""
         self._table = cast(Table, Torn(self._described()))
-        self._unscored = False
         if "_handed" in vars(self):  # not in one that could not even be made
             self._handed.release()
 
-    def _next_spans(self, added: int) -> list[tuple[int, int]]:
-        """Which of the next tokens are each line's own and no padding: from, and up to."""
-        return [(0, added)]
-
-    def _advance(self, spans: Sequence[tuple[int, int]]) -> None:
-        pairs = zip(self._tokens, spans, strict=True)
-        self._tokens = [seen + stop - start for seen, (start, stop) in pairs]
-
     @changes
     def _make_room(self, counts: Sequence[int]) -> Table:
-        """Let go what is due before so many rows of each line come; at once again, nothing."""
-        table, added, seen = cast(Table, self._table), max(counts), self._tokens[0]
+        """Let go what is due before so many rows of each sequence come; at once again, nothing."""
+        table, added = cast(Table, self._table), max(counts)
+        seen = table.tokens[0]
         self._release()
         if self.config.rows_at:
-            self._plan(max(self._tokens) + added)
+            self._plan(max(table.tokens) + added)
         if self.config.preallocate:
             table.give_back()
         lengths = table.lengths
         both = enumerate(zip(lengths, table.tail.rows, strict=True))
         due = [n for n, (rows, new) in both if rows > self._budget or new > self._tail_limit]
         if due:
-            self._settle_waiting(seen - self._reach)
+            settle(self.policy, table, seen - self._reach)
             table = self._evict(table, due, self._budget, [0] * len(counts))
             lengths = table.lengths
         if self._reach:
-            self._settle_waiting(seen + added - self._reach)
+            settle(self.policy, table, seen + added - self._reach)
         keeps = [self._kept(rows, count) for rows, count in zip(lengths, counts, strict=True)]
-        due = [line for line, keep in enumerate(keeps) if keep < lengths[line]]
+        due = [n for n, keep in enumerate(keeps) if keep < lengths[n]]
         table = self._evict(table, due, keeps[due[0]] if due else 0, counts)
         if self._mixed:
             full = [n for n, rows in enumerate(table.tail.rows) if rows >= self._tail_limit]
@@ -277,7 +315,7 @@ class H2OKVCache(ScoredRows):
         return table
 
     def _kept(self, rows: int, added: int) -> int:
-        """Of a line's rows, how many stay when so many come."""
+        """Of a sequence's rows, how many stay when so many come."""
         need = rows + added - self._budget
         if need <= 0 or not 0 < added <= max(1, self._reach):
             return rows
@@ -286,17 +324,16 @@ class H2OKVCache(ScoredRows):
         return rows - max(need, min(self._group, evictable))
 
     def _evict(self, table: Table, due: Sequence[int], keep: int, counts: Sequence[int]) -> Table:
-        """Let all but the best ``keep`` rows of the lines in ``due`` go, before rows come."""
+        """Let all but the best ``keep`` rows of the sequences in ``due`` go, before rows come."""
         if not due:
             return table
-        ends = [seen + new for seen, new in zip(self._tokens, counts, strict=True)]
+        ends = [seen + new for seen, new in zip(table.tokens, counts, strict=True)]
         recent, context = self._recent_size, self.config.context_size
         beyond = context and max(ends) - context > self.config.protected
         eviction = Eviction(
             table=table,
             policy=self.policy,
             config=self.config,
-            offsets=self._tokens,
             due=due,
             keep=min(keep, table.width),
             recent_start=[end - recent for end in ends],
@@ -333,9 +370,9 @@ class H2OKVCache(ScoredRows):
 
     def _at_rest(self) -> Table | None:
         table = self._table
-        if table is not None and not self._unscored:
+        if table is not None and not table.unscored:
             if self._surplus or table.tail.capacity > self._tail_limit:
-                table = self._make_room([0] * len(self._tokens))
+                table = self._make_room([0] * len(table.tokens))
             if self.config.preallocate:
                 table.give_back()
         return table
@@ -354,37 +391,30 @@ class H2OKVCache(ScoredRows):
             loose = table.loose(self.policy.needs_scores and not mixed)
             parts = (mx.depends(parts[0], loose), *parts[1:])
             table.changed = False
-        if mixed:
-            newest = parts[0], others[0]
+        newest = (parts[0], others[0]) if mixed else None
+        if newest is not None:
             keys, values = dense(table, "keys", newest[0]), dense(table, "values", newest[1])
-            keys, values = _both_as_they_came(table, keys, values)
-            return self._handed.give(keys, values, held=False, newest=newest)
-        keys, values = tail.keys.given(parts, arrays), tail.values.given(others, arrays)
+        else:
+            keys, values = tail.keys.given(parts, arrays), tail.values.given(others, arrays)
         # Arrays that are made of packed rows live no longer than attention needs them.
-        unpacked = arrays and (tail.keys.bits or tail.values.bits)
-        if unpacked:
-            keys, values = _both_as_they_came(table, keys, values)
-        return self._handed.give(keys, values, held=not unpacked)
+        made = mixed or bool(arrays and (tail.keys.bits or tail.values.bits))
+        if made and table.frame is not None:
+            keys = as_they_came(table.frame, keys, "keys")
+            values = as_they_came(table.frame, values, "values")
+        return self._handed.give(keys, values, held=not made, newest=newest)
 
     @property
     def _hands_arrays(self) -> bool:
         """Whether packed rows are handed out as arrays."""
         handed = self.config.kv_handed
         most = 1 if handed == "latents" else DECODE_QUERIES
-        return handed not in ("packed", "latents") or self._length > most
-
-    def _set(self, side: str, rows: Any) -> None:
-        self._unshare()
-        self._release()
-        super()._set(side, rows)
+        return handed not in ("packed", "latents") or self._step.length > most
 
     def keys_and_values(self) -> tuple[Any, Any]:
         """The rows as the last update returned them. Raises ValueError while there are none."""
         if self._table is None:
             raise ValueError("[H2OKVCache.keys_and_values] there are no rows yet.")
         return self._handed.rows or self._hand_out(self._table)
-
-    # What there is
 
     @property
     def bits(self) -> int:
@@ -394,36 +424,34 @@ class H2OKVCache(ScoredRows):
         Raises ValueError where that attention would be given what only ours can read: codes of
         rotated rows, or the mask of layers with unequal budgets.
         """
-        if self._prefix is not None:
-            raise ValueError(
-                f"[{type(self).__name__}] {self._described()} shares its first "
-                f"{self.prefix_rows} rows, of which mlx_lm's own attention does not know: expected "
-                "the model to be called within mlx_h2o.routing(model)."
+        table, config = self._table, self.config
+        arrays = table is not None and (self.in_segments or self._hands_arrays)
+        kept, inside = table is not None and not arrays, "within mlx_h2o.routing(model)"
+        unknown = "of which mlx_lm's own attention does not know: expected"
+        found = ""
+        if self.prefix_rows:
+            found = f"shares its first {self.prefix_rows} rows, {unknown} the model to be called"
+        elif self._own_mask_due:
+            found = (
+                "is of layers with unequal budgets, which need a mask each, and found mlx_lm's own "
+                "attention, which takes one for all: expected one budget for all layers, or the "
+                "model to be called"
             )
-        if self._own_mask_due:
-            raise ValueError(
-                f"[{type(self).__name__}] {self._described()} is of layers with unequal budgets, "
-                "which need a mask each, and found mlx_lm's own attention, which takes one for "
-                "all: expected the model to be called within mlx_h2o.routing(model), or one budget "
-                "for all layers."
+        elif kept and config.kv_format is not None:
+            found = (
+                f"has kv_format {config.kv_format!r}, whose codes mlx_lm's own attention cannot "
+                "read: expected mlx_h2o.generate, or the call"
             )
-        arrays = self._table is not None and (self.in_segments or self._hands_arrays)
-        if self.config.kv_format is not None and self._table is not None and not arrays:
-            raise ValueError(
-                f"[{type(self).__name__}] {self._described()} has kv_format "
-                f"{self.config.kv_format!r}, whose codes mlx_lm's own attention cannot read: "
-                "expected mlx_h2o.generate, or the call within `with mlx_h2o.routing(model):`."
+        elif kept and config.framed:
+            found = (
+                f"keeps its rows in a frame (kv_frame), {unknown} kv_frame=False, "
+                "mlx_h2o.generate, or the call"
             )
-        if self.config.framed and self._table is not None and not arrays:
-            raise ValueError(
-                f"[{type(self).__name__}] {self._described()} keeps its rows in a frame "
-                "(kv_frame), of which mlx_lm's own attention does not know: expected "
-                "mlx_h2o.generate, the call within `with mlx_h2o.routing(model):`, or "
-                "kv_frame=False."
-            )
-        if self.config.kv_bits is None or arrays:
+        if found:
+            raise ValueError(f"[{type(self).__name__}] {self._described()} {found} {inside}.")
+        if config.kv_bits is None or arrays:
             raise AttributeError("bits: the rows of the last update were returned as arrays")
-        return self.config.kv_bits
+        return config.kv_bits
 
     @property
     def group_size(self) -> int:
@@ -466,34 +494,152 @@ class H2OKVCache(ScoredRows):
         if self.unequal_budgets and (self._in_batch or (return_array and length > 1)):
             self._own_mask_due = True
             return EachLayersMask()
-        at_once = self._free and length == 1
-        if at_once and not self._mixed:
-            return self._shaped(cast(Table, self._table).mask_of_one(1))
-        spans = self._next_spans(length)
-        rows = [[0] * len(spans)]
+        if self._free and length == self._count == 1:  # nearly always
+            return None
+        step, rows = Step(length, self._count), [[0] * self._count]
+        if self._free < length:
+            step = Step.of(length, self._padding)
         if self._table is not None:
-            if not at_once:
+            if self._free < length:
                 self._check_scored()
-                self._make_room([stop - start for start, stop in spans])
+                self._make_room(step.counts)
             rows = [one.rows for one in self._table.segments]
-        return self._shaped(mask_of(rows, spans, length, return_array=return_array))
+        return self._shaped(step.mask(rows, return_array))
 
     def mask_of_update(self, *, return_array: bool = False) -> mx.array | str | None:
         """As ``make_mask``, for the tokens of the last update over the rows that it returned."""
-        table, self._own_mask_due = cast(Table, self._table), False
-        if self._length == 1 and not self._spans and not self._mixed:
-            return self._shaped(table.mask_of_one(0))
-        spans = self._spans or [(0, self._length)] * table.lines
-        counts = [stop - start for start, stop in spans]
+        table, step, self._own_mask_due = cast(Table, self._table), self._step, False
         *packed, tail = (one.rows for one in table.segments)
-        before = [rows - count for rows, count in zip(tail, counts, strict=True)]
-        rows = [*packed, before]
-        return self._shaped(mask_of(rows, spans, self._length, return_array=return_array))
+        before = [rows - count for rows, count in zip(tail, step.counts, strict=True)]
+        return self._shaped(step.mask([*packed, before], return_array))
 
     def _shaped(self, found: mx.array | str | None) -> mx.array | str | None:
         if self.config.kv_handed == "grouped" and isinstance(found, mx.array) and found.ndim == 4:
             return mx.expand_dims(found, 1)
         return found
+
+    # Attention
+
+    @property
+    def in_segments(self) -> bool:
+        """Whether attention reads the rows in parts; the arrays handed out then serve others."""
+        table = self._table
+        return table is not None and (table.prefix is not None or len(table.segments) > 1)
+
+    @property
+    def attention_settings(self) -> dict[str, Any]:
+        """What operations on the packed rows handed out must be told of them."""
+        return {} if self._table is None else attention.packing(self._table, self.config)
+
+    def attend(
+        self,
+        queries: mx.array,
+        keys: Any,
+        values: Any,
+        *,
+        scale: float,
+        mask: mx.array | str | None = None,
+        sinks: mx.array | None = None,
+    ) -> mx.array:
+        """Attention over the rows of the last update, whose scores the policy takes in.
+
+        As ``fast.scaled_dot_product_attention_with_scores`` followed by ``update_scores``, but
+        where the policy allows it in one operation that need not store the scores. Evaluating
+        the output evaluates both. At most 128 queries, or any number where rows are shared or have
+        been folded.
+
+        Raises:
+            ValueError: no rows yet, keys that are not the stored rows, or as the operation.
+        """
+        table, known = self._table, self._handed.rows
+        if table is None or known is None or known[0] is not keys:
+            stored = keys[0] if isinstance(keys, tuple) else keys
+            table = check_seen("attend", stored, 2, table)
+        asked = queries, keys, values, scale, mask, sinks
+        long = queries.shape[2] > DECODE_QUERIES
+        if long and (table.prefix is not None or BIAS in table.beside):
+            out = attention.attend_chunk(table, asked)
+            self.score_chunk(queries, keys, scale=scale, mask=mask, sinks=sinks)
+        else:
+            in_order = not (self._reach or self._step.spans)
+            newest = self._handed.newest
+            out, found, lse = attention.attend(
+                table, self.policy, self.config, asked, newest, in_order
+            )
+            if found is not None:
+                self.update_scores(found, lse=lse, masked=mask is not None)
+            elif self.policy.needs_scores:  # which took them in at once
+                return out
+        if not self.policy.needs_scores:
+            self.attended()
+            return out
+        tied: mx.array = mx.depends(out, list(table.beside.values()))
+        return tied
+
+    def attended(self) -> None:
+        """Say that attention of ours has read the last update, which a policy that folds wants."""
+        if self._table is not None and not self.policy.needs_scores:
+            self._table.unscored = False
+
+    def update_scores(
+        self, scores: mx.array, *, lse: mx.array | None = None, masked: bool = True
+    ) -> None:
+        """Take in the scores of the attention that followed an update.
+
+        Layers that share their keys may call this several times for one update; each call counts
+        as further queries. Policies that need no scores ignore it.
+
+        Args:
+            scores: float32 [B, Hq, L, N], logits before the softmax, -inf where masked, the
+                queries in order, N the rows stored. Most policies count the last 128 queries only.
+            lse: float32 [B, Hq, L], where the policy wants weights, ``exp(scores - lse)``; None:
+                of these scores, which is right for attention without sinks.
+            masked: False promises that no score is -inf, which saves work.
+
+        Raises:
+            ValueError: no rows yet, or another shape or dtype.
+        """
+        table = check_seen("update_scores", scores, 3, self._table)
+        if self.policy.needs_scores:
+            given = scoring.seen(self.policy, scores, lse)
+            self._take(of_scores(self.policy, table, self._step, self._reach, given, masked))
+
+    def score_chunk(
+        self,
+        queries: mx.array,
+        keys: mx.array,
+        *,
+        scale: float,
+        mask: mx.array | str | None = None,
+        sinks: mx.array | None = None,
+    ) -> None:
+        """Take in the scores of a long chunk, which its attention did not return.
+
+        As ``update_scores`` with the scores of the queries that the policy counts; where it allows
+        it they are computed in blocks, so that they are never in memory all at once.
+
+        Raises:
+            ValueError: no rows yet, keys that are not the stored rows, or as ``prefill_scores``.
+        """
+        table = check_seen("attend", keys, 2, self._table)
+        if self.policy.needs_scores:
+            asked = queries, keys, scale, mask, sinks
+            self._take(of_chunk(self.policy, table, self._step, self._reach, *asked))
+
+    @changes
+    def _take(self, found: tuple[Any, mx.array | None]) -> None:
+        """Keep what rows have after an attention, and what of it may be taken back."""
+        table = cast(Table, self._table)
+        store(self.policy, table, *found)
+        if self._reach:
+            settle(self.policy, table, table.tokens[0] - self._reach)
+
+    def reset_scores(self) -> None:
+        """Forget what was accumulated for every row, as if none had been scored yet."""
+        table = self._table
+        if table is not None and self.policy.needs_scores:
+            table.attach(IMPORTANCE)
+            cut(self.policy, table, end=0)
 
     # Rows that are taken back
 
@@ -515,7 +661,7 @@ class H2OKVCache(ScoredRows):
         if n > min(self._table.lengths):
             self._unshare()
         table = self._table
-        reach = min(self._reach, self._tokens[0])
+        reach = min(self._reach, table.tokens[0])
         if n > reach and (self.evicted or self._surplus):
             wanted = f"at most {reach}" if self._reach else "none: see is_trimmable()"
             raise ValueError(
@@ -527,16 +673,18 @@ class H2OKVCache(ScoredRows):
     @changes
     def _take_back(self, table: Table, n: int) -> int:
         """The last ``n`` tokens, which may go."""
+        free = self._free
         self._release()
         gone = [min(n, rows) for rows in table.lengths]
         left = [rows - count for rows, count in zip(table.tail.rows, gone, strict=True)]
-        self._cut_waiting(end=self._tokens[0] - n)
+        cut(self.policy, table, end=table.tokens[0] - n)
         if min(left) < 0:
-            self._table = table = tiers.truncated(table, self._tokens, gone, self.config)
+            self._table = table = tiers.truncated(table, gone, self.config)
         else:
             table.truncate(left)
-        self._tokens = [seen - count for seen, count in zip(self._tokens, gone, strict=True)]
-        self._unscored = False
+            table.tokens = [seen - count for seen, count in zip(table.tokens, gone, strict=True)]
+            self._free = free + n if free and min(table.lengths) else 0
+        table.unscored = False
         if self.config.preallocate:
             table.give_back()
         return max(gone)
@@ -550,14 +698,12 @@ class H2OKVCache(ScoredRows):
         extracted of that. They are never evicted and never written. Attention must be that of
         ``routing``, or ``attend``.
 
-        Raises:
-            ValueError: rows that are not there or may be evicted, a cache that shares some already,
-                or one that cannot: mixed precision, speculation, the rows of
-                latent attention (MLA), several sequences.
+        Raises ValueError for rows that are not there or may be evicted, and for a cache that shares
+        some already or cannot: mixed precision, speculation, MLA, several sequences.
         """
         op, config = f"[{type(self).__name__}.share]", self.config
         reason = unshareable(config)
-        if self._in_batch or self._prefix is not None:
+        if self._in_batch or self.prefix_rows:
             reason = "a cache of several sequences" if self._in_batch else "shared rows already"
         if reason:
             raise ValueError(f"{op} {self._described()} has {reason}, expected none of that.")
@@ -569,12 +715,11 @@ class H2OKVCache(ScoredRows):
                 f"{op} rows is {rows}, expected 1 to {most}: {self._described()} holds {held} and "
                 f"keeps the first {config.prefix_size} for good (prefix_size)."
             )
-        prefix, table = Prefix.taken_from(self._table, self._tokens[0], rows, config.sparse_v)
-        self._start(self._tokens, table, self._unscored, prefix)
+        self._hold(self._table.standing(rows, config.sparse_v))
 
     def unshared(self) -> Any:
         """This cache, or where it shares rows a copy that holds all of them itself."""
-        if self._prefix is None:
+        if not self.prefix_rows:
             return self
         found = copy.deepcopy(self)
         found._unshare()
@@ -583,11 +728,10 @@ class H2OKVCache(ScoredRows):
     @changes
     def _unshare(self) -> None:
         """Hold all rows itself."""
-        if self._prefix is not None:
+        if self._table is not None and self.prefix_rows:
             self._release()
-            self._table = self._whole
-            self._stand_on(None)
-            self._make_ahead()
+            self._table = self._table.whole
+            self._stand()
 
     # State, copies, other forms
 
@@ -602,9 +746,11 @@ class H2OKVCache(ScoredRows):
         With shared rows one more: their keys and values; the first four are then of the others.
         Where rows have been folded, scores are a pair: those, and the biases of the rows.
         """
-        rows = self._own_rows()
-        found = (*rows, self.offset, self.evicted, self._unscored, self.name, self._settings)
-        return (*found, *self._waiting_state()) if self._reach else (*found, *self._shared_state())
+        table = self._at_rest()
+        unscored = table is not None and table.unscored
+        about = self.offset, self.evicted, unscored, self.name, saved.settings_text(self)
+        more = saved.waiting_of(self) if self._reach else saved.shared_of(table)
+        return (*saved.rows_of(table), *about, *more)
 
     @state.setter
     def state(self, state: Sequence[Any]) -> None:
@@ -616,99 +762,33 @@ class H2OKVCache(ScoredRows):
                 "with speculation."
             )
         offset, _, unscored, name, settings, *more = state[4:]
-        self._configure_as(settings, name)
         shared = more[0] if len(more) == 1 else None
-        self._restore([int(offset)], state, bool(unscored), shared=shared)
-        if len(more) > 1:  # three in earlier versions, which wrote where queries end
-            self._restore_waiting(more[-2], more[-1], ends=len(more) == 3)
-
-    def _own_rows(self) -> tuple[Any, ...]:
-        """Keys, values, scores and positions, without those that are shared."""
-        table = self._at_rest()
-        if table is None:
-            return None, None, None, None
-        rows = formats.state_of(table, "keys"), formats.state_of(table, "values")
-        return *rows, *self._beside(table)
-
-    def _beside(self, table: Table) -> tuple[Any, mx.array]:
-        """Scores, with biases where there are any, and positions of the rows of a table."""
-        scores: Any = self._scores_of(table)
-        if BIAS in table.beside:
-            scores = scores, table.beside[BIAS][:, :, : table.width]
-        return scores, table.positions(self._tokens)
-
-    def _shared_state(self) -> tuple[Any, ...]:
-        return () if self._prefix is None else (self._prefix.state,)
-
-    @property
-    def _settings(self) -> str:
-        given = asdict(self.config)
-        del given["preallocate"]  # of this process, and not of the rows
-        usual = {"prefix_size": 0, "context_size": None, "fold": True, "rows_at": ()}
-        for name, value in usual.items():
-            if given[name] == value:  # files are what they always were
-                del given[name]
-        if given["kv_frame"] == _framed_by_default(given):
-            del given["kv_frame"]
-        if self.unequal_budgets:  # else it is not there, and files are what they always were
-            given["unequal_budgets"] = True
-        if self.config.kv_format is not None and (layouts := self._layouts()):
-            given["dtype"] = dtype_name(layouts[1][3])
-        if self.config.framed and (layouts := self._layouts()):
-            size = layouts[1][2]
-            if kept_size(size) != size:
-                given["value_size"] = size
-        return json.dumps(given)
-
-    def _configure_as(self, settings: str, name: str) -> None:
-        given = json.loads(settings)
-        unequal = bool(given.pop("unequal_budgets", False))
-        self._value_size = int(given.pop("value_size", 0))
-        for gone, usual in _GONE.items():
-            if (value := given.pop(gone, usual)) != usual:
-                raise ValueError(
-                    f"[H2OKVCache] {gone} is {value!r}, expected {usual!r}: this setting of "
-                    "earlier versions is gone."
-                )
-        given.setdefault("kv_frame", _framed_by_default(given))
-        self._came_in = getattr(mx, given.pop("dtype", "float32"))
-        if "diversity" not in given and given["policy"] == "h2o":
-            given["policy"] = "h2o-ema"  # as it was called when there was none
-        self._configure(H2OConfig(**given), name)
-        self.unequal_budgets = unequal
+        table = self._restore(settings, name, [int(offset)], state, unscored, shared=shared)
+        if len(more) > 1 and table is not None:
+            # three in earlier versions, which wrote where queries end
+            saved.restore_waiting(self.policy, table, more[-2], more[-1], ends=len(more) == 3)
 
     def _restore(
         self,
+        settings: str,
+        name: str,
         tokens: list[int],
         state: Sequence[Any],
         unscored: bool,
         rows: Any = None,
         shared: Any = None,
-    ) -> None:
+    ) -> Table | None:
         """Hold the keys, values, scores and positions of a state, so many ``rows`` in each
         segment; None: all; and the keys and values that are ``shared``."""
-        keys, values, importance, positions = state[:4]
-        table = bias = None
-        if isinstance(importance, tuple | list):
-            importance, bias = importance
-        if importance is not None:
-            given = self._came_in, self._value_size
-            table = formats.restored_table(self.config, keys, values, rows, *given)
-            table.place(positions)
-            if self.policy.needs_attention:
-                table.attach(IMPORTANCE, importance, mx.nan)
-            if bias is not None:
-                table.attach(BIAS, bias, 0.0)
-        prefix = None
-        if shared is not None:
-            keys, values = shared
-            frame = None
-            if table is not None and table.frame is not None:
-                frame = table.frame = table.frame.as_shared()
-                keys = (*keys, frame.centre)
-            tail = formats.restored_table(self.config, keys, values, None, self._came_in).tail
-            prefix = Prefix(tail.keys, tail.values, self.config.sparse_v, frame)
-        self._start(tokens, table, unscored, prefix)
+        config, unequal, kept = saved.read_settings(settings)
+        self._configure(config, name)
+        self.unequal_budgets = unequal
+        scored = self.policy.needs_scores
+        table = saved.table_of(config, scored, tokens, state, rows, shared, *kept)
+        if table is not None:
+            table.unscored = bool(unscored)
+        self._hold(table, len(tokens))
+        return table
 
     @classmethod
     def from_state(cls, state: Sequence[Any]) -> H2OKVCache:
@@ -749,45 +829,31 @@ class H2OKVCache(ScoredRows):
             ValueError: bits or sizes that H2OConfig refuses, or rows that cannot be quantised.
             RuntimeError: a chunk still waits for its scores.
         """
-        config = replace(self.config, kv_bits=bits, kv_group_size=group_size)
+        config = replace(self.config, format=Affine(bits, kv_group_size=group_size))
         self.flush()
         cache = self._packed(config, name=self.name)
-        keys, values = self.keys, self.values
-        if keys is not None:
-            keys, values = formats.quantized(config, keys, values, self._described())
-        whole = self._whole
-        state = keys, values, *((None, None) if whole is None else self._beside(whole))
-        cache._restore(self._tokens, state, self._unscored)
-        cache._restore_waiting(*self._waiting_state())
+        if self._table is not None:
+            cache._hold(formats.quantized(config, self._table, self._described()))
         cache.unequal_budgets = self.unequal_budgets
         return cache
 
     def _check_scored(self) -> None:
         """Eviction is never silently off."""
-        if self._unscored:
-            scores = self.policy.needs_scores
-            what, them = ("scores", "them") if scores else ("attention of mlx_h2o's", "it")
-            if self._prefix is not None and not self.policy.needs_attention:
-                raise RuntimeError(
-                    f"[H2OKVCache] {self._described()} got no {what} for its last update, and "
-                    f"shares its first {self.prefix_rows} rows, which need it: call the model "
-                    "within mlx_h2o.routing(model)."
-                )
+        if self._table is None or not self._table.unscored:
+            return
+        wanted, them = (
+            ("scores", "them") if self.policy.needs_scores else ("attention of mlx_h2o's", "it")
+        )
+        found = f"[H2OKVCache] {self._described()} got no {wanted} for its last update, and"
+        inside = "call the model within mlx_h2o.routing(model)"
+        if self.prefix_rows and not self.policy.needs_attention:
             raise RuntimeError(
-                f"[H2OKVCache] {self._described()} got no {what} for its last update, and the "
-                f"policy {self.config.policy!r} needs {them}: call the model within "
-                "mlx_h2o.routing(model), or choose a policy that needs none."
+                f"{found} shares its first {self.prefix_rows} rows, which need it: {inside}."
             )
+        raise RuntimeError(
+            f"{found} the policy {self.policy.name!r} needs {them}: {inside}, or choose a policy "
+            "that needs none."
+        )
 
     def _described(self) -> str:
         return f"the cache of {self.name}" if self.name else "this cache"
-
-
-def _both_as_they_came(table: Table, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-    frame = table.frame
-    return as_they_came(frame, keys, "keys"), as_they_came(frame, values, "values")
-
-
-def _framed_by_default(settings: dict[str, Any]) -> bool:
-    """What settings mean that do not name ``kv_frame``: those of packed rows are older."""
-    return settings.get("kv_bits") is None or settings.get("kv_handed") == "latents"

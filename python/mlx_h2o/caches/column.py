@@ -5,6 +5,7 @@ A new row format is one subclass with ``encode`` and ``decode``; nothing else he
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from itertools import repeat
@@ -32,6 +33,7 @@ class Column(ABC):
     array object. Nothing is evaluated.
     """
 
+    parts: Parts = ()
     bits: int | None = None
     """Bits of packed rows that attention reads; None: it gets what ``decode`` returns."""
     group_size: int | None = None
@@ -42,9 +44,6 @@ class Column(ABC):
     _slots = 0
     """Of the slots that were made at once, those to use before more are asked for."""
 
-    def __init__(self, parts: Parts = ()) -> None:
-        self.parts = parts
-
     @abstractmethod
     def encode(self, rows: mx.array) -> Parts:
         """Rows [B, H, L, D] as they are kept."""
@@ -53,9 +52,11 @@ class Column(ABC):
     def decode(self, parts: Parts) -> mx.array:
         """Kept rows as an array [B, H, N, D], in the dtype in which they came."""
 
-    @abstractmethod
     def like(self, parts: Parts) -> Column:
         """Other rows that are kept the same way."""
+        found = copy.copy(self)
+        found.parts, found.ahead, found._slots = parts, 0, 0
+        return found
 
     @property
     @abstractmethod
@@ -64,9 +65,7 @@ class Column(ABC):
 
     @property
     def capacity(self) -> int:
-        if self.ahead:
-            return self._slots
-        return self.parts[0].shape[2] if self.parts else 0
+        return self._slots if self.ahead else self.parts[0].shape[2]
 
     @property
     def nbytes(self) -> int:
@@ -77,7 +76,7 @@ class Column(ABC):
 
     def view(self, count: int) -> Parts:
         """Kept rows: the first ``count`` slots."""
-        if self.parts and count == self.parts[0].shape[2]:
+        if count == self.parts[0].shape[2]:
             return tuple([part[...] for part in self.parts])
         return tuple([part[:, :, :count] for part in self.parts])
 
@@ -85,21 +84,15 @@ class Column(ABC):
         """Kept rows as attention takes them: an array, or the parts of packed rows."""
         return self.decode(parts) if as_array or self.bits is None else parts
 
-    def reserve(self, rows: int, limit: int, like: Parts) -> None:
-        """Have room for so many rows, and in advance for more up to ``limit``; ``like`` are such
-        rows."""
+    def reserve(self, rows: int, limit: int) -> None:
+        """Have room for so many rows, and in advance for more up to ``limit``."""
         if rows <= self.capacity:
             return
-        parts = self.parts or tuple(part[:, :, :0] for part in like)
-        if self.ahead:
-            self._make_ahead(parts, rows, limit)
-        else:
-            self.parts = tuple(padded(part, _room(rows, limit), 0) for part in parts)
-
-    def _make_ahead(self, parts: Parts, rows: int, limit: int) -> None:
-        """Have room for so many rows, and ``parts`` in the first slots: all of it made once."""
-        if not self.parts or rows > self.parts[0].shape[2]:
-            self.parts = tuple(_in_room(part, max(rows, self.ahead)) for part in parts)
+        if not self.ahead:
+            self.parts = tuple(padded(part, _room(rows, limit), 0) for part in self.parts)
+            return
+        if rows > self.parts[0].shape[2]:  # all of it made once
+            self.parts = tuple(_in_room(part, max(rows, self.ahead)) for part in self.parts)
         self._slots = min(_room(rows, limit), self.parts[0].shape[2])
 
     def give_back(self, rows: int) -> int:
@@ -110,7 +103,7 @@ class Column(ABC):
         """Write new rows from slot ``start`` on; no more than ``limit`` rows of room in advance."""
         end, new = start + rows.shape[2], self.encode(rows)
         if self.ahead:
-            self.reserve(end, limit, new)
+            self.reserve(end, limit)
         if end <= self.capacity:
             for part, added in zip(self.parts, new, strict=True):
                 part[:, :, start:end] = added
@@ -164,9 +157,6 @@ class DenseColumn(Column):
     def decode(self, parts: Parts) -> mx.array:
         return parts[0]
 
-    def like(self, parts: Parts) -> DenseColumn:
-        return DenseColumn(parts)
-
     @property
     def layout(self) -> Layout:
         batch, heads, _, width = self.parts[0].shape
@@ -184,3 +174,13 @@ def _in_room(rows: mx.array, slots: int) -> mx.array:
 def _room(rows: int, limit: int) -> int:
     """Slots for so many rows, and in advance for more up to ``limit``."""
     return max(rows, min(-(-rows // _STEP) * _STEP, limit))
+
+
+def packing_of(keys: Column, values: Column, sparse_v: float) -> dict[str, Any]:
+    """What operations must be told of packed rows; nothing of arrays."""
+    if keys.bits is None and values.bits is None:
+        return {}
+    bits = keys.bits or values.bits
+    found: dict[str, Any] = {"bits": bits, "v_bits": values.bits or bits}
+    found["group_size"] = keys.group_size or values.group_size or 64
+    return found | {"sparse_v_threshold": sparse_v} if sparse_v else found

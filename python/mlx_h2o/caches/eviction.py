@@ -1,38 +1,41 @@
-"""Which rows go, by a policy and the protected ranges, and how the others close the ranks."""
+"""Which rows go, by a policy and the protected ranges, and how the others close the ranks.
+
+Rows that go are dropped, or become part of the rows that are most like them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import NamedTuple, cast
 
 import mlx.core as mx
 
 from ..config import H2OConfig
 from ..operations.backends import resolve
-from ..operations.composed import beside_rows
+from ..operations.composed import beside_rows, folding
+from ..operations.composed.buffers import gathered
 from ..operations.requests import PerSequence
 from ..policies import Policy, Rows
-from .folding import fold
-from .ranked import Ranked
-from .table import Table
+from .table import BIAS, FILLS, IMPORTANCE, Table
+from .views import true_rows
 
 
 class Eviction(NamedTuple):
-    """One eviction from ``table``, whose lines have seen ``offsets`` tokens.
+    """One eviction from ``table``.
 
-    keep: rows that stay of each line in ``due``; the other lines stay as they are.
-    recent_start: for each line the first position of its protected recent range.
+    keep: rows that stay of each sequence in ``due``; the others stay as they are.
+    recent_start: for each sequence the first position of its protected recent range.
     tail: the newest rows, which are neither ranked nor evicted, and stay the last ones in order.
     skip: the first slots, of a prefix, which are neither ranked nor evicted.
     sinks: rows of the first positions, which stay, ``skip`` included.
-    context_start: for each line the first position within the context that the model was trained
-        for: rows before it go first. Empty while there can be none.
+    context_start: for each sequence the first position within the context that the model was
+        trained for: rows before it go first. Empty while there can be none.
     """
 
     table: Table
     policy: Policy
     config: H2OConfig
-    offsets: Sequence[int]
     due: Sequence[int]
     keep: int
     recent_start: Sequence[int]
@@ -43,93 +46,134 @@ class Eviction(NamedTuple):
 
     @property
     def protected(self) -> list[int]:
-        """Of each line, how many of the newest rows are protected."""
-        both = zip(self.offsets, self.recent_start, strict=True)
+        """Of each sequence, how many of the newest rows are protected."""
+        both = zip(self.table.tokens, self.recent_start, strict=True)
         return [max(0, offset - start) for offset, start in both]
 
     def run(self) -> None:
         """Evict. The rows behind move into the slots of those that go: no more than that moves."""
         table, alike = self.table, list(zip(self.table.lengths, self.protected, strict=True))
-        for numbers in sorted({alike[line] for line in self.due}):
-            due = [line for line in self.due if alike[line] == numbers]
+        for numbers in sorted({alike[n] for n in self.due}):
+            due = [n for n in self.due if alike[n] == numbers]
+            rows = [self.keep if n in due else count for n, count in enumerate(table.lengths)]
             if self.keep == 0:
-                rows = [0 if line in due else n for line, n in enumerate(table.lengths)]
                 table.truncate(rows)
                 continue
-            some = due if len(due) < table.lines else None
-            lines = range(table.shape[0]) if some is None else some
-            positions, ranked = table.positions(self.offsets), table.lengths[due[0]] - self.tail
-            first = self.first(positions, ranked, due, some)
-            ranks = self.ranks(first, due) if first.keep else None
+            ranked = table.lengths[due[0]] - self.tail
+            first = Ranked(self, due, ranked)
+            ranks = self.ranks(first) if first.keep else None
             kept = self.kept(first, ranks)
             if ranks is not None and self.config.folds:
-                fold(table, self.policy, first, ranks, kept, due)
-            kept = self.with_skipped(kept)
-            rows = [self.keep if line in due else n for line, n in enumerate(table.lengths)]
-            table.close_gaps(kept, lines, rows, positions, ranked, self.tail)
-
-    def first(
-        self,
-        positions: mx.array,
-        count: int,
-        due: Sequence[int],
-        lines: Sequence[int] | None = None,
-    ) -> Ranked:
-        """Of the first ``count`` rows of ``lines``, None: of all, those for a policy to rank, as
-        those in ``due`` are."""
-        width, index = positions.shape[2], None if lines is None else mx.array(list(lines))
-        whole = not self.skip and count == width
-        positions = positions if whole else positions[:, :, self.skip : count]
-        positions = positions if index is None else positions[index]
-        tail = max(0, self.table.lengths[due[0]] - count)
-        recent = max(0, self.protected[due[0]] - tail)
-        keep = max(0, min(self.keep, self.table.lengths[due[0]]) - tail)
-        return Ranked(
-            table=self.table,
-            positions=positions,
-            offset=max(self.offsets),
-            lines=index,
-            skip=self.skip,
-            keep=keep - self.skip,
-            places=max(0, keep - self.sinks - recent),
-            sink_size=self.config.protected,
-            recent_start=_of_lines(self.recent_start, due),
-        )
+                fold(table, self.policy, first, ranks, kept)
+            if self.skip:  # which stay, and from which on slots were counted
+                before = mx.arange(self.skip, dtype=mx.uint32)
+                before = mx.broadcast_to(before, (*kept.shape[:2], self.skip))
+                kept = mx.concatenate([before, kept + mx.array(self.skip, mx.uint32)], axis=2)
+            sequences = range(table.shape[0]) if first.sequences is None else due
+            table.close_gaps(kept, sequences, rows, ranked, self.tail)
 
     def kept(self, rows: Ranked, ranks: mx.array | None) -> mx.array:
-        """Slots uint32 [lines, H, keep], ascending, of the best of these rows, counted from the
+        """Slots uint32 [sequences, H, keep], ascending, of the best of these rows, counted from the
         first of them; None: all of them go."""
         if ranks is None:
             return mx.zeros((*rows.positions.shape[:2], 0), mx.uint32)
         return resolve().keep_indices(
-            ranks,
-            rows.positions,
-            keep=rows.keep,
-            sink_size=rows.sink_size,
-            recent_start=rows.recent_start,
-        )
+            ranks, rows.positions,
+            keep=rows.keep, sink_size=rows.sink_size, recent_start=rows.recent_start,
+        )  # fmt: skip
 
-    def with_skipped(self, kept: mx.array) -> mx.array:
-        """These slots, counted from the first of the table, behind those of the prefix."""
-        if not self.skip:
-            return kept
-        before = mx.broadcast_to(
-            mx.arange(self.skip, dtype=mx.uint32), (*kept.shape[:2], self.skip)
-        )
-        return mx.concatenate([before, kept + mx.array(self.skip, mx.uint32)], axis=2)
-
-    def ranks(self, rows: Ranked, due: Sequence[int]) -> mx.array:
-        """float32 [lines, H, N], of the rows of the lines in ``due``."""
+    def ranks(self, rows: Ranked) -> mx.array:
+        """float32 [sequences, H, N]."""
         found = self.policy.rank(cast(Rows, rows))
         if self.config.shared_heads:
             # The same rows in the same slots of every head: NaN in one is NaN in the mean.
             found = mx.broadcast_to(mx.mean(found, axis=1, keepdims=True), found.shape)
         if not self.context_start:
             return found
-        start = beside_rows(_of_lines(self.context_start, due))
+        start = beside_rows(_of_each(self.context_start, rows.due))
         return mx.where(rows.positions < start, mx.nan, found)
 
 
-def _of_lines(numbers: Sequence[int], lines: Sequence[int]) -> PerSequence:
-    some = [numbers[line] for line in lines]
+class Ranked:
+    """``Rows``: the first ``count`` rows of the sequences in ``due``, which are alike, behind those
+    to skip; read only as far as someone asks, and once."""
+
+    def __init__(self, eviction: Eviction, due: Sequence[int], count: int) -> None:
+        table, held = eviction.table, eviction.table.lengths[due[0]]
+        tail = max(0, held - count)
+        keep = max(0, min(eviction.keep, held) - tail)
+        recent = max(0, eviction.protected[due[0]] - tail)
+        self._table, self._end, self.skip, self.due = table, count, eviction.skip, due
+        self.sequences = None if len(due) == len(table.tokens) else mx.array(list(due))
+        self.positions = self._some(table.positions)
+        self.offset = max(table.tokens)
+        self.keep = keep - eviction.skip
+        self.places = max(0, keep - eviction.sinks - recent)
+        self.sink_size = eviction.config.protected
+        self.recent_start = _of_each(eviction.recent_start, due)
+
+    def _some(self, array: mx.array) -> mx.array:
+        whole = not self.skip and array.shape[2] == self._end
+        array = array if whole else array[:, :, self.skip : self._end]
+        return array if self.sequences is None else array[self.sequences]
+
+    @cached_property
+    def keys(self) -> mx.array:
+        return self._some(true_rows(self._table, "keys"))
+
+    @cached_property
+    def values(self) -> mx.array:
+        return self._some(true_rows(self._table, "values"))
+
+    @property
+    def importance(self) -> mx.array:
+        return self.beside(IMPORTANCE)
+
+    def beside(self, name: str) -> mx.array:
+        """float32 [sequences, H, N]."""
+        found = self._table.beside.get(name)
+        if found is None:
+            return mx.full(self.positions.shape, FILLS[name], mx.float32)
+        return self._some(found)
+
+
+def fold(table: Table, policy: Policy, rows: Ranked, ranks: mx.array, kept: mx.array) -> None:
+    """Fold those of these rows that are not ``kept``, uint32 [sequences, H, K] counted from
+    ``rows.skip``, into others, in place.
+
+    Rows are weighed by their ranks. Neither sinks nor recent rows change.
+    """
+    start, some = beside_rows(rows.recent_start), rows.sequences
+    if BIAS not in table.beside:
+        table.attach(BIAS)
+    free = (rows.positions >= rows.sink_size) & (rows.positions < start) & policy.takes(ranks)
+    found = resolve().function(folding.fold)(
+        rows.keys, rows.values, rows.beside(BIAS), rows.importance, ranks, free, kept,
+        share=policy.fold_share,
+    )  # fmt: skip
+    into = found.into + mx.array(rows.skip, mx.uint32) if rows.skip else found.into
+    made, frame = (found.keys, found.values), table.frame
+    if frame is not None:
+        own = frame if some is None else frame.each(lambda centre: centre[some])
+        made = own.into(*made)
+    for column, new in zip((table.tail.keys, table.tail.values), made, strict=True):
+        pairs = zip(column.parts, column.encode(new), strict=True)
+        column.parts = tuple(_written(part, into, one, some) for part, one in pairs)
+    for name, new in ((IMPORTANCE, found.mass), (BIAS, found.bias)):
+        table.beside[name] = _written(table.beside[name], into, new, some)
+
+
+def _written(array: mx.array, slots: mx.array, rows: mx.array, some: mx.array | None) -> mx.array:
+    """``rows`` at ``slots`` of some sequences, None: of all."""
+    if some is None:
+        return resolve().put_rows(array, slots, rows)
+    where = mx.zeros((array.shape[0], *slots.shape[1:]), slots.dtype)
+    where[some] = slots
+    found = gathered(array, where)  # of the other sequences what is there
+    found[some] = rows
+    return resolve().put_rows(array, where, found)
+
+
+def _of_each(numbers: Sequence[int], sequences: Sequence[int]) -> PerSequence:
+    some = [numbers[n] for n in sequences]
     return some[0] if len(set(some)) == 1 else mx.array(some, mx.int32)

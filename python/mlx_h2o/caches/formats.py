@@ -11,37 +11,45 @@ from ..config import KV_FORMATS, H2OConfig
 from .affine import AffineColumn, group_size_for
 from .column import Column, DenseColumn
 from .frame import Frame, kept_size
-from .table import Segment, Table
+from .table import IMPORTANCE, Segment, Table
 from .turbo import KEYS, VALUES, TurboColumn, check_sizes
 
 
-def new_table(config: H2OConfig, keys: mx.array, values: mx.array, lines: int, owner: str) -> Table:
-    """A table without rows, for rows like ``keys`` and ``values``.
+def new_table(
+    config: H2OConfig, keys: mx.array, values: mx.array, count: int, owner: str, scored: bool
+) -> Table:
+    """A table without rows, of so many sequences, for rows like ``keys`` and ``values``, that are
+    ``scored`` or not.
 
     Raises ValueError, naming ``owner``, for rows that cannot be quantised as ``config`` says.
     """
     size = _group_size(config, keys, values, owner)
-    segments = [Segment(*pair, [0] * lines) for pair in _columns(config, size, values.dtype)]
+    segments = [Segment(*pair, [0] * count) for pair in _columns(config, size, values.dtype)]
     none = [mx.zeros((*rows.shape[:2], 1, rows.shape[3]), rows.dtype) for rows in (keys, values)]
     frame = Frame(none[0], values.shape[3]) if config.framed else None
     kept = none if frame is None else frame.into(*none)
-    for one in segments[:-1]:
+    for one in segments:
         for column, row in zip((one.keys, one.values), kept, strict=True):
             column.parts = tuple(part[:, :, :0] for part in column.encode(row))
-    return Table(segments, frame)
+    found = Table(segments, [0] * count, frame)
+    if scored:
+        found.attach(IMPORTANCE)
+    return found
 
 
 def restored_table(
     config: H2OConfig,
+    tokens: Sequence[int],
     keys: Any,
     values: Any,
     rows: Sequence[Sequence[int]] | None = None,
     dtype: mx.Dtype = mx.float32,
     value_size: int = 0,
 ) -> Table:
-    """The table that ``state_of`` gave ``keys`` and ``values`` of, with so many ``rows`` of each
-    line in each segment; None: of one line, all. ``dtype`` is that in which rows came, and
-    ``value_size`` the elements of a value, where what is stored does not say them."""
+    """The table that ``state_of`` gave ``keys`` and ``values`` of, whose sequences have seen so
+    many ``tokens``, with so many ``rows`` of each in each segment; None: of one, all. ``dtype`` is
+    that in which rows came, and ``value_size`` the elements of a value, where what is stored does
+    not say them."""
     sides, size = [_parts(keys), _parts(values)], 0
     centre = sides[0].pop() if config.framed else None
     if len(sides[0]) >= 3:
@@ -60,7 +68,7 @@ def restored_table(
         ]
         count = [own[0].capacity] if rows is None else list(rows[place])
         segments.append(Segment(own[0], own[1], count))
-    return Table(segments, frame)
+    return Table(segments, tokens, frame)
 
 
 def stored(table: Table, side: str) -> Any:
@@ -92,14 +100,20 @@ def set_rows(table: Table, name: str, rows: Any) -> None:
         column.parts, column.ahead = tuple(part[...] for part in some), 0
 
 
-def quantized(config: H2OConfig, keys: mx.array, values: mx.array, owner: str) -> tuple[Any, Any]:
-    """Dense rows as ``state_of`` gives those that ``config`` packs; errors as ``new_table``."""
+def quantized(config: H2OConfig, table: Table, owner: str) -> Table:
+    """A copy of a table of dense rows, packed as ``config`` says; errors as ``new_table``."""
+    found = table.whole.copy()
+    tail, width = found.tail, found.width
+    keys, values = tail.keys.view(width)[0], tail.values.view(width)[0]
     columns = _tail(config, _group_size(config, keys, values, owner), values.dtype)
-    if not config.framed:
-        return columns[0].encode(keys), columns[1].encode(values)
-    frame = Frame.of(keys, values)
-    keys, values = frame.into(keys, values)
-    return (*columns[0].encode(keys), frame.centre), columns[1].encode(values)
+    if config.framed:
+        found.frame = Frame.of(keys, values)
+        keys, values = found.frame.into(keys, values)
+    packed, others = columns[0].encode(keys), columns[1].encode(values)
+    found.segments = [Segment(columns[0].like(packed), columns[1].like(others), tail.rows)]
+    for name, array in found.beside.items():
+        found.attach(name, array[:, :, :width])
+    return found
 
 
 def _parts(rows: Any) -> list[mx.array]:
@@ -122,20 +136,16 @@ def _columns(config: H2OConfig, size: int, dtype: mx.Dtype) -> list[tuple[Column
 def _tail(config: H2OConfig, size: int, dtype: mx.Dtype) -> tuple[Column, Column]:
     if config.kv_format is not None:
         bits, v_bits = KV_FORMATS[config.kv_format]
-        return _keys(bits, size, dtype), TurboColumn(v_bits, VALUES, dtype)
+        keys: Column = TurboColumn(bits, KEYS, dtype)
+        if bits in (0, 8):
+            keys = AffineColumn(bits, size) if bits else DenseColumn()
+        return keys, TurboColumn(v_bits, VALUES, dtype)
     if config.kv_bits is None or config.mixed:
         return DenseColumn(), DenseColumn()
     keys = AffineColumn(config.kv_bits, size)
     if config.kv_handed == "latents":  # rotary parts of keys stay as they are
         return keys, DenseColumn()
     return keys, AffineColumn(config.v_bits or config.kv_bits, size)
-
-
-def _keys(bits: int, size: int, dtype: mx.Dtype) -> Column:
-    """Those of a format that has them apart."""
-    if bits == 0:
-        return DenseColumn()
-    return AffineColumn(bits, size) if bits == 8 else TurboColumn(bits, KEYS, dtype)
 
 
 def _group_size(config: H2OConfig, keys: mx.array, values: mx.array, owner: str) -> int:

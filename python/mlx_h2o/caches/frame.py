@@ -1,11 +1,10 @@
 """The frame of a head: packed rows are kept rotated, its keys relative to the mean of the first.
 
-Codes of a few bits serve best where all elements have one range. A constant that all keys of a
-head share, as biases of its projection make one, would take most of that range: the centre takes
-it away. A few large elements would too: a rotation spreads them over all (Ashkboos et al. 2024,
-QuaRot, https://arxiv.org/abs/2404.00456). Attention is the same in any frame: the query is rotated
-as the keys are, a centre shifts all logits of a query alike, which no softmax sees, and the output
-is rotated back once.
+Codes of a few bits serve best where all elements have one range. The centre takes away a constant
+that all keys of a head share, as biases of its projection make one; a rotation spreads a few large
+elements over all (Ashkboos et al. 2024, QuaRot, https://arxiv.org/abs/2404.00456). Attention is the
+same in any frame: the query is rotated as the keys are, a centre shifts all logits of a query
+alike, which no softmax sees, and the output is rotated back once.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ FIRST_ROWS = 64
 """Rows that a centre is the mean of, at most."""
 
 Spans = Sequence[tuple[int, int]]
-"""Of each line, which rows are its own: from, and up to. None: all."""
+"""Of each sequence, which rows are its own: from, and up to. None: all."""
 
 _GROUP = 32
 """Rows are kept in whole groups of so many elements."""
@@ -30,22 +29,21 @@ class Frame:
 
     R is the orthonormal Hadamard matrix, over blocks of the largest power of two that divides the
     size of a kept row: its own inverse. A row that 32 does not divide is kept with zeros behind it.
-    A frame never changes, and is the same for all rows of a line, however they are kept. Values
-    have no centre: the first rows of a text, which take the attention that nothing else gets, have
-    values near zero, which a centre would move away from it.
+    A frame never changes, and is the same for all rows of a sequence. Values have no centre: those
+    of the first rows, which take the attention that nothing else gets, are near zero.
 
     Args:
-        centre: [B, H, 1, D], or of batch 1 for all lines, in the dtype of the rows.
+        centre: [B, H, 1, D], or of batch 1 for all sequences, in the dtype of the rows.
         value_size: elements of a value.
-        shared: whether rows that others have too are in it, so that it stays though a line has no
-            rows of its own.
+        shared: whether rows that others have too are in it, so that it stays though a sequence has
+            no rows of its own.
     """
 
     def __init__(self, centre: mx.array, value_size: int, shared: bool = False) -> None:
         self.centre = centre
         self.sizes = centre.shape[3], value_size
         self.shared = shared
-        self._whole = all(_is_whole(size) for size in self.sizes)
+        self._whole = all(size % _GROUP == 0 == size & (size - 1) for size in self.sizes)
 
     @classmethod
     def of(cls, keys: mx.array, values: mx.array, spans: Spans = ()) -> Frame:
@@ -53,16 +51,10 @@ class Frame:
         return cls(_centre(keys, spans), values.shape[3])
 
     def starting(self, keys: mx.array, spans: Spans, held: Sequence[int]) -> Frame:
-        """The frame in which new rows are kept: of lines that hold no rows, that of their first.
-
-        Args:
-            keys: new keys [B, H, L, D].
-            spans: as of ``of``.
-            held: rows of each line before.
-        """
+        """The frame in which new rows are kept: of sequences that ``held`` none, that of their
+        first."""
         starts = [
-            rows == 0 and (not spans or spans[line][1] > spans[line][0])
-            for line, rows in enumerate(held)
+            rows == 0 and (not spans or spans[n][1] > spans[n][0]) for n, rows in enumerate(held)
         ]
         if self.shared or not any(starts):
             return self
@@ -101,33 +93,33 @@ class Frame:
         """What attention makes of kept values [B, Hq, L, ...], as it would of those that came."""
         return mx.hadamard_transform(out) if self._whole else _rotated(out)[..., : self.sizes[1]]
 
-    # Lines
+    # Sequences
 
     def each(self, change: Callable[[mx.array], mx.array]) -> Frame:
-        """The frame of other lines, whose centre is ``change`` of this; a shared one stays."""
+        """The frame of other sequences, whose centre is ``change`` of this; a shared one stays."""
         return self if self.shared else Frame(change(self.centre), self.sizes[1])
 
     def as_shared(self) -> Frame:
         """The same, of rows that others have too."""
         return Frame(self.centre, self.sizes[1], shared=True)
 
-    def of_lines(self, count: int) -> Frame:
-        """A shared frame as that of so many lines of their own."""
+    def of_sequences(self, count: int) -> Frame:
+        """A shared frame as that of so many sequences of their own."""
         shape = (count, *self.centre.shape[1:])
         return Frame(mx.broadcast_to(self.centre, shape), self.sizes[1])
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the centre."""
-        return self.centre.nbytes
-
 
 def joined(frames: Sequence[Frame | None]) -> Frame | None:
-    """That of the lines of several tables, one behind the other."""
+    """That of the sequences of several tables, one behind the other."""
     given = [one for one in frames if one is not None]
     if not given or given[0].shared:
         return given[0] if given else None
     return Frame(mx.concatenate([one.centre for one in given]), given[0].sizes[1])
+
+
+def as_they_came(frame: Frame | None, rows: mx.array, side: str) -> mx.array:
+    """Kept "keys", or "values", outside of their frame."""
+    return rows if frame is None else frame.back(rows, int(side == "values"))
 
 
 def share_of_rows(out: mx.array, lse: mx.array, sinks: mx.array) -> mx.array:
@@ -143,25 +135,19 @@ def kept_size(size: int) -> int:
 
 
 def _centre(rows: mx.array, spans: Spans) -> mx.array:
-    """[B, H, 1, D], the mean of the first keys of each line's span, 0 where it is empty.
+    """[B, H, 1, D], the mean of the first keys of each sequence's span, 0 where it is empty.
 
     Rounded to 8 bits, so that it does not depend on the order of a sum; any centre near the mean
     serves as well.
     """
     if spans:
-        lines = [
-            rows[line : line + 1, :, start : max(stop, start)]
-            for line, (start, stop) in enumerate(spans)
-        ]
-        return mx.concatenate([_centre(one, ()) for one in lines])
+        own = enumerate(spans)
+        given = [rows[n : n + 1, :, start : max(stop, start)] for n, (start, stop) in own]
+        return mx.concatenate([_centre(one, ()) for one in given])
     if rows.shape[2] == 0:
         return mx.zeros((*rows.shape[:2], 1, rows.shape[3]), rows.dtype)
     first = rows[:, :, :FIRST_ROWS].astype(mx.float32)
     return mx.mean(first, axis=2, keepdims=True).astype(mx.bfloat16).astype(rows.dtype)
-
-
-def _is_whole(size: int) -> bool:
-    return size % _GROUP == 0 and size & (size - 1) == 0
 
 
 def _in_groups(rows: mx.array) -> mx.array:

@@ -74,8 +74,8 @@ class EachLayersMask:
     """One mask for all layers of a model, though their budgets differ: whoever reads it gets that
     of the rows that a cache handed out last, which are the reader's.
 
-    Attention of ours asks the owner of its keys instead. MLX operations on arrays take it. mlx_lm's
-    own attention takes no such object: the cache refuses it first, when asked for ``bits``.
+    Attention of ours asks the owner of its keys instead, and MLX operations on arrays take it.
+    mlx_lm's own attention does not: the cache refuses it first, when asked for ``bits``.
     """
 
     dtype = mx.bool_

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
 from typing import Any, cast
 
 import mlx.core as mx
@@ -23,37 +22,25 @@ Attend = Callable[[H2OKVCache, mx.array, Any, mx.array | None], mx.array]
 """The output for one cache, queries [B, hq, L, D] of its heads, and the mask and sinks of these."""
 
 
-def _for_each(name: str) -> Callable[..., None]:
-    """A method that does this for each group."""
+def _of_each(method: Callable[..., Any], makes: bool = False) -> Callable[..., Any]:
+    """A method that does this for each group, or gives groups of what it ``makes`` of each."""
 
-    def call(self: HeadGroups, *args: Any, **given: Any) -> None:
-        for one in self.caches:
-            getattr(one, name.rpartition(".")[2])(*args, **given)
+    def call(self: HeadGroups, *args: Any, **given: Any) -> HeadGroups | None:
+        found = [getattr(one, method.__name__)(*args, **given) for one in self.caches]
+        return HeadGroups(found, self.heads) if makes else None
 
-    call.__doc__ = f"As ``{name}``, of each group."
-    return call
-
-
-def _from_each(name: str) -> Callable[..., HeadGroups]:
-    """A method that makes groups of what this makes of each."""
-
-    def call(self: HeadGroups, *args: Any, **given: Any) -> HeadGroups:
-        attribute = name.rpartition(".")[2]
-        return self._each(lambda one: getattr(one, attribute)(*args, **given))
-
-    call.__doc__ = f"As ``{name}``, of each group."
+    call.__doc__ = f"As ``{method.__qualname__}``, of each group."
     return call
 
 
 class HeadGroups:
     """Evicting caches of one layer, each of some of its KV heads.
 
-    Few KV heads of a model retrieve. A cache holds as many rows of each of its heads as of the
-    others; heads that need many and heads that need few are therefore in two caches. Attention runs
-    once for each, and the outputs are put back in the order of the heads. That takes attention of
-    ours: updates return a token without rows, by which ``mlx_h2o.routing`` finds these caches.
-
-    The same class serves a batch: its caches are then :class:`BatchH2OKVCache`.
+    A cache holds as many rows of each of its heads as of the others; heads that need many, few of a
+    model, and heads that need few are therefore in two caches. Attention runs once for each, and
+    the outputs are put back in the order of the heads. That takes attention of ours: updates return
+    a token without rows, by which ``mlx_h2o.routing`` finds these caches. In a batch the caches are
+    :class:`BatchH2OKVCache`.
 
     Args:
         caches: one for each group, those of fewer rows first: they are the first to refuse.
@@ -77,47 +64,33 @@ class HeadGroups:
             )
         self._count = len(given)
         self._kv = [_index(group) for group in self.heads]
-        self._queries: dict[int, tuple[list[Any], Any]] = {}
+        self._queries: dict[int, tuple[list[Any], mx.array]] = {}
         self._handed = HandedOut(self)
         self._token: tuple[mx.array, mx.array] | None = None
 
     @classmethod
     def of_rows(cls, configs: Sequence[H2OConfig], *, name: str = "") -> HeadGroups | H2OKVCache:
-        """Empty caches for settings of each KV head; heads of equal settings share one.
-
-        Where all are equal it is one cache, and no composite.
-        """
+        """Empty caches for settings of each KV head; heads of equal settings share one, and where
+        all are equal it is one cache, and no composite."""
         groups: dict[H2OConfig, list[int]] = {}
         for head, config in enumerate(configs):
             groups.setdefault(config, []).append(head)
         if len(groups) == 1:
             return evicting_cache(configs[0], name=name)
         ordered = sorted(groups.items(), key=lambda one: one[0].max_kv_size or 2**31)
-        names = [f"{name} KV heads {', '.join(map(str, heads))}" for _, heads in ordered]
         caches = [
-            evicting_cache(config, name=name.strip())
-            for (config, _), name in zip(ordered, names, strict=True)
+            evicting_cache(config, name=f"{name} KV heads {', '.join(map(str, heads))}".strip())
+            for config, heads in ordered
         ]
         return cls(caches, [heads for _, heads in ordered])
-
-    def _each(self, change: Callable[[Any], Any]) -> HeadGroups:
-        """The same groups of other caches."""
-        return HeadGroups([change(one) for one in self.caches], self.heads)
 
     # Rows and attention
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """As ``H2OKVCache.update_and_fetch`` of each group.
+        """As ``H2OKVCache.update_and_fetch`` of each group, for rows of all KV heads.
 
-        Args:
-            keys: [B, H, L, D] with RoPE applied, L at least 1, of all KV heads.
-            values: [B, H, L, Dv].
-
-        Returns:
-            Arrays [B, H, 1, 0] that stand for the rows: attention of ours knows them.
-
-        Raises:
-            ValueError, RuntimeError: another number of heads, or as of an update of each.
+        Returns arrays [B, H, 1, 0] that stand for the rows: attention of ours knows them. Raises
+        ValueError for another number of heads.
         """
         if keys.ndim != 4 or keys.shape[1] != self._count or values.shape[:2] != keys.shape[:2]:
             check_rows("HeadGroups", keys, values, ())
@@ -145,12 +118,8 @@ class HeadGroups:
     ) -> mx.array:
         """Attention of all query heads, [B, Hq, L, Dv]: that of each group, put back by head.
 
-        Args:
-            attend: attention over the rows of one of the caches.
-            queries: [B, Hq, L, D]; KV head h serves the query heads h * Hq / H and following.
-            mask: as of ``fast.scaled_dot_product_attention_with_scores``, or of ``make_mask``; one
-                with an axis of Hq heads is cut.
-            sinks: [Hq] or None.
+        ``attend`` is attention over the rows of one of the caches, and ``queries`` are
+        [B, Hq, L, D]; a mask with an axis of Hq heads is cut.
         """
         owns, order = self._of_queries(queries.shape[1])
         of_heads = isinstance(mask, mx.array) and mask.ndim > 2
@@ -164,25 +133,18 @@ class HeadGroups:
             )
             for cache, own in zip(self.caches, owns, strict=True)
         ]
-        pieces = [outs[group] if part is None else outs[group][:, part] for group, part in order]
-        return mx.concatenate(pieces, axis=1)
+        return mx.take(mx.concatenate(outs, axis=1), order, axis=1)
 
-    def _of_queries(self, count: int) -> tuple[list[Any], list[tuple[int, slice | None]]]:
-        """The query heads of each group; and of which output which heads come, in order, None: all
-        of it."""
+    def _of_queries(self, count: int) -> tuple[list[Any], mx.array]:
+        """The query heads of each group, and the place of each head behind those of the groups."""
         if count not in self._queries:
             each = count // self._count
             own = [
                 [head * each + place for head in group for place in range(each)]
                 for group in self.heads
             ]
-            placed = {head: (n, at) for n, heads in enumerate(own) for at, head in enumerate(heads)}
-            order: list[tuple[int, slice | None]] = []
-            by_group = groupby((placed[head] for head in range(count)), key=lambda one: one[0])
-            for group, run in by_group:
-                places = [at for _, at in run]
-                whole = len(places) == len(own[group])
-                order.append((group, None if whole else slice(places[0], places[-1] + 1)))
+            placed = {head: n for n, head in enumerate(head for heads in own for head in heads)}
+            order = mx.array([placed[head] for head in range(count)], mx.uint32)
             self._queries[count] = [_index(heads) for heads in own], order
         return self._queries[count]
 
@@ -229,15 +191,15 @@ class HeadGroups:
         """As ``H2OKVCache.trim``, of each. The heads of fewer rows refuse first."""
         return max([one.trim(n) for one in self.caches])
 
-    flush = _for_each("H2OKVCache.flush")
-    to_quantized = _from_each("H2OKVCache.to_quantized")
-    unshared = _from_each("H2OKVCache.unshared")
+    flush = _of_each(H2OKVCache.flush)
+    to_quantized = _of_each(H2OKVCache.to_quantized, makes=True)
+    unshared = _of_each(H2OKVCache.unshared, makes=True)
 
     def __copy__(self) -> HeadGroups:
         return copy.deepcopy(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> HeadGroups:
-        return self._each(lambda one: copy.deepcopy(one, memo))
+        return HeadGroups([copy.deepcopy(one, memo) for one in self.caches], self.heads)
 
     @property
     def state(self) -> list[Any]:
@@ -248,16 +210,14 @@ class HeadGroups:
     @state.setter
     def state(self, state: Sequence[Any]) -> None:
         about = json.loads(state[0])
-        classes, heads = about["classes"], about["heads"]
+        classes = [_CLASSES[name] for name in about["classes"]]
         if len(state) != 1 + len(classes):
             raise ValueError(
                 f"[HeadGroups.state] found {len(state)} parts, expected {1 + len(classes)}: what "
                 "the groups are, and the state of each."
             )
-        found = [
-            _CLASSES[name].from_state(one) for name, one in zip(classes, state[1:], strict=True)
-        ]
-        HeadGroups.__init__(self, found, heads)
+        pairs = zip(classes, state[1:], strict=True)
+        HeadGroups.__init__(self, [one.from_state(part) for one, part in pairs], about["heads"])
 
     @classmethod
     def from_state(cls, state: Sequence[Any]) -> HeadGroups:
@@ -281,10 +241,10 @@ class HeadGroups:
         for own, added in zip(self.caches, other.caches, strict=True):
             cast(BatchH2OKVCache, own).extend(cast(BatchH2OKVCache, added))
 
-    extract = _from_each("BatchH2OKVCache.extract")
-    filter = _for_each("BatchH2OKVCache.filter")
-    prepare = _for_each("BatchH2OKVCache.prepare")
-    finalize = _for_each("BatchH2OKVCache.finalize")
+    extract = _of_each(BatchH2OKVCache.extract, makes=True)
+    filter = _of_each(BatchH2OKVCache.filter)
+    prepare = _of_each(BatchH2OKVCache.prepare)
+    finalize = _of_each(BatchH2OKVCache.finalize)
 
 
 def _index(heads: Sequence[int]) -> Any:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from ..config import H2OConfig
+from ..config import Affine, H2OConfig
 from .cache import H2OKVCache
 
 
 class QuantizedH2OKVCache(H2OKVCache):
     """An :class:`H2OKVCache` whose rows are quantised once, when they come (``config.kv_bits``).
 
-    Rows are evicted, moved, saved and copied as they are packed; none is ever quantised again.
-    Up to 8 tokens at a time, updates return packed rows (words, scales and biases of the keys,
-    and of the values), which the fused kernels read within ``mlx_h2o.routing``; for longer chunks
-    arrays, of the values that are stored. ``keys`` and ``values`` are packed.
+    Rows are evicted, moved, saved and copied as they are packed; only those that others are folded
+    into are quantised again. Up to 8 tokens at a time, updates return packed rows (words, scales
+    and biases of the keys, and of the values), which the fused kernels read within
+    ``mlx_h2o.routing``; for longer chunks arrays. ``keys`` and ``values`` are packed.
 
     In mixed precision (``config.light_bits``, ``config.dense_size``) the newest rows stay as they
     come, and older ones are quantised once, when they leave those. Updates then return arrays,
@@ -33,7 +33,7 @@ class QuantizedH2OKVCache(H2OKVCache):
     _quantized = True
 
     def __init__(self, config: H2OConfig | None = None, *, name: str = "") -> None:
-        super().__init__(H2OConfig(kv_bits=8) if config is None else config, name=name)
+        super().__init__(H2OConfig(format=Affine()) if config is None else config, name=name)
 
     def to_quantized(self, group_size: int = 64, bits: int = 4) -> QuantizedH2OKVCache:
         """This cache itself, as mlx_lm asks after every step.

@@ -1,12 +1,13 @@
 """Rows of one layer as a table: columns of keys and values, and what else goes with a row.
 
-A table holds one line, or one for each sequence of a batch. The rows of a line fill the first slots
-of each segment; slots behind them are unused. Every event, be it an eviction, a trim or a sequence
-that leaves, says which rows go to which slots, and the columns take and put them.
+The rows of a sequence fill the first slots of each segment; slots behind them are unused. Every
+event, be it an eviction, a trim or a sequence that leaves, says which rows go to which slots, and
+the columns take and put them.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,22 +18,27 @@ from ..operations.backends import resolve
 from ..operations.composed.buffers import padded
 from .column import Column, Layout, Parts
 from .frame import Frame
+from .prefix import Prefix, behind
+from .step import Step
 
 NONE = -1
 """The position of an unused slot."""
+IMPORTANCE, BIAS = "importance", "bias"
+"""Beside the rows: what the policy accumulated, and, once some have been folded, ``ln n`` of the n
+rows that each stands for."""
+WAITING = {False: "waiting logits", True: "waiting weights"}
+"""What the newest queries said, which may be taken back, by whether the policy wants weights."""
+FILLS = {IMPORTANCE: math.nan, BIAS: 0.0, WAITING[False]: -math.inf, WAITING[True]: 0.0}
+"""What unused slots hold, and those that a query has not seen."""
 
 
 @dataclass
 class Segment:
-    """Rows that are kept in one way; ``rows`` of each line are in use."""
+    """Rows that are kept in one way; ``rows`` of each sequence are in use."""
 
     keys: Column
     values: Column
     rows: list[int]
-
-    @property
-    def layouts(self) -> tuple[Layout, Layout]:
-        return self.keys.layout, self.values.layout
 
     @property
     def width(self) -> int:
@@ -42,35 +48,49 @@ class Segment:
     def capacity(self) -> int:
         return min(self.keys.capacity, self.values.capacity)  # set from outside, one may lack room
 
-    def each(self, change: Callable[[Column], Column]) -> Segment:
-        return Segment(change(self.keys), change(self.values), list(self.rows))
+    def each(self, change: Callable[[Column], Column], rows: Sequence[int] = ()) -> Segment:
+        return Segment(change(self.keys), change(self.values), list(rows or self.rows))
 
 
 class Table:
-    """Segments of rows, of which the last one takes the new rows.
+    """Rows of one sequence or several.
 
     Attributes:
-        segments: all but the last hold packed rows of mixed precision and change as a whole.
-        packed_width: slots before the tail.
+        segments: the last one takes the new rows; the others hold packed rows of mixed precision
+            and change as a whole.
+        tokens: of each sequence, those seen.
         frame: what all rows are kept relative to; None: nothing, they are kept as they come.
-        shown: slots that attention is given: those in use, and since the last append, where lines
-            had padding, as many as if none had.
-        beside: arrays [B, H, slots, ...] of what else goes with a row, and in ``fills`` what unused
-            slots hold. They have as many slots as the segments have room for.
+        prefix: the rows before these, which others stand on too.
+        packed_width: slots before the tail.
+        shown: slots that attention is given: those in use, and since the last append, where
+            sequences had padding, as many as if none had.
+        beside: arrays [B, H, slots, ...] of what else goes with a row, with as many slots as the
+            segments have room for.
+        waiting: positions and numbers of the queries whose scores wait.
+        unscored: whether the last rows still wait for their attention.
     """
 
-    def __init__(self, segments: list[Segment], frame: Frame | None = None) -> None:
+    def __init__(
+        self,
+        segments: list[Segment],
+        tokens: Sequence[int],
+        frame: Frame | None = None,
+        prefix: Prefix | None = None,
+    ) -> None:
         self.segments = segments
+        self.tokens = list(tokens)
         self.frame = frame
+        self.prefix = prefix
         self.packed_width = sum(segment.width for segment in segments[:-1])
         self.shown = self.width
         self.beside: dict[str, mx.array] = {}
-        self.fills: dict[str, float] = {}
+        self.waiting: list[tuple[int, int]] = []
+        self.unscored = False
         self.packed: list[Any] | None = None  # the packed segments, as attention has read them
         self.changed = False  # beside attention, which reads what it changes
         # The rows of the tail beyond ``known`` have come one after the other.
         self._placed: mx.array | None = None
-        self._known = [0] * len(segments[-1].rows)
+        self._known = [0] * len(tokens)
         self._most = 0  # rows that the tail has had since ``give_back``
 
     @property
@@ -78,19 +98,21 @@ class Table:
         return self.segments[-1]
 
     @property
-    def lines(self) -> int:
-        return len(self.segments[-1].rows)
-
-    @property
     def width(self) -> int:
-        return self.packed_width + self.tail.width
+        return self.packed_width + self.segments[-1].width
 
     @property
     def lengths(self) -> list[int]:
-        """Rows of each line."""
+        """Rows of each sequence."""
         if len(self.segments) == 1:
             return self.segments[0].rows
         return [sum(rows) for rows in zip(*(one.rows for one in self.segments), strict=True)]
+
+    @property
+    def evicted(self) -> int:
+        """Rows per head that have gone, of all sequences."""
+        shared = 0 if self.prefix is None else self.prefix.rows * len(self.tokens)
+        return sum(self.tokens) - shared - sum(self.lengths)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -101,7 +123,7 @@ class Table:
     @property
     def layouts(self) -> tuple[Layout, ...]:
         """Of keys and values as they come."""
-        found = self.tail.layouts
+        found = self.tail.keys.layout, self.tail.values.layout
         if self.frame is None:
             return found
         pairs = zip(found, self.frame.sizes, strict=True)
@@ -115,166 +137,143 @@ class Table:
         placed = [] if self._placed is None else [self._placed]
         return placed if scored else [*self.beside.values(), *placed]
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what is stored, and of room for more where memory is taken for it."""
+        columns = [column for one in self.segments for column in (one.keys, one.values)]
+        arrays = [*self.loose(scored=False), *([] if self.frame is None else [self.frame.centre])]
+        return sum(one.nbytes for one in columns) + sum(array.nbytes for array in arrays)
+
     # Positions
 
-    def positions(self, offsets: Sequence[int]) -> mx.array:
-        """int32 [B, H, width]: the place of each row in its sequence of ``offsets`` tokens."""
-        before, tail = self.packed_width, self.tail
-        rows, known = tail.rows, self._known
-        if len(rows) == 1 or len(set(offsets)) == len(set(rows)) == len(set(known)) == 1:
+    @property
+    def positions(self) -> mx.array:
+        """int32 [B, H, width]: the place of each row in its sequence."""
+        before, width, rows, known = self.packed_width, self.tail.width, self.tail.rows, self._known
+        if len(set(zip(self.tokens, rows, known, strict=True))) == 1:
             if self._placed is not None and known == rows:
                 return self._placed
-            count, end = rows[0] - known[0], offsets[0]
-            new = mx.arange(end - count, end, dtype=mx.int32)
-            new = mx.broadcast_to(new, (*self.shape, count))
+            end = self.tokens[0]
+            new = mx.arange(end - rows[0] + known[0], end, dtype=mx.int32)
+            new = mx.broadcast_to(new, (*self.shape, new.size))
             return new if self._placed is None else mx.concatenate([self._placed, new], axis=2)
-        width = tail.width
-        slots, shape = mx.arange(width, dtype=mx.int32), (*self.shape, width)
-        first = _column([offset - count for offset, count in zip(offsets, rows, strict=True)])
-        found = mx.broadcast_to(slots + first, shape)
+        slots = mx.arange(width, dtype=mx.int32)
+        first = [seen - count for seen, count in zip(self.tokens, rows, strict=True)]
+        found = mx.broadcast_to(slots + _column(first), (*self.shape, width))
         if self._placed is not None:
-            packed = self._placed[:, :, :before]
             placed = padded(self._placed[:, :, before:], width, NONE)[:, :, :width]
             found = mx.where(slots < _column(known), placed, found)
         found = mx.where(slots < _column(rows), found, NONE)
-        return mx.concatenate([packed, found], axis=2) if before else found
+        if not before or self._placed is None:
+            return found
+        return mx.concatenate([self._placed[:, :, :before], found], axis=2)
 
-    def place(self, positions: mx.array | None) -> None:
-        """Remember the positions of all rows; None: they follow each other from 0."""
+    def place(self, positions: mx.array) -> None:
+        """Remember the positions of all rows."""
         self.changed = True
         self._placed = positions
-        self._known = [0] * self.lines if positions is None else list(self.tail.rows)
+        self._known = list(self.tail.rows)
 
-    def slots_of(self, line: int) -> mx.array:
-        """uint32 [n]: the slots of a line's rows."""
+    def slots_of(self, sequence: int) -> mx.array:
+        """uint32 [n]: the slots of a sequence's rows."""
         parts, start = [], 0
         for one in self.segments:
-            parts.append(mx.arange(start, start + one.rows[line], dtype=mx.uint32))
+            parts.append(mx.arange(start, start + one.rows[sequence], dtype=mx.uint32))
             start += one.width
         return mx.concatenate(parts)
 
     # Rows that come
 
-    def append(
-        self, keys: mx.array, values: mx.array, limit: int, spans: Sequence[tuple[int, int]] = ()
-    ) -> None:
-        """Add rows [B, H, L, D] behind those of each line.
+    @property
+    def ragged(self) -> bool:
+        """Whether sequences have unlike numbers of rows in the tail."""
+        rows = self.segments[-1].rows
+        return len(rows) > 1 and min(rows) != max(rows)
 
-        Args:
-            keys: new keys.
-            values: new values.
-            limit: rows beyond which no room is made in advance.
-            spans: which of the rows are a line's own, from and up to; the others, padding, lie
-                behind them, in slots that stay unused. None given: all.
-        """
+    def append(self, keys: mx.array, values: mx.array, limit: int, step: Step) -> None:
+        """Add the rows [B, H, L, D] of a step behind those of each sequence; no room is made in
+        advance for more than ``limit``. Padding lies behind them, in slots that stay unused."""
+        tail, added, counts = self.tail, step.length, step.counts
+        spans, slots = step.spans, None
         if self.frame is not None:
             self.frame = self.frame.starting(keys, spans, self.lengths)
             keys, values = self.frame.into(keys, values)
-        tail, added = self.tail, keys.shape[2]
-        slots, width = None, tail.width + added
+        width = tail.width + added
         if not (spans or self.ragged):
-            start = tail.rows[0]
-            tail.keys.append(start, keys, limit)
-            tail.values.append(start, values, limit)
+            tail.keys.append(tail.rows[0], keys, limit)
+            tail.values.append(tail.rows[0], values, limit)
         else:
-            slots = mx.broadcast_to(self._slots(added, spans), keys.shape[:3])
+            token = mx.arange(added, dtype=mx.int32)
+            if spans:
+                token = (token - _column([start for start, _ in spans])) % added
+            slots = (token + _column(tail.rows)).astype(mx.uint32)
+            slots = mx.broadcast_to(slots, keys.shape[:3])
             for column, rows in ((tail.keys, keys), (tail.values, values)):
-                new = column.encode(rows)
-                column.reserve(width, limit, new)
-                column.put(slots, new)
-        counts = [stop - start for start, stop in spans] if spans else [added] * len(tail.rows)
+                column.reserve(width, limit)
+                column.put(slots, column.encode(rows))
         tail.rows = [rows + count for rows, count in zip(tail.rows, counts, strict=True)]
+        self.tokens = [seen + count for seen, count in zip(self.tokens, counts, strict=True)]
         self.shown = self.packed_width + width
         for name, array in self.beside.items():
             if array.shape[2] < self.packed_width + tail.keys.capacity:
                 self.changed = True
-                self.attach(name, array, self.fills[name])
+                self.attach(name, array)
         if slots is not None:
             self._renew(slots + mx.array(self.packed_width, mx.uint32))
 
-    @property
-    def ragged(self) -> bool:
-        """Whether lines have unlike numbers of rows in the tail."""
-        rows = self.segments[-1].rows
-        return len(rows) > 1 and min(rows) != max(rows)
-
-    def mask_of_one(self, ahead: int) -> mx.array | None:
-        """bool [B, 1, 1, slots], of the rows up to each line's last, or with ``ahead`` 1 up to the
-        one that comes next; None: all. Only of a table of one segment."""
-        rows = self.segments[-1].rows
-        if max(rows) == min(rows):
-            return None
-        own = (mx.array(rows) + ahead)[:, None, None, None]
-        return mx.arange(max(rows) + ahead) < own
-
-    def append_one(self, keys: mx.array, values: mx.array) -> tuple[Parts, Parts]:
-        """The same of one row where there is room, and where all lines have some.
+    def append_few(self, keys: mx.array, values: mx.array, added: int) -> tuple[Parts, Parts]:
+        """The same of so many rows of all sequences where there is room: nearly all steps.
 
         Returns the tail's slots in use, as ``Column.view`` gives them.
         """
         tail = self.segments[-1]
+        kept, others, rows = tail.keys, tail.values, tail.rows
         if self.frame is not None:
             keys, values = self.frame.into(keys, values)
-        kept, others = tail.keys, tail.values
-        if self.ragged:
-            return self._put_one(keys, values)
-        start, count = tail.rows[0], len(kept.parts)
-        found = kept.append_both(others, keys, values, start)
+        self.tokens, count = [seen + added for seen in self.tokens], len(kept.parts)
+        tail.rows = [used + added for used in rows]
+        if len(rows) > 1 and min(rows) != max(rows):  # in one segment
+            slots = mx.array(rows, mx.uint32)[:, None, None]
+            slots = slots if added == 1 else slots + mx.arange(added, dtype=mx.uint32)
+            slots = mx.broadcast_to(slots, keys.shape[:3])
+            new, put = [*kept.encode(keys), *others.encode(values)], resolve().put_rows
+            pairs = zip([*kept.parts, *others.parts], new, strict=True)
+            found = [put(part, slots, one) for part, one in pairs]
+            kept.parts, others.parts = tuple(found[:count]), tuple(found[count:])
+            self.shown = width = max(tail.rows)
+            self._renew(slots)
+            return kept.view(width), others.view(width)
+        found = kept.append_both(others, keys, values, rows[0])
         middle = len(found) // 2
         kept.parts, others.parts = tuple(found[:count]), tuple(found[count:middle])
-        tail.rows = [start + 1] * len(tail.rows)
-        self.shown = self.packed_width + start + 1
+        self.shown = self.packed_width + rows[0] + added
         return tuple(found[middle : middle + count]), tuple(found[middle + count :])
-
-    def _put_one(self, keys: mx.array, values: mx.array) -> tuple[Parts, Parts]:
-        """The same where lines have unlike numbers of rows, and the table one segment."""
-        tail, slots = self.segments[-1], mx.array(self.segments[-1].rows, mx.uint32)[:, None, None]
-        slots = mx.broadcast_to(slots, (*keys.shape[:2], 1))
-        tail.keys.put(slots, tail.keys.encode(keys))
-        tail.values.put(slots, tail.values.encode(values))
-        tail.rows = [rows + 1 for rows in tail.rows]
-        self.shown = width = max(tail.rows)
-        self._renew(slots)
-        return tail.keys.view(width), tail.values.view(width)
 
     def _renew(self, slots: mx.array) -> None:
         """Have beside rows at ``slots`` [B, H, n] what unused ones have: queries may have changed
         it."""
         for name, array in self.beside.items():
-            fresh = mx.full((*slots.shape, *array.shape[3:]), self.fills[name], array.dtype)
+            fresh = mx.full((*slots.shape, *array.shape[3:]), FILLS[name], array.dtype)
             self.beside[name] = resolve().put_rows(array, slots, fresh)
 
-    def _slots(self, added: int, spans: Sequence[tuple[int, int]]) -> mx.array:
-        """[lines, 1, L]: where new rows go in the tail."""
-        token = mx.arange(added, dtype=mx.int32)
-        if spans:
-            token = (token - _column([start for start, _ in spans])) % added
-        return (token + _column(self.tail.rows)).astype(mx.uint32)
-
-    def attach(self, name: str, array: mx.array, fill: float) -> None:
-        """Keep ``array`` [B, H, n, ...] beside the first n rows, and ``fill`` beside the others."""
-        self.fills[name] = fill
-        self.beside[name] = padded(array, self.packed_width + self.tail.keys.capacity, fill)
+    def attach(self, name: str, array: mx.array | None = None) -> None:
+        """Keep ``array`` [B, H, n, ...], None: nothing yet, beside the first n rows."""
+        array = mx.zeros((*self.shape, 0)) if array is None else array
+        self.beside[name] = padded(array, self.packed_width + self.tail.keys.capacity, FILLS[name])
 
     # Rows that go, and rows that move
 
     def close_gaps(
-        self,
-        kept: mx.array,
-        lines: Sequence[int],
-        rows: Sequence[int],
-        positions: mx.array,
-        start: int,
-        tail: int,
+        self, kept: mx.array, sequences: Sequence[int], rows: Sequence[int], start: int, tail: int
     ) -> None:
-        """Keep the rows at ``kept`` [b, H, K] of the sequences in ``lines``, in the first slots,
-        and behind them ``tail`` rows from slot ``start`` on; ``rows`` of each line remain.
+        """Keep the rows at ``kept`` [b, H, K] of some sequences, in the first slots, and behind
+        them ``tail`` rows from slot ``start`` on; ``rows`` of each sequence remain.
 
-        ``positions`` are those before. Only of a table of one segment.
+        Only of a table of one segment.
         """
         columns = (self.tail.keys, self.tail.values)
         buffers = [*(part for one in columns for part in one.parts), *self.beside.values()]
-        found = resolve().compact_rows([*buffers, positions], kept, lines, start, tail)
+        found = resolve().compact_rows([*buffers, self.positions], kept, sequences, start, tail)
         for column in columns:
             count = len(column.parts)
             column.parts, found = tuple(found[:count]), found[count:]
@@ -283,7 +282,7 @@ class Table:
         self.place(found[-1][:, :, : self.width])
 
     def truncate(self, rows: Sequence[int]) -> None:
-        """Keep the first ``rows`` of each line's tail."""
+        """Keep the first ``rows`` of each sequence's tail."""
         self._cut(list(rows))
         self._known = [min(known, count) for known, count in zip(self._known, rows, strict=True)]
         if self._placed is not None:
@@ -298,11 +297,11 @@ class Table:
         for name, array in self.beside.items():
             if len(set(rows)) == 1:
                 if before + rows[0] < array.shape[2]:
-                    array[:, :, before + rows[0] :] = self.fills[name]
+                    array[:, :, before + rows[0] :] = FILLS[name]
                 continue
-            slots = mx.arange(array.shape[2]) - before
-            used = mx.expand_dims(slots < _column(rows), list(range(3, array.ndim)))
-            self.beside[name] = mx.where(used, array, self.fills[name])
+            used = mx.arange(array.shape[2]) - before < _column(rows)
+            used = mx.expand_dims(used, list(range(3, array.ndim)))
+            self.beside[name] = mx.where(used, array, FILLS[name])
 
     def make_ahead(self, rows: int) -> None:
         """Have room for so many rows of the tail at once, from the next append on."""
@@ -310,9 +309,8 @@ class Table:
 
     def give_back(self) -> None:
         """Let go of the memory behind the rows, of room that was made at once."""
-        width = self.tail.width
-        keys, values = self.tail.keys, self.tail.values
-        if self._most > width and keys.give_back(width) + values.give_back(width):
+        width, tail = self.tail.width, self.tail
+        if self._most > width and tail.keys.give_back(width) + tail.values.give_back(width):
             self._most = width
 
     def fit(self, limit: int) -> None:
@@ -324,27 +322,18 @@ class Table:
             end = self.packed_width + capacity
             self.beside = {name: mx.contiguous(a[:, :, :end]) for name, a in self.beside.items()}
 
-    def each(
-        self, change: Callable[[mx.array], mx.array], rows: Sequence[int] | None = None
-    ) -> Table:
-        """The table whose arrays are ``change`` of these, with so many ``rows`` of each line in
-        each segment; None: as they are. Positions are to be placed."""
-        segments = [
-            Segment(one.keys.each(change), one.values.each(change), list(rows or one.rows))
-            for one in self.segments
-        ]
-        found = Table(segments, self.frame)
-        found.fills = dict(self.fills)
-        found.beside = {name: change(array) for name, array in self.beside.items()}
-        return found
+    # Other tables
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of what is stored, and of room for more where memory is taken for it."""
-        columns = [column for one in self.segments for column in (one.keys, one.values)]
-        beside = self.loose(scored=False)
-        frame = 0 if self.frame is None else self.frame.nbytes
-        return frame + sum(one.nbytes for one in columns) + sum(array.nbytes for array in beside)
+    def each(
+        self, change: Callable[[mx.array], mx.array], rows: Sequence[int] = (), prefix: Any = None
+    ) -> Table:
+        """The table whose arrays are ``change`` of these, with so many ``rows`` of each sequence
+        in each segment; none given: as they are. Positions are to be placed."""
+        segments = [one.each(lambda column: column.each(change), rows) for one in self.segments]
+        found = Table(segments, self.tokens, self.frame, prefix or self.prefix)
+        found.beside = {name: change(array) for name, array in self.beside.items()}
+        found.waiting, found.unscored = self.waiting, self.unscored
+        return found
 
     def copy(self) -> Table:
         """The same rows; whichever is written first gets arrays of its own."""
@@ -355,6 +344,37 @@ class Table:
             found = self.each(lambda array: array[...])
         found.make_ahead(self.tail.keys.ahead)
         found._placed, found._known = self._placed, list(self._known)
+        return found
+
+    def standing(self, rows: int, sparse_v: float) -> Table:
+        """Of one sequence, the rows behind the first ones, and those as its prefix."""
+        width, frame = self.width, self.frame and self.frame.as_shared()
+        first = self.tail.each(
+            lambda column: column.each(lambda part: mx.contiguous(part[:, :, :rows]))
+        )
+        prefix = Prefix(first.keys, first.values, sparse_v, frame)
+        found = self.each(
+            lambda array: mx.contiguous(array[:, :, rows:width]), [width - rows], prefix
+        )
+        found.place(self.positions[:, :, rows:])
+        found.frame = frame
+        return found
+
+    @property
+    def whole(self) -> Table:
+        """All rows: those of a prefix once for each sequence, and its own behind them."""
+        prefix, tail = self.prefix, self.tail
+        if prefix is None:
+            return self
+        frame, width = self.frame and self.frame.of_sequences(len(self.tokens)), tail.width
+        sides = zip(prefix.state, (tail.keys, tail.values), strict=True)
+        keys, values = (column.like(behind(first, column.view(width))) for first, column in sides)
+        rows = [prefix.rows + count for count in tail.rows]
+        found = Table([Segment(keys, values, rows)], self.tokens, frame)
+        found.unscored = self.unscored
+        found.place(prefix.positions(self.positions))
+        for name, array in self.beside.items():
+            found.attach(name, prefix.beside(array[:, :, :width], FILLS[name]))
         return found
 
 

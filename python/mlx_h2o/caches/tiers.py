@@ -14,10 +14,10 @@ import mlx.core as mx
 from ..config import H2OConfig
 from ..operations.backends import resolve
 from ..operations.composed.buffers import gathered, padded
-from .attention import in_parts
-from .eviction import Eviction
-from .lines import join, select
+from .eviction import Eviction, Ranked
+from .sequences import join, select
 from .table import Segment, Table
+from .views import in_parts
 
 
 def planned(config: H2OConfig, kept: int, dense: int, protected: int) -> list[int]:
@@ -38,52 +38,48 @@ def tail_limit(config: H2OConfig) -> int:
 
 
 def packed(eviction: Eviction) -> Table:
-    """The table after an eviction, in which older rows of the lines concerned are packed."""
-    table, offsets, due = eviction.table, eviction.offsets, set(eviction.due)
+    """The table after an eviction, in which older rows of the sequences concerned are packed."""
+    table, due = eviction.table, set(eviction.due)
     alike = [*(one.rows for one in table.segments), eviction.protected]
-    if len(due) == table.lines and all(len(set(numbers)) == 1 for numbers in alike):
+    if len(due) == len(table.tokens) and all(len(set(numbers)) == 1 for numbers in alike):
         return _arranged(eviction)
-    tables = [select(table, [line], offsets) for line in range(table.lines)]
-    for line in due:
-        own = eviction._replace(
-            table=tables[line],
-            offsets=[offsets[line]],
-            due=[0],
-            recent_start=[eviction.recent_start[line]],
-            context_start=eviction.context_start[line : line + 1],
-            keep=min(eviction.keep, tables[line].lengths[0]),
+    tables = [select(table, [n]) for n in range(len(table.tokens))]
+    for n in due:
+        tables[n] = _arranged(
+            eviction._replace(
+                table=tables[n],
+                due=[0],
+                recent_start=[eviction.recent_start[n]],
+                context_start=eviction.context_start[n : n + 1],
+                keep=min(eviction.keep, tables[n].lengths[0]),
+            )
         )
-        tables[line] = _arranged(own)
-    return cast(Table, join(tables, [[offset] for offset in offsets]))
+    return cast(Table, join(tables))
 
 
-def truncated(
-    table: Table, offsets: Sequence[int], gone: Sequence[int], config: H2OConfig
-) -> Table:
-    """The table without the newest rows of each line, where none has been evicted."""
-    tables, left = [], []
-    for line, (offset, count) in enumerate(zip(offsets, gone, strict=True)):
-        alone = table if table.lines == 1 else select(table, [line], offsets)
-        rows = alone.lengths[0] - count
-        positions = alone.positions([offset])
+def truncated(table: Table, gone: Sequence[int], config: H2OConfig) -> Table:
+    """The table without the newest tokens of each sequence, where none has been evicted."""
+    tables = []
+    for n, count in enumerate(gone):
+        alone = table if len(gone) == 1 else select(table, [n])
+        rows, positions = alone.lengths[0] - count, alone.positions
         slots = mx.sort(mx.argsort(positions, axis=2)[:, :, :rows], axis=2).astype(mx.uint32)
         counts = [rows, *[0] * (len(table.segments) - 1)]  # no row loses precision
         tables.append(_rearranged(alone, positions, slots, -positions, counts, config))
-        left.append([offset - count])
-    return cast(Table, join(tables, left))
+        tables[-1].tokens = [alone.tokens[0] - count]
+    return cast(Table, join(tables))
 
 
 def _arranged(eviction: Eviction) -> Table:
-    """Of a table whose lines have the same numbers of rows, all of which are due."""
+    """Of a table whose sequences have the same numbers of rows, all of which are due."""
     table, keep, config = eviction.table, eviction.keep, eviction.config
-    positions = table.positions(eviction.offsets)
-    ranks = eviction.ranks(eviction.first(positions, table.width, eviction.due), eviction.due)
-    tail = eviction.tail
+    positions, tail = table.positions, eviction.tail
+    ranks = eviction.ranks(Ranked(eviction, eviction.due, table.width))
     if keep == table.width:
         slots = mx.broadcast_to(mx.arange(keep, dtype=mx.uint32), positions.shape)
     else:
-        rows = eviction.first(positions, table.width - tail, eviction.due)
-        slots = eviction.kept(rows, eviction.ranks(rows, eviction.due) if tail else ranks)
+        rows = Ranked(eviction, eviction.due, table.width - tail)
+        slots = eviction.kept(rows, eviction.ranks(rows) if tail else ranks)
     if tail and keep < table.width:
         newest = mx.arange(table.width - tail, table.width, dtype=mx.uint32)
         newest = mx.broadcast_to(newest, (*slots.shape[:2], tail))
@@ -121,12 +117,13 @@ def _rearranged(
             lambda part: padded(part[:, :, start : start + newest], tail_limit(config), 0)
         )
     )
-    tail.rows = [newest] * table.lines
-    found = Table([*segments, tail], table.frame)
+    tail.rows = [newest] * len(table.tokens)
+    found = Table([*segments, tail], table.tokens, table.frame)
+    found.waiting, found.unscored = table.waiting, table.unscored
     order = mx.concatenate([*chosen, slots[:, :, slots.shape[2] - newest :]], axis=2)
     found.place(gathered(positions, order))
     for name, array in table.beside.items():
-        found.attach(name, gathered(array, order), table.fills[name])
+        found.attach(name, gathered(array, order))
     return found
 
 
@@ -139,7 +136,7 @@ def _gathered(table: Table, segment: Segment, slots: mx.array) -> Segment:
             columns.append(own.like(tuple(parts)))
         else:
             columns.append(own.each(lambda part: part[:, :, :0]))
-    return Segment(columns[0], columns[1], [slots.shape[2]] * table.lines)
+    return Segment(columns[0], columns[1], [slots.shape[2]] * len(table.tokens))
 
 
 def _split(

@@ -21,8 +21,7 @@ class TurboColumn(Column):
     bits: int
     known = True
 
-    def __init__(self, bits: int, seed: int, dtype: mx.Dtype, parts: Parts = ()) -> None:
-        super().__init__(parts)
+    def __init__(self, bits: int, seed: int, dtype: mx.Dtype) -> None:
         self.bits = bits
         self.seed = seed
         self.dtype = dtype
@@ -33,9 +32,6 @@ class TurboColumn(Column):
     def decode(self, parts: Parts) -> mx.array:
         words, norms = parts
         return resolve().decode_rows(words, norms, self.bits, self.seed, self.dtype)
-
-    def like(self, parts: Parts) -> TurboColumn:
-        return TurboColumn(self.bits, self.seed, self.dtype, parts)
 
     @property
     def layout(self) -> Layout:

@@ -12,9 +12,10 @@ from mlx_lm.generate import DEFAULT_MODEL
 
 from ..lm.checks import vocabulary
 from ..lm.generate import batch_generate, stream_generate
-from .models import add_flags, loaded, say_summary
+from .flags import add_flags
+from .models import loaded, say_summary
 from .options import add_cache_flags, settings_of
-from .parsing import OneLineParser, number
+from .parsing import OneLineParser
 from .watch import EVERY, Watch
 
 _REPORTED = ("prompt_tps", "generation_tps", "peak_memory")
@@ -23,19 +24,9 @@ _REPORTED = ("prompt_tps", "generation_tps", "peak_memory")
 def parser() -> argparse.ArgumentParser:
     """Of its flags."""
     found = OneLineParser("benchmark", "Measure speed and memory with KV caches of a fixed size.")
-    names = "model trust-remote-code quantize-activations prefill-step-size"
+    names = "model trust-remote-code quantize-activations prefill-step-size prompt-tokens "
+    names += "generation-tokens batch-size num-trials delay"
     add_flags(found, names, model=DEFAULT_MODEL)
-    for names, least, default, said in (
-        ("--prompt-tokens -p", 1, 512, "of each prompt"),
-        ("--generation-tokens -g", 1, 1024, "to write"),
-        ("--batch-size -b", 1, 1, "prompts at a time"),
-        ("--num-trials -n", 1, 5, "runs that are timed, behind one that is not"),
-        ("--delay", 0, 0, "seconds between runs"),
-    ):
-        found.add_argument(
-            *names.split(), type=number(least), default=default, metavar="N",
-            help=f"{said} (default: %(default)s)",
-        )  # fmt: skip
     add_cache_flags(found)
     return found
 

@@ -6,21 +6,17 @@ import argparse
 import json
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import mlx.core as mx
 
 from ..lm.files import check_writable
 from ..lm.generate import read_prompt
 from ..lm.saving import save_prompt_cache, with_suffix
-from .models import (
-    add_flags,
-    loaded,
-    prompt_of,
-    say_summary,
-    say_where_beyond,
-)
+from .flags import add_flags
+from .models import loaded, prompt_of, say_summary, say_where_beyond
 from .options import add_cache_flags, settings_of
-from .parsing import OneLineParser, checked, prose
+from .parsing import OneLineParser, checked
 from .watch import EVERY, Watch
 
 
@@ -29,16 +25,12 @@ def parser() -> argparse.ArgumentParser:
     found = OneLineParser(
         "cache_prompt", "Read a prompt and save its cache, for generate --prompt-cache-file."
     )
-    names = "model adapter-path trust-remote-code prefill-step-size"
-    add_flags(found, names, model="mlx_model")
-    found.add_argument(
-        "--prompt", type=prose, required=True, help="or - to read it from standard input"
-    )
+    names = "model adapter-path trust-remote-code prefill-step-size prompt eos-token"
+    add_flags(found, names, model="mlx_model", prompt=...)
     found.add_argument(
         "--prompt-cache-file", required=True, metavar="FILE",
         type=checked(with_suffix, check_writable), help="the file to write",
     )  # fmt: skip
-    found.add_argument("--eos-token", metavar="TOKEN", help="of the tokenizer")
     add_cache_flags(found)
     return found
 
@@ -54,23 +46,16 @@ def run(arguments: Sequence[str]) -> int:
         config["eos_token"] = args.eos_token
     model, tokenizer = loaded(args, **config)
     if tokenizer.has_chat_template:
+        asked = [{"role": "user", "content": text}]
         tokens = tokenizer.apply_chat_template(
-            [{"role": "user", "content": text}],
-            add_generation_prompt=False,
-            continue_final_message=True,
+            asked, add_generation_prompt=False, continue_final_message=True
         )
     else:
         tokens = tokenizer.encode(text)
     caches = settings.fitted(model).caches(model)
     began = time.perf_counter()
     with Watch(after=EVERY) as watch:
-        read_prompt(
-            model,
-            caches,
-            tokens,
-            args.prefill_step_size,
-            lambda done, total: watch("reading", done, total),
-        )
+        read_prompt(model, caches, tokens, args.prefill_step_size, partial(watch, "reading"))
     speed = len(tokens) / (time.perf_counter() - began)
     print(f"Processed {len(tokens):6d} tokens ({speed:6.2f} tok/s)")
     print(f"Peak memory: {mx.get_peak_memory() / 1e9:.3f} GB")

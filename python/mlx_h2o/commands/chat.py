@@ -8,23 +8,19 @@ import importlib
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 import mlx.core as mx
 from mlx_lm.generate import DEFAULT_MODEL
 
 from ..lm.generate import stream_generate, summary
-from .models import (
-    add_flags,
-    loaded,
-    read_whole_characters,
-    sampler,
-    say_summary,
-    say_where_beyond,
-)
+from ..lm.ranks import Ranks, ranks_of
+from .flags import add_flags
+from .models import loaded, read_whole_characters, sampler, say_summary, say_where_beyond
 from .options import add_cache_flags, settings_of
 from .parsing import OneLineParser
+from .together import together
 from .watch import EVERY, Watch
 
 HELP = "q: quit   r: reset   h: help   Ctrl-C: end an answer"
@@ -46,12 +42,17 @@ def run(arguments: Sequence[str]) -> int:
     """Run it with the command line's arguments; returns the exit status."""
     flags = parser()
     args = flags.parse_args(arguments)
+    with together(flags, args) as ranks:
+        return _run(flags, args, ranks)
+
+
+def _run(flags: argparse.ArgumentParser, args: argparse.Namespace, ranks: Ranks) -> int:
     settings = settings_of(flags, args)
     read_whole_characters("replace")
     with suppress(ImportError):  # with it, what is typed can be edited
         importlib.import_module("readline")
     mx.random.seed(args.seed)
-    model, tokenizer = loaded(args)
+    model, tokenizer = loaded(args, ranks)
     settings = settings.fitted(model)
     chooses = sampler(args, model, tokenizer)
     length = "any length" if args.max_tokens < 0 else f"at most {args.max_tokens} tokens"
@@ -97,7 +98,10 @@ def _answered(
     """
     before = copy.deepcopy(caches) if len(tokens) > given["prefill_step_size"] else None
     last = None
-    with Watch(after=EVERY) as watch, _ctrl_c() as pressed:
+    # Ctrl-C reaches several processes at different tokens, and ends them.
+    several = ranks_of(model).size > 1
+    stopping: AbstractContextManager[list[int]] = nullcontext([]) if several else _ctrl_c()
+    with Watch(after=EVERY) as watch, stopping as pressed:
 
         def reading(done: int, total: int) -> None:
             watch("reading", done, total)

@@ -17,7 +17,7 @@ from ..evaluation.settings import Settings
 from ..evaluation.tasks import TASKS
 from ..lm.generate import load
 from .blas import hint
-from .parsing import OneLineParser, new_file
+from .parsing import OneLineParser, new_file, told
 from .watch import Watch
 
 _DEFAULT = Settings()
@@ -56,24 +56,16 @@ def run(arguments: Sequence[str]) -> int:
             print(f"mlx_h2o evaluate: {slow}", file=sys.stderr)
         with Watch() as watch:
             result = evaluate(
-                model,
-                tokenizer,
-                texts,
-                arms,
-                model_name=args.model,
-                tasks=args.tasks,
-                shares=args.bytes,
-                settings=settings,
-                file=args.output,
-                watch=watch,
-            )
+                model, tokenizer, texts, arms, model_name=args.model, tasks=args.tasks,
+                shares=args.bytes, settings=settings, file=args.output, watch=watch,
+            )  # fmt: skip
         print(report.table(result), end="\n\n")
         for note in report.notes(result):
             print(note)
         if args.plot is not None:
             report.plot(result, args.plot, args.tasks[0])
     except (OSError, ValueError) as error:
-        parser.error(str(error))
+        parser.error(told(error))
     except KeyboardInterrupt:
         there = args.output is not None and args.output.exists()
         kept = f"; the same command goes on from {args.output}" if there else ""
@@ -142,7 +134,5 @@ def _text(name: str) -> tuple[str, str]:
         if name == "-":
             return "standard input", sys.stdin.buffer.read().decode("utf-8")
         return Path(name).name, Path(name).read_text(encoding="utf-8")
-    except OSError as error:
-        raise ValueError(f"--texts {name}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ValueError(f"--texts {name}: {error}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"--texts {name}: {getattr(error, 'strerror', error)}") from error

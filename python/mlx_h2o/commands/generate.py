@@ -5,58 +5,34 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
 from mlx_lm.generate import DEFAULT_MODEL
 
 from ..lm.generate import generate, load, tokens_ahead
-from ..lm.saving import load_prompt_cache
-from .models import (
-    add_flags,
-    loaded,
-    prompt_of,
-    sampler,
-    say_summary,
-    say_where_beyond,
-)
+from ..lm.ranks import Ranks
+from ..lm.saving import load_prompt_cache, saved_texts
+from .flags import add_flags
+from .models import loaded, prompt_of, sampler, say_summary, say_where_beyond
 from .options import CacheSettings, add_cache_flags, settings_of
-from .parsing import OneLineParser, json_object, prose
+from .parsing import OneLineParser
+from .together import together
 from .watch import EVERY, Watch
 
 
 def parser() -> argparse.ArgumentParser:
     """Of its flags."""
     found = OneLineParser("generate", "Write text from a prompt, with KV caches of a fixed size.")
-    add_flags(found, "model adapter-path trust-remote-code quantize-activations prefill-step-size")
-    found.add_argument(
-        "--verbose", type=lambda text: text.lower() not in ("false", "f"), default=True,
-        metavar="YES", help="false: print only the text",
-    )  # fmt: skip
-    text = found.add_argument_group("prompt")
-    add_flags(text, "prompt system-prompt")
-    text.add_argument(
-        "--prefill-response", type=prose, metavar="TEXT", help="how the answer begins"
-    )
-    text.add_argument(
-        "--ignore-chat-template", action="store_true", help="take the prompt as it is"
-    )
-    text.add_argument("--use-default-chat-template", action="store_true", help=argparse.SUPPRESS)
-    text.add_argument(
-        "--chat-template-config", type=json_object, default={}, metavar="JSON",
-        help="for the chat template",
-    )  # fmt: skip
-    text.add_argument("--prompt-cache-file", metavar="FILE", help="of cache_prompt, to go on from")
-    text.add_argument("--image", nargs="+", help=argparse.SUPPRESS)
+    names = "model adapter-path trust-remote-code quantize-activations prefill-step-size verbose"
+    add_flags(found, names)
+    names = "prompt system-prompt prefill-response ignore-chat-template use-default-chat-template "
+    names += "chat-template-config prompt-cache-file image"
+    add_flags(found.add_argument_group("prompt"), names)
+    names = "max-tokens temp top-p min-p top-k xtc-probability xtc-threshold min-tokens-to-keep "
     tokens = found.add_argument_group("tokens")
-    add_flags(
-        tokens,
-        "max-tokens temp top-p min-p top-k xtc-probability xtc-threshold min-tokens-to-keep seed",
-        max_tokens=100,
-    )
-    tokens.add_argument(
-        "--extra-eos-token", nargs="+", default=(), metavar="TEXT", help="tokens that end it"
-    )
+    add_flags(tokens, names + "seed extra-eos-token", max_tokens=100)
     drafts = found.add_argument_group("speculative decoding")
     add_flags(drafts, "draft-model num-draft-tokens")
     add_cache_flags(found)
@@ -69,6 +45,11 @@ def run(arguments: Sequence[str]) -> int:
     args = flags.parse_args(arguments)
     if args.image:
         flags.error("--image is not available in this version")
+    with together(flags, args) as ranks:
+        return _run(flags, args, ranks)
+
+
+def _run(flags: argparse.ArgumentParser, args: argparse.Namespace, ranks: Ranks) -> int:
     drafted = args.num_draft_tokens if args.draft_model else 0
     settings = settings_of(flags, args, speculative=drafted)
     saved, tokenizer_config = _saved(args, settings)
@@ -76,7 +57,7 @@ def run(arguments: Sequence[str]) -> int:
     text = prompt_of(args.prompt.replace("\\n", "\n").replace("\\t", "\t"))
     if args.seed is not None:
         mx.random.seed(args.seed)
-    model, tokenizer = loaded(args, **tokenizer_config)
+    model, tokenizer = loaded(args, ranks, **tokenizer_config)
     for token in args.extra_eos_token:
         tokenizer.add_eos_token(token)
     prompt, templated = _prompt(args, tokenizer, text)
@@ -93,19 +74,13 @@ def run(arguments: Sequence[str]) -> int:
     else:
         both = model, draft and draft[0], tokens_ahead(tokens, args.max_tokens)
         caches = settings.fitted(*both).caches(*both)
+    drafts = {"draft_model": draft[0], "num_draft_tokens": drafted} if draft else {}
     with Watch(after=EVERY) as watch:
         written = generate(
-            model,
-            tokenizer,
-            tokens,
-            args.verbose,
-            max_tokens=args.max_tokens,
-            sampler=chooses,
-            prefill_step_size=args.prefill_step_size,
-            prompt_cache=caches,
-            prompt_progress_callback=lambda done, total: watch("reading", done, total),
-            **{"draft_model": draft[0], "num_draft_tokens": drafted} if draft else {},
-        )
+            model, tokenizer, tokens, args.verbose, max_tokens=args.max_tokens, sampler=chooses,
+            prefill_step_size=args.prefill_step_size, prompt_cache=caches,
+            prompt_progress_callback=partial(watch, "reading"), **drafts,
+        )  # fmt: skip
     if not args.verbose:
         print(written)
     else:
@@ -124,7 +99,7 @@ def _saved(args: argparse.Namespace, settings: CacheSettings) -> tuple[bool, dic
         )
     if settings.given:
         raise ValueError("--prompt-cache-file brings its settings, found others beside it")
-    _, metadata = load_prompt_cache(args.prompt_cache_file, return_metadata=True)
+    metadata = saved_texts(args.prompt_cache_file)
     of = metadata.get("model", args.model)
     if args.model not in (None, of):
         raise ValueError(

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import policies
-from ..config import KV_FORMATS, H2OConfig
+from ..config import KV_FORMATS, H2OConfig, setting_names
 from ..lm.budgets import read as read_budgets
 from ..lm.layers import LAYERS
 from ..lm.prompt_cache import fit_bytes, make_prompt_cache
+from ..lm.ranks import ranks_of
 from ..lm.sizing import described
-from .parsing import checked, nbytes
+from .parsing import checked, nbytes, told
 
 FEW = 32
 """Rows a head of which little can be expected."""
@@ -67,20 +68,20 @@ _GROUPS: dict[str, dict[str, dict[str, Any]]] = {
         "policy": {
             "choices": policies.names(),
             "metavar": "POLICY",
-            "help": f"{', '.join(policies.names())} (default: {_DEFAULT.policy})",
+            "help": f"{', '.join(policies.names())} (default: {_DEFAULT.policy.name})",
         },
-        "sink_size": _number("ROWS", f"first rows, kept (default: {_DEFAULT.sink_size})"),
+        "sink_size": _number("ROWS", f"first rows, kept (default: {_DEFAULT.budget.sink_size})"),
         "prefix_size": _number("TOKENS", "first tokens, kept, as of a system prompt"),
         "heavy_size": _number("ROWS", "rows kept by rank (default: half)"),
         "recent_size": _number("ROWS", "newest rows, kept (default: the rest)"),
         "context_size": _number("TOKENS", "rows further back go first (0: none do)"),
-        "decay": _number("DECAY", f"of h2o's scores (default: {_DEFAULT.decay})", float),
+        "decay": _number("DECAY", f"of h2o's scores (default: {policies.H2OEma.decay})", float),
         "evict_every": _number("ROWS", "rows evicted at a time (default: 1/32 of them)"),
         "shared_heads": {
             "action": "store_true",
             "help": "the same rows in all KV heads of a layer",
         },
-        "random_seed": _number("SEED", f"of the policy random (default: {_DEFAULT.random_seed})"),
+        "random_seed": _number("SEED", "of the policy random (default: 0)"),
     },
     "KV cache: bits": {
         "kv_bits": _number("BITS", "quantise rows to this many bits (default: off)"),
@@ -142,7 +143,7 @@ class CacheSettings:
         found = fit_bytes(
             model, draft_model=draft_model, layers=self.layers, length=length, **self.sized
         )
-        print(f"KV cache: {found}", file=sys.stderr)
+        print(f"KV cache{ranks_of(model)}: {found}", file=sys.stderr)
         if (rows := found.config.max_kv_size or 0) < FEW:
             print(f"{rows} rows a head are too few to be of use: more bytes?", file=sys.stderr)
         return CacheSettings(found.config, None, self.layers, None)
@@ -170,13 +171,13 @@ def settings_of(
     try:
         if "layers" in given and budgets is not None:
             parser.error("--layers with --budgets: expected one of them")
-        settings = {name: given[name] for name in H2OConfig.setting_names() if name in given}
+        settings = {name: given[name] for name in setting_names() if name in given}
         settings["speculative"] = speculative
         if "max_kv_bytes" in given:
             if "max_kv_size" in given or budgets is not None:
                 parser.error("--max-kv-bytes with --max-kv-size or --budgets: expected one of them")
             sized = {"max_kv_bytes": given["max_kv_bytes"]} | settings
         layers = given.get("layers", LAYERS[0])
-        return CacheSettings(H2OConfig(**settings), budgets, layers, sized)
+        return CacheSettings(H2OConfig.of(**settings), budgets, layers, sized)
     except ValueError as error:
-        parser.error(str(error))
+        parser.error(told(error))

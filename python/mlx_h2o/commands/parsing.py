@@ -3,47 +3,52 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import json
+import logging
 import os
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..config import H2OConfig
+from ..errors import SettingError
 from ..lm.files import check_writable
 from ..lm.generate import check_path
 from ..lm.sizing import parsed_bytes
 
-_BESIDE = ("max_kv_bytes", "quantized_kv_start", "budgets", "layers")
 _NO_FLAGS = ("speculative", "diversity", "fold", "kv_frame", "kv_handed", "rows_at")
+
+
+class _Help(argparse.HelpFormatter):
+    """Says defaults, unless there is none, it is 0 or 1 as of what is off, or the text says it."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=30)
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        said = action.help or ""
+        known = type(action.default) in (int, float, str)
+        known = known and action.default not in (0, 1, argparse.SUPPRESS)
+        return f"{said} (default: %(default)s)" if known and "(default" not in said else said
 
 
 class OneLineParser(argparse.ArgumentParser):
     """The parser of a command. A mistake is one line, and ends it with 2."""
 
     def __init__(self, command: str, description: str, **given: Any) -> None:
-        usual: dict[str, Any] = {
-            "prog": f"mlx_h2o {command}",
-            "description": description,
-            "usage": "%(prog)s [options]",
-            "formatter_class": functools.partial(argparse.HelpFormatter, max_help_position=30),
-        }
-        super().__init__(**usual | given)
+        prog, usage = f"mlx_h2o {command}", "%(prog)s [options]"
+        super().__init__(prog, usage, description, formatter_class=_Help, **given)
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {in_flags(message)} (see --help)\n")
+        self.exit(2, f"{self.prog}: error: {' '.join(message.split())} (see --help)\n")
 
 
-def in_flags(message: str) -> str:
-    """What Python says of a setting, in one line and in the names that are typed."""
-    line = re.sub(r"^\[(\w+|Errno \d+)\] ", "", " ".join(message.split()))
-    for name in {*H2OConfig.setting_names(), *_BESIDE} - {*_NO_FLAGS}:
-        word = rf"(?<![-\w=]){name}\b" if "_" in name else rf"^{name}(?= is )"
-        line = re.sub(word, f"--{name.replace('_', '-')}", line)
-    return line
+def told(error: Exception) -> str:
+    """What is wrong, in one line and in the names that are typed."""
+    if isinstance(error, SettingError):
+        return error.told(lambda n: n if n in _NO_FLAGS else f"--{n.replace('_', '-')}")
+    operation, end, rest = " ".join(str(error).split()).partition("] ")
+    return rest if end and operation.startswith("[") else operation + end + rest
 
 
 def checked(reading: Callable[[str], Any], check: Callable[[Any], Any]) -> Callable[[str], Any]:
@@ -54,7 +59,7 @@ def checked(reading: Callable[[str], Any], check: Callable[[Any], Any]) -> Calla
         try:
             check(found)
         except (OSError, TypeError, ValueError) as error:
-            raise argparse.ArgumentTypeError(in_flags(str(error))) from error
+            raise argparse.ArgumentTypeError(told(error)) from error
         return found
 
     read.__name__ = reading.__name__
@@ -96,6 +101,16 @@ def json_object(text: str) -> dict[str, Any]:
     return found
 
 
+def is_yes(text: str) -> bool:
+    """A type of argparse: whether it is not false."""
+    return text.lower() not in ("false", "f")
+
+
+def names_of(text: str) -> list[str]:
+    """A type of argparse: names with commas between them."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
 seed = checked(int, _check_seed)
 """A type of argparse: a seed of MLX's random state."""
 new_file = checked(Path, check_writable)
@@ -104,5 +119,7 @@ folder = checked(str, os.listdir)
 """A type of argparse: a directory that can be read."""
 model_path = checked(str, check_path)
 """A type of argparse: a model's directory, or what may be a name on the hub."""
+log_level = checked(str, logging.Logger("").setLevel)
+"""A type of argparse: a level of a log."""
 prose = checked(str, str.encode)
 """A type of argparse: a text of whole characters."""

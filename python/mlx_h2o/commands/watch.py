@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from types import TracebackType
+from contextlib import AbstractContextManager
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -13,7 +13,7 @@ EVERY = 5.0
 """Seconds between lines."""
 
 
-class Watch:
+class Watch(AbstractContextManager["Watch"]):
     """Says on standard error what goes on.
 
     Args:
@@ -27,26 +27,11 @@ class Watch:
         self._began = self._next = time.monotonic()
         self._bar: Progress | None = None
         if sys.stderr.isatty():
-            columns = "{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-            console = Console(stderr=True)
-            self._bar = Progress(
-                *(
-                    TextColumn(one, markup=False) if isinstance(one, str) else one
-                    for one in columns
-                ),
-                console=console,
-                transient=True,
-            )
+            said = TextColumn("{task.description}", markup=False)
+            columns = said, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+            self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
 
-    def __enter__(self) -> Watch:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -70,7 +55,7 @@ class Watch:
 
     def _show(self, bar: Progress, said: str, done: int, total: int) -> None:
         if not bar.tasks or bar.tasks[0].description != said:
-            for task in list(bar.task_ids):
+            for task in bar.task_ids:
                 bar.remove_task(task)
             bar.add_task(said, total=total or None)
             bar.start()

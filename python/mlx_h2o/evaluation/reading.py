@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 
-from ..config import check_int
+from ..errors import check_int
 from ..lm.checks import checked_tokens
 
 __all__ = [

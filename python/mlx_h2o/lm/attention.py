@@ -77,16 +77,15 @@ def attend(
     if owner is None:
         return _foreign(cache, stock, queries, keys, values, scale, mask, sinks)
     short = queries.shape[2] <= DECODE_QUERIES
-    if not short and (owner.prefix_rows or owner.row_bias is not None):
-        return owner.attend_chunk(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
     scored = owner.policy.needs_scores
-    if scored and not short:
+    ours = bool(owner.prefix_rows) or owner.row_bias is not None
+    if scored and not short and not ours:
         out = stock()
         owner.score_chunk(queries, keys, scale=scale, mask=mask, sinks=sinks)
         # mlx_lm evaluates outputs only: untied, the scores of every step would wait, graph and all.
         tied: mx.array = mx.depends(out, [cast(mx.array, owner.scores)])
         return tied
-    if scored or owner.row_bias is not None or (short and (owner.in_segments or packed)):
+    if scored or ours or (short and (owner.in_segments or packed)):
         # mlx_lm's attention over packed rows is not fused and takes no sinks.
         return owner.attend(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
     owner.attended()
@@ -131,13 +130,12 @@ def _foreign(
     if queries.shape[2] > DECODE_QUERIES or isinstance(keys, tuple):
         out = stock()
         if isinstance(keys, tuple):
-            words, scales, biases = keys
-            packing = {"group_size": cache.group_size, "bits": cache.bits}
-            keys = mx.dequantize(words, scales, biases, **packing)
-        cache.update_scores(prefill.last_scores(queries, keys, scale=scale, mask=mask))
-        return out
-    out, scores = fast.scaled_dot_product_attention_with_scores(
-        queries, keys, values, scale=scale, mask=mask, sinks=sinks
-    )
+            packing: Any = {"group_size": cache.group_size, "bits": cache.bits}
+            keys = mx.dequantize(*keys, **packing)
+        scores = prefill.last_scores(queries, keys, scale=scale, mask=mask)
+    else:
+        out, scores = fast.scaled_dot_product_attention_with_scores(
+            queries, keys, values, scale=scale, mask=mask, sinks=sinks
+        )
     cache.update_scores(scores)
     return out

@@ -4,33 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from ..config import H2OConfig
 
-Budget = int | H2OConfig
-Budgets = Sequence[Budget | Sequence[Budget]] | str | PathLike[str]
+_Own = int | H2OConfig
+Budgets = Sequence[_Own | Sequence[_Own]] | str | PathLike[str]
 """Per evicting layer: ``max_kv_size``, or all settings, or a list of these, one for each KV head;
 or a file that holds them."""
 
 _SIZES = ("max_kv_size", "heavy_size", "recent_size")
-
-
-def scaled(config: H2OConfig, max_kv_size: int) -> H2OConfig:
-    """The settings with another budget; what was not chosen follows it, else the share of heavy
-    rows stays."""
-    if config.max_kv_size is None or config.heavy_size is None:
-        return config.with_budget(max_kv_size)
-    names = ("max_kv_size", "sink_size", "prefix_size", "policy")
-    usual: Any = H2OConfig(**{name: getattr(config, name) for name in names})
-    if usual.heavy_size == config.heavy_size:
-        return config.with_budget(max_kv_size)
-    heavy = config.heavy_size * max_kv_size // config.max_kv_size
-    heavy = max(0, min(heavy, max_kv_size - config.protected - 1))
-    return config.with_budget(max_kv_size, heavy)
 
 
 def layer_configs(
@@ -61,11 +46,9 @@ def _config(config: H2OConfig, budget: Any) -> H2OConfig:
         return budget
     if isinstance(budget, dict) and set(budget) <= set(_SIZES) and "max_kv_size" in budget:
         given: dict[str, Any] = dict.fromkeys(_SIZES) | budget
-        return replace(config, **given)
+        return config.with_budget(**given)
     if isinstance(budget, int) and not isinstance(budget, bool):
-        if budget <= config.protected:
-            return config.with_budget(budget)
-        return scaled(config, budget)
+        return config.scaled(budget)
     raise ValueError(
         f"[make_prompt_cache] a budget is {budget!r}, expected an int, an H2OConfig, in a file an "
         f"object with max_kv_size and no more than {', '.join(_SIZES)}, or a list of these, one "

@@ -10,7 +10,7 @@ import numpy as np
 from mlx.nn.layers.base import Module
 from mlx_lm.models import cache as mlx_lm_cache
 
-from ..config import check_int
+from ..errors import check_int
 from .prompt_cache import evicting_caches
 from .routing import int_setting, model_name
 

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["check_writable", "write_text", "writing"]
+__all__ = ["check_writable", "replacing", "write_text"]
 
 
 @contextlib.contextmanager
@@ -38,16 +38,25 @@ def check_writable(path: str | os.PathLike[str]) -> None:
                 file.write(bytes(1 << 16))
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a file as a whole or not at all, or to a device that is there."""
-    path = path.resolve()
+@contextlib.contextmanager
+def replacing(path: Path, mode: int = 0o666, suffix: str = "") -> Iterator[Path]:
+    """A new file, which takes the place of ``path`` once it was written, or goes."""
+    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}{suffix}")
     with writing(path):
-        if path.exists() and not path.is_file():
-            path.write_text(text, encoding="utf-8")
-            return
-        beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
         try:
-            beside.write_text(text, encoding="utf-8")
+            beside.touch(mode, exist_ok=False)
+            yield beside
             beside.replace(path)
         finally:
             beside.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file as a whole or not at all, or to a device that is there."""
+    path = path.resolve()
+    if path.exists() and not path.is_file():
+        with writing(path):
+            path.write_text(text, encoding="utf-8")
+        return
+    with replacing(path) as beside:
+        beside.write_text(text, encoding="utf-8")

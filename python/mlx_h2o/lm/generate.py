@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from functools import partial
 from operator import add
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,12 @@ from mlx_lm.generate import BatchResponse, GenerationResponse, generate_step
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from ..caches.cache import PROMPT_CHUNK
-from ..config import H2OConfig, check_int
+from ..config import H2OConfig, setting_names
 from ..demo import DEMO, model_path
+from ..errors import check_int
 from .checks import check_caches, check_counts, check_drafts, checked_tokens
 from .prompt_cache import check_given, evicting_caches, make_prompt_cache, summary
+from .ranks import dealt_out
 from .routing import routing, routing_for
 from .safetensors import read_header
 from .sharing import LEAST_SHARED, common_tokens, lasting_tokens, read_once, unshared_because
@@ -44,12 +46,18 @@ _BESIDE = ("budgets", "layers", "length", "max_kv_bytes")
 """What :func:`make_prompt_cache` takes beside the settings."""
 
 
-def load(path_or_hf_repo: str | Path, *args: Any, **kwargs: Any) -> Any:
+def load(path_or_hf_repo: str | Path, *args: Any, group: Any = None, **kwargs: Any) -> Any:
     """``mlx_lm.load``, where "demo" is the model in this package.
 
     If MLX computes on the CPU, float16 weights become float32, because float16 arithmetic is
     several times slower there. The other arguments and the result are mlx_lm's:
     ``(model, tokenizer)``, and the config with ``return_config=True``.
+
+    Args:
+        path_or_hf_repo: a directory, a name on the hub, or "demo".
+        group: of ``mlx.core.distributed.init()``: the heads of the model are dealt out over its
+            processes. Of mlx_lm's arguments there are ``tokenizer_config``, ``trust_remote_code``
+            and ``return_config`` then.
 
     Raises:
         ValueError: there is no such directory, no model in it that can be loaded, with the name of
@@ -59,10 +67,22 @@ def load(path_or_hf_repo: str | Path, *args: Any, **kwargs: Any) -> Any:
         path_or_hf_repo = str(path_or_hf_repo)
     check_path(path_or_hf_repo)
     folder = model_path() if path_or_hf_repo == DEMO else Path(path_or_hf_repo)
+    with loading(folder):
+        read = mlx_lm.load if group is None else partial(dealt_out, group)
+        loaded = read(str(folder), *args, **kwargs)
+    # Or transformers warns of every longer text, which a bounded cache is for.
+    getattr(loaded[1], "_tokenizer", loaded[1]).model_max_length = _NO_LIMIT
+    loaded[0].update(tree_map(widened, loaded[0].parameters()))
+    return loaded
+
+
+@contextmanager
+def loading(folder: Path) -> Iterator[None]:
+    """Within the context, what goes wrong with a model's folder is a ValueError that says so."""
     for file in folder.glob("model*.safetensors"):
         read_header(str(file), "load", "file of weights")
     try:
-        loaded = mlx_lm.load(str(folder), *args, **kwargs)
+        yield
     except Exception as error:  # of mlx_lm, MLX or transformers
         said = f"{folder} cannot be loaded: "
         if damaged := _damaged(folder):
@@ -71,11 +91,6 @@ def load(path_or_hf_repo: str | Path, *args: Any, **kwargs: Any) -> Any:
             said = f"{folder} is not a directory, and could not be fetched from the hub: "
         why = str(error) if isinstance(error, OSError | ValueError) else repr(error)
         raise ValueError(f"[load] {said}{why}") from error
-    # Or transformers warns of every longer text, which a bounded cache is for.
-    getattr(loaded[1], "_tokenizer", loaded[1]).model_max_length = _NO_LIMIT
-    if mx.default_device().type == mx.DeviceType.cpu:
-        loaded[0].update(tree_map(_upcast, loaded[0].parameters()))
-    return loaded
 
 
 def _damaged(folder: Path) -> Path | None:
@@ -148,11 +163,7 @@ def stream_generate(
 
 
 def generate(
-    model: Module,
-    tokenizer: Any,
-    prompt: str | list[int],
-    verbose: bool = False,
-    **kwargs: Any,
+    model: Module, tokenizer: Any, prompt: str | list[int], verbose: bool = False, **kwargs: Any
 ) -> str:
     """``mlx_lm.generate`` with evicting caches: the whole text at once.
 
@@ -249,7 +260,7 @@ def batch_generate(
     # One number: settings must be the same.
     seen = max(map(add, map(len, own), limits)) if prompt_caches is None else None
     caches = [_caches(operation, model, {**kwargs, "prompt_cache": one}, seen) for one in given]
-    for name in (*H2OConfig.setting_names(), *_BESIDE):
+    for name in (*setting_names(), *_BESIDE):
         kwargs.pop(name, None)
     if not isinstance(tokenizer, TokenizerWrapper):
         tokenizer = TokenizerWrapper(tokenizer)
@@ -347,7 +358,7 @@ def _caches(
             f"[{operation}] quantized_kv_start is {start}, expected 0: rows are quantised from "
             "the first on."
         )
-    names = (*H2OConfig.setting_names(), *_BESIDE)
+    names = (*setting_names(), *_BESIDE)
     settings = {name: kwargs.pop(name) for name in names if name in kwargs}
     given = {name: value for name, value in settings.items() if value is not None}
     prompt_cache = kwargs.pop("prompt_cache", None)
@@ -375,7 +386,7 @@ def _with_speculation(given: dict[str, Any], drafted: int) -> dict[str, Any]:
         return {"speculative": drafted} | given
     if config.speculative:
         return given
-    return given | {"max_kv_size": replace(config, speculative=drafted)}
+    return given | {"max_kv_size": config.with_budget(speculative=drafted)}
 
 
 @contextmanager
@@ -388,6 +399,6 @@ def _routed(model: Any, caches: Sequence[Any], draft_model: Any = None) -> Itera
             yield
 
 
-def _upcast(weight: Any) -> Any:
+def widened(weight: Any) -> Any:
     is_half = isinstance(weight, mx.array) and weight.dtype == mx.float16
     return weight.astype(mx.float32) if is_half else weight

@@ -18,7 +18,8 @@ from typing import Any, cast
 from mlx.nn.layers.base import Module
 from mlx_lm.models import cache as mlx_lm_cache
 
-from ..config import H2OConfig, check_int
+from ..config import H2OConfig
+from ..errors import check_int
 from .prompt_cache import evicting_caches, make_prompt_cache
 from .routing import model_name, routing
 
@@ -62,7 +63,7 @@ def install_kv_eviction(
     for name, size in sizes.items():
         check_int("install_kv_eviction", name, size, 0)
     waiting = evict_every - 1  # rows that come before the next eviction
-    config = H2OConfig(
+    config = H2OConfig.of(
         max_kv_size=n_sink + budget + n_recent + waiting,
         sink_size=n_sink,
         heavy_size=budget + waiting,

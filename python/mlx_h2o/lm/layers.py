@@ -13,7 +13,7 @@ import os
 import weakref
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,11 +21,12 @@ import numpy as np
 from mlx_lm.models import cache as mlx_lm_cache
 
 from ..config import H2OConfig
-from .budgets import scaled
 from .files import write_text
 from .fingerprint import fingerprint
+from .models import computes_with_keys
 from .probing import BITS, gives
-from .routing import calls_attention, computes_with_keys, int_setting
+from .ranks import ranks_of
+from .routing import calls_attention, int_setting
 
 __all__ = ["LAYERS", "Probe", "parts_of_mean", "probe", "rows_by_head", "shares"]
 
@@ -60,9 +61,9 @@ _MODELS_KEPT = 64
 class Probe:
     """What the first copy gives to the heads of a model that reads random tokens twice.
 
-    gives: per layer whose cache grows, and of each of its KV heads, by how much it changes the
-        layer's output, as a part of that; 0 in a model that does not retrieve. Empty if that cannot
-        be found out.
+    gives: per layer whose cache grows, and of each of its KV heads, those of other processes too,
+        by how much it changes the layer's output, as a part of that; 0 in a model that does not
+        retrieve. Empty if that cannot be found out.
     errors: what packing keys, and values, into ``probing.BITS`` changes of the output of attention,
         as a part of it. Empty if that cannot be found out.
     reason: why not, in words that follow the model's name; else empty.
@@ -137,7 +138,7 @@ def rows_by_head(
             (tokens, sum(each[layer][head] for head in heads) // len(heads))
             for tokens, each in shorter
         )
-        return replace(scaled(config, own), rows_at=tuple(pairs))
+        return config.scaled(own).with_budget(rows_at=tuple(pairs))
 
     of_level = [{own: settled(at, own) for own in {*layer}} for at, layer in enumerate(by_head)]
     return [[of_level[at][own] for own in layer] for at, layer in enumerate(by_head)]
@@ -217,7 +218,7 @@ def _least(config: H2OConfig) -> int:
 
     def served(rows: int) -> bool:
         with contextlib.suppress(ValueError):
-            return bool(scaled(config, rows))
+            return bool(config.scaled(rows))
         return False
 
     known = cast(int, config.max_kv_size)
@@ -238,9 +239,9 @@ def _probed(model: Any) -> Probe:
     growing = sum(type(one) is mlx_lm_cache.KVCache for one in stock)
     if not growing or any(type(one) is mlx_lm_cache.CacheList for one in stock):
         return Probe((), "has lists of caches in the place of some that grow")
-    kept, key = _kept(), fingerprint(model)
+    kept, key, ranks = _kept(), fingerprint(model), ranks_of(model)
     found = kept.get(key)
-    if not _fits(found, growing):
+    if not ranks.least(_fits(found, growing))[0]:  # all of them probe, or none
         found = gives(model, vocabulary, tokens)
         if isinstance(found, str):
             return Probe((), found)

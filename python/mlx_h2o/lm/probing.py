@@ -18,6 +18,7 @@ import numpy as np
 from mlx_lm.models import cache as mlx_lm_cache
 
 from ..caches.frame import Frame
+from .ranks import ALONE, ranks_of
 from .routing import routing
 
 BITS = (3, 4, 5, 6, 8)
@@ -41,16 +42,19 @@ class _Watched(cast(Any, mlx_lm_cache.KVCache)):  # type: ignore[misc]
     all but those of the first copy. All have the same rows, kept once.
     """
 
+    ranks = ALONE
     heads = 0
+    """Of the whole layer, whose output every rank has."""
     gives: mx.array | None = None
     """float32 [H]: how much the layer's output changes without the first copy for a head."""
     copies: mx.array | None = None
     """float32: the most that a head's output changes without the first copy."""
-    errors: mx.array | None = None
-    """float32 [2, len(BITS)]: what packing keys, and values, changes of the output, as a part."""
+    squares: mx.array | None = None
+    """float32 [2 * len(BITS) + 1]: sums of squares, of what packing keys, and values, changes of
+    the output, and of that."""
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        self.heads = keys.shape[1]
+        self.heads = keys.shape[1] * self.ranks.size
         found: tuple[mx.array, mx.array] = super().update_and_fetch(keys[:1], values[:1])
         return found
 
@@ -73,12 +77,13 @@ class _Watched(cast(Any, mlx_lm_cache.KVCache)):  # type: ignore[misc]
             found: mx.array = attention(**{**given, "mask": seen})
             return found
 
-        self.errors = _packing_errors(
+        self.squares = _packing_errors(
             functools.partial(stock.func, queries[:1], cache=self, **given), keys, values, every
         )
         other = seeing(mx.abs(row - (query - length)) > AROUND)
         self.copies = (_norm(every - other) / _norm(every)).mean(axis=2).max()
-        own = mx.arange(queries.shape[1]) // (queries.shape[1] // self.heads)
+        here = self.heads // self.ranks.size
+        own = mx.arange(queries.shape[1]) // (queries.shape[1] // here) + self.ranks.rank * here
         of_head = (own == mx.arange(self.heads)[:, None])[:, :, None, None]
         return mx.concatenate([every, mx.where(of_head, other, every)])
 
@@ -89,8 +94,8 @@ def _packing_errors(
     values: mx.array,
     every: mx.array,
 ) -> mx.array:
-    """float32 [2, len(BITS)]: the change of an output ``every``, as a part of it (root mean
-    squares), where the keys, or the values, are packed rows in their frame."""
+    """float32 [2 * len(BITS) + 1]: sums of squares, of the changes of an output ``every`` where the
+    keys, or the values, are packed rows in their frame, and of that."""
     frame = Frame.of(keys, values)
     kept, found = frame.into(keys, values), []
     for side in (0, 1):
@@ -99,10 +104,8 @@ def _packing_errors(
             packed = mx.quantize(kept[side], group_size=group, bits=bits)
             rows = [keys, values]
             rows[side] = frame.back(mx.dequantize(*packed, group_size=group, bits=bits), side)
-            change = attention(*rows) - every
-            found.append(mx.linalg.norm(change.astype(mx.float32).reshape(-1)))
-    size = mx.linalg.norm(every.astype(mx.float32).reshape(-1))
-    return mx.stack(found).reshape(2, len(BITS)) / size
+            found.append(attention(*rows) - every)
+    return mx.stack([mx.square(one.astype(mx.float32)).sum() for one in (*found, every)])
 
 
 Found = tuple[list[list[float]], list[list[float]]]
@@ -124,9 +127,11 @@ def gives(model: Any, vocabulary: int, tokens: int) -> Found | str:
         tokens: how many to say twice.
     """
     caches = mlx_lm_cache.make_prompt_cache(model)
-    plain = mlx_lm_cache.KVCache
+    plain, ranks = mlx_lm_cache.KVCache, ranks_of(model)
     watched = [_Watched() if type(one) is plain else one for one in caches]
     growing = [one for one in watched if isinstance(one, _Watched)]
+    for one in growing:
+        one.ranks = ranks
     ends = min(1000, vocabulary // 8)  # where many tokens have a meaning of their own
     drawn = np.random.default_rng(0).integers(ends, vocabulary - ends, tokens)
     try:
@@ -139,9 +144,11 @@ def gives(model: Any, vocabulary: int, tokens: int) -> Found | str:
     if not all(one is not None for one in found):
         return "hides which of its layers attention is of"
     most = mx.stack([cast(mx.array, one.copies) for one in growing]).max()
-    errors = mx.stack([cast(mx.array, one.errors) for one in growing]).mean(axis=0)
-    mx.eval(found, most, errors)
-    part = 1.0 if cast(float, most.item()) >= RETRIEVES else 0.0
+    squares = mx.stack([cast(mx.array, one.squares) for one in growing])
+    mx.eval(found, most, squares)
+    squares = ranks.sums(squares)
+    errors = mx.sqrt(squares[:, :-1] / squares[:, -1:]).mean(axis=0).reshape(2, len(BITS))
+    part = 1.0 if cast(float, ranks.largest(most).item()) >= RETRIEVES else 0.0
     given = [[round(part * head, 4) for head in cast(Any, one).tolist()] for one in found]
     return given, [[round(error, 4) for error in side] for side in cast(Any, errors).tolist()]
 

@@ -16,12 +16,15 @@ from mlx_lm.models import cache as mlx_lm_cache
 
 from ..caches.cache import PROMPT_CHUNK, H2OKVCache
 from ..caches.heads import HeadGroups
-from ..config import H2OConfig, check_int
+from ..config import H2OConfig
+from ..errors import SettingError, check_int
 from ..policies.h2o import H2O
 from .budgets import Budgets, layer_configs
 from .layers import LAYERS, probe, reason_of, rows_by_head
+from .models import handed, refusal
 from .probing import BITS
-from .routing import WANT_ARRAYS, calls_attention, int_setting, model_name, modules_of, routing_for
+from .ranks import Ranks, ranks_of
+from .routing import int_setting, model_name, routing_for
 from .sizing import (
     SCARCE,
     SOME,
@@ -33,14 +36,6 @@ from .sizing import (
     most_rows,
     parsed_bytes,
 )
-
-# Modules of mlx_lm.models whose attention cannot be served, and why.
-_REFUSED = {
-    "afm7": "its shared layers take the position from the number of stored rows",
-    "phi3small": "its block-sparse attention selects rows by their slot",
-    "minimax_m3_vl": "its attention selects blocks of rows by their slot",
-    "deepseek_v32": "its indexer selects rows by their slot",
-}
 
 
 def make_prompt_cache(
@@ -90,9 +85,8 @@ def make_prompt_cache(
     """
     check_given("make_prompt_cache", model, draft_model, length)
     if layers not in LAYERS:
-        raise ValueError(
-            f"[make_prompt_cache] layers is {layers!r}, expected one of: {', '.join(LAYERS)}."
-        )
+        wanted = f"one of: {', '.join(LAYERS)}"
+        raise SettingError("layers", layers, wanted, operation="make_prompt_cache")
     if max_kv_bytes is not None:
         if max_kv_size is not ... or budgets is not None:
             raise ValueError(
@@ -109,7 +103,11 @@ def make_prompt_cache(
         return own + make_prompt_cache(draft_model, max_kv_size, **settings)
     config = _config(max_kv_size, settings)
     name = model_name(model)
-    _refuse_unserved(model)
+    if why := refusal(model):
+        raise ValueError(
+            f"[make_prompt_cache] {name} cannot be served: {why}. Expected another model, or "
+            "mlx_lm's own caches."
+        )
     config = _for_model(model, config)
     stock = mlx_lm_cache.make_prompt_cache(model)
     count = len(list(_plain(stock)))
@@ -118,12 +116,19 @@ def make_prompt_cache(
             f"[make_prompt_cache] {name} makes no plain KVCache, expected at least one layer "
             "whose rows could be evicted."
         )
+    ranks = ranks_of(model)
+    if config.shared_heads and ranks.size > 1:
+        raise ValueError(
+            "[make_prompt_cache] shared_heads = True, and the model's heads are dealt out over "
+            f"{ranks.size} processes: expected rows of their own for each."
+        )
     if budgets is None and layers == "probe" and config.max_kv_size is not None:
         budgets = rows_by_head(model, config, count, length)
     given = [config] * count if budgets is None else layer_configs(config, budgets, count)
     unequal = len({one for own in given for one in _of_heads(own)}) > 1
     for_model = functools.cache(partial(_for_model, model))  # which looks at all of its modules
-    making = (partial(_evicting, _of_layer(for_model, config, own), unequal) for own in given)
+    of_layer = partial(_of_layer, for_model, config, ranks)
+    making = (partial(_evicting, of_layer(own), unequal) for own in given)
     return [_replaced(one, f"{name} layer {layer}", making) for layer, one in enumerate(stock)]
 
 
@@ -147,7 +152,8 @@ def fit_bytes(
     model: the bytes are those of caches in a graph that is never evaluated.
 
     Args:
-        model: an mlx_lm model.
+        model: an mlx_lm model. If its heads are dealt out over processes, all of them call this,
+            and the bytes are those of one process, whichever has most.
         max_kv_bytes: bytes of all full caches of a sequence, as a number or a text such as "300MB"
             or "64MiB".
         draft_model: a draft model, whose caches have the same rows and bits, and count.
@@ -197,15 +203,19 @@ def fit_bytes(
     fits = not known and longest and measured(measuring((None, None)), longest) <= limit
     if not known and served and not fits:
         bits, why = free, "the fewest that cost nothing"
-    rows = most_rows(measuring(bits), least, limit)
+
+    def most() -> int:  # of which no rank has more bytes
+        return ranks_of(model).least(most_rows(measuring(bits), least, limit))[0]
+
+    rows = most()
     if why and rows * SCARCE < min(length or SOME, context or SOME):
         bits, why = _one_size(bits, -1), "few, since less than a fifth of the tokens stay"
-        rows = most_rows(measuring(bits), least, limit)
+        rows = most()
     while why and 0 < longest <= rows and (more := _one_size(bits, 1)) != bits:
         if measured(measuring(more), longest) > limit:
             break
         bits, why = more, "the most that hold every token"
-        rows = most_rows(measuring(bits), least, limit)
+        rows = most()
     config = config_of(rows, bits)
     peak = nbytes_of(config, PROMPT_CHUNK)
     return Sizing(config, nbytes_of(config), peak, draft_nbytes(config), why)
@@ -378,15 +388,9 @@ def _config(
                 "expected one or the other."
             )
         return max_kv_size
-    unknown = sorted(set(settings) - set(H2OConfig.setting_names()))
-    if unknown:
-        raise ValueError(
-            f"[make_prompt_cache] unknown settings {unknown}, expected some of "
-            f"{list(H2OConfig.setting_names())}."
-        )
     if max_kv_size is not ...:
         settings = {**settings, "max_kv_size": max_kv_size}
-    return H2OConfig(**settings)
+    return H2OConfig.of(**settings)
 
 
 def _plain(caches: Sequence[Any]) -> Iterator[Any]:
@@ -403,9 +407,9 @@ _Given = H2OConfig | Sequence[H2OConfig]
 
 
 def _of_layer(
-    for_model: Callable[[H2OConfig], H2OConfig], config: H2OConfig, given: _Given
+    for_model: Callable[[H2OConfig], H2OConfig], config: H2OConfig, ranks: Ranks, given: _Given
 ) -> list[H2OConfig]:
-    """The settings given for a layer as it takes them; ``config`` are those of all."""
+    """The settings given for a layer as this rank takes them; ``config`` are those of all."""
 
     def settled(one: H2OConfig) -> H2OConfig:
         if one.kv_bits != config.kv_bits:
@@ -415,7 +419,8 @@ def _of_layer(
             )
         return for_model(one)
 
-    return [settled(one) for one in _of_heads(given)]
+    heads = _of_heads(given)
+    return [settled(one) for one in (ranks.own(heads) if len(heads) > 1 else heads)]
 
 
 def _of_heads(given: _Given) -> Sequence[H2OConfig]:
@@ -438,36 +443,9 @@ def _replaced(cache: Any, name: str, making: Iterator[Callable[[str], Any]]) -> 
     return cache
 
 
-def _refuse_unserved(model: Module) -> None:
-    for module in sorted(modules_of(model) & _REFUSED.keys()):
-        raise ValueError(
-            f"[make_prompt_cache] {model_name(model)} cannot be served: {_REFUSED[module]}. "
-            "Expected another model, or mlx_lm's own caches."
-        )
-
-
 def _for_model(model: Module, config: H2OConfig) -> H2OConfig:
     """The settings, with what only the model knows where they do not say it."""
     if config.context_size is None:
-        config = replace(config, context_size=context_length(model))
-    return _handing(model, config)
-
-
-def _handing(model: Module, config: H2OConfig) -> H2OConfig:
-    """The settings, with the form in which this model takes quantised rows, and masks."""
-    if config.kv_handed != "packed":
-        return config
-    if not calls_attention(model):
-        return replace(config, kv_handed="grouped" if _groups_heads(model) else "fused")
-    modules = modules_of(model)
-    if not config.packs or not modules & {*WANT_ARRAYS, "mla"}:
-        return config
-    return replace(config, kv_handed="latents" if "mla" in modules else "arrays")
-
-
-def _groups_heads(model: Any) -> bool:
-    """Whether its own softmax has an axis of the query heads of each KV head."""
-    return any(
-        type(module).__module__ == "mlx_lm.models.gemma2" and getattr(module, "repeats", 1) > 1
-        for module in model.modules()
-    )
+        config = config.with_budget(context_size=context_length(model))
+    form = handed(model, config.packs)
+    return replace(config, kv_handed=form) if config.kv_handed == "packed" != form else config

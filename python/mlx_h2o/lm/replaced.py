@@ -1,16 +1,14 @@
 """The one name of mlx_lm that is replaced, in the modules that bind it, and put back exactly.
 
 A context may be left at any moment: an abandoned generator closes its context from the garbage
-collector, in the middle of another call of the same thread, which then does what it has left to do.
-Ctrl-C may strike between any two steps: each of them may be done twice, and what it has left undone
-is done by the next.
+collector, in the middle of another call of the same thread. Ctrl-C may strike between any two
+steps. So each of them may be done twice, and what was left undone is done when the next one ends.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -43,18 +41,12 @@ class _Replaced:
                 namespace[NAME] = self.original
 
 
-class _Busy(threading.local):
-    here = False
-
-
 class _User:
     """A context that is open. One that ended without a word is not held either."""
 
 
-_lock = threading.Lock()
-_busy = _Busy()
+_lock = threading.RLock()
 _known: dict[int, _Replaced] = {}
-_left: deque[_User] = deque()
 
 
 @contextmanager
@@ -63,40 +55,18 @@ def replaced(namespaces: Sequence[dict[str, Any]], wrap: Callable[[Any], Any]) -
     namespaces, all of which have it. Contexts are counted."""
     user = _User()
     try:
-        _settle(namespaces, wrap, user)
+        with _lock:
+            for namespace in namespaces:
+                one = _known.get(id(namespace))
+                one = one or _Replaced(namespace, namespace[NAME], wrap(namespace[NAME]))
+                one.users.add(user)
+                _known[id(namespace)] = one  # where the last other context has just ended, too
+                one.put()
         yield
     finally:
-        _left.append(user)
-        if not _busy.here:  # else this thread is in the middle of it, and looks again behind that
-            _settle((), wrap, user)
-
-
-def _settle(namespaces: Sequence[dict[str, Any]], wrap: Callable[[Any], Any], user: _User) -> None:
-    """Replace the name for a context, and put it back where no context needs it any more."""
-    while True:
-        try:
-            _busy.here = True
-            with _lock:
-                for namespace in namespaces:
-                    one = _known.get(id(namespace))
-                    if one is None:
-                        one = _Replaced(namespace, namespace[NAME], wrap(namespace[NAME]))
-                        _known[id(namespace)] = one
-                    one.users.add(user)
-                    one.put()
-                _forget_left()
-        finally:
-            _busy.here = False
-        if not _left:
-            return
-
-
-def _forget_left() -> None:
-    while _left:
-        for one in _known.values():
-            one.users.discard(_left[0])
-        _left.popleft()
-    for place, one in list(_known.items()):
-        if not one.users:
-            one.put_back()
-            del _known[place]
+        with _lock:
+            for place, one in _known.copy().items():
+                one.users.discard(user)
+                if not one.users:
+                    one.put_back()
+                    _known.pop(place, None)

@@ -23,9 +23,6 @@ from mlx.nn.layers.base import Module
 from . import attention
 from .replaced import NAME, replaced
 
-# Modules that compute with the keys between the cache and attention, which packed rows forbid.
-WANT_ARRAYS = {"phi", "phixtral", "plamo", "stablelm"}
-
 
 @contextlib.contextmanager
 def routing(model: Module | None = None) -> Iterator[None]:
@@ -87,17 +84,6 @@ def model_classes(model: Module) -> set[type]:
     """The classes of all modules in a model, and their bases."""
     modules: list[Module] = cast(Any, model).modules()
     return {base for module in modules for base in type(module).__mro__}
-
-
-def modules_of(model: Module) -> set[str]:
-    """The files of mlx_lm.models whose classes a model is made of."""
-    names = (cls.__module__.rpartition(".") for cls in model_classes(model))
-    return {module for package, _, module in names if package == "mlx_lm.models"}
-
-
-def computes_with_keys(model: Module) -> bool:
-    """Whether it is known to do so between the cache and attention, which then gets others."""
-    return bool(modules_of(model) & {*WANT_ARRAYS, "mla"})
 
 
 def calls_attention(model: Module) -> bool:

@@ -7,11 +7,9 @@ mlx_lm wrote of its caches; mlx_lm does not know their classes, and refuses both
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
-import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -26,7 +24,7 @@ from ..caches.cache import H2OKVCache
 from ..caches.heads import HeadGroups
 from ..caches.quantized import QuantizedH2OKVCache
 from ..version import __version__
-from .files import writing
+from .files import replacing
 from .prompt_cache import evicting_caches, with_own_rows
 from .routing import model_name
 from .safetensors import UNKNOWN, is_whole, read_header, write_checksum
@@ -93,19 +91,12 @@ def save_prompt_cache(
             )
     cache = with_own_rows(cache)
     metadata[_ENTRY] = json.dumps(_description(cache, model))
-    path = with_suffix(file_name)
-    folder, name = os.path.split(path)
-    beside = os.path.join(folder, f".{name}.{uuid.uuid4().hex}{_SUFFIX}")
-    with writing(path):
-        try:
-            Path(beside).touch(0o600, exist_ok=False)  # it holds what was said
-            mlx_lm_cache.save_prompt_cache(beside, list(cache), metadata)
-            write_checksum(beside, metadata[_ENTRY])
-            _flush(beside)
-            os.replace(beside, path)
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(beside)
+    path = Path(with_suffix(file_name))
+    with replacing(path, 0o600, _SUFFIX) as beside:  # for this user alone: it holds what was said
+        mlx_lm_cache.save_prompt_cache(str(beside), list(cache), metadata)
+        write_checksum(beside, metadata[_ENTRY])
+        with beside.open("rb") as file:
+            os.fsync(file.fileno())
 
 
 def with_suffix(file_name: str | os.PathLike[str]) -> str:
@@ -115,10 +106,7 @@ def with_suffix(file_name: str | os.PathLike[str]) -> str:
 
 
 def load_prompt_cache(
-    file_name: str | os.PathLike[str],
-    return_metadata: bool = False,
-    *,
-    model: Module | None = None,
+    file_name: str | os.PathLike[str], return_metadata: bool = False, *, model: Module | None = None
 ) -> Any:
     """The prompt cache that a file holds, settings included.
 
@@ -132,15 +120,14 @@ def load_prompt_cache(
         ValueError: a damaged file or none of a prompt cache; one of a later format, of another
             model, or without a cache that evicts. No cache is returned then.
     """
-    path = os.fspath(file_name)
-    if not os.path.exists(path) and os.path.exists(path + _SUFFIX):
-        path += _SUFFIX
-    text = read_header(path, "load_prompt_cache").get("__metadata__")
-    if not isinstance(text, dict) or not any(key.startswith("1.") for key in text):
-        raise _unfit(path, "is no prompt cache: it names no cache classes")
+    path, text = _texts(file_name)
     entry = text.get(f"0.{_ENTRY}")
     description = _read_description(path, entry)
-    _check_classes(path, [text[key] for key in text if key.startswith("1.")])
+    for name in [text[key] for key in text if key.startswith("1.")]:
+        if name not in _CLASSES and not isinstance(getattr(mlx_lm_cache, name, None), type):
+            raise _unfit(
+                path, f"holds a {name!r}, expected caches of mlx_lm and {', '.join(_CLASSES)}"
+            )
     checksum = description.get("checksum")
     if checksum is not None and not is_whole(path, str(entry), str(checksum)):
         raise _unfit(path, "is damaged: it is not what was written")
@@ -157,6 +144,22 @@ def load_prompt_cache(
         _check_model(path, description, cache, model)
     metadata = {key: value for key, value in metadata.items() if key != _ENTRY}
     return (cache, metadata) if return_metadata else cache
+
+
+def saved_texts(file_name: str | os.PathLike[str]) -> dict[str, str]:
+    """The metadata of a file of ``save_prompt_cache``, whose caches are not read."""
+    return {key[2:]: one for key, one in _texts(file_name)[1].items() if key.startswith("0.")}
+
+
+def _texts(file_name: str | os.PathLike[str]) -> tuple[str, dict[str, str]]:
+    """The path of a prompt cache, and all texts in its header."""
+    path = os.fspath(file_name)
+    if not os.path.exists(path) and os.path.exists(path + _SUFFIX):
+        path += _SUFFIX
+    text = read_header(path, "load_prompt_cache").get("__metadata__")
+    if not isinstance(text, dict) or not any(key.startswith("1.") for key in text):
+        raise _unfit(path, "is no prompt cache: it names no cache classes")
+    return path, text
 
 
 def _read(path: str) -> tuple[list[Any], dict[str, str]]:
@@ -192,16 +195,15 @@ def _restored(name: str, state: Any) -> Any:
 
 def _description(cache: Sequence[Any], model: Module | None) -> dict[str, Any]:
     evicting = list(evicting_caches(cache))
-    if any(one.config.framed for one in evicting):
-        format_ = 5
-    elif any(one.config.context_size is not None for one in evicting):
-        format_ = 4
-    elif any(one.config.prefix_size for one in evicting):
-        format_ = 3
-    else:
-        format_ = 2 if any(one.unequal_budgets for one in evicting) else 1
+    needs = (
+        (5, any(one.config.framed for one in evicting)),
+        (4, any(one.config.context_size is not None for one in evicting)),
+        (3, any(one.config.prefix_size for one in evicting)),
+        (2, any(one.unequal_budgets for one in evicting)),
+        (1, True),
+    )
     found: dict[str, Any] = {
-        "format": format_,
+        "format": next(number for number, needed in needs if needed),
         "version": __version__,
         "layers": len(cache),
         "checksum": UNKNOWN,
@@ -236,14 +238,6 @@ def _read_description(path: str, text: str | None) -> dict[str, Any]:
     return found
 
 
-def _check_classes(path: str, names: Sequence[str]) -> None:
-    for name in names:
-        if name not in _CLASSES and not isinstance(getattr(mlx_lm_cache, name, None), type):
-            raise _unfit(
-                path, f"holds a {name!r}, expected caches of mlx_lm and {', '.join(_CLASSES)}"
-            )
-
-
 def _check_model(path: str, description: dict[str, Any], cache: list[Any], model: Any) -> None:
     name, layers = model_name(model), len(mlx_lm_cache.make_prompt_cache(model))
     if len(cache) != layers:
@@ -260,11 +254,6 @@ def _check_model(path: str, description: dict[str, Any], cache: list[Any], model
             f"is of a {of} model with weights of other shapes (fingerprint {found}), expected "
             f"{expected}",
         )
-
-
-def _flush(path: str) -> None:
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
 
 
 def _may_be_saved(name: object, text: object) -> bool:

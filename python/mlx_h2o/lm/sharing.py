@@ -11,8 +11,9 @@ from mlx.nn.layers.base import Module
 from ..caches.cache import H2OKVCache
 from ..caches.heads import HeadGroups
 from ..caches.prefix import unshareable
+from .models import computes_with_keys
 from .prompt_cache import evicting_caches
-from .routing import calls_attention, computes_with_keys, model_name, routing_for
+from .routing import calls_attention, model_name, routing_for
 
 LEAST_SHARED = 32
 """Tokens: for fewer it does not pay to read the rows of a sequence in two parts."""

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from ..config import H2OConfig
+from ..config import Budget, H2OConfig
+from ..errors import SettingError
 from .probing import BITS
 
 FREE = 0.04
@@ -68,7 +69,7 @@ def described(config: H2OConfig) -> str:
         bits += f" (values {config.v_bits})"
     if config.max_kv_size is None:
         return f"no limit, {bits}"
-    return f"{config.max_kv_size:,} rows a head by {config.policy}, {bits}"
+    return f"{config.max_kv_size:,} rows a head by {config.policy.name}, {bits}"
 
 
 def parsed_bytes(given: int | str) -> int:
@@ -108,29 +109,19 @@ def least_rows(settings: Mapping[str, Any]) -> int:
         recent = (settings.get("dense_size") or 0) + 1
         heavy = recent if heavy is None else heavy  # half of the rows
     rows = max((heavy or 0) + recent, settings.get("speculative", 0) + 2)
-    sinks = settings.get("sink_size", H2OConfig.sink_size)
+    sinks = settings.get("sink_size", Budget.sink_size)
     return int(max(sinks, settings.get("prefix_size", 0)) + rows)
 
 
-def most_rows(
-    measure: Measure,
-    least: int,
-    limit: int,
-    *,
-    name: str = "[fit_bytes] max_kv_bytes",
-    most: int | None = None,
-) -> int:
+def most_rows(measure: Measure, least: int, limit: int) -> int:
     """The most rows that hold no more than ``limit`` bytes.
 
     Args:
         measure: bytes of so many rows.
         least: the fewest rows that make sense.
         limit: bytes.
-        name: what messages call them.
-        most: rows that must hold more.
 
-    Raises ValueError where the fewest rows hold more, ``most`` rows hold less, or the settings suit
-    no number of rows.
+    Raises ValueError where the fewest rows hold more, or the settings suit no number of rows.
     """
 
     def nbytes(rows: int) -> float:
@@ -141,10 +132,9 @@ def most_rows(
     low = next((rows for rows in range(least, enough) if nbytes(rows) < math.inf), enough)
     below, high = nbytes(low), 2 * low
     if below > limit:
-        raise ValueError(f"{name} is {limit:,}, expected at least {below:,}: {low} rows a head.")
+        wanted = f"at least {below:,}: {low} rows a head"
+        raise SettingError("max_kv_bytes", limit, wanted, operation="fit_bytes")
     while (above := nbytes(high)) <= limit:
-        if most is not None and high > most:
-            raise ValueError(f"{name} is {limit:,}, more than {high:,} rows a head take.")
         low, below, high = high, above, 2 * high
     while high - low > 1:
         # Bytes are nearly linear in rows.

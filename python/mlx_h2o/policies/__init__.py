@@ -6,7 +6,8 @@ table below. docs/design.md shows how to add one.
 
 from __future__ import annotations
 
-from .base import Policy, Rows, Settings
+from ..errors import SettingError
+from .base import Policy, Rows
 from .h2o import H2O
 from .h2o_ema import H2OEma
 from .h2o_sum import H2OSum
@@ -18,7 +19,8 @@ from .tova import Tova
 from .value_aware import ValueAware
 from .window import Window
 
-__all__ = ["Policy", "Rows", "build", "names"]
+__all__ = ["H2O", "H2OEma", "H2OSum", "KeyDiff", "Mix", "Policy", "Random", "Rows", "SnapKV"]
+__all__ += ["Tova", "ValueAware", "Window", "known", "names"]
 
 _POLICIES: dict[str, type[Policy]] = {
     policy.name: policy
@@ -30,15 +32,12 @@ _POLICIES: dict[str, type[Policy]] = {
 
 
 def names() -> tuple[str, ...]:
-    """Names that ``H2OConfig(policy=...)`` knows."""
+    """Names of the policies, as flags and files have them."""
     return tuple(_POLICIES)
 
 
 def known(name: str) -> type[Policy]:
-    """The class of the policy of this name, which is one of ``names()``."""
+    """The class of the policy of this name; raises SettingError where there is none."""
+    if name not in names():
+        raise SettingError("policy", name, f"one of: {', '.join(names())}")
     return _POLICIES[name]
-
-
-def build(config: Settings) -> Policy:
-    """The policy that ``config`` names, with its settings."""
-    return known(config.policy).from_config(config)

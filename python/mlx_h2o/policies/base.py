@@ -4,28 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal
 
 import mlx.core as mx
 
 from ..operations.composed.ema import MAX_QUERIES
 from ..operations.requests import PerSequence
-
-
-class Settings(Protocol):
-    """What a policy takes from ``H2OConfig``."""
-
-    @property
-    def policy(self) -> str: ...
-
-    @property
-    def diversity(self) -> float: ...
-
-    @property
-    def decay(self) -> float: ...
-
-    @property
-    def random_seed(self) -> int: ...
 
 
 @dataclass
@@ -55,11 +39,12 @@ class Rows:
     recent_start: PerSequence | None = None
 
 
+@dataclass(frozen=True)
 class Policy(ABC):
     """Ranks stored rows; the cache evicts the lowest ranked that no window protects.
 
-    Policies hold settings only, no state: what is remembered of a row lives in the cache beside
-    the row, so that it is evicted, copied and saved with it.
+    Policies hold settings only, no state, and are equal where these are: what is remembered of a
+    row lives in the cache beside the row, so that it is evicted, copied and saved with it.
     """
 
     name: ClassVar[str]
@@ -69,27 +54,28 @@ class Policy(ABC):
     """Whether ``accumulate`` gets weights, ``exp(scores - lse)``, in the place of scores."""
     needs_positions: ClassVar[bool] = True
     """Whether ``accumulate`` looks at positions, which cost a few operations to make."""
-    folds: ClassVar[bool] = False
-    """Whether rows that go are folded into others, weighed by their ranks. Attention then adds
-    ``ln n`` to the logit of a row that stands for n."""
     chunk_queries: ClassVar[int | None] = MAX_QUERIES
     """Queries of a chunk that ``accumulate`` sees, counted from its end, at most 128. None: all,
     and their weights come summed, as one query with one head per KV head."""
     kind: ClassVar[Literal["ema", "mass"] | None] = None
     """Where ``accumulate`` is what ``fast.attention_and_accumulate`` does of this kind, attention
     may do it itself, without storing scores; None: it may not."""
-    decay: float | None = None
-    """That of the kind "ema"."""
+
+    @property
+    def decay(self) -> float | None:
+        """That of the kind "ema"."""
+        return None
+
+    @property
+    def folds(self) -> bool:
+        """Whether rows that go are folded into others, weighed by their ranks. Attention then adds
+        ``ln n`` to the logit of a row that stands for n."""
+        return False
 
     @property
     def needs_attention(self) -> bool:
         """Whether attention must be ours: it hands over scores, or adds what rows stand for."""
         return self.needs_scores or self.folds
-
-    @classmethod
-    def from_config(cls, config: Settings) -> Policy:
-        """A policy with the settings that it needs; by default none."""
-        return cls()
 
     fold_share: ClassVar[float] = 1.0
     """Of the rows that go together, the share that is folded: the nearest."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import mlx.core as mx
 
+from ..errors import check_bool, check_share
 from ..operations.backends import resolve
-from .base import Policy, Rows, Settings
+from .base import Rows
 from .h2o_sum import H2OSum
 
 FEWEST_RECENT = 32
@@ -15,6 +18,7 @@ _LEAST = 1e-9
 """Mass and value of the greatest of a head, at least."""
 
 
+@dataclass(frozen=True)
 class H2O(H2OSum):
     """Attention mass times the length of the value; a share of the places by key diversity.
 
@@ -22,18 +26,25 @@ class H2O(H2OSum):
     are shares of the greatest of a head, at most 1; the rows that stay for their diversity have 2
     more, and none is folded into them. Of the rows that go, the nearer half is folded into the
     nearest that stay, weighed by these ranks.
+
+    Args:
+        diversity: the share of the rows kept by rank that are kept for the diversity of their keys,
+            0 to 1; the others for their attention mass.
+        fold: rows that go are folded into others. False: dropped.
     """
 
     name = "h2o"
-    folds = True
     fold_share = 0.5
+    diversity: float = 0.5
+    fold: bool = True
 
-    def __init__(self, diversity: float) -> None:
-        self.diversity = diversity
+    def __post_init__(self) -> None:
+        check_share("diversity", self.diversity, whole=True)
+        check_bool("fold", self.fold)
 
-    @classmethod
-    def from_config(cls, config: Settings) -> Policy:
-        return cls(config.diversity)
+    @property
+    def folds(self) -> bool:
+        return self.fold
 
     def takes(self, ranks: mx.array) -> mx.array:
         return ranks <= 1  # NaN is not

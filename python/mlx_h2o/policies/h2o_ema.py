@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 
+from ..errors import check_share
 from ..operations.backends import resolve
-from .base import Policy, Rows, Settings
+from .base import Policy, Rows
 
 
+@dataclass(frozen=True)
 class H2OEma(Policy):
     """Moving average of the absolute logit: ``C = a*C + (1-a)*|s|``.
 
     ``s`` is the mean over the query heads of the group; the first score sets ``C = |s|``, where
     the paper starts at 0, because rows that leave a short recent window would be handicapped.
+
+    Args:
+        decay: ``a``, at least 0 and below 1.
     """
 
     name = "h2o-ema"
     needs_scores = True
     needs_positions = False
     kind = "ema"
-    decay: float
+    decay: float = 0.95
 
-    def __init__(self, decay: float) -> None:
-        self.decay = decay
-
-    @classmethod
-    def from_config(cls, config: Settings) -> H2OEma:
-        return cls(config.decay)
+    def __post_init__(self) -> None:
+        check_share("decay", self.decay)
 
     def accumulate(
         self, importance: mx.array, scores: mx.array, *, masked: bool = True, **_: Any

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import mlx.core as mx
 
-from .base import Policy, Rows, Settings
+from ..errors import check_int
+from .base import Policy, Rows
 
 
+@dataclass(frozen=True)
 class Random(Policy):
     """A row's rank is a hash of its position, its KV head and ``random_seed``.
 
@@ -16,16 +20,14 @@ class Random(Policy):
 
     name = "random"
 
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
+    random_seed: int = 0
 
-    @classmethod
-    def from_config(cls, config: Settings) -> Random:
-        return cls(config.random_seed)
+    def __post_init__(self) -> None:
+        check_int("H2OConfig", "random_seed", self.random_seed, 0, most=2**64 - 1)
 
     def rank(self, rows: Rows) -> mx.array:
         heads = mx.arange(rows.positions.shape[1], dtype=mx.uint32)[:, None]
-        salt = mx.array(self.seed % 2**32, mx.uint32)
+        salt = mx.array(self.random_seed % 2**32, mx.uint32)
         mixed = _mixed(_mixed(_mixed(salt) ^ heads) ^ rows.positions.astype(mx.uint32))
         # The upper 24 bits, which float32 holds exactly.
         return (mixed >> mx.array(8, mx.uint32)).astype(mx.float32) / 2**24

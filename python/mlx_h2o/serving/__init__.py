@@ -2,5 +2,5 @@
 
 ``text`` and ``sampling`` know one answer, ``snapshots`` and ``disk`` what was read before,
 ``memory`` what fits; ``engine`` and ``lanes`` run the model for each ``request``; ``schema``,
-``prompts``, ``answers``, ``guard`` and ``http`` speak with clients.
+``answers``, ``guard`` and ``http`` speak with clients.
 """

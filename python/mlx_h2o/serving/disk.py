@@ -16,6 +16,7 @@ import re
 import threading
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ from mlx.utils import tree_flatten
 from ..lm.files import write_text
 from ..lm.prompt_cache import with_own_rows
 from ..lm.saving import load_prompt_cache, save_prompt_cache
+from .radix import RadixTree
 
 __all__ = ["PromptStore"]
 
@@ -69,10 +71,11 @@ class PromptStore:
         probe.unlink()
         self._lock = threading.Lock()
         self._kept: dict[Path, _Kept] = {}  # used longest ago first
+        self._trees: dict[str, RadixTree[_Kept]] = defaultdict(RadixTree)  # by what they are of
         own = (file for file in self.folder.glob(f"*{_ENTRY}") if _OURS.fullmatch(file.name))
         for file in sorted(own, key=_used):  # others' files are left alone
             if (kept := _read(file)) is not None:
-                self._kept[kept.path] = kept
+                self._add(kept)
         self._clean()
         self._make_room(0)
         self._queue: queue.Queue[tuple[str, list[int], list[Any]] | None] = queue.Queue(_WAITING)
@@ -104,19 +107,13 @@ class PromptStore:
         Returns:
             Caches and their tokens; ([], 0) where there are none. An entry that is damaged goes.
         """
-        given = list(tokens)
         while True:
             with self._lock:
-                fitting = [
-                    kept
-                    for kept in self._kept.values()
-                    if kept.of == of
-                    and more_than < len(kept.tokens) < len(given)
-                    and given[: len(kept.tokens)] == kept.tokens
-                ]
-                if not fitting:
+                near = self._trees[of].nearest(tokens[:-1])
+                whole = (one for shared, one in near if shared == len(one.tokens))
+                kept = next(whole, None)
+                if kept is None or len(kept.tokens) <= more_than:
                     return [], 0
-                kept = max(fitting, key=lambda one: len(one.tokens))
                 self._kept[kept.path] = self._kept.pop(kept.path)  # the last to go now
             try:
                 caches = load_prompt_cache(kept.path.with_suffix(_CACHES))
@@ -182,8 +179,12 @@ class PromptStore:
             _remove(path)
             raise
         with self._lock:
-            self._kept[path] = _Kept(path, of, tokens, size + len(text))
+            self._add(_Kept(path, of, tokens, size + len(text)))
         self._make_room(0)
+
+    def _add(self, kept: _Kept) -> None:
+        self._kept[kept.path] = kept
+        self._trees[kept.of].put(kept.tokens, kept)
 
     def _make_room(self, size: int) -> None:
         """Entries go until there is room for so many bytes more."""
@@ -194,7 +195,8 @@ class PromptStore:
 
     def _forget(self, kept: _Kept) -> None:
         with self._lock:
-            self._kept.pop(kept.path, None)
+            if self._kept.pop(kept.path, None):
+                self._trees[kept.of].remove(kept.tokens)
         _remove(kept.path)
 
 

@@ -17,11 +17,12 @@ from ..lm.checks import checked_tokens, vocabulary
 from ..lm.prompt_cache import beyond_context, context_length, evicting_caches
 from ..lm.routing import routing_for
 from .disk import PromptStore
-from .lanes import Lane
+from .lanes import Lanes
 from .memory import Memory, bounds
+from .radix import common
 from .request import BusyError, Event, Limits, Request
 from .sampling import greedy
-from .snapshots import Snapshots, common, is_cuttable, places
+from .snapshots import Snapshots, is_cuttable, places
 from .text import Writer
 
 __all__ = ["Engine"]
@@ -84,10 +85,8 @@ class Engine:
         self._ends = StopSequences([(token,) for token in tokenizer.eos_token_ids])
         self._batch = self._new_batch()
         self._running: dict[int, Request] = {}
-        self._lanes: list[Lane] = []
         self._waiting: deque[Request] = deque()
         self._suspects: deque[Request] = deque()  # were running when a step failed
-        self._trial: Request | None = None  # joined last of these
         self._lone_failures = 0
         self._told = False
         self._closing = self._giving_up = False
@@ -141,7 +140,7 @@ class Engine:
 
     @property
     def running(self) -> int:
-        return len(self._running) + len(self._lanes)
+        return len(self._running)
 
     @property
     def waiting(self) -> int:
@@ -180,7 +179,7 @@ class Engine:
         except Exception as error:
             if not isinstance(error, BusyError):
                 _LOG.exception("the engine has ended")
-            for request in [*self._active(), *self._waiting, *self._suspects]:
+            for request in [*self._running.values(), *self._waiting, *self._suspects]:
                 request.sink(Event(error=error))
         finally:
             self._batch.close()
@@ -191,7 +190,7 @@ class Engine:
     def _work(self) -> bool:
         """One token for everybody; False at the end."""
         with self._wake:
-            while not (self._waiting or self._suspects or self._running or self._lanes):
+            while not (self._waiting or self._suspects or self._running):
                 if self._closing:
                     return False
                 self._wake.wait()
@@ -204,32 +203,26 @@ class Engine:
         except Exception as error:
             self._recover(error)
         self._let_join()
-        for lane in list(self._lanes):
-            self._advance(lane)
         return True
 
     def _part_with_leavers(self) -> None:
-        for one in [*self._waiting, *self._active()]:
+        for one in [*self._waiting, *self._running.values()]:
             if one.left:
                 self.counts["left"] += 1
                 _LOG.info("a client went away before its answer was complete")
         gone = [uid for uid, one in self._running.items() if one.left]
         for uid in gone:
             self._part(uid)
-        for lane in [lane for lane in self._lanes if lane.request.left]:
-            self._lanes.remove(lane)
-            lane.close()
         with self._wake:
             self._waiting = deque(one for one in self._waiting if not one.left)
         self._suspects = deque(one for one in self._suspects if not one.left)
 
     def _let_join(self) -> None:
-        if self._suspects:
-            if self._trial is None:
-                self._trial = self._suspects.popleft()
-                self._join(self._trial)
+        if any(one._tried for one in self._running.values()):
             return
-        if self._trial is not None:
+        if self._suspects:
+            self._suspects[0]._tried = True
+            self._join(self._suspects.popleft())
             return
         later: list[Request] = []
         while self.running < self.limits.decode:
@@ -250,7 +243,7 @@ class Engine:
     def _is_room(self, request: Request) -> bool:
         """Whether its bytes fit; prompts that were read before give way."""
         needed = self.memory.of_request(len(request.tokens) + request.max_tokens)
-        left = self.memory.free - sum(one._nbytes for one in self._active()) - needed
+        left = self.memory.free - sum(one._nbytes for one in self._running.values()) - needed
         if left < 0:
             return False
         request._nbytes = needed
@@ -263,19 +256,14 @@ class Engine:
         if not self.snapshots.max_bytes:
             return False
         enough = self.snapshots.longest(request.tokens) + _WORTH
-        for one in self._reading():
+        for one in self._running.values():
+            if not one._places or one.answer:
+                continue
             shared = min(common(one.tokens, request.tokens), len(request.tokens) - 1)
-            lasting = self._lasting is None or one._places[-1:] == [] or shared <= self._lasting
-            served = [shared] if lasting else [n for n in one._places if n <= shared]
-            if max(served, default=0) >= enough and one._places:
+            lasts = self._lasting is None or shared <= self._lasting
+            if max([shared] if lasts else [n for n in one._places if n <= shared] or [0]) >= enough:
                 return True
         return False
-
-    def _active(self) -> list[Request]:
-        return [*self._running.values(), *(lane.request for lane in self._lanes)]
-
-    def _reading(self) -> list[Request]:
-        return [one for one in self._active() if one._places and not one.answer]
 
     def _join(self, request: Request) -> None:
         """Begin with a request, or go on with one whose step failed."""
@@ -291,25 +279,15 @@ class Engine:
                 request._writer = Writer(
                     self.tokenizer, request.stops, request.state, request.goes_on
                 )
-            request._drawn = len(request.answer)
             lasting = self._lasting if self._evicts_from(request) else None
             request._places = places(seen, self._boundaries, read, lasting)
-            if not self._batches:
-                lane = Lane(
-                    request, self.models, self._layers, caches, read, self.limits, self._spared
-                )
-                self._lanes.append(lane)
-                return
             bounds = [read, *request._places, len(seen)]
             [uid] = self._batch.insert_segments(
-                [[seen[a:b] for a, b in pairwise(bounds)]],
-                max_tokens=[request.max_tokens - len(request.answer)],
-                caches=[caches],
-                all_tokens=[seen[:read]],
-                samplers=[request.sampler(self._spared)],
+                [[seen[a:b] for a, b in pairwise(bounds)]], caches=[caches],
+                max_tokens=[request.max_tokens - len(request.answer)], all_tokens=[seen[:read]],
+                samplers=[request.sampler(self._spared)], stop_sequences=[self._ends],
                 logits_processors=[request.processors()],
-                stop_sequences=[self._ends],
-            )
+            )  # fmt: skip
             self._running[uid] = request
         except Exception as error:
             self._end(request, Event(error=error))
@@ -331,21 +309,22 @@ class Engine:
     # The batch
 
     def _new_batch(self) -> Any:
+        if not self._batches:
+            return Lanes(self.models, self._layers, self.limits)
+        together = min(self.limits.prompts, self.limits.decode)
         return BatchGenerator(
-            self.model,
-            completion_batch_size=self.limits.decode,
-            prefill_batch_size=min(self.limits.prompts, self.limits.decode),
-            prefill_step_size=self.limits.step,
-            sampler=greedy,
-            stream=generation_stream,
-        )
+            self.model, completion_batch_size=self.limits.decode, prefill_batch_size=together,
+            prefill_step_size=self.limits.step, sampler=greedy, stream=generation_stream,
+        )  # fmt: skip
 
     def _step(self) -> None:
         prompts, answers = self._batch.next()
         self._lone_failures = 0
         for one in prompts:
-            if one.end_of_segment and not one.end_of_prompt and one.uid in self._running:
-                self._keep_place(one.uid)
+            request = self._running.get(one.uid)
+            if one.end_of_segment and not one.end_of_prompt and request is not None:
+                request._places = request._places[1:]
+                self._keep_row(one.uid, last=not request._places)
         for one in answers:
             if (request := self._running.get(one.uid)) is not None:
                 held = (one.prompt_cache, one.all_tokens) if one.finish_reason else None
@@ -355,11 +334,6 @@ class Engine:
                     self._part(one.uid, held, keep=finish.error is None)
                 elif len(request.answer) % _EVERY == 0 and self._evicts_from(request):
                     self._keep_row(one.uid)
-
-    def _keep_place(self, uid: int) -> None:
-        request = self._running[uid]
-        request._places = request._places[1:]
-        self._keep_row(uid, last=not request._places)
 
     def _keep_row(self, uid: int, last: bool = False) -> None:
         caches, tokens = self._batch.extract_cache([uid])[uid]
@@ -379,8 +353,6 @@ class Engine:
         self, request: Request, token: int, logprobs: mx.array, reason: str | None
     ) -> Event | None:
         """Tell of a token; returns the end of the answer if this is it, which is not told yet."""
-        if request is self._trial:
-            self._trial = None
         try:
             event = request.take(self.tokenizer, token, logprobs, reason)
         except Exception as error:
@@ -396,17 +368,13 @@ class Engine:
         self, uid: int, held: tuple[list[Any], list[int]] | None = None, keep: bool = False
     ) -> None:
         """Take a request out of the batch, and keep what it has read if that is wanted."""
-        request = self._running.pop(uid)
-        if request is self._trial:
-            self._trial = None
+        del self._running[uid]
         if held is None:
             held = self._batch.remove([uid], return_prompt_caches=keep).get(uid)
         if keep and held is not None:
             self._keep(list(held[1]), held[0], last=True)
 
     def _end(self, request: Request, event: Event) -> None:
-        if request is self._trial:
-            self._trial = None
         self.counts["finished" if event.error is None else "failed"] += 1
         if event.error is not None:
             _LOG.error("a request has failed: %s", event.error, exc_info=event.error)
@@ -417,42 +385,19 @@ class Engine:
         other, and the one with which it fails again is the one that fails."""
         _LOG.warning("a step of the model failed: %s", error)
         running = list(self._running.values())
-        guilty = self._trial
+        guilty = next((one for one in running if one._tried), None)
         if len(running) == 1:
             guilty, self._lone_failures = running[0], self._lone_failures + 1
         if guilty is None:
             for one in running:
                 one._failures += 1
             guilty = next((one for one in reversed(running) if one._failures > _AGAIN), None)
-        self._running, self._trial = {}, None
+        self._running = {}
         self._batch.close()
         self._batch = self._new_batch()
         if guilty is not None:
             self._end(guilty, Event(error=error))
         self._suspects.extendleft(one for one in reversed(running) if one is not guilty)
-
-    # Requests beside the batch
-
-    def _advance(self, lane: Lane) -> None:
-        """Read a chunk of its prompt, or make a token."""
-        request = lane.request
-        try:
-            if not lane.is_read:
-                if (held := lane.read_on()) is not None:
-                    self._keep(request.tokens[: lane.read], held, last=not request._places)
-                return
-            token, logprobs = lane.next()
-            reason = "length" if len(request.answer) + 1 >= request.max_tokens else None
-            reason = "stop" if token in self.tokenizer.eos_token_ids else reason
-            finish = self._take(request, token, logprobs, reason)
-        except Exception as error:
-            finish = Event(error=error)
-        if finish is not None:
-            self._lanes.remove(lane)
-            if finish.error is None:
-                lane.close()
-                self._keep(request.seen, lane.caches, last=True)
-            self._end(request, finish)
 
     def _tell_where_beyond(self, tokens: int) -> None:
         said = beyond_context(context_length(self.model), tokens)

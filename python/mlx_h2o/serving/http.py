@@ -9,26 +9,27 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import prometheus_client
-from fastapi import Depends, FastAPI
+from fastapi import Depends, FastAPI, HTTPException
 from fastapi import Request as HttpRequest
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
-from starlette.exceptions import HTTPException
+from starlette.exceptions import HTTPException as AnyHTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect
 
 from .answers import Answer, ChatChoice, Choice, failure
 from .engine import Engine
+from .grammar import Grammars
 from .guard import Guard
 from .metrics import Metrics
-from .prompts import of_chat, of_completion
 from .request import BusyError, Event, Request
 from .sampling import Sampling
 from .schema import ChatBody, CompletionBody, GenerationBody
@@ -36,7 +37,6 @@ from .schema import ChatBody, CompletionBody, GenerationBody
 __all__ = ["Settings", "make_app"]
 
 _LOG = logging.getLogger("mlx_h2o")
-_LOCAL_PAGES = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
 _NAMES = re.compile(r"(?!(str|int|constrained-str)$)[\w.-]+")
 """Of fields, in a place that pydantic names: behind some come the kinds of values they may have."""
 _QUIET = 10.0
@@ -50,8 +50,7 @@ _TRIED_AGAIN = 5
 @dataclass(frozen=True)
 class Settings:
     """name: of the served model. sampling, max_tokens: where requests do not say. template: of the
-    chat template. api_key, hosts, origins, most_bytes: who may ask, and how much. grace: seconds
-    that running answers have at the end."""
+    chat template. api_key, hosts, origins, most_bytes: who may ask, and how much."""
 
     name: str
     sampling: Sampling = field(default_factory=Sampling)
@@ -61,7 +60,6 @@ class Settings:
     hosts: Sequence[str] = ()
     origins: Sequence[str] = ()
     most_bytes: int = 1 << 26
-    grace: float = 30
 
 
 class ErrorDetail(BaseModel):
@@ -75,12 +73,10 @@ class Error(BaseModel):
     error: ErrorDetail
 
 
-class WrongError(Exception):
-    """An answer that is an error: its status, and what it says."""
-
-    def __init__(self, status: int, content: dict[str, Any]) -> None:
-        super().__init__(content["error"]["message"])
-        self.status, self.content = status, content
+def _wrong(status: int, said: str, **more: str) -> HTTPException:
+    """An answer that is an error."""
+    headers = {"Retry-After": str(_TRIED_AGAIN)} if status == 503 else None
+    return HTTPException(status, failure(said, status, **more), headers)
 
 
 def make_app(engine: Engine, settings: Settings) -> FastAPI:
@@ -96,9 +92,8 @@ def make_app(engine: Engine, settings: Settings) -> FastAPI:
         docs_url=None, redoc_url=None,  # pages that would be fetched from elsewhere
     )  # fmt: skip
     app.add_middleware(
-        CORSMiddleware, allow_origins=list(settings.origins), allow_methods=["*"],
-        allow_origin_regex=_LOCAL_PAGES, allow_headers=["*"],
-    )  # fmt: skip
+        CORSMiddleware, allow_origin_regex=".*", allow_methods=["*"], allow_headers=["*"]
+    )  # of those that the guard lets in
     app.add_middleware(
         Guard, hosts=settings.hosts, origins=settings.origins, most=settings.most_bytes
     )
@@ -106,11 +101,12 @@ def make_app(engine: Engine, settings: Settings) -> FastAPI:
     asking = _Asking(engine, settings, Metrics(engine))
     known = [Depends(asking.authorize)]
     route = partial(app.add_api_route, dependencies=known, response_model=None)
-    route("/v1/chat/completions", asking.chat, methods=["POST"])
-    route("/v1/completions", asking.completion, methods=["POST"])
+    streams: dict[int | str, Any] = {200: {"content": {"text/event-stream": {}}}}
+    route("/v1/chat/completions", asking.chat, methods=["POST"], responses=streams)
+    route("/v1/completions", asking.completion, methods=["POST"], responses=streams)
     route("/v1/models", asking.models, methods=["GET"])
     route("/v1/models/{name:path}", asking.model, methods=["GET"])
-    route("/metrics", asking.tell_metrics, methods=["GET"])
+    route("/metrics", asking.tell_metrics, methods=["GET"], response_class=PlainTextResponse)
     app.add_api_route("/health", asking.health, methods=["GET"], response_model=None)
     return app
 
@@ -132,6 +128,7 @@ class _Asking:
     def __init__(self, engine: Engine, settings: Settings, metrics: Metrics) -> None:
         self.engine, self.settings, self.metrics = engine, settings, metrics
         self._tokenizing = asyncio.Lock()  # tokenizers are for one thread at a time
+        self._grammars = Grammars(engine.tokenizer, engine.vocabulary)
         self._created = int(time.time())
 
     def authorize(self, request: HttpRequest) -> None:
@@ -139,7 +136,7 @@ class _Asking:
         given = request.headers.get("authorization", "").encode("latin-1")
         if key is not None and not secrets.compare_digest(given, f"Bearer {key}".encode()):
             said = "the API key is missing or another one, expected the server's --api-key."
-            raise WrongError(401, failure(said, "authentication_error", code="invalid_api_key"))
+            raise _wrong(401, said, code="invalid_api_key")
 
     async def health(self) -> Response:
         if fault := self.engine.fault:
@@ -159,20 +156,26 @@ class _Asking:
 
     async def completion(self, body: CompletionBody, request: HttpRequest) -> Response:
         self._check_model(body.model)
-        prompts = []
-        for prompt in body.prompts:
-            tokens = await self._tokenize(partial(of_completion, self.engine.tokenizer, prompt))
-            prompts.append((tokens, "normal"))
+        encode = self.engine.tokenizer.encode
+        prompts = [
+            ((await self._tokenize(encode, one)) if isinstance(one, str) else one, "normal")
+            for one in body.prompts
+        ]
         choices = [Choice(index) for index in range(len(prompts) * body.n)]
         return await self._answer(body, prompts, choices, request)
 
     async def chat(self, body: ChatBody, request: HttpRequest) -> Response:
         self._check_model(body.model)
         tokenizer = self.engine.tokenizer
-        found = await self._tokenize(partial(of_chat, tokenizer, body, self.settings.template))
-        tools = [tool.model_dump(exclude_none=True) for tool in body.tools]
-        choices = [ChatChoice(index, tokenizer, tools) for index in range(body.n)]
-        return await self._answer(body, [found], choices, request)
+        found = await self._tokenize(body.encoded, tokenizer, self.settings.template)
+        choices = [ChatChoice(index, tokenizer, body.tools_given) for index in range(body.n)]
+        schema, grammar = body.answer_schema, None
+        if schema is not None:
+            if found[1] != "normal":
+                said = "response_format is given, and the model thinks before it answers."
+                raise _wrong(400, said, param="response_format")
+            grammar = await self._tokenize(self._grammars.matcher, schema)
+        return await self._answer(body, [found], choices, request, grammar)
 
     def _described(self) -> dict[str, Any]:
         found = {"id": self.settings.name, "object": "model", "created": self._created}
@@ -181,23 +184,21 @@ class _Asking:
     def _check_model(self, name: str | None) -> None:
         if name not in (None, self.settings.name, _ANY_NAME):
             said = f"the model {name!r:.200} is not served, expected {self.settings.name!r}."
-            raise WrongError(404, failure(said, param="model", code="model_not_found"))
+            raise _wrong(404, said, param="model", code="model_not_found")
 
-    async def _tokenize(self, encode: Any) -> Any:
+    async def _tokenize(self, encode: Callable[..., Any], *given: Any) -> Any:
         async with self._tokenizing:
             try:
-                return await run_in_threadpool(encode)
+                return await run_in_threadpool(encode, *given)
             except ValueError as error:
-                raise WrongError(400, failure(str(error))) from error
+                raise _wrong(400, str(error)) from error
             except Exception as error:
                 _LOG.exception("a prompt cannot be made into tokens")
-                raise WrongError(
-                    500, failure(f"the tokenizer failed: {error}", "api_error")
-                ) from error
+                raise _wrong(500, f"the tokenizer failed: {error}") from error
 
     async def _answer(
         self, body: GenerationBody, prompts: Sequence[tuple[list[int], str]],
-        choices: Sequence[Choice], asked: HttpRequest,
+        choices: Sequence[Choice], asked: HttpRequest, grammar: Any = None,
     ) -> Response:  # fmt: skip
         told: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
         loop = asyncio.get_running_loop()
@@ -212,7 +213,7 @@ class _Asking:
                 max_tokens=body.most_tokens or self.settings.max_tokens,
                 sampling=body.sampling(self.settings.sampling, choice),
                 penalties=body.penalties(), stops=body.stops, top_logprobs=body.top, state=state,
-                goes_on=isinstance(body, CompletionBody),
+                goes_on=isinstance(body, CompletionBody), grammar=grammar,
             )
             for place, (tokens, state) in enumerate(prompts) for choice in range(body.n)
         ]  # fmt: skip
@@ -221,20 +222,25 @@ class _Asking:
                 self.engine.check(one)
             self.engine.submit(requests)
         except ValueError as error:
-            raise WrongError(400, failure(str(error).removeprefix("[server] "))) from error
+            raise _wrong(400, str(error).removeprefix("[server] ")) from error
         except BusyError as error:
-            raise WrongError(
-                503, failure(f"{error}: try again later.", "overloaded_error")
-            ) from error
-        chat = isinstance(body, ChatBody)
-        answer = Answer(self.settings.name, chat, requests, len(prompts))
+            raise _wrong(503, f"{error}: try again later.") from error
+        answer = Answer(self.settings.name, isinstance(body, ChatBody), requests, len(prompts))
         pieces = self._pieces(requests, choices, told)
         if body.stream:
-            usage = body.stream_options.include_usage
-            return StreamingResponse(
-                _as_stream(answer, pieces, usage), media_type="text/event-stream"
-            )
-        return await _unless_left(self._whole(answer, pieces, choices), asked)
+            events = _as_stream(answer, pieces, body.stream_options.include_usage)
+            return StreamingResponse(events, media_type="text/event-stream")
+        leaving = asyncio.ensure_future(_tell_of_leaving(asked, told))
+        try:
+            async for _ in pieces:
+                continue
+        except ClientDisconnect:
+            return Response(status_code=499)
+        except Exception as error:
+            raise _wrong(500, f"generation failed: {error}") from error
+        finally:
+            leaving.cancel()
+        return JSONResponse(answer.whole(choices))
 
     async def _pieces(
         self, requests: Sequence[Request], choices: Sequence[Choice],
@@ -263,16 +269,6 @@ class _Asking:
                 if open_ones:
                     self.engine.leave(one)
 
-    async def _whole(
-        self, answer: Answer, pieces: AsyncIterator[Any], choices: Sequence[Choice]
-    ) -> Response:
-        try:
-            async for _ in pieces:
-                continue
-        except Exception as error:
-            raise WrongError(500, failure(f"generation failed: {error}", "api_error")) from error
-        return JSONResponse(answer.whole(choices))
-
 
 async def _as_stream(
     answer: Answer, pieces: AsyncIterator[dict[str, Any] | None], usage: bool
@@ -288,54 +284,38 @@ async def _as_stream(
             async for choice in pieces:
                 yield ": keepalive\n\n" if choice is None else event(answer.piece([choice], **more))
         except Exception as error:
-            yield event(failure(f"generation failed: {error}", "api_error"))
+            yield event(failure(f"generation failed: {error}", 500))
         else:
             if usage:
                 yield event(answer.piece([], usage=answer.usage()))
     yield "data: [DONE]\n\n"
 
 
-async def _unless_left(work: Any, asked: HttpRequest) -> Response:
-    """The answer, unless its client goes away before: then it is given up."""
-
-    async def left() -> None:
-        while (await asked.receive())["type"] != "http.disconnect":
-            continue
-
-    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(left())
-    try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            found: Response = working.result()
-            return found
-        return Response(status_code=499)
-    finally:
-        for one in (working, leaving):
-            one.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
+async def _tell_of_leaving(asked: HttpRequest, told: asyncio.Queue[tuple[int, Event]]) -> None:
+    """To those who make its answer, that its client goes away."""
+    while (await asked.receive())["type"] != "http.disconnect":
+        continue
+    told.put_nowait((0, Event(error=ClientDisconnect())))
 
 
 def _say_errors(app: FastAPI) -> None:
     """Every error in the form of OpenAI's API."""
 
     async def wrong(request: HttpRequest, error: Any) -> Response:
-        headers = {"Retry-After": str(_TRIED_AGAIN)} if error.status == 503 else None
-        return JSONResponse(error.content, error.status, headers)
+        said = error.detail
+        if not isinstance(said, dict):
+            said = failure(f"{said}: {request.method} {request.url.path}")
+        return JSONResponse(said, error.status_code, error.headers)
 
     async def invalid(request: HttpRequest, error: Any) -> Response:
         message, param = _first_of(error)
         return JSONResponse(failure(message, param=param), 400)
 
-    async def no_path(request: HttpRequest, error: Any) -> Response:
-        said = failure(f"{error.detail}: {request.method} {request.url.path}")
-        return JSONResponse(said, error.status_code, error.headers)
-
     async def failed(request: HttpRequest, error: Exception) -> Response:
-        return JSONResponse(failure(f"the server failed: {error}", "api_error"), 500)
+        return JSONResponse(failure(f"the server failed: {error}", 500), 500)
 
-    app.add_exception_handler(WrongError, wrong)
+    app.add_exception_handler(AnyHTTPException, wrong)
     app.add_exception_handler(RequestValidationError, invalid)
-    app.add_exception_handler(HTTPException, no_path)
     app.add_exception_handler(Exception, failed)
 
 

@@ -1,91 +1,127 @@
-"""Requests beside the batch: those with drafts, and of models whose caches make no batches."""
+"""Sequences that take turns: those with drafts, and of models whose caches make no batches."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.generate import generate_step, speculative_generate_step
+from mlx_lm.generate import (
+    GenerationBatch,
+    PromptProcessingBatch,
+    generate_step,
+    speculative_generate_step,
+)  # fmt: skip
 
-from .request import Limits, Request
+from .request import Limits
 
-__all__ = ["Lane"]
+__all__ = ["Lanes"]
 
 
-class Lane:
-    """A request with its caches, which goes on by a chunk of its prompt or by a token.
+@dataclass
+class _Lane:
+    """A sequence: the parts that it has still to read, and what mlx_lm calls the rest in lists."""
+
+    ahead: list[list[int]]
+    max_tokens: int
+    caches: list[Any]
+    all_tokens: list[int]
+    samplers: Any
+    logits_processors: list[Any]
+    stop_sequences: Any
+    steps: Any = None
+
+
+class Lanes:
+    """What is used here of mlx_lm's BatchGenerator, but nothing is computed together: each sequence
+    goes on by a chunk of its prompt or by a token.
 
     Args:
-        request: the request, its places known.
         models: the model, and a draft model if there is one.
-        layers: how many caches each has.
-        caches: of all of them, one behind the other, which have seen ``read`` tokens.
+        layers: how many caches each has. Those of a sequence stand one behind the other.
         limits: tokens of a chunk, and of a draft.
-        spared: tokens that xtc never takes away.
     """
 
-    def __init__(
-        self, request: Request, models: Sequence[Any], layers: Sequence[int], caches: list[Any],
-        read: int, limits: Limits, spared: list[int],
-    ) -> None:  # fmt: skip
-        self.request, self.caches, self.read = request, caches, read
+    def __init__(self, models: Sequence[Any], layers: Sequence[int], limits: Limits) -> None:
         self._models, self._layers, self._limits = models, layers, limits
-        self._spared = spared
-        self._steps: Any = None
+        self._lanes: dict[int, _Lane] = {}
+        self._next = 0
 
-    @property
-    def is_read(self) -> bool:
-        """Whether all of the prompt is, but for its last token."""
-        return self.read >= len(self.request.tokens) - 1
+    def insert_segments(self, segments: list[Any], **given: list[Any]) -> list[int]:
+        """One sequence, in lists of one."""
+        *parts, last = segments[0]
+        ahead = [part for part in (*parts, last[:-1], last[-1:]) if part]
+        self._next += 1
+        self._lanes[self._next] = _Lane(ahead, **{name: one for name, (one,) in given.items()})
+        return [self._next]
 
-    def read_on(self) -> list[Any] | None:
-        """Read a chunk; copies of the caches where a place is reached at which to keep them."""
-        tokens, ahead = self.request.tokens, self.request._places
-        place = ahead[0] if ahead else len(tokens) - 1
-        end = min(place, self.read + self._limits.step)
-        chunk, caches = mx.array(tokens[self.read : end])[None], iter(self.caches)
-        for model, count in zip(self._models, self._layers, strict=True):
-            own = [next(caches) for _ in range(count)]
-            model(chunk, cache=own)
-            mx.eval([one.state for one in own])
-        self.read = end
-        if end != place or not ahead:
-            return None
-        self.request._places = ahead[1:]
-        return copy.deepcopy(self.caches)
+    def next(self) -> tuple[list[Any], list[Any]]:
+        """Of each sequence, what was read, or a token."""
+        lanes = list(self._lanes.items())
+        reading = [uid for uid, one in lanes if len(one.ahead) > 1]
+        answers = [self._write(uid, one) for uid, one in lanes if uid not in reading]
+        return [self._read(uid, self._lanes[uid]) for uid in reading], answers
 
-    def next(self) -> tuple[int, mx.array]:
-        """A token and the log probabilities [V] in its place."""
-        if self._steps is None:
-            self._steps = self._begin()
-        token, logprobs = next(self._steps)[:2]
-        return int(token), logprobs
+    def extract_cache(self, uids: Sequence[int]) -> dict[int, Any]:
+        lanes = {uid: self._lanes[uid] for uid in uids}
+        return {uid: (copy.deepcopy(one.caches), one.all_tokens) for uid, one in lanes.items()}
+
+    def remove(self, uids: Sequence[int], return_prompt_caches: bool = False) -> dict[int, Any]:
+        """Without what was drafted and is not answered."""
+        gone = {uid: self._lanes.pop(uid) for uid in uids}
+        for one in gone.values():
+            if one.steps is not None:
+                one.steps.close()
+        return {uid: (one.caches, one.all_tokens) for uid, one in gone.items()}
 
     def close(self) -> None:
-        """Take back what was drafted and is not answered."""
-        if self._steps is not None:
-            self._steps.close()
+        for uid in list(self._lanes):
+            with contextlib.suppress(Exception):  # of caches that are torn
+                self.remove([uid])
 
-    def _begin(self) -> Iterator[Any]:
-        request, (model, *drafting) = self.request, self._models
-        before = mx.array(request.tokens[:-1], mx.uint32)
+    def _read(self, uid: int, one: _Lane) -> Any:
+        part, caches = one.ahead[0], iter(one.caches)
+        chunk, one.ahead[0] = part[: self._limits.step], part[self._limits.step :]
+        for model, count in zip(self._models, self._layers, strict=True):
+            own = [next(caches) for _ in range(count)]
+            model(mx.array(chunk)[None], cache=own)
+            mx.eval([cache.state for cache in own])
+        one.all_tokens = one.all_tokens + chunk
+        if whole := not one.ahead[0]:
+            del one.ahead[0]
+        return PromptProcessingBatch.Response(uid, (len(one.all_tokens),) * 2, whole, False)
+
+    def _write(self, uid: int, one: _Lane) -> Any:
+        if one.steps is None:
+            one.steps, one.stop_sequences = self._begun(one), one.stop_sequences.matcher()
+        token, logprobs = next(one.steps)[:2]
+        one.all_tokens.append(int(token))
+        one.max_tokens -= 1
+        reason = "length" if one.max_tokens == 0 else None
+        reason = "stop" if one.stop_sequences.advance(int(token)) else reason
+        held = (None, None) if reason is None else self.remove([uid])[uid]
+        return GenerationBatch.Response(uid, int(token), logprobs, reason, *held)
+
+    def _begun(self, one: _Lane) -> Iterator[Any]:
+        before, last = mx.array(one.all_tokens, mx.uint32), one.ahead.pop()
+        one.all_tokens = one.all_tokens + last
 
         def whole(process: Any, tokens: mx.array, logits: mx.array) -> mx.array:
             found: mx.array = process(mx.concatenate([before, tokens.astype(mx.uint32)]), logits)
             return found
 
-        given: dict[str, Any] = {
-            "max_tokens": request.max_tokens,
-            "sampler": request.sampler(self._spared),
-            "logits_processors": [partial(whole, one) for one in request.processors()],
-            "prompt_cache": self.caches,
-        }
+        model, *drafting = self._models
         steps: Any = generate_step
         if drafting:
-            steps = partial(speculative_generate_step, draft_model=drafting[0])
-            given["num_draft_tokens"] = self._limits.drafts
-        found: Iterator[Any] = steps(mx.array(request.tokens[-1:]), model, **given)
+            drafts = {"draft_model": drafting[0], "num_draft_tokens": self._limits.drafts}
+            steps = partial(speculative_generate_step, **drafts)
+        found: Iterator[Any] = steps(
+            mx.array(last), model, max_tokens=one.max_tokens, sampler=one.samplers,
+            logits_processors=[partial(whole, each) for each in one.logits_processors],
+            prompt_cache=one.caches,
+        )  # fmt: skip
         return found

@@ -12,10 +12,12 @@ from mlx.utils import tree_flatten
 from ..lm.prompt_cache import evicting_caches
 from ..lm.routing import int_setting, routing_for
 
-__all__ = ["Memory", "bounds", "machine_bytes"]
+__all__ = ["COPIED", "Memory", "bounds", "machine_bytes"]
 
 _FREED = 16
 """MLX keeps one in so many of the bytes for buffers that were freed."""
+COPIED = 1.5
+"""Times its bytes: what a sequence takes, since batches are copied, one layer after the other."""
 _STEP = 256
 """Tokens by which lengths are rounded up."""
 _OF_LOGITS = 24
@@ -82,11 +84,10 @@ class Memory:
             mx.set_wired_limit(min(self.limit, most))
 
     def of_request(self, tokens: int) -> int:
-        """Bytes of the caches of a sequence of so many tokens. A batch is copied when a sequence
-        joins or leaves it, one layer after the other: half as much again."""
+        """Bytes that a sequence of so many tokens takes."""
         tokens = -(-tokens // _STEP) * _STEP
         bounded = self._full * min(1.0, tokens / (self._rows + 1))
-        return int(bounded + self._more * max(0, tokens - self._rows)) * 3 // 2
+        return int(COPIED * (bounded + self._more * max(0, tokens - self._rows)))
 
 
 def _held(models: list[Any], make: Callable[[], list[list[Any]]], *counts: int) -> int:

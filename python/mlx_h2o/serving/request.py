@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -10,12 +11,11 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.sample_utils import make_logits_processors
 
+from .grammar import constrain
 from .sampling import Sampling, greedy
 from .text import TokenLogprob, Writer, logprobs_of
 
 __all__ = ["BusyError", "Event", "Limits", "Request"]
-
-Processor = Callable[[mx.array, mx.array], mx.array]
 
 
 class BusyError(Exception):
@@ -59,6 +59,7 @@ class Request:
         top_logprobs: likeliest tokens to tell of with each one; None: no logprobs.
         state: the kind of text with which the answer begins.
         goes_on: whether the answer goes on with the text of the prompt.
+        grammar: a matcher of which a copy limits the answer; None: nothing does.
     """
 
     tokens: list[int]
@@ -70,6 +71,7 @@ class Request:
     top_logprobs: int | None = None
     state: str = "normal"
     goes_on: bool = False
+    grammar: Any = None
 
     left: bool = False
     """Set by whoever asked once nobody waits for the answer any more."""
@@ -77,7 +79,7 @@ class Request:
     """Tokens of the prompt that were not read again, once that is known."""
     answer: list[int] = field(default_factory=list)
     begun: float = field(default_factory=time.monotonic)
-    _drawn: int = 0
+    _tried: bool = False  # it joined again behind a step that failed, and has no token yet
     _nbytes: int = 0
     _failures: int = 0
     _failure: Exception | None = None
@@ -95,39 +97,27 @@ class Request:
         Args:
             spared: tokens that xtc never takes away.
         """
-
-        def place() -> int:
-            self._drawn += 1
-            return self._drawn - 1
-
-        sample = self.sampling.sampler(place, spared)
+        sample = self.sampling.sampler(itertools.count(len(self.answer)), spared)
         if sample is greedy:  # one call for all rows of a batch
             return greedy
+        return self._guarded(sample, lambda logprobs: mx.zeros(logprobs.shape[:1], mx.uint32))
 
-        def guarded(logprobs: mx.array) -> mx.array:
+    def processors(self) -> list[Callable[[mx.array, mx.array], mx.array]]:
+        """What changes its logits, guarded likewise."""
+        made = make_logits_processors(**self.penalties) if self.penalties else []
+        if self.grammar is not None:
+            made.append(constrain(self.grammar.deep_copy(), len(self.tokens)))
+        return [self._guarded(one, lambda tokens, logits: logits) for one in made]
+
+    def _guarded(self, run: Callable[..., Any], instead: Callable[..., Any]) -> Callable[..., Any]:
+        def guarded(*given: mx.array) -> Any:
             try:
-                return sample(logprobs)
+                return run(*given)
             except Exception as error:
                 self._failure = error
-                return mx.zeros(logprobs.shape[:1], mx.uint32)
+                return instead(*given)
 
         return guarded
-
-    def processors(self) -> list[Processor]:
-        """What changes its logits, guarded likewise."""
-
-        def guarded(process: Processor) -> Processor:
-            def run(tokens: mx.array, logits: mx.array) -> mx.array:
-                try:
-                    return process(tokens, logits)
-                except Exception as error:
-                    self._failure = error
-                    return logits
-
-            return run
-
-        made = make_logits_processors(**self.penalties) if self.penalties else []
-        return [guarded(one) for one in made]
 
     def take(self, tokenizer: Any, token: int, logprobs: mx.array, reason: str | None) -> Event:
         """What a token of the answer brings; with ``reason`` the model makes no more.
@@ -139,6 +129,7 @@ class Request:
         if self._failure is not None:
             raise self._failure
         self.answer.append(token)
+        self._tried = False
         writer, asked = self._writer, self.top_logprobs
         assert writer is not None
         if reason == "stop":

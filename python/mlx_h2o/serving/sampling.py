@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -30,18 +30,18 @@ class Sampling:
     xtc_threshold: float = 0.1
     seed: int = 0
 
-    def sampler(self, place: Callable[[], int], spared: list[int]) -> Sampler:
+    def sampler(self, places: Iterator[int], spared: list[int]) -> Sampler:
         """What chooses tokens by their log probabilities [N, V].
 
         Args:
-            place: how many tokens were chosen before; the same seed and place choose alike.
+            places: how many tokens were chosen before each; the same seed and place choose alike.
             spared: tokens that xtc never takes away.
         """
         if self.temperature == 0:
             return greedy
 
         def sample(logprobs: mx.array) -> mx.array:
-            state = hashlib.blake2b(struct.pack("<QQ", self.seed, place()), digest_size=16)
+            state = hashlib.blake2b(struct.pack("<QQ", self.seed, next(places)), digest_size=16)
             one, other = (mx.array(struct.unpack("<II", half), mx.uint32) for half in
                           (state.digest()[:8], state.digest()[8:]))  # fmt: skip
             kept = self._filtered(logprobs.astype(mx.float32), other, spared)

@@ -14,6 +14,11 @@ __all__ = ["ChatBody", "CompletionBody", "GenerationBody"]
 
 _WHOLE = 1 << 30
 """Of a text that penalties look at."""
+PLAIN = (
+    "{% for one in messages %}{{ one.role }}: {{ one.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+"""For models without a chat template."""
 _Stop = Annotated[str, Field(min_length=1, max_length=1000)]
 
 
@@ -34,8 +39,22 @@ class StreamOptions(_Part):
     include_usage: bool = False
 
 
+class JsonSchema(_Part):
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = Field(None, description="every schema is kept to")
+    of: dict[str, Any] = Field(alias="schema")
+
+
 class ResponseFormat(_Part):
-    type: Literal["text"] = Field(description="answers cannot be constrained to JSON or a schema")
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _has_a_schema(self) -> ResponseFormat:
+        if (self.json_schema is None) == (self.type == "json_schema"):
+            raise ValueError(f"type is {self.type}, expected json_schema with json_schema alone")
+        return self
 
 
 class TextPart(_Part):
@@ -80,7 +99,9 @@ class Message(_Part):
         found = self.model_dump(exclude_none=True)
         if isinstance(self.content, list):
             found["content"] = "".join(part.text for part in self.content)
-        return found
+        if self.reasoning is not None:
+            found["reasoning_content"] = self.reasoning
+        return found | {"role": "system" if self.role == "developer" else self.role}
 
 
 class Function(_Part):
@@ -201,6 +222,46 @@ class ChatBody(GenerationBody):
         if taken := sorted(ours & self.chat_template_kwargs.keys()):
             raise ValueError(f"chat_template_kwargs has {taken[0]}, which is the server's")
         return self
+
+    @property
+    def tools_given(self) -> list[dict[str, Any]]:
+        """As chat templates and parsers of calls know them."""
+        return [tool.model_dump(exclude_none=True) for tool in self.tools]
+
+    def encoded(self, tokenizer: Any, settings: dict[str, Any]) -> tuple[list[int], str]:
+        """The tokens of the chat, and the kind of text with which its answer begins.
+
+        Args:
+            settings: of the chat template, where the request has no others.
+
+        Raises:
+            ValueError: tools that the model does not know, or messages that its template refuses.
+        """
+        if self.tools and not tokenizer.has_tool_calling:
+            raise ValueError("tools is given, and the chat template of this model knows no tools.")
+        given = settings | self.chat_template_kwargs
+        if not tokenizer.has_chat_template:
+            given["chat_template"] = PLAIN
+        if self.tools and self.tool_choice == "auto":
+            given["tools"] = self.tools_given
+        messages = [message.for_template() for message in self.messages]
+        try:
+            made = tokenizer.apply_chat_template(messages, add_generation_prompt=True, **given)
+        except Exception as error:  # of templates, which are programs of others
+            raise ValueError(f"messages do not suit the model's chat template: {error}.") from error
+        tokens: list[int] = list(made)
+        thinks = tokenizer.has_thinking and (
+            tokenizer.rfind_think_start(tokens) > tokenizer.rfind_think_end(tokens)
+        )
+        return tokens, tokenizer.response_initial_state or ("reasoning" if thinks else "normal")
+
+    @property
+    def answer_schema(self) -> dict[str, Any] | None:
+        """What the answer keeps to; None: it is any text."""
+        asked = self.response_format
+        if asked is None or asked.type == "text":
+            return None
+        return {"type": "object"} if asked.json_schema is None else asked.json_schema.of
 
     @property
     def most_tokens(self) -> int | None:

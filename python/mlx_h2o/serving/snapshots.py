@@ -15,10 +15,9 @@ import mlx.core as mx
 import numpy as np
 
 from ..lm.prompt_cache import evicting_caches
+from .radix import RadixTree
 
-__all__ = ["Snapshots", "common", "held_tokens", "is_cuttable", "places"]
-
-_Tokens = Sequence[int] | np.ndarray[Any, Any]
+__all__ = ["Snapshots", "held_tokens", "is_cuttable", "places"]
 
 LEAST = 32
 """Tokens between two places."""
@@ -46,7 +45,8 @@ class Snapshots:
 
     def __init__(self, max_bytes: int, max_count: int = 1024) -> None:
         self.max_bytes, self.max_count = max_bytes, max_count
-        self._kept: list[_Snapshot] = []  # used longest ago first
+        self._tree = RadixTree[_Snapshot]()
+        self._kept: dict[_Snapshot, None] = {}  # used longest ago first
         self.nbytes = 0
 
     def __len__(self) -> int:
@@ -54,29 +54,25 @@ class Snapshots:
 
     def longest(self, tokens: Sequence[int]) -> int:
         """How many first tokens :meth:`find` would have; never all of them."""
-        return self._best(np.array(tokens, np.int64))[0]
+        return self._best(tokens)[0]
 
     def find(self, tokens: Sequence[int]) -> tuple[list[Any], int]:
         """Caches that have seen the longest beginning of ``tokens`` there is, and its length, which
         is less than theirs; ([], 0) where there are none. The caches are the caller's."""
-        length, found = self._best(np.array(tokens, np.int64))
+        length, found = self._best(tokens)
         if found is None:
             return [], 0
-        self._kept.remove(found)
-        self._kept.append(found)
+        self._kept[found] = self._kept.pop(found)
         caches = copy.deepcopy(found.caches)
         if (surplus := len(found.tokens) - length) > 0:
             for one in caches:
                 one.trim(surplus)
         return caches, length
 
-    def _best(self, tokens: np.ndarray[Any, Any]) -> tuple[int, _Snapshot | None]:
-        best: tuple[int, _Snapshot | None] = 0, None
-        for one in self._kept:
-            length = one.serves(common(one.tokens, tokens), len(tokens))
-            if length > best[0]:
-                best = length, one
-        return best
+    def _best(self, tokens: Sequence[int]) -> tuple[int, _Snapshot | None]:
+        near = self._tree.nearest(tokens)
+        served = ((one.serves(shared, len(tokens)), one) for shared, one in near)
+        return next((found for found in served if found[0]), (0, None))
 
     def keep(self, tokens: Sequence[int], caches: list[Any]) -> int:
         """Keep caches, which nobody changes from here on, and return how many of the ``tokens``
@@ -88,16 +84,16 @@ class Snapshots:
         if not _cut(caches, held) or held == 0:
             return 0
         key = np.array(tokens[:held], np.int64)
-        for one in self._kept:
-            if common(one.tokens, key) == held and (one.cuttable or len(one.tokens) == held):
-                return held  # it is there
+        near = list(self._tree.nearest(key))
+        if any(one.serves(shared, held + 1) == held for shared, one in near):
+            return held  # it is there
         mx.eval([cache.state for cache in caches])
-        if cuttable:
-            for one in list(self._kept):
-                if one.cuttable and common(one.tokens, key) == len(one.tokens):
-                    self._drop(one)
+        for shared, one in near if cuttable else ():
+            if one.cuttable and shared == len(one.tokens):
+                self._drop(one)
         kept = _Snapshot(key, caches, sum(int(one.nbytes) for one in caches), cuttable)
-        self._kept.append(kept)
+        self._tree.put(key, kept)
+        self._kept[kept] = None
         self.nbytes += kept.nbytes
         self.shrink(self.max_bytes)
         return held
@@ -105,18 +101,12 @@ class Snapshots:
     def shrink(self, nbytes: int) -> None:
         """Let snapshots go until they have no more bytes than that."""
         while self._kept and (self.nbytes > nbytes or len(self._kept) > self.max_count):
-            self._drop(self._kept[0])
+            self._drop(next(iter(self._kept)))
 
     def _drop(self, one: _Snapshot) -> None:
-        self._kept.remove(one)
+        del self._kept[one]
+        self._tree.remove(one.tokens)
         self.nbytes -= one.nbytes
-
-
-def common(one: _Tokens, other: _Tokens) -> int:
-    """How many first tokens are the same."""
-    size = min(len(one), len(other))
-    differs = np.asarray(one)[:size] != np.asarray(other)[:size]
-    return int(differs.argmax()) if differs.any() else size
 
 
 def places(

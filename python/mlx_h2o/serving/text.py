@@ -9,46 +9,19 @@ from typing import Any
 
 import mlx.core as mx
 from mlx_lm.generate import TextStateMachine, make_text_state_machine
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-__all__ = ["Stops", "TokenLogprob", "Writer", "logprobs_of", "token_text"]
+__all__ = ["TokenLogprob", "Writer", "logprobs_of", "token_text"]
 
-_KINDS: Any = TextStateMachine
+_MACHINE: Any = TextStateMachine
 _SPACES = ("\u2581", "\u0120")
 """With which vocabularies write a word that stands behind a space."""
 
 
-class Stops:
-    """Finds the first of some texts in one that comes in pieces, however it is cut."""
-
-    def __init__(self, texts: Sequence[str]) -> None:
-        self.texts = tuple(texts)
-        self.found = False
-        self._held = ""
-
-    def take(self, text: str) -> str:
-        """What is certain to lie before the first of the texts, now that ``text`` has come."""
-        if self.found:
-            return ""
-        self._held += text
-        starts = ((self._held.find(stop), stop) for stop in self.texts)
-        ends = [(start + len(stop), start) for start, stop in starts if start >= 0]
-        if ends:
-            self.found = True
-            return self._held[: min(ends)[1]]
-        hidden = max(map(self._may_begin, self.texts), default=0)
-        ready = len(self._held) - hidden
-        said, self._held = self._held[:ready], self._held[ready:]
-        return said
-
-    def rest(self) -> str:
-        """What was held back, once nothing more comes."""
-        said, self._held = "" if self.found else self._held, ""
-        return said
-
-    def _may_begin(self, stop: str) -> int:
-        """How many last characters may be the first of this text."""
-        most = min(len(stop) - 1, len(self._held))
-        return next((n for n in range(most, 0, -1) if self._held.endswith(stop[:n])), 0)
+@functools.lru_cache(4)  # of all choices of a request
+def _until(stops: tuple[str, ...]) -> Any:
+    """The state of a machine that ends with the first of some texts."""
+    return _MACHINE({"text": [(stop, None) for stop in stops]}).make_state("text")
 
 
 class Writer:
@@ -67,15 +40,16 @@ class Writer:
     ) -> None:
         self._tokenizer = tokenizer
         self._detokenizer = tokenizer.detokenizer
-        self._first = goes_on
-        self._spaced = False
-        self._stops = Stops(stops)
+        self._first, self._spaced = goes_on, False
+        self.stops = tuple(stops)
+        self._text = _until(self.stops)
         machine: Any = make_text_state_machine
         self._kinds = machine(tokenizer).make_state(state)
 
     @property
     def stopped(self) -> bool:
-        return self._stops.found
+        """Whether one of the stops has come; of what comes behind it nothing is told."""
+        return self._text[0] is None
 
     def take(self, token: int) -> list[tuple[str, str]]:
         """The segments that this token adds."""
@@ -83,15 +57,24 @@ class Writer:
             piece = str(self._tokenizer.convert_ids_to_tokens(token))
             self._spaced, self._first = piece.startswith(_SPACES), False
         self._detokenizer.add_token(token)
-        return self._split(self._stops.take(self._segment()))
+        return self._split(self._before_stop(self._segment()))
 
     def end(self) -> list[tuple[str, str]]:
         """What is left behind the last token."""
         self._detokenizer.finalize()
-        text = self._stops.take(self._segment()) + self._stops.rest()
+        text = self._before_stop(self._segment())
+        if not self.stopped:
+            text += _MACHINE.flush(self._text)[1]
         segments = self._split(text)
-        self._kinds, text, kind = _KINDS.flush(self._kinds)
+        self._kinds, text, kind = _MACHINE.flush(self._kinds)
         return [*segments, (kind, text)] if text else segments
+
+    def _before_stop(self, text: str) -> str:
+        """What is certain to lie before the first of the stops."""
+        if self.stopped:
+            return ""
+        self._text, segments = _MACHINE.split(self._text, text)
+        return str(segments[0][1])
 
     def _segment(self) -> str:
         text = str(self._detokenizer.last_segment)
@@ -101,7 +84,7 @@ class Writer:
         return text
 
     def _split(self, text: str) -> list[tuple[str, str]]:
-        self._kinds, segments = _KINDS.split(self._kinds, text)
+        self._kinds, segments = _MACHINE.split(self._kinds, text)
         # An empty one says that a kind begins or ends: one tool call, and another.
         return segments if len(segments) > 1 else [one for one in segments if one[1]]
 
@@ -146,15 +129,7 @@ def token_text(tokenizer: Any, token: int) -> tuple[str, bytes]:
     piece = str(tokenizer.convert_ids_to_tokens(token))
     if piece.startswith("<0x") and piece.endswith(">"):
         return text, bytes([int(piece[3:-1], 16)])
-    table = _bytes_of_letters()
+    letters: Any = bytes_to_unicode  # of vocabularies of byte pairs
+    table = {letter: byte for byte, letter in letters().items()}
     whole = all(letter in table for letter in piece)
     return text, bytes(table[letter] for letter in piece) if whole else text.encode()
-
-
-@functools.cache
-def _bytes_of_letters() -> dict[str, int]:
-    """The letters that vocabularies of byte pairs write for bytes: themselves where they can be
-    seen, and for the others those from U+0100 on."""
-    seen = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    hidden = [byte for byte in range(256) if byte not in seen]
-    return {chr(byte): byte for byte in seen} | {chr(256 + n): b for n, b in enumerate(hidden)}

@@ -34,7 +34,7 @@ public func evictingCaches(
     let policy = ownPolicy ?? configuration.makePolicy()
     let heads = budgets?.contains(where: \.differ) == true
     if policy.needsScores || policy.folds || heads, !(model is any H2ORouted) {
-        let what = ownPolicy.map { "\(type(of: $0))" } ?? configuration.policy.rawValue
+        let what = ownPolicy.map { "\(type(of: $0))" } ?? configuration.policy.name.rawValue
         throw H2OError(
             "evictingCaches",
             (heads ? "a layer whose KV heads have budgets of their own" : "the policy '\(what)'")
@@ -88,7 +88,7 @@ public func evicting(
 
 /// A loaded model with caches that evict; the same of its model.
 ///
-///     let context = try evicting(loaded, configuration: H2OConfiguration(maxKVSize: 1024))
+///     let context = try evicting(loaded, configuration: H2OConfiguration(.init(1024)))
 ///     let session = ChatSession(ModelContainer(context: context))
 ///
 /// - Throws: as ``evictingCaches(for:configuration:policy:budgets:)``

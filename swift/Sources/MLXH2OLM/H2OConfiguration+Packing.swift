@@ -2,15 +2,12 @@ import MLX
 import MLXH2O
 
 // How the settings ask for rows to be kept.
-extension H2OConfiguration {
+extension H2OConfiguration.Format {
     /// Arrays that keys are stored in, and values.
     var parts: (keys: Int, values: Int) {
         guard let kvFormat else { return kvBits == nil ? (1, 1) : (3, 3) }
         return ([0: 1, 8: 3][kvFormat.keyBits] ?? 2, 2)
     }
-
-    /// Whether rows are kept in a frame of their head.
-    var isFramed: Bool { kvBits != nil && kvFrame }
 
     /// Bits of these; 0: rows that stay as they come.
     var storedBits: (keys: Int, values: Int) {

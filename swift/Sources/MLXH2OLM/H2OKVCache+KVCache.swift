@@ -115,7 +115,7 @@ extension H2OKVCache: KVCache {
         }
         set {
             do {
-                table = try RowTable(state: newValue, configuration)
+                table = try RowTable(state: newValue, configuration.format)
                 let last = table?.positions.reshaped(-1).max(axis: 0).item(Int32.self)
                 offset = Int(last ?? -1) + 1
             } catch {

@@ -5,8 +5,8 @@ import MLXLMCommon
 /// Keys and values of one layer, dense or quantised, at most `configuration.maxKVSize` rows per head.
 ///
 /// `offset` counts the tokens seen and drives RoPE; ``size`` counts the rows stored (AtomGradient
-/// 2026, section 3.3). With `configuration.kvBits` the rows are quantised: see
-/// ``QuantizedH2OKVCache``; with `configuration.kvFormat` they are kept as codes. Each (sequence, KV
+/// 2026, section 3.3). In the format `.affine` the rows are quantised: see
+/// ``QuantizedH2OKVCache``; in `.codes` they are kept as codes. Each (sequence, KV
 /// head) chooses its rows by itself. Below the budget the rows are in order; after evictions their
 /// order in memory means nothing, except that the rows of the last update are the last ones, in order.
 ///
@@ -56,7 +56,7 @@ public class H2OKVCache {
     ///
     /// - Throws: `H2OError` where the settings do not fit
     public convenience init(maxKVSize: Int = 256, name: String = "") throws {
-        self.init(try H2OConfiguration(maxKVSize: maxKVSize), name: name)
+        self.init(try H2OConfiguration(.init(maxKVSize)), name: name)
     }
 
     /// Evict what must go, append the new rows and return all rows for attention.
@@ -95,7 +95,7 @@ public class H2OKVCache {
         var table =
             try self.table
             ?? RowTable(
-                emptyFor: keys, values, configuration, owner: described)
+                emptyFor: keys, values, configuration.format, owner: described)
         try makeRoom(for: added, in: &table)
         try table.append(keys, values, offset: offset, limit: configuration.maxKVSize)
         self.table = table
@@ -271,7 +271,7 @@ public class H2OKVCache {
     }
 
     var policyName: String {
-        ownPolicy.map { "\(type(of: $0))" } ?? configuration.policy.rawValue
+        ownPolicy.map { "\(type(of: $0))" } ?? configuration.policy.name.rawValue
     }
 
     var described: String { name.isEmpty ? "this cache" : "the cache of \(name)" }

@@ -16,15 +16,15 @@ public final class QuantizedH2OKVCache: H2OKVCache {
         _ configuration: H2OConfiguration, policy: (any EvictionPolicy)? = nil, name: String = ""
     ) {
         super.init(
-            configuration.kvBits == nil ? configuration.with8Bits : configuration, policy: policy,
-            name: name)
+            configuration.format.kvBits == nil ? configuration.with8Bits : configuration,
+            policy: policy, name: name)
     }
 
     /// Bits of the keys.
-    public var bits: Int { configuration.kvBits ?? 8 }
+    public var bits: Int { configuration.format.kvBits ?? 8 }
 
     /// Elements that share a scale and a bias, as stored; before the first row as set.
-    public var groupSize: Int { table?.packing?.groupSize ?? configuration.kvGroupSize }
+    public var groupSize: Int { table?.packing?.groupSize ?? configuration.format.kvGroupSize }
 
     /// As ``append(keys:values:)``, but the rows are returned as they are stored.
     public func appendPacked(
@@ -54,7 +54,7 @@ public final class QuantizedH2OKVCache: H2OKVCache {
 public func evictingCache(
     _ configuration: H2OConfiguration, policy: (any EvictionPolicy)? = nil, name: String = ""
 ) -> H2OKVCache {
-    configuration.kvBits == nil
+    configuration.format.kvBits == nil
         ? H2OKVCache(configuration, policy: policy, name: name)
         : QuantizedH2OKVCache(configuration, policy: policy, name: name)
 }

@@ -5,16 +5,16 @@ extension RowTable {
     /// From the arrays of a cache's `state`; nil where there are none. `dtype` is that in which rows
     /// come, where codes do not say it, and `valueSize` the elements of values that are kept in more.
     init?(
-        state given: [MLXArray], _ configuration: H2OConfiguration, dtype: DType = .float32,
+        state given: [MLXArray], _ format: H2OConfiguration.Format, dtype: DType = .float32,
         valueSize: Int? = nil
     ) throws {
         if given.isEmpty { return nil }
         var state = given
-        let place = configuration.parts.keys
+        let place = format.parts.keys
         let centre =
-            configuration.isFramed && state.count > place ? state.remove(at: place) : nil
+            format.isFramed && state.count > place ? state.remove(at: place) : nil
         let shapes = state.map(\.shape)
-        let (keyParts, valueParts) = configuration.parts
+        let (keyParts, valueParts) = format.parts
         let sides = keyParts + valueParts
         let beside = state.count - sides
         guard beside == 2 || beside == 3, shapes.prefix(sides).allSatisfy({ $0.count == 4 }),
@@ -29,7 +29,7 @@ extension RowTable {
                     + "scores float32 [B, H, N], biases like them where rows were folded, and "
                     + "positions int32 [B, H, N].")
         }
-        let bits = configuration.storedBits
+        let bits = format.storedBits
         guard
             let keys = Column(
                 stored: Array(state[..<keyParts]), bits: bits.keys, ofValues: false, dtype: dtype),
@@ -62,7 +62,7 @@ extension RowTable {
         }
         self.init(
             keys: keys, values: values, importance: state[sides],
-            positions: state[state.count - 1], frame: frame, isFramed: configuration.isFramed)
+            positions: state[state.count - 1], frame: frame, isFramed: format.isFramed)
         if beside == 3 { bias = state[sides + 1] }
     }
 

@@ -49,22 +49,22 @@ struct RowTable {
     /// Stores nothing yet, for rows of these shapes and dtypes. Sizes that `kvGroupSize` does not
     /// divide take groups of 32.
     init(
-        emptyFor keys: MLXArray, _ values: MLXArray, _ configuration: H2OConfiguration,
+        emptyFor keys: MLXArray, _ values: MLXArray, _ format: H2OConfiguration.Format,
         owner: String
     ) throws {
-        let packing = try configuration.packing(of: keys, values, owner: owner)
+        let packing = try format.packing(of: keys, values, owner: owner)
         func column(_ rows: MLXArray, _ packing: RowPacking?) throws -> Column {
             try Column(rows[0..., 0..., ..<1], packing).first(0)
         }
         let heads = Array(keys.shape.prefix(2))
-        let frame = configuration.isFramed ? Frame(of: keys, values) : nil
+        let frame = format.isFramed ? Frame(of: keys, values) : nil
         let kept = frame?.into(keys, values) ?? (keys: keys, values: values)
         self.init(
             keys: try column(kept.keys, packing.keys),
             values: try column(kept.values, packing.values),
             importance: .zeros(heads + [0], dtype: .float32),
             positions: .zeros(heads + [0], dtype: .int32), frame: frame,
-            isFramed: configuration.isFramed)
+            isFramed: format.isFramed)
     }
 
     /// float32 [B, H, length]; NaN where not yet scored.

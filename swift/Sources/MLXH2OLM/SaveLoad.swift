@@ -54,7 +54,7 @@ extension H2OKVCache {
         // not fit them, a context beyond which rows go first, and rows in a frame.
         let differ = Set(settings.map(\.maxKVSize)).count > 1
         let hasContext = settings.contains { $0.contextSize != nil }
-        let isFramed = settings.contains { $0.isFramed }
+        let isFramed = settings.contains { $0.format.isFramed }
         try file.write(
             to: url, metadata, format: isFramed ? 5 : hasContext ? 4 : differ ? 2 : 1)
     }
@@ -134,7 +134,8 @@ extension H2OKVCache {
             file.rows(layer, 0) + file.rows(layer, 1) + file.rows(layer, 2)
             + file.rows(layer, 3)
         let (dtype, valueSize) = try file.sizes(layer)
-        let table = try RowTable(state: rows, configuration, dtype: dtype, valueSize: valueSize)
+        let table = try RowTable(
+            state: rows, configuration.format, dtype: dtype, valueSize: valueSize)
         let offset = try file.number(layer, 4)
         let evicted = try file.number(layer, 5)
         let count = table?.length ?? 0

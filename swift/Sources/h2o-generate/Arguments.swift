@@ -97,22 +97,18 @@ struct Arguments {
             return
         }
         budgets = given["--budgets"]
-        let format = try given["--kv-format"].map { name in
-            guard let format = KVFormat(rawValue: name) else {
-                let known = KVFormat.allCases.map(\.rawValue).joined(separator: ", ")
-                throw Usage(description: "--kv-format is '\(name)', expected one of: \(known)")
-            }
-            return format
-        }
         let decay = given["--decay"].map { Double($0) ?? .nan }
         configuration = try H2OConfiguration(
-            maxKVSize: number("--max-kv-size") ?? 256, sinkSize: number("--sink-size") ?? 4,
-            heavySize: number("--heavy-size"), recentSize: number("--recent-size"),
-            policy: given["--policy"].map { try PolicyName(named: $0) } ?? .keydiff,
-            decay: decay ?? 0.95, evictEvery: number("--evict-every"),
-            kvBits: number("--kv-bits"), valueBits: number("--v-bits"),
-            kvGroupSize: number("--kv-group-size") ?? 64, kvFormat: format,
-            contextSize: number("--context-size"))
+            .init(
+                number("--max-kv-size") ?? 256, sinkSize: number("--sink-size") ?? 4,
+                heavySize: number("--heavy-size"), recentSize: number("--recent-size"),
+                evictEvery: number("--evict-every"), contextSize: number("--context-size")),
+            .named(
+                kvBits: number("--kv-bits"), valueBits: number("--v-bits"),
+                groupSize: number("--kv-group-size") ?? 64, kvFormat: given["--kv-format"]),
+            policy: .init(
+                given["--policy"].map { try PolicyName(named: $0) } ?? .keydiff,
+                decay: decay ?? 0.95))
     }
 
     private static let switches: Set = ["--print-tokens"]

@@ -106,7 +106,7 @@ private func attended(
         let (keys, values) = try cache.appendPacked(keys: part[1], values: part[2])
         return try MLXFast.scaledDotProductAttentionQuantizedWithScores(
             queries: part[0], keys: keys, values: values, scale: scale, bits: cache.bits,
-            groupSize: cache.groupSize, valueBits: cache.configuration.valueBits, mask: mask)
+            groupSize: cache.groupSize, valueBits: cache.configuration.format.valueBits, mask: mask)
     }
     let (keys, values) = try cache.append(keys: part[1], values: part[2])
     return try MLXFast.scaledDotProductAttentionWithScores(
@@ -115,16 +115,19 @@ private func attended(
 
 func configuration(of parity: Case) throws -> H2OConfiguration {
     try H2OConfiguration(
-        maxKVSize: try parity.field(\.maxKvSize, "max_kv_size"),
-        sinkSize: try parity.field(\.sinkSize, "sink_size"),
-        heavySize: parity.fields.heavySize, recentSize: parity.fields.recentSize,
-        policy: PolicyName(named: parity.field(\.policy, "policy")),
-        decay: try parity.field(\.decay, "decay"),
-        evictEvery: parity.fields.evictEvery ?? 1, speculative: parity.fields.speculative ?? 0,
-        kvBits: parity.fields.kvBits, valueBits: parity.fields.vBits,
-        kvFrame: parity.fields.kvFrame ?? false, kvGroupSize: parity.fields.kvGroupSize ?? 64,
-        kvFormat: parity.fields.kvFormat.flatMap { KVFormat(rawValue: $0) },
-        contextSize: parity.fields.contextSize)
+        .init(
+            try parity.field(\.maxKvSize, "max_kv_size"),
+            sinkSize: try parity.field(\.sinkSize, "sink_size"),
+            heavySize: parity.fields.heavySize, recentSize: parity.fields.recentSize,
+            evictEvery: parity.fields.evictEvery ?? 1, speculative: parity.fields.speculative ?? 0,
+            contextSize: parity.fields.contextSize),
+        .named(
+            kvBits: parity.fields.kvBits, valueBits: parity.fields.vBits,
+            isFramed: parity.fields.kvFrame ?? false, groupSize: parity.fields.kvGroupSize ?? 64,
+            kvFormat: parity.fields.kvFormat),
+        policy: .init(
+            PolicyName(named: parity.field(\.policy, "policy")),
+            decay: parity.field(\.decay, "decay")))
 }
 
 /// Recorded scores [steps, B, Hq, T] of one step, in the order of the slots: [B, Hq, 1, N].

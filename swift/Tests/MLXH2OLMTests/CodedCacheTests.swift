@@ -12,8 +12,8 @@ import Testing
         _ format: KVFormat, _ policy: PolicyName = .window
     ) throws -> H2OConfiguration {
         try H2OConfiguration(
-            maxKVSize: 16, sinkSize: 2, heavySize: 8, policy: policy, evictEvery: 1,
-            kvGroupSize: 32, kvFormat: format)
+            .init(16, sinkSize: 2, heavySize: 8, evictEvery: 1), .codes(format, groupSize: 32),
+            policy: .init(policy))
     }
 
     /// A chunk, then tokens beyond the budget: attention is that over the rows as they read.

@@ -10,7 +10,7 @@ import Testing
 @Suite struct EvictingTests {
     @Test func unmodifiedModelsKeepTheBudgetOverTurns() throws {
         for bits in [nil, 8] {
-            let settings = try H2OConfiguration(maxKVSize: 12, sinkSize: 2, kvBits: bits)
+            let settings = try H2OConfiguration(.init(12, sinkSize: 2), .named(kvBits: bits))
             let model = try evicting(Unmodified(), configuration: settings)
             // Two conversations: a new cache for each.
             for _ in 0..<2 {
@@ -28,7 +28,7 @@ import Testing
     /// Below the budget nothing differs from the model's own caches.
     @Test func nothingDiffersBelowTheBudget() throws {
         let model = Unmodified()
-        let ours = try evicting(model, configuration: H2OConfiguration(maxKVSize: 64))
+        let ours = try evicting(model, configuration: H2OConfiguration(.init(64)))
         let found = read(ours, ours.newCache(parameters: nil), turns: 20)
         let expected = read(model, model.newCache(parameters: nil), turns: 20)
         #expect(found.asArray(Float.self) == expected.asArray(Float.self))
@@ -45,7 +45,7 @@ import Testing
         let file = temporaryFile("json")
         defer { try? FileManager.default.removeItem(at: file) }
         try Data(#"{"budgets": [24, 8]}"#.utf8).write(to: file)
-        let settings = try H2OConfiguration(maxKVSize: 16, sinkSize: 2, heavySize: 4, kvBits: 8)
+        let settings = try H2OConfiguration(.init(16, sinkSize: 2, heavySize: 4), .affine(8))
         let model = try evicting(
             Unmodified(), configuration: settings, budgets: rowsPerLayer(contentsOf: file))
         let cache = model.newCache(parameters: nil)
@@ -54,7 +54,7 @@ import Testing
         #expect(rows.map(\.size) == [24, 8])
         #expect(rows.map(\.configuration.heavySize) == [6, 2])
         #expect(rows.map(\.configuration.recentSize) == [16, 4])
-        #expect(rows.map(\.configuration.kvBits) == [8, 8])
+        #expect(rows.map(\.configuration.format.kvBits) == [8, 8])
     }
 
     /// KV heads that differ are in two caches, of a model that is routed.
@@ -64,7 +64,7 @@ import Testing
         try Data(#"{"budgets": [[24, 8], [12, 12]]}"#.utf8).write(to: file)
         let budgets = try rowsPerLayer(contentsOf: file)
         #expect(budgets == [[24, 8], [12, 12]])
-        let settings = try H2OConfiguration(maxKVSize: 16, sinkSize: 2, policy: policy)
+        let settings = try H2OConfiguration(.init(16, sinkSize: 2), policy: .init(policy))
         let model = try evicting(routed(), configuration: settings, budgets: budgets)
         let cache = model.newCache(parameters: nil)
         try withError { _ = read(model, cache, turns: 40) }
@@ -95,12 +95,13 @@ import Testing
     @Test func budgetsOfOtherHeadsAreRefused() throws {
         for (rows, said) in [
             ([8, 16, 8], "found 3 budgets for layer 1 of H2OTransformer, expected a number"),
-            ([], "found 0 budgets"), ([16, 4], "sinkSize is 4, expected fewer than maxKVSize = 4"),
+            ([], "found 0 budgets"),
+            ([16, 4], "sink_size is 4, expected fewer than max_kv_size = 4"),
         ] {
             let error = try #require(
                 #expect(throws: H2OError.self) {
                     try evictingCaches(
-                        for: routed(), configuration: H2OConfiguration(maxKVSize: 16),
+                        for: routed(), configuration: H2OConfiguration(.init(16)),
                         budgets: [16, .heads(rows)])
                 })
             #expect(error.description.contains(said))
@@ -111,7 +112,7 @@ import Testing
     }
 
     @Test func budgetsThatDoNotSuitAreRefused() throws {
-        let settings = try H2OConfiguration(maxKVSize: 16)
+        let settings = try H2OConfiguration(.init(16))
         func message(_ budgets: [LayerRows]) throws -> String {
             try #require(
                 #expect(throws: H2OError.self) {
@@ -122,8 +123,11 @@ import Testing
         }
         #expect(try message([16]).contains("found 1 budgets, expected one for each of the 2"))
         #expect(try message([16, [8, 16]]).contains("KV heads have budgets of their own needs"))
-        #expect(try message([16, 4]).contains("sinkSize is 4, expected fewer than maxKVSize = 4"))
-        #expect(try message([16, .each(Int.max)]).contains("maxKVSize is \(Int.max), expected"))
+        #expect(
+            try message([16, 4]).contains("sink_size is 4, expected fewer than max_kv_size = 4"))
+        #expect(
+            try message([16, .each(Int.max)]).contains(
+                "max_kv_size is 2147483647, expected at most"))
         let file = temporaryFile("json")
         defer { try? FileManager.default.removeItem(at: file) }
         #expect(throws: H2OError.self) { try rowsPerLayer(contentsOf: file) }
@@ -140,7 +144,7 @@ import Testing
 
     @Test func whatCannotBeServedIsRefusedByName() throws {
         func message(_ model: any LanguageModel, _ policy: PolicyName = .keydiff) throws -> String {
-            let settings = try H2OConfiguration(policy: policy)
+            let settings = try H2OConfiguration(policy: .init(policy))
             return try #require(
                 #expect(throws: H2OError.self) { try evicting(model, configuration: settings) }
             ).description
@@ -154,8 +158,8 @@ import Testing
     }
 
     @Test func theLastSettingsHold() throws {
-        let settings = try H2OConfiguration(maxKVSize: 8)
-        let first = try evicting(Unmodified(), configuration: H2OConfiguration(maxKVSize: 16))
+        let settings = try H2OConfiguration(.init(8))
+        let first = try evicting(Unmodified(), configuration: H2OConfiguration(.init(16)))
         let again = try evicting(first, configuration: settings)
         let caches = again.newCache(parameters: nil).compactMap { $0 as? H2OKVCache }
         #expect(caches.map(\.configuration) == [settings, settings])
@@ -168,7 +172,7 @@ import Testing
             for policy in PolicyName.allCases {
                 let model = try await registry.createModel(
                     configuration: Data(config(type).utf8), modelType: type)
-                let settings = try H2OConfiguration(maxKVSize: 12, sinkSize: 2, policy: policy)
+                let settings = try H2OConfiguration(.init(12, sinkSize: 2), policy: .init(policy))
                 let evicting = try evicting(model, configuration: settings)
                 let cache = evicting.newCache(parameters: nil)
                 try withError { _ = read(evicting, cache, turns: 20) }
@@ -186,7 +190,7 @@ import Testing
             let model = H2OTransformer(
                 try JSONDecoder().decode(H2OTransformerConfiguration.self, from: Data(text.utf8)))
             let caches = try evictingCaches(
-                for: model, configuration: H2OConfiguration(contextSize: given))
+                for: model, configuration: H2OConfiguration(.init(contextSize: given)))
             let found = caches.compactMap { ($0 as? H2OKVCache)?.configuration.contextSize }
             #expect(found == (expected.map { [$0, $0] } ?? []))
         }

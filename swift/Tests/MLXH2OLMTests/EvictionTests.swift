@@ -11,7 +11,7 @@ import Testing
     @Test(arguments: [1, 4, 16], [PolicyName.keydiff, .h2oEma, .h2o])
     func rowsLeaveInGroups(every: Int, policy: PolicyName) throws {
         let configuration = try H2OConfiguration(
-            maxKVSize: 24, sinkSize: 3, heavySize: 9, policy: policy, evictEvery: every)
+            .init(24, sinkSize: 3, heavySize: 9, evictEvery: every), policy: .init(policy))
         let tokens = Tokens(count: 90, seed: 2)
         let cache = H2OKVCache(configuration)
         // 10 rows are not protected when a token comes.
@@ -35,7 +35,7 @@ import Testing
     /// A chunk is appended whole and cut down at the next occasion, not before.
     @Test func theSurplusOfAChunkGoesLate() throws {
         let configuration = try H2OConfiguration(
-            maxKVSize: 16, sinkSize: 2, heavySize: 8, evictEvery: 16)
+            .init(16, sinkSize: 2, heavySize: 8, evictEvery: 16))
         let tokens = Tokens(count: 60, seed: 9)
         let cache = H2OKVCache(configuration)
         let sizes = [10, 30, 1, 5, 12, 1, 1].map { length in
@@ -50,8 +50,8 @@ import Testing
     /// What is there is looked at and not changed; ``H2OKVCache/flush()`` lets the surplus go.
     @Test(arguments: [nil, 8]) func onlyFlushLetsRowsGo(kvBits: Int?) throws {
         let configuration = try H2OConfiguration(
-            maxKVSize: 16, sinkSize: 2, heavySize: 8, kvBits: kvBits, kvFrame: false,
-            kvGroupSize: 32)
+            .init(16, sinkSize: 2, heavySize: 8),
+            .named(kvBits: kvBits, isFramed: false, groupSize: 32))
         let tokens = Tokens(count: 30, seed: 9)
         let cache = evictingCache(configuration)
         _ = attend(tokens, 0..<30, cache)
@@ -88,7 +88,7 @@ import Testing
     @Test(arguments: [1, 3, 7, 11]) func holesAreFilledFromBehind(gone: Int) throws {
         let tokens = Tokens(count: 12, seed: 7)
         let (_, keys, values) = tokens.slice(0..<12)
-        var table = try RowTable(emptyFor: keys, values, H2OConfiguration(), owner: "")
+        var table = try RowTable(emptyFor: keys, values, .dense, owner: "")
         try table.append(keys, values, offset: 0, limit: 20)
         let ranks = MLXRandom.normal([1, 2, 12], dtype: .float32, key: MLXRandom.key(UInt64(gone)))
         let slots = try keepIndices(ranks, positions: table.positions, keep: 12 - gone)
@@ -117,8 +117,8 @@ import Testing
     @Test(arguments: [1, 3], [0, 1]) func everythingMayGo(rows: Int, recent: Int) throws {
         let cache = H2OKVCache(
             try H2OConfiguration(
-                maxKVSize: rows, sinkSize: 0, heavySize: rows - recent, policy: .window,
-                evictEvery: 16))
+                .init(rows, sinkSize: 0, heavySize: rows - recent, evictEvery: 16), policy: .window)
+        )
         let tokens = Tokens(count: 9, seed: 4)
         for token in 0..<9 {
             let (_, keys, values) = tokens.slice(token..<token + 1)
@@ -131,7 +131,7 @@ import Testing
     @Test func sinksStayWithoutAWindow() throws {
         let cache = H2OKVCache(
             try H2OConfiguration(
-                maxKVSize: 6, sinkSize: 2, heavySize: 4, policy: .window, evictEvery: 16))
+                .init(6, sinkSize: 2, heavySize: 4, evictEvery: 16), policy: .window))
         let tokens = Tokens(count: 9, seed: 4)
         for token in 0..<9 {
             let (_, keys, values) = tokens.slice(token..<token + 1)

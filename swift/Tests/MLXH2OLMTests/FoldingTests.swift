@@ -11,8 +11,8 @@ import Testing
         rows: Int = 16, bits: Int? = nil, contextSize: Int? = nil
     ) throws -> H2OConfiguration {
         try H2OConfiguration(
-            maxKVSize: rows, sinkSize: 2, recentSize: 5, policy: .h2o, evictEvery: 3,
-            kvBits: bits, kvGroupSize: 32, contextSize: contextSize)
+            .init(rows, sinkSize: 2, recentSize: 5, evictEvery: 3, contextSize: contextSize),
+            .named(kvBits: bits, groupSize: 32), policy: .h2o)
     }
 
     private func fed(_ cache: H2OKVCache, _ tokens: Tokens, _ lengths: [Int]) throws {

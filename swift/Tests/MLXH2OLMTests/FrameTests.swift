@@ -15,8 +15,8 @@ import Testing
     ) throws -> H2OKVCache {
         evictingCache(
             try H2OConfiguration(
-                maxKVSize: rows, sinkSize: 2, policy: policy, kvBits: 8, kvFrame: kvFrame,
-                kvGroupSize: 32))
+                .init(rows, sinkSize: 2), .affine(8, isFramed: kvFrame, groupSize: 32),
+                policy: .init(policy)))
     }
 
     private func random(_ heads: Int, _ length: Int, _ size: Int, _ seed: Int) -> MLXArray {
@@ -40,7 +40,7 @@ import Testing
     @Test(arguments: [32, 64, 80, 96], [PolicyName.window, .h2o])
     func attentionIsThatOverTheTrueRows(size: Int, policy: PolicyName) throws {
         let cache = try cache(policy)
-        let dense = H2OKVCache(try H2OConfiguration(maxKVSize: 64, sinkSize: 2, policy: policy))
+        let dense = H2OKVCache(try H2OConfiguration(.init(64, sinkSize: 2), policy: .init(policy)))
         for (index, length) in lengths.enumerated() {
             let rows = tokens(length, size, index)
             let output = try step(cache, rows)
@@ -96,11 +96,11 @@ import Testing
     /// Settings of packed rows that name no frame are older than frames.
     @Test func settingsWithoutTheNameAreOfPlainRows() throws {
         for (configuration, kvFrame) in [
-            (try H2OConfiguration(kvBits: 8), true),
-            (try H2OConfiguration(kvBits: 8, kvFrame: false), false),
+            (try H2OConfiguration(.init(), .affine(8)), true),
+            (try H2OConfiguration(.init(), .affine(8, isFramed: false)), false),
             (try H2OConfiguration(), false),
         ] {
-            #expect(configuration.kvFrame == kvFrame)
+            #expect(configuration.format.isFramed == kvFrame)
             let text = try JSONEncoder().encode(configuration)
             #expect(String(decoding: text, as: UTF8.self).contains("kv_frame") == kvFrame)
             #expect(

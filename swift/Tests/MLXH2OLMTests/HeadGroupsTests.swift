@@ -11,8 +11,10 @@ import Testing
     @Test(arguments: PolicyName.allCases, [nil, "8 bits", "codes"])
     func eachGroupIsACacheOfItsHeads(policy: PolicyName, kind: String?) throws {
         let settings = try H2OConfiguration(
-            maxKVSize: 12, sinkSize: 2, policy: policy, kvBits: kind == "8 bits" ? 8 : nil,
-            kvGroupSize: 32, kvFormat: kind == "codes" ? .turbo3 : nil)
+            .init(12, sinkSize: 2),
+            .named(
+                kvBits: kind == "8 bits" ? 8 : nil, groupSize: 32,
+                kvFormat: kind == "codes" ? "turbo3" : nil), policy: .init(policy))
         let groups = try #require(
             evictingCache(settings, rows: [12, 20, 12]) as? HeadGroupsKVCache)
         #expect(groups.heads == [[0, 2], [1]])
@@ -39,7 +41,7 @@ import Testing
     @Test(arguments: [[[0, 2], [1]], [[0, 1], [2]], [[1], [0, 2]], [[2], [1], [0]]])
     func groupsOfOneBudgetAreTheUngroupedRun(heads: [[Int]]) throws {
         for settings in [
-            try small(.keydiff), try small(.h2oEma), try H2OConfiguration(maxKVSize: 8, kvBits: 8),
+            try small(.keydiff), try small(.h2oEma), try H2OConfiguration(.init(8), .affine(8)),
         ] {
             let plain = evictingCache(settings)
             let groups = try HeadGroupsKVCache(
@@ -289,8 +291,8 @@ private func settings(
     _ policy: PolicyName = .keydiff, bits: Int? = nil, speculative: Int = 0
 ) throws -> H2OConfiguration {
     try H2OConfiguration(
-        maxKVSize: 16, sinkSize: 2, policy: policy, speculative: speculative, kvBits: bits,
-        kvGroupSize: 32)
+        .init(16, sinkSize: 2, speculative: speculative), .named(kvBits: bits, groupSize: 32),
+        policy: .init(policy))
 }
 
 /// 12 rows of the heads 0 and 2, 20 of 1.

@@ -11,29 +11,30 @@ import Testing
     @Test func settingsOfAnySize() async {
         await #expect(processExitsWith: .success) {
             for most in [Int.max, Int.min, Int(Int32.max) + 1] {
-                try refused { try H2OConfiguration(maxKVSize: most) }
-                try refused { try H2OConfiguration(sinkSize: most) }
-                try refused { try H2OConfiguration(heavySize: most) }
-                try refused { try H2OConfiguration(recentSize: most) }
-                try refused { try H2OConfiguration(evictEvery: most) }
-                try refused { try H2OConfiguration(speculative: most) }
-                try refused { try H2OConfiguration(kvBits: most) }
-                try refused { try H2OConfiguration(kvGroupSize: most) }
+                try refused { try H2OConfiguration(.init(most)) }
+                try refused { try H2OConfiguration(.init(sinkSize: most)) }
+                try refused { try H2OConfiguration(.init(heavySize: most)) }
+                try refused { try H2OConfiguration(.init(recentSize: most)) }
+                try refused { try H2OConfiguration(.init(evictEvery: most)) }
+                try refused { try H2OConfiguration(.init(speculative: most)) }
+                try refused { try H2OConfiguration(.init(), .affine(most)) }
+                try refused { try H2OConfiguration(.init(), .affine(8, groupSize: most)) }
                 try refused { try H2OConfiguration(preset: .heavy, maxKVSize: most) }
             }
             for decay in [Double.nan, .infinity, -1] {
-                try refused { try H2OConfiguration(decay: decay) }
+                try refused { try H2OConfiguration(policy: .init(.keydiff, decay: decay)) }
             }
         }
     }
 
     @Test func theLargestBudgets() async {
         await #expect(processExitsWith: .success) {
-            let most = Int(Int32.max)
+            let most = 1 << 30
             for settings in try [
-                H2OConfiguration(maxKVSize: most, evictEvery: most),
-                H2OConfiguration(maxKVSize: most, speculative: most - 6),
-                H2OConfiguration(maxKVSize: most, kvBits: 8), H2OConfiguration(evictEvery: most),
+                H2OConfiguration(.init(most, evictEvery: most)),
+                H2OConfiguration(.init(most, speculative: most - 6)),
+                H2OConfiguration(.init(most), .affine(8)),
+                H2OConfiguration(.init(evictEvery: most)),
             ] {
                 let cache = evictingCache(settings)
                 try withError {
@@ -64,7 +65,7 @@ import Testing
         await #expect(processExitsWith: .success) {
             let url = temporaryFile()
             defer { try? FileManager.default.removeItem(at: url) }
-            let settings = try H2OConfiguration(maxKVSize: 16, policy: .h2oEma, speculative: 2)
+            let settings = try H2OConfiguration(.init(16, speculative: 2), policy: .h2oEma)
             let cache = H2OKVCache(settings)
             try withError { eval(attend(Tokens(count: 9, seed: 1), 0..<9, cache)) }
             try H2OKVCache.save([cache], to: url)
@@ -109,7 +110,7 @@ import Testing
 
     @Test func callsOutOfRange() async {
         await #expect(processExitsWith: .success) {
-            let cache = H2OKVCache(try H2OConfiguration(maxKVSize: 8))
+            let cache = H2OKVCache(try H2OConfiguration(.init(8)))
             try withError { _ = cache.update(keys: rows(12), values: rows(12)) }
             for n in [0, -1, Int.min, Int.max, Int(Int32.max)] {
                 try reported { _ = cache.makeMask(n: n, windowSize: nil, returnArray: true) }
@@ -152,7 +153,7 @@ import Testing
     /// mlx-swift-lm asks these of every cache.
     @Test func upstreamFunctions() async {
         await #expect(processExitsWith: .success) {
-            let cache = H2OKVCache(try H2OConfiguration(maxKVSize: 8))
+            let cache = H2OKVCache(try H2OConfiguration(.init(8)))
             try withError { _ = cache.update(keys: rows(12), values: rows(12)) }
             guard !cache.isTrimmable, cache.metaState.isEmpty, cache.state.count == 4 else {
                 throw Unrefused(description: "what upstream asks")

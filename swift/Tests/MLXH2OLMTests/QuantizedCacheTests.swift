@@ -11,8 +11,9 @@ import Testing
         _ policy: PolicyName = .h2oEma, evictEvery: Int = 4, bits: Int = 8, valueBits: Int? = nil
     ) throws -> H2OConfiguration {
         try H2OConfiguration(
-            maxKVSize: 16, sinkSize: 2, heavySize: 8, policy: policy, evictEvery: evictEvery,
-            kvBits: bits, valueBits: valueBits, kvFrame: false, kvGroupSize: 32)
+            .init(16, sinkSize: 2, heavySize: 8, evictEvery: evictEvery),
+            .named(kvBits: bits, valueBits: valueBits, isFramed: false, groupSize: 32),
+            policy: .init(policy))
     }
 
     private func step(
@@ -57,12 +58,12 @@ import Testing
     }
 
     @Test func widthsTakeTheGroupThatDividesThem() throws {
-        let cache = QuantizedH2OKVCache(try H2OConfiguration(maxKVSize: 8))
+        let cache = QuantizedH2OKVCache(try H2OConfiguration(.init(8)))
         #expect((cache.bits, cache.groupSize) == (8, 64))
         _ = try cache.append(keys: rows([1, 2, 1, 96]), values: rows([1, 2, 1, 32]))
         #expect(cache.groupSize == 32)
         let odd = QuantizedH2OKVCache(
-            try H2OConfiguration(maxKVSize: 8, kvBits: 8, kvFrame: false), name: "layer 5")
+            try H2OConfiguration(.init(8), .affine(8, isFramed: false)), name: "layer 5")
         let error = #expect(throws: H2OError.self) {
             try odd.append(keys: rows([1, 2, 1, 80]), values: rows([1, 2, 1, 80]))
         }

@@ -66,7 +66,7 @@ private final class Recorder: H2OScoreTracking {
     /// What a long chunk leaves behind is what the whole matrix of its scores would.
     @Test(arguments: [9, 128, 131]) func longChunksAreScoredByTheirLastQueries(length: Int) throws {
         let tokens = Tokens(count: length, seed: 6)
-        let configuration = try H2OConfiguration(maxKVSize: 256, policy: .h2oEma)
+        let configuration = try H2OConfiguration(.init(256), policy: .h2oEma)
         let (cache, other) = (H2OKVCache(configuration), H2OKVCache(configuration))
         let (queries, keys, values) = tokens.slice(0..<length)
         let found = attend(tokens, 0..<length, cache)
@@ -83,7 +83,7 @@ private final class Recorder: H2OScoreTracking {
     /// An array mask, of all queries or broadcast over them, says the same as the causal mode.
     @Test func arrayMasksFollowTheLastQueries() throws {
         let tokens = Tokens(count: 140, seed: 8)
-        let configuration = try H2OConfiguration(maxKVSize: 256, policy: .h2oEma)
+        let configuration = try H2OConfiguration(.init(256), policy: .h2oEma)
         let caches = [H2OKVCache(configuration), H2OKVCache(configuration)]
         _ = attend(tokens, 0..<140, caches[0])
         _ = attend(tokens, 0..<140, caches[1], mask: .array(createCausalMask(n: 140, offset: 0)))

@@ -26,7 +26,7 @@ import Testing
         let tokens = Tokens(count: 90, seed: 3)
         for policy in [PolicyName.h2o, .keydiff, .h2oEma] {
             let settings = try H2OConfiguration(
-                maxKVSize: 12, sinkSize: 2, policy: policy, speculative: 2)
+                .init(12, sinkSize: 2, speculative: 2), policy: .init(policy))
             let cache = H2OKVCache(settings)
             #expect(cache.isTrimmable)
             #expect(cache.isTrimmable(after: 3))
@@ -42,7 +42,7 @@ import Testing
                 #expect(cache.size <= 12)
             }
             #expect(throws: MLXError.self) { try withError { cache.trim(4) } }
-            #expect(throws: H2OError.self) { try H2OConfiguration(maxKVSize: 8, speculative: 3) }
+            #expect(throws: H2OError.self) { try H2OConfiguration(.init(8, speculative: 3)) }
         }
     }
 
@@ -60,7 +60,7 @@ import Testing
             ) throws -> MLXArray { importance[0..., 0..., ..<0] }
         }
         let tokens = Tokens(count: 30, seed: 3)
-        let settings = try H2OConfiguration(maxKVSize: 8, sinkSize: 0, heavySize: 7)
+        let settings = try H2OConfiguration(.init(8, sinkSize: 0, heavySize: 7))
         let cache = H2OKVCache(settings, policy: Oldest())
         decode(tokens, 0..<30, cache)
         #expect(sortedPositions(cache.positions)[0] == [0, 1, 2, 3, 4, 5, 6, 29])

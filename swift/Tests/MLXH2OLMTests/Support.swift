@@ -42,7 +42,7 @@ func temporaryFile(_ ending: String = "safetensors") -> URL {
 
 /// Settings for 8 rows: 1 sink, 4 heavy, 3 recent; two leave together.
 func small(_ policy: PolicyName = .h2oEma) throws -> H2OConfiguration {
-    try H2OConfiguration(maxKVSize: 8, sinkSize: 1, heavySize: 4, policy: policy, evictEvery: 2)
+    try H2OConfiguration(.init(8, sinkSize: 1, heavySize: 4, evictEvery: 2), policy: .init(policy))
 }
 
 /// A cache of these settings that has seen the first `count` tokens one at a time.

@@ -27,8 +27,8 @@ import Testing
         let tokens = Tokens(count: 40, seed: UInt64(index + 1))
         let cache = evictingCache(
             try H2OConfiguration(
-                maxKVSize: 12, sinkSize: 2, policy: [.h2o, .keydiff, .h2oEma, .window][index],
-                kvBits: index % 2 == 0 ? nil : 8, kvGroupSize: 32))
+                .init(12, sinkSize: 2), .named(kvBits: index % 2 == 0 ? nil : 8, groupSize: 32),
+                policy: .init([.h2o, .keydiff, .h2oEma, .window][index])))
         return try withBackend(index < 2 ? .native : .composed) {
             try withError {
                 let outputs = (0..<40).map {

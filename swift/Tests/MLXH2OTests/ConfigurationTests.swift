@@ -9,7 +9,7 @@ private typealias Make = @Sendable () throws -> H2OConfiguration
         let defaults = try H2OConfiguration()
         #expect(defaults == (try H2OConfiguration(preset: .heavy, policy: .keydiff)))
         #expect(defaults.policy == .keydiff)
-        #expect(defaults.decay == 0.95)
+        #expect(defaults.policy.decay == 0.95)
     }
 
     /// The paper's splits mean its policy.
@@ -21,9 +21,9 @@ private typealias Make = @Sendable () throws -> H2OConfiguration
 
     @Test(arguments: [(1, 1), (31, 1), (64, 2), (256, 8), (1000, 31)])
     func oneRowOf32LeavesAtATime(rows: Int, group: Int) throws {
-        let made = try H2OConfiguration(maxKVSize: rows, sinkSize: 0)
+        let made = try H2OConfiguration(.init(rows, sinkSize: 0))
         #expect(made.evictEvery == group)
-        #expect(try H2OConfiguration(maxKVSize: rows, sinkSize: 0, evictEvery: 5).evictEvery == 5)
+        #expect(try H2OConfiguration(.init(rows, sinkSize: 0, evictEvery: 5)).evictEvery == 5)
     }
 
     @Test(arguments: [
@@ -38,74 +38,89 @@ private typealias Make = @Sendable () throws -> H2OConfiguration
     }
 
     @Test func theRecentWindowGrowsToFill() throws {
-        let made = try H2OConfiguration(
-            maxKVSize: 100, sinkSize: 4, heavySize: 20, recentSize: 30)
+        let made = try H2OConfiguration(.init(100, sinkSize: 4, heavySize: 20, recentSize: 30))
         #expect(made.recentSize == 76)
         #expect(made.sinkSize + made.heavySize + made.recentSize == made.maxKVSize)
     }
 
     @Test func whatIsNotGivenTakesWhatIsLeft() throws {
-        #expect(try H2OConfiguration(maxKVSize: 100, recentSize: 80).heavySize == 16)
-        #expect(try H2OConfiguration(maxKVSize: 100, heavySize: 90).recentSize == 6)
+        #expect(try H2OConfiguration(.init(100, recentSize: 80)).heavySize == 16)
+        #expect(try H2OConfiguration(.init(100, heavySize: 90)).recentSize == 6)
         // One recent row, so that the newest row has time to be scored.
-        #expect(try H2OConfiguration(maxKVSize: 6, sinkSize: 4).recentSize == 1)
-        #expect(try H2OConfiguration(maxKVSize: 1, sinkSize: 0).recentSize == 1)
+        #expect(try H2OConfiguration(.init(6, sinkSize: 4)).recentSize == 1)
+        #expect(try H2OConfiguration(.init(1, sinkSize: 0)).recentSize == 1)
     }
 
+    private static let sizes = "sink_size + heavy_size + recent_size ="
     private static let refused: [(String, Make)] = [
         (
-            "sinkSize + heavySize + recentSize is 4 + 60 + 1, expected at most maxKVSize = 64.",
-            { try H2OConfiguration(maxKVSize: 64, heavySize: 60, recentSize: 1) }
+            "max_kv_size is 64, expected at least \(sizes) 4 + 60 + 1 = 65.",
+            { try H2OConfiguration(.init(64, heavySize: 60, recentSize: 1)) }
         ),
         (
-            "sinkSize + heavySize + recentSize is 4 + 61 + 0, expected at most maxKVSize = 64.",
-            { try H2OConfiguration(maxKVSize: 64, heavySize: 61) }
+            "max_kv_size is 64, expected at least \(sizes) 4 + 61 + 0 = 65.",
+            { try H2OConfiguration(.init(64, heavySize: 61)) }
         ),
-        ("maxKVSize is 0, expected at least 1.", { try H2OConfiguration(maxKVSize: 0) }),
+        ("max_kv_size is 0, expected an int of at least 1.", { try H2OConfiguration(.init(0)) }),
         (
-            "maxKVSize is -8, expected at least 1.",
+            "max_kv_size is -8, expected an int of at least 1.",
             { try H2OConfiguration(preset: .recent, maxKVSize: -8) }
         ),
-        ("sinkSize is -1, expected at least 0.", { try H2OConfiguration(sinkSize: -1) }),
-        ("heavySize is -1, expected at least 0.", { try H2OConfiguration(heavySize: -1) }),
-        ("recentSize is -2, expected at least 0.", { try H2OConfiguration(recentSize: -2) }),
+        (
+            "sink_size is -1, expected an int of at least 0.",
+            { try H2OConfiguration(.init(sinkSize: -1)) }
+        ),
+        (
+            "heavy_size is -1, expected an int of at least 0.",
+            { try H2OConfiguration(.init(heavySize: -1)) }
+        ),
+        (
+            "recent_size is -2, expected an int of at least 0.",
+            { try H2OConfiguration(.init(recentSize: -2)) }
+        ),
         (
             "policy is 'h2o_sum', expected one of: h2o, h2o-ema, window, keydiff.",
-            { try H2OConfiguration(policy: PolicyName(named: "h2o_sum")) }
+            { try H2OConfiguration(policy: .init(PolicyName(named: "h2o_sum"))) }
         ),
-        ("evictEvery is 0, expected at least 1.", { try H2OConfiguration(evictEvery: 0) }),
+        (
+            "evict_every is 0, expected an int of at least 1.",
+            { try H2OConfiguration(.init(evictEvery: 0)) }
+        ),
         (
             "decay is 1.0, expected a number of at least 0, below 1.",
-            { try H2OConfiguration(decay: 1) }
+            { try H2OConfiguration(policy: .init(.keydiff, decay: 1)) }
         ),
         (
             "decay is nan, expected a number of at least 0, below 1.",
-            { try H2OConfiguration(decay: .nan) }
+            { try H2OConfiguration(policy: .init(.keydiff, decay: .nan)) }
         ),
         (
-            "sinkSize is 4, expected fewer than maxKVSize = 4: no row could ever be evicted.",
-            { try H2OConfiguration(maxKVSize: 4) }
+            "sink_size is 4, expected fewer than max_kv_size = 4: no row could ever be evicted.",
+            { try H2OConfiguration(.init(4)) }
         ),
         (
-            "kvBits is 7, expected one of [2, 3, 4, 5, 6, 8].", { try H2OConfiguration(kvBits: 7) }
+            "kv_bits is 7, expected one of (2, 3, 4, 5, 6, 8).",
+            { try H2OConfiguration(.init(), .affine(7)) }
         ),
         (
-            "valueBits is 4 and kvBits is nil, expected kvBits too.",
-            { try H2OConfiguration(valueBits: 4) }
+            "v_bits is 4, expected kv_bits too.",
+            { try H2OConfiguration(.init(), .named(valueBits: 4)) }
         ),
         (
-            "kvFormat is 'turbo3' and kvBits 4, expected one of them.",
-            { try H2OConfiguration(kvBits: 4, kvFormat: .turbo3) }
-        ),
-        ("contextSize is -1, expected at least 0.", { try H2OConfiguration(contextSize: -1) }),
-        (
-            "kvGroupSize is 48, expected one of [32, 64, 128].",
-            { try H2OConfiguration(kvBits: 8, kvGroupSize: 48) }
+            "kv_bits is 4, expected none with kv_format.",
+            { try H2OConfiguration(.init(), .named(kvBits: 4, kvFormat: "turbo3")) }
         ),
         (
-            "sinkSize + heavySize + recentSize is 4 + \(Int32.max) + \(Int32.max), "
-                + "expected at most maxKVSize = 256.",
-            { try H2OConfiguration(heavySize: Int(Int32.max), recentSize: Int(Int32.max)) }
+            "context_size is -1, expected an int of at least 0.",
+            { try H2OConfiguration(.init(contextSize: -1)) }
+        ),
+        (
+            "kv_group_size is 48, expected one of (32, 64, 128).",
+            { try H2OConfiguration(.init(), .affine(8, groupSize: 48)) }
+        ),
+        (
+            "heavy_size is \(Int32.max), expected at most \(1 << 30).",
+            { try H2OConfiguration(.init(heavySize: Int(Int32.max), recentSize: Int(Int32.max))) }
         ),
     ]
 
@@ -113,7 +128,7 @@ private typealias Make = @Sendable () throws -> H2OConfiguration
     func settingsThatDoNotFitAreRefused(index: Int) throws {
         let (message, make) = Self.refused[index]
         let error = #expect(throws: H2OError.self) { _ = try make() }
-        #expect(error?.description == "[H2OConfiguration] \(message)")
+        #expect(error?.description == "[H2OConfig] \(message)")
     }
 
     /// Of files of earlier versions.
@@ -139,8 +154,8 @@ private typealias Make = @Sendable () throws -> H2OConfiguration
 
     @Test func survivesJSONAndChecksWhatItReads() throws {
         let made = try H2OConfiguration(
-            maxKVSize: 48, policy: .h2oEma, diversity: 0.25, decay: 0.5, evictEvery: 3,
-            kvFormat: .turbo8v3, contextSize: 2048)
+            .init(48, evictEvery: 3, contextSize: 2048), .codes(.turbo8v3),
+            policy: .init(.h2oEma, diversity: 0.25, decay: 0.5))
         let data = try JSONEncoder().encode(made)
         #expect(try JSONDecoder().decode(H2OConfiguration.self, from: data) == made)
         for (good, bad) in [

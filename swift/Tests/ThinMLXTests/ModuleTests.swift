@@ -49,7 +49,7 @@ import Testing
     }
 
     @Test func contextsEvict() throws {
-        let settings = try H2OConfiguration(maxKVSize: 8, policy: .h2oEma)
+        let settings = try H2OConfiguration(.init(8), policy: .h2oEma)
         let context = try evicting(
             ModelContext(model: transformer()), configuration: settings)
         let caches = context.model.newCache(parameters: nil).compactMap { $0 as? H2OKVCache }

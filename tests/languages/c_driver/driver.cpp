@@ -150,7 +150,7 @@ struct Thread {
           "[use_backend] unknown back end '" + name +
               "', expected one of metal, cuda, native, composed.");
     mlx_h2o_config config = mlx_h2o_config_new();
-    config.sink_size = -who;
+    config.budget.sink_size = -who;
     fails(mlx_h2o_config_resolve(&config),
           "[H2OConfig] sink_size is " + std::to_string(-who) + ", expected an int of at least 0.");
   }

@@ -16,7 +16,7 @@ public enum PolicyName: String, Sendable, Codable, CaseIterable {
         guard let found = PolicyName(rawValue: name) else {
             let known = Self.allCases.map(\.rawValue).joined(separator: ", ")
             throw H2OError(
-                "H2OConfiguration", "policy is '\(name)', expected one of: \(known).")
+                "H2OConfig", "policy is '\(name)', expected one of: \(known).")
         }
         self = found
     }
@@ -25,19 +25,14 @@ public enum PolicyName: String, Sendable, Codable, CaseIterable {
     public init(from decoder: any Decoder) throws {
         try self.init(named: decoder.singleValueContainer().decode(String.self))
     }
-
-    /// Recent rows of a budget where no size is given; nil: what half of it leaves.
-    func recentRows(of maxKVSize: Int) -> Int? {
-        self == .h2o ? max(maxKVSize / 4, min(32, maxKVSize / 2)) : nil
-    }
 }
 
 extension H2OConfiguration {
     /// The policy that is named, with its settings.
     public func makePolicy() -> any EvictionPolicy {
-        switch policy {
-        case .h2o: H2OPolicy(diversity: diversity)
-        case .h2oEma: H2OEmaPolicy(decay: decay)
+        switch policy.name {
+        case .h2o: H2OPolicy(diversity: policy.diversity)
+        case .h2oEma: H2OEmaPolicy(decay: policy.decay)
         case .window: WindowPolicy()
         case .keydiff: KeyDiffPolicy()
         }

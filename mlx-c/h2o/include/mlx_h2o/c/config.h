@@ -11,19 +11,39 @@ extern "C" {
  */
 /**@{*/
 
+/** The rows that each KV head keeps, and those among them that always stay. */
+typedef struct mlx_h2o_budget_ {
+  int max_kv_size;              /**< rows that each KV head keeps, at least 1 */
+  int sink_size;                /**< first positions, never evicted; fewer than max_kv_size */
+  mlx_optional_int heavy_size;  /**< rows kept by score; no value: half, or what is left */
+  mlx_optional_int recent_size; /**< the newest rows, never evicted; no value: what is left */
+  mlx_optional_int evict_every; /**< rows that leave together; no value: one row of 32 */
+  int speculative;              /**< drafts that can be taken back */
+  int context_size;             /**< rows further back than so many tokens go first; 0: none do */
+} mlx_h2o_budget;
+
+/** How rows are stored: without kv_bits as they come, with them affine, as in mlx_quantize. */
+typedef struct mlx_h2o_format_ {
+  mlx_optional_int kv_bits; /**< 2, 3, 4, 5, 6 or 8 */
+  mlx_optional_int v_bits;  /**< of values; no value: kv_bits */
+  int kv_group_size;        /**< elements that share a scale and a bias: 32, 64 or 128 */
+} mlx_h2o_format;
+
+/** What ranks the rows, and the settings of the policies that have some. */
+typedef struct mlx_h2o_policy_ {
+  const char* name; /**< a name of docs/design.md, such as "keydiff"; borrowed, not copied */
+  float diversity;  /**< of "h2o": share of the rows kept for the diversity of their keys, 0 to 1 */
+  float decay;      /**< of "h2o-ema": a of the moving average C = a*C + (1-a)*|s|, 0 <= a < 1 */
+} mlx_h2o_policy;
+
 /** What Python calls H2OConfig and Swift H2OConfiguration. */
 typedef struct mlx_h2o_config_ {
-  int max_kv_size; /**< rows that each KV head keeps, at least 1 */
-  int sink_size;   /**< first positions, never evicted; fewer than max_kv_size */
-  mlx_optional_int
-      heavy_size; /**< rows kept by score; no value: half of the budget, or what is left */
-  mlx_optional_int recent_size; /**< the newest rows, never evicted; no value: what is left */
-  const char* policy; /**< a name of docs/design.md, such as "keydiff"; borrowed, not copied */
-  float decay;        /**< a of the moving average C = a*C + (1-a)*|s|, 0 <= a < 1 */
-  mlx_optional_int evict_every; /**< rows that leave together; no value: one row of 32 */
+  mlx_h2o_budget budget;
+  mlx_h2o_format format;
+  mlx_h2o_policy policy;
 } mlx_h2o_config;
 
-/** The defaults: 256 rows, 4 sinks, sizes without a value, "keydiff", 0.95. Nothing to free. */
+/** The defaults: 256 rows, 4 sinks, no other sizes, dense, "keydiff". Nothing to free. */
 mlx_h2o_config mlx_h2o_config_new(void);
 
 /** Check the settings and give those without a value their values, in place: afterwards

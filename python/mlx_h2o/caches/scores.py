@@ -1,0 +1,195 @@
+"""What attention says of the rows of a table, as a policy accumulates it beside them.
+
+With speculation, what the newest queries say waits beside the rows as long as they may go back.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+
+from ..operations import prefill
+from ..policies import Policy, scoring
+from .step import Step
+from .table import BIAS, IMPORTANCE, WAITING, Table
+
+
+class Part(NamedTuple):
+    """Sequences, which of the queries are their own, and the slots that these see, None: all."""
+
+    sequences: slice
+    queries: slice
+    slots: Any
+
+    def of(self, array: Any) -> Any:
+        """What goes with these rows [B, H, N]."""
+        if array is None or self.slots is None:
+            return array
+        return array[self.sequences, :, self.slots]
+
+
+Seen = Callable[[Part, mx.array, mx.array | None], mx.array]
+"""The importance of these rows after a step, of that before and their positions."""
+
+
+def taken(
+    policy: Policy, table: Table, step: Step, length: int, last: int, seen: Seen
+) -> list[tuple[Part, mx.array]]:
+    """What rows have after ``length`` queries, but for the ``last`` ones, which may go back: all
+    sequences at once, unless some were given padding. Nothing is changed."""
+    if step.spans:
+        parts = [
+            Part(slice(n, n + 1), slice(start, stop), table.slots_of(n))
+            for n, (start, stop) in enumerate(step.spans)
+            if stop > start
+        ]
+    else:  # the rows of the last queries are the last
+        slots = slice(table.width - last) if last else None
+        parts = [Part(slice(None), slice(length - last), slots)] if last < length else []
+    places = table.positions if policy.needs_positions else None
+    old = table.beside[IMPORTANCE][:, :, : table.width]
+    return [(one, seen(one, one.of(old), one.of(places))) for one in parts]
+
+
+def of_scores(
+    policy: Policy, table: Table, step: Step, reach: int, given: mx.array, masked: bool
+) -> tuple[list[tuple[Part, mx.array]], mx.array]:
+    """What rows have after scores, or weights, ``given`` [B, Hq, L, N]; and those that wait."""
+    length = given.shape[2]
+    last = min(reach, length)
+
+    def seen(part: Part, old: mx.array, places: mx.array | None) -> mx.array:
+        sequences, queries, slots = part
+        some = given if slots is None else given[sequences, :, queries][..., slots]
+        return scoring.fold(policy, old, some, places, masked=masked or bool(step.spans))
+
+    found = taken(policy, table, step, length, last, seen)
+    return found, given[:, :, length - last :]
+
+
+def of_chunk(
+    policy: Policy,
+    table: Table,
+    step: Step,
+    reach: int,
+    queries: mx.array,
+    keys: mx.array,
+    scale: float,
+    mask: mx.array | str | None,
+    sinks: mx.array | None,
+) -> tuple[list[tuple[Part, mx.array]], mx.array | None]:
+    """The same of a chunk whose attention returned no scores."""
+    length, width, bias = queries.shape[2], keys.shape[2], biases(table, keys)
+    last = min(reach, length)
+    bias = None if bias is None else bias[:, :, :width]
+    prefix = table.prefix if policy.needs_weights else None
+
+    def seen(part: Part, old: mx.array, places: mx.array | None) -> mx.array:
+        sequences, own, slots = part
+        shown, rows, beside = mask, part.of(keys), part.of(bias)
+        if isinstance(mask, mx.array) and slots is not None:
+            heads = (mask.shape[-3:-2] or (1,))[0]
+            shown = mx.broadcast_to(mask, (queries.shape[0], heads, length, width))
+            shown = shown[sequences, :, own][..., slots]
+        if prefix is not None:  # weights are of the softmax over all rows
+            rows, _, shown = prefix.before(rows, rows, shown)
+            old = prefix.beside(old, mx.nan)
+            beside = None if beside is None else prefix.beside(beside, 0.0)
+            places = None if places is None else prefix.positions(places)
+        new = scoring.chunk_seen(
+            policy, old, places, queries[sequences, :, own], rows,
+            scale=scale, mask=shown, sinks=sinks, row_bias=beside,
+        )  # fmt: skip
+        return new if prefix is None else new[:, :, prefix.rows :]
+
+    found = taken(policy, table, step, length, last, seen)
+    if not last:
+        return found, None
+    given = prefill.last_scores(queries, keys, scale=scale, mask=mask, row_bias=bias, queries=last)
+    return found, scoring.seen(policy, given, None, sinks)
+
+
+def biases(table: Table, keys: mx.array) -> mx.array | None:
+    """Those of the heads of these keys, float32 [B, H, at least N]; None where no row has been
+    folded."""
+    bias, heads = table.beside.get(BIAS), keys.shape[1]
+    if bias is None or bias.shape[1] == heads:
+        return bias
+    return mx.repeat(bias, heads // bias.shape[1], axis=1)
+
+
+def store(
+    policy: Policy, table: Table, found: Sequence[tuple[Part, mx.array]], waiting: Any = None
+) -> None:
+    """Keep what rows have now, and what the newest queries say, [B, Hq, L, N]."""
+    for part, importance in found:
+        if table.beside[IMPORTANCE].shape == importance.shape:
+            table.beside[IMPORTANCE] = importance
+        else:
+            slots = slice(importance.shape[2]) if part.slots is None else part.slots
+            table.beside[IMPORTANCE][part.sequences, :, slots] = importance
+    if waiting is not None and (count := waiting.shape[2]):
+        wait(policy, table, waiting, [(table.tokens[0] - count, count)])
+    table.unscored = False
+
+
+# Speculation: what queries say that may be taken back
+
+
+def wait(policy: Policy, table: Table, given: mx.array, places: Sequence[tuple[int, int]]) -> None:
+    """Keep beside the rows what queries say, ``given`` [B, Hq, L, N]: their first positions and
+    numbers."""
+    name = WAITING[policy.needs_weights]
+    (batch, heads), count, width = table.shape, *given.shape[2:]
+    rows = given.reshape(batch, heads, -1, count, width).transpose(0, 1, 4, 3, 2)
+    rows = rows.reshape(batch, heads, width, -1)
+    if name in table.beside:
+        rows = mx.concatenate([table.beside[name][:, :, :width], rows], axis=3)
+    table.attach(name, rows)
+    table.waiting = [*table.waiting, *places]
+
+
+def waiting(policy: Policy, table: Table, first: int = 0, stop: int | None = None) -> Any:
+    """What these of the queries that wait said, as the policy takes it, [B, Hq, L, N]."""
+    if not table.waiting:
+        return None
+    (batch, heads), count = table.shape, sum(count for _, count in table.waiting)
+    rows = table.beside[WAITING[policy.needs_weights]][:, :, : table.width]
+    rows = rows.reshape(batch, heads, table.width, count, -1)[:, :, :, first:stop]
+    return rows.transpose(0, 1, 4, 3, 2).reshape(batch, -1, rows.shape[3], table.width)
+
+
+def settle(policy: Policy, table: Table, border: int) -> None:
+    """Take in what queries before the position ``border`` say."""
+    first = 0
+    for start, count in table.waiting:
+        if start < border:
+            done = min(count, border - start)
+            held = table.width - (table.tokens[0] - start - done)
+            part = Part(slice(None), slice(None), slice(held))
+            given = waiting(policy, table, first, first + done)[..., part.slots]  # then there
+            old, places = part.of(table.beside[IMPORTANCE]), part.of(table.positions)
+            store(policy, table, [(part, scoring.fold(policy, old, given, places))])
+        first += count
+    cut(policy, table, border)
+
+
+def cut(policy: Policy, table: Table, begin: int = 0, end: int = sys.maxsize) -> None:
+    """Forget what queries before the position ``begin`` and from ``end`` on said."""
+    left, kept, place, name = [], [], 0, WAITING[policy.needs_weights]
+    for start, count in table.waiting:
+        stay = range(max(0, begin - start), min(count, end - start))
+        kept += [place + n for n in stay]
+        left += [(start + stay[0], len(stay))] if stay else []
+        place += count
+    if len(kept) < place:
+        array = table.beside.pop(name)
+        if kept:
+            run = kept[-1] - kept[0] + 1 == len(kept)
+            some: Any = slice(kept[0], kept[-1] + 1) if run else mx.array(kept)
+            rows = array.reshape(*array.shape[:3], place, -1)[:, :, :, some]
+            table.beside[name] = rows.reshape(*array.shape[:3], -1)
+    table.waiting = left

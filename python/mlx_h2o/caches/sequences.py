@@ -1,0 +1,87 @@
+"""The sequences of a table: those that leave, and those that join."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import mlx.core as mx
+
+from ..operations.composed.buffers import padded
+from .column import Column
+from .frame import joined
+from .table import FILLS, NONE, Segment, Table
+
+Change = Callable[[mx.array], mx.array]
+
+
+def select(table: Table, sequences: Sequence[int]) -> Table:
+    """A copy of some sequences, in arrays of their own, without the room that none of them uses."""
+    index = mx.array(list(sequences))
+    rows = [[one.rows[n] for n in sequences] for one in table.segments]
+    return _stacked([table], rows, [table.tokens[n] for n in sequences], lambda array: array[index])
+
+
+def join(tables: Sequence[Table | int]) -> Table | None:
+    """The sequences of all ``tables``, one behind the other; a number: as many without rows."""
+    like = next((table for table in tables if isinstance(table, Table)), None)
+    if like is None:
+        return None
+    found = [_none_like(like, one) if isinstance(one, int) else one for one in tables if one != 0]
+    if len(found) == 1:
+        return found[0]
+    same = zip(*(table.segments for table in found), strict=True)
+    rows = [[count for one in parts for count in one.rows] for parts in same]
+    return _stacked(found, rows, [seen for table in found for seen in table.tokens])
+
+
+def _stacked(
+    tables: Sequence[Table],
+    rows: Sequence[list[int]],
+    tokens: Sequence[int],
+    change: Change = lambda array: array,
+) -> Table:
+    """What ``change`` makes of the sequences of tables, one behind the other: so many ``rows`` of
+    each in each segment, without room for more."""
+    widths = [max(one) for one in rows]
+
+    def columns(place: int, side: str) -> Column:
+        width = widths[place]
+        found: list[Column] = [getattr(table.segments[place], side) for table in tables]
+        parts = zip(*(one.parts for one in found), strict=True)
+        cut = ([padded(change(part)[:, :, :width], width, 0) for part in same] for same in parts)
+        return found[0].like(tuple(mx.concatenate(same) for same in cut))
+
+    def spread(table: Table, array: mx.array, fill: float) -> mx.array:
+        """An array of all slots of a table, in segments of these widths."""
+        parts, start, array = [], 0, change(array)
+        for one, width in zip(table.segments, widths, strict=True):
+            parts.append(padded(array[:, :, start : start + min(one.width, width)], width, fill))
+            start += one.width
+        return mx.concatenate(parts, axis=2) if len(parts) > 1 else parts[0]
+
+    found = Table(
+        [Segment(columns(n, "keys"), columns(n, "values"), one) for n, one in enumerate(rows)],
+        tokens,
+        joined([table.frame and table.frame.each(change) for table in tables]),
+        tables[0].prefix,
+    )
+    found.unscored = any(table.unscored for table in tables)
+    found.place(mx.concatenate([spread(table, table.positions, NONE) for table in tables]))
+    for name in dict.fromkeys(name for table in tables for name in table.beside):
+        arrays = [table.beside.get(name, mx.zeros((*table.shape, 0))) for table in tables]
+        pairs = zip(tables, arrays, strict=True)
+        found.beside[name] = mx.concatenate([spread(*pair, FILLS[name]) for pair in pairs])
+    return found
+
+
+def _none_like(table: Table, count: int) -> Table:
+    """Sequences without rows, kept as those of a table."""
+
+    def none(array: mx.array) -> mx.array:
+        return mx.zeros((count, array.shape[1], 0, *array.shape[3:]), array.dtype)
+
+    segments = [one.each(lambda column: column.each(none), [0] * count) for one in table.segments]
+    frame = table.frame and table.frame.each(
+        lambda one: mx.zeros((count, *one.shape[1:]), one.dtype)
+    )
+    return Table(segments, [0] * count, frame)

@@ -1,0 +1,81 @@
+"""A step: tokens that come together, and what each of them may see."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import mlx.core as mx
+
+Padding = tuple[int, int | None]
+"""Tokens of padding to come, and own ones before more of it comes, None: no more comes."""
+
+
+class Step(NamedTuple):
+    """``length`` tokens for each of so many ``sequences``, of which ``spans`` are its own, from and
+    up to, and the others padding; no spans: all."""
+
+    length: int
+    sequences: int
+    spans: Sequence[tuple[int, int]] = ()
+
+    @classmethod
+    def of(cls, length: int, padding: Sequence[Padding]) -> Step:
+        """The next tokens, so many, of sequences with this padding."""
+        found = []
+        for left, own in padding:
+            start = min(left, length)
+            found.append((start, min(length, start + (length if own is None else own))))
+        padded = any(one != (0, length) for one in found)
+        return cls(length, len(padding), found if padded else ())
+
+    @property
+    def counts(self) -> list[int]:
+        """Of each sequence, its own tokens."""
+        if not self.spans:
+            return [self.length] * self.sequences
+        return [stop - start for start, stop in self.spans]
+
+    def after(self, padding: Sequence[Padding]) -> list[Padding]:
+        """The padding that is still to come."""
+        pairs = zip(padding, self.spans or [(0, self.length)] * self.sequences, strict=True)
+        return [
+            (left - start, None if own is None else own - (stop - start))
+            for (left, own), (start, stop) in pairs
+        ]
+
+    def mask(
+        self, rows: Sequence[Sequence[int]], return_array: bool = False
+    ) -> mx.array | str | None:
+        """bool [B, 1, length, slots]: what each token sees, rows of its own sequence.
+
+        Where the causal mask says it all, None for one token, "causal" for more, or with
+        ``return_array`` that mask [length, slots]. A token that is padding sees only itself: its
+        scores reach no row of the sequence, and its output is finite, which the next layer needs.
+
+        Args:
+            rows: of each segment the rows of every sequence, before the tokens come to the last.
+            return_array: whether "causal" will not do.
+        """
+        length, before, few = self.length, rows[-1], len(rows) == 1 and not self.spans
+        if few and length == 1 and len(set(before)) <= 1:
+            return None
+        slots = mx.arange(max(before, default=0) + length)
+        if few and length == 1:
+            return slots <= _column(before)
+        if not self.spans and all(len(set(one)) <= 1 for one in rows):
+            stored = sum(max(one, default=0) for one in rows)
+            causal = mx.arange(stored + length) <= mx.arange(length)[:, None] + stored
+            return None if length == 1 else causal if return_array else "causal"
+        token, spans = mx.arange(length)[:, None], self.spans or [(0, length)] * self.sequences
+        starts = _column([start for start, _ in spans])
+        own = (token >= starts) & (token < _column([stop for _, stop in spans]))
+        place_of = _column(before) + (token - starts) % length
+        newest = (slots == place_of) | (own & (slots <= place_of))
+        # A token of padding sees no packed rows either.
+        parts = [(mx.arange(max(one)) < _column(one)) & own for one in rows[:-1]]
+        return mx.concatenate([*parts, newest], axis=-1) if parts else newest
+
+
+def _column(numbers: Sequence[int]) -> mx.array:
+    return mx.array(list(numbers))[:, None, None, None]

@@ -1,0 +1,71 @@
+"""What is wrong with a setting, as data: who says it chooses how settings are called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+
+LARGEST = 2**30
+"""Rows, with room for a chunk more: sizes of MLX's arrays have 31 bits."""
+
+
+class SettingError(ValueError):
+    """A setting that is out of range, or does not go with others.
+
+    Args:
+        name: the setting.
+        found: its value.
+        expected: what was expected, in words, with ``{}`` for each of the ``others``.
+        others: settings that are named too.
+        operation: what refuses it.
+    """
+
+    def __init__(
+        self, name: str, found: object, expected: str, *others: str, operation: str = "H2OConfig"
+    ) -> None:
+        super().__init__(name, found, expected, *others)
+        self.name, self.found, self.operation = name, found, operation
+        self._expected, self._others = expected, others
+
+    def told(self, say: Callable[[str], str] = str) -> str:
+        """The sentence; ``say`` names a setting, such as by its flag."""
+        expected = self._expected.format(*map(say, self._others))
+        return f"{say(self.name)} is {self.found!r}, expected {expected}."
+
+    def __str__(self) -> str:
+        return f"[{self.operation}] {self.told()}"
+
+
+def check(right: bool, name: str, found: object, expected: str, *others: str) -> None:
+    """Raises SettingError where it is not ``right``."""
+    if not right:
+        raise SettingError(name, found, expected, *others)
+
+
+def check_bool(name: str, value: object) -> None:
+    """Raises SettingError where it is none."""
+    check(isinstance(value, bool), name, value, "a bool")
+
+
+def check_int(
+    operation: str, name: str, value: object, least: int = 1, *, most: int = LARGEST, more: str = ""
+) -> None:
+    """Raises SettingError where it is no int of this range; ``more`` says what else is expected."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        expected = f"an int of at least {least}{more}"
+    elif value > most:
+        expected = f"at most {most}"
+    else:
+        return
+    raise SettingError(name, value, expected, operation=operation)
+
+
+def check_share(name: str, value: object, *, whole: bool = False) -> None:
+    """Raises SettingError where it is no number of at least 0, below 1; or 1, if ``whole``."""
+    number = value if isinstance(value, int | float) and not isinstance(value, bool) else -1
+    expected = "a number from 0 to 1" if whole else "a number of at least 0, below 1"
+    check(0 <= number < 1 or (whole and number == 1), name, value, expected)
+
+
+def check_known(name: str, value: object, known: Container[object]) -> None:
+    """Raises SettingError where it is none of those known."""
+    check(not isinstance(value, bool) and value in known, name, value, f"one of {known}")

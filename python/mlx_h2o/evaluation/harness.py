@@ -1,0 +1,105 @@
+"""The model ``mlx_h2o`` of lm-evaluation-harness: mlx_lm's own wrapper, with caches that evict.
+
+The harness finds no models of other packages. ``python -m mlx_h2o.evaluation.harness`` is its
+command with this one: ``--model mlx_h2o --model_args pretrained=NAME,max_kv_bytes=100MB``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any, cast
+
+import mlx.core as mx
+from lm_eval.__main__ import cli_evaluate
+from lm_eval.api.model import LM
+from lm_eval.api.registry import register_model
+from mlx_lm import evaluate as mlx_lm_evaluate
+
+from ..caches.cache import PROMPT_CHUNK
+from ..lm.generate import batch_generate, load
+from ..lm.prompt_cache import evicting_caches, fit_bytes, make_prompt_cache
+from ..lm.routing import routing_for
+
+__all__ = ["MLXH2O"]
+
+_STEP = "prefill_step_size"
+_upstream: Any = mlx_lm_evaluate
+
+
+class _Evicting:
+    """What differs from mlx_lm's wrapper: the caches, and attention that they are given."""
+
+    def __init__(
+        self, pretrained: str, batch_size: int | str = 8, device: Any = None,
+        max_batch_size: Any = None, **settings: Any,
+    ) -> None:  # fmt: skip
+        cast(Any, LM).__init__(self)
+        settings = {
+            name: None if value in ("none", "None") else value for name, value in settings.items()
+        }
+        self._step = int(settings.pop(_STEP, PROMPT_CHUNK))
+        self._model, self.tokenizer = load(pretrained)
+        if "max_kv_bytes" in settings:
+            sized = fit_bytes(self._model, **settings)
+            shared = {name: settings[name] for name in ("layers", "length") if name in settings}
+            settings = {"max_kv_size": sized.config} | shared
+        self._settings = settings
+        self._batch_size = int(batch_size) if str(batch_size).isdecimal() else 8
+        self._max_tokens = None
+        self.use_chat_template = self.tokenizer.chat_template is not None
+
+    def _fresh(self) -> list[Any]:
+        return make_prompt_cache(self._model, **self._settings)
+
+    def _routed(self, caches: Sequence[Any]) -> AbstractContextManager[None]:
+        return routing_for(self._model, list(evicting_caches(caches)))
+
+    def _process_prompt(self, prompt: Sequence[int]) -> tuple[mx.array, list[Any]]:
+        """The log probabilities behind a prompt, and caches that have read it."""
+        caches, tokens = self._fresh(), mx.array(list(prompt))[None]
+        with self._routed(caches):
+            for start in range(0, len(prompt), self._step):
+                logits = self._model(tokens[:, start : start + self._step], cache=caches)
+                mx.eval(logits, [one.state for one in caches])
+        last = logits[:, -1, :].astype(mx.float32)
+        return last - mx.logsumexp(last, axis=-1, keepdims=True), caches
+
+    def _score_fn(self, inputs: Any, cache: list[Any] | None = None) -> Any:
+        caches = cache or self._fresh()
+        with self._routed(caches):
+            return _upstream.MLXLM._score_fn(self, inputs, caches, self._step)
+
+    def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:
+        texts = _upstream.MLXLM._tokenize(self, [one.args[0] for one in requests])
+        # One after the other: sequences of one batch of mlx_lm's have rows at the same places.
+        return [float(self._score_fn([tokens])[0].sum().item()) for tokens in texts]
+
+    def generate_until(self, requests: Sequence[Any]) -> list[str]:
+        prompts = _upstream.MLXLM._tokenize(self, [one.args[0] for one in requests])
+        options = [one.args[1] for one in requests]
+        most = _upstream.DEFAULT_MAX_TOKENS
+        made = batch_generate(
+            self._model,
+            self.tokenizer,
+            [list(tokens) for tokens in prompts],
+            [self._fresh() for _ in prompts],
+            [one.get("max_gen_toks", most) for one in options],
+            prefill_batch_size=self._batch_size,
+            completion_batch_size=self._batch_size,
+            prefill_step_size=self._step,
+        )
+        pairs = zip(made.texts, options, strict=True)
+        texts = [_upstream._rstrip_until(text, option["until"]) for text, option in pairs]
+        if self.tokenizer.has_thinking:
+            end = self.tokenizer.think_end
+            texts = [_upstream._lstrip(text, end) for text in texts]
+        return texts
+
+
+MLXH2O: Any = type("MLXH2O", (_Evicting, _upstream.MLXLM), {"__doc__": __doc__})
+register_model("mlx_h2o")(MLXH2O)
+
+
+if __name__ == "__main__":
+    cli_evaluate()

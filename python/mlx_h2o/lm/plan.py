@@ -1,0 +1,207 @@
+"""What a model's caches will hold, from its settings and the header of its weights alone.
+
+The model is built and its weights are mapped, but nothing is evaluated: one token in a graph shows
+which arrays each layer keeps. So bytes follow from shapes, of any model, and no formula is needed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
+
+import mlx.core as mx
+import mlx.nn as nn
+from huggingface_hub import snapshot_download
+from mlx.utils import tree_flatten, tree_map
+from mlx_lm.models import cache as mlx_lm_cache
+from mlx_lm.utils import _get_classes, load_config, load_model
+
+from ..demo import DEMO, model_path
+from . import attention
+from .generate import check_path, loading, widened
+from .prompt_cache import evicting_caches, make_prompt_cache
+from .routing import calls_attention
+
+__all__ = ["Outline", "configs", "outline_of", "outlined"]
+
+# mlx_lm has no types.
+ArraysCache: Any = mlx_lm_cache.ArraysCache
+CacheList: Any = mlx_lm_cache.CacheList
+
+_CONTEXT = ("max_position_embeddings", "model_max_length", "n_positions", "max_seq_len")
+_FAR = 1 << 20
+"""Tokens after which windows are full."""
+_STEP = 256
+"""Tokens for which mlx_lm makes room at a time."""
+
+
+class Outline:
+    """Stands for a model where its caches are made and their bytes counted: it gives them rows of
+    the model's shapes, and computes nothing.
+
+    Args:
+        model: an mlx_lm model; none of its weights is evaluated.
+        config: its settings, as in ``config.json``.
+        name: its own on the hub, where it was asked for by another.
+
+    Attributes:
+        rows: bytes of a token in each cache of mlx_lm's; 0 in those that do not grow.
+    """
+
+    def __init__(self, model: Any, config: Mapping[str, Any], name: str = "") -> None:
+        self._model, self._config, self.name = model, config, name
+        self.args, self.model_type = model.args, getattr(model, "model_type", None)
+        self.modules, self.parameters = model.modules, model.parameters
+        caches = self.make_cache()
+        model(mx.zeros((1, 1), mx.int32), cache=caches)
+        self._kept = [_kept(cache) for cache in caches]
+        near, far = (self._filled(self.make_cache(), _FAR + more) for more in (0, _STEP))
+        self.rows = [(b.nbytes - a.nbytes) // _STEP for a, b in zip(near, far, strict=True)]
+
+    def make_cache(self) -> list[Any]:
+        """mlx_lm's own caches."""
+        return mlx_lm_cache.make_prompt_cache(self._model)
+
+    def __call__(self, tokens: mx.array, cache: Sequence[Any]) -> None:
+        """Have the caches take in so many tokens of one sequence."""
+        for one, kept in zip(cache, self._kept, strict=True):
+            _feed(one, kept, tokens.shape[1])
+
+    def _filled(self, caches: list[Any], tokens: int) -> list[Any]:
+        for count in (tokens - 1, 1) if tokens > 1 else (1,):  # windows hold a chunk until the next
+            self(mx.zeros((1, count), mx.int32), caches)
+        return caches
+
+    def nbytes(self, tokens: int, **settings: Any) -> int:
+        """Bytes of all caches behind so many tokens: mlx_lm's own, or, with ``settings``, those of
+        :func:`make_prompt_cache`.
+
+        Raises ValueError where the settings do not suit the model.
+        """
+        model = cast(Any, self)
+        made = make_prompt_cache(model, layers="equal", **settings) if settings else None
+        return sum(int(one.nbytes) for one in self._filled(made or self.make_cache(), tokens))
+
+    @cached_property
+    def refused(self) -> str:
+        """Why the caches here cannot serve the model; empty where they can."""
+        try:
+            make_prompt_cache(cast(Any, self), layers="equal")
+        except ValueError as error:
+            return str(error).partition("] ")[2]
+        return ""
+
+    @property
+    def scored(self) -> bool:
+        """Whether its attention can be had, without which policies that need scores are refused."""
+        return calls_attention(cast(Any, self))
+
+    @property
+    def context(self) -> int | None:
+        """The longest text that the model is made for, if its settings say."""
+        parts = (self._config, self._config.get("text_config") or {})
+        found = (part.get(name) for name in _CONTEXT for part in parts)
+        return next((tokens for tokens in found if isinstance(tokens, int)), None)
+
+    @property
+    def weights(self) -> int:
+        """Bytes of the weights."""
+        return sum(array.nbytes for _, array in cast(Any, tree_flatten)(self.parameters()))
+
+    @property
+    def file(self) -> str:
+        """The module of mlx_lm.models that it is made of."""
+        return type(self._model).__module__.rpartition(".")[2]
+
+
+def outline_of(name: str) -> Outline:
+    """The outline of a model: of a directory, "demo", a name of :func:`configs`, or one on the hub,
+    of which only the settings are fetched.
+
+    Where there are no weights they are what the settings say, in 16 bits or quantised.
+
+    Raises ValueError where there is no model of mlx_lm, or a file that is damaged.
+    """
+    check_path(name)
+    folder = model_path() if name == DEMO else Path(name)
+    with loading(folder):
+        if not folder.is_dir():
+            if (found := _known(name)) is not None:
+                return outlined(*found)
+            folder = Path(snapshot_download(name, allow_patterns=["*.json"]))
+        if not list(folder.glob("model*.safetensors")):
+            return outlined(load_config(folder))
+        model, config = load_model(folder, lazy=True)
+        model.update(tree_map(widened, model.parameters()))
+        return Outline(model, config)
+
+
+def outlined(config: dict[str, Any], name: str = "") -> Outline:
+    """The outline of a model of which there are only settings."""
+    model_class, args = _get_classes(config)
+    model = model_class(args.from_dict(config))
+    model.update(tree_map(_in_16_bits, model.parameters()))
+    if isinstance(said := config.get("quantization"), dict):
+        size, bits = int(said["group_size"]), int(said["bits"])
+
+        def fits(_: str, module: Any) -> bool:
+            return hasattr(module, "to_quantized") and module.weight.shape[-1] % size == 0
+
+        cast(Any, nn).quantize(
+            model, size, bits, mode=said.get("mode", "affine"), class_predicate=fits
+        )
+    return Outline(model, config, name)
+
+
+def configs() -> dict[str, dict[str, Any]]:
+    """The settings of models that people run, by their names on the hub: of their ``config.json``
+    what shapes depend on."""
+    text = Path(__file__).with_name("models.json").read_text(encoding="utf-8")
+    return cast(dict[str, dict[str, Any]], json.loads(text))
+
+
+def _known(name: str) -> tuple[dict[str, Any], str] | None:
+    """Settings of :func:`configs`, and the whole name, by that or its end; behind it "-4bit", as of
+    mlx-community."""
+    stem = name.lower().removeprefix("mlx-community/")
+    if quantised := re.fullmatch(r"(.+)-([2-8])bit", stem):
+        stem = quantised[1]
+    for key, config in configs().items():
+        if stem in (key.lower(), (end := key.rpartition("/")[2]).lower()):
+            if not quantised:
+                return config, key
+            bits = {"quantization": {"group_size": 64, "bits": int(quantised[2])}}
+            return config | bits, f"mlx-community/{end}-{quantised[2]}bit"
+    return None
+
+
+def _in_16_bits(weight: mx.array) -> mx.array:
+    return weight.astype(mx.bfloat16) if weight.dtype == mx.float32 else weight
+
+
+def _kept(cache: Any) -> Any:
+    """What a cache keeps of a token: keys and values, other arrays, or a list of its parts'."""
+    if isinstance(cache, CacheList):
+        return [_kept(part) for part in cache.caches]
+    return cache.state if isinstance(cache, ArraysCache) else (cache.keys, cache.values)
+
+
+def _feed(cache: Any, kept: Any, tokens: int) -> None:
+    if isinstance(cache, CacheList):
+        for part, own in zip(cache.caches, kept, strict=True):
+            _feed(part, own, tokens)
+    elif isinstance(cache, ArraysCache):
+        cache.state = kept
+    elif kept[0] is not None:  # or the layer reads another's
+        if hasattr(cache, "maybe_trim_front"):
+            cache.maybe_trim_front()
+        rows = [mx.zeros((1, one.shape[1], tokens, one.shape[3]), one.dtype) for one in kept]
+        keys, values = cache.update_and_fetch(*rows)
+        if list(evicting_caches([cache])):
+            if isinstance(keys, tuple) and cache.config.kv_handed == "latents":
+                values = keys
+            attention.attend(lambda **_: rows[0], rows[0], keys, values, cache=cache)

@@ -1,0 +1,115 @@
+"""A model whose heads are dealt out over processes, its ranks: each has caches of its own heads.
+
+All ranks compute the same, but for their heads, and have to agree on what depends on all of them.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+import mlx.core as mx
+from mlx.nn.layers import distributed
+from mlx_lm.utils import sharded_load
+
+from .routing import int_setting
+
+__all__ = ["ALONE", "Ranks", "dealt_out", "ranks_of"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The processes of a group, as one of them sees it; what all of them have to call is said.
+
+    size: how many there are; 1 is a model that is whole.
+    rank: which of them this is.
+    group: MLX's; None: there is one process.
+    """
+
+    size: int = 1
+    rank: int = 0
+    group: Any = None
+
+    @classmethod
+    def of(cls, group: Any) -> Ranks:
+        """Those of one of MLX's groups."""
+        return cls(group.size(), group.rank(), group) if group.size() > 1 else ALONE
+
+    def __str__(self) -> str:
+        """What follows the bytes of one of them; empty where there is one."""
+        return f", in each of {self.size} processes" if self.size > 1 else ""
+
+    def own(self, heads: Sequence[T]) -> Sequence[T]:
+        """What belongs to the KV heads of this rank, of what belongs to each head of the model."""
+        if len(heads) % self.size:
+            raise ValueError(
+                f"[make_prompt_cache] found {len(heads)} KV heads, expected as many for each of "
+                f"{self.size} processes."
+            )
+        each = len(heads) // self.size
+        return heads[self.rank * each : (self.rank + 1) * each]
+
+    def sums(self, numbers: mx.array) -> mx.array:
+        """Of the numbers of all ranks; all call it."""
+        return self._with(mx.distributed.all_sum, numbers)
+
+    def largest(self, numbers: mx.array) -> mx.array:
+        """Of the numbers of all ranks; all call it."""
+        return self._with(mx.distributed.all_max, numbers)
+
+    def least(self, *numbers: int) -> list[int]:
+        """The least of each that any rank has; all call it."""
+        found = self._with(mx.distributed.all_min, mx.array(numbers, mx.int64))
+        return cast(list[int], found.tolist())
+
+    def told(self, what: T) -> T:
+        """What the first rank tells the others; all call it."""
+        if self.group is None:
+            return what
+        own = pickle.dumps(what) if self.rank == 0 else b""
+        size = cast(int, self.sums(mx.array(len(own))).item())
+        data = self.sums(mx.array([*own], mx.uint8) if own else mx.zeros(size, mx.uint8))
+        found: T = pickle.loads(bytes(cast(Any, data)))
+        return found
+
+    def _with(self, reduce: Any, numbers: mx.array) -> mx.array:
+        if self.group is None:
+            return numbers
+        found: mx.array = reduce(numbers, group=self.group, stream=mx.cpu)
+        mx.eval(found)
+        return found
+
+
+ALONE = Ranks()
+"""A model that is whole."""
+
+_SUMMED = distributed.ShardedToAllLinear, distributed.QuantizedShardedToAllLinear
+"""What puts together the outputs of heads, of which each rank has some."""
+
+
+def ranks_of(model: Any) -> Ranks:
+    """The ranks over which the heads of an mlx_lm model are dealt out, by its ``shard``."""
+    groups = (one.group for one in model.modules() if isinstance(one, _SUMMED))
+    return next((Ranks.of(group) for group in groups), ALONE)
+
+
+def dealt_out(group: Any, folder: str, **given: Any) -> tuple[Any, ...]:
+    """A model and its tokenizer as of mlx_lm's ``sharded_load``.
+
+    Raises ValueError where mlx_lm cannot deal out its heads, or they do not divide by the processes
+    of the group.
+    """
+    found: tuple[Any, ...] = sharded_load(folder, tensor_group=group, **given)
+    heads, size = int_setting(found[0], "num_attention_heads") or 0, group.size()
+    names = "n_heads", "n_kv_heads", "num_attention_heads", "num_key_value_heads"
+    own = (getattr(one, name, 1) for one in found[0].modules() for name in names)
+    if heads % size or 0 in own:
+        of_keys = int_setting(found[0], "num_key_value_heads") or heads
+        raise ValueError(
+            f"it has {heads} heads and {of_keys} KV heads, which do not divide by {size} processes"
+        )
+    return found

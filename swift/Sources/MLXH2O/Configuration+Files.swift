@@ -1,0 +1,102 @@
+// Settings in files, by their names in Python.
+
+extension H2OConfiguration: Codable {
+    /// Settings of Python, or of earlier versions, that are not known here, and their values that
+    /// change nothing.
+    private static let unserved = [
+        "light_bits": ["null"], "dense_size": ["null", "0"], "kv_handed": ["'packed'"],
+        "sparse_v": ["0"], "unequal_budgets": ["true", "false"], "turbo_guard": ["0"],
+        "shared_heads": ["false"], "rows_at": ["null"],
+        // Of rows that are stored as codes, which do not say it.
+        "dtype": ["'float32'", "'float16'", "'bfloat16'"],
+    ]
+
+    /// Those known here, and what Python says of stored rows and of a policy that is not.
+    private static let served = Set(
+        Budget.CodingKeys.allCases.map(\.rawValue) + Format.CodingKeys.allCases.map(\.rawValue)
+            + Policy.CodingKeys.allCases.map(\.rawValue) + ["value_size", "random_seed"])
+
+    /// A value as a message shows it.
+    private struct Shown: Decodable {
+        let text: String
+
+        init(from decoder: any Decoder) throws {
+            let value = try decoder.singleValueContainer()
+            if value.decodeNil() {
+                text = "null"
+            } else if let flag = try? value.decode(Bool.self) {
+                text = "\(flag)"
+            } else if let number = try? value.decode(Double.self) {
+                text = Int(exactly: number).map(String.init) ?? "\(number)"
+            } else {
+                text = (try? value.decode(String.self)).map { "'\($0)'" } ?? "a list"
+            }
+        }
+    }
+
+    /// Reads the names of the Python settings. Checked as in the other initialisers; settings of
+    /// Python that are not served here are refused by name.
+    public init(from decoder: any Decoder) throws {
+        for (name, value) in try [String: Shown](from: decoder).sorted(by: { $0.key < $1.key })
+        where !Self.served.contains(name) {
+            guard let same = Self.unserved[name] else {
+                throw failure("\(name) is \(value.text), expected settings that are known here.")
+            }
+            guard same.contains(value.text) else {
+                throw failure(
+                    "\(name) is \(value.text), expected \(same[0]): that is not served in Swift."
+                )
+            }
+        }
+        try self.init(
+            Budget(from: decoder), Format(from: decoder), policy: Policy(from: decoder))
+    }
+
+    /// All by their names in Python, side by side.
+    public func encode(to encoder: any Encoder) throws {
+        try budget.encode(to: encoder)
+        try format.encode(to: encoder)
+        try policy.encode(to: encoder)
+    }
+}
+
+extension H2OConfiguration.Budget {
+    init(from decoder: any Decoder) throws {
+        let values = try decoder.container(keyedBy: CodingKeys.self)
+        guard try !values.decodeNil(forKey: .maxKVSize) else {
+            throw failure("max_kv_size is null, expected a number: a cache here has a budget.")
+        }
+        self.init(
+            try values.decode(Int.self, forKey: .maxKVSize),
+            sinkSize: try values.decode(Int.self, forKey: .sinkSize),
+            heavySize: try values.decode(Int.self, forKey: .heavySize),
+            recentSize: try values.decode(Int.self, forKey: .recentSize),
+            evictEvery: try values.decode(Int.self, forKey: .evictEvery),
+            speculative: try values.decodeIfPresent(Int.self, forKey: .speculative) ?? 0,
+            contextSize: try values.decodeIfPresent(Int.self, forKey: .contextSize))
+    }
+}
+
+extension H2OConfiguration.Format {
+    init(from decoder: any Decoder) throws {
+        let values = try decoder.container(keyedBy: CodingKeys.self)
+        self = try .named(
+            kvBits: values.decodeIfPresent(Int.self, forKey: .kvBits),
+            valueBits: values.decodeIfPresent(Int.self, forKey: .valueBits),
+            isFramed: values.decodeIfPresent(Bool.self, forKey: .kvFrame) ?? false,
+            groupSize: values.decodeIfPresent(Int.self, forKey: .kvGroupSize) ?? 64,
+            kvFormat: values.decodeIfPresent(String.self, forKey: .kvFormat))
+    }
+}
+
+extension H2OConfiguration.Policy {
+    init(from decoder: any Decoder) throws {
+        let values = try decoder.container(keyedBy: CodingKeys.self)
+        let name = try values.decode(PolicyName.self, forKey: .name)
+        let diversity = try values.decodeIfPresent(Double.self, forKey: .diversity)
+        // Files of versions without `diversity` call the moving average "h2o".
+        self.init(
+            diversity == nil && name == .h2o ? .h2oEma : name, diversity: diversity ?? 0.5,
+            decay: try values.decode(Double.self, forKey: .decay))
+    }
+}

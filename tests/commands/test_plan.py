@@ -1,0 +1,298 @@
+"""`mlx_h2o plan`: its bytes are those that are measured, and its table is what happens."""
+
+from __future__ import annotations
+
+import functools
+import json
+import shutil
+import time
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_map
+from mlx_lm.models import cache as mlx_lm_cache
+from mlx_lm.utils import _get_classes, quantize_model, save_model
+
+import mlx_h2o
+from mlx_h2o.cli import main
+from mlx_h2o.commands.plan import table
+from mlx_h2o.lm.plan import Outline, configs, outline_of, outlined
+from mlx_h2o.lm.routing import routing_for
+from mlx_h2o.serving.memory import Memory
+
+CONFIGS = configs()
+QUICK = ("Llama-3.1-8B-Instruct", "DeepSeek-V3", "DeepSeek-V3.2", "LFM2-1.2B")
+TOKENS, ROWS = 100, 48
+HEADS = 2
+
+_SMALL = {
+    "vocab_size": 96, "hidden_size_per_layer_input": 0, "intermediate_size": 96,
+    "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
+    "shared_intermediate_size": 32, "num_experts": 4, "num_local_experts": 4,
+    "n_routed_experts": 4, "num_experts_per_tok": 2, "num_experts_per_token": 2, "n_group": 1,
+    "topk_group": 1, "first_k_dense_replace": 1, "q_lora_rank": 64, "sliding_window": 16,
+    "block_ff_dim": 64, "block_multiple_of": 8, "index_n_heads": 4,
+}  # fmt: skip
+
+
+def small(config: dict[str, Any], layers: int) -> dict[str, Any]:
+    """Settings of a model of a few layers, narrow but for its attention: at most HEADS KV heads, of
+    as many elements as they have, and a query head for each."""
+    found = {name: _SMALL.get(name, value) for name, value in config.items()}
+    if "text_config" in found:
+        return found | {"text_config": small(found["text_config"], layers)}
+    heads = min(HEADS, config["num_key_value_heads"])
+    size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    width = 128 if "head_dim" in config or "kv_lora_rank" in config else heads * size
+    found |= {
+        "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": heads,
+        "hidden_size": width,
+    }  # fmt: skip
+    if "num_global_key_value_heads" in found:
+        found["num_global_key_value_heads"] = min(heads, found["num_global_key_value_heads"])
+    if "block_dim" in found:
+        found["block_dim"] = width
+        found["full_attn_idxs"] = [at for at in found["full_attn_idxs"] if at < layers]
+    if "layer_types" in found:
+        found["layer_types"] = found["layer_types"][:layers]
+    if "linear_attn_config" in found:
+        kinds = {
+            name: [at for at in found["linear_attn_config"][name] if at <= layers]
+            for name in ("full_attn_layers", "kda_layers")
+        }
+        found["linear_attn_config"] = found["linear_attn_config"] | kinds
+    return found
+
+
+def small_model(name: str) -> tuple[Any, dict[str, Any]]:
+    """A float32 model of two layers, or six where they are of several kinds, and its settings."""
+    whole = outlined(CONFIGS[name])
+    config = small(CONFIGS[name], 2 if all(whole.rows) else 6)
+    model_class, args = _get_classes(config)
+    mx.random.seed(3)
+    model = model_class(args.from_dict(config))
+    model.update(tree_map(lambda one: one.astype(mx.float32), model.parameters()))
+    model.eval()
+    return model, config
+
+
+def measured(model: Any, caches: list[Any]) -> int:
+    """Bytes of caches that a model has filled with TOKENS tokens, the last one by one."""
+    ours = list(mlx_h2o.lm.prompt_cache.evicting_caches(caches))
+    with routing_for(model, ours):
+        for count in (TOKENS - 3, 1, 1, 1):
+            logits = model(mx.random.randint(0, 96, (1, count)), cache=caches)
+            mx.eval(logits, [cache.state for cache in caches])
+    assert mx.isfinite(logits).all()
+    return sum(cache.nbytes for cache in caches)
+
+
+the_table = functools.cache(table)
+
+
+def served(name: str) -> str:
+    """Whether a model is served, as the table says."""
+    (line,) = (line for line in the_table().splitlines() if line.startswith(f"| {name} "))
+    return line.split("|")[2].strip()
+
+
+def quick_and_slow() -> list[Any]:
+    names = [(name, name.rpartition("/")[2]) for name in CONFIGS]
+    slow = pytest.mark.slow
+    return [pytest.param(name, id=end, marks=() if end in QUICK else slow) for name, end in names]
+
+
+@pytest.mark.parametrize("name", quick_and_slow())
+def test_the_table_says_what_happens_and_bytes_are_right_within_a_hundredth(name):
+    said = served(name.rpartition("/")[2])
+    model, config = small_model(name)
+    outline = Outline(model, config)
+    if said.startswith("refused: "):
+        with pytest.raises(ValueError, match=said.removeprefix("refused: ")):
+            mlx_h2o.make_prompt_cache(model, ROWS)
+        assert said.removeprefix("refused: ") in outline.refused
+        return
+    stock = measured(model, mlx_lm_cache.make_prompt_cache(model))
+    assert outline.nbytes(TOKENS) == pytest.approx(stock, rel=0.01)
+    default = measured(model, mlx_h2o.make_prompt_cache(model, ROWS))
+    assert outline.nbytes(TOKENS, max_kv_size=ROWS) == pytest.approx(default, rel=0.01)
+    for settings in (
+        {"max_kv_size": ROWS, "kv_bits": 8, "v_bits": 5},
+        {"max_kv_size": None, "kv_bits": 8},
+        {"max_kv_size": ROWS, "kv_format": "turbo3"},
+    ):
+        if "turbo3" in said and "kv_format" in settings:
+            with pytest.raises(ValueError, match="latent"):
+                mlx_h2o.make_prompt_cache(model, **settings)
+            continue
+        policy = "keydiff" if said.startswith("keydiff") else "h2o"
+        caches = mlx_h2o.make_prompt_cache(model, layers="equal", policy=policy, **settings)
+        found = outline.nbytes(TOKENS, policy=policy, **settings)
+        assert found == pytest.approx(measured(model, caches), rel=0.01)
+    if said.startswith("keydiff"):
+        with pytest.raises(ValueError, match="its scores cannot be had"):
+            measured(model, mlx_h2o.make_prompt_cache(model, ROWS, policy="h2o"))
+
+
+@pytest.fixture(scope="module")
+def quantised(tmp_path_factory):
+    """The folder of a small Llama whose weights have 4 bits."""
+    model, config = small_model("meta-llama/Llama-3.1-8B-Instruct")
+    model.update(tree_map(lambda one: one.astype(mx.bfloat16), model.parameters()))
+    model, config = quantize_model(model, config, 64, 4)
+    folder = tmp_path_factory.mktemp("models") / "llama"
+    save_model(folder, model)
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def said(capsys, *arguments: object, status: int = 0) -> str:
+    """What a command prints."""
+    assert main(["plan", *map(str, arguments)]) == status
+    return capsys.readouterr().out
+
+
+def refused(capsys, *arguments: object) -> str:
+    """What a command says of a mistake, in one line."""
+    try:
+        status = main(["plan", *map(str, arguments)])
+    except SystemExit as error:
+        status = error.code
+    captured = capsys.readouterr()
+    assert status == 2
+    assert captured.err.count("\n") == 1
+    return captured.err
+
+
+def test_a_model_with_weights_is_what_loading_it_shows(capsys):
+    model, _ = mlx_h2o.load("demo")
+    outline = outline_of("demo")
+    assert outline.weights == sum(
+        array.nbytes for _, array in mlx_h2o.lm.plan.tree_flatten(model.parameters())
+    )
+    caches = mlx_lm_cache.make_prompt_cache(model)
+    mx.eval(model(mx.zeros((1, TOKENS), mx.int32), cache=caches))
+    assert outline.nbytes(TOKENS) == sum(cache.nbytes for cache in caches)
+    assert sum(outline.rows) * 512 == outline.nbytes(512)
+    found = said(capsys, "demo", "--memory", "1GB", "--context", "2K")
+    assert f"{sum(outline.rows) / 1000:.1f} KB a token" in found
+    assert "mlx_h2o chat --model demo --max-kv-size none" in found
+
+
+def test_weights_that_are_not_there_are_estimated_from_the_settings(quantised, tmp_path):
+    there = outline_of(str(quantised))
+    shutil.copy(quantised / "config.json", tmp_path)
+    estimated = outline_of(str(tmp_path))
+    assert estimated.weights == pytest.approx(there.weights, rel=0.01)
+    assert (
+        there.weights < 0.4 * outlined(small_model("meta-llama/Llama-3.1-8B-Instruct")[1]).weights
+    )
+    assert estimated.nbytes(TOKENS) == pytest.approx(there.nbytes(TOKENS), rel=0.01)
+
+
+def test_a_whole_model_is_planned_in_a_second_and_nothing_is_computed(capsys):
+    start, before = time.process_time(), mx.get_active_memory()
+    found = said(
+        capsys, "deepseek-v3", "--memory", "2TB", "--context", "128K", "--concurrency", "4"
+    )
+    assert time.process_time() - start < 3  # on a busy machine
+    assert mx.get_active_memory() - before < 1 << 20
+    assert "layers that grow: 61 of 61" in found
+    assert "70.3 KB a token" in found
+    assert "without turbo3" in found
+    assert "--decode-concurrency 4" in found
+
+
+def test_what_is_said_to_fit_is_let_in_by_the_server(capsys):
+    config = CONFIGS["Qwen/Qwen3-8B"]
+    outline, context = outlined(config), 1 << 17
+    found = said(capsys, "qwen3-8b", "--memory", "40GB", "--concurrency", 4, "--context", context)
+    rows = int(
+        found.partition(": ")[2].rpartition(" rows a head")[0].rpartition(" ")[2].replace(",", "")
+    )
+    settings = {"max_kv_size": rows, "kv_bits": 8, "v_bits": 5, "policy": "h2o", "layers": "equal"}
+
+    def make() -> list[list[Any]]:
+        return [mlx_h2o.make_prompt_cache(outline, **settings)]
+
+    memory = Memory([outline], make, 40 * 10**9, 2048, 1, 4)
+    assert 4 * memory.of_request(context) <= memory.free
+    settings["max_kv_size"] = rows * 11 // 10
+    assert 4 * Memory([outline], make, 40 * 10**9, 2048, 1, 4).of_request(context) > memory.free
+
+
+def test_a_model_that_is_refused_says_why_and_what_it_takes(capsys):
+    found = said(capsys, "deepseek-ai/DeepSeek-V3.2", status=1)
+    assert "refused: its indexer selects rows by their slot\n" in found
+    assert "GB at 128K" in found
+    assert "mlx_h2o chat" not in found
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "expected a MODEL, or --table"),
+        (("demo", "--table"), "expected a MODEL, or --table"),
+        (("demo", "--memory", "much"), "--memory: 'much' is no number of bytes"),
+        (("demo", "--context", "128Q"), "--context: '128Q' is no number of tokens"),
+        (("demo", "--context", "0"), "--context: '0' is no number of tokens"),
+        (("demo", "--concurrency", "0"), "--concurrency: 0 is out of range"),
+        (("demo", "--memory", "1MB"), "--memory is 1,000,000 bytes, expected more than"),
+        (("demo", "--memory", "440MB", "--concurrency", "900"), "what --memory leaves for a"),
+        (("/nowhere",), "/nowhere is not a directory"),
+    ],
+)
+def test_mistakes_are_one_line_that_names_the_flag(capsys, arguments, message):
+    assert message in refused(capsys, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "has no config.json"),
+        ("{", "config.json is damaged, expected an object in JSON"),
+        ('{"model_type": "nothing"}', "Model type nothing not supported"),
+        ('{"hidden_size": 8}', "cannot be loaded: KeyError('model_type')"),
+        ('{"model_type": "llama"}', "cannot be loaded: "),
+    ],
+)
+def test_a_folder_without_a_model_says_what_is_wrong(capsys, tmp_path, text, message):
+    if text is not None:
+        (tmp_path / "config.json").write_text(text)
+    assert message in refused(capsys, tmp_path)
+
+
+def test_weights_that_are_cut_short_are_named(capsys, quantised, tmp_path):
+    shutil.copytree(quantised, tmp_path, dirs_exist_ok=True)
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-8])
+    assert "model.safetensors is damaged" in refused(capsys, tmp_path)
+
+
+def test_a_model_of_the_hub_is_planned_from_its_settings(capsys, quantised, monkeypatch):
+    asked = []
+
+    def fetch(name: str, allow_patterns: list[str]) -> str:
+        asked.append((name, allow_patterns))
+        return str(quantised)
+
+    monkeypatch.setattr(mlx_h2o.lm.plan, "snapshot_download", fetch)
+    assert "layers that grow: 2 of 2" in said(capsys, "someone/llama-4bit", "--memory", "1GB")
+    assert asked == [("someone/llama-4bit", ["*.json"])]
+
+
+def test_the_command_has_the_name_on_the_hub(capsys):
+    found = said(capsys, "qwen3-8b-4BIT", "--memory", "24GB", "--concurrency", "2")
+    assert "mlx_h2o server --model mlx-community/Qwen3-8B-4bit --max-kv-" in found
+    assert found.startswith(
+        "mlx-community/Qwen3-8B-4bit: qwen3, made for 40,960 tokens, weights of 4.6 GB"
+    )
+
+
+def test_help_fits_a_screen(capsys):
+    with pytest.raises(SystemExit):
+        main(["plan", "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80

@@ -1,0 +1,102 @@
+"""What one process of a group makes of small models, in JSON: run by tests/lm/test_ranks.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import asdict
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models import qwen2
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+import mlx_h2o
+from mlx_h2o.lm import layers
+from mlx_h2o.lm.prompt_cache import evicting_caches, fit_bytes
+from mlx_h2o.lm.ranks import ranks_of
+from tiny_models import random_prompt, spread, tiny_llama, tiny_qwen3, tiny_tokenizer
+
+HEADS = {"heads": 8, "kv_heads": 4}
+COUNT = 12
+SETTINGS: dict[str, dict[str, Any]] = {
+    "window": {"policy": "window"},
+    "keydiff": {"policy": "keydiff"},
+    "h2o": {"policy": "h2o", "fold": False},
+    "folded": {"policy": "h2o", "fold": True},
+    "packed": {"policy": "h2o", "kv_bits": 8, "kv_group_size": 32},
+    "codes": {"policy": "h2o", "kv_format": "turbo4"},
+}
+
+
+def tiny_qwen2() -> Any:
+    mx.random.seed(9)
+    sizes = {"hidden_size": 256, "num_hidden_layers": 2, "intermediate_size": 48}
+    numbers = {"rms_norm_eps": 1e-6, "vocab_size": 64, "tie_word_embeddings": True}
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 4}
+    return spread(qwen2.Model(qwen2.ModelArgs(model_type="qwen2", **sizes, **heads, **numbers)))
+
+
+MODELS = {
+    "llama": lambda: tiny_llama(width=256, **HEADS),
+    "qwen2": tiny_qwen2,
+    "qwen3": lambda: tiny_qwen3(head_dim=32, **HEADS),
+}
+
+
+def kept(caches: list[Any]) -> list[Any]:
+    """Positions of the rows of each KV head of this process, of each layer, in order."""
+    found = []
+    for cache in caches:
+        rows: dict[int, list[int]] = {}
+        groups = getattr(cache, "heads", None)
+        for place, one in enumerate(evicting_caches([cache])):
+            positions = one._table.positions(one._tokens)[0].tolist()
+            of = range(len(positions)) if groups is None else groups[place]
+            rows |= dict(zip(of, positions, strict=True))
+        found.append([rows[head] for head in sorted(rows)])
+    return found
+
+
+def answered(model: Any, **settings: Any) -> dict[str, Any]:
+    """Tokens behind a prompt, and the rows that stay."""
+    caches = mlx_h2o.make_prompt_cache(model, **({"max_kv_size": 40} | settings))
+    prompt, tokenizer = random_prompt(100), TokenizerWrapper(tiny_tokenizer())
+    stream = mlx_h2o.stream_generate(model, tokenizer, prompt, COUNT, prompt_cache=caches)
+    tokens = [one.token for one in stream]
+    return {"tokens": tokens, "kept": kept(caches)}
+
+
+def batch(model: Any) -> list[str]:
+    prompts = [random_prompt(length, seed=length) for length in (30, 70, 55)]
+    tokenizer = TokenizerWrapper(tiny_tokenizer())
+    return mlx_h2o.batch_generate(model, tokenizer, prompts, max_tokens=8, max_kv_size=40).texts
+
+
+def main(group: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, make in MODELS.items():
+        model = make()
+        if group is not None:
+            model.shard(group)
+        own = found.setdefault(name, {})
+        for settings, given in SETTINGS.items():
+            own[settings] = answered(model, **given)
+        own["batch"] = {"texts": batch(model)}
+        # As large as the share of one process.
+        share = 40_000 // ranks_of(model).size
+        own["bytes"] = {"settings": asdict(fit_bytes(model, share, length=400).config)}
+    probed = layers.probe(model)
+    found["probe"] = {"gives": probed.gives, "errors": probed.errors}
+    # Heads of which one retrieves, and those of other processes do not.
+    uneven = layers.Probe(((0.9, 0.0, 0.0, 0.0), (0.0, 0.0, 0.5, 0.5)))
+    layers._known.update({place: (held, uneven) for place, (held, _) in layers._known.items()})
+    found["by head"] = {"h2o": answered(model, policy="h2o")}
+    return found
+
+
+if __name__ == "__main__":
+    started = mx.distributed.init(backend="ring") if "MLX_RANK" in os.environ else None
+    with open(sys.argv[1], "w") as file:
+        json.dump(main(started), file)

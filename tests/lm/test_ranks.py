@@ -1,0 +1,211 @@
+"""Several processes that share a model make what one makes, and end together."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_flatten
+
+from mlx_h2o.lm.prompt_cache import make_prompt_cache
+from mlx_h2o.lm.ranks import ALONE, Ranks, ranks_of
+from ranks_program import HEADS, MODELS, SETTINGS
+from tiny_models import tiny_qwen3, tiny_tokenizer
+
+LIBRARY = Path(__file__).parents[1] / "lib"
+PYTHON = Path(__file__).parents[2] / "python"
+LONGEST = 300
+
+
+@pytest.fixture(scope="module")
+def pausing(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment in which processes wait for others without taking their processor."""
+    if sys.platform != "linux" or shutil.which("cc") is None:
+        return {}
+    made = tmp_path_factory.mktemp("yielding") / "yielding.so"
+    command = ["cc", "-shared", "-fPIC", "-o", str(made), str(LIBRARY / "yielding.c"), "-ldl"]
+    subprocess.run(command, check=True)
+    return {"LD_PRELOAD": str(made)}
+
+
+def started(
+    count: int, folder: Path, environment: dict[str, str], *command: str
+) -> list[subprocess.Popen[str]]:
+    """So many processes of one group on this machine; {rank} in a command is that of each."""
+    with ExitStack() as stack:
+        ports = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in ports:
+            one.bind(("127.0.0.1", 0))
+        hosts = [[f"127.0.0.1:{one.getsockname()[1]}"] for one in ports]
+    (folder / "hosts.json").write_text(json.dumps(hosts))
+    path = os.pathsep.join([str(PYTHON), str(LIBRARY), os.environ.get("PYTHONPATH", "")])
+    given = os.environ | environment | {
+        "PYTHONPATH": path, "MLX_HOSTFILE": str(folder / "hosts.json"),
+        "MLX_H2O_CACHE": str(folder / "cache"),
+    }  # fmt: skip
+    return [
+        subprocess.Popen(
+            [sys.executable, *(part.replace("{rank}", str(rank)) for part in command)],
+            env=given | {"MLX_RANK": str(rank)},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(count)
+    ]  # fmt: skip
+
+
+def ended(processes: list[subprocess.Popen[str]]) -> list[tuple[str, str]]:
+    """What each of them said, on standard output and error; none outlives the test."""
+    try:
+        return [one.communicate(timeout=LONGEST) for one in processes]
+    finally:
+        for one in processes:
+            one.kill()
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What one process makes."""
+    file = tmp_path_factory.mktemp("alone") / "found.json"
+    environment = {name: value for name, value in os.environ.items() if name != "MLX_RANK"}
+    path = os.pathsep.join([str(PYTHON), str(LIBRARY), os.environ.get("PYTHONPATH", "")])
+    environment |= {"PYTHONPATH": path, "MLX_H2O_CACHE": str(file.parent)}
+    command = [sys.executable, str(LIBRARY / "ranks_program.py"), str(file)]
+    subprocess.run(command, check=True, env=environment, timeout=LONGEST)
+    return json.loads(file.read_text())
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def together(
+    request: pytest.FixtureRequest, pausing: dict[str, str], tmp_path_factory: Any
+) -> list[Any]:
+    """What each of two, and of four processes makes."""
+    folder = tmp_path_factory.mktemp("together")
+    program = str(LIBRARY / "ranks_program.py"), str(folder / "{rank}.json")
+    processes = started(request.param, folder, pausing, *program)
+    said = ended(processes)
+    assert [one.returncode for one in processes] == [0] * request.param, said
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(request.param)]
+
+
+CASES = [
+    *((model, settings) for model in MODELS for settings in (*SETTINGS, "batch", "bytes")),
+    ("by head", "h2o"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "settings"), CASES)
+def test_several_processes_make_what_one_makes(
+    alone: Any, together: list[Any], model: str, settings: str
+) -> None:
+    one = alone[model][settings]
+    for found in together:
+        for name, value in one.items():
+            assert name == "kept" or found[model][settings][name] == value
+    for layer, heads in enumerate(one.get("kept", ())):
+        own = [found[model][settings]["kept"][layer] for found in together]
+        assert [head for heads in own for head in heads] == heads
+
+
+@pytest.mark.slow
+def test_the_probe_sees_the_heads_of_all_processes(alone: Any, together: list[Any]) -> None:
+    for found in together:
+        for name, value in alone["probe"].items():
+            for own, expected in zip(found["probe"][name], value, strict=True):
+                assert own == pytest.approx(expected, abs=2e-4)
+    rows = {len(head) for layer in alone["by head"]["h2o"]["kept"] for head in layer}
+    assert len(rows) > 1
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A small model on disk."""
+    folder, model = tmp_path_factory.mktemp("model"), tiny_qwen3(**HEADS)
+    weights = dict(tree_flatten(model.parameters()))
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
+    (folder / "config.json").write_text(json.dumps(vars(model.args)))
+    tiny_tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+def generating(model: str, *more: str) -> list[str]:
+    command = ["-m", "mlx_h2o", "generate", "--model", model, "--prompt", "t3 t1 t4", *more]
+    return [*command, "--max-kv-size", "40"]
+
+
+@pytest.mark.slow
+def test_a_command_speaks_once(saved: str, tmp_path: Path, pausing: dict[str, str]) -> None:
+    command = generating(saved, "--max-tokens", "8", "--temp", "1")
+    first, second = ended(started(2, tmp_path, pausing, *command))
+    assert "Generation: 8 tokens" in first[0]
+    assert "bytes, in each of 2 processes" in first[0]
+    assert second == ("", "")
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_ends_the_others(
+    saved: str, tmp_path: Path, pausing: dict[str, str]
+) -> None:
+    processes = started(4, tmp_path, pausing, *generating(saved, "--max-tokens", "1000000"))
+    assert processes[0].stdout is not None
+    written = b""
+    while b"t" not in written:
+        written += (more := os.read(processes[0].stdout.fileno(), 100))
+        assert more, "it ended"
+    processes[1].send_signal(signal.SIGKILL)
+    said = ended(processes)
+    for rank in (0, 2, 3):
+        assert processes[rank].returncode not in (0, None)
+        assert f"mlx_h2o generate: process {rank} of 4: " in said[rank][1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--shared-heads"], "the model's heads are dealt out over 2 processes"),
+        (["--draft-model", "demo"], "--draft-model is for one process, found 2"),
+    ],
+)
+def test_what_is_not_for_several_processes_is_refused(
+    saved: str, tmp_path: Path, pausing: dict[str, str], flags: list[str], said: str
+) -> None:
+    processes = started(2, tmp_path, pausing, *generating(saved, *flags))
+    for _, error in ended(processes):
+        assert said in error
+    assert [one.returncode for one in processes] == [2, 2]
+
+
+@pytest.mark.slow
+def test_a_server_is_one_process(saved: str, tmp_path: Path, pausing: dict[str, str]) -> None:
+    command = ["-m", "mlx_h2o", "server", "--model", saved]
+    for _, error in ended(started(2, tmp_path, pausing, *command)):
+        assert "the server is one process, found 2" in error
+
+
+def test_own_heads_are_a_part_of_all() -> None:
+    ranks = Ranks(4, 2)
+    assert ranks.own([*range(8)]) == [4, 5]
+    with pytest.raises(ValueError, match="found 6 KV heads"):
+        ranks.own([*range(6)])
+    assert str(ranks) == ", in each of 4 processes"
+
+
+def test_a_model_that_is_whole_has_one_process() -> None:
+    model = tiny_qwen3(**HEADS)
+    assert ranks_of(model) is ALONE
+    model.shard(mx.distributed.init())
+    assert ranks_of(model) is ALONE
+    assert ALONE.told({"a": 1}) == {"a": 1} and ALONE.least(3, 4) == [3, 4]
+    assert str(ALONE) == ""
+    assert len(make_prompt_cache(model, 40, shared_heads=True)) == 2

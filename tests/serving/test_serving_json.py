@@ -1,0 +1,156 @@
+"""Answers in JSON: of any object, or of a schema; beside others, streamed, sampled, with drafts."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import pytest
+
+from engines import demo, engine_of, submit
+from mlx_h2o.serving.grammar import Grammars
+from serving.test_serving_http import (
+    CHAT,
+    app_of,
+    as_json,
+    chat,
+    check_refused,
+    httpx,
+    pieces,
+    post,
+)
+
+SCHEMA = {
+    "type": "object", "required": ["name", "age", "kind"], "additionalProperties": False,
+    "properties": {
+        "name": {"type": "string", "maxLength": 8}, "kind": {"enum": ["ship", "sea"]},
+        "age": {"type": "integer", "minimum": 0, "maximum": 99},
+    },
+}  # fmt: skip
+FORMAT = {"type": "json_schema", "json_schema": {"name": "thing", "schema": SCHEMA}}
+MUCH = {"max_tokens": 120, "response_format": FORMAT}
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with app_of() as (url, _):
+        yield url
+
+
+def check(text: str) -> None:
+    jsonschema.validate(json.loads(text), SCHEMA)
+
+
+def content(answer: dict[str, Any]) -> str:
+    (choice,) = answer["choices"]
+    assert choice["finish_reason"] == "stop"
+    return choice["message"]["content"]
+
+
+def test_an_answer_keeps_to_its_schema_alone_and_beside_others(url):
+    plain, alone = chat(url, max_tokens=30), content(chat(url, **MUCH))
+    check(alone)
+    found: dict[int, Any] = {}
+
+    def go(number: int) -> None:
+        found[number] = chat(url, **(MUCH if number % 2 else {"max_tokens": 30}))
+
+    threads = [threading.Thread(target=go, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [content(found[number]) for number in (1, 3, 5)] == [alone] * 3
+    texts = [found[number]["choices"][0]["message"] for number in (0, 2, 4)]
+    assert texts == [plain["choices"][0]["message"]] * 3
+
+
+def test_streams_and_samples_keep_to_it_too(url):
+    body = {"messages": CHAT, "stream": True, "logprobs": True, "top_logprobs": 20} | MUCH
+    told = pieces(post(url, body, "chat/completions"))
+    streamed = "".join(one["choices"][0]["delta"].get("content") or "" for one in told)
+    assert streamed == content(chat(url, **MUCH))
+    hot = {"temperature": 2.0, "seed": 3, "n": 4, "repetition_penalty": 1.2}
+    for choice in chat(url, **hot, **MUCH)["choices"]:
+        check(choice["message"]["content"])
+
+
+def test_an_object_of_any_kind(url):
+    answer = chat(url, response_format={"type": "json_object"}, max_tokens=200)
+    (choice,) = answer["choices"]
+    text = choice["message"]["content"]
+    assert text.lstrip().startswith("{")
+    if choice["finish_reason"] == "stop":
+        assert isinstance(json.loads(text), dict)
+    plain = chat(url, max_tokens=9)["choices"]
+    assert chat(url, max_tokens=9, response_format={"type": "text"})["choices"] == plain
+
+
+WRONG = [
+    ({"type": "json_schema"}, "response_format is wrong"),
+    ({"type": "json_object", "json_schema": {"schema": {}}}, "response_format is wrong"),
+    ({"type": "json_schema", "json_schema": {"schema": 5}}, "json_schema.schema is wrong"),
+    ({"type": "json_schema", "json_schema": {"schema": {"type": "foo"}}}, "Invalid type: foo"),
+    ({"type": "json_schema", "json_schema": {"schema": {"$ref": "#/a"}}}, "'/a' does not exist"),
+    ({"type": "json_schema", "json_schema": {"schema": {"pattern": "("}}}, "unclosed group"),
+    ({"type": "json_schema", "json_schema": {"schema": {"minItems": 10**30}}}, "schema is wrong"),
+    ({"type": "yaml"}, "response_format.type is wrong"),
+]
+
+
+@pytest.mark.parametrize(("given", "message"), WRONG)
+def test_a_wrong_format_is_refused(url, given, message):
+    body = as_json({"messages": CHAT, "response_format": given})
+    answer = httpx.post(f"{url}/v1/chat/completions", **body, timeout=60)
+    check_refused(answer, message)
+    assert "response_format" in answer.json()["error"]["message"]
+
+
+def test_a_model_that_thinks_first_refuses(url, monkeypatch):
+    monkeypatch.setattr("mlx_h2o.serving.http.of_chat", lambda *given: ([1, 2], "reasoning"))
+    answer = post(url, {"messages": CHAT} | MUCH, "chat/completions")
+    check_refused(answer, "response_format is given, and the model thinks")
+    assert answer.json()["error"]["param"] == "response_format"
+
+
+class Tiring:
+    """A matcher that gives up after some tokens."""
+
+    def __init__(self, whole: Any) -> None:
+        self.whole, self.left = whole, 4
+
+    def deep_copy(self) -> Any:
+        return Tiring(self.whole.deep_copy())
+
+    def is_error(self) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.whole, name)
+
+
+def test_a_grammar_that_fails_ends_its_request_alone():
+    model, tokenizer = demo()
+    matcher = Grammars(tokenizer, 4096).matcher(SCHEMA)
+    with engine_of([model], tokenizer) as engine:
+        alone = submit(engine, "The ship was").wait().text
+        both = [submit(engine, "The ship was", grammar=one) for one in (None, Tiring(matcher))]
+        assert both[0].wait().text == alone
+        assert "the schema is too much" in str(both[1].wait().error)
+
+
+@pytest.mark.slow
+def test_drafts_keep_to_it():
+    model, tokenizer = demo()
+    matcher = Grammars(tokenizer, 4096).matcher(SCHEMA)
+    given = {"max_tokens": 120, "grammar": matcher}
+    with engine_of([model], tokenizer) as engine:
+        expected = submit(engine, "The ship was", **given).wait()
+    check(expected.text)
+    with engine_of([model, model], tokenizer, speculative=3) as engine:
+        found = [submit(engine, "The ship was", **given) for _ in range(2)]
+        assert [one.wait().text for one in found] == [expected.text] * 2

@@ -1,0 +1,115 @@
+"""256 clients at once, 40 of them hostile: each of the others gets what it gets alone."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from mlx_h2o.serving.request import Limits
+from serving.test_serving_http import CHAT, TEXT, WRONG, WRONG_CHATS, app_of, as_json, pieces
+
+ASKED: list[dict[str, Any]] = [
+    {"prompt": TEXT},
+    {"prompt": TEXT[:40], "stop": ["e"]},
+    {"prompt": f"{TEXT} the ship", "logprobs": 2},
+    {"prompt": "The ship was", "temperature": 0.9, "seed": 5},
+    {"prompt": TEXT, "repetition_penalty": 1.3, "logit_bias": {"7": -3}},
+    {"messages": CHAT},
+    {"messages": [*CHAT, {"role": "assistant", "content": "Deep."}, *CHAT]},
+]
+EXTREME: list[dict[str, Any]] = [
+    {"temperature": 1e-300}, {"min_p": 1.0, "temperature": 1}, {"logit_bias": {"4095": 100}},
+    {"xtc_probability": 1.0, "xtc_threshold": 0.0, "temperature": 1}, {"stop": ["ab"] * 64},
+    {"repetition_penalty": 1e-30}, {"stop": "x" * 1000}, {"prompt": "a\x00b"}, {"top_logprobs": 11},
+    {"temperature": 0.8, "top_k": 10**12}, {"stop": ["ab"] * 20_000}, {"max_tokens": 10**30},
+]  # fmt: skip
+RAW = [
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n{",
+    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1e3\r\n\r\n{}",
+]
+
+
+def answer(client: httpx.Client, body: dict[str, Any], **more: Any) -> httpx.Response:
+    path = "chat/completions" if "messages" in body else "completions"
+    return client.post(path, **as_json({"max_tokens": 3} | body | more))
+
+
+def said(client: httpx.Client, body: dict[str, Any], stream: bool) -> str:
+    """The text of an answer, or of its pieces together."""
+    found = answer(client, body, stream=stream)
+    assert found.status_code == 200, found.text
+    choices = [one["choices"][0] for one in (pieces(found) if stream else [found.json()])]
+    parts = [one.get("text") or one.get("delta", one.get("message")) or "" for one in choices]
+    return "".join(one if isinstance(one, str) else one.get("content", "") for one in parts)
+
+
+def hostile(client: httpx.Client) -> list[Callable[[], bool]]:
+    """40 of them, each true where it got what it deserves."""
+
+    def refused(body: dict[str, Any]) -> bool:
+        return answer(client, body).status_code == 400
+
+    def extreme(more: dict[str, Any]) -> bool:
+        return answer(client, {"prompt": TEXT} | more).status_code in (200, 400)
+
+    def leaves(stream: bool) -> bool:
+        body = as_json({"prompt": TEXT, "max_tokens": 100_000, "stream": stream})
+        with pytest.raises(httpx.TimeoutException):
+            client.post("completions", **body, timeout=0.5)
+        return True
+
+    def breaks_off(sent: bytes) -> bool:
+        with socket.create_connection((client.base_url.host, client.base_url.port)) as raw:
+            raw.sendall(sent)
+        return True
+
+    chats = [{"messages": CHAT} | body for body, _ in WRONG_CHATS]
+    tried: list[tuple[Callable[[Any], bool], list[Any]]] = [
+        (refused, [*[body for body, _ in WRONG][::2], *chats[::2]]),
+        (extreme, EXTREME), (breaks_off, RAW), (leaves, [False, True] * 4),
+    ]  # fmt: skip
+    made = [lambda act=act, given=given: act(given) for act, all in tried for given in all]
+    return made[-40:]
+
+
+@pytest.mark.slow
+def test_256_clients_of_which_40_are_hostile():
+    everybody = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    with (
+        app_of(Limits(step=256)) as (url, engine),
+        httpx.Client(base_url=f"{url}/v1", limits=everybody, timeout=120) as client,
+    ):
+        alone = [said(client, body, False) for body in ASKED]
+        assert all(alone)
+        acts = hostile(client)
+        found: dict[int, Any] = {}
+        begin = threading.Barrier(256)
+
+        def go(number: int) -> None:
+            begin.wait()
+            try:
+                if number < len(acts):
+                    found[number] = acts[number]()
+                else:
+                    which = number % len(ASKED)
+                    found[number] = said(client, ASKED[which], number % 3 == 0) == alone[which]
+            except Exception as error:
+                found[number] = error
+
+        threads = [threading.Thread(target=go, args=(number,)) for number in range(256)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(acts) == 40 and len(found) == 256
+        assert {number: what for number, what in found.items() if what is not True} == {}
+        assert [said(client, body, True) for body in ASKED] == alone
+        assert engine.counts["failed"] == 0 and not engine.fault
+        assert json.loads(httpx.get(f"{url}/health").text) == {"status": "ok"}

@@ -1,0 +1,120 @@
+"""The radix tree, and the snapshots in it, against a scan of all that is kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlx_h2o.serving.radix import RadixTree, common
+from mlx_h2o.serving.snapshots import Snapshots
+
+# Few tokens that are repeated, so that prompts share beginnings of all lengths.
+prompts = st.lists(st.tuples(st.integers(1, 2), st.integers(1, 3)), min_size=1, max_size=5).map(
+    lambda runs: [token for token, count in runs for _ in range(count)]
+)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["put", "put", "remove"]), prompts), max_size=14), prompts
+)
+def test_the_tree_finds_what_a_scan_finds(changes, asked):
+    tree, kept = RadixTree[tuple[int, ...]](), set()
+    for change, tokens in changes:
+        if change == "put":
+            tree.put(tokens, tuple(tokens))
+            kept.add(tuple(tokens))
+        elif tuple(tokens) in kept:
+            tree.remove(tokens)
+            kept.remove(tuple(tokens))
+    found = list(tree.nearest(asked))
+    assert [shared for shared, _ in found] == sorted((one for one, _ in found), reverse=True)
+    expected = {(common(one, asked), one) for one in kept if one[0] == asked[0]}
+    assert len(found) == len(expected) and set(found) == expected
+    assert_grown(tree)
+
+
+def assert_grown(tree):
+    """Nodes that keep nothing branch, or are gone."""
+    for first, below in tree._below.items():
+        assert below._edge[0] == first and (below._value is not None or len(below._below) > 1)
+        assert_grown(below)
+
+
+@dataclass
+class FakeCache:
+    """Of one byte, which knows how many tokens it has seen."""
+
+    offset: int
+    trims: bool
+    nbytes: int = 1
+
+    state = mx.zeros(1)
+
+    def is_trimmable(self):
+        return self.trims
+
+    def trim(self, count):
+        self.offset -= count
+
+
+class Scan:
+    """What :class:`Snapshots` promises, by looking at everything."""
+
+    def __init__(self, most):
+        self.most, self.kept = most, []  # (tokens, can be cut), used longest ago first
+
+    def best(self, asked, kept=None):
+        found = 0, None
+        for tokens, cuttable in kept or self.kept:
+            shared = common(tokens, asked)
+            length = min(shared, len(asked) - 1) if cuttable else shared
+            if (cuttable or shared == len(tokens) < len(asked)) and length > found[0]:
+                found = length, (tokens, cuttable)
+        return found
+
+    def keep(self, tokens, cuttable):
+        length, there = self.best([*tokens, 0])
+        if length == len(tokens) and there is not None:
+            return
+        if cuttable:
+            self.kept = [
+                (one, cuts) for one, cuts in self.kept if not (cuts and one == tokens[: len(one)])
+            ]
+        self.kept = [*self.kept, (tokens, cuttable)][-self.most :]
+
+    def use(self, one):
+        self.kept.remove(one)
+        self.kept.append(one)
+
+
+@given(
+    st.integers(1, 6),
+    st.lists(st.tuples(st.sampled_from(["keep", "keep", "find"]), prompts, st.booleans())),
+)
+def test_snapshots_are_those_of_a_scan(most, changes):
+    snapshots, scan = Snapshots(most), Scan(most)
+    for change, tokens, cuttable in changes:
+        if change == "keep":
+            snapshots.keep(tokens, [FakeCache(len(tokens), cuttable)])
+            scan.keep(tokens, cuttable)
+        else:
+            length, _ = scan.best(tokens)
+            assert snapshots.longest(tokens) == length
+            caches, found = snapshots.find(tokens)
+            assert found == length and [one.offset for one in caches] == [length] * bool(length)
+            if length:  # of several that are as good, either
+                used = list(snapshots._kept)[-1]
+                used = used.tokens.tolist(), used.cuttable
+                assert scan.best(tokens, [used])[0] == length
+                scan.use(used)
+        held = [(one.tokens.tolist(), one.cuttable) for one in snapshots._kept]
+        assert held == scan.kept and snapshots.nbytes == len(held) == len(snapshots)
+
+
+def test_common_counts_what_is_the_same():
+    assert common([1, 2, 3], [1, 2, 4]) == 2 and common([], [1]) == 0
+    assert common(np.array([1, 2]), [1, 2, 3]) == 2 and common([5], [6]) == 0
