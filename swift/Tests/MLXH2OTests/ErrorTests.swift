@@ -28,39 +28,42 @@ private func keep(
 @Suite struct ErrorTests {
     private static let attention: [(String, Call)] = [
         (
-            "queries have 3 dimensions, expected 4 [B, Hq, Lq, D].",
+            "queries are float32 (1, 4, 32), expected float32, float16 or bfloat16 [B, Hq, Lq, D]",
             { try attend(queries: [1, 4, 32]) }
         ),
         (
-            "values have 5 dimensions, expected 4 [B, Hkv, N, Dv].",
+            "values are float32 (1, 1, 2, 8, 16), expected float32 [B, Hkv, N, Dv]",
             { try attend(values: [1, 1, 2, 8, 16]) }
         ),
         (
-            "queries have 3 heads, expected a multiple of the 2 heads of the keys.",
+            "keys are float32 (1, 2, 8, 32), expected float32 [B, Hkv, N, D] = (1, Hkv, N, 32)",
             { try attend(queries: [1, 3, 1, 32]) }
         ),
         (
-            "queries and keys have head sizes 32 and 64, expected the same.",
+            "keys are float32 (1, 2, 8, 64), expected float32 [B, Hkv, N, D] = (1, Hkv, N, 32)",
             { try attend(keys: [1, 2, 8, 64]) }
         ),
         (
-            "keys and values have lengths 8 and 9, expected the same.",
+            "values are float32 (1, 2, 9, 16), expected float32 [B, Hkv, N, Dv] = (1, 2, 8, Dv)",
             { try attend(values: [1, 2, 9, 16]) }
         ),
-        ("keys are empty", { try attend(keys: [1, 2, 0, 32], values: [1, 2, 0, 16]) }),
-        ("queries are empty", { try attend(queries: [1, 4, 0, 32]) }),
         (
-            "queries are int32, expected float32, float16 or bfloat16.",
+            "keys are float32 (1, 2, 0, 32), expected",
+            { try attend(keys: [1, 2, 0, 32], values: [1, 2, 0, 16]) }
+        ),
+        ("queries are float32 (1, 4, 0, 32), expected", { try attend(queries: [1, 4, 0, 32]) }),
+        (
+            "queries are int32 (1, 4, 1, 32), expected float32, float16 or bfloat16",
             { try attend(dtypes: [.int32, .float32, .float32]) }
         ),
         (
-            "queries, keys and values are float16, float32, float32, expected the same dtype of all three.",
+            "keys are float32 (1, 2, 8, 32), expected float16",
             { try attend(dtypes: [.float16, .float32, .float32]) }
         ),
         ("scale is nan, expected a finite number.", { try attend(scale: .nan) }),
-        ("mask has shape", { try attend(mask: ([1, 4, 1, 7], .bool)) }),
+        ("mask is bool (1, 4, 1, 7), expected", { try attend(mask: ([1, 4, 1, 7], .bool)) }),
         ("mask is int32", { try attend(mask: ([1, 4, 1, 8], .int32)) }),
-        ("sinks have shape", { try attend(sinks: ([2], .float32)) }),
+        ("sinks are float32 (2,), expected", { try attend(sinks: ([2], .float32)) }),
         ("sinks are int32", { try attend(sinks: ([4], .int32)) }),
         (
             "row_bias is float32 (1, 4, 8), expected float32 [B, Hkv, N] = (1, 2, 8).",
@@ -78,14 +81,26 @@ private func keep(
     }
 
     private static let selection: [(String, Call)] = [
-        ("scores have 2 dimensions, expected 3 [B, H, N].", { try keep(scores: [2, 8]) }),
-        ("scores and positions have shapes", { try keep(positions: [1, 2, 7]) }),
-        ("scores are empty", { try keep(scores: [1, 2, 0], positions: [1, 2, 0]) }),
-        ("scores are float16, expected float32.", { try keep(dtypes: [.float16, .int32]) }),
-        ("positions are uint32, expected int32.", { try keep(dtypes: [.float32, .uint32]) }),
-        ("keep is 0, expected 1 to N = 8.", { try keep(keep: 0) }),
-        ("keep is 9, expected 1 to N = 8.", { try keep(keep: 9) }),
-        ("sink_size is -1, expected 0 or more.", { try keep(sinkSize: -1) }),
+        ("scores are float32 (2, 8), expected float32 [B, H, N]", { try keep(scores: [2, 8]) }),
+        (
+            "positions are int32 (1, 2, 7), expected int32 [B, H, N] = (1, 2, 8).",
+            { try keep(positions: [1, 2, 7]) }
+        ),
+        (
+            "scores are float32 (1, 2, 0), expected",
+            { try keep(scores: [1, 2, 0], positions: [1, 2, 0]) }
+        ),
+        (
+            "scores are float16 (1, 2, 8), expected float32",
+            { try keep(dtypes: [.float16, .int32]) }
+        ),
+        (
+            "positions are uint32 (1, 2, 8), expected int32",
+            { try keep(dtypes: [.float32, .uint32]) }
+        ),
+        ("keep is 0, expected at least 1 and at most N = 8.", { try keep(keep: 0) }),
+        ("keep is 9, expected at least 1 and at most N = 8.", { try keep(keep: 9) }),
+        ("sink_size is -1, expected at least 0.", { try keep(sinkSize: -1) }),
     ]
 
     @Test(arguments: selection.indices)
