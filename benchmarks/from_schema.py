@@ -79,10 +79,6 @@ def main() -> None:
         "cases": said["test_cases"]["generated"],
         "failures": said["failures"],
         "errors": said["errors"],
-        "accepted": {
-            name: sum(phase["accepted"] for phase in phases.values())
-            for name, phases in said["valid_rates"].items() if name.startswith("POST")
-        },
         "answers": {
             name: int(float(counts[f"mlx_h2o_{name}_total"]))
             for name in ("finished", "failed", "left", "answered")

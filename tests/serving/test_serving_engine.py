@@ -14,6 +14,7 @@ from engines import TEXT, Asked, ask, demo, engine_of, fail, submit, tiny
 from mlx_h2o.serving.request import BusyError, Limits
 from mlx_h2o.serving.sampling import Sampling
 from mlx_h2o.serving.snapshots import Snapshots
+from mlx_h2o.serving.text import logprobs_of
 from tiny_models import random_prompt
 
 PROMPTS = (TEXT, random_prompt(3, seed=4), random_prompt(9, seed=5))
@@ -375,3 +376,9 @@ def test_submitting_from_many_threads():
         for thread in threads:
             thread.join(60)
         assert found == [True] * 12
+
+
+def test_log_probabilities_are_numbers_that_json_has():
+    for value in (float("nan"), -float("inf")):
+        found = logprobs_of(tiny()[1], 5, mx.full((64,), value), 2)
+        assert [found.logprob, *(one.logprob for one in found.top)] == [-9999.0] * 3

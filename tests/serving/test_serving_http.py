@@ -139,6 +139,7 @@ WRONG = [
     ({"prompt": "a", "logit_bias": {"5": None}}, "logit_bias.5 is wrong"),
     ({"prompt": "a", "logit_bias": [1]}, "logit_bias is wrong"),
     ({"prompt": "a", "logit_bias": {"9999999": 1}}, "logit_bias names the token 9999999"),
+    ({"prompt": "a", "repetition_penalty": 5e-324}, "repetition_penalty is wrong"),
     ({"prompt": "a", "seed": -1}, "seed is wrong"),
     ({"prompt": "a", "seed": 2**64}, "seed is wrong"),
     ({"prompt": "a", "n": 0}, "n is wrong"),

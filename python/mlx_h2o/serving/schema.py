@@ -134,7 +134,7 @@ class GenerationBody(_Part):
     stream: bool = False
     stream_options: StreamOptions = Field(default_factory=StreamOptions)
     logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] = Field(default_factory=dict)
-    repetition_penalty: float = Field(1.0, gt=0, le=100)
+    repetition_penalty: float = Field(1.0, ge=0.01, le=100)
     presence_penalty: float = Field(0.0, ge=-100, le=100)
     frequency_penalty: float = Field(0.0, ge=-100, le=100)
     repetition_context_size: int = Field(_WHOLE, ge=1, le=_WHOLE)

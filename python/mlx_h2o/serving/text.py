@@ -111,7 +111,7 @@ def logprobs_of(tokenizer: Any, token: int, logprobs: mx.array, top: int) -> Tok
         places = mx.argpartition(-logprobs, kth=top - 1)[:top]
         likely = places[mx.argsort(-logprobs[places])].tolist()  # type: ignore[assignment]
     values: Any = logprobs[mx.array([token, *likely])].astype(mx.float32).tolist()
-    values = [max(value, -9999.0) for value in values]  # JSON has no infinity
+    values = [value if value > -9999 else -9999.0 for value in values]  # or JSON had inf and NaN
 
     def of(one: int, value: float, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
         text, data = token_text(tokenizer, one)
