@@ -72,13 +72,10 @@ def sizes(op: str, *given: Any, **packing: int) -> Known:
     Raises ValueError where they do not fit the table, and TypeError where one is no array.
     """
     key = [
-        (hash(each.dtype), each.shape)
-        if isinstance(each, mx.array)
-        else None
-        if each is None
-        else _signature(op, at, each)
+        (hash(each.dtype), each.shape) if isinstance(each, mx.array)
+        else None if each is None else _signature(op, at, each)
         for at, each in enumerate(given)
-    ]
+    ]  # fmt: skip
     return _sizes(op, tuple(key), *packing.items())
 
 
@@ -118,10 +115,8 @@ _DTYPES: dict[int, mx.Dtype] = {
 
 
 def _with_dtypes(found: Any) -> Any:
-    if found is None:
-        return None
-    if isinstance(found[0], tuple):
-        return tuple(map(_with_dtypes, found))
+    if found is None or isinstance(found[0], tuple):
+        return found and tuple(map(_with_dtypes, found))
     return _DTYPES[found[0]], found[1]
 
 
@@ -168,9 +163,8 @@ def _found(expected: Array, dtype: mx.Dtype, shape: Shape) -> str:
 def _words(expected: Array, known: Known, rules: list[list[str]]) -> str:
     """What an array was expected to be, with all that is known of it."""
     allowed = _dtypes(expected, known)
-    text = " or ".join(filter(None, (", ".join(allowed[:-1]), allowed[-1])))
+    text = " or ".join(filter(None, (", ".join(allowed[:-1]), allowed[-1]))) + f" {expected.layout}"
     free = [name for name in expected.names if name not in known]
-    text = f"{text} {expected.layout}"
     if len(free) < len(expected.names):
         shown = ", ".join(str(known.get(name, name)) for name in expected.names)
         text += f" = ({shown}{',' if len(expected.names) == 1 else ''})"

@@ -99,25 +99,17 @@ def keep_indices(request: RetentionRequest) -> mx.array:
     """Slots of the rows to keep, uint32 [B, H, N - count], ascending."""
     scores = request.scores
     slots: mx.array = _module().keep_indices(
-        scores, request.positions, keep=scores.shape[2] - request.count, **_zones(request)
-    )
+        scores, request.positions, keep=scores.shape[2] - request.count,
+        sink_size=request.sink_size, recent_start=request.recent_start, stream=request.stream,
+    )  # fmt: skip
     return slots
-
-
-def _zones(request: RetentionRequest) -> dict[str, Any]:
-    return {
-        "sink_size": request.sink_size,
-        "recent_start": request.recent_start,
-        "stream": request.stream,
-    }
 
 
 def accumulate_scores(request: AccumulateRequest) -> mx.array:
     """The new importance, float32 [B, H, N]."""
-    importance: mx.array = _module().accumulate_scores(
-        request.importance, request.scores, decay=request.decay, stream=request.stream
-    )
-    return importance
+    given = request.importance, request.scores
+    found = _module().accumulate_scores(*given, decay=request.decay, stream=request.stream)
+    return cast(mx.array, found)
 
 
 def prefill_scores(request: PrefillRequest) -> mx.array:
@@ -140,8 +132,7 @@ def prefill_scores(request: PrefillRequest) -> mx.array:
 
 def key_diversity(request: KeyDiversityRequest) -> mx.array:
     """Minus the cosine of each key with the mean normalised key, float32 [B, H, N]."""
-    ranks: mx.array = _module().key_diversity(request.keys, stream=request.stream)
-    return ranks
+    return cast(mx.array, _module().key_diversity(request.keys, stream=request.stream))
 
 
 def fold(keys: mx.array, values: mx.array, *rows: Any, share: float = 1.0) -> folding.Folded:
