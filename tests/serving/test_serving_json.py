@@ -110,7 +110,9 @@ def test_a_wrong_format_is_refused(url, given, message):
 
 
 def test_a_model_that_thinks_first_refuses(url, monkeypatch):
-    monkeypatch.setattr("mlx_h2o.serving.http.of_chat", lambda *given: ([1, 2], "reasoning"))
+    monkeypatch.setattr(
+        "mlx_h2o.serving.schema.ChatBody.encoded", lambda *given: ([1, 2], "reasoning")
+    )
     answer = post(url, {"messages": CHAT} | MUCH, "chat/completions")
     check_refused(answer, "response_format is given, and the model thinks")
     assert answer.json()["error"]["param"] == "response_format"
