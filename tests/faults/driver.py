@@ -40,6 +40,7 @@ class Toolchain:
         # No fused multiply-add in the moving average, as in CMakeLists.txt.
         flags = ["-std=c++20", level, "-ffp-contract=off", *self.flags]
         flags.append(f"-I{SOURCES if source == DRIVER else source.parents[1]}")
+        flags.append(f"-I{SOURCES.parent / 'include'}")
         subprocess.run([self.compiler, *flags, "-c", source, "-o", target], check=True)
         return target
 

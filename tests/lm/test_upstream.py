@@ -115,7 +115,9 @@ USED = {
     "models.cache.save_prompt_cache",
     # Of the outline of a model.
     "models.cache.ArraysCache", "utils._get_classes", "utils.load_config", "utils.load_model",
-    # Of the arms of an evaluation.
+    "utils.sharded_load",
+    # Of the arms of an evaluation, and of its tasks.
+    "evaluate",
     "models.cache.QuantizedKVCache", "models.cache.RotatingKVCache",
 }  # fmt: skip
 SERVING = {

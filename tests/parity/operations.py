@@ -60,7 +60,7 @@ def request(case: Case) -> AttentionRequest:
     }
     q, rows = tensors["queries"], [_rows(case, name) for name in ("keys", "values")]
     if fields["bits"]:
-        options |= _packing(case) | {"packed": True, "return_skipped": fields["return_skipped"]}
+        options |= _packing(case) | {"return_skipped": fields["return_skipped"]}
     return requests.attention_request(q, *rows, **options)
 
 

@@ -88,7 +88,7 @@ def _request(case, q, keys, values, mask) -> AttentionRequest:
     options = {"scale": case.fields["scale"], "mask": mask}
     if isinstance(keys, tuple):
         names = {"bits": "kv_bits", "v_bits": "v_bits", "group_size": "kv_group_size"}
-        options |= {name: case.fields[field] for name, field in names.items()} | {"packed": True}
+        options |= {name: case.fields[field] for name, field in names.items()}
     return requests.attention_request(q, keys, values, **options)
 
 

@@ -36,8 +36,8 @@ class OneLineParser(argparse.ArgumentParser):
     """The parser of a command. A mistake is one line, and ends it with 2."""
 
     def __init__(self, command: str, description: str, **given: Any) -> None:
-        prog, usage = f"mlx_h2o {command}", "%(prog)s [options]"
-        super().__init__(prog, usage, description, formatter_class=_Help, **given)
+        usual: dict[str, Any] = {"usage": "%(prog)s [options]", "formatter_class": _Help}
+        super().__init__(f"mlx_h2o {command}", description=description, **usual | given)
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {' '.join(message.split())} (see --help)\n")

@@ -113,13 +113,14 @@ def least_rows(settings: Mapping[str, Any]) -> int:
     return int(max(sinks, settings.get("prefix_size", 0)) + rows)
 
 
-def most_rows(measure: Measure, least: int, limit: int) -> int:
+def most_rows(measure: Measure, least: int, limit: int, *, name: str = "") -> int:
     """The most rows that hold no more than ``limit`` bytes.
 
     Args:
         measure: bytes of so many rows.
         least: the fewest rows that make sense.
         limit: bytes.
+        name: what messages call them, where it is no setting.
 
     Raises ValueError where the fewest rows hold more, or the settings suit no number of rows.
     """
@@ -133,6 +134,8 @@ def most_rows(measure: Measure, least: int, limit: int) -> int:
     below, high = nbytes(low), 2 * low
     if below > limit:
         wanted = f"at least {below:,}: {low} rows a head"
+        if name:
+            raise ValueError(f"{name} is {limit:,}, expected {wanted}.")
         raise SettingError("max_kv_bytes", limit, wanted, operation="fit_bytes")
     while (above := nbytes(high)) <= limit:
         low, below, high = high, above, 2 * high

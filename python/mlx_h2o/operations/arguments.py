@@ -72,7 +72,11 @@ def sizes(op: str, *given: Any, **packing: int) -> Known:
     Raises ValueError where they do not fit the table, and TypeError where one is no array.
     """
     key = [
-        (each.dtype, each.shape) if isinstance(each, mx.array) else _signature(op, at, each)
+        (hash(each.dtype), each.shape)
+        if isinstance(each, mx.array)
+        else None
+        if each is None
+        else _signature(op, at, each)
         for at, each in enumerate(given)
     ]
     return _sizes(op, tuple(key), *packing.items())
@@ -81,21 +85,22 @@ def sizes(op: str, *given: Any, **packing: int) -> Known:
 def _signature(op: str, at: int, given: Any) -> Any:
     """Dtypes and shapes of what is not one array."""
     expected = _arrays(op)[at]
-    if given is None and expected.optional:
-        return None
     if not isinstance(given, tuple):
         array(op, expected.name, given)
     parts = zip(_parts_of(expected.name, len(given)), given, strict=True)
-    return tuple((part.dtype, part.shape) for part in (array(op, *named) for named in parts))
+    return tuple((hash(part.dtype), part.shape) for part in (array(op, *named) for named in parts))
 
 
 @lru_cache(maxsize=512)
 def _sizes(op: str, given: tuple[Any, ...], *packing: tuple[str, int]) -> Known:
     """Once for what is right, since this runs once per layer and token."""
+    given = tuple(_with_dtypes(found) for found in given)
     known: Known = dict(packing)
     rules = [rule.split() for rule in OPERATIONS[op].get("sizes", ())]
     for expected, found in zip(_arrays(op), given, strict=True):
         if found is None:
+            if not expected.optional:
+                array(op, expected.name, None)
             continue
         if expected.kind == "mask":
             _check_mask(op, expected, found[0], found[1], known)
@@ -104,6 +109,20 @@ def _sizes(op: str, given: tuple[Any, ...], *packing: tuple[str, int]) -> Known:
         else:
             _match(op, expected, found[0], found[1], known, rules)
     return known
+
+
+_DTYPES: dict[int, mx.Dtype] = {
+    hash(dtype): dtype for dtype in vars(mx).values() if isinstance(dtype, mx.Dtype)
+}
+"""By their hashes, which compare faster."""
+
+
+def _with_dtypes(found: Any) -> Any:
+    if found is None:
+        return None
+    if isinstance(found[0], tuple):
+        return tuple(map(_with_dtypes, found))
+    return _DTYPES[found[0]], found[1]
 
 
 def _match(
