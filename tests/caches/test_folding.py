@@ -200,14 +200,14 @@ def test_the_native_operation_refuses_what_it_cannot_read():
     kept = mx.broadcast_to(mx.arange(7, dtype=mx.uint32), (1, 2, 7))
     given = [keys, values, one, one, one, one > 0, kept]
     wrong = (
-        (1, values[:, :, :8], "keys are float32"),
-        (1, values.astype(mx.float16), "keys are float32"),
-        (2, one[:, :, :8], "bias are float32"),
-        (3, one.astype(mx.float16), "mass are float16"),
+        (1, values[:, :, :8], r"values are float32 \(1, 2, 8, 8\)"),
+        (1, values.astype(mx.float16), "values are float16"),
+        (2, one[:, :, :8], "bias is float32"),
+        (3, one.astype(mx.float16), "mass is float16"),
         (4, one[:, :1], "weights are float32"),
-        (5, one, "eligible are float32"),
-        (6, kept.astype(mx.int32), "kept are int32"),
-        (6, mx.broadcast_to(mx.arange(9, dtype=mx.uint32), (1, 2, 9)), "K from 1 to N - 1"),
+        (5, one, "eligible is float32"),
+        (6, kept.astype(mx.int32), "kept is int32"),
+        (6, mx.broadcast_to(mx.arange(9, dtype=mx.uint32), (1, 2, 9)), "K below N = 9"),
     )
     for place, other, said in wrong:
         with pytest.raises(ValueError, match=rf"^\[fold\] .*{said}"):

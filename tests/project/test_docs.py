@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import importlib.util
 import inspect
 import io
 import json
@@ -19,7 +20,7 @@ from commands.test_server import serving
 from mlx_h2o import cli, demo, fast
 from mlx_h2o.commands import chat
 from mlx_h2o.commands.options import settings_of
-from pages import BLOCKS, COMMANDS, ROOT, SESSIONS, Block, blocks, blocks_of, commands_of
+from pages import BLOCKS, COMMANDS, ROOT, SESSIONS, Block, blocks, blocks_of
 
 LANGUAGES = {"python", "signature", "sh", "c", "cmake", "swift"}
 NOT_RUN = {
@@ -140,6 +141,10 @@ def test_every_program_is_known_here() -> None:
         elif program == "swift":
             product = words[words.index("run") + 1]
             assert f'name: "{product}"' in (ROOT / "Package.swift").read_text("utf-8")
+        elif words[:2] == ["python", "-m"]:
+            assert importlib.util.find_spec(words[2]), f"{block}: {command}"
+        elif program.startswith("mlx."):  # MLX's own
+            assert program in ("mlx.launch", "mlx.distributed_config"), f"{block}: {command}"
         elif program not in ("mlx_h2o", "curl"):
             assert command in SETTING_UP, f"{block}: nothing tests {command!r}"
 
@@ -184,9 +189,7 @@ def test_commands_run(
 
 
 def test_a_conversation_is_understood() -> None:
-    (block,) = (block for block in BLOCKS if block.reason and block.language == "sh")
-    (words,) = commands_of(block)
-    assert words[:2] == ["mlx_h2o", "chat"]
+    (words,) = (words for _, words in COMMANDS if words[:2] == ["mlx_h2o", "chat"])
     parser = chat.parser()
     asked = settings_of(parser, parser.parse_args(words[2:]))
     assert asked.sized == {"max_kv_bytes": 300_000_000, "speculative": 0}
