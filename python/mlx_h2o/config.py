@@ -32,6 +32,9 @@ PRESETS = {"heavy": 1 / 2, "balanced": 1 / 4, "recent": 1 / 8}
 DENSE_SIZE = 32
 """Newest rows that mixed precision leaves as they come."""
 
+PACKED_TOGETHER = 32
+"""Rows of an unbounded cache that are quantised at a time, where the newest are not."""
+
 _T = TypeVar("_T")
 
 
@@ -235,7 +238,8 @@ class Affine(Format):
     Args:
         kv_bits: bits of each element of keys and values: 2, 3, 4, 5, 6 or 8.
         v_bits: bits of the values, if they differ from those of the keys.
-        dense_size: the newest rows, left unquantised; fewer than ``recent_size``.
+        dense_size: the newest rows, left unquantised; fewer than ``recent_size``. Most of what few
+            bits lose is lost in the newest 8 rows (docs/internals/measured.md).
         kv_frame: rows are kept relative to the centre of the first keys of their head, and rotated,
             at which they lose far less (docs/design.md). False: quantised as they are, as mlx_lm
             does. Latents (MLA) are never kept so.
@@ -376,8 +380,9 @@ class H2OConfig:
             found = getattr(self, other)
             check(not found, other, found, "none with {}: rows of one precision", name)
         if self.recent_size is None:
-            _check_bounded(name, getattr(self.format, name))
-        recent = self.recent_size or 0
+            _check_bounded("light_bits", self.light_bits)
+            return
+        recent = self.recent_size
         right = recent > 1 or self.format.dense_size is not None
         wanted = "at least 2 with {}: fewer rows are dense; or {} 0"
         check(right, "recent_size", recent, wanted, "light_bits", "dense_size")
@@ -463,7 +468,10 @@ class H2OConfig:
 
     @property
     def group(self) -> int:
-        """Rows that leave together: ``evict_every``, as far as no protected row would have to."""
+        """Rows that leave together, or are quantised together in an unbounded cache:
+        ``evict_every``, as far as no protected row would have to."""
+        if self.max_kv_size is None:
+            return PACKED_TOGETHER
         return max(1, min(self.budget.evict_every or 1, (self.budget.heavy_size or 0) + 1))
 
     @property

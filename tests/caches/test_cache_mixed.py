@@ -9,7 +9,14 @@ import pytest
 from cache_columns import COLUMNS, SIZE, step_of
 from cache_courses import HEADS, Course
 from cache_invariants import arrays_of
-from mlx_h2o import make_prompt_cache, policies, routing
+from mlx_h2o import (
+    H2OConfig,
+    QuantizedH2OKVCache,
+    make_prompt_cache,
+    policies,
+    routing,
+)
+from mlx_h2o.caches.views import true_rows
 from mlx_h2o.operations.composed.recoding import recoded
 from tiny_models import random_prompt, tiny_qwen3
 
@@ -263,3 +270,34 @@ def test_sequences_of_unlike_packed_rows_and_as_many_new_ones_see_their_own(poli
         other.prompts([second])
         course.extend(other)
         course.tokens(20)
+
+
+# The newest rows, as they came, of an unbounded cache
+
+
+@pytest.mark.parametrize(("bits", "v_bits"), [(5, 4), (8, 4), (6, 3)])
+def test_all_rows_but_the_newest_are_those_of_a_cache_that_packs_at_once(bits, v_bits):
+    settings = {"max_kv_size": None, "kv_bits": bits, "v_bits": v_bits, "kv_group_size": 32}
+    plain, cache = (
+        QuantizedH2OKVCache(H2OConfig.of(**settings, dense_size=size)) for size in (0, 8)
+    )
+    rows = mx.random.normal((2, 1, HEADS, 120, SIZE), key=mx.random.key(3))
+    start = 0
+    for count in (70, *[1] * 45, 5):
+        for one in (plain, cache):
+            one.update_and_fetch(*rows[:, :, :, start : start + count])
+        start += count
+    assert not hasattr(cache, "bits")  # the last rows were handed out as arrays
+    for side in ("keys", "values"):
+        found, expected = (true_rows(one._table, side) for one in (cache, plain))
+        came = rows[int(side == "values")]
+        packed = cache._table.packed_width
+        assert 8 <= start - packed < 8 + 32 + 5
+        assert mx.allclose(found[:, :, :packed], expected[:, :, :packed], atol=1e-6).item()
+        assert mx.allclose(found[:, :, packed:], came[:, :, packed:], atol=1e-5).item()
+        assert not mx.allclose(found[:, :, :packed], came[:, :, :packed], atol=1e-3).item()
+    again = QuantizedH2OKVCache(cache.config)
+    again.state = cache.state
+    assert cache.trim(20) == again.trim(20) == 20
+    assert mx.array_equal(true_rows(cache._table, "keys"), true_rows(again._table, "keys")).item()
+    assert cache.size() == 100

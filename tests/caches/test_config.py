@@ -98,7 +98,6 @@ def test_more_than_the_budget_is_an_error():
         ({"max_kv_size": None, "heavy_size": 3}, "heavy_size is 3, expected a max_kv_size too"),
         ({"max_kv_size": None, "recent_size": 3}, "recent_size is 3, expected a max_kv_size too"),
         ({"max_kv_size": None, "kv_bits": 8, "light_bits": 4}, "light_bits is 4, expected a max"),
-        ({"max_kv_size": None, "kv_bits": 8, "dense_size": 4}, "dense_size is 4, expected a max"),
         (
             {"kv_bits": 8, "light_bits": 4, "recent_size": 1, "heavy_size": 251},
             "recent_size is 1, expected at least 2 with light_bits",

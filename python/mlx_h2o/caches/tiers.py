@@ -131,11 +131,16 @@ def _gathered(table: Table, segment: Segment, slots: mx.array) -> Segment:
     """A packed segment of the rows at ``slots``."""
     columns = []
     for side, own in (("keys", segment.keys), ("values", segment.values)):
-        if slots.shape[2]:
-            parts = resolve().segment_rows(*in_parts(table, side), slots, cast(int, own.bits))
-            columns.append(own.like(tuple(parts)))
-        else:
+        if not slots.shape[2]:
             columns.append(own.each(lambda part: part[:, :, :0]))
+        elif len(table.segments) == 2:  # of one precision, which may be any
+            (newest,) = getattr(table.tail, side).view(table.tail.width)
+            both = zip(own.view(segment.width), own.encode(newest), strict=True)
+            rows = [gathered(mx.concatenate([*parts], axis=2), slots) for parts in both]
+            columns.append(own.like(tuple(rows)))
+        else:
+            rows = resolve().segment_rows(*in_parts(table, side), slots, cast(int, own.bits))
+            columns.append(own.like(tuple(rows)))
     return Segment(columns[0], columns[1], [slots.shape[2]] * len(table.tokens))
 
 

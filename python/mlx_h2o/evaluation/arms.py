@@ -62,10 +62,11 @@ class Arm:
         return self.kind in ("window", "ours") and not own
 
 
-def _framed(bits: int, v_bits: int) -> Arm:
-    """All rows, in the frames of their heads."""
+def _framed(bits: int, v_bits: int, newest: int = 0) -> Arm:
+    """All rows, in the frames of their heads, but the newest, which stay as they came."""
     settings = {"policy": "keydiff", "max_kv_size": None, "kv_bits": bits, "v_bits": v_bits}
-    return Arm(f"K{bits}V{v_bits}", settings=settings)
+    said = f"+{newest}" if newest else ""
+    return Arm(f"K{bits}V{v_bits}{said}", settings=settings | {"dense_size": newest})
 
 
 def alone(**settings: Any) -> dict[str, Any]:
@@ -80,7 +81,7 @@ ARMS = {
         Arm("window", "window"),
         Arm("kv8", "stock", bits=8),
         Arm("kv4", "stock", bits=4),
-        *(_framed(bits, v_bits) for bits, v_bits in ((8, 4), (6, 5), (5, 4))),
+        *(_framed(*bits) for bits in ((8, 4), (8, 4, 8), (6, 5), (5, 4), (5, 4, 8))),
         Arm("random", settings=alone(policy="random")),
         Arm("prompt-random", settings=alone(policy="random", sink_size=PINNED)),
         Arm("keydiff", settings=alone(policy="keydiff")),
