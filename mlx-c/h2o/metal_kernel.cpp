@@ -82,15 +82,19 @@ struct Resolved {
 
 const Resolved& resolve(const mlx_h2o_kernel_text& text, const Flags& flags) {
   // Kept for the life of the process, like the pipelines that MLX caches by name.
-  static auto* const known = new std::map<std::pair<const char*, Flags>, Resolved>;
+  static auto* const known = new std::map<std::pair<const char*, Flags>, const Resolved*>;
+  static auto* const made = new std::map<std::string, Resolved>;
   static auto* const mutex = new std::mutex;
 
   const std::lock_guard<std::mutex> lock(*mutex);
   const auto key = std::make_pair(text.name, flags);
   const auto found = known->find(key);
-  if (found != known->end()) return found->second;
+  if (found != known->end()) return *found->second;
   Flags on = flags;
   for (const auto& [term, wanted] : terms_of(text.always_on)) on.insert(term);
+  const std::string name = name_of(text, flags, on);
+  const auto same = made->find(name);  // of flags that make no difference to this kernel
+  if (same != made->end()) return *known->emplace(key, &same->second).first->second;
   const auto name_part = &mlx_h2o_kernel_buffer::name;
   Resolved resolved = {chosen(name_part, text.inputs, text.input_count, on),
                        chosen(name_part, text.outputs, text.output_count, on),
@@ -99,11 +103,12 @@ const Resolved& resolve(const mlx_h2o_kernel_text& text, const Flags& flags) {
   const std::string source = joined(text.segments, text.segment_count, on);
   const std::string header = joined(mlx_h2o_kernel_header, std::size(mlx_h2o_kernel_header), on);
   // Row contiguity is not asked for: that would copy a sliced cache on every step.
-  resolved.kernel = mlx_fast_metal_kernel_new(name_of(text, flags, on).c_str(),
-                                              strings(resolved.inputs), strings(resolved.outputs),
-                                              source.c_str(), header.c_str(), false, false);
+  resolved.kernel =
+      mlx_fast_metal_kernel_new(name.c_str(), strings(resolved.inputs), strings(resolved.outputs),
+                                source.c_str(), header.c_str(), false, false);
   if (resolved.kernel.ctx == nullptr) throw Reported();
-  return known->emplace(key, std::move(resolved)).first->second;
+  const Resolved& kept = made->emplace(name, std::move(resolved)).first->second;
+  return *known->emplace(key, &kept).first->second;
 }
 
 void add(mlx_fast_metal_kernel_config config, const char* name, const TemplateArgument& argument) {

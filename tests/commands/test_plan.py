@@ -103,6 +103,7 @@ def quick_and_slow() -> list[Any]:
     return [pytest.param(name, id=end, marks=() if end in QUICK else slow) for name, end in names]
 
 
+@pytest.mark.matrix(9)
 @pytest.mark.parametrize("name", quick_and_slow())
 def test_the_table_says_what_happens_and_bytes_are_right_within_a_hundredth(name):
     said = served(name.rpartition("/")[2])

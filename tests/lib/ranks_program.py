@@ -52,7 +52,7 @@ def kept(caches: list[Any]) -> list[Any]:
         rows: dict[int, list[int]] = {}
         groups = getattr(cache, "heads", None)
         for place, one in enumerate(evicting_caches([cache])):
-            positions = one._table.positions(one._tokens)[0].tolist()
+            positions = one.positions[0].tolist()
             of = range(len(positions)) if groups is None else groups[place]
             rows |= dict(zip(of, positions, strict=True))
         found.append([rows[head] for head in sorted(rows)])

@@ -15,21 +15,21 @@ GENERATED = {"_kernel_text.py", "kernel_text.h", "_operation_table.py", "operati
 CODE = {".py", ".pyi", ".h", ".c", ".cpp", ".metal", ".swift"}
 
 MOST = {
-    "python": 19_396,
-    "python/mlx_h2o/caches": 3_733,
+    "python": 19_410,
+    "python/mlx_h2o/caches": 3_738,
     "python/mlx_h2o/commands": 1_701,
-    "python/mlx_h2o/evaluation": 1_842,
+    "python/mlx_h2o/evaluation": 1_843,
     "python/mlx_h2o/lm": 3_060,
     "python/mlx_h2o/operations": 3_850,
     "python/mlx_h2o/policies": 637,
     "python/mlx_h2o/serving": 2_573,
     "core": 7_835,
     "metal": 2_213,
-    "mlx-c/h2o": 3_153,
+    "mlx-c/h2o": 3_158,
     "swift/Sources/MLXH2O": 1_367,
     "swift/Sources/MLXH2OLM": 2_897,
     "benchmarks": 4_427,
-    "tests": 37_448,
+    "tests": 37_486,
 }
 
 

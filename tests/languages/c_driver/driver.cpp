@@ -139,7 +139,7 @@ struct Thread {
   void failures(int who) const {
     Array kept;
     fails(mlx_h2o_keep_indices(kept.out(), importance, positions, rows + who, 0, nothing, s),
-          "[keep_indices] keep is " + std::to_string(rows + who) + ", expected 1 to N = 16.");
+          "[keep_indices] keep is " + std::to_string(rows + who) + ", expected at least 1 and at most N = 16.");
     Array sum;
     if (mlx_add(sum.out(), keys, importance, s) == 0 ||
         std::strstr(mlx_h2o_last_error(), "broadcast") == nullptr) {
