@@ -324,7 +324,9 @@ class _Of(Generic[_T]):
         self.name = name
 
     def __get__(self, config: H2OConfig, owner: type) -> _T:
-        return cast(_T, getattr(getattr(config, self.part), self.name))
+        found = getattr(getattr(config, self.part), self.name)
+        vars(config)[self.name] = found  # which is read from there from now on
+        return cast(_T, found)
 
 
 @dataclass(frozen=True)

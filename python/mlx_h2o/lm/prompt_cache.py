@@ -211,11 +211,14 @@ def fit_bytes(
     if why and rows * SCARCE < min(length or SOME, context or SOME):
         bits, why = _one_size(bits, -1), "few, since less than a fifth of the tokens stay"
         rows = most()
-    while why and 0 < longest <= rows and (more := _one_size(bits, 1)) != bits:
-        if measured(measuring(more), longest) > limit:
+    while why and 0 < longest <= rows:
+        keys, values = _one_size(bits, 1)
+        larger = [(keys, values), (keys, bits[1]), (bits[0], values)]
+        held = (one for one in larger if measured(measuring(one), longest) <= limit)
+        if (more := next(held, bits)) == bits:
             break
         bits, why = more, "the most that hold every token"
-        rows = most()
+        rows = most_rows(measuring(bits), least, limit)
     config = config_of(rows, bits)
     peak = nbytes_of(config, PROMPT_CHUNK)
     return Sizing(config, nbytes_of(config), peak, draft_nbytes(config), why)
