@@ -60,7 +60,7 @@ def check_int(
 
 
 def check_share(name: str, value: object, *, whole: bool = False) -> None:
-    """Raises SettingError where it is no number of at least 0, below 1; or 1, if ``whole``."""
+    """Raises SettingError unless it is a number from 0 to below 1; or 1 itself, if ``whole``."""
     number = value if isinstance(value, int | float) and not isinstance(value, bool) else -1
     expected = "a number from 0 to 1" if whole else "a number of at least 0, below 1"
     check(0 <= number < 1 or (whole and number == 1), name, value, expected)

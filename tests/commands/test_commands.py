@@ -117,7 +117,7 @@ def test_chat(chatting):
     assert "KV cache: 24 rows a head by keydiff, unquantised." in run.stdout.splitlines()[0]
     assert run.stdout.count(" evicted · peak ") == 2
     assert run.stdout.splitlines()[-1].startswith("KV cache: keydiff, 6 of 6 layers evict, 24 rows")
-    assert run.stderr.count("the model is made for 40") == 1  # in the second of two turns
+    assert run.stderr.count("the model was trained on 40") == 1  # in the second of two turns
     again = _chat(str(chatting), "The ship\nr\nh\nThe ship\n")
     first, second = again.stdout.split("The conversation begins anew.")
     answers = [part.partition(" tok/s")[0].rpartition("\n")[0] for part in (first, second)]
@@ -141,7 +141,7 @@ def test_a_text_beyond_the_context_of_the_model_is_said(chatting, tmp_path, caps
         assert (said in found) if said else not found
     flags[-1] = TEXT + TEXT
     assert cli.main(["cache_prompt", *flags, "--prompt-cache-file", file]) == 0
-    assert "the model is made for 40" in capsys.readouterr().err
+    assert "the model was trained on 40" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -235,9 +235,9 @@ def test_a_model_that_is_refused_says_why_and_what_it_takes(capsys):
     [
         ((), "expected a MODEL, or --table"),
         (("demo", "--table"), "expected a MODEL, or --table"),
-        (("demo", "--memory", "much"), "--memory: 'much' is no number of bytes"),
-        (("demo", "--context", "128Q"), "--context: '128Q' is no number of tokens"),
-        (("demo", "--context", "0"), "--context: '0' is no number of tokens"),
+        (("demo", "--memory", "much"), "--memory: 'much' is not a size in bytes"),
+        (("demo", "--context", "128Q"), "--context: '128Q' is not a number of tokens"),
+        (("demo", "--context", "0"), "--context: '0' is not a number of tokens"),
         (("demo", "--concurrency", "0"), "--concurrency: 0 is out of range"),
         (("demo", "--memory", "1MB"), "--memory is 1,000,000 bytes, expected more than"),
         (("demo", "--memory", "440MB", "--concurrency", "900"), "what --memory leaves for a"),
@@ -287,7 +287,7 @@ def test_the_command_has_the_name_on_the_hub(capsys):
     found = said(capsys, "qwen3-8b-4BIT", "--memory", "24GB", "--concurrency", "2")
     assert "mlx_h2o server --model mlx-community/Qwen3-8B-4bit --max-kv-" in found
     assert found.startswith(
-        "mlx-community/Qwen3-8B-4bit: qwen3, made for 40,960 tokens, weights of 4.6 GB"
+        "mlx-community/Qwen3-8B-4bit: qwen3, trained on 40,960 tokens, weights of 4.6 GB"
     )
 
 

@@ -90,7 +90,7 @@ def test_a_text_beyond_the_context_of_the_model_is_noted(tiny):
     for made_for, times in ((72, 0), (71, 1)):
         result = evaluated(tiny, FEW[:1]) | {"context": made_for}
         said = "\n".join(report.notes(result))
-        assert said.count("The text has 72 tokens, and the model is made for 71: ") == times
+        assert said.count("The text has 72 tokens, and the model was trained on 71: ") == times
 
 
 def test_an_arm_that_cannot_be_is_refused_and_said(tiny):
@@ -294,7 +294,7 @@ def test_a_result_is_taken_up_again(tiny, tmp_path):
     with pytest.raises(ValueError, match="measurements of another settings"):
         evaluated(tiny, file=file, settings=Settings(documents=1, length=72))
     file.write_text("[]")
-    with pytest.raises(ValueError, match="is no result of evaluate"):
+    with pytest.raises(ValueError, match="is not a result of evaluate"):
         evaluated(tiny, file=file)
 
 

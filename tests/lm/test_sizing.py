@@ -242,7 +242,7 @@ def test_the_command_says_what_it_picked(capsys):
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--max-kv-bytes", "many"], "'many' is no number of bytes, expected one"),
+        (["--max-kv-bytes", "many"], "'many' is not a size in bytes, expected e.g."),
         (["--max-kv-bytes", "9"], "--max-kv-bytes is 9, expected at least"),
         (["--max-kv-bytes", "1MB", "--max-kv-size", "64"], "--max-kv-bytes with --max-kv-size"),
     ],
@@ -267,7 +267,7 @@ def test_bytes_as_people_write_them(text, count):
 
 @pytest.mark.parametrize("given", ["", "MB", "-3MB", "3 EB", "3.MB", 0, -1, True, 2.5])
 def test_what_is_no_number_of_bytes(given):
-    with pytest.raises(ValueError, match="is no number of bytes, expected one such as 300MB"):
+    with pytest.raises(ValueError, match="is not a size in bytes, expected e.g. 300MB"):
         parsed_bytes(given)
 
 

@@ -55,7 +55,7 @@ def _side(side: str) -> Any:
 class H2OKVCache:
     """Keys and values of one layer, of which a policy keeps ``config.max_kv_size`` rows per head.
 
-    It takes the place of mlx_lm's KVCache, but is none: a subclass would inherit a batched form
+    Stands in for mlx_lm's KVCache without subclassing it: a subclass would inherit a batched form
     that does not evict. A step is: evict on the scores so far, append, attend, take in the scores.
     It begins with ``make_mask`` or ``update_and_fetch``. Below the budget rows are in order of
     position. After evictions slots mean nothing, except that the rows of an update are the last
@@ -266,7 +266,7 @@ class H2OKVCache:
         return max(0, min(left, min(limit, table.tail.capacity) - max(rows)))
 
     def _append_few(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
-        """One token, or drafts, where there is room: the step that nearly all steps are."""
+        """Append one token, or drafts, when there is room: the common case."""
         table = cast(Table, self._table)
         self._handed.release()
         added = self._step.length

@@ -82,7 +82,7 @@ def number(
 
 def _check_seed(seed: int) -> None:
     if not 0 <= seed < 2**64:
-        raise ValueError(f"{seed} is no seed, expected 0 to 2^64 - 1")
+        raise ValueError(f"{seed} is not a valid seed, expected 0 to 2^64 - 1")
 
 
 def nbytes(text: str) -> int:

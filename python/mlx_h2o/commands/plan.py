@@ -43,7 +43,7 @@ def run(arguments: Sequence[str]) -> int:
     add("--memory", type=nbytes, metavar="BYTES",
         help="such as 24GB (default: three quarters of this machine's)")  # fmt: skip
     add("--context", type=_tokens, metavar="TOKENS",
-        help="of a sequence, such as 128K (default: what the model is made for)")  # fmt: skip
+        help="of a sequence, such as 128K (default: what the model was trained on)")  # fmt: skip
     add("--concurrency", type=number(1), default=1, metavar="N", help="sequences (default: 1)")
     add("--table", action="store_true", help="models that people run, in a table")
     args = parser.parse_args(arguments)
@@ -67,7 +67,7 @@ def table() -> str:
     """What models that people run take, and whether they are served, in Markdown."""
     quarter = _LENGTHS["128K"], {"max_kv_size": _LENGTHS["128K"] // 4} | _FORMATS[_FEW]
     head = ["model", "served", "layers that grow", "KB a token", *_LENGTHS, "a quarter of 128K"]
-    rows = [[*head, "made for"]]
+    rows = [[*head, "trained on"]]
     for name, config in configs().items():
         outline = outlined(config)
         few = "" if outline.refused else _size(outline.nbytes(quarter[0], **quarter[1]))
@@ -99,7 +99,7 @@ def _growing(outline: Outline) -> list[int]:
 
 def _facts(name: str, outline: Outline) -> Iterator[str]:
     """What the model keeps, and whether it is served."""
-    context = f", made for {outline.context:,} tokens" if outline.context else ""
+    context = f", trained on {outline.context:,} tokens" if outline.context else ""
     yield f"{name}: {outline.file}{context}, weights of {_size(outline.weights)}"
     growing, count = _growing(outline), len(outline.rows)
     which = f": {', '.join(map(str, growing))}" if 0 < len(growing) < count else ""
@@ -204,6 +204,6 @@ def _tokens(text: str) -> int:
     count = int(found[1]) << {"": 0, "K": 10, "M": 20}[found[2]] if found else 0
     if not 1 <= count <= 1 << 30:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no number of tokens, expected one such as 32768 or 128K"
+            f"{text!r} is not a number of tokens, expected e.g. 32768 or 128K"
         )
     return count

@@ -150,7 +150,7 @@ def _known(file: Path | None, what: dict[str, Any]) -> list[dict[str, Any]]:
         found = json.loads(file.read_text(encoding="utf-8"))
         records = [record for record in found["records"] if "figures" in record]
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{file} is no result of evaluate, expected one, or no file") from error
+        raise ValueError(f"{file} is not a result of evaluate, expected one, or no file") from error
     there, wanted = (  # records say their lengths
         {**one, "settings": dict(one.get("settings") or {}, lengths=None)} for one in (found, what)
     )

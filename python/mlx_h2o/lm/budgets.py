@@ -24,7 +24,7 @@ def layer_configs(
     """The settings of each evicting layer, or of each of its KV heads.
 
     Raises:
-        ValueError: not one budget per layer, one that is none, or a file that holds none.
+        ValueError: not one budget for each layer, an invalid budget, or a file without any.
     """
     given: Any = read(budgets) if isinstance(budgets, str | PathLike) else budgets
     count = len(given) if isinstance(given, list | tuple) else f"{given!r} as"

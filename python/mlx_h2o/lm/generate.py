@@ -34,7 +34,7 @@ from .sharing import LEAST_SHARED, common_tokens, lasting_tokens, read_once, uns
 __all__ = ["batch_generate", "generate", "load", "make_prompt_cache", "stream_generate", "summary"]
 
 _NO_LIMIT = int(1e30)
-"""Of the tokens in a text, as transformers writes it."""
+"""The longest text, as transformers writes that there is no limit."""
 
 DRAFTED = 2
 """Tokens that mlx_lm drafts at a time where it is not told."""

@@ -288,8 +288,8 @@ def beyond_context(made_for: int | None, tokens: int) -> str:
     if made_for is None or tokens <= made_for:
         return ""
     return (
-        f"The text has {tokens:,} tokens, and the model is made for {made_for:,}: what it makes of "
-        "those beyond may be poor, however many rows the cache holds."
+        f"The text has {tokens:,} tokens, and the model was trained on {made_for:,}: quality "
+        "beyond that may be poor, however many rows the cache holds."
     )
 
 

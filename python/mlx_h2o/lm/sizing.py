@@ -83,7 +83,7 @@ def parsed_bytes(given: int | str) -> int:
     else:
         size = given if isinstance(given, int) and not isinstance(given, bool) else 0
     if size < 1:
-        raise ValueError(f"{given!r} is no number of bytes, expected one such as 300MB or 64MiB.")
+        raise ValueError(f"{given!r} is not a size in bytes, expected e.g. 300MB or 64MiB.")
     return size
 
 
