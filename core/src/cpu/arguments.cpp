@@ -69,12 +69,12 @@ struct Arguments::Spec {
 
   bool is_part() const { return part != nullptr; }
   std::string name() const {
-    const std::string whole = argument.name;
+    std::string whole = argument.name;
     if (!is_part()) return whole;
     return (ends_with(whole, "s") ? whole.substr(0, whole.size() - 1) : whole) + " " + part;
   }
   std::string layout() const {
-    const std::string whole = argument.layout;
+    std::string whole = argument.layout;
     return is_part() ? whole.substr(0, whole.rfind(' ') + 1) + last_name() + "]" : whole;
   }
   std::string last_name() const { return std::string(last_names[0]) + last_names[1]; }
