@@ -133,13 +133,13 @@ def _gathered(table: Table, segment: Segment, slots: mx.array) -> Segment:
     for side, own in (("keys", segment.keys), ("values", segment.values)):
         if not slots.shape[2]:
             columns.append(own.each(lambda part: part[:, :, :0]))
-        elif len(table.segments) == 2:  # of one precision, which may be any
+        elif own.bits in (2, 4, 8):
+            rows = resolve().segment_rows(*in_parts(table, side), slots, own.bits)
+            columns.append(own.like(tuple(rows)))
+        else:  # which no other segment has, so that the codes stay
             (newest,) = getattr(table.tail, side).view(table.tail.width)
             both = zip(own.view(segment.width), own.encode(newest), strict=True)
             rows = [gathered(mx.concatenate([*parts], axis=2), slots) for parts in both]
-            columns.append(own.like(tuple(rows)))
-        else:
-            rows = resolve().segment_rows(*in_parts(table, side), slots, cast(int, own.bits))
             columns.append(own.like(tuple(rows)))
     return Segment(columns[0], columns[1], [slots.shape[2]] * len(table.tokens))
 

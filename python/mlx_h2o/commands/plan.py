@@ -7,11 +7,12 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
+from ..caches.cache import PROMPT_CHUNK
 from ..lm.plan import Outline, configs, outline_of, outlined
 from ..lm.prompt_cache import make_prompt_cache
 from ..lm.sizing import least_rows, most_rows
 from ..policies.h2o import H2O
-from ..serving.memory import COPIED, Memory, machine_bytes
+from ..serving.memory import COPIED, Memory, usual_bytes
 from .parsing import OneLineParser, nbytes, number
 
 _FEW = "8 and 5 bits"
@@ -26,8 +27,6 @@ _FORMATS: dict[str, dict[str, Any]] = {
 _PARTS = {"all": 1, "1/4": 4, "1/8": 8, "1/16": 16}
 """Rows that stay: one for so many tokens."""
 _LENGTHS = {"8K": 1 << 13, "32K": 1 << 15, "128K": 1 << 17}
-_CHUNK = 2048
-"""Tokens of a prompt that are read at a time."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -58,7 +57,7 @@ def run(arguments: Sequence[str]) -> int:
     if outline.refused:
         return 1
     context = args.context or outline.context or _LENGTHS["32K"]
-    limit = args.memory or machine_bytes() * 3 // 4
+    limit = args.memory or usual_bytes()
     print("\n".join(_fits(name, outline, limit, context, args.concurrency)))
     return 0
 
@@ -119,7 +118,7 @@ def _served(outline: Outline) -> str:
         return f"refused: {re.split('[.,] [Ee]xpected', why)[0]}"
     if not outline.scored:
         return "keydiff, window and random: its attention shows no scores"
-    missing = [name for name in _FORMATS if _held(outline, name, 4, _CHUNK) is None]
+    missing = [name for name in _FORMATS if _held(outline, name, 4, PROMPT_CHUNK) is None]
     return f"yes, without {', '.join(missing)}" if missing else "yes"
 
 
@@ -143,14 +142,14 @@ def _held(outline: Outline, stored: str, part: int, context: int) -> int | None:
 def _fits(name: str, outline: Outline, limit: int, context: int, count: int) -> Iterator[str]:
     """How many sequences fit, what each of ``count`` gets, and the command."""
     stored = "unquantised" if _held(outline, _FEW, 1, context) is None else _FEW
-    most = {"max_kv_size": max(context, _CHUNK), "layers": "equal"}
+    most = {"max_kv_size": max(context, PROMPT_CHUNK), "layers": "equal"}
     settings = _settings(outline, stored) | most
 
     def make() -> list[list[Any]]:
         return [make_prompt_cache(cast(Any, outline), **settings)]
 
     try:
-        free = Memory([outline], make, limit, _CHUNK, 1, count).free
+        free = Memory([outline], make, limit, PROMPT_CHUNK, 1, count).free
     except ValueError as error:  # which names flags of the server too
         raise ValueError(str(error).partition(" (")[0]) from error
     yield f"memory: {_size(limit)}, of which caches may have {_size(free)}\n"

@@ -49,7 +49,7 @@ def _serve(
     from ..serving.engine import Engine
     from ..serving.http import Settings, make_app
     from ..serving.listening import listen, serve
-    from ..serving.memory import Memory, machine_bytes
+    from ..serving.memory import Memory, usual_bytes
     from ..serving.request import Limits
     from ..serving.sampling import Sampling
     from ..serving.snapshots import Snapshots
@@ -66,7 +66,7 @@ def _serve(
             args.prefill_step_size, args.num_draft_tokens,
         )  # fmt: skip
         memory = Memory(
-            models, make, args.memory or machine_bytes() * 3 // 4, limits.step,
+            models, make, args.memory or usual_bytes(), limits.step,
             min(limits.prompts, limits.decode), limits.decode,
         )  # fmt: skip
         most = memory.free // 4 if args.prompt_cache_bytes is None else args.prompt_cache_bytes

@@ -211,6 +211,7 @@ def fit_bytes(
     if why and rows * SCARCE < min(length or SOME, context or SOME):
         bits, why = _one_size(bits, -1), "few, since less than a fifth of the tokens stay"
         rows = most()
+    few = bits
     while why and 0 < longest <= rows:
         keys, values = _one_size(bits, 1)
         larger = [(keys, values), (keys, bits[1]), (bits[0], values)]
@@ -218,7 +219,7 @@ def fit_bytes(
         if (more := next(held, bits)) == bits:
             break
         bits, why = more, "the most that hold every token"
-        rows = most_rows(measuring(bits), least, limit)
+    rows = rows if bits == few else most()
     config = config_of(rows, bits)
     peak = nbytes_of(config, PROMPT_CHUNK)
     return Sizing(config, nbytes_of(config), peak, draft_nbytes(config), why)
@@ -331,16 +332,14 @@ def summary(caches: Sequence[Any], model: Module | None = None) -> CacheSummary:
     evicting = list(evicting_caches(caches))
     return CacheSummary(
         layers=len(caches),
-        evicting=sum(any(map(_bounded, evicting_caches([cache]))) for cache in caches),
+        evicting=sum(
+            any(one.config.max_kv_size for one in evicting_caches([cache])) for cache in caches
+        ),
         rows=max((cache.size() for cache in evicting), default=0),
         evicted=sum(cache.evicted for cache in evicting),
         nbytes=sum(cache.nbytes for cache in caches),
         shared_out=_shared_out(evicting, model),
     )
-
-
-def _bounded(cache: H2OKVCache) -> bool:
-    return cache.config.max_kv_size is not None
 
 
 def _shared_out(caches: Sequence[H2OKVCache], model: Module | None) -> str:

@@ -11,11 +11,6 @@ from ..operations import composed, prefill
 from .base import Policy
 
 
-def unseen(policy: Policy) -> float:
-    """What stands for a row that a query does not see."""
-    return 0.0 if policy.needs_weights else -float("inf")
-
-
 def seen(
     policy: Policy, scores: mx.array, lse: mx.array | None, sinks: mx.array | None = None
 ) -> mx.array:

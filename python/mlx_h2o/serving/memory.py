@@ -12,7 +12,7 @@ from mlx.utils import tree_flatten
 from ..lm.prompt_cache import evicting_caches
 from ..lm.routing import int_setting, routing_for
 
-__all__ = ["COPIED", "Memory", "bounds", "machine_bytes"]
+__all__ = ["COPIED", "Memory", "bounds", "usual_bytes"]
 
 _FREED = 16
 """MLX keeps one in so many of the bytes for buffers that were freed."""
@@ -27,9 +27,9 @@ _FAR = 1024
 """Tokens over which it is measured how caches grow that no budget bounds."""
 
 
-def machine_bytes() -> int:
-    """Of this machine's memory."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+def usual_bytes() -> int:
+    """Three quarters of this machine's memory: the limit where none is given."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * 3 // 4
 
 
 class Memory:
