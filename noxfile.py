@@ -546,6 +546,15 @@ def demo(session: nox.Session) -> None:
     python(session, *command, *session.posargs, env=fast_blas(session))
 
 
+@nox.session(venv_backend="none")
+def hardware(session: nox.Session) -> None:
+    """Parity, speed and memory on this machine's GPU or CPU (15 minutes on a Mac; -- --help)."""
+    package(session)
+    REPORTS.mkdir(exist_ok=True)
+    output = ("--output", str(REPORTS / "hardware.json"))
+    python(session, "-m", "mlx_h2o.hardware", *output, *session.posargs, env=fast_blas(session))
+
+
 @nox.session
 def wheel(session: nox.Session) -> None:
     """The sdist, the wheel made of it, and both alone in a new environment, without an index."""

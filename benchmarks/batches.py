@@ -20,12 +20,12 @@ from typing import Any
 
 import benchmark_models as models
 import mlx.core as mx
-from figures import spread
 from mlx_lm.generate import BatchGenerator
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 
 import mlx_h2o
 from mlx_h2o.demo import report
+from mlx_h2o.evaluation.statistics import spread
 
 FULL, ROTATING = "full", "rotating"
 SETTINGS: dict[str, dict[str, Any]] = {

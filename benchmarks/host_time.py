@@ -31,12 +31,12 @@ from unittest import mock
 
 import mlx.core as mx
 import mlx_lm.models.base as base
-from figures import spread
 from mlx_lm.models.cache import KVCache, QuantizedKVCache, RotatingKVCache
 
 import mlx_h2o
 from mlx_h2o import H2OConfig, H2OKVCache, HeadGroups
 from mlx_h2o.demo import report
+from mlx_h2o.evaluation.statistics import spread
 from mlx_h2o.lm import routing
 from mlx_h2o.operations import backends
 from mlx_h2o.operations.gpu import metal

@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from figures import spread
 from mlx_lm.models.base import quantized_scaled_dot_product_attention
 
 import mlx_h2o
 from mlx_h2o import _core
 from mlx_h2o.demo import report
+from mlx_h2o.evaluation.statistics import spread
 from mlx_h2o.operations import native
 from mlx_h2o.operations.requests import attention_request
 

@@ -22,7 +22,6 @@ from typing import Any
 
 import mlx.core as mx
 from benchmark_models import parameters
-from figures import spread
 from mlx.utils import tree_flatten
 from mlx_lm.generate import BatchGenerator, generate_step
 from mlx_lm.models import qwen3
@@ -30,6 +29,7 @@ from tqdm import tqdm
 
 import mlx_h2o
 from mlx_h2o.evaluation.environment import environment
+from mlx_h2o.evaluation.statistics import spread
 
 ARMS = ("shared", "unshared")
 VOCABULARY = 1024

@@ -26,12 +26,12 @@ import benchmark_models as models
 import mlx.core as mx
 import mlx_lm.generate  # noqa: F401  (found below: mlx_lm.generate may also be its function)
 import numpy as np
-from figures import spread
 from mlx_lm.models.cache import KVCache
 
 import mlx_h2o
 from mlx_h2o.caches.quantized import evicting_cache
 from mlx_h2o.demo import report
+from mlx_h2o.evaluation.statistics import spread
 
 ITSELF, REPLAY, PLAIN = "drafts for itself", "replay", "plain"
 

@@ -20,11 +20,11 @@ from typing import Any
 
 import host_time
 import mlx.core as mx
-from figures import spread
 
 import mlx_h2o
 from mlx_h2o import H2OConfig
 from mlx_h2o.demo import report
+from mlx_h2o.evaluation.statistics import spread
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMAND = ROOT / ".build" / "release" / "mlx-h2o-parity"

@@ -30,10 +30,10 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from figures import spread
 
 from mlx_h2o import demo
 from mlx_h2o.evaluation.environment import blas, environment
+from mlx_h2o.evaluation.statistics import spread
 
 ARMS = {
     "mlx_lm": ("mlx_lm", ()),

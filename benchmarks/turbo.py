@@ -26,13 +26,13 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from figures import spread
 from native_attention import HEADS, SCALE, WIDTH, dense_layer, make_layers
 from sparse_v import Sample, demo_samples
 
 import mlx_h2o
 from mlx_h2o.config import KV_FORMATS
 from mlx_h2o.demo import report
+from mlx_h2o.evaluation.statistics import spread
 from mlx_h2o.operations.backends import resolve
 from mlx_h2o.operations.composed import turbo
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from mlx_h2o.commands import plan
 from mlx_h2o.evaluation import report
+from mlx_h2o.hardware import report as hardware
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -60,24 +61,6 @@ def process_bytes(result: dict[str, Any]) -> str:
         numbers = [one["bytes"], *(one[when][f"{which}_peak"] for when, which in peaks)]
         rows.append([name, *(f"{number / 1e6:.1f}" for number in numbers)])
     return _markdown(head, rows)
-
-
-def decode_step(result: dict[str, Any]) -> str:
-    """Speed of decoding as a multiple of RotatingKVCache's."""
-    runs = result["runs"]
-    rows = []
-    for name in runs[0]["arms"]:
-        if name in ("rotating", "ragged mlx_lm"):
-            continue
-        rows.append([name])
-        for arm in (run["arms"].get(name) for run in runs):
-            ratio = arm["ratio_to_rotating"] if arm else None
-            rows[-1].append(_spread(ratio) if ratio else "-")
-    models = [
-        f"{run['model']}, {run['parameters'] / 1e6:.1f}M parameters, {run['repeats']} turns"
-        for run in runs
-    ]
-    return _markdown(["cache or policy", *models], rows)
 
 
 def prefix_sharing(result: dict[str, Any]) -> str:
@@ -129,23 +112,6 @@ def host_time(result: dict[str, Any]) -> str:
     head = ["cache"]
     for backend in after:
         head += [f"{backend}: before / now", "calls"]
-    return _markdown(head, rows)
-
-
-def preallocation(result: dict[str, Any]) -> str:
-    """Megabytes in memory by tokens, and the slowest appends."""
-    arms = result["arms"]
-    points = list(arms["grows"]["resident"])
-    head = ["room", *(f"{int(point):,} tokens" for point in points), "peak", "slowest appends"]
-    rows = [
-        [
-            name,
-            *(f"{one['resident'][point] / 1e6:.1f}" for point in points),
-            f"{one['peak'] / 1e6:.1f}",
-            "{:.2f} ({:.2f} to {:.2f})".format(*(one["slowest_of_grows"][i] for i in (1, 0, 2))),
-        ]
-        for name, one in arms.items()
-    ]
     return _markdown(head, rows)
 
 
@@ -287,12 +253,11 @@ TABLES: dict[str, tuple[str | tuple[str, ...], Callable[..., str]]] = {
     "sparse V": ("sparse_v.json", sparse_v),
     "bytes of a layer": ("cache_bytes.json", layer_bytes),
     "bytes of a process": ("cache_bytes.json", process_bytes),
-    "room for rows": ("preallocation.json", preallocation),
     "row bias": ("native_attention.json", row_bias),
     "codes": ("turbo.json", codes),
     "throughput": ("throughput.json", throughput),
     "reread": ("reread.json", reread),
-    "decode step": ("decode_step.json", decode_step),
+    "hardware": ("hardware.json", hardware.table),
     "shared prefix": ("prefix_sharing.json", prefix_sharing),
     "host time": ("host_time.json", host_time),
 }

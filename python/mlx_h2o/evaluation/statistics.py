@@ -1,16 +1,23 @@
-"""Paired differences and their bootstrap intervals."""
+"""Spreads of repeated timings; paired differences and their bootstrap intervals."""
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["RESAMPLES", "Difference", "paired"]
+__all__ = ["RESAMPLES", "Difference", "paired", "spread"]
 
 RESAMPLES = 10_000
+
+
+def spread(values: Sequence[float], digits: int = 4) -> dict[str, float]:
+    """The least, the median and the greatest, rounded."""
+    found = {"min": min(values), "median": statistics.median(values), "max": max(values)}
+    return {name: round(value, digits) for name, value in found.items()}
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from .generate import check_path, loading, widened
 from .prompt_cache import evicting_caches, make_prompt_cache
 from .routing import calls_attention
 
-__all__ = ["Outline", "configs", "outline_of", "outlined"]
+__all__ = ["Outline", "configs", "outline_of", "outlined", "random_model"]
 
 # mlx_lm has no types.
 ArraysCache: Any = mlx_lm_cache.ArraysCache
@@ -142,6 +142,17 @@ def outline_of(name: str) -> Outline:
 
 def outlined(config: dict[str, Any], name: str = "") -> Outline:
     """The outline of a model of which there are only settings."""
+    return Outline(_built(config), config, name)
+
+
+def random_model(name: str) -> Any | None:
+    """A model of :func:`configs` with random weights, which nothing has evaluated; None where there
+    is none of this name."""
+    found = _known(name)
+    return found and _built(found[0])
+
+
+def _built(config: dict[str, Any]) -> Any:
     model_class, args = _get_classes(config)
     model = model_class(args.from_dict(config))
     model.update(tree_map(_in_16_bits, model.parameters()))
@@ -154,7 +165,7 @@ def outlined(config: dict[str, Any], name: str = "") -> Outline:
         cast(Any, nn).quantize(
             model, size, bits, mode=said.get("mode", "affine"), class_predicate=fits
         )
-    return Outline(model, config, name)
+    return model
 
 
 def configs() -> dict[str, dict[str, Any]]:

@@ -1,0 +1,1 @@
+"""What this machine makes of the package: `python -m mlx_h2o.hardware`."""

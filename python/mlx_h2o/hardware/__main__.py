@@ -1,0 +1,66 @@
+"""Check and time the package on this machine: `python -m mlx_h2o.hardware`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .. import backends, load
+from ..commands.parsing import OneLineParser, new_file, number, told
+from ..evaluation.environment import blas, environment, environment_line
+from ..lm.plan import random_model
+from . import parity, report, rows, speed
+
+MODEL, LENGTHS = "SmolLM3-3B-4bit", (2048, 8192, 32768)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write what was found; 1 if an operation is off."""
+    said = "Check every operation against plain MLX operations; time a model with mlx_lm's caches "
+    parser = OneLineParser("", said + "and ours; about fifteen minutes on a Mac.")
+    parser.prog = "python -m mlx_h2o.hardware"
+    given: dict[str, Any] = {"type": number(1), "metavar": "N"}
+    parser.add_argument("--model", default=MODEL, help="a directory or demo; or a name of "
+                        "`mlx_h2o plan --table`, and -4bit: its shape, random weights")  # fmt: skip
+    parser.add_argument("--lengths", type=number(64), nargs="+", default=LENGTHS, metavar="N",
+                        help="tokens of prompts (default: 2048 8192 32768)")  # fmt: skip
+    parser.add_argument("--repeats", default=5, help="of each ratio", **given)
+    parser.add_argument("--tokens", default=16, help="that are written in a turn", **given)
+    parser.add_argument("--output", type=new_file, default=Path("hardware.json"), metavar="FILE",
+                        help="figures; their table is beside it, as .md")  # fmt: skip
+    args = parser.parse_args(arguments)
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    try:
+        drawn = random_model(args.model)
+        model: Any = drawn or load(args.model)[0]
+    except (OSError, ValueError) as error:
+        parser.error(told(error))
+    say(environment_line())
+    checked = parity.compare(next(name for name, one in backends().items() if one.default))
+    say("\n".join([*checked["failed"], f"{len(checked['failed'])} cases failed"]))
+    longest = max(args.lengths)
+    result = {
+        "model": args.model if drawn else Path(args.model).name,
+        "random": drawn is not None,
+        "environment": {**environment(), "blas": blas()},
+        "repeats": args.repeats,
+        "parity": checked,
+        "speed": speed.measure(model, args.lengths, args.repeats, args.tokens, say),
+        "sparse_v": rows.sparse_v(longest, args.repeats),
+        "growth": rows.growth(min(longest, 4096), args.repeats),
+    }
+    args.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    table = f"{report.table(result)}\n\n{environment_line()}\n"
+    args.output.with_suffix(".md").write_text(table, encoding="utf-8")
+    print(table)
+    return 1 if checked["failed"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,102 @@
+"""`python -m mlx_h2o.hardware`: every operation and kernel has a case, and a wrong one is seen."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from types import SimpleNamespace
+
+import mlx.core as mx
+import pytest
+
+from emulator import EmulatorBackend
+from mlx_h2o.hardware import parity, report
+from mlx_h2o.hardware.__main__ import MODEL, main
+from mlx_h2o.lm.plan import random_model
+from mlx_h2o.operations import composed
+from mlx_h2o.operations.backends import register, use_backend
+from parity.test_parity_coverage import KERNELS, told_apart
+from paths import ROOT
+
+
+def test_every_operation_has_a_case() -> None:
+    table = tomllib.loads((ROOT / "metal" / "operations.toml").read_text("ascii"))
+    assert {operation for operation, *_ in parity.cases()} == table.keys()
+
+
+def test_every_kernel_has_a_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched = set()
+
+    def without_running(self: EmulatorBackend, each):
+        launched.add(told_apart(each.kernel)[0])
+        made = zip(each.output_shapes, each.output_dtypes, strict=True)
+        return lambda inputs, **call: [mx.zeros(shape, dtype) for shape, dtype in made]
+
+    monkeypatch.setattr(EmulatorBackend, "_kernel", without_running)
+    remove = register("emulator", EmulatorBackend())
+    try:
+        for _, _, call in parity.cases():
+            with use_backend("emulator"):
+                call()
+    finally:
+        remove()
+    assert launched == KERNELS
+
+
+def test_a_wrong_back_end_is_seen() -> None:
+    def attention(request):
+        found = composed.attention(request)
+        return found._replace(out=found.out * 1.1)
+
+    wrong = SimpleNamespace(
+        name="wrong", attention=attention, unavailable_reason=lambda: "", refuses=lambda request: ""
+    )
+    remove = register("wrong", wrong)
+    try:
+        found = parity.compare("wrong")
+    finally:
+        remove()
+    assert {case.partition(",")[0] for case in found["failed"]} == {
+        "scaled_dot_product_attention_with_scores",
+        "scaled_dot_product_attention_quantized_with_scores",
+        "attention_and_accumulate",
+    }
+
+
+@pytest.mark.slow
+def test_it_writes_figures_and_their_table(tmp_path, capsys) -> None:
+    file = tmp_path / "here.json"
+    flags = "--model demo --lengths 64 --repeats 2 --tokens 2 --output"
+    assert main([*flags.split(), str(file)]) == 0
+    result = json.loads(file.read_text())
+    arms = result["speed"]["lengths"]["64"]
+    assert len(arms) == 5
+    for one in arms.values():
+        assert one["prefill"] > 0 < one["decode"]
+        assert one["cache"] < one["peak"] > result["speed"]["weights"]
+    assert arms["ours, turbo3"]["cache"] < arms["ours"]["cache"] < arms["mlx_lm"]["cache"]
+    written = file.with_suffix(".md").read_text()
+    assert report.table(result) in written
+    assert written in capsys.readouterr().out
+
+
+def test_a_model_that_is_not_there_is_told(tmp_path, capsys) -> None:
+    with pytest.raises(SystemExit):
+        main(["--model", str(tmp_path / "none"), "--output", str(tmp_path / "a.json")])
+    assert "none" in capsys.readouterr().err
+
+
+def test_a_known_model_has_random_weights() -> None:
+    assert random_model(MODEL).layers[0].self_attn.q_proj.bits == 4
+    assert random_model("no model") is None
+
+
+@pytest.mark.slow
+def test_the_metal_text_passes_on_the_emulator() -> None:
+    remove = register("emulator", EmulatorBackend())
+    try:
+        found = parity.compare("emulator")
+    finally:
+        remove()
+    # What a GPU packs is compared with MLX on that GPU; the emulator rounds as Metal, MLX as a CPU.
+    assert {case.partition(",")[0] for case in found["failed"]} <= {"quantize_append"}
