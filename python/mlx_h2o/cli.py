@@ -74,7 +74,14 @@ def _usage() -> str:
         "commands:",
     ]
     lines += [f"  {name:<13} {text}" for name, text in _COMMANDS.items()]
-    lines += ["", "Options are those of mlx_lm, and those of the cache: mlx_h2o COMMAND --help."]
+    lines += [
+        "",
+        "start with:",
+        "  mlx_h2o plan MODEL --memory 24GB            what fits, and the command to run",
+        "  mlx_h2o chat --model MODEL --max-kv-bytes 300MB",
+        "",
+        "Options are those of mlx_lm, and those of the cache: mlx_h2o COMMAND --help.",
+    ]
     return "\n".join(lines)
 
 

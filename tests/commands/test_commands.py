@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import importlib
 import json
 import shutil
@@ -228,12 +230,29 @@ def test_help_shows_the_flags(command, capsys, monkeypatch):
     with pytest.raises(SystemExit):
         cli.main([command, "--help"])
     said = capsys.readouterr().out
-    if command != "server":  # which has a screen of its own
-        assert len(said.splitlines()) <= 75
-        assert max(map(len, said.splitlines())) <= 80
+    first, more = said.split("Other flags, which --help-all explains:")
+    assert len([line for line in first.splitlines() if line.startswith("--")]) == 5
+    with pytest.raises(SystemExit):
+        cli.main([command, "--help-all"])
+    whole = capsys.readouterr().out
+    parser = COMMANDS[command].parser()
+    for action in parser._actions:
+        if action.help != argparse.SUPPRESS:
+            assert max(action.option_strings, key=len) in first + more + "--help-all"
+            assert max(action.option_strings, key=len) in whole
     for flag in ("--policy", "--light-bits", "--sparse-v", "--budgets", "--layers", "--model"):
         assert flag in said
     assert "a quarter of the" in " ".join(said.split())
+
+
+@pytest.mark.parametrize("command", ["", *cli._COMMANDS])
+def test_help_fits_a_screen(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    with contextlib.suppress(SystemExit):
+        cli.main([*command.split(), "--help"])
+    said = capsys.readouterr().out.splitlines()
+    assert 10 < len(said) <= 40
+    assert max(map(len, said)) <= 80
 
 
 @pytest.mark.parametrize("command", ["generate", "chat", "cache_prompt", "benchmark"])

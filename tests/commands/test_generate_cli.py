@@ -85,7 +85,7 @@ def test_sparse_v_reaches_attention(capsys):
 
 def test_help_says_what_quantized_kv_start_does_here(capsys):
     with pytest.raises(SystemExit):
-        cli.main(["generate", "--help"])
+        cli.main(["generate", "--help-all"])
     said = " ".join(capsys.readouterr().out.split())
     assert "only 0: all rows are quantised, from the first" in said
 

@@ -23,7 +23,9 @@ _REPORTED = ("prompt_tps", "generation_tps", "peak_memory")
 
 def parser() -> argparse.ArgumentParser:
     """Of its flags."""
-    found = OneLineParser("benchmark", "Measure speed and memory with KV caches of a fixed size.")
+    said = "Measure speed and memory with KV caches of a fixed size."
+    first = "model prompt-tokens generation-tokens max-kv-bytes max-kv-size"
+    found = OneLineParser("benchmark", said, first)
     names = "model trust-remote-code quantize-activations prefill-step-size prompt-tokens "
     names += "generation-tokens batch-size num-trials delay"
     add_flags(found, names, model=DEFAULT_MODEL)

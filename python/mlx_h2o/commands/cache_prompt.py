@@ -23,7 +23,9 @@ from .watch import EVERY, Watch
 def parser() -> argparse.ArgumentParser:
     """Of its flags."""
     found = OneLineParser(
-        "cache_prompt", "Read a prompt and save its cache, for generate --prompt-cache-file."
+        "cache_prompt",
+        "Read a prompt and save its cache, for generate --prompt-cache-file.",
+        "model prompt prompt-cache-file max-kv-bytes max-kv-size",
     )
     names = "model adapter-path trust-remote-code prefill-step-size prompt eos-token"
     add_flags(found, names, model="mlx_model", prompt=...)

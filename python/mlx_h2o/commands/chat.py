@@ -28,10 +28,11 @@ HELP = "q: quit   r: reset   h: help   Ctrl-C: end an answer"
 
 def parser() -> argparse.ArgumentParser:
     """Of its flags."""
-    found = OneLineParser("chat", "Talk to a model, with KV caches of a fixed size.")
+    said = "Talk to a model, with KV caches of a fixed size."
+    found = OneLineParser("chat", said, "model system-prompt max-tokens max-kv-bytes max-kv-size")
     names = "model adapter-path trust-remote-code prefill-step-size system-prompt"
     add_flags(found, names, model=DEFAULT_MODEL)
-    tokens = found.add_argument_group("tokens of an answer")
+    tokens = found.add_argument_group("answers")
     names = "max-tokens temp top-p xtc-probability xtc-threshold seed"
     add_flags(tokens, names, max_tokens=256, seed=0)
     add_cache_flags(found)

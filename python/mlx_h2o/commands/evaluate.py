@@ -97,8 +97,9 @@ def _parser() -> argparse.ArgumentParser:
         f"{' '.join(map(str, SHARES))})",
     )  # fmt: skip
     parser.add_argument(
-        "--tasks", nargs="+", choices=TASKS, default=TASKS[:1], help="default: loss"
-    )
+        "--tasks", nargs="+", choices=TASKS, default=TASKS[:1], metavar="TASK",
+        help=f"{', '.join(TASKS)} (default: loss)",
+    )  # fmt: skip
     parser.add_argument("--ruler", metavar="FILE", help="RULER's samples, one JSON object a line")
     parser.add_argument(
         "--output", type=new_file, metavar="FILE", help="write all figures here as JSON, and go on "

@@ -24,7 +24,8 @@ from .watch import EVERY, Watch
 
 def parser() -> argparse.ArgumentParser:
     """Of its flags."""
-    found = OneLineParser("generate", "Write text from a prompt, with KV caches of a fixed size.")
+    said = "Write text from a prompt, with KV caches of a fixed size."
+    found = OneLineParser("generate", said, "model prompt max-tokens max-kv-bytes max-kv-size")
     names = "model adapter-path trust-remote-code quantize-activations prefill-step-size verbose"
     add_flags(found, names)
     names = "prompt system-prompt prefill-response ignore-chat-template use-default-chat-template "

@@ -39,18 +39,18 @@ def _number(metavar: str, said: str, kind: type = int) -> dict[str, Any]:
 
 
 _GROUPS: dict[str, dict[str, dict[str, Any]]] = {
-    "KV cache: how much it holds": {
+    "rows of the KV cache": {
         "max_kv_size": {
             "type": _rows,
             "metavar": "ROWS",
-            "help": f"a head (default: {_DEFAULT.max_kv_size}), or none: no limit; "
+            "help": f"rows per head (default: {_DEFAULT.max_kv_size}), or none: no limit; "
             "a quarter of the context is a good start",
         },
         "max_kv_bytes": {
             "type": nbytes,
             "metavar": "BYTES",
-            "help": "of all layers and a draft model, such as 300MB: chooses rows, "
-            "and bits unless --kv-bits is given",
+            "help": "memory of the cache, such as 300MB: chooses rows, and bits unless "
+            "--kv-bits is given",
         },
         "budgets": {
             "type": checked(str, read_budgets),
@@ -64,7 +64,7 @@ _GROUPS: dict[str, dict[str, dict[str, Any]]] = {
         "preallocate": _number("ROWS", "allocate all, or so many, at the start")
         | {"nargs": "?", "const": True},
     },
-    "KV cache: which rows stay": {
+    "which rows stay": {
         "policy": {
             "choices": policies.names(),
             "metavar": "POLICY",
@@ -83,7 +83,7 @@ _GROUPS: dict[str, dict[str, dict[str, Any]]] = {
         },
         "random_seed": _number("SEED", "of the policy random (default: 0)"),
     },
-    "KV cache: bits": {
+    "bits of rows": {
         "kv_bits": _number("BITS", "quantise rows to this many bits (default: off)"),
         "v_bits": _number("BITS", "of values (default: those of --kv-bits)"),
         "kv_group_size": _number("SIZE", f"of a scale (default: {_DEFAULT.kv_group_size})"),

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -32,12 +33,44 @@ class _Help(argparse.HelpFormatter):
         return f"{said} (default: %(default)s)" if known and "(default" not in said else said
 
 
-class OneLineParser(argparse.ArgumentParser):
-    """The parser of a command. A mistake is one line, and ends it with 2."""
+class _HelpAll(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        print(argparse.ArgumentParser.format_help(parser), end="")
+        parser.exit()
 
-    def __init__(self, command: str, description: str, **given: Any) -> None:
+
+class OneLineParser(argparse.ArgumentParser):
+    """The parser of a command. A mistake is one line, and ends it with 2.
+
+    ``first`` are the flags, without dashes, that --help explains. It names the others by group, and
+    --help-all explains all.
+    """
+
+    def __init__(self, command: str, description: str, first: str = "", **given: Any) -> None:
         usual: dict[str, Any] = {"usage": "%(prog)s [options]", "formatter_class": _Help}
         super().__init__(f"mlx_h2o {command}", description=description, **usual | given)
+        self._first = [f"--{name}" for name in first.split()]
+        if first:
+            self.add_argument("--help-all", action=_HelpAll, nargs=0, help="explain every flag")
+
+    def format_help(self) -> str:
+        if not self._first:
+            return super().format_help()
+        formatter = self._get_formatter()
+        formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
+        formatter.add_text(self.description)
+        known = self._option_string_actions
+        formatter.add_arguments([known[name] for name in self._first])
+        lines = [f"{formatter.format_help()}\nOther flags, which --help-all explains:"]
+        for group in self._action_groups:
+            every = [one for one in group._group_actions if one.help != argparse.SUPPRESS]
+            names = [next(n for n in one.option_strings if n.startswith("--")) for one in every]
+            names = [name for name in names if name not in (*self._first, "--help-all")]
+            if names:
+                given: dict[str, Any] = {"width": 79, "subsequent_indent": " " * 24}
+                given["initial_indent"] = f"  {group.title:21} "
+                lines.append(textwrap.fill(" ".join(names), break_on_hyphens=False, **given))
+        return "\n".join(lines) + "\n"
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {' '.join(message.split())} (see --help)\n")

@@ -132,10 +132,11 @@ def _store(flags: argparse.ArgumentParser, args: argparse.Namespace) -> Iterator
 def parser() -> argparse.ArgumentParser:
     """Of its flags."""
     said = "Serve one model over HTTP, as OpenAI's API does."
-    found = OneLineParser("server", said, allow_abbrev=False)
+    first = "model port memory max-kv-bytes max-kv-size"
+    found = OneLineParser("server", said, first, allow_abbrev=False)
     names = "model adapter-path trust-remote-code host port api-key allowed-hosts allowed-origins "
     add_flags(found, names + "max-body grace log-level", model="demo")
-    asked = found.add_argument_group("where a request does not say")
+    asked = found.add_argument_group("defaults of requests")
     add_flags(asked, "temp top-k min-p")
     for name, reading, default, said in (
         ("--top-p", number(1e-9, 1, float), 1.0, "of the likeliest tokens with this sum"),
