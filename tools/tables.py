@@ -190,13 +190,18 @@ def real_models(result: dict[str, Any]) -> str:
 
 
 def what_bytes_buy(*results: dict[str, Any]) -> str:
-    """A few arms of each model: the loss, and facts recalled in texts of 1,000 tokens."""
-    found = []
+    """A few arms of all models side by side: the loss, and facts recalled in texts of 1,000 tokens."""
+    found: dict[tuple[str, str], list[str]] = {}
     for result in results:
         records = [one for one in result["records"] if one["tokens"] <= 1000]
         table = report.table({**result, "records": records}, FRONT, ("loss", "facts"))
-        found.append(f"{result['model']}:\n\n{table}")
-    return "\n\n".join(found)
+        for line in table.splitlines()[2:]:
+            share, cache, loss, *_, facts = line.strip("| ").split(" | ")
+            if share != "1/2":
+                found.setdefault((share, cache), []).extend((loss, facts))
+    head = [f"{one['model']}: {what}" for one in results for what in ("loss", "facts")]
+    rows = [[*key, *cells] for key, cells in found.items()]
+    return _markdown(["of the bytes", "cache", *head], rows)
 
 
 def facts_of(*results: dict[str, Any]) -> str:

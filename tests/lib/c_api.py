@@ -284,7 +284,7 @@ def required() -> Library:
     """The library under test, for fixtures: without it tests are skipped, and fail in CI."""
     library = load()
     if library is None:
-        missing(f"libmlxh2oc is not built (docs/c-api.md), and {ENVIRONMENT} names none")
+        missing(f"libmlxh2oc is not built (docs/internals/c-api.md), and {ENVIRONMENT} names none")
     return library
 
 

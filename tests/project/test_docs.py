@@ -26,7 +26,7 @@ LANGUAGES = {"python", "signature", "sh", "c", "cmake", "swift"}
 NOT_RUN = {
     "docs/index.md": ["needs a chat model, and a person"],
     "docs/budget.md": ["the harness fetches its tasks"],
-    "docs/server.md": ["needs two Macs"],
+    "docs/machines.md": ["needs two Macs"],
     "docs/swift.md": [
         "a line of another package's manifest",
         "ChatSession is mlx-swift-lm's, which the package takes on Apple platforms only",
