@@ -325,7 +325,7 @@ def types(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def tests(session: nox.Session) -> None:
-    """Every suite once, at a size that one waits for: swift test, parity, pytest."""
+    """All suites at interactive size: swift test, parity, pytest."""
     if sys.platform == "darwin":
         session.warn("On macOS xcodebuild tests the Swift package, and parity runs on Linux.")
         package(session)
@@ -381,7 +381,7 @@ def harness(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def faults(session: nox.Session) -> None:
-    """Errors put into the product one at a time: the checks notice each of them."""
+    """Seeded faults, one at a time: the checks notice each of them."""
     pytest(session, *SIDE_BY_SIDE, "-m", "faults", env=c_library(session))
 
 
@@ -501,7 +501,7 @@ def sanitize_c(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def fuzz(session: nox.Session) -> None:
-    """Anything to the Python package, then to the C interface, for so many seconds: `-- 600`."""
+    """Fuzz the Python package, then the C interface, for a number of seconds: `-- 600`."""
     seconds = float(session.posargs[0]) if session.posargs else 60
     package(session)
     end = time.monotonic() + seconds / 2
@@ -597,14 +597,14 @@ def downstream(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def soak(session: nox.Session) -> None:
-    """So many requests to the server, of sixteen mixed clients at once: `-- 10000`."""
+    """A number of requests to the server, of sixteen mixed clients at once: `-- 10000`."""
     package(session)
     python(session, "benchmarks/soak.py", *(session.posargs or ["300"]), env=fast_blas(session))
 
 
 @nox.session(venv_backend="none")
 def schemathesis(session: nox.Session) -> None:
-    """Requests made from the server's OpenAPI schema, for so many seconds: `-- 1800`."""
+    """Requests made from the server's OpenAPI schema, for a number of seconds: `-- 1800`."""
     package(session)
     command = ("benchmarks/from_schema.py", *(session.posargs or ["60"]))
     python(session, *command, env=fast_blas(session))

@@ -190,7 +190,7 @@ def real_models(result: dict[str, Any]) -> str:
 
 
 def what_bytes_buy(*results: dict[str, Any]) -> str:
-    """A few arms of all models side by side: the loss, and facts recalled in texts of 1,000 tokens."""
+    """A few arms of all models side by side: the loss, and facts in texts of 1,000 tokens."""
     found: dict[tuple[str, str], list[str]] = {}
     for result in results:
         records = [one for one in result["records"] if one["tokens"] <= 1000]

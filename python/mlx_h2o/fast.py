@@ -285,7 +285,7 @@ def prefill_scores(
 
     Raises:
         ValueError: shapes, dtypes, a mask, sinks or settings other than these.
-        TypeError: an argument of another type altogether.
+        TypeError: an argument has the wrong type.
     """
     op = "prefill_scores"
     attention = attention_request(

@@ -57,7 +57,7 @@ def test_an_interruption_says_how_to_go_on(text, tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(evaluate, "evaluate", stop)
     file = tmp_path / "found.json"
-    for kept in ("", f"; the same command goes on from {file}"):
+    for kept in ("", f"; run the same command again to resume from {file}"):
         assert cli.main(evaluated(text, "--output", str(file))) == 130
         assert capsys.readouterr().err == f"mlx_h2o evaluate: interrupted{kept}\n"
         file.write_text("")

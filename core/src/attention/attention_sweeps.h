@@ -53,7 +53,7 @@ inline void score_block(const AttentionArguments& a, const Plan& plan, const Pie
   }
 }
 
-// That of the rows from `first` on of a piece.
+// Scores of the rows of a piece, from `first` on.
 inline float* importance_at(const AttentionArguments& a, const Piece& piece, int first) {
   const int rows = a.importance_rows == 0 ? a.key_count : a.importance_rows;
   return a.importance + piece.cache_head(a) * rows + first;

@@ -42,7 +42,7 @@ class Column(ABC):
     ahead: int = 0
     """Slots that are made at once, with the first rows; 0: as rows come."""
     _slots = 0
-    """Of the slots that were made at once, those to use before more are asked for."""
+    """Slots allocated ahead that are still unused."""
 
     @abstractmethod
     def encode(self, rows: mx.array) -> Parts:

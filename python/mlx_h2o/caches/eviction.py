@@ -1,4 +1,4 @@
-"""Which rows go, by a policy and the protected ranges, and how the others close the ranks.
+"""Which rows go, by a policy and the protected ranges, and how the remaining ones are compacted.
 
 Rows that go are dropped, or become part of the rows that are most like them.
 """

@@ -1,6 +1,6 @@
 """Mixed precision: the newest rows as they come, older ones packed once, with more bits or fewer.
 
-The segments of such a table are the heavy rows, the light rows where there are such, and a tail of
+The segments of such a table are the heavy rows, the low-precision rows, if any, and a tail of
 dense rows. Rows change their segment in groups: when rows go, or when the tail is full.
 """
 

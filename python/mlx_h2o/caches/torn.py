@@ -19,7 +19,7 @@ class Torn:
     def __getattr__(self, name: str) -> NoReturn:
         raise RuntimeError(
             f"[H2OKVCache] {self._said} was interrupted while its rows changed, by an error or a "
-            "signal, and they are no longer whole: expected a new cache."
+            "signal, and its rows are incomplete: make a new cache."
         )
 
 
@@ -27,7 +27,7 @@ def changes(
     method: Callable[Concatenate[Any, _Given], _Found],
 ) -> Callable[Concatenate[Any, _Given], _Found]:
     """Of a method that changes rows step by step: where it does not come to its end, such as for
-    want of memory, the cache has no rows that anybody could take for right."""
+    want of memory, the cache holds no rows, so that no one can read wrong ones."""
 
     @functools.wraps(method)
     def whole(cache: Any, /, *args: _Given.args, **kwargs: _Given.kwargs) -> _Found:

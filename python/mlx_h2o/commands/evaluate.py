@@ -68,7 +68,7 @@ def run(arguments: Sequence[str]) -> int:
         parser.error(told(error))
     except KeyboardInterrupt:
         there = args.output is not None and args.output.exists()
-        kept = f"; the same command goes on from {args.output}" if there else ""
+        kept = f"; run the same command again to resume from {args.output}" if there else ""
         print(f"mlx_h2o evaluate: interrupted{kept}", file=sys.stderr)
         return 130
     return 0
@@ -126,7 +126,7 @@ def _share(text: str) -> Fraction:
     except (ValueError, ZeroDivisionError):
         share = Fraction(0)
     if not 0 < share <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no share, expected one such as 1/8")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share, expected e.g. 1/8")
     return share
 
 

@@ -77,7 +77,7 @@ def say_summary(caches: Sequence[Any], model: Any, more: str = "") -> None:
 
 
 def say_where_beyond(model: Any, caches: Sequence[Any]) -> bool:
-    """One line where the text is longer than the model is made for."""
+    """One line where the text is longer than the model's trained context."""
     said = beyond_context(context_length(model), tokens_seen(caches))
     if said:
         print(said, file=sys.stderr)

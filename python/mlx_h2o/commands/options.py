@@ -61,7 +61,7 @@ _GROUPS: dict[str, dict[str, dict[str, Any]]] = {
             "choices": LAYERS,
             "help": f"rows of heads that retrieve (default: {LAYERS[0]})",
         },
-        "preallocate": _number("ROWS", "allocate all, or so many, at the start")
+        "preallocate": _number("ROWS", "allocate all rows, or this many, at the start")
         | {"nargs": "?", "const": True},
     },
     "which rows stay": {
@@ -137,7 +137,7 @@ class CacheSettings:
     def fitted(
         self, model: Any, draft_model: Any = None, length: int | None = None
     ) -> CacheSettings:
-        """Those that fit into the bytes, for so many tokens if that is known; which is said."""
+        """Those that fit into the bytes, for this many tokens if that is known; prints them."""
         if self.sized is None:
             return self
         found = fit_bytes(
@@ -149,7 +149,7 @@ class CacheSettings:
         return CacheSettings(found.config, None, self.layers, None)
 
     def caches(self, model: Any, draft_model: Any = None, length: int | None = None) -> list[Any]:
-        """Caches of these settings, and behind them those of a draft model."""
+        """Caches of these settings, then those of a draft model."""
         return make_prompt_cache(
             model,
             self.config,

@@ -128,9 +128,9 @@ def json_object(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r:.80} is no JSON: {error}") from error
+        raise argparse.ArgumentTypeError(f"{text!r:.80} is not JSON: {error}") from error
     if not isinstance(found, dict):
-        raise argparse.ArgumentTypeError(f"{text!r:.80} is no object in JSON")
+        raise argparse.ArgumentTypeError(f"{text!r:.80} is not a JSON object")
     return found
 
 

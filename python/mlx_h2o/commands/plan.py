@@ -25,7 +25,7 @@ _FORMATS: dict[str, dict[str, Any]] = {
     "turbo3": {"kv_format": "turbo3"},
 }
 _PARTS = {"all": 1, "1/4": 4, "1/8": 8, "1/16": 16}
-"""Rows that stay: one for so many tokens."""
+"""Rows that stay: one for this many tokens."""
 _LENGTHS = {"8K": 1 << 13, "32K": 1 << 15, "128K": 1 << 17}
 
 
@@ -128,7 +128,7 @@ def _settings(outline: Outline, stored: str) -> dict[str, Any]:
 
 
 def _held(outline: Outline, stored: str, part: int, context: int) -> int | None:
-    """Bytes behind so many tokens, where rows of one in ``part`` stay; None where the model has no
+    """Bytes after this many tokens, where rows of one in ``part`` stay; None where the model has no
     rows of this format."""
     if part == 1 and not _FORMATS[stored]:
         return outline.nbytes(context)
@@ -180,7 +180,7 @@ def _many(free: int, size: int) -> str:
 
 
 def _kept(outline: Outline, stored: str, context: int, limit: int) -> str:
-    """The rows that a sequence keeps in so many bytes, and their bits."""
+    """The rows that a sequence keeps in this many bytes, and their bits."""
     if (_held(outline, stored, 1, context) or limit + 1) <= limit:
         return "all rows, in the fewest bits that cost nothing"
     settings = _settings(outline, stored)

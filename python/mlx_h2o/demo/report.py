@@ -122,7 +122,7 @@ def footnotes(results: Sequence[ArmResult]) -> list[str]:
     notes = [
         f"Speeds are medians of {REPEATS}, the caches taking turns. The KV cache counts rows of "
         "16 bits; a CPU computes in 32. Peaks include the model's weights. Perplexity and "
-        f"agreement are over the {len(full.forced.losses)} tokens behind the first "
+        f"agreement are over the {len(full.forced.losses)} tokens after the first "
         f"{full.forced.first}, {STEP} read at a time. One text: a demonstration, not a study.",
         environment_line(),
     ]

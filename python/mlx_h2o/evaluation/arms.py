@@ -158,7 +158,7 @@ class Sizes:
         return self._held(stock_cache(self.model), tokens)
 
     def made(self, arm: Arm, tokens: int, nbytes: int) -> Made:
-        """The caches of an arm for texts of so many tokens.
+        """The caches of an arm for texts of this many tokens.
 
         Raises ValueError where it cannot be: settings that are refused, fewer bytes than it needs.
         """
@@ -206,7 +206,7 @@ class Sizes:
         return sum(int(one.nbytes) for one in fixed)
 
     def _held(self, caches: list[Any], tokens: int) -> int:
-        """Bytes at most, at rest, when so many tokens have been read; fills the caches."""
+        """Bytes at most, at rest, when this many tokens have been read; fills the caches."""
         # Rows go a group at a time.
         settings = (one.config for one in evicting_caches(caches))
         evicting = (one.group for one in settings if one.max_kv_size and one.max_kv_size < tokens)

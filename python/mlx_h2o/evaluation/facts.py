@@ -51,7 +51,7 @@ class PlantedText:
     tokens: the text's tokens, facts included.
     questions: one per fact, in the order of the text.
     facts: the facts as text, such as "secret garden4821."
-    last_fact: the index of the token behind the last fact.
+    last_fact: the index of the token after the last fact.
     """
 
     tokens: tuple[int, ...]
@@ -161,7 +161,7 @@ def plant(
 def insert(
     tokenizer: Tokenizer, body: Sequence[int], facts: Sequence[Fact], places: Sequence[int]
 ) -> PlantedText:
-    """The facts in the text, each in front of the first word that begins at its place or behind it.
+    """The facts in the text, each in front of the first word that begins at its place or after it.
 
     Args:
         body: the tokens of the text.

@@ -56,7 +56,7 @@ class _Evicting:
         return routing_for(self._model, list(evicting_caches(caches)))
 
     def _process_prompt(self, prompt: Sequence[int]) -> tuple[mx.array, list[Any]]:
-        """The log probabilities behind a prompt, and caches that have read it."""
+        """The log probabilities after a prompt, and caches that have read it."""
         caches, tokens = self._fresh(), mx.array(list(prompt))[None]
         with self._routed(caches):
             for start in range(0, len(prompt), self._step):

@@ -1,4 +1,4 @@
-"""Texts with questions behind them: planted facts, chats of two turns, samples of RULER."""
+"""Texts followed by questions: planted facts, chats of two turns, samples of RULER."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Asked", "chats", "planted_texts", "samples"]
 
 @dataclass(frozen=True)
 class Asked:
-    """A text and what is asked behind it: prompts and answers."""
+    """A text and what is asked after it: prompts and answers."""
 
     text: Tokens
     asked: tuple[tuple[Tokens, Tokens], ...]
@@ -27,7 +27,7 @@ class Asked:
 def planted_texts(
     tokenizer: Tokenizer, texts: Sequence[tuple[str, str]], length: int, settings: Settings
 ) -> list[Asked]:
-    """Texts of so many tokens with facts spread over them, their wordings in turn."""
+    """Texts of a number of tokens with facts spread over them, their wordings in turn."""
     bodies = windows(tokenizer, texts, count=settings.documents, length=length)
     found = []
     for number, body in enumerate(bodies):
@@ -74,7 +74,7 @@ def chats(
 
 
 def _frame(tokenizer: Any) -> tuple[Tokens, Tokens, Tokens]:
-    """What stands before, between and behind two texts in a chat: the tokenizer's own template, or
+    """What stands before, between and after two texts in a chat: the tokenizer's own template, or
     plain words."""
     said = ("Read this:\n\n@1@", "I have read it.", "And this:\n\n@2@\n\nWhat did the first say?")
     if getattr(tokenizer, "chat_template", None):

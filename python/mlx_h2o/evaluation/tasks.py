@@ -1,12 +1,12 @@
 """What is measured of every arm, on the same tokens in the same chunks.
 
-loss: texts read token by token behind a prompt: the loss, and the divergence from the full cache
+loss: texts read token by token after a prompt: the loss, and the divergence from the full cache
     and how often both hold the same token most likely.
 chunks: the same, the texts read in chunks.
-facts: facts in four wordings planted in texts of several lengths, asked for behind the text.
+facts: facts in four wordings planted in texts of several lengths, asked for after the text.
 ruler: RULER's samples (Hsieh et al. 2024), a file of theirs: one JSON object a line, of `input`
     and `outputs`.
-turns: a chat of two turns; behind the second, facts of the first are asked for.
+turns: a chat of two turns; after the second, facts of the first are asked for.
 writing: a text that the model writes on by itself: whether it repeats itself, and what the full
     cache makes of it.
 """
@@ -142,7 +142,7 @@ class _Losses:
 
 
 class _Questions:
-    """Texts read in chunks, and questions asked behind them."""
+    """Texts read in chunks, and questions asked after them."""
 
     def __init__(self, model: Any, texts: Sequence[Asked]) -> None:
         self._model = model

@@ -58,7 +58,7 @@ class Arm:
             mx.eval([one.state for one in self.caches])
 
     def write(self, last: mx.array | None, count: int) -> None:
-        """So many tokens, after the last one of the prompt or those of the turn before."""
+        """This many tokens, after the prompt or after those of the turn before."""
         if last is not None:
             self._tokens: Any = generate_step(
                 last, self._model, max_tokens=-1, prompt_cache=self.caches
@@ -118,7 +118,7 @@ def measure(
 def _run(
     model: Any, length: int, rounds: int, repeats: int, tokens: int, say: Callable[[str], None]
 ) -> list[Arm]:
-    """The arms that the model has, mlx_lm's first, after so many readings of a prompt and turns."""
+    """The arms that the model has, mlx_lm's first, after these readings of a prompt and turns."""
     arms: list[Arm] = []
     for name in (STOCK, STOCK_8, *OURS):
         try:

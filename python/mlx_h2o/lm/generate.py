@@ -94,7 +94,7 @@ def loading(folder: Path) -> Iterator[None]:
 
 
 def _damaged(folder: Path) -> Path | None:
-    """The first of a model's settings that is no object in JSON, if one is not."""
+    """The first of a model's settings that is not a JSON object, if any."""
     for file in sorted(folder.glob("*.json")):
         try:
             if not isinstance(json.loads(file.read_bytes()), dict):
@@ -349,7 +349,7 @@ def _prepared(
 def _caches(
     operation: str, model: Module, kwargs: dict[str, Any], seen: int | None = None
 ) -> list[Any]:
-    """Take our settings out of ``kwargs`` and make the caches, for so many tokens unless they say
+    """Take our settings out of ``kwargs`` and make the caches, for this many tokens unless they say
     another number, or unless the caller brings some."""
     draft = kwargs.get("draft_model")
     start = kwargs.pop("quantized_kv_start", 0)

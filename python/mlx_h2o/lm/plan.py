@@ -67,7 +67,7 @@ class Outline:
         return mlx_lm_cache.make_prompt_cache(self._model)
 
     def __call__(self, tokens: mx.array, cache: Sequence[Any]) -> None:
-        """Have the caches take in so many tokens of one sequence."""
+        """Have the caches take in this many tokens of one sequence."""
         for one, kept in zip(cache, self._kept, strict=True):
             _feed(one, kept, tokens.shape[1])
 
@@ -77,7 +77,7 @@ class Outline:
         return caches
 
     def nbytes(self, tokens: int, **settings: Any) -> int:
-        """Bytes of all caches behind so many tokens: mlx_lm's own, or, with ``settings``, those of
+        """Bytes of all caches after this many tokens: mlx_lm's own, or, with ``settings``, those of
         :func:`make_prompt_cache`.
 
         Raises ValueError where the settings do not suit the model.
@@ -102,7 +102,7 @@ class Outline:
 
     @property
     def context(self) -> int | None:
-        """The longest text that the model is made for, if its settings say."""
+        """The context that the model was trained on, if its settings say."""
         parts = (self._config, self._config.get("text_config") or {})
         found = (part.get(name) for name in _CONTEXT for part in parts)
         return next((tokens for tokens in found if isinstance(tokens, int)), None)
@@ -176,7 +176,7 @@ def configs() -> dict[str, dict[str, Any]]:
 
 
 def _known(name: str) -> tuple[dict[str, Any], str] | None:
-    """Settings of :func:`configs`, and the whole name, by that or its end; behind it "-4bit", as of
+    """Settings of :func:`configs`, and the whole name, by that or its end, also with "-4bit", as of
     mlx-community."""
     stem = name.lower().removeprefix("mlx-community/")
     if quantised := re.fullmatch(r"(.+)-([2-8])bit", stem):

@@ -279,12 +279,12 @@ def check_given(
 
 
 def context_length(model: Any) -> int | None:
-    """The longest text that the model is made for, in tokens, if it says."""
+    """The context that the model was trained on, in tokens, if it says."""
     return int_setting(model, "max_position_embeddings")
 
 
 def beyond_context(made_for: int | None, tokens: int) -> str:
-    """What a user is told of a text of so many tokens, where its model is made for fewer; empty
+    """What a user is told of a text of this many tokens where its model knows fewer; empty
     where it is not."""
     if made_for is None or tokens <= made_for:
         return ""

@@ -19,7 +19,7 @@ measured: benchmarks/real_models.py."""
 UNKNOWN = 8, 5
 """Bits of keys and of values where the errors of a model cannot be measured."""
 SCARCE = 5
-"""Where fewer than one in so many of the tokens stay, rows are worth more than a bit of each."""
+"""Where fewer than one in this many tokens stay, rows are worth more than bits."""
 SOME = 1000
 """Tokens of a text whose length is not known."""
 
@@ -30,7 +30,7 @@ _UNITS = {"": 1} | {
 }
 
 Measure = Callable[[int], int]
-"""Bytes of full caches of so many rows. Raises ValueError where these do not suit the settings."""
+"""Bytes of full caches of this many rows. Raises ValueError where settings do not suit them."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def most_rows(measure: Measure, least: int, limit: int, *, name: str = "") -> in
     """The most rows that hold no more than ``limit`` bytes.
 
     Args:
-        measure: bytes of so many rows.
+        measure: bytes of this many rows.
         least: the fewest rows that make sense.
         limit: bytes.
         name: what messages call them, where it is no setting.
@@ -154,7 +154,7 @@ def most_rows(measure: Measure, least: int, limit: int, *, name: str = "") -> in
 
 
 def measured(measure: Measure, rows: int) -> float:
-    """Infinite where so many rows do not suit the model or the other settings."""
+    """Infinite where this many rows do not suit the model or the other settings."""
     try:
         return measure(rows)
     except ValueError:

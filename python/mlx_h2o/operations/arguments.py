@@ -1,8 +1,8 @@
 """Checks of the arguments of operations, from the table that metal/operations.toml is.
 
 Every error is raised here or in ``fast``, before a back end is chosen, so that all of them refuse
-the same calls with the same words. What is of another type altogether is a TypeError; what has the
-type and not the value, ValueError.
+the same calls with the same words. A wrong type is a TypeError; a wrong
+value, ValueError.
 """
 
 import math
@@ -254,7 +254,7 @@ def _check_width(
 
 
 def codes_fit(size: int) -> bool:
-    """Whether rows of so many elements can be kept as codes."""
+    """Whether rows of this many elements can be kept as codes."""
     return CODE_SIZES[0] <= size <= CODE_SIZES[1] and size & (size - 1) == 0
 
 

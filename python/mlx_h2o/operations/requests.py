@@ -198,7 +198,7 @@ class AttentionAccumulateRequest(NamedTuple):
 class PrefillRequest(NamedTuple):
     """One call of ``prefill_scores``.
 
-    ``attention`` has the queries that count, its values are of no account; ``importance`` is None
+    ``attention`` has the queries that count, its values are ignored; ``importance`` is None
     where no row has been scored, and for "mass".
     """
 

@@ -16,7 +16,7 @@ class SnapKV(Policy):
 
     A chunk of 32 queries or more sets ``C`` anew: the mean weight that its last 32 gave to a row,
     and of the rows within 3 places of it, by position, the greatest of these, so that a row stays
-    with its neighbours. The paper evicts once, behind the prompt; here rows go at every token of
+    with its neighbours. The paper evicts once, after the prompt; here rows go at every token of
     the answer too, so the window moves on: ``C = 31/32 C + 1/32 w`` for each further query, where
     the first weight of a row sets ``C``.
     """

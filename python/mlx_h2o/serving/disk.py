@@ -147,7 +147,7 @@ class PromptStore:
             _LOG.warning("prompt caches come faster than they are written: one is not kept")
 
     def close(self, timeout: float = 30) -> None:
-        """Write what waits, for so many seconds at most; entries may be read on."""
+        """Write what waits, for this many seconds at most; entries may be read on."""
         with contextlib.suppress(queue.Full):
             self._queue.put(None, timeout=timeout)
             self._writer.join(timeout)
@@ -187,7 +187,7 @@ class PromptStore:
         self._trees[kept.of].put(kept.tokens, kept)
 
     def _make_room(self, size: int) -> None:
-        """Entries go until there is room for so many bytes more."""
+        """Entries go until there is room for this many bytes more."""
         while self.nbytes > self.max_bytes - size:
             with self._lock:
                 oldest = next(iter(self._kept.values()))

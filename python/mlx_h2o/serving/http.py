@@ -38,7 +38,7 @@ __all__ = ["Settings", "make_app"]
 
 _LOG = logging.getLogger("mlx_h2o")
 _NAMES = re.compile(r"(?!(str|int|constrained-str)$)[\w.-]+")
-"""Of fields, in a place that pydantic names: behind some come the kinds of values they may have."""
+"""Of fields, in a place that pydantic names: after some come the kinds of values they may have."""
 _QUIET = 10.0
 """Seconds without a piece, after which a stream says that it lives."""
 _ANY_NAME = "default_model"
@@ -325,7 +325,7 @@ def _first_of(error: RequestValidationError) -> tuple[str, str | None]:
     message = found["msg"].removeprefix("Value error, ")
     path = [str(part)[:80] for part in found["loc"][1:] if _NAMES.fullmatch(str(part))]
     if found["type"] == "json_invalid":
-        return f"the body is no JSON: {found['ctx']['error']}.", None
+        return f"the body is not JSON: {found['ctx']['error']}.", None
     if not path and found["type"] == "value_error":
         return f"{message}.", None
     if not path:

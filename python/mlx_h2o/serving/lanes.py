@@ -42,7 +42,7 @@ class Lanes:
 
     Args:
         models: the model, and a draft model if there is one.
-        layers: how many caches each has. Those of a sequence stand one behind the other.
+        layers: how many caches each has. Those of a sequence stand one after the other.
         limits: tokens of a chunk, and of a draft.
     """
 

@@ -74,7 +74,7 @@ class FunctionCall(_Part):
             except (ValueError, RecursionError):
                 found = None
             if not isinstance(found, dict):
-                raise ValueError("arguments is no object in JSON")
+                raise ValueError("arguments is not a JSON object")
             self.arguments = found
         return self
 

@@ -27,7 +27,7 @@ def compact_rows(
     tail: int = 0,
     stream: StreamLike = None,
 ) -> list[mx.array]:
-    """The buffers with the rows that stay in their first slots; what is behind means nothing.
+    """The buffers with the rows that stay in their first slots; the slots after them mean nothing.
 
     Args:
         buffers: [B, H, C] or [B, H, C, width].
