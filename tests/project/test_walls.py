@@ -15,11 +15,12 @@ GENERATED = {"_kernel_text.py", "kernel_text.h", "_operation_table.py", "operati
 CODE = {".py", ".pyi", ".h", ".c", ".cpp", ".metal", ".swift"}
 
 MOST = {
-    "python": 19_408,
+    "python": 19_975,
     "python/mlx_h2o/caches": 3_738,
-    "python/mlx_h2o/commands": 1_700,
-    "python/mlx_h2o/evaluation": 1_843,
-    "python/mlx_h2o/lm": 3_062,
+    "python/mlx_h2o/commands": 1_741,
+    "python/mlx_h2o/evaluation": 1_853,
+    "python/mlx_h2o/hardware": 498,
+    "python/mlx_h2o/lm": 3_073,
     "python/mlx_h2o/operations": 3_850,
     "python/mlx_h2o/policies": 632,
     "python/mlx_h2o/serving": 2_573,
@@ -28,8 +29,8 @@ MOST = {
     "mlx-c/h2o": 3_158,
     "swift/Sources/MLXH2O": 1_367,
     "swift/Sources/MLXH2OLM": 2_897,
-    "benchmarks": 4_427,
-    "tests": 37_497,
+    "benchmarks": 3_803,
+    "tests": 37_587,
 }
 
 
