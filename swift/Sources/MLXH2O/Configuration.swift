@@ -46,11 +46,16 @@ public struct H2OConfiguration: Sendable, Hashable {
         /// `evictingCaches(for:configuration:policy:budgets:)` takes what an `H2OTransformer` says; in
         /// other caches, and with 0, only the policy decides.
         public var contextSize: Int?
+        /// Budgets of shorter texts, as Python shares rows out over KV heads: pairs of tokens,
+        /// ascending, and the rows while no more of them have been seen. Behind the last, and where
+        /// it is nil, `maxKVSize` rows.
+        public var rowsAt: [[Int]]?
 
+        /// Nothing is checked before the settings are made of it.
         public init(
             _ maxKVSize: Int = 256, sinkSize: Int = 4, heavySize: Int? = nil,
             recentSize: Int? = nil, evictEvery: Int? = nil, speculative: Int = 0,
-            contextSize: Int? = nil
+            contextSize: Int? = nil, rowsAt: [[Int]]? = nil
         ) {
             self.maxKVSize = maxKVSize
             self.sinkSize = sinkSize
@@ -59,6 +64,7 @@ public struct H2OConfiguration: Sendable, Hashable {
             self.evictEvery = evictEvery
             self.speculative = speculative
             self.contextSize = contextSize
+            self.rowsAt = rowsAt
         }
 
         enum CodingKeys: String, CodingKey, CaseIterable {
@@ -69,6 +75,7 @@ public struct H2OConfiguration: Sendable, Hashable {
             case evictEvery = "evict_every"
             case speculative
             case contextSize = "context_size"
+            case rowsAt = "rows_at"
         }
     }
 
@@ -220,6 +227,7 @@ extension H2OConfiguration {
             heavySize == usual.heavySize
             ? nil : max(0, min(heavySize * rows / maxKVSize, rows - sinkSize - 1))
         other.recentSize = nil
+        other.rowsAt = nil
         if evictEvery == usual.evictEvery { other.evictEvery = nil }
         return try H2OConfiguration(other, format, policy: policy)
     }
@@ -255,7 +263,21 @@ extension H2OConfiguration.Budget {
         }
         var found = Self(config)
         found.contextSize = contextSize
+        found.rowsAt = try checkedRows(least: found.sinkSize + 1)
         return found
+    }
+
+    private func checkedRows(least: Int) throws -> [[Int]]? {
+        guard let rowsAt else { return nil }
+        let (tokens, numbers) = (rowsAt.compactMap(\.first), least...max(least, Int(Int32.max)))
+        guard rowsAt.allSatisfy({ $0.count == 2 && $0.allSatisfy(numbers.contains) }),
+            tokens == Set(tokens).sorted()
+        else {
+            throw failure(
+                "rows_at is \(rowsAt), expected pairs of tokens, ascending, and rows, more than "
+                    + "sink_size = \(least - 1).")
+        }
+        return rowsAt.isEmpty ? nil : rowsAt
     }
 }
 
