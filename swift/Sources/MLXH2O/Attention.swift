@@ -12,6 +12,7 @@ public struct AttentionWithScores {
     /// where nothing is unmasked and there is no sink.
     public let lse: MLXArray
 
+    /// What attention of your own found.
     public init(output: MLXArray, scores: MLXArray, lse: MLXArray) {
         (self.output, self.scores, self.lse) = (output, scores, lse)
     }

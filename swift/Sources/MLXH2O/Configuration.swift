@@ -143,6 +143,7 @@ public struct H2OConfiguration: Sendable, Hashable {
 
     /// What ranks the rows, with its settings.
     public struct Policy: Sendable, Hashable, Encodable {
+        /// Which policy it is.
         public let name: PolicyName
         /// Of `h2o`: the share of the rows kept by rank that are kept for the diversity of their keys.
         public let diversity: Double
@@ -156,9 +157,13 @@ public struct H2OConfiguration: Sendable, Hashable {
             self.decay = decay
         }
 
+        /// By the diversity of keys; needs no scores.
         public static let keydiff = Policy(.keydiff)
+        /// By age; needs no scores.
         public static let window = Policy(.window)
+        /// By attention mass and the diversity of keys; folds rows that go into others.
         public static let h2o = Policy(.h2o)
+        /// By a moving average of scores, as published.
         public static let h2oEma = Policy(.h2oEma)
 
         enum CodingKeys: String, CodingKey, CaseIterable {
@@ -172,8 +177,11 @@ public struct H2OConfiguration: Sendable, Hashable {
     /// 128, 64 or 32 are kept by score. The sinks do not scale with the budget; the recent window
     /// takes what is left.
     public enum Preset: String, Sendable, CaseIterable {
+        /// A half is kept by score.
         case heavy
+        /// A quarter.
         case balanced
+        /// An eighth.
         case recent
     }
 
@@ -192,12 +200,19 @@ public struct H2OConfiguration: Sendable, Hashable {
 }
 
 extension H2OConfiguration {
+    /// Rows that each KV head keeps.
     public var maxKVSize: Int { budget.maxKVSize }
+    /// Of these, the first positions, which always stay.
     public var sinkSize: Int { budget.sinkSize }
+    /// Rows kept by rank.
     public var heavySize: Int { budget.heavySize ?? 0 }
+    /// The newest rows, which stay.
     public var recentSize: Int { budget.recentSize ?? 0 }
+    /// Rows of each head that leave together.
     public var evictEvery: Int { budget.evictEvery ?? 1 }
+    /// Tokens that a draft model may propose at a time.
     public var speculative: Int { budget.speculative }
+    /// Tokens that the model was trained for; nil where that is not said.
     public var contextSize: Int? { budget.contextSize }
 
     /// The same with affine rows of 8 bits.

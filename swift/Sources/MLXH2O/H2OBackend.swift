@@ -17,11 +17,13 @@ public enum H2OBackend: String, Sendable, CaseIterable {
 
     /// Whether a back end is part of this build and can run here, and why not.
     public struct Status: Sendable, Equatable {
+        /// Whether calls may name it.
         public let isAvailable: Bool
         /// Empty where it is available.
         public let reason: String
     }
 
+    /// Asked of the library each time; never throws.
     public var status: Status {
         var available = false
         var reason = mlx_string_new()

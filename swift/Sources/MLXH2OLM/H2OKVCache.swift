@@ -15,6 +15,7 @@ import MLXLMCommon
 /// report to MLX's error handler, so that `withError` throws; ``append(keys:values:)``,
 /// ``accumulate(_:lse:isMasked:)`` and ``flush()`` throw themselves.
 public class H2OKVCache {
+    /// The settings, with values for all sizes.
     public let configuration: H2OConfiguration
     /// What error messages call this cache, such as "qwen3 layer 3".
     public let name: String
