@@ -119,30 +119,20 @@ GROUPED = [True, False, True, False, False, True]
     "more", [{}, {"kv_bits": 8, "policy": "h2o"}, {"policy": "h2o-ema"}], ids=str
 )
 def test_heads_have_the_rows_of_a_file(more: dict[str, Any], tmp_path: Path) -> None:
-    """Swift reads the file of Python, writes what Python writes, and each goes on from the other's
-    groups of heads."""
+    """Swift reads the file of Python, and writes what Python writes."""
     ours, tokenizer = model()
     settings = HEADS | more
     rows = tmp_path / "rows.json"
     rows.write_text(json.dumps({"budgets": HEADS["budgets"]}))
-    whole, given = (mlx_h2o.make_prompt_cache(ours, **settings) for _ in range(2))
+    whole, back = mlx_h2o.make_prompt_cache(ours, **settings), tmp_path / "back.safetensors"
     assert [isinstance(one, mlx_h2o.HeadGroups) for one in whole] == GROUPED
-    first, last = tokenizer.encode(demo.text()[300:900]), tokenizer.encode(" And he said")
-    expected = in_python(first, 100, prompt_cache=whole)
-    there, back = tmp_path / "there.safetensors", tmp_path / "back.safetensors"
+    expected = in_python(tokenizer.encode(demo.text()[300:900]), 100, prompt_cache=whole)
     line = "--prompt", demo.text()[300:900], "--max-tokens", 100, "--prefill-step-size", CHUNK
     line = *line, *flags(settings | {"budgets": rows}), "--save-prompt-cache", back
     assert tokens(*line) == expected
     read = mlx_h2o.load_prompt_cache(back, model=ours)
     assert budgets_of(read) == budgets_of(whole)
     assert [one.offset for one in read] == [one.offset for one in whole]
-
-    in_python(first, 100, prompt_cache=given)
-    mlx_h2o.save_prompt_cache(there, given, model=ours)
-    expected = in_python(last, 40, prompt_cache=whole)
-    assert in_python(last, 40, prompt_cache=read) == expected
-    line = "--prompt", " And he said", "--max-tokens", 40, "--prompt-cache-file", there
-    assert tokens(*line) == expected
 
 
 @pytest.mark.slow
@@ -228,6 +218,7 @@ def test_goes_on_from_files_of_either_language(settings: dict[str, Any], tmp_pat
     assert found == in_python(last, 40, prompt_cache=whole)
     back = mlx_h2o.load_prompt_cache(written, model=ours)
     assert [one.offset for one in back] == [one.offset for one in whole]
+    assert budgets_of(back) == budgets_of(whole)
     assert in_python(last, 40, prompt_cache=back) == in_python(last, 40, prompt_cache=whole)
     done = run("--prompt", "a", "--prompt-cache-file", given, "--max-kv-size", 9)
     assert "--prompt-cache-file brings the settings of the cache" in done.stderr

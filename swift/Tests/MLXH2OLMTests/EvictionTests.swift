@@ -74,6 +74,19 @@ import Testing
         #expect(cache.evicted == 14)
     }
 
+    /// While a text is short each head may have more rows; their memory goes when the rows do.
+    @Test func rowsFollowTheText() throws {
+        let settings = try H2OConfiguration(
+            .init(12, evictEvery: 1, rowsAt: [[20, 20], [30, 16]]))
+        let cache = H2OKVCache(settings)
+        let tokens = Tokens(count: 40, seed: 9)
+        for (upTo, rows) in [(20, 20), (21, 16), (30, 16), (31, 12), (40, 12)] {
+            decode(tokens, cache.offset..<upTo, cache)
+            #expect(cache.size == rows)
+            #expect(cache.table?.keys.capacity == rows)
+        }
+    }
+
     @Test func flushWaitsForScores() throws {
         let (_, keys, values) = Tokens(count: 20, seed: 9).slice(0..<20)
         let cache = H2OKVCache(try small())
