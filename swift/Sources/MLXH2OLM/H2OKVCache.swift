@@ -53,7 +53,7 @@ public class H2OKVCache {
         self.policy = policy ?? configuration.makePolicy()
     }
 
-    /// As ``init(_:policy:name:)``, with the default settings of ``H2OConfiguration``.
+    /// As ``init(_:policy:name:)``, with the default settings of `H2OConfiguration`.
     ///
     /// - Throws: `H2OError` where the settings do not fit
     public convenience init(maxKVSize: Int = 256, name: String = "") throws {
