@@ -26,7 +26,7 @@ MOST = {
     "core": 7_835,
     "metal": 2_213,
     "mlx-c/h2o": 3_158,
-    "swift/Sources/MLXH2O": 1_419,
+    "swift/Sources/MLXH2O": 1_433,
     "swift/Sources/MLXH2OLM": 2_908,
     "benchmarks": 4_427,
     "tests": 37_497,
