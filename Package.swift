@@ -76,10 +76,10 @@ let platformTargets: [Target] = [
         path: "swift/Sources/mlx-h2o-parity", swiftSettings: warningsAreErrors),
     .executableTarget(
         name: "h2o-generate", dependencies: [mlx, mlxNN, mlxLMCommon, "MLXH2O", "MLXH2OLM"],
-        path: "swift/Sources/h2o-generate", swiftSettings: warningsAreErrors),
+        path: "examples/swift/generate", swiftSettings: warningsAreErrors),
     .executableTarget(
         name: "mlx-h2o-example", dependencies: [mlx, "MLXH2O", "MLXH2OLM"],
-        path: "examples/swift", swiftSettings: warningsAreErrors),
+        path: "examples/swift", exclude: ["generate"], swiftSettings: warningsAreErrors),
     .testTarget(
         name: "ThinMLXTests",
         dependencies: ["MLX", "MLXNN", "MLXLMCommon", "MLXH2O", "MLXH2OLM"],

@@ -37,9 +37,11 @@ POLICIES = ("h2o", "h2o-ema", "window", "keydiff")
 SETTINGS = (
     *("max_kv_size", "sink_size", "heavy_size", "recent_size", "evict_every", "speculative"),
     *("context_size", "policy", "decay", "kv_bits", "v_bits", "kv_frame", "kv_group_size"),
-    "kv_format",
+    *("kv_format", "rows_at"),
 )
 """Those that Swift is told."""
+SHORTER = [[36, 34], [55, 30], [90, 27], [120, 24]]
+"""Rows of texts of up to so many tokens."""
 Rounds = Sequence[tuple[int, int]]
 """Tokens that come together, and how many of them go back."""
 
@@ -159,6 +161,7 @@ def test_chunks_leave_the_rows_of_python(swift: Leg, backend: str) -> None:
         "dense": {},
         "groups": {"evict_every": 16, "context_size": 0},
         "context": {"evict_every": 4, "context_size": 30},
+        "shorter": {"evict_every": 4, "rows_at": SHORTER, "recent_size": 7},
         "packed": {"evict_every": 4, **PACKED},
         "packed, without a frame": {"evict_every": 4, **PACKED, "kv_frame": False},
         "codes": {"evict_every": 5, **CODES},
@@ -174,8 +177,9 @@ def test_chunks_leave_the_rows_of_python(swift: Leg, backend: str) -> None:
         assert cache.evicted > 100
 
 
-FILES = {
+FILES: dict[str, dict[str, Any]] = {
     "dense": {},
+    "rows of shorter texts": {"rows_at": SHORTER} | PACKED,
     "packed": PACKED,
     "packed, without a frame": PACKED | {"kv_frame": False},
     "codes": CODES,

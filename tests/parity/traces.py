@@ -105,7 +105,8 @@ def _snapshot(cache: H2OKVCache, out: mx.array) -> tuple[np.ndarray, np.ndarray,
     order = np.argsort(positions, axis=-1)
     positions = np.take_along_axis(positions, order, axis=-1).astype(np.int32)
     scores = np.take_along_axis(scores, order, axis=-1)
-    missing = [(0, 0), (0, 0), (0, cache.config.max_kv_size - positions.shape[-1])]
+    most = max([cache.config.max_kv_size, *(rows for _, rows in cache.config.rows_at)])
+    missing = [(0, 0), (0, 0), (0, most - positions.shape[-1])]
     padded = np.pad(positions, missing, constant_values=-1)
     scores = np.pad(scores, missing, constant_values=np.nan)
     return padded, scores, reference.float64(out[:, :, 0])

@@ -27,10 +27,10 @@ MOST = {
     "core": 7_835,
     "metal": 2_213,
     "mlx-c/h2o": 3_158,
-    "swift/Sources/MLXH2O": 1_367,
-    "swift/Sources/MLXH2OLM": 2_897,
-    "benchmarks": 3_803,
-    "tests": 37_587,
+    "swift/Sources/MLXH2O": 1_433,
+    "swift/Sources/MLXH2OLM": 2_908,
+    "benchmarks": 4_427,
+    "tests": 37_497,
 }
 
 

@@ -12,6 +12,7 @@ public struct AttentionWithScores {
     /// where nothing is unmasked and there is no sink.
     public let lse: MLXArray
 
+    /// What attention of your own found.
     public init(output: MLXArray, scores: MLXArray, lse: MLXArray) {
         (self.output, self.scores, self.lse) = (output, scores, lse)
     }
@@ -173,12 +174,20 @@ public struct AccumulatedAttention {
 ///   - keys: [B, Hkv, N, D], dense, packed or coded
 ///   - values: [B, Hkv, N, Dv]
 ///   - importance: float32 [B, Hkv, N], as in ``accumulateScores(_:scores:decay:isMasked:stream:)``
+///   - scale: finite factor of the products
 ///   - kind: `.ema`: the moving average, as there; `.mass`: to the importance are added the weights
 ///     of all queries and of the query heads of the KV head (Zhang et al. 2023, H2O), where NaN
 ///     counts as 0
 ///   - decay: for `.ema`
-///   - bits: of packed rows, as `groupSize`, `valueBits` and `sparseVThreshold`
-/// - Throws: ``H2OError``
+///   - mask: as for dense rows
+///   - sinks: learned logits [Hq]
+///   - rowBias: float32 [B, Hkv, N], as for dense rows
+///   - bits: of packed keys: 2, 3, 4, 5, 6 or 8; of codes 2, 3 or 4
+///   - groupSize: of packed rows: 32, 64 or 128
+///   - valueBits: of packed values; nil: `bits`
+///   - sparseVThreshold: of packed rows, below 1: weights below it add nothing to the output
+///   - stream: stream or device to evaluate on
+/// - Throws: ``H2OError`` where an argument is not as above
 public func attentionAndAccumulate<Keys: CacheRows, Values: CacheRows>(
     queries: MLXArray, keys: Keys, values: Values, importance: MLXArray, scale: Float,
     kind: ChunkScores = .ema, decay: Double = 0.95,

@@ -11,6 +11,7 @@ public struct PackedRows {
     /// As the scales.
     public let biases: MLXArray
 
+    /// Parts of the same rows; an operation that takes them checks them.
     public init(words: MLXArray, scales: MLXArray, biases: MLXArray) {
         self.words = words
         self.scales = scales
@@ -26,6 +27,7 @@ public struct CodedRows {
     /// float32 [B, H, N, 1].
     public let norms: MLXArray
 
+    /// Parts of the same rows; an operation that takes them checks them.
     public init(words: MLXArray, norms: MLXArray) {
         self.words = words
         self.norms = norms

@@ -6,7 +6,7 @@ extension H2OConfiguration: Codable {
     private static let unserved = [
         "light_bits": ["null"], "dense_size": ["null", "0"], "kv_handed": ["'packed'"],
         "sparse_v": ["0"], "unequal_budgets": ["true", "false"], "turbo_guard": ["0"],
-        "shared_heads": ["false"], "rows_at": ["null"],
+        "shared_heads": ["false"],
         // Of rows that are stored as codes, which do not say it.
         "dtype": ["'float32'", "'float16'", "'bfloat16'"],
     ]
@@ -73,7 +73,8 @@ extension H2OConfiguration.Budget {
             recentSize: try values.decode(Int.self, forKey: .recentSize),
             evictEvery: try values.decode(Int.self, forKey: .evictEvery),
             speculative: try values.decodeIfPresent(Int.self, forKey: .speculative) ?? 0,
-            contextSize: try values.decodeIfPresent(Int.self, forKey: .contextSize))
+            contextSize: try values.decodeIfPresent(Int.self, forKey: .contextSize),
+            rowsAt: try values.decodeIfPresent([[Int]].self, forKey: .rowsAt))
     }
 }
 

@@ -46,11 +46,16 @@ public struct H2OConfiguration: Sendable, Hashable {
         /// `evictingCaches(for:configuration:policy:budgets:)` takes what an `H2OTransformer` says; in
         /// other caches, and with 0, only the policy decides.
         public var contextSize: Int?
+        /// Budgets of shorter texts, as Python shares rows out over KV heads: pairs of tokens,
+        /// ascending, and the rows while no more of them have been seen. Behind the last, and where
+        /// it is nil, `maxKVSize` rows.
+        public var rowsAt: [[Int]]?
 
+        /// Nothing is checked before the settings are made of it.
         public init(
             _ maxKVSize: Int = 256, sinkSize: Int = 4, heavySize: Int? = nil,
             recentSize: Int? = nil, evictEvery: Int? = nil, speculative: Int = 0,
-            contextSize: Int? = nil
+            contextSize: Int? = nil, rowsAt: [[Int]]? = nil
         ) {
             self.maxKVSize = maxKVSize
             self.sinkSize = sinkSize
@@ -59,6 +64,7 @@ public struct H2OConfiguration: Sendable, Hashable {
             self.evictEvery = evictEvery
             self.speculative = speculative
             self.contextSize = contextSize
+            self.rowsAt = rowsAt
         }
 
         enum CodingKeys: String, CodingKey, CaseIterable {
@@ -69,6 +75,7 @@ public struct H2OConfiguration: Sendable, Hashable {
             case evictEvery = "evict_every"
             case speculative
             case contextSize = "context_size"
+            case rowsAt = "rows_at"
         }
     }
 
@@ -136,6 +143,7 @@ public struct H2OConfiguration: Sendable, Hashable {
 
     /// What ranks the rows, with its settings.
     public struct Policy: Sendable, Hashable, Encodable {
+        /// Which policy it is.
         public let name: PolicyName
         /// Of `h2o`: the share of the rows kept by rank that are kept for the diversity of their keys.
         public let diversity: Double
@@ -149,9 +157,13 @@ public struct H2OConfiguration: Sendable, Hashable {
             self.decay = decay
         }
 
+        /// By the diversity of keys; needs no scores.
         public static let keydiff = Policy(.keydiff)
+        /// By age; needs no scores.
         public static let window = Policy(.window)
+        /// By attention mass and the diversity of keys; folds rows that go into others.
         public static let h2o = Policy(.h2o)
+        /// By a moving average of scores, as published.
         public static let h2oEma = Policy(.h2oEma)
 
         enum CodingKeys: String, CodingKey, CaseIterable {
@@ -165,8 +177,11 @@ public struct H2OConfiguration: Sendable, Hashable {
     /// 128, 64 or 32 are kept by score. The sinks do not scale with the budget; the recent window
     /// takes what is left.
     public enum Preset: String, Sendable, CaseIterable {
+        /// A half is kept by score.
         case heavy
+        /// A quarter.
         case balanced
+        /// An eighth.
         case recent
     }
 
@@ -185,12 +200,19 @@ public struct H2OConfiguration: Sendable, Hashable {
 }
 
 extension H2OConfiguration {
+    /// Rows that each KV head keeps.
     public var maxKVSize: Int { budget.maxKVSize }
+    /// Of these, the first positions, which always stay.
     public var sinkSize: Int { budget.sinkSize }
+    /// Rows kept by rank.
     public var heavySize: Int { budget.heavySize ?? 0 }
+    /// The newest rows, which stay.
     public var recentSize: Int { budget.recentSize ?? 0 }
+    /// Rows of each head that leave together.
     public var evictEvery: Int { budget.evictEvery ?? 1 }
+    /// Tokens that a draft model may propose at a time.
     public var speculative: Int { budget.speculative }
+    /// Tokens that the model was trained for; nil where that is not said.
     public var contextSize: Int? { budget.contextSize }
 
     /// The same with affine rows of 8 bits.
@@ -220,6 +242,7 @@ extension H2OConfiguration {
             heavySize == usual.heavySize
             ? nil : max(0, min(heavySize * rows / maxKVSize, rows - sinkSize - 1))
         other.recentSize = nil
+        other.rowsAt = nil
         if evictEvery == usual.evictEvery { other.evictEvery = nil }
         return try H2OConfiguration(other, format, policy: policy)
     }
@@ -255,7 +278,21 @@ extension H2OConfiguration.Budget {
         }
         var found = Self(config)
         found.contextSize = contextSize
+        found.rowsAt = try checkedRows(least: found.sinkSize + 1)
         return found
+    }
+
+    private func checkedRows(least: Int) throws -> [[Int]]? {
+        guard let rowsAt else { return nil }
+        let (tokens, numbers) = (rowsAt.compactMap(\.first), least...max(least, Int(Int32.max)))
+        guard rowsAt.allSatisfy({ $0.count == 2 && $0.allSatisfy(numbers.contains) }),
+            tokens == Set(tokens).sorted()
+        else {
+            throw failure(
+                "rows_at is \(rowsAt), expected pairs of tokens, ascending, and rows, more than "
+                    + "sink_size = \(least - 1).")
+        }
+        return rowsAt.isEmpty ? nil : rowsAt
     }
 }
 

@@ -17,11 +17,13 @@ public enum H2OBackend: String, Sendable, CaseIterable {
 
     /// Whether a back end is part of this build and can run here, and why not.
     public struct Status: Sendable, Equatable {
+        /// Whether calls may name it.
         public let isAvailable: Bool
         /// Empty where it is available.
         public let reason: String
     }
 
+    /// Asked of the library each time; never throws.
     public var status: Status {
         var available = false
         var reason = mlx_string_new()
@@ -48,7 +50,9 @@ public enum H2OBackend: String, Sendable, CaseIterable {
 
 /// Name the back end of all calls made in `body`, in this task and its children.
 ///
-/// - Parameter backend: nil returns to the automatic choice.
+/// - Parameters:
+///   - backend: nil returns to the automatic choice
+///   - body: what calls operations
 /// - Throws: ``H2OError`` where the back end is not available, or what `body` throws; calls in
 ///   `body` throw where the named back end cannot serve them.
 public func withBackend<R>(_ backend: H2OBackend?, _ body: () throws -> R) throws -> R {

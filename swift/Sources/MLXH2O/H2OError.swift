@@ -7,6 +7,7 @@ public struct H2OError: LocalizedError, CustomStringConvertible, Sendable, Equat
     /// Begins with the name of the operation in brackets, as MLX's messages do.
     public let description: String
 
+    /// Of an operation, by its name without brackets.
     public init(_ operation: String, _ message: String) {
         description = "[\(operation)] \(message)"
     }

@@ -44,6 +44,7 @@ public enum ChunkScores: String, Sendable, CaseIterable {
 /// - Parameters:
 ///   - queries: [B, Hq, Lq, D], float32, float16 or bfloat16
 ///   - keys: [B, Hkv, N, D], the dtype of the queries
+///   - scale: finite factor of the products
 ///   - mask: for all Lq queries
 ///   - sinks: learned logits [Hq], for `.mass`
 ///   - rowBias: float32 [B, Hkv, N], as in attention
@@ -53,6 +54,7 @@ public enum ChunkScores: String, Sendable, CaseIterable {
 ///   - importance: for `.ema`, the average so far, float32 [B, Hkv, N]; nil: no row has been scored
 ///   - decay: for `.ema`
 ///   - countedQueries: for `.ema`, at least 1
+///   - stream: stream or device to evaluate on
 /// - Returns: float32 [B, Hkv, N]
 /// - Throws: ``H2OError`` where an argument is not as above
 public func prefillScores(

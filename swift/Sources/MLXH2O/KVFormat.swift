@@ -3,9 +3,13 @@
 /// `turbo3` has codes of 3 bits. Keys may differ, and come first: `turbo4v3`. In `turbo8v3` they have
 /// 8 bits with scales and biases, in `turbo0v3` they stay as they come.
 public enum KVFormat: String, Sendable, Codable, CaseIterable {
+    /// Codes of so many bits for keys and values.
     case turbo2, turbo3, turbo4
+    /// Keys as they come, beside codes.
     case turbo0v2, turbo0v3, turbo0v4
+    /// Keys of 8 bits with scales and biases, beside codes.
     case turbo8v2, turbo8v3, turbo8v4
+    /// Codes of which those of keys have other bits.
     case turbo2v3, turbo2v4, turbo3v2, turbo3v4, turbo4v2, turbo4v3
 
     /// Bits of a key: 0 as it comes, 8 with scales and biases, else of its codes.

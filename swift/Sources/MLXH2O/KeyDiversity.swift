@@ -3,7 +3,9 @@ import MLX
 
 /// Minus the cosine of each key with the mean of the normalised keys of its head.
 ///
-/// - Parameter keys: [B, H, N, D], float32, float16 or bfloat16
+/// - Parameters:
+///   - keys: [B, H, N, D], float32, float16 or bfloat16
+///   - stream: stream or device to evaluate on
 /// - Returns: float32 [B, H, N]; a key of zeros gets 0
 /// - Throws: ``H2OError`` where the keys are not as above
 public func keyDiversity(_ keys: MLXArray, stream: StreamOrDevice = .default) throws -> MLXArray {

@@ -14,7 +14,7 @@ import MLXNN
 ///   - model: a model of mlx-swift-lm or of your own
 ///   - configuration: the settings of every layer; where they name no `contextSize`, that of an
 ///     ``H2OTransformer`` is what its settings say
-///   - policy: a policy of your own, in the place of the one that the settings name
+///   - ownPolicy: a policy of your own, in the place of the one that the settings name
 ///   - budgets: rows of each layer that evicts, in order, or of each of its KV heads, as
 ///     ``rowsPerLayer(contentsOf:)`` reads them of a file, in the place of `maxKVSize`. A model must
 ///     then not make one array mask for all layers; mlx-swift-lm's do not, unless they ask a cache

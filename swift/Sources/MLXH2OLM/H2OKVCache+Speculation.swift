@@ -8,9 +8,6 @@ extension H2OKVCache {
     /// The newest tokens that ``trim(_:)`` takes back without a trace.
     var reach: Int { configuration.speculative == 0 ? 0 : configuration.speculative + 1 }
 
-    /// The newest rows that are protected.
-    var recentSize: Int { max(configuration.recentSize, reach) }
-
     /// Take in what the queries of the last update say of the rows.
     func takeIn(
         _ scores: MLXArray, lse: MLXArray?, isMasked: Bool, _ table: inout RowTable

@@ -15,6 +15,7 @@ import MLXLMCommon
 /// report to MLX's error handler, so that `withError` throws; ``append(keys:values:)``,
 /// ``accumulate(_:lse:isMasked:)`` and ``flush()`` throw themselves.
 public class H2OKVCache {
+    /// The settings, with values for all sizes.
     public let configuration: H2OConfiguration
     /// What error messages call this cache, such as "qwen3 layer 3".
     public let name: String
@@ -52,7 +53,7 @@ public class H2OKVCache {
         self.policy = policy ?? configuration.makePolicy()
     }
 
-    /// As ``init(_:policy:name:)``, with the default settings of ``H2OConfiguration``.
+    /// As ``init(_:policy:name:)``, with the default settings of `H2OConfiguration`.
     ///
     /// - Throws: `H2OError` where the settings do not fit
     public convenience init(maxKVSize: Int = 256, name: String = "") throws {
@@ -97,7 +98,7 @@ public class H2OKVCache {
             ?? RowTable(
                 emptyFor: keys, values, configuration.format, owner: described)
         try makeRoom(for: added, in: &table)
-        try table.append(keys, values, offset: offset, limit: configuration.maxKVSize)
+        try table.append(keys, values, offset: offset, limit: budget(at: end).rows)
         self.table = table
         offset = end
         isUnscored = policy.needsScores || policy.folds
@@ -183,35 +184,50 @@ public class H2OKVCache {
     }
 
     /// Rows of a chunk beyond the budget, to go at the next occasion.
-    var hasSurplus: Bool { size > configuration.maxKVSize }
+    var hasSurplus: Bool { size > budget(at: offset).rows }
+
+    /// The rows of each head while so many tokens have been seen, and how many of the newest are
+    /// protected.
+    func budget(at tokens: Int) -> (rows: Int, recent: Int) {
+        let shorter = configuration.budget.rowsAt?.first { $0[0] >= tokens }
+        let rows = shorter?[1] ?? configuration.maxKVSize
+        return (rows, max(configuration.recentSize * rows / configuration.maxKVSize, reach))
+    }
 
     /// Let go what must go before so many tokens come: the surplus of a chunk, and, of tokens that
     /// come one by one or may be taken back, what they need room for.
     private func makeRoom(for added: Int, in table: inout RowTable) throws {
-        if table.length > configuration.maxKVSize {
+        let (rows, recent) = budget(at: offset + added)
+        if table.length > rows {
             try settle(before: offset - reach, in: &table)
-            try evict(to: configuration.maxKVSize, before: 0, in: &table)
+            try evict(to: rows, recent: recent, before: 0, in: &table)
         }
         try settle(before: offset + added - reach, in: &table)
         let stay = rowsLeft(of: table.length, for: added)
-        if stay < table.length { try evict(to: stay, before: added, in: &table) }
+        if stay < table.length {
+            try evict(to: stay, recent: recent, before: added, in: &table)
+        }
+        if added <= max(1, reach) { table.fit(rows) }
     }
 
     /// Of so many rows, how many stay when so many tokens come.
     func rowsLeft(of rows: Int, for added: Int) -> Int {
-        let rows = min(rows, configuration.maxKVSize)
-        let need = rows + min(added, configuration.maxKVSize) - configuration.maxKVSize
+        let (most, recent) = budget(at: offset + added)
+        let rows = min(rows, most)
+        let need = rows + min(added, most) - most
         guard need > 0, (1...max(1, reach)).contains(added) else { return rows }
         // Of those that nothing protects, a whole group.
-        let free = rows - configuration.sinkSize - max(0, recentSize - added)
+        let free = rows - configuration.sinkSize - max(0, recent - added)
         return rows - max(need, min(configuration.evictEvery, configuration.heavySize + 1, free))
     }
 
     /// Let all but `count` rows of each head go, before so many tokens come. The sinks are protected,
     /// and the recent window; the newest rows that may be taken back are not even ranked.
-    private func evict(to count: Int, before added: Int, in table: inout RowTable) throws {
+    private func evict(
+        to count: Int, recent: Int, before added: Int, in table: inout RowTable
+    ) throws {
         let tail = min(table.length, max(0, reach - added))
-        let recentStart = offset + added - recentSize
+        let recentStart = offset + added - recent
         // Rows before it go first, while there can be any.
         let contextStart = configuration.contextSize.flatMap { size in
             let start = offset + added - size
@@ -221,11 +237,7 @@ public class H2OKVCache {
         let slots = try kept(
             count - tail, of: &table, tail: tail, recentStart: recentStart,
             contextStart: contextStart)
-        if added == 0 {
-            table.keep(slots, tail: tail)
-        } else {
-            table.fillHoles(keeping: slots, tail: tail)
-        }
+        table.fillHoles(keeping: slots, tail: tail)
     }
 
     /// Slots of the best `count` rows of each head but the last `tail`, ascending; the others are

@@ -27,6 +27,7 @@ public protocol H2OScoreTracking: KVCache {
 }
 
 extension H2OScoreTracking {
+    /// The same of scores that may be masked.
     public func updateScores(_ scores: MLXArray) {
         updateScores(scores, isMasked: true)
     }

@@ -134,6 +134,7 @@ public final class HeadGroupsKVCache: KVCache {
         return caches[0].makeMask(n: n, windowSize: windowSize, returnArray: false)
     }
 
+    /// As of ``H2OKVCache``, of every group.
     public var isTrimmable: Bool { caches.allSatisfy(\.isTrimmable) }
 
     public func isTrimmable(after positions: Int) -> Bool {

@@ -6,7 +6,9 @@ import MLXLMCommon
 public enum LayerRows: Decodable, Equatable, Sendable, ExpressibleByIntegerLiteral,
     ExpressibleByArrayLiteral
 {
+    /// So many of every KV head.
     case each(Int)
+    /// Of each KV head, in order.
     case heads([Int])
 
     public init(integerLiteral rows: Int) { self = .each(rows) }

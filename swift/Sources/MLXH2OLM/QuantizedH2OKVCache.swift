@@ -26,7 +26,7 @@ public final class QuantizedH2OKVCache: H2OKVCache {
     /// Elements that share a scale and a bias, as stored; before the first row as set.
     public var groupSize: Int { table?.packing?.groupSize ?? configuration.format.kvGroupSize }
 
-    /// As ``append(keys:values:)``, but the rows are returned as they are stored.
+    /// As ``H2OKVCache/append(keys:values:)``, but the rows are returned as they are stored.
     public func appendPacked(
         keys: MLXArray, values: MLXArray
     ) throws -> (keys: PackedRows, values: PackedRows) {

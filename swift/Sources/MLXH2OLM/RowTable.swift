@@ -183,17 +183,6 @@ struct RowTable {
 
     // MARK: Rows that go
 
-    /// Keep only `slots` [B, H, n], in that order, and behind them the last `tail` rows, in new
-    /// memory. O(n) rows moved.
-    mutating func keep(_ slots: MLXArray, tail: Int = 0) {
-        let last = MLXArray(Int32(length - tail)..<Int32(length)).asType(slots.dtype)
-        let all = concatenated(
-            [slots, broadcast(last, to: slots.shape.dropLast() + [tail])], axis: 2)
-        let kept = tail == 0 ? slots : all
-        let each = kept.expandedDimensions(axis: -1)
-        change { takeAlong($0, $0.ndim == 3 ? kept : each, axis: 2) }
-    }
-
     /// Fold the `rows`, the first ones, that are not in the slots `kept` [B, H, n] into others, which
     /// change in place. Neither sinks nor recent rows do, nor rows without a rank.
     mutating func fold(
@@ -254,6 +243,13 @@ struct RowTable {
         placed = placed.rows(upTo: count)
         waiting = waiting.map { $0.with { $0.rows(upTo: count) } }
         isChanged = true
+    }
+
+    /// Give up room for more than so many rows, where it is free.
+    mutating func fit(_ limit: Int) {
+        guard length <= limit, keys.capacity > limit else { return }
+        let copy = { (part: MLXArray) in contiguous(part.rows(upTo: limit)) }
+        (keys, values) = (keys.with(copy), values.with(copy))
     }
 
     /// The rows at `sources` [B, H, n] to the slots `targets` of the same shape.

@@ -52,7 +52,7 @@ extension H2OKVCache {
         }
         // What older readers would misread is a later format: budgets that differ, since one mask does
         // not fit them, a context beyond which rows go first, and rows in a frame.
-        let differ = Set(settings.map(\.maxKVSize)).count > 1
+        let differ = Set(settings.map(\.budget)).count > 1
         let hasContext = settings.contains { $0.contextSize != nil }
         let isFramed = settings.contains { $0.format.isFramed }
         try file.write(

@@ -32,6 +32,7 @@ struct Case {
         let routed: Bool?
         let evictEvery: Int?
         let contextSize: Int?
+        let rowsAt: [[Int]]?
         let shared: Bool?
         let kvBits: Int?
         let kvFrame: Bool?

@@ -53,7 +53,8 @@ private struct Recorded {
     mutating func take(_ cache: H2OKVCache, _ output: MLXArray) {
         guard let kept = cache.positions, let scores = cache.scores else { return }
         let order = argSort(kept, axis: -1)
-        let size = cache.configuration.maxKVSize
+        let budget = cache.configuration.budget
+        let size = max(budget.maxKVSize, budget.rowsAt?.map { $0[1] }.max() ?? 0)
         let found = [
             padded(takeAlong(kept, order, axis: -1), to: size, with: MLXArray(Int32(-1))),
             padded(takeAlong(scores, order, axis: -1), to: size, with: MLXArray(Float.nan)),
@@ -120,7 +121,7 @@ func configuration(of parity: Case) throws -> H2OConfiguration {
             sinkSize: try parity.field(\.sinkSize, "sink_size"),
             heavySize: parity.fields.heavySize, recentSize: parity.fields.recentSize,
             evictEvery: parity.fields.evictEvery ?? 1, speculative: parity.fields.speculative ?? 0,
-            contextSize: parity.fields.contextSize),
+            contextSize: parity.fields.contextSize, rowsAt: parity.fields.rowsAt),
         .named(
             kvBits: parity.fields.kvBits, valueBits: parity.fields.vBits,
             isFramed: parity.fields.kvFrame ?? false, groupSize: parity.fields.kvGroupSize ?? 64,

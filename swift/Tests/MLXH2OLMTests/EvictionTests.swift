@@ -74,6 +74,19 @@ import Testing
         #expect(cache.evicted == 14)
     }
 
+    /// While a text is short each head may have more rows; their memory goes when the rows do.
+    @Test func rowsFollowTheText() throws {
+        let settings = try H2OConfiguration(
+            .init(12, evictEvery: 1, rowsAt: [[20, 20], [30, 16]]))
+        let cache = H2OKVCache(settings)
+        let tokens = Tokens(count: 40, seed: 9)
+        for (upTo, rows) in [(20, 20), (21, 16), (30, 16), (31, 12), (40, 12)] {
+            decode(tokens, cache.offset..<upTo, cache)
+            #expect(cache.size == rows)
+            #expect(cache.table?.keys.capacity == rows)
+        }
+    }
+
     @Test func flushWaitsForScores() throws {
         let (_, keys, values) = Tokens(count: 20, seed: 9).slice(0..<20)
         let cache = H2OKVCache(try small())
@@ -92,13 +105,12 @@ import Testing
         try table.append(keys, values, offset: 0, limit: 20)
         let ranks = MLXRandom.normal([1, 2, 12], dtype: .float32, key: MLXRandom.key(UInt64(gone)))
         let slots = try keepIndices(ranks, positions: table.positions, keep: 12 - gone)
-        var gathered = table
-        gathered.keep(slots)
+        let gathered = takeAlong(table.positions, slots, axis: 2)
         table.fillHoles(keeping: slots)
         #expect(table.length == 12 - gone)
-        #expect(sortedPositions(table.positions) == sortedPositions(gathered.positions))
+        #expect(sortedPositions(table.positions) == sortedPositions(gathered))
         let positions = table.positions.asArray(Int32.self)
-        let stayed = gathered.positions.asArray(Int32.self)
+        let stayed = gathered.asArray(Int32.self)
         for (at, position) in positions.enumerated() {
             let (head, slot) = (at / (12 - gone), at % (12 - gone))
             let ofHead = stayed[head * (12 - gone)..<(head + 1) * (12 - gone)]

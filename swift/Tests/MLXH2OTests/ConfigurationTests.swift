@@ -115,6 +115,16 @@ private typealias Make = @Sendable () throws -> H2OConfiguration
             { try H2OConfiguration(.init(contextSize: -1)) }
         ),
         (
+            "rows_at is [[9, 9], [8, 9]], expected pairs of tokens, ascending, and rows, more "
+                + "than sink_size = 4.",
+            { try H2OConfiguration(.init(rowsAt: [[9, 9], [8, 9]])) }
+        ),
+        (
+            "rows_at is [[9, 4]], expected pairs of tokens, ascending, and rows, more than "
+                + "sink_size = 4.",
+            { try H2OConfiguration(.init(rowsAt: [[9, 4]])) }
+        ),
+        (
             "kv_group_size is 48, expected one of (32, 64, 128).",
             { try H2OConfiguration(.init(), .affine(8, groupSize: 48)) }
         ),
@@ -154,7 +164,7 @@ private typealias Make = @Sendable () throws -> H2OConfiguration
 
     @Test func survivesJSONAndChecksWhatItReads() throws {
         let made = try H2OConfiguration(
-            .init(48, evictEvery: 3, contextSize: 2048), .codes(.turbo8v3),
+            .init(48, evictEvery: 3, contextSize: 2048, rowsAt: [[60, 50]]), .codes(.turbo8v3),
             policy: .init(.h2oEma, diversity: 0.25, decay: 0.5))
         let data = try JSONEncoder().encode(made)
         #expect(try JSONDecoder().decode(H2OConfiguration.self, from: data) == made)

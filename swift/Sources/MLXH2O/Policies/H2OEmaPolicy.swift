@@ -9,6 +9,7 @@ public struct H2OEmaPolicy: EvictionPolicy {
     /// `a`, at least 0 and below 1.
     public let decay: Double
 
+    /// `decay` is at least 0 and below 1; not checked here.
     public init(decay: Double) {
         self.decay = decay
     }

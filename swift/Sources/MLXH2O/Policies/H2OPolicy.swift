@@ -11,6 +11,7 @@ public struct H2OPolicy: EvictionPolicy {
     /// Of the rows that ranks decide about, the share that is kept for the diversity of their keys.
     public let diversity: Double
 
+    /// `diversity` is from 0 to 1; not checked here.
     public init(diversity: Double = 0.5) {
         self.diversity = diversity
     }

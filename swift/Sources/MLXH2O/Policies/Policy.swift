@@ -74,7 +74,7 @@ public protocol EvictionPolicy: Sendable {
     /// - Parameters:
     ///   - importance: float32 [B, H, N], NaN where a row has not been scored
     ///   - scores: float32 [B, Hq, L, N], logits before the softmax, queries in order, -inf where
-    ///     masked; Hq is a multiple of H. With ``needsWeights`` the weights that the softmax makes
+    ///     masked; Hq is a multiple of H. With `needsWeights` the weights that the softmax makes
     ///     of them, 0 where masked
     ///   - positions: int32 [B, H, N], as in ``PolicyRows``
     ///   - isMasked: false promises that no score is -inf

@@ -3,6 +3,7 @@ import MLX
 /// The sinks and the newest rows stay (Xiao et al. 2024, StreamingLLM), whatever the split of heavy
 /// and recent rows.
 public struct WindowPolicy: EvictionPolicy {
+    /// It has no settings.
     public init() {}
 
     /// By age, not position: float32 holds every age in a cache, but not every position of a

@@ -16,6 +16,7 @@ public protocol H2ORouted: LanguageModel {}
 /// ``evictingCaches(for:configuration:policy:budgets:)``. Weights and their names are those of the original models.
 public final class H2OTransformer: Module, H2ORouted, KVCacheDimensionProvider {
     public let kvHeads: [Int]
+    /// Tokens that there are.
     public let vocabularySize: Int
     /// Tokens that it was trained for, if its settings say so.
     public let contextSize: Int?
@@ -23,6 +24,7 @@ public final class H2OTransformer: Module, H2ORouted, KVCacheDimensionProvider {
     let model: TransformerBody
     @ModuleInfo(key: "lm_head") var head: Linear?
 
+    /// A model of random weights, for those of a file to be put in.
     public init(_ configuration: H2OTransformerConfiguration) {
         kvHeads = Array(repeating: configuration.kvHeads, count: configuration.layers)
         vocabularySize = configuration.vocabularySize
