@@ -148,24 +148,6 @@ def test_the_newest_32_rows_dense(column, policy):
     course.tokens(12)
 
 
-@pytest.mark.matrix(4)
-@pytest.mark.parametrize(
-    ("policy", "column"),
-    [
-        *product(("h2o-ema", "keydiff", "window"), ("dense", "8 bits", "8 and 4")),
-        ("h2o", "dense"),
-        ("h2o", "8 bits"),
-    ],
-)
-def test_padding_on_the_left_is_no_part_of_a_sequence(column, policy):
-    course = Course(column, policy, 2)
-    course.cache.prepare(left_padding=[5, 0])
-    assert course.cache.offset.tolist() == [-5, 0]
-    course = Course(column, policy, 2)
-    course.prompts([3, 8], step=4, left=True)
-    course.tokens(12)
-
-
 @pytest.mark.matrix(10)
 @pytest.mark.parametrize("budget", [3, 4, 5])
 @pytest.mark.parametrize("policy", policies.names())
@@ -178,17 +160,6 @@ def test_small_budgets(policy, budget):
     batch = Course("dense", policy, 2, max_kv_size=budget, sink_size=1, recent_size=1)
     batch.prompts([1, budget + 1], step=1)
     batch.tokens(4)
-
-
-@pytest.mark.matrix(10)
-@pytest.mark.parametrize("budget", [23, 24, 25])
-@pytest.mark.parametrize("policy", policies.names())
-def test_nothing_goes_below_the_budget(policy, budget):
-    course = Course("dense", policy, max_kv_size=budget, evict_every=1)
-    course.chunk(20)
-    course.tokens(4)
-    assert course.cache.evicted == max(0, 24 - budget)
-    assert course.cache.size() == min(24, budget)
 
 
 @pytest.mark.parametrize("group", [1, 3, 7, 8, 9])

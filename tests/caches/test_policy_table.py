@@ -186,18 +186,6 @@ def test_in_a_model_one_chunk_or_two_see_the_same_weights(name):
     assert rows[0] == rows[1]
 
 
-@each
-def test_shared_heads_stay_alike_in_a_model(name):
-    """Routed attention may name the next row itself: not head by head then."""
-    model = tiny_qwen3()
-    caches = mlx_h2o.make_prompt_cache(model, 24, policy=name, shared_heads=True)
-    evaluate.prefill(model, caches, random_prompt(30), chunk=10)
-    evaluate.prefill(model, caches, random_prompt(40, seed=5), chunk=1)
-    for cache in caches:
-        kept = rows_by_position(cache)[0]
-        assert kept[0, 0] == kept[0, 1]
-
-
 def test_another_seed_is_another_sample():
     kept = [
         rows_by_position(filled("random", tokens=60, random_seed=seed)[0])[0] for seed in (0, 1, 0)

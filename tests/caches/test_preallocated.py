@@ -10,7 +10,6 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-import mlx_h2o
 from mlx_h2o import H2OConfig, H2OKVCache
 from mlx_h2o.caches.quantized import evicting_cache
 from mlx_h2o.operations.backends import resolve, use_backend
@@ -77,23 +76,6 @@ def test_the_rows_are_those_of_a_cache_that_grows(kind: str, backend: str) -> No
             if count == 3:
                 assert plain.trim(2) == ahead.trim(2) == 2
         same(plain, ahead)
-
-
-@pytest.mark.parametrize("kind", COLUMNS)
-def test_so_are_those_of_batches(kind: str) -> None:
-    """Made of copies, of which a sequence leaves."""
-    caches = pair({"max_kv_size": 48, **COLUMNS[kind]})
-    for seed, count in enumerate([70, 1, 1]):
-        for cache in caches:
-            step(cache, seed, count)
-    batches = [type(one).merge([one, one]) for one in caches]
-    for seed in range(50, 60):
-        outs = [step(cache, seed, batch=2) for cache in batches]
-        assert mx.array_equal(*outs).item()
-    for batch in batches:
-        batch.filter(mx.array([1]))
-        step(batch, 70)
-    same(*[batch.extract(0) for batch in batches])
 
 
 def pair(config: dict[str, Any]) -> list[Any]:
@@ -229,14 +211,3 @@ def test_ten_thousand_tokens_take_no_more_memory(kind: str) -> None:
 def _highest() -> int:
     """Bytes of the process when it was largest."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-@pytest.mark.slow
-def test_generation_writes_the_same_text() -> None:
-    model, tokenizer = mlx_h2o.load("demo")
-    prompt = "The sea was calm, and the ship went on. " * 12
-    texts = [
-        mlx_h2o.generate(model, tokenizer, prompt, max_tokens=8, max_kv_size=64, preallocate=ahead)
-        for ahead in (False, True)
-    ]
-    assert texts[0] == texts[1]

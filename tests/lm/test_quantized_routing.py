@@ -20,11 +20,9 @@ from mlx_h2o import (
     H2OConfig,
     H2OKVCache,
     QuantizedH2OKVCache,
-    batch_generate,
     generate,
     make_prompt_cache,
     routing,
-    stream_generate,
     use_backend,
 )
 from mlx_h2o.evaluate import peak_memory, prefill
@@ -200,18 +198,3 @@ def test_the_peak_of_prefill_stays_below_the_dense_caches(policy, bits):
         peaks.append(peak.bytes - before)
         del caches
     assert peaks[1] < 0.8 * peaks[0]
-
-
-@pytest.mark.parametrize("policy", ["h2o-ema", "window"])
-def test_a_batch_gives_each_sequence_what_it_gets_alone(policy):
-    model, tokenizer = tiny_qwen3(head_dim=32), tiny_tokenizer()
-    given = {"max_kv_size": 24, "policy": policy, "kv_bits": 8, **SETTINGS}
-    prompts = [random_prompt(length, seed=length) for length in (30, 3, 17)]
-    asked = {"max_tokens": 30, "return_prompt_caches": True, "return_token_ids": True}
-    found = batch_generate(model, tokenizer, prompts, **asked, **given)
-    for prompt, tokens, caches in zip(prompts, found.token_ids, found.caches, strict=True):
-        own = make_prompt_cache(model, **given)
-        steps = stream_generate(model, tokenizer, prompt, max_tokens=30, prompt_cache=own)
-        assert tokens == [response.token for response in steps][:30]
-        assert all(type(cache) is QuantizedH2OKVCache for cache in caches)
-        assert [cache.size() for cache in caches] == [24, 24]

@@ -161,6 +161,18 @@ def test_scale_may_be_a_numpy_number() -> None:
     assert mx.array_equal(one, two)
 
 
+@pytest.mark.parametrize("far", [2**31, 2**40, 10**30])
+def test_zones_beyond_every_position(far: int) -> None:
+    positions = mx.broadcast_to(mx.arange(6, dtype=mx.int32), (1, 2, 6))
+    scores = mx.broadcast_to(mx.arange(6, dtype=mx.float32), (1, 2, 6))
+    kept = fast.keep_indices(scores, positions, keep=2, recent_start=far)
+    assert kept.tolist() == [[[4, 5], [4, 5]]]
+    kept = fast.keep_indices(scores, positions, keep=2, recent_start=-far)
+    assert kept.tolist() == [[[0, 1], [0, 1]]]
+    kept = fast.keep_indices(scores, positions, keep=2, sink_size=far)
+    assert kept.tolist() == [[[0, 1], [0, 1]]]
+
+
 # Properties
 
 

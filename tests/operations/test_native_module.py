@@ -101,38 +101,6 @@ def test_a_gpu_stream_is_refused():
     assert native.refuses(on_gpu) == "it runs on CPU streams, found a GPU stream"
 
 
-BAD_ATTENTION = {
-    "dimensions": (make(queries=(2, 1, 8)), {}),
-    "empty": (make(keys=(1, 1, 0, 8), values=(1, 1, 0, 8)), {}),
-    "batch": (make(queries=(2, 2, 1, 8)), {}),
-    "batch of values": (make(values=(2, 1, 5, 8)), {}),
-    "head size": (make(queries=(1, 2, 1, 16)), {}),
-    "heads of values": (make(values=(1, 2, 5, 8)), {}),
-    "lengths": (make(values=(1, 1, 6, 8)), {}),
-    "head ratio": (make(queries=(1, 3, 1, 8), keys=(1, 2, 5, 8), values=(1, 2, 5, 8)), {}),
-    "dtype": (make(dtype=mx.int32), {}),
-    "mixed dtypes": ([*make()[:2], make(dtype=mx.float16)[2]], {}),
-    "scale": (make(), {"scale": float("nan")}),
-    "mask dtype": (make(), {"mask": mx.zeros((5,), mx.int32)}),
-    "mask shape": (make(), {"mask": mx.zeros((1, 4))}),
-    "mask dimensions": (make(), {"mask": mx.zeros((1, 1, 1, 1, 5))}),
-    "sinks dtype": (make(), {"sinks": mx.zeros((2,), mx.int32)}),
-    "sinks shape": (make(), {"sinks": mx.zeros((1,))}),
-}
-
-
-@pytest.mark.parametrize(("arrays", "settings"), BAD_ATTENTION.values(), ids=BAD_ATTENTION)
-def test_its_own_checks_of_attention_have_the_words_of_python(core, arrays, settings):
-    settings = {"scale": 1.0, **settings}
-    with pytest.raises(ValueError) as python:
-        fast.scaled_dot_product_attention_with_scores(*arrays, **settings)
-    with pytest.raises(ValueError) as own:
-        queries, keys, values = arrays
-        core.attention(queries, [keys], [values], return_scores=True, **settings)
-    assert str(own.value) == str(python.value)
-    assert str(own.value).startswith(f"[{OP}] ")
-
-
 def test_its_own_check_of_a_row_bias_has_the_words_of_python(core):
     """It takes one with room for more rows than there are keys; the public operation does not."""
     q, k, v = make()
@@ -149,37 +117,6 @@ def test_a_mask_beside_causal_is_refused(core):
     with pytest.raises(ValueError, match=r'found a mask array and "causal", expected one'):
         q, k, v = make()
         core.attention(q, [k], [v], scale=1.0, causal=True, mask=mx.zeros((5,)))
-
-
-def rows(shape=(1, 2, 5), dtype=mx.float32):
-    return mx.zeros(shape, dtype)
-
-
-BAD_SELECTION = {
-    "dimensions": (rows((2, 5)), rows((2, 5), mx.int32), 1, {}),
-    "shapes": (rows(), rows((1, 2, 6), mx.int32), 1, {}),
-    "empty": (rows((1, 0, 5)), rows((1, 0, 5), mx.int32), 1, {}),
-    "scores dtype": (rows(dtype=mx.float16), rows(dtype=mx.int32), 1, {}),
-    "positions dtype": (rows(), rows(dtype=mx.int64), 1, {}),
-    "none": (rows(), rows(dtype=mx.int32), 0, {}),
-    "too many": (rows(), rows(dtype=mx.int32), 6, {}),
-    "sinks": (rows(), rows(dtype=mx.int32), 1, {"sink_size": -1}),
-}
-
-
-@pytest.mark.parametrize(
-    ("scores", "positions", "number", "settings"), BAD_SELECTION.values(), ids=BAD_SELECTION
-)
-def test_its_own_checks_of_selection_have_the_words_of_python(
-    core, scores, positions, number, settings
-):
-    settings = {"keep": number, **settings}
-    with pytest.raises(ValueError) as python:
-        fast.keep_indices(scores, positions, **settings)
-    with pytest.raises(ValueError) as own:
-        core.keep_indices(scores, positions, **settings)
-    assert str(own.value) == str(python.value)
-    assert str(own.value).startswith("[keep_indices] ")
 
 
 def attend(q, k, v):
