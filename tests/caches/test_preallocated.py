@@ -71,10 +71,10 @@ def test_the_rows_are_those_of_a_cache_that_grows(kind: str, backend: str) -> No
     config = {"max_kv_size": 48, "speculative": 2, **COLUMNS[kind]}
     with use_backend(backend):
         plain, ahead = pair(config)
-        for seed, count in enumerate([20, 1, 1, 60, 1, 3, 1, 1, 3, 1]):
+        for seed, count in enumerate([20, 1, 27, 1, 60, 1, 3, 1, 1, 3, 1]):
             outs = [step(cache, seed, count) for cache in (plain, ahead)]
             assert mx.array_equal(*outs).item()
-            if seed == 1:
+            if seed in (1, 2):
                 plain, ahead = copy.deepcopy(plain), copy.deepcopy(ahead)
             if count == 3:
                 assert plain.trim(2) == ahead.trim(2) == 2
@@ -126,19 +126,6 @@ def test_memory_is_taken_as_rows_come_and_given_back(by_pages: None) -> None:
     before = cache.keys
     step(cache, 1)
     assert mx.array_equal(cache.keys[:, :, :100], before).item()
-
-
-def test_bytes_are_within_the_budget_after_a_chunk(by_pages: None) -> None:
-    cache = H2OKVCache(H2OConfig.of(max_kv_size=200, policy="window", preallocate=True))
-    row, sides = SIZE * 4, 2 * HEADS
-    for count in (1500, 700):
-        handed = cache.update_and_fetch(*rows(count)[1:])
-        mx.eval(handed)
-        assert cache.held_nbytes > count * row * sides
-        del handed
-        mx.eval(cache.state)
-        positions = 200 * 4 * HEADS
-        assert cache.nbytes <= 200 * row * sides + positions + 2 * PAGE * sides
 
 
 def test_the_process_holds_what_rows_need(by_pages: None) -> None:

@@ -259,7 +259,8 @@ class Table:
     def attach(self, name: str, array: mx.array | None = None) -> None:
         """Keep ``array`` [B, H, n, ...], None: nothing yet, beside the first n rows."""
         array = mx.zeros((*self.shape, 0)) if array is None else array
-        self.beside[name] = padded(array, self.packed_width + self.tail.keys.capacity, FILLS[name])
+        tail = max(self.tail.width, self.tail.keys.capacity)  # a copy has no room yet
+        self.beside[name] = padded(array, self.packed_width + tail, FILLS[name])
 
     # Rows that go, and rows that move
 
