@@ -148,6 +148,24 @@ def test_the_newest_32_rows_dense(column, policy):
     course.tokens(12)
 
 
+@pytest.mark.matrix(4)
+@pytest.mark.parametrize(
+    ("policy", "column"),
+    [
+        *product(("h2o-ema", "keydiff", "window"), ("dense", "8 bits", "8 and 4")),
+        ("h2o", "dense"),
+        ("h2o", "8 bits"),
+    ],
+)
+def test_padding_on_the_left_is_no_part_of_a_sequence(column, policy):
+    course = Course(column, policy, 2)
+    course.cache.prepare(left_padding=[5, 0])
+    assert course.cache.offset.tolist() == [-5, 0]
+    course = Course(column, policy, 2)
+    course.prompts([3, 8], step=4, left=True)
+    course.tokens(12)
+
+
 @pytest.mark.matrix(10)
 @pytest.mark.parametrize("budget", [3, 4, 5])
 @pytest.mark.parametrize("policy", policies.names())

@@ -75,15 +75,6 @@ def test_heads_choose_by_themselves_unless_shared(name):
 
 
 @each
-def test_protected_rows_stay_and_the_budget_holds(name):
-    for budget in (11, 12, 13):
-        cache, _ = filled(name, tokens=12, max_kv_size=budget, sink_size=3, recent_size=5)
-        assert cache.size() == min(12, budget)
-        for positions in rows_by_position(cache)[0].values():
-            assert {0, 1, 2, 7, 8, 9, 10, 11} <= set(positions)
-
-
-@each
 def test_a_row_without_a_score_goes_first(name):
     cache, rng = filled(name)
     protected = {0, 1, *range(40 + 1 - cache.config.recent_size, 41)}

@@ -121,3 +121,21 @@ def test_key_diversity_of_views_needs_no_contiguous_keys():
         np.testing.assert_allclose(
             np.array(fast.key_diversity(view)), reference.key_diversity(view), atol=2e-6
         )
+
+
+@NATIVE
+def test_importance_is_updated_in_place():
+    def address(array: mx.array) -> int:
+        mx.eval(array)
+        return int(np.array(array, copy=False).__array_interface__["data"][0])
+
+    with use_backend("native"):
+        q, k = mx.ones((1, 2, 1, 8)), mx.ones((1, 1, 300, 8))
+        importance = mx.ones((1, 1, 300)) + 0
+        before = address(importance)
+        for _ in range(3):
+            _, importance = fast.attention_and_accumulate(q, k, k, importance, scale=1.0, decay=0.5)
+            assert address(importance) == before
+            scores = mx.ones((1, 2, 1, 300))
+            importance = fast.accumulate_scores(importance, scores, decay=0.5)
+            assert address(importance) == before
