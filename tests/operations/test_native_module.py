@@ -1,8 +1,5 @@
 """The extension as a module: when it may be used, its own checks, its life inside MLX's graph."""
 
-import subprocess
-import sys
-import threading
 from types import SimpleNamespace
 
 import mlx.core as mx
@@ -76,24 +73,6 @@ def test_an_extension_of_another_nanobind_is_refused():
     assert reason.startswith("the extension does not know mlx.core.array")
 
 
-def test_a_missing_extension_is_a_reason_and_not_an_error():
-    program = (
-        "import sys; sys.modules['mlx_h2o._core'] = None\n"
-        "import mlx.core as mx, mlx_h2o\n"
-        "status = mlx_h2o.backends()\n"
-        "print(status['native'].reason, status['composed'].default)\n"
-        "a = mx.ones((1, 1, 1, 8))\n"
-        "mlx_h2o.fast.scaled_dot_product_attention_with_scores(a, a, a, scale=1.0)\n"
-        "with mlx_h2o.use_backend('native'): pass\n"
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
-    )
-    assert "the extension mlx_h2o._core is not installed" in result.stdout
-    assert result.stdout.endswith("True\n")
-    assert "ValueError: [use_backend] back end 'native' is not available" in result.stderr
-
-
 def test_a_gpu_stream_is_refused():
     request = attention_request(*make(), scale=1.0)
     assert native.refuses(request) == ""
@@ -152,27 +131,6 @@ def test_one_output_may_be_dropped_before_the_others_are_read():
         kept = results[keep]
         del results
         assert np.array_equal(kept, expected[keep])
-
-
-@NATIVE
-def test_several_threads_and_streams_agree():
-    q, k, v = (mx.random.normal((1, 4, 300, 64)) for _ in range(3))
-    mx.eval(q, k, v)
-    expected = np.array(attend(q, k, v)[0])
-    found: list[np.ndarray] = []
-
-    def work():
-        with mx.stream(mx.new_stream(mx.cpu)):
-            for _ in range(5):
-                found.append(np.array(attend(q, k, v)[0]))
-
-    threads = [threading.Thread(target=work) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(found) == 15
-    assert all(np.array_equal(one, expected) for one in found)
 
 
 @NATIVE

@@ -10,11 +10,7 @@ import pytest
 
 import mlx_h2o
 import reference
-from emulator.cases import Case
-from mlx_h2o.operations import composed
 from mlx_h2o.operations.arguments import BITS
-from mlx_h2o.operations.backends import register
-from mlx_h2o.operations.requests import AttentionRequest
 
 operation = mlx_h2o.fast.scaled_dot_product_attention_quantized_with_scores
 
@@ -34,22 +30,6 @@ def packed(heads: int = 2, rows: int = 10, size: int = 64, bits: int = 8, group:
 
 
 QUERIES = mx.ones((1, 4, 1, 64))
-
-
-def test_sparse_v_drops_what_is_below_the_threshold_and_nothing_else() -> None:
-    request = Case(bits=(8, 8), rows=300, sparse=4e-3, queries=2).request()
-    keys, values = ((r.words, r.scales, r.biases) for r in (request.keys, request.values))
-    options = {"scale": request.scale, "return_lse": True}
-    out, scores, lse = operation(
-        request.queries, *keys, *values, sparse_v_threshold=4e-3, **options
-    )
-    full, same_scores, same_lse = operation(request.queries, *keys, *values, **options)
-    assert mx.array_equal(scores, same_scores) and mx.array_equal(lse, same_lse)
-    weights = mx.exp(scores - lse[..., None])
-    dropped = mx.where(weights < 4e-3, weights, 0.0)
-    assert 0.05 < dropped.sum(-1).max() < 0.95
-    rows = composed.dense(request.values)
-    assert mx.allclose(full - out, dropped @ rows, atol=1e-5) and not mx.allclose(full, out)
 
 
 def test_skipped_counts_the_rows_that_add_nothing() -> None:
@@ -85,42 +65,3 @@ def test_results_are_what_was_asked_for(return_lse: bool, return_skipped: bool) 
     assert [array.shape for array in found] == [(1, 4, 1, 64), (1, 4, 1, 10), *small]
     if return_lse and return_skipped:
         assert mx.all(found[2] > 0) and mx.all(found[3] == 0)
-
-
-def test_values_have_bits_and_a_size_of_their_own() -> None:
-    wide = operation(QUERIES, *packed(), *packed(size=128, bits=4), scale=0.1, v_bits=4)
-    assert wide[0].shape == (1, 4, 1, 128)
-
-
-class WithoutKernel:
-    """A back end that knows dense attention only."""
-
-    name = "dense_only"
-
-    def unavailable_reason(self) -> str:
-        return ""
-
-    def refuses(self, request: AttentionRequest) -> str:
-        return "it has no quantised attention" if request.is_packed else ""
-
-    def attention(self, request: object) -> None:
-        raise AssertionError
-
-
-def test_a_back_end_without_it_refuses_by_name() -> None:
-    remove = register("dense_only", WithoutKernel())
-    try:
-        with (
-            mlx_h2o.use_backend("dense_only"),
-            pytest.raises(ValueError, match="'dense_only' cannot serve this call: it has no quant"),
-        ):
-            operation(QUERIES, *packed(), *packed(), scale=0.1)
-    finally:
-        remove()
-
-
-def test_a_call_without_a_named_back_end_equals_the_composition() -> None:
-    with mlx_h2o.use_backend("composed"):
-        named = operation(QUERIES, *packed(), *packed(), scale=0.1)
-    unnamed = operation(QUERIES, *packed(), *packed(), scale=0.1, stream=mx.cpu)
-    assert all(mx.allclose(a, b, atol=1e-5) for a, b in zip(named, unnamed, strict=True))
