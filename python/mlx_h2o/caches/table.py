@@ -338,11 +338,9 @@ class Table:
 
     def copy(self) -> Table:
         """The same rows; whichever is written first gets arrays of its own."""
-        if self.tail.keys.ahead:  # the copy has no more than the rows, or a copy of all the room
-            width = self.tail.width
-            found = self.each(lambda array: mx.contiguous(array[:, :, :width]))
-        else:
-            found = self.each(lambda array: array[...])
+        # No more than the rows, or the copy of room that was made at once takes all of it.
+        end = self.tail.width if self.tail.keys.ahead else None
+        found = self.each(lambda array: mx.contiguous(array[:, :, :end]))
         found.make_ahead(self.tail.keys.ahead)
         found._placed, found._known = self._placed, list(self._known)
         return found
