@@ -180,17 +180,6 @@ def test_small_budgets(policy, budget):
     batch.tokens(4)
 
 
-@pytest.mark.matrix(10)
-@pytest.mark.parametrize("budget", [23, 24, 25])
-@pytest.mark.parametrize("policy", policies.names())
-def test_nothing_goes_below_the_budget(policy, budget):
-    course = Course("dense", policy, max_kv_size=budget, evict_every=1)
-    course.chunk(20)
-    course.tokens(4)
-    assert course.cache.evicted == max(0, 24 - budget)
-    assert course.cache.size() == min(24, budget)
-
-
 @pytest.mark.parametrize("group", [1, 3, 7, 8, 9])
 def test_as_many_rows_go_together_as_the_settings_say(group):
     """Never more rows than the budget, and at most ``heavy_size + 1`` go at once."""

@@ -11,9 +11,9 @@ import pytest
 
 from cache_checks import rows_by_position, small
 from cache_columns import COLUMNS, SIZE, new_cache
-from cache_courses import HEADS, SMALL, Course
+from cache_courses import HEADS, Course
 from cache_invariants import arrays_of
-from mlx_h2o import BatchH2OKVCache, H2OConfig, H2OKVCache, QuantizedH2OKVCache
+from mlx_h2o import BatchH2OKVCache, H2OKVCache, QuantizedH2OKVCache
 
 KINDS = ("dense", "8 bits", "8 and 4")
 
@@ -103,17 +103,6 @@ def test_merging_leaves_the_caches_as_they_were(column):
 
 
 @pytest.mark.parametrize("column", KINDS)
-def test_an_extracted_sequence_and_its_batch_part(column):
-    course = Course(column, batch=2)
-    course.prompts([9, 20])
-    alone = course.extract(1)
-    alone.tokens(6)
-    course.tokens(6)
-    again = H2OKVCache.merge([alone.cache, course.extract(0).cache])
-    assert again.offset.tolist() == [26, 15]
-
-
-@pytest.mark.parametrize("column", KINDS)
 def test_a_batch_below_its_budget_may_be_trimmed(column):
     course = Course(column, batch=2)
     course.prompts([8, 4])
@@ -184,9 +173,3 @@ def test_numbers_that_do_not_fit_the_batch():
         batch.update_and_fetch(*[mx.zeros((3, HEADS, 1, SIZE))] * 2)
     with pytest.raises(ValueError, match=r"make_mask\] window_size is 5"):
         batch.make_mask(1, window_size=5)
-
-
-def test_the_batch_of_a_cache_is_a_public_class():
-    for column in KINDS:
-        config = H2OConfig.of(**SMALL | {"policy": "h2o-ema"} | COLUMNS[column].settings)
-        assert isinstance(H2OKVCache.merge([new_cache(config)]), BatchH2OKVCache)

@@ -6,8 +6,6 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from cache_columns import POLICY_COLUMNS
 from cache_courses import Course
@@ -38,23 +36,6 @@ def test_what_was_rejected_does_not_matter(policy, column):
         course.chunk(20)
     for accepted, rejected in ((1, 3), (3, 1), (0, 4), (0, 4), (2, 2), (4, 0), (1, 2), (1, 3)):
         draft_apart(one, other, accepted, rejected)
-
-
-@settings(max_examples=15, deadline=None)
-@given(
-    rounds=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4), st.booleans()), max_size=12),
-    policy=st.sampled_from(["h2o-ema", "window", "keydiff", "tova", "snapkv", "h2o"]),
-    column=st.sampled_from(["dense", "8 bits", "8 and 4"]),
-    prompt=st.sampled_from([1, 5, 14, 30]),
-    evict_every=st.sampled_from([1, 3, 16]),
-)
-def test_a_model_that_drafts(rounds, policy, column, prompt, evict_every):
-    course = Course(column, policy, speculative=3, evict_every=evict_every)
-    course.chunk(prompt)
-    for drafted, rejected, at_once in rounds:
-        if drafted:
-            rejected = min(drafted, rejected)
-            course.draft(drafted - rejected, rejected, at_once=at_once)
 
 
 @pytest.mark.parametrize("policy", ["h2o-ema", "window", "keydiff", "h2o"])
@@ -97,15 +78,6 @@ def test_trims_that_reach_too_far_are_refused():
     check_same(before, seen_from_outside(course.cache))
     course.trim(3)
     course.tokens(2)
-
-
-def test_below_the_budget_everything_may_be_taken_back():
-    course = Course(speculative=2)
-    course.chunk(9)
-    course.trim(9)
-    assert course.cache.size() == 0
-    course.chunk(5)
-    course.tokens(12)
 
 
 @pytest.mark.parametrize("column", ["dense", "8 bits", "8 and 4"])

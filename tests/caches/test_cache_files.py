@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import mlx.core as mx
@@ -26,9 +27,9 @@ six more tokens: positions [6, B, H, N] after each, ascending, and its outputs [
 @pytest.mark.matrix(12)
 @pytest.mark.parametrize("speculative", [0, 2])
 @pytest.mark.parametrize("tokens", [0, 3, 10, 60])
-@pytest.mark.parametrize("column", COLUMNS)
-def test_a_saved_cache_goes_on(column, tokens, speculative, tmp_path):
-    course = Course(column, "h2o-ema", speculative=speculative, evict_every=4)
+@pytest.mark.parametrize(("policy", "column"), [*product(("h2o-ema", "h2o"), COLUMNS)])
+def test_a_saved_cache_goes_on(policy, column, tokens, speculative, tmp_path):
+    course = Course(column, policy, speculative=speculative, evict_every=4)
     course.tokens(tokens)
     file = str(tmp_path / "cache.safetensors")
     save_prompt_cache(file, [course.cache])

@@ -189,24 +189,6 @@ def test_room_grows_in_steps_up_to_the_budget():
     assert cache.nbytes == 300 * 16 + 299 * 4  # keys and values, and all positions but the newest
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_chunk_leaves_no_room_behind(policy):
-    """The budget and one chunk while it lasts, the budget alone when the surplus has gone."""
-    rng = np.random.default_rng(4)
-    cache = small(policy)
-    for length in (30, 7, 30, 1, 30, 2):
-        _, keys, values = random_tokens(rng, length)
-        k, v = cache.update_and_fetch(mx.array(keys), mx.array(values))
-        assert k.shape[2] == v.shape[2] <= 16 + length
-        cache.update_scores(mx.zeros((2, 4, length, k.shape[2])))
-        cache.attended()
-    cache.flush()
-    assert (cache.offset, cache.size()) == (100, 16)
-    beside = cache.policy.needs_attention + cache.policy.folds  # score, and how many rows it is
-    per_row = 16 * 4 + 16 * 4 + 4 + 4 * beside  # key, value, position
-    assert cache.nbytes == 2 * 2 * 16 * per_row
-
-
 def peak_of_chunks(bits: int, in_turns: bool) -> int:
     """Bytes at the peak while six layers read three chunks; ``in_turns`` each evaluates its own."""
     caches = [

@@ -13,7 +13,7 @@ import reference_frame
 from cache_columns import SIZE, new_cache, rounded
 from cache_courses import SMALL, Course
 from cache_invariants import arrays_of
-from mlx_h2o import Affine, H2OConfig, H2OKVCache, QuantizedH2OKVCache, policies
+from mlx_h2o import Affine, H2OConfig, QuantizedH2OKVCache, policies
 from mlx_h2o.caches import affine
 
 WIDTHS = [(8, None), (4, None), (8, 4), (3, 6), (2, None)]
@@ -110,17 +110,6 @@ def test_an_array_is_handed_out_where_a_model_computes_with_keys():
         assert isinstance(k, mx.array) and isinstance(v, mx.array)
 
 
-def test_latents_are_packed_and_rotary_parts_are_not():
-    course = Course("latents")
-    course.tokens(3)
-    words, scales, _ = course.cache.keys
-    assert (words.dtype, words.shape[-1]) == (mx.uint32, SIZE * 8 // 32)
-    assert scales.shape[-1] == 1
-    assert (course.cache.values.dtype, course.cache.values.shape[-1]) == (mx.float32, SIZE)
-    k, v = course.cache.keys_and_values()
-    assert isinstance(k, tuple) and isinstance(v, mx.array)
-
-
 @pytest.mark.parametrize("policy", policies.names())
 def test_the_output_does_not_depend_on_how_the_tokens_come(policy):
     """A chunk reads what is stored, so it and single tokens see the same rows, once there is a
@@ -214,8 +203,3 @@ def test_to_quantized_goes_on_with_the_same_rows(policy, tokens):
         packed.update_scores(mx.ones((1, 4, length, packed.positions.shape[2])))
         packed.attended()
     assert packed.offset == tokens + 14
-
-
-def test_a_dense_cache_takes_no_bits():
-    with pytest.raises(ValueError, match=r"\[H2OKVCache\] kv_bits is 8, expected None"):
-        H2OKVCache(H2OConfig.of(kv_bits=8))

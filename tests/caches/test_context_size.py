@@ -28,25 +28,6 @@ def test_every_policy_lets_them_go_first(policy, column, shared_heads):
     course.copied("file").tokens(6)
 
 
-@pytest.mark.parametrize("policy", ["random", "h2o-ema", "h2o"])
-def test_each_sequence_of_a_batch_has_its_own_clock(policy):
-    course = Course("dense", policy, 3, evict_every=3, context_size=CONTEXT)
-    course.prompts([5, 50, 20], step=12)
-    course.tokens(12)
-    course.prompts([1, 9, 30])
-    course.filter([2, 0])
-    course.tokens(9)
-    course.extract(1).tokens(4)
-
-
-@pytest.mark.parametrize("policy", ["random", "h2o"])
-def test_drafts_are_tokens_of_the_text_too(policy):
-    course = Course("dense", policy, evict_every=3, speculative=3, context_size=CONTEXT)
-    course.chunk(30)
-    for accepted, rejected in ((1, 3), (4, 0), (0, 4), (2, 2)) * 4:
-        course.draft(accepted, rejected)
-
-
 @pytest.mark.parametrize("policy", ["keydiff", "h2o-ema", "h2o"])
 def test_no_row_is_further_back_than_the_context_but_the_sinks(policy):
     course = Course("dense", policy, evict_every=1, context_size=CONTEXT, shared_heads=True)

@@ -17,16 +17,13 @@ from cache_columns import COLUMNS, FOLDING, rounded, stored_rows
 from cache_courses import Course
 from cache_folded import counts_of as counts_of_slots
 from cache_folded import everything_folds
-from cache_invariants import check_same, seen_from_outside
 from mlx_h2o import (
     H2OConfig,
     H2OKVCache,
     fast,
-    load_prompt_cache,
     make_prompt_cache,
     policies,
     routing,
-    save_prompt_cache,
     use_backend,
 )
 from mlx_h2o.operations import native
@@ -320,95 +317,7 @@ def test_a_model_is_the_same_on_every_back_end(kv_bits):
 # Batches, drafts, files
 
 
-@pytest.mark.slow
-@pytest.mark.matrix(1)
-@pytest.mark.parametrize("evict_every", [1, 4, 8])
-@pytest.mark.parametrize("column", ["dense", "8 bits"])
-@pytest.mark.parametrize("step", [1, 7, 64])
-def test_a_batch_folds_each_sequence_as_alone(column, evict_every, step):
-    """Also while others get padding: how many go at a time is a question of the sequence."""
-    batch = Course(column, "h2o", 3, evict_every=evict_every)
-    lengths = [9, 40, 23]
-    batch.prompts(lengths, step=step)
-    batch.tokens(9)
-    for place, length in enumerate(lengths):
-        alone = Course(column, "h2o", evict_every=evict_every)
-        alone.sequences = batch.new(3, 0).sequences[place : place + 1]
-        for first in range(0, length, step):
-            alone.chunk(min(step, length - first))
-        alone.tokens(9)
-        alone.flush()
-        found = batch.extract(place)
-        for name in ("positions", "scores"):
-            ours, theirs = (np.array(getattr(one.cache, name)) for one in (found, alone))
-            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
-        for ours, theirs in zip(stored_rows(found.cache), stored_rows(alone.cache), strict=True):
-            np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-5)
-
-
-@pytest.mark.parametrize("column", ["dense", "8 bits"])
-def test_rejected_drafts_leave_folded_rows_as_they_are(column):
-    with everything_folds():
-        course = Course(column, "h2o", speculative=3, evict_every=4)
-        course.chunk(30)
-        folded = 0
-        for _ in range(8):
-            course.chunk(1, 3)
-            cache = course.cache
-            size = cache.size() - 3
-            before = [np.array(a)[:, :, :size] for a in (*stored_rows(cache), cache.scores)]
-            course.trim(3)
-            after = [*stored_rows(cache), np.array(cache.scores)]
-            for one, other in zip(before, after, strict=True):
-                np.testing.assert_array_equal(one, other)
-            folded = max(folded, counts_of(cache).max())
-            check_counts(course)
-        assert folded > 4
-
-
-@pytest.mark.matrix(4)
-@pytest.mark.parametrize("how", ["copy", "state", "file"])
-@pytest.mark.parametrize("column", ["dense", "4 bits"])
-@pytest.mark.parametrize("tokens", [5, 40])
-def test_what_was_saved_goes_on(column, how, tokens, tmp_path):
-    course = Course(column, "h2o", evict_every=4)
-    course.tokens(tokens)
-    if how == "file":
-        save_prompt_cache(tmp_path / "cache", [course.cache])
-        twin = course.copied()
-        (twin.cache,) = load_prompt_cache(tmp_path / "cache")
-    else:
-        twin = course.copied(how)
-    for one in (course, twin):  # each compares its outputs with the reference's
-        for length in (1, 4, 12, 1, 1):
-            one.chunk(length)
-    found, expected = (seen_from_outside(one.cache) for one in (twin, course))
-    for name in ("nbytes", "settings"):  # a copy has no more room than it needs
-        del found[name], expected[name]
-    check_same(found, expected)
-
-
 # What is refused, and what there is no room for
-
-
-def test_outside_of_routing_the_next_update_is_an_error():
-    model = tiny_qwen3(head_dim=32)
-    caches = make_prompt_cache(model, 16, policy="h2o")
-    model(mx.array(random_prompt(4))[None], cache=caches)
-    with pytest.raises(
-        RuntimeError,
-        match=r"got no scores for its last update, and the policy 'h2o' needs them.*routing",
-    ):
-        model(mx.array(random_prompt(4))[None], cache=caches)
-    assert caches[0].offset == 4  # nothing was done
-
-
-@pytest.mark.parametrize("column", ["8 and 4", "published", "latents"])
-def test_rows_of_several_precisions_and_latent_ones_are_dropped(column):
-    course = Course(column, "h2o", evict_every=4)
-    for length in (30, *[1] * 12, 9):
-        course.chunk(length)
-        assert course.cache.row_bias is None
 
 
 @pytest.mark.parametrize("column", ["dense", "8 bits"])
@@ -425,12 +334,3 @@ def test_a_row_that_nothing_is_eligible_for_is_dropped(column):
     for found in np.array(course.cache.positions)[0].tolist():
         assert sorted(found) == [0, *range(newest - 3, newest)]
     assert counts_of(course.cache).sum(axis=2).max() < newest
-
-
-@pytest.mark.parametrize("budget", [1, 2, 3])
-def test_the_smallest_budgets_hold(budget):
-    course = Course("dense", "h2o", max_kv_size=budget, sink_size=0, recent_size=1)
-    for length in (1, 1, 1, 4, 1, 1, 9, 1):
-        course.chunk(length)
-        if length == 1:
-            assert course.cache.size() <= budget

@@ -8,8 +8,6 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-import reference
-from cache_checks import check_accumulate
 from mlx_h2o import H2OConfig, H2OKVCache, policies
 from mlx_h2o.operations.composed import ema
 from paths import ROOT
@@ -43,10 +41,6 @@ def test_policies_without_scores_ignore_them(name):
     np.testing.assert_array_equal(np.array(after), np.array(importance))
 
 
-def test_h2o_is_the_moving_average():
-    check_accumulate(ema.accumulate)
-
-
 def test_h2o_by_hand():
     policy = H2OConfig.of(policy="h2o-ema", decay=0.75).policy
     before = mx.array([[[1.0, float("nan"), 2.0, float("nan")]]])
@@ -56,27 +50,10 @@ def test_h2o_by_hand():
     np.testing.assert_allclose(after, [[[0.75 * 1 + 0.25 * 2, 2.0, 1.5 + 1.25, np.nan]]])
 
 
-def test_h2o_several_queries_equal_one_after_the_other():
-    rng = np.random.default_rng(1)
-    scores = rng.standard_normal((1, 4, 20, 30)).astype(np.float32)
-    scores[rng.random(scores.shape) < 0.3] = -np.inf
-    together = single = mx.full((1, 2, 30), mx.nan)
-    together = ema.accumulate(together, mx.array(scores), decay=0.9)
-    for query in range(scores.shape[2]):
-        single = ema.accumulate(single, mx.array(scores[:, :, query : query + 1]), decay=0.9)
-    np.testing.assert_allclose(np.array(together), np.array(single), rtol=1e-5)
-
-
 def test_a_score_that_is_nan_counts_as_masked():
     before = mx.array([[[1.0, 2.0]]])
     after = ema.accumulate(before, mx.array([[[[float("nan"), 2.0]]]]), decay=0.5)
     assert after.tolist() == [[[1.0, 2.0]]]
-
-
-def test_decay_0_keeps_the_last_score():
-    scores = mx.array([[[[3.0, 1.0], [5.0, -np.inf]]]])
-    after = ema.accumulate(mx.full((1, 1, 2), mx.nan), scores, decay=0.0)
-    assert after.tolist() == [[[5.0, 1.0]]]
 
 
 def test_window_ranks_by_age_at_any_position():
@@ -86,20 +63,6 @@ def test_window_ranks_by_age_at_any_position():
         rows(keys=np.zeros((1, 1, 5, 4), np.float32), positions=positions, offset=start + 5)
     )
     assert ranks.tolist() == [[[-5.0, -4.0, -3.0, -2.0, -1.0]]]
-
-
-def test_keydiff_is_minus_the_cosine_with_the_mean_direction():
-    keys = np.random.default_rng(2).standard_normal((2, 2, 12, 8)).astype(np.float32)
-    ranks = np.array(H2OConfig.of(policy="keydiff").policy.rank(rows(keys=keys)))
-    np.testing.assert_allclose(ranks, reference.key_diversity(keys), atol=1e-6)
-
-
-def test_keydiff_of_keys_without_a_direction_is_finite():
-    keys = np.zeros((1, 1, 4, 8), np.float32)
-    policy = H2OConfig.of(policy="keydiff").policy
-    assert np.array(policy.rank(rows(keys=keys))).tolist() == [[[0.0] * 4]]
-    keys[0, 0, :2, 0] = [1.0, -1.0]  # two that cancel: no mean direction either
-    assert np.isfinite(np.array(policy.rank(rows(keys=keys)))).all()
 
 
 def test_keydiff_evicts_the_key_most_like_the_others():

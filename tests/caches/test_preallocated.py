@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import resource
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,6 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-import mlx_h2o
 from mlx_h2o import H2OConfig, H2OKVCache
 from mlx_h2o.caches.quantized import evicting_cache
 from mlx_h2o.operations.backends import resolve, use_backend
@@ -67,33 +67,18 @@ def _arrays(found: Any) -> tuple[mx.array, ...]:
 @pytest.mark.parametrize("backend", ["native", "composed"])
 @pytest.mark.parametrize("kind", COLUMNS)
 def test_the_rows_are_those_of_a_cache_that_grows(kind: str, backend: str) -> None:
-    """A prompt beyond the budget, evictions, drafts that go back."""
+    """Copies that go on, a prompt beyond the budget, evictions, drafts that go back."""
     config = {"max_kv_size": 48, "speculative": 2, **COLUMNS[kind]}
     with use_backend(backend):
         plain, ahead = pair(config)
-        for seed, count in enumerate([20, 60, 1, 3, 1, 1, 3, 1]):
+        for seed, count in enumerate([20, 1, 27, 1, 60, 1, 3, 1, 1, 3, 1]):
             outs = [step(cache, seed, count) for cache in (plain, ahead)]
             assert mx.array_equal(*outs).item()
+            if seed in (1, 2):
+                plain, ahead = copy.deepcopy(plain), copy.deepcopy(ahead)
             if count == 3:
                 assert plain.trim(2) == ahead.trim(2) == 2
         same(plain, ahead)
-
-
-@pytest.mark.parametrize("kind", COLUMNS)
-def test_so_are_those_of_batches(kind: str) -> None:
-    """Made of copies, of which a sequence leaves."""
-    caches = pair({"max_kv_size": 48, **COLUMNS[kind]})
-    for seed, count in enumerate([70, 1, 1]):
-        for cache in caches:
-            step(cache, seed, count)
-    batches = [type(one).merge([one, one]) for one in caches]
-    for seed in range(50, 60):
-        outs = [step(cache, seed, batch=2) for cache in batches]
-        assert mx.array_equal(*outs).item()
-    for batch in batches:
-        batch.filter(mx.array([1]))
-        step(batch, 70)
-    same(*[batch.extract(0) for batch in batches])
 
 
 def pair(config: dict[str, Any]) -> list[Any]:
@@ -141,19 +126,6 @@ def test_memory_is_taken_as_rows_come_and_given_back(by_pages: None) -> None:
     before = cache.keys
     step(cache, 1)
     assert mx.array_equal(cache.keys[:, :, :100], before).item()
-
-
-def test_bytes_are_within_the_budget_after_a_chunk(by_pages: None) -> None:
-    cache = H2OKVCache(H2OConfig.of(max_kv_size=200, policy="window", preallocate=True))
-    row, sides = SIZE * 4, 2 * HEADS
-    for count in (1500, 700):
-        handed = cache.update_and_fetch(*rows(count)[1:])
-        mx.eval(handed)
-        assert cache.held_nbytes > count * row * sides
-        del handed
-        mx.eval(cache.state)
-        positions = 200 * 4 * HEADS
-        assert cache.nbytes <= 200 * row * sides + positions + 2 * PAGE * sides
 
 
 def test_the_process_holds_what_rows_need(by_pages: None) -> None:
@@ -229,14 +201,3 @@ def test_ten_thousand_tokens_take_no_more_memory(kind: str) -> None:
 def _highest() -> int:
     """Bytes of the process when it was largest."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-@pytest.mark.slow
-def test_generation_writes_the_same_text() -> None:
-    model, tokenizer = mlx_h2o.load("demo")
-    prompt = "The sea was calm, and the ship went on. " * 12
-    texts = [
-        mlx_h2o.generate(model, tokenizer, prompt, max_tokens=8, max_kv_size=64, preallocate=ahead)
-        for ahead in (False, True)
-    ]
-    assert texts[0] == texts[1]

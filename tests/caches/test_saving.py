@@ -102,15 +102,6 @@ def test_mlx_lm_refuses_our_files_by_the_name_of_the_class(model, saved):
         mlx_lm_cache.load_prompt_cache(str(file))
 
 
-def test_we_read_what_mlx_lm_wrote_of_our_caches(saved, tmp_path):
-    _, caches = saved
-    file = str(tmp_path / "theirs.safetensors")
-    mlx_lm_cache.save_prompt_cache(file, caches, {"a": "b"})
-    loaded, metadata = load_prompt_cache(file, return_metadata=True)
-    same(loaded, caches)
-    assert metadata == {"a": "b"}
-
-
 def test_a_file_without_caches_that_evict_is_left_to_mlx_lm(tmp_path):
     cache = mlx_lm_cache.KVCache()
     cache.update_and_fetch(mx.ones((1, 1, 3, 4)), mx.ones((1, 1, 3, 4)))

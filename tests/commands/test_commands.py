@@ -274,14 +274,6 @@ def test_the_flags_and_defaults_of_mlx_lm(command, tmp_path, monkeypatch):
             assert known[name].required == action.required, name
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("batch", [1, 2])
-def test_mixed_precision_in_the_benchmark(batch, capsys):
-    flags = f"--model demo --max-kv-size 48 --kv-bits 8 --light-bits 4 -p 60 -g 4 -n 1 -b {batch}"
-    assert cli.main(["benchmark", *flags.split()]) == 0
-    assert "generation_tps=" in capsys.readouterr().out
-
-
 @pytest.fixture
 def budgets(tmp_path):
     file = tmp_path / "budgets.json"

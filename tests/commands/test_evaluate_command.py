@@ -7,7 +7,7 @@ import json
 import pytest
 
 from mlx_h2o import cli, demo
-from mlx_h2o.commands import evaluate, watch
+from mlx_h2o.commands import evaluate
 
 
 @pytest.fixture
@@ -36,18 +36,6 @@ def test_it_says_what_goes_on_and_writes_what_it_found(text, tmp_path, capsys):
     assert picture.read_text().count("mine")
     assert cli.main(evaluated(text, *arms)) == 0
     assert "12 of 12" not in capsys.readouterr().err
-
-
-def test_lines_come_every_few_seconds(monkeypatch, capsys):
-    now = iter([0.0, 0.0, 1.0, 5.5, 6.0, 7.0])
-    monkeypatch.setattr(watch.time, "monotonic", lambda: next(now))
-    say = watch.Watch()
-    for done in (1, 2, 3, 4):
-        say("loss", done, 5)
-    say("loss", 5, 5)
-    assert capsys.readouterr().err.splitlines() == [
-        "loss: 1 of 5, 0 s", "loss: 3 of 5, 6 s", "loss: 5 of 5, 7 s"
-    ]  # fmt: skip
 
 
 @pytest.mark.slow

@@ -171,14 +171,6 @@ def test_caches_on_disk_are_of_a_model_and_of_settings():
     assert len(found) == 6
 
 
-def test_budgets_do_not_go_with_a_draft_model(tmp_path, capsys):
-    (tmp_path / "budgets").write_text('{"budgets": [1]}')
-    flags = ["--draft-model", "demo", "--budgets", str(tmp_path / "budgets")]
-    with pytest.raises(SystemExit) as end:
-        cli.main(["server", "--model", "demo", *flags])
-    assert end.value.code == 2 and "--budgets with --draft-model" in capsys.readouterr().err
-
-
 def test_too_little_memory_is_said(capsys):
     assert cli.main(["server", "--model", "demo", "--port", "0", "--memory", "1MB"]) == 2
     said = capsys.readouterr().err

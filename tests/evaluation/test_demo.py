@@ -10,7 +10,6 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from mlx_lm.models.cache import make_prompt_cache
 
 import mlx_h2o
 from mlx_h2o import demo, evaluate
@@ -40,30 +39,6 @@ def test_the_model_directory_is_complete_and_says_its_licence() -> None:
     weights = mx.load(str(demo.model_path() / "model.safetensors"))
     assert {weight.dtype for weight in weights.values()} == {mx.float16}
     assert "MIT" in (demo.model_path() / "LICENSE").read_text()
-
-
-def test_on_a_cpu_the_weights_are_used_in_float32(loaded: tuple[Any, Any]) -> None:
-    if mx.default_device().type != mx.DeviceType.cpu:
-        pytest.skip("MLX computes on a GPU here")
-    assert loaded[0].model.embed_tokens.weight.dtype == mx.float32
-
-
-@pytest.mark.slow
-def test_the_full_cache_recalls_planted_facts(loaded: tuple[Any, Any]) -> None:
-    model, tokenizer = loaded
-    text = plant(tokenizer, demo.text(), length=400, facts=4, seed=1)
-    cache = make_prompt_cache(model)
-    evaluate.prefill(model, cache, text.tokens)
-    assert evaluate.recall(model, cache, text.questions) == (True,) * 4
-
-
-@pytest.mark.slow
-def test_a_rotating_cache_does_not(loaded: tuple[Any, Any]) -> None:
-    model, tokenizer = loaded
-    text = plant(tokenizer, demo.text(), length=400, facts=4, seed=1)
-    cache = make_prompt_cache(model, max_kv_size=64)
-    evaluate.prefill(model, cache, text.tokens)
-    assert evaluate.recall(model, cache, text.questions) == (False,) * 4
 
 
 @pytest.mark.parametrize("seed", range(3))

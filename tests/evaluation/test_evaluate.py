@@ -41,19 +41,6 @@ def test_losses_are_those_of_one_forward_pass(
 
 
 @pytest.mark.slow
-def test_an_unbounded_budget_of_ours_equals_stock(
-    model_and_tokens: tuple[Any, list[int]],
-) -> None:
-    model, tokens = model_and_tokens
-    stock = evaluate.teacher_forced(model, make_prompt_cache(model), tokens, first=BUDGET)
-    cache = mlx_h2o.make_prompt_cache(model, LENGTH, length=LENGTH)
-    ours = evaluate.teacher_forced(model, cache, tokens, first=BUDGET)
-    assert ours.losses == pytest.approx(stock.losses, abs=1e-3)
-    assert evaluate.top1_agreement(ours, stock) == 1.0
-    assert evaluate.evicted_rows(cache) == 0
-
-
-@pytest.mark.slow
 @pytest.mark.matrix(1)
 @pytest.mark.parametrize("policy", ["h2o-ema", "window", "keydiff"])
 def test_bounded_caches_lose_rows_and_predict_differently(

@@ -130,6 +130,7 @@ FAULTS = {
         "values are read at the places of keys": Edit(
             "pack_rows", "index - all_key_groups", "index"
         ),
+        "values have the bits of keys": Edit("pack_rows", "is_key ? KB : VB", "KB"),
     },
     "encode": {
         "a norm is that of a lane's elements": Edit(

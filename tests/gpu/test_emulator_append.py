@@ -14,7 +14,6 @@ from emulator.row_cases import on_the_emulator
 from mlx_h2o import H2OConfig, H2OKVCache, fast, use_backend
 from mlx_h2o.operations.composed import turbo
 from mlx_h2o.operations.gpu import metal
-from operations.test_quantize_append import check_codes
 
 pytestmark = EMULATED
 
@@ -194,12 +193,6 @@ def test_encoding_takes_any_strides() -> None:
     assert all(map(mx.array_equal, found, dense))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kv_format", ["turbo3", "turbo8v2", "turbo0v4"])
-def test_the_operation_encodes_with_it(kv_format: str) -> None:
-    on_the_emulator(lambda: check_codes(kv_format, mx.float16, (64, 128)))
-
-
 def test_a_cache_encodes_with_it() -> None:
     """Prompt, steps and evictions: the rows of a cache on the composition."""
 
@@ -218,12 +211,6 @@ def test_a_cache_encodes_with_it() -> None:
             assert np.mean(np.array(one) != np.array(other)) < 0.02
         else:
             np.testing.assert_allclose(np.array(one), np.array(other), rtol=1e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("emulator")
-def test_the_operation_uses_it() -> None:
-    check_appended(fast.quantize_append)
 
 
 def test_metal_back_end_packs(gpu) -> None:

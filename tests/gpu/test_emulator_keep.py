@@ -26,6 +26,7 @@ def zones_of(rows: int) -> tuple[dict[str, int | mx.array], ...]:
         {"sink_size": 3, "recent_start": clocks},
         {"sink_size": 3, "recent_start": 3 * rows - rows // 2},
         {"sink_size": 2**31 - 1},
+        {"recent_start": 2**31 - 1},
         {"recent_start": -7},
     )
 
@@ -36,9 +37,9 @@ def zones_of(rows: int) -> tuple[dict[str, int | mx.array], ...]:
 def test_the_rows_kept_are_the_composed_ones(rows: int) -> None:
     scores, positions = rows_with_ties(1, 4, rows)
     for keep in sorted({1, rows // 3, rows - 1, rows} - {0}):
-        for zones in zones_of(rows)[: 5 if rows < 300 else 2]:
+        for zones in zones_of(rows)[: None if rows < 300 else 2]:
             call = partial(fast.keep_indices, scores, positions, keep=keep, **zones)
-            found = on_the_emulator(call)
+            found = in_every_schedule(call) if rows < 300 else on_the_emulator(call)
             assert found.dtype == mx.uint32 and found.shape == (2, 4, keep)
             assert np.array_equal(
                 np.array(found), reference.keep_indices(scores, positions, keep=keep, **zones)
@@ -72,13 +73,6 @@ def test_every_bit_of_score_and_position_counts() -> None:
         for keep in range(1, 16):
             found = on_the_emulator(partial(fast.keep_indices, *given, keep=keep))
             assert np.array_equal(np.array(found), reference.keep_indices(*given, keep=keep))
-
-
-def test_metal_back_end_keeps(gpu) -> None:
-    gpu()
-    request = RetentionRequest(*rows_with_ties(5, 2, 40), 10, sink_size=3)
-    assert mx.array_equal(metal.keep_indices(request), composed.keep_indices(request))
-    assert metal._metal_kernel.cache_info().currsize == 1
 
 
 @pytest.mark.parametrize("backend", [metal, cuda], ids=["metal", "cuda"])

@@ -9,7 +9,6 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-import reference
 from emulator import EmulatorBackend, Run
 from emulator.cases import DTYPES
 from emulator.marks import EMULATED
@@ -20,46 +19,15 @@ from mlx_h2o.operations.backends import resolve
 from mlx_h2o.operations.composed import prefill as composed_prefill
 from mlx_h2o.operations.gpu import cuda, metal
 from mlx_h2o.operations.requests import PrefillRequest, attention_request
+from operations.test_prefill import MASKS, SCALE, expected_of, mask_of
+from operations.test_prefill import arrays as chunk
 
 pytestmark = EMULATED
 
-SCALE = 0.25
-MASKS = ("", "causal", "bool", "add", "row")
+arrays = partial(chunk, size=32)
+
 # Astride the keys of a simdgroup (4) and of a threadgroup (32), and a few of them.
 ROWS = (1, 3, 4, 5, 31, 32, 33, 63, 64, 65)
-
-
-def arrays(seed: int, heads=(4, 2), length=9, keys=33, size=32, dtype="f32"):
-    rng = np.random.default_rng(seed)
-    shapes = (2, heads[0], length, size), (2, heads[1], keys, size)
-    return tuple(
-        mx.array(rng.standard_normal(s).astype(np.float32)).astype(DTYPES[dtype]) for s in shapes
-    )
-
-
-def mask_of(kind: str, q: mx.array, k: mx.array):
-    """A mask of each shape; "bool" and "add" hide some queries, and one key from all."""
-    rng = np.random.default_rng(3)
-    shape = (*q.shape[:3], k.shape[2])
-    seen = rng.random(shape) < 0.7
-    seen[0, :, 0] = False
-    seen[..., k.shape[2] // 2] = False
-    if kind == "bool":
-        return mx.array(seen)
-    if kind == "add":
-        bias = np.where(seen, rng.standard_normal(shape), -math.inf)
-        return mx.array(bias.astype(np.float32)).astype(mx.float16)
-    if kind == "row":
-        return mx.array(seen[1, 0, 0])
-    return kind or None
-
-
-def expected_of(kind: str, q, k, mask, *, importance=None, sinks=None, decay=0.95, queries=128):
-    result = reference.attention(q, k, k, scale=SCALE, mask=mask, sinks=sinks)
-    if kind == "mass":
-        return reference.attention_mass(result.scores, result.lse, k.shape[1])
-    before = np.full(k.shape[:3], np.nan) if importance is None else importance
-    return reference.accumulate(before, result.scores, decay=decay, queries=queries)
 
 
 def check(found: mx.array, expected: np.ndarray) -> None:
@@ -108,7 +76,7 @@ def test_every_number_of_queries(length: int) -> None:
 )
 def test_every_width_and_dtype(size: int, dtype: str) -> None:
     for kind in prefill.KINDS:
-        q, k = arrays(size, (2, 1), 6, 20, size, dtype)
+        q, k = chunk(size, (2, 1), 6, 20, size, DTYPES[dtype])
         call = partial(fast.prefill_scores, q, k, scale=SCALE, mask="causal", kind=kind)
         check(on_the_emulator(call), expected_of(kind, q, k, "causal"))
 

@@ -10,7 +10,6 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-import mlx_h2o
 from emulator import EmulatorBackend, Run
 from emulator.cases import DTYPES, Case, errors
 from emulator.marks import EMULATED
@@ -121,31 +120,6 @@ def test_agrees_with_the_reference_in_every_schedule(case: Case) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.matrix(4)
-@pytest.mark.parametrize("sinks", ["", "f16"], ids=["no sinks", "sinks"])
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("rows", [64, 256, 1024, 4096])
-def test_within_a_thousandth_of_dequantise_then_dense(rows: int, bits: int, sinks: str) -> None:
-    """The claim of AtomGradient 2026, section 3.5, for float16."""
-    heads = (4, 2) if rows < 1000 else (1, 1)
-    case = Case(
-        dtype="f16", sizes=(128, 128), rows=rows, heads=heads, bits=(bits, bits), sinks=sinks
-    )
-    request = case.request()
-    found, scores, *_ = EmulatorBackend().attention(request)
-    keys, values = (
-        mx.dequantize(each.words, each.scales, each.biases, group_size=64, bits=bits)
-        for each in (request.keys, request.values)
-    )
-    dense, dense_scores = mlx_h2o.fast.scaled_dot_product_attention_with_scores(
-        request.queries, keys, values, scale=request.scale, sinks=request.sinks
-    )
-    assert mx.abs(found.astype(mx.float32) - dense.astype(mx.float32)).max() < 1e-3
-    # A row that is stored dense is rounded to float16, and its score with it.
-    assert mx.abs(scores - dense_scores).max() < 2e-2
-
-
-@pytest.mark.slow
 def test_any_strides() -> None:
     case = Case(bits=(8, 4), group=32, heads=(4, 2), batch=2, queries=2, rows=40, slack=2)
     request = case.request()
@@ -189,50 +163,6 @@ COUNTING = (17, 30, 59)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("blocks", [None, 2], ids=["one pass", "two passes"])
-def test_sparse_v_does_not_read_what_it_skips(blocks: int | None) -> None:
-    backend = EmulatorBackend(simdgroups=4, blocks=blocks)
-    request = peaked_request(COUNTING, 60, sparse_v_threshold=1e-6)
-    scales = np.array(request.values.scales)
-    scales[:, :, [row for row in range(60) if row not in COUNTING]] = math.nan
-    poisoned = replace(request, values=replace(request.values, scales=mx.array(scales)))
-    clean, found = (backend.attention(each) for each in (request, poisoned))
-    assert all(map(same_bits, clean, found))
-    assert max(errors(request, clean).values()) <= 1
-    # The poison is seen where nothing is skipped, and the skipped rows stay in the rest.
-    without = [replace(each, sparse_v_threshold=0.0) for each in (request, poisoned)]
-    everything, spoilt = (backend.attention(each) for each in without)
-    assert mx.all(mx.isnan(spoilt[0]))
-    assert same_bits(everything[1], clean[1]) and same_bits(everything[2], clean[2])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("threshold", [1e-4, 1e-5, 1e-6, 1e-7, 1e-8])
-def test_sparse_v_changes_the_output_by_the_dropped_mass_at_most(threshold: float) -> None:
-    rng = np.random.default_rng(1)
-    queries = mx.array(3 * rng.standard_normal((1, 4, 1, 64)).astype(np.float32))
-    rows = [mx.array(rng.standard_normal((1, 2, 400, 64)).astype(np.float32)) for _ in range(2)]
-    packed = [tuple(mx.quantize(each, group_size=32, bits=8)) for each in rows]
-    request = attention_request(
-        queries,
-        *packed,
-        scale=0.5,
-        group_size=32,
-        sparse_v_threshold=threshold,
-        return_lse=True,
-    )
-    backend = EmulatorBackend(simdgroups=4)
-    result = backend.attention(request)
-    assert max(errors(request, result).values()) <= 1
-    full = backend.attention(replace(request, sparse_v_threshold=0.0))
-    difference = float(mx.abs(result[0] - full[0]).max())
-    weights = mx.exp(result[1] - result[2][..., None])
-    dropped = float(mx.where(weights < threshold, weights, 0.0).sum(-1).max())
-    assert dropped > 0, "the case has nothing to drop"
-    assert difference <= dropped * float(mx.abs(rows[1]).max()) + 1e-6
-
-
-@pytest.mark.slow
 @pytest.mark.matrix(2)
 @pytest.mark.parametrize("blocks", [None, 2], ids=["one pass", "two passes"])
 @pytest.mark.parametrize("defines", [(), ("H2O_LOOSE_NAN",)], ids=["strict", "loose"])
@@ -262,22 +192,6 @@ def test_rows_that_are_masked_are_not_read() -> None:
     other = replace(request, keys=poisoned(request.keys), values=poisoned(request.values))
     clean, found = (EmulatorBackend().attention(each) for each in (request, other))
     assert all(map(same_bits, clean, found))
-
-
-@pytest.mark.usefixtures("emulator")
-def test_serves_the_public_operation() -> None:
-    request = Case(heads=(4, 2), queries=2, rows=40, bits=(8, 4), mask="causal").request()
-    packed = [
-        array
-        for rows in (request.keys, request.values)
-        for array in (rows.words, rows.scales, rows.biases)
-    ]
-    options = {"scale": 0.125, "v_bits": 4, "mask": "causal", "return_lse": True}
-    operation = mlx_h2o.fast.scaled_dot_product_attention_quantized_with_scores
-    found = operation(request.queries, *packed, **options)
-    with pytest.raises(ValueError, match="up to 8 queries, found Lq = 9"):
-        operation(mx.zeros((1, 4, 9, 64)), *packed, **options)
-    assert max(errors(replace(request, scale=0.125), found).values()) <= 1
 
 
 @pytest.mark.slow

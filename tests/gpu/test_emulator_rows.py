@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -79,30 +77,6 @@ def test_accumulate_takes_any_strides() -> None:
 # keep_rows
 
 
-@pytest.mark.slow
-@pytest.mark.matrix(4)
-@pytest.mark.parametrize("rows", ROWS)
-def test_the_row_to_evict_is_the_composed_one(rows: int) -> None:
-    scores, positions = rows_with_ties(1, 8, rows)
-    keep = max(1, rows - 1)
-    for zones in (
-        {},
-        {"sink_size": 3},
-        {"recent_start": 2 * rows},
-        {"sink_size": rows, "recent_start": rows + 2},
-        {"recent_start": 0},
-        {"recent_start": -7},
-        {"sink_size": 2**31 - 1},
-        {"recent_start": 2**31 - 1},
-    ):
-        call = partial(fast.keep_indices, scores, positions, keep=keep, **zones)
-        found = in_every_schedule(call)
-        assert found.dtype == mx.uint32 and found.shape == (2, 8, keep)
-        assert np.array_equal(
-            np.array(found), reference.keep_indices(scores, positions, keep=keep, **zones)
-        ), zones
-
-
 @pytest.mark.usefixtures("emulator")
 @pytest.mark.parametrize("worth", [-np.inf, np.inf, np.nan, -0.0, 3.0], ids=str)
 def test_of_equals_the_highest_position_goes(worth: float) -> None:
@@ -111,14 +85,6 @@ def test_of_equals_the_highest_position_goes(worth: float) -> None:
     assert mx.argmax(positions).item() not in found.tolist()[0][0]
     found = fast.keep_indices(mx.full((1, 1, 600), worth), -1 - positions, keep=599)
     assert found.tolist() == [[[*range(599)]]]  # all of them padding: the last slot goes
-
-
-@pytest.mark.usefixtures("emulator")
-def test_choosing_takes_any_strides() -> None:
-    scores, positions = rows_with_ties(2, 4, 300)
-    turned = (mx.contiguous(a.swapaxes(1, 2)).swapaxes(1, 2)[..., ::3] for a in (scores, positions))
-    dense = (mx.contiguous(a[..., ::3]) for a in (scores, positions))
-    assert mx.array_equal(fast.keep_indices(*turned, keep=60), fast.keep_indices(*dense, keep=60))
 
 
 # The Metal back end
@@ -146,9 +112,3 @@ def test_metal_back_end_chooses_rows(gpu) -> None:
         request = RetentionRequest(scores, positions, count, sink_size=3)
         assert mx.array_equal(metal.keep_indices(request), composed.keep_indices(request))
         assert metal._metal_kernel.cache_info().currsize == 1
-
-
-@pytest.mark.parametrize("backend", [metal, cuda], ids=["metal", "cuda"])
-def test_on_a_cpu_stream_the_composition_chooses(backend) -> None:
-    request = RetentionRequest(*rows_with_ties(7, 2, 40), 1, stream=mx.Device(mx.cpu))
-    assert mx.array_equal(backend.keep_indices(request), composed.keep_indices(request))

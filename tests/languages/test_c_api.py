@@ -35,36 +35,6 @@ def test_golden_cases(library: Library, backend: str) -> None:
     assert len(c_api_golden.cases()[0]) > 150
 
 
-@pytest.mark.parametrize("backend", c_api.BACKENDS)
-@pytest.mark.parametrize("return_lse", [False, True])
-def test_odd_shapes_against_the_reference(library: Library, backend: str, return_lse: bool) -> None:
-    arrays = inputs()
-    expected = reference.attention(*arrays, scale=0.3, mask="causal")
-    allowed = reference.tolerances(*map(mx.array, arrays), scale=0.3, mask="causal")
-    with c_api.named(library, backend):
-        results = library.attention(
-            *map(library.array, arrays), scale=0.3, mask="causal", return_lse=return_lse
-        )
-        assert list(results) == ["out", "scores", "lse"][: 2 + return_lse]
-        for name, handle in results.items():
-            error = reference.worst_error(library.numpy(handle), getattr(expected, name))
-            assert error <= getattr(allowed, name), name
-
-
-@pytest.mark.parametrize("backend", c_api.BACKENDS)
-def test_selection_against_the_reference(library: Library, backend: str) -> None:
-    rng = np.random.default_rng(3)
-    scores = rng.choice([0.5, 1.0, -1.0, np.nan, np.inf, 0.0, -0.0], (2, 3, 45)).astype(np.float32)
-    positions = np.stack([rng.permutation(90)[:45] - 8 for _ in range(6)]).reshape(2, 3, 45)
-    rows = library.array(scores), library.array(positions, "int32")
-    zones = {"sink_size": 4, "recent_start": 70}
-    with c_api.named(library, backend):
-        for keep in (1, 20, 44, 45):
-            kept = library.numpy(library.keep_indices(*rows, keep, **zones))
-            expected = reference.keep_indices(scores, positions, keep=keep, **zones)
-            assert np.array_equal(kept, expected) and kept.dtype == np.uint32
-
-
 def test_results_replace_what_their_handles_held(library: Library) -> None:
     arrays = [library.array(a) for a in inputs()]
     first = library.attention(*arrays, scale=1.0)

@@ -12,55 +12,11 @@ import numpy as np
 import pytest
 
 from c_api import CError, Handle, Library
-from mlx_h2o import fast, use_backend
+from mlx_h2o import use_backend
+from wrong_calls import ATTENTION
 
-ATTENTION = "scaled_dot_product_attention_with_scores"
 Q, K, V = (1, 4, 2, 32), (1, 2, 5, 32), (1, 2, 5, 24)
 FLOAT, INT = "float32", "int32"
-
-
-# Wrong calls of attention: (shape, dtype) of an array, or another argument.
-WRONG_ATTENTION: dict[str, dict[str, Any]] = {
-    "three dimensions": {"q": ((4, 2, 32), FLOAT)},
-    "five dimensions": {"k": ((1, 1, 2, 5, 32), FLOAT)},
-    "one dimension": {"v": ((24,), FLOAT)},
-    "no queries": {"q": ((1, 4, 0, 32), FLOAT)},
-    "no keys": {"k": ((1, 2, 0, 32), FLOAT), "v": ((1, 2, 0, 24), FLOAT)},
-    "no sequences": {
-        "q": ((0, 4, 2, 32), FLOAT),
-        "k": ((0, 2, 5, 32), FLOAT),
-        "v": ((0, 2, 5, 24), FLOAT),
-    },
-    "empty values": {"v": ((1, 2, 5, 0), FLOAT)},
-    "batches of q and k": {"q": ((2, 4, 2, 32), FLOAT)},
-    "batches of k and v": {"v": ((3, 2, 5, 24), FLOAT)},
-    "head sizes": {"q": ((1, 4, 2, 16), FLOAT)},
-    "heads of k and v": {"v": ((1, 1, 5, 24), FLOAT)},
-    "lengths of k and v": {"v": ((1, 2, 6, 24), FLOAT)},
-    "head ratio": {"q": ((1, 3, 2, 32), FLOAT)},
-    "fewer query heads": {"q": ((1, 1, 2, 32), FLOAT)},
-    "integer queries": {"q": (Q, INT)},
-    "bool keys": {"k": (K, "bool")},
-    "complex values": {"v": (V, "complex64")},
-    "two dtypes": {"k": (K, "float16")},
-    "bfloat16 values": {"v": (V, "bfloat16")},
-    "infinite scale": {"scale": math.inf},
-    "negative infinite scale": {"scale": -math.inf},
-    "scale that is not a number": {"scale": math.nan},
-    "integer mask": {"mask": ((2, 5), INT)},
-    "mask of another length": {"mask": ((2, 6), FLOAT)},
-    "mask of other heads": {"mask": ((3, 1, 5), "bool")},
-    "mask of five dimensions": {"mask": ((1, 1, 1, 2, 5), "bool")},
-    "empty mask": {"mask": ((0,), "bool")},
-    "integer sinks": {"sinks": ((4,), INT)},
-    "sinks of other heads": {"sinks": ((3,), FLOAT)},
-    "two-dimensional sinks": {"sinks": ((1, 4), FLOAT)},
-    "scalar sinks": {"sinks": ((), FLOAT)},
-    "half row bias": {"row_bias": ((1, 2, 5), "float16")},
-    "row bias of query heads": {"row_bias": ((1, 4, 5), FLOAT)},
-    "row bias of more rows": {"row_bias": ((1, 2, 6), FLOAT)},
-    "flat row bias": {"row_bias": ((2, 5), FLOAT)},
-}
 
 
 def python_array(shape: tuple[int, ...], dtype: str) -> mx.array:
@@ -71,50 +27,6 @@ def message_of_python(function: Any, *arguments: Any, **more: Any) -> str:
     with pytest.raises(ValueError) as caught:
         function(*arguments, **more)
     return str(caught.value)
-
-
-@pytest.mark.parametrize("wrong", WRONG_ATTENTION.values(), ids=WRONG_ATTENTION)
-def test_attention_refuses_with_the_words_of_the_python_package(
-    library: Library, wrong: dict[str, Any]
-) -> None:
-    call = {"q": (Q, FLOAT), "k": (K, FLOAT), "v": (V, FLOAT), "scale": 0.5, **wrong}
-    names = [name for name in ("q", "k", "v", "mask", "sinks", "row_bias") if name in call]
-    arrays = {name: python_array(*call[name]) for name in names}
-    expected = message_of_python(
-        fast.scaled_dot_product_attention_with_scores, **arrays, scale=call["scale"]
-    )
-    handles = {name: library.array(array) for name, array in arrays.items()}
-    rows = [handles.pop(name) for name in ("q", "k", "v")]
-    with pytest.raises(CError) as caught:
-        library.attention(*rows, scale=call["scale"], **handles)
-    assert str(caught.value) == expected
-    assert expected.startswith(f"[{ATTENTION}] ")
-
-
-WRONG_ROWS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
-    "two dimensions": (((1, 5), FLOAT), ((1, 5), INT), {}),
-    "four dimensions": (((1, 2, 5), FLOAT), ((1, 1, 2, 5), INT), {}),
-    "two shapes": (((1, 2, 5), FLOAT), ((1, 2, 6), INT), {}),
-    "no rows": (((1, 2, 0), FLOAT), ((1, 2, 0), INT), {}),
-    "half scores": (((1, 2, 5), "float16"), ((1, 2, 5), INT), {}),
-    "long positions": (((1, 2, 5), FLOAT), ((1, 2, 5), "int64"), {}),
-    "none": (((1, 2, 5), FLOAT), ((1, 2, 5), INT), {"keep": 0}),
-    "negative": (((1, 2, 5), FLOAT), ((1, 2, 5), INT), {"keep": -3}),
-    "more than there are": (((1, 2, 5), FLOAT), ((1, 2, 5), INT), {"keep": 6}),
-    "negative sink": (((1, 2, 5), FLOAT), ((1, 2, 5), INT), {"sink_size": -1}),
-}
-
-
-@pytest.mark.parametrize("wrong", WRONG_ROWS.values(), ids=WRONG_ROWS)
-def test_selection_refuses_with_the_words_of_the_python_package(
-    library: Library, wrong: tuple[Any, Any, dict[str, Any]]
-) -> None:
-    arrays, given = [python_array(*array) for array in wrong[:2]], {"keep": 2, **wrong[2]}
-    expected = message_of_python(fast.keep_indices, *arrays, **given)
-    with pytest.raises(CError) as caught:
-        library.keep_indices(*map(library.array, arrays), **given)
-    assert str(caught.value) == expected
-    assert expected.startswith("[keep_indices] ")
 
 
 @pytest.mark.parametrize("name", ["unknown", "Metal", "%s%n", "metal"])

@@ -17,8 +17,6 @@ from c_api import CError, Library
 from c_api_headers import ROOT
 from golden.build import Case
 from mlx_h2o import fast, use_backend
-from mlx_h2o.operations.backends import resolve
-from mlx_h2o.operations.composed import folding
 from parity import judge
 from parity.c_leg import FOLLOWED
 from parity.decode_cases import decode_cases
@@ -155,24 +153,6 @@ def test_a_result_may_take_the_place_of_its_input(library: Library) -> None:
         assert len(addresses) == 1
         found = library.numpy(item)[:, :, :26]
         np.testing.assert_array_equal(found, np.concatenate(written, axis=2))
-
-
-@pytest.mark.parametrize("backend", c_api.BACKENDS)
-@pytest.mark.parametrize("keep", [1, 1090])
-def test_folded_rows_are_those_of_the_python_package(
-    library: Library, backend: str, keep: int
-) -> None:
-    rng = np.random.default_rng(3)
-    keys, values = normal(1, 1, 2, 1100, 16), normal(2, 1, 2, 1100, 8)
-    bias, mass, weights = (rng.random((3, 1, 2, 1100)) + 0.1).astype(np.float32)
-    slots = rng.permuted(np.broadcast_to(np.arange(1100), (1, 2, 1100)), axis=2)
-    kept = np.sort(slots[:, :, :keep], axis=2).astype(np.uint32)
-    given = keys, values, bias, mass, weights, bias > 0.2, kept
-    with c_api.named(library, backend), use_backend(backend):
-        found = operations.fold(library, *map(library.array, given))
-        expected = resolve().function(folding.fold)(*map(mx.array, given))
-        for made, wanted in zip(found.values(), expected, strict=True):
-            np.testing.assert_array_equal(library.numpy(made), np.array(wanted))
 
 
 def handles(library: Library, rows: Any) -> Any:

@@ -11,7 +11,6 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
 
-import reference
 from mlx_h2o import H2OConfig, H2OKVCache, fast
 
 SCALE = 0.25
@@ -73,23 +72,6 @@ def step(cache, queries, keys, values, *, array_mask: bool = False) -> np.ndarra
     cache.update_scores(scores, masked=mask is not None)
     cache.attended()
     return np.array(out)
-
-
-def check_accumulate(accumulate) -> None:
-    """One and several queries, masked pairs, unscored rows: the reference's moving average."""
-    rng = np.random.default_rng(5)
-    for length, masked_share in ((1, 0.0), (1, 0.5), (7, 0.0), (7, 0.5), (128, 0.9)):
-        before = rng.random((2, 2, 40)).astype(np.float32)
-        before[rng.random(before.shape) < 0.4] = np.nan
-        scores = (rng.standard_normal((2, 6, length, 40)) * 4).astype(np.float32)
-        scores[rng.random(scores.shape) < masked_share] = -np.inf
-        expected = reference.accumulate(before, scores, decay=0.95)
-        arguments = mx.array(before), mx.array(scores)
-        forms = [accumulate(*arguments, decay=0.95)]
-        if masked_share == 0:
-            forms.append(accumulate(*arguments, decay=0.95, masked=False))
-        for found in forms:
-            np.testing.assert_allclose(np.array(found), expected, rtol=2e-5, atol=1e-6)
 
 
 def edges(arrays) -> int:

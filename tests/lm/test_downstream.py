@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import mlx.core as mx
 import mlx_lm.models.cache as mlx_lm_cache
 import numpy as np
@@ -14,7 +12,7 @@ from mlx_lm.models.base import create_attention_mask
 
 from mlx_h2o import load_prompt_cache, make_prompt_cache, routing
 from routing_checks import SETTINGS, mlx_lm_stays_as_it_is
-from tiny_models import random_prompt, stock_tokens, tiny_qwen3, tiny_tokenizer
+from tiny_models import random_prompt, tiny_qwen3, tiny_tokenizer
 
 __all__ = ["mlx_lm_stays_as_it_is"]  # a fixture around every test
 
@@ -60,16 +58,6 @@ def equal(one, other) -> None:
                 assert x == y
 
 
-@pytest.mark.slow
-def test_a_large_budget_changes_no_token(model, kind):
-    caches = make_prompt_cache(model, 512, **kind)
-    tokens = steps(model, PROMPT, caches, 40)
-    if "kv_bits" not in kind:
-        assert tokens == stock_tokens(model, PROMPT, 40)
-    assert len(tokens) == 40
-    assert all(cache.evicted == 0 for cache in caches)
-
-
 def test_a_prompt_in_two_parts_is_a_prompt(model, kind):
     """A saved prefix, and what follows, at the same chunk boundary."""
     whole, parts = (make_prompt_cache(model, 16, **(SETTINGS | kind)) for _ in range(2))
@@ -79,19 +67,6 @@ def test_a_prompt_in_two_parts_is_a_prompt(model, kind):
             mx.eval(model(mx.array(PROMPT[first : first + 10])[None], cache=parts))
             mx.eval([cache.state for cache in parts])
     assert steps(model, PROMPT[20:], parts, 12, prefill_step_size=10) == expected
-
-
-@pytest.mark.slow
-def test_a_conversation_on_one_cache(model, kind):
-    caches = make_prompt_cache(model, 16, **(SETTINGS | kind))
-    seen = 0
-    for turn in range(4):
-        prompt = random_prompt(7, seed=turn)
-        steps(model, prompt, caches, 9)
-        seen += 7 + 9
-        assert [cache.offset for cache in caches] == [seen] * 2
-    assert all(cache.size() <= 16 + 6 for cache in caches)
-    assert all(np.isfinite(np.array(cache.positions)).all() for cache in caches)
 
 
 def test_saving_between_turns(model, kind, tmp_path):
@@ -104,17 +79,6 @@ def test_saving_between_turns(model, kind, tmp_path):
     equal(loaded, caches)
     assert [type(cache) for cache in loaded] == [type(cache) for cache in caches]
     assert steps(model, [5, 6, 7], loaded, 8) == steps(model, [5, 6, 7], caches, 8)
-
-
-@pytest.mark.slow
-def test_copies_go_their_own_way(model, kind):
-    caches = make_prompt_cache(model, 16, **(SETTINGS | kind))
-    steps(model, PROMPT, caches, 5)
-    twins = copy.deepcopy(caches)
-    first = steps(model, [1, 2, 3], caches, 10)
-    assert [cache.offset for cache in twins] == [35, 35]
-    assert steps(model, [1, 2, 3], twins, 10) == first
-    equal(caches, twins)
 
 
 def test_trimming_what_was_not_evicted(model, kind):
@@ -161,20 +125,6 @@ def test_members_that_are_probed(model, kind):
     leaves = [leaf for _, leaf in tree_flatten(cache.state)]
     assert all(isinstance(leaf, mx.array | int | float | bool | str | None) for leaf in leaves)
     assert cache  # `if cache and ...`: an object whose length is 0 would be skipped
-
-
-def test_pipelines_set_keys(model, kind):
-    """Parallelism over layers assigns ``cache.keys`` with a dependency."""
-    if "light_bits" in kind:
-        pytest.skip("rows of several precisions are no arrays that could be set")
-    caches = make_prompt_cache(model, 16, **(SETTINGS | kind))
-    steps(model, PROMPT, caches, 5)
-    keys = caches[0].keys
-    if isinstance(keys, mx.array):
-        caches[0].keys = mx.depends(keys, mx.zeros((1,)))
-    else:
-        caches[0].keys = (mx.depends(keys[0], mx.zeros((1,))), *keys[1:])
-    assert len(steps(model, [1, 2], caches, 4)) == 4
 
 
 def test_samplers_processors_and_progress(model, kind):

@@ -92,18 +92,6 @@ def test_rejected_drafts_leave_no_trace(layers, policy):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rows", [{}, {"light_bits": 4, "dense_size": 2}])
-def test_quantised_rows_are_taken_back_too(rows):
-    model, draft = tiny_qwen3(head_dim=32), tiny_qwen3(layers=1, head_dim=32)
-    given = {"kv_bits": 8, "kv_group_size": 32} | rows
-    caches = both(model, draft, 16, **given)
-    responses = drafted(model, draft, caches)
-    assert len(responses) == 40
-    assert {type(cache).__name__ for cache in caches} == {"QuantizedH2OKVCache"}
-    assert all(cache.evicted > 0 for cache in caches)
-
-
-@pytest.mark.slow
 def test_the_settings_make_caches_for_both_models():
     model, draft, tokenizer = tiny_qwen3(), tiny_qwen3(layers=1), tiny_tokenizer()
     config = H2OConfig.of(max_kv_size=16, **SETTINGS)

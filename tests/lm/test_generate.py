@@ -122,16 +122,6 @@ def test_generation_equals_the_loop_over_the_model(policy):
         np.testing.assert_array_equal(np.array(one.positions), np.array(other.positions))
 
 
-@pytest.mark.slow
-def test_greedy_text_is_stocks_below_the_budget(demo):
-    model, tokenizer = demo
-    expected = mlx_lm.generate(model, tokenizer, "It was a dark night", max_tokens=20)
-    assert expected.strip()
-    for policy in policies.names():
-        given = {"max_tokens": 20, "max_kv_size": 64, "policy": policy}
-        assert generate(model, tokenizer, "It was a dark night", **given) == expected
-
-
 # Arguments
 
 

@@ -8,7 +8,6 @@ from functools import partial
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx_lm.generate import speculative_generate_step
 from mlx_lm.models import cache as mlx_lm_cache
 
 import mlx_h2o
@@ -16,7 +15,7 @@ from mlx_h2o import H2OConfig, HeadGroups, make_prompt_cache, routing
 from mlx_h2o.caches.handed_out import HandedOut, owner_of
 from mlx_h2o.caches.quantized import evicting_cache
 from mlx_h2o.lm.attention import attend
-from mlx_h2o.lm.prompt_cache import evicting_caches, summary
+from mlx_h2o.lm.prompt_cache import evicting_caches
 from models import tiny
 from routing_checks import mlx_lm_stays_as_it_is
 from tiny_models import random_prompt, tiny_qwen3, tiny_tokenizer
@@ -106,17 +105,6 @@ def test_groups_of_one_budget_are_the_ungrouped_run(heads, given):
     assert [one.nbytes for one in groups] == [one.nbytes for one in plain]
 
 
-def test_what_fits_generates_as_stock_does():
-    model = three_heads()
-    tokens = random_prompt(40)
-    caches = grouped(model, [[60, 80, 60], [60, 60, 80]])
-    with routing(model):
-        found = read(model, caches, tokens, 16)
-    expected = read(model, mlx_lm_cache.make_prompt_cache(model), tokens, 16)
-    np.testing.assert_allclose(found, expected, rtol=2e-4, atol=2e-4)
-    assert "60 to 80 rows by KV head" in str(summary(caches))
-
-
 @pytest.mark.parametrize("policy", ["h2o", "keydiff"])
 def test_masks_with_an_axis_of_heads_are_cut(policy):
     rng = np.random.default_rng(5)
@@ -176,15 +164,6 @@ def test_a_batch_is_its_sequences(policy, given):
     assert [cache.offset.tolist() for cache in batch] == [[40, 52, 52]] * 2
 
 
-def test_batch_generate_is_each_prompt_alone():
-    model, prompts = three_heads(), [random_prompt(n, seed=n) for n in (40, 9, 22)]
-    given = {"budgets": ROWS, "sink_size": 2, "prefill_step_size": 8, "max_tokens": 20}
-    found = mlx_h2o.batch_generate(model, tiny_tokenizer(), prompts, return_token_ids=True, **given)
-    for prompt, tokens in zip(prompts, found.token_ids, strict=True):
-        alone = mlx_h2o.stream_generate(model, tiny_tokenizer(), prompt, **given)
-        assert tokens == [one.token for one in alone]
-
-
 @pytest.mark.parametrize("given", [{}, PACKED, {"policy": "h2o"}], ids=str)
 def test_a_shared_prefix_changes_no_answer(given):
     model = three_heads()
@@ -227,21 +206,6 @@ def test_drafts_that_are_rejected_leave_no_trace(policy, given):
             np.testing.assert_allclose(first, second, rtol=2e-3, atol=2e-4)
             seen += accepted
     assert [cache.offset for cache in one] == [seen] * 2
-
-
-def test_mlx_lms_own_loop_drafts_with_them():
-    model = three_heads()
-    caches = grouped(model, policy="h2o", speculative=3) * 1
-    caches += grouped(model, policy="h2o", speculative=3)
-    with routing(model):
-        found = [
-            int(token)
-            for token, *_ in speculative_generate_step(
-                mx.array(random_prompt(20)), model, model, num_draft_tokens=3, max_tokens=30,
-                prompt_cache=caches,
-            )
-        ]  # fmt: skip
-    assert len(found) == 30 and all(one.evicted for one in evicting_caches(caches))
 
 
 @pytest.mark.parametrize("given", [{}, PACKED, {"policy": "h2o"}, {"speculative": 2}], ids=str)

@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 from contextlib import nullcontext
 
 import mlx.core as mx
-import mlx_lm
 import numpy as np
 import pytest
 from mlx_lm.generate import generate_step
-from mlx_lm.models.base import scaled_dot_product_attention
 
 import reference_frame
-from cache_checks import random_tokens
 from cache_columns import EVICTING, rounded
 from mlx_h2o import (
     H2OConfig,
     H2OKVCache,
     QuantizedH2OKVCache,
-    batch_generate,
-    generate,
     make_prompt_cache,
     routing,
-    stream_generate,
     use_backend,
 )
 from mlx_h2o.evaluate import peak_memory, prefill
-from mlx_h2o.lm import attention
-from tiny_models import random_prompt, tiny_llama, tiny_qwen3, tiny_tokenizer
+from tiny_models import random_prompt, tiny_llama, tiny_qwen3
 
 POLICIES = EVICTING
 """A row that is folded is packed again, which ``Rounding`` does not do: test_folding.py."""
@@ -121,26 +113,6 @@ def test_outside_of_routing_what_mlx_lm_cannot_read_is_an_error():
         logits(model, scoring, [4, 4], routed=False)
 
 
-@pytest.mark.parametrize("policy", ["h2o-ema", "window"])
-@pytest.mark.parametrize("length", [1, 8, 9])
-def test_sinks_count_in_attention_over_packed_rows(policy, length):
-    """mlx_lm refuses them with quantised rows; ours equals the dense cache of the rounded rows."""
-    rng = np.random.default_rng(1)
-    config = {"max_kv_size": 32, "policy": policy}
-    packed = QuantizedH2OKVCache(H2OConfig.of(kv_bits=8, kv_group_size=32, **config))
-    dense = Rounding(H2OConfig.of(**config), 8, 8)
-    sinks = mx.array([0.0, 1.0, 2.0, 3.0])
-    outs = []
-    tokens = [mx.array(rows) for rows in random_tokens(rng, length, 32)]
-    for cache in (packed, dense):
-        mask = cache.make_mask(length)
-        k, v = cache.update_and_fetch(*tokens[1:])
-        given = (tokens[0], k, v, cache, 0.2, mask, sinks)
-        stock = functools.partial(scaled_dot_product_attention, *given)
-        outs.append(attention.attend(stock, *given))
-    np.testing.assert_allclose(np.array(outs[0]), np.array(outs[1]), rtol=0, atol=2e-5)
-
-
 def test_mlx_lm_may_quantise_on_the_way():
     """Its ``kv_bits`` and ``quantized_kv_start``: dense rows first, then packed, the same tokens
     as where the cache is converted by hand."""
@@ -169,18 +141,6 @@ def test_mlx_lm_may_quantise_on_the_way():
     assert found == tokens
 
 
-def test_generate_takes_mlx_lms_arguments():
-    model, tokenizer = tiny_qwen3(head_dim=64), tiny_tokenizer()
-    settings = {"max_kv_size": 16, "max_tokens": 30, "sink_size": 1}
-    prompt = random_prompt(20)
-    text = generate(model, tokenizer, prompt, kv_bits=8, quantized_kv_start=0, **settings)
-    caches = make_prompt_cache(model, 16, sink_size=1, kv_bits=8)
-    with routing(model):
-        given = {"max_tokens": 30, "prompt_cache": caches}
-        assert text == mlx_lm.generate(model, tokenizer, prompt, **given)
-    assert all(type(cache) is QuantizedH2OKVCache for cache in caches)
-
-
 @pytest.mark.slow
 @pytest.mark.matrix(2)
 @pytest.mark.parametrize("policy", ["h2o-ema", "window"])
@@ -200,18 +160,3 @@ def test_the_peak_of_prefill_stays_below_the_dense_caches(policy, bits):
         peaks.append(peak.bytes - before)
         del caches
     assert peaks[1] < 0.8 * peaks[0]
-
-
-@pytest.mark.parametrize("policy", ["h2o-ema", "window"])
-def test_a_batch_gives_each_sequence_what_it_gets_alone(policy):
-    model, tokenizer = tiny_qwen3(head_dim=32), tiny_tokenizer()
-    given = {"max_kv_size": 24, "policy": policy, "kv_bits": 8, **SETTINGS}
-    prompts = [random_prompt(length, seed=length) for length in (30, 3, 17)]
-    asked = {"max_tokens": 30, "return_prompt_caches": True, "return_token_ids": True}
-    found = batch_generate(model, tokenizer, prompts, **asked, **given)
-    for prompt, tokens, caches in zip(prompts, found.token_ids, found.caches, strict=True):
-        own = make_prompt_cache(model, **given)
-        steps = stream_generate(model, tokenizer, prompt, max_tokens=30, prompt_cache=own)
-        assert tokens == [response.token for response in steps][:30]
-        assert all(type(cache) is QuantizedH2OKVCache for cache in caches)
-        assert [cache.size() for cache in caches] == [24, 24]

@@ -126,18 +126,6 @@ def test_the_argument_serves_where_the_keys_are_not_the_ones_handed_out():
     assert not np.isnan(np.array(ours.scores)).any()
 
 
-def test_a_shared_layer_may_attend_twice():
-    ours = H2OKVCache(H2OConfig.of(max_kv_size=8, **SETTINGS))
-    x = mx.random.normal((1, 2, 1, 8))
-    with routing():
-        for _ in range(12):
-            keys, values = ours.update_and_fetch(x, x)
-            base.scaled_dot_product_attention(x, keys, values, ours, 1.0, None)
-            again, values = ours.keys_and_values()
-            mx.eval(base.scaled_dot_product_attention(2 * x, again, values, None, 1.0, None))
-    assert ours.size() == 8
-
-
 # Outputs and scores
 
 
@@ -217,21 +205,6 @@ def test_stock_caches_are_served_by_the_original(monkeypatch):
 
 
 # What is refused
-
-
-def test_a_model_that_does_not_call_it_is_refused_by_name(tmp_path):
-    from mlx import nn
-
-    class Model(nn.Module):
-        model_type = "own_softmax"
-
-    with (
-        pytest.raises(
-            ValueError, match=r"\[routing\] own_softmax does not call mlx_lm's attention"
-        ),
-        routing(Model()),
-    ):
-        pytest.fail("entered")
 
 
 def test_a_layer_that_is_not_routed_is_found_at_its_second_update():

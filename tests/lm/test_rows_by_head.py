@@ -316,19 +316,6 @@ def test_a_draft_model_has_a_probe_of_its_own(demo):
     assert rows_of(caches[6:]) == [60, 60] and rows_of(caches[:6]) != [60] * 6
 
 
-@pytest.mark.slow
-def test_batches_are_their_sequences(demo):
-    """Of one length; those of several have the rows of the longest."""
-    tokenizer = mlx_h2o.load("demo")[1]
-    texts = ("The ship was lost at sea. ", "Call me Ishmael. ")
-    prompts = [tokenizer.encode(text * 20)[:70] for text in texts]
-    given = {"max_kv_size": 32, "prefill_step_size": 16, "max_tokens": 24, "length": 94}
-    found = mlx_h2o.batch_generate(demo, tokenizer, prompts, return_token_ids=True, **given)
-    for prompt, tokens in zip(prompts, found.token_ids, strict=True):
-        alone = mlx_h2o.stream_generate(demo, tokenizer, prompt, **given)
-        assert tokens == [one.token for one in alone][: len(tokens)]
-
-
 def test_the_command_writes_what_budgets_read(demo, tmp_path, capsys):
     file = tmp_path / "rows.json"
     flags = ["--model", "demo", "--max-kv-size", "100"]

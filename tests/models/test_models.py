@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from mlx_h2o import routing
 from models import table, tiny
 from models.check import Verdict, check
 
@@ -31,6 +32,12 @@ def test_what_is_served_keeps_its_promises(name):
     assert not verdict.h2o
     assert not verdict.keydiff
     assert not verdict.quantised
+
+
+def test_a_model_without_scores_is_refused_by_routing():
+    model = tiny.build("gemma2")
+    with pytest.raises(ValueError, match=r"\[routing\] gemma2 does not call"), routing(model):
+        pytest.fail("entered")
 
 
 @pytest.mark.slow

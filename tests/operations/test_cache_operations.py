@@ -23,18 +23,6 @@ def importance_and_scores(rng, heads, group, queries, rows, *, masked=0.3):
     return before, scores
 
 
-@pytest.mark.matrix(10)
-@pytest.mark.parametrize("queries", [1, 2, 8, 127, 128])
-@pytest.mark.parametrize(("heads", "group", "rows"), [(2, 1, 33), (1, 3, 1), (2, 16, 40)])
-def test_accumulate_scores_equals_the_reference(backend, queries, heads, group, rows):
-    before, scores = importance_and_scores(
-        np.random.default_rng(queries), heads, group, queries, rows
-    )
-    found = fast.accumulate_scores(mx.array(before), mx.array(scores), decay=0.95)
-    expected = reference.accumulate(before, scores, decay=0.95)
-    np.testing.assert_allclose(np.array(found), expected, rtol=2e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize("decay", [0.0, 0.5, 0.95, 0.999])
 @pytest.mark.parametrize("masked", [0.0, 0.4])
 @NATIVE
@@ -49,18 +37,6 @@ def test_one_query_gives_the_same_bits_on_every_cpu_back_end(decay, masked):
     assert scored.sum() > 1000
     np.testing.assert_array_equal(found[0][scored], found[1][scored])
     np.testing.assert_array_equal(np.isnan(found[1].view(np.float32)), ~scored)
-
-
-@NATIVE
-def test_several_queries_differ_between_back_ends_by_rounding_only():
-    before, scores = importance_and_scores(np.random.default_rng(8), 2, 2, 128, 200)
-    found = []
-    for name in BACKENDS:
-        with use_backend(name):
-            found.append(
-                np.array(fast.accumulate_scores(mx.array(before), mx.array(scores), decay=0.95))
-            )
-    np.testing.assert_allclose(found[0], found[1], rtol=2e-6)
 
 
 def test_accumulate_scores_reads_any_strides(backend):
@@ -145,3 +121,21 @@ def test_key_diversity_of_views_needs_no_contiguous_keys():
         np.testing.assert_allclose(
             np.array(fast.key_diversity(view)), reference.key_diversity(view), atol=2e-6
         )
+
+
+@NATIVE
+def test_importance_is_updated_in_place():
+    def address(array: mx.array) -> int:
+        mx.eval(array)
+        return int(np.array(array, copy=False).__array_interface__["data"][0])
+
+    with use_backend("native"):
+        q, k = mx.ones((1, 2, 1, 8)), mx.ones((1, 1, 300, 8))
+        importance = mx.ones((1, 1, 300)) + 0
+        before = address(importance)
+        for _ in range(3):
+            _, importance = fast.attention_and_accumulate(q, k, k, importance, scale=1.0, decay=0.5)
+            assert address(importance) == before
+            scores = mx.ones((1, 2, 1, 300))
+            importance = fast.accumulate_scores(importance, scores, decay=0.5)
+            assert address(importance) == before

@@ -315,10 +315,10 @@ def test_the_operations_work_without_mlx_lm_and_without_the_native_part() -> Non
         "out, scores = mlx_h2o.fast.scaled_dot_product_attention_with_scores(q, q, q, scale=1.0)\n"
         "mx.eval(out, scores)\n"
         "status = mlx_h2o.backends()['native']\n"
-        "print(out.shape, status.available, bool(status.reason))"
+        "print(out.shape, status.available, status.reason)"
     )
     result = python(code)
-    assert result.stdout.strip() == "(1, 2, 1, 32) False True", result.stderr
+    assert result.stdout.startswith("(1, 2, 1, 32) False the extension"), result.stderr
 
 
 def test_public_names() -> None:

@@ -209,14 +209,6 @@ def test_views_with_any_strides(view, dtype):
     check(view(q), view(k), view(v), mask="causal")
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_sinks(dtype):
-    q, k, v = inputs(heads=6, kv_heads=3, queries=2, dtype=dtype)
-    sinks = mx.array([0, 9.0, 5, 9, -math.inf, 9, 100, 9, -100, 9, 1, 9])[::2].astype(dtype)
-    check(q, k, v, sinks=sinks)
-    check(q, k, v, sinks=sinks, mask="causal")
-
-
 def test_keys_and_values_may_be_one_array():
     q, k, _ = inputs(heads=16, rows=70, width=512, value_width=512)
     check(q, k, k)

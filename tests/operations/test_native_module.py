@@ -1,8 +1,5 @@
 """The extension as a module: when it may be used, its own checks, its life inside MLX's graph."""
 
-import subprocess
-import sys
-import threading
 from types import SimpleNamespace
 
 import mlx.core as mx
@@ -76,61 +73,11 @@ def test_an_extension_of_another_nanobind_is_refused():
     assert reason.startswith("the extension does not know mlx.core.array")
 
 
-def test_a_missing_extension_is_a_reason_and_not_an_error():
-    program = (
-        "import sys; sys.modules['mlx_h2o._core'] = None\n"
-        "import mlx.core as mx, mlx_h2o\n"
-        "status = mlx_h2o.backends()\n"
-        "print(status['native'].reason, status['composed'].default)\n"
-        "a = mx.ones((1, 1, 1, 8))\n"
-        "mlx_h2o.fast.scaled_dot_product_attention_with_scores(a, a, a, scale=1.0)\n"
-        "with mlx_h2o.use_backend('native'): pass\n"
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
-    )
-    assert "the extension mlx_h2o._core is not installed" in result.stdout
-    assert result.stdout.endswith("True\n")
-    assert "ValueError: [use_backend] back end 'native' is not available" in result.stderr
-
-
 def test_a_gpu_stream_is_refused():
     request = attention_request(*make(), scale=1.0)
     assert native.refuses(request) == ""
     on_gpu = SimpleNamespace(stream=mx.Device(mx.gpu))
     assert native.refuses(on_gpu) == "it runs on CPU streams, found a GPU stream"
-
-
-BAD_ATTENTION = {
-    "dimensions": (make(queries=(2, 1, 8)), {}),
-    "empty": (make(keys=(1, 1, 0, 8), values=(1, 1, 0, 8)), {}),
-    "batch": (make(queries=(2, 2, 1, 8)), {}),
-    "batch of values": (make(values=(2, 1, 5, 8)), {}),
-    "head size": (make(queries=(1, 2, 1, 16)), {}),
-    "heads of values": (make(values=(1, 2, 5, 8)), {}),
-    "lengths": (make(values=(1, 1, 6, 8)), {}),
-    "head ratio": (make(queries=(1, 3, 1, 8), keys=(1, 2, 5, 8), values=(1, 2, 5, 8)), {}),
-    "dtype": (make(dtype=mx.int32), {}),
-    "mixed dtypes": ([*make()[:2], make(dtype=mx.float16)[2]], {}),
-    "scale": (make(), {"scale": float("nan")}),
-    "mask dtype": (make(), {"mask": mx.zeros((5,), mx.int32)}),
-    "mask shape": (make(), {"mask": mx.zeros((1, 4))}),
-    "mask dimensions": (make(), {"mask": mx.zeros((1, 1, 1, 1, 5))}),
-    "sinks dtype": (make(), {"sinks": mx.zeros((2,), mx.int32)}),
-    "sinks shape": (make(), {"sinks": mx.zeros((1,))}),
-}
-
-
-@pytest.mark.parametrize(("arrays", "settings"), BAD_ATTENTION.values(), ids=BAD_ATTENTION)
-def test_its_own_checks_of_attention_have_the_words_of_python(core, arrays, settings):
-    settings = {"scale": 1.0, **settings}
-    with pytest.raises(ValueError) as python:
-        fast.scaled_dot_product_attention_with_scores(*arrays, **settings)
-    with pytest.raises(ValueError) as own:
-        queries, keys, values = arrays
-        core.attention(queries, [keys], [values], return_scores=True, **settings)
-    assert str(own.value) == str(python.value)
-    assert str(own.value).startswith(f"[{OP}] ")
 
 
 def test_its_own_check_of_a_row_bias_has_the_words_of_python(core):
@@ -149,37 +96,6 @@ def test_a_mask_beside_causal_is_refused(core):
     with pytest.raises(ValueError, match=r'found a mask array and "causal", expected one'):
         q, k, v = make()
         core.attention(q, [k], [v], scale=1.0, causal=True, mask=mx.zeros((5,)))
-
-
-def rows(shape=(1, 2, 5), dtype=mx.float32):
-    return mx.zeros(shape, dtype)
-
-
-BAD_SELECTION = {
-    "dimensions": (rows((2, 5)), rows((2, 5), mx.int32), 1, {}),
-    "shapes": (rows(), rows((1, 2, 6), mx.int32), 1, {}),
-    "empty": (rows((1, 0, 5)), rows((1, 0, 5), mx.int32), 1, {}),
-    "scores dtype": (rows(dtype=mx.float16), rows(dtype=mx.int32), 1, {}),
-    "positions dtype": (rows(), rows(dtype=mx.int64), 1, {}),
-    "none": (rows(), rows(dtype=mx.int32), 0, {}),
-    "too many": (rows(), rows(dtype=mx.int32), 6, {}),
-    "sinks": (rows(), rows(dtype=mx.int32), 1, {"sink_size": -1}),
-}
-
-
-@pytest.mark.parametrize(
-    ("scores", "positions", "number", "settings"), BAD_SELECTION.values(), ids=BAD_SELECTION
-)
-def test_its_own_checks_of_selection_have_the_words_of_python(
-    core, scores, positions, number, settings
-):
-    settings = {"keep": number, **settings}
-    with pytest.raises(ValueError) as python:
-        fast.keep_indices(scores, positions, **settings)
-    with pytest.raises(ValueError) as own:
-        core.keep_indices(scores, positions, **settings)
-    assert str(own.value) == str(python.value)
-    assert str(own.value).startswith("[keep_indices] ")
 
 
 def attend(q, k, v):
@@ -215,27 +131,6 @@ def test_one_output_may_be_dropped_before_the_others_are_read():
         kept = results[keep]
         del results
         assert np.array_equal(kept, expected[keep])
-
-
-@NATIVE
-def test_several_threads_and_streams_agree():
-    q, k, v = (mx.random.normal((1, 4, 300, 64)) for _ in range(3))
-    mx.eval(q, k, v)
-    expected = np.array(attend(q, k, v)[0])
-    found: list[np.ndarray] = []
-
-    def work():
-        with mx.stream(mx.new_stream(mx.cpu)):
-            for _ in range(5):
-                found.append(np.array(attend(q, k, v)[0]))
-
-    threads = [threading.Thread(target=work) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(found) == 15
-    assert all(np.array_equal(one, expected) for one in found)
 
 
 @NATIVE

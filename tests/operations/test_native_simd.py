@@ -12,7 +12,7 @@ from mlx_h2o.operations import native
 
 TESTS = Path(__file__).parent
 
-SUITES = ("test_native.py", "test_cache_operations.py", "test_turbo.py")
+SUITES = ("test_native.py", "test_cache_operations.py", "test_parity_cases.py", "test_turbo.py")
 
 TARGETS: list[str] = []
 if not native.unavailable_reason():

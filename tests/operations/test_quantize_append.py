@@ -82,12 +82,6 @@ def test_rows_equal_mx_quantize_bit_for_bit(backend, bits, group_size, dtype):
         check(packed, new, slots, bits=bits, group_size=group_size)
 
 
-@pytest.mark.parametrize(("bits", "v_bits"), [(8, 4), (4, 8), (6, 2)])
-def test_keys_and_values_have_bits_of_their_own(backend, bits, v_bits):
-    packed, new, slots = packed_and_new(9, bits=bits, v_bits=v_bits, length=1)
-    check(packed, new, slots, bits=bits, v_bits=v_bits)
-
-
 def test_views_are_read_as_they_are(backend):
     packed, new, slots = packed_and_new(10)
     turned = [mx.array(np.array(array).swapaxes(1, 2)).swapaxes(1, 2) for array in new]
@@ -144,36 +138,6 @@ def stored_and_new(kv_format: str, dtype: mx.Dtype, sizes: tuple[int, int]):
     return stored, new, slots, {"bits": bits or 8, "v_bits": v_bits, "group_size": 32}
 
 
-def check_codes(kv_format: str, dtype: mx.Dtype, sizes: tuple[int, int]) -> None:
-    """The format's rows in the slots, and no other row changed."""
-    stored, new, slots, packing = stored_and_new(kv_format, dtype, sizes)
-    before = [[bits_of(part) for part in parts] for parts in stored]
-    found = fast.quantize_append(*stored, *new, mx.array(slots), **packing)
-    index = mx.array(slots.astype(np.int32))
-    for place, side in enumerate(("keys", "values")):
-        bits, parts = KV_FORMATS[kv_format][place], found[place]
-        assert [part.dtype for part in parts] == [part.dtype for part in stored[place]]
-        written = [buffers.gathered(part, index) for part in parts]
-        if bits == 0:
-            assert mx.array_equal(written[0], new[place])
-        elif bits == 8:
-            expected = mx.quantize(new[place], group_size=32, bits=8)
-            assert all(map(mx.array_equal, written, expected))
-        else:
-            reference_turbo.check_packed(*written, new[place], bits=bits, side=side)
-        for part, old in zip(parts, before[place], strict=True):
-            wanted = bits_of(part)
-            at = slots.astype(np.int64)[..., None]
-            np.put_along_axis(wanted, at, np.take_along_axis(old, at, axis=2), axis=2)
-            np.testing.assert_array_equal(wanted, old)
-
-
-@pytest.mark.parametrize("kv_format", KV_FORMATS)
-def test_codes_are_those_of_the_format(backend, kv_format):
-    index = list(KV_FORMATS).index(kv_format)
-    check_codes(kv_format, DTYPES[index % 3], ((128, 64), (32, 256), (64, 1024))[index % 3])
-
-
 @NATIVE
 def test_codes_are_written_in_place():
     stored, new, slots, packing = stored_and_new("turbo3", mx.float32, (64, 128))
@@ -189,99 +153,6 @@ def test_codes_are_written_in_place():
             del k, v
             mx.eval(flat)
     assert before == [address(part) for part in flat]
-
-
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        ({"bits": 6}, "keys have 64 elements per row and codes of 6 bits, expected a power"),
-        (
-            {"new_keys": mx.zeros((2, 3, 2, 48))},
-            "keys have 48 elements per row and codes of 3 bits, expected a power of two of "
-            "elements from 32 to 1024, and 2, 3 or 4 bits.",
-        ),
-        (
-            {"v_bits": 2},
-            "value words are uint32 (2, 3, 9, 12), expected uint32 [B, H, N, Dv * v_bits / 32] = "
-            "(2, 3, 9, 8).",
-        ),
-        (
-            {"norms": mx.zeros((2, 3, 9, 1), mx.float16)},
-            "key norms are float16 (2, 3, 9, 1), expected float32 [B, H, N, 1] = (2, 3, 9, 1).",
-        ),
-        ({"norms": mx.zeros((2, 3, 9, 2))}, "key norms are float32 (2, 3, 9, 2), expected"),
-    ],
-)
-def test_codes_that_do_not_fit_are_refused(change, text):
-    stored, new, slots, packing = stored_and_new("turbo3", mx.float32, (64, 128))
-    norms, new_keys = change.get("norms", stored[0][1]), change.get("new_keys", new[0])
-    numbers = packing | {name: value for name, value in change.items() if name in packing}
-    with pytest.raises(ValueError) as caught:
-        fast.quantize_append(
-            (stored[0][0], norms), stored[1], new_keys, new[1], mx.array(slots), **numbers
-        )
-    assert str(caught.value).startswith("[quantize_append] " + text)
-
-
-BAD = {
-    "bits is 7, expected one of": {"bits": 7},
-    "v_bits is 1, expected one of": {"v_bits": 1},
-    "group_size is 48, expected one of": {"group_size": 48},
-    "values have 48 elements per row of 8 bits, expected a multiple of group_size = 64 elements.": {
-        "new_values": mx.zeros((2, 3, 3, 48))
-    },
-    "key words are uint32 (2, 3, 10, 32), expected uint32 [B, H, N, D * bits / 32] = (2, 3, N, "
-    "16), every size at least 1.": {"bits": 4},
-    "new keys are float32 (3, 3, 128), expected": {"new_keys": mx.zeros((3, 3, 128))},
-    "new values are float32 (2, 3, 3, 64), expected float32, float16 or bfloat16 [B, H, L, Dv] = "
-    "(2, 3, 1, Dv), every size at least 1.": {"new_keys": mx.zeros((2, 3, 1, 128))},
-    "key scales are float32 (2, 3, 10, 2), expected float16 [B, H, N, D / group_size] = (2, 3, 10, "
-    "2).": {"new_keys": mx.zeros((2, 3, 3, 128), mx.float16)},
-    "slots are uint32 (2, 3, 1), expected uint32 [B, H, L] = (2, 3, 3).": {
-        "slots": mx.zeros((2, 3, 1), mx.uint32)
-    },
-    "slots are int32 (2, 3, 3), expected uint32": {"slots": mx.zeros((2, 3, 3), mx.int32)},
-}
-
-
-@pytest.mark.parametrize("text", BAD)
-def test_errors_say_what_was_found_and_expected(text):
-    packed, new, slots = packed_and_new(13)
-    given = {"new_keys": new[0], "new_values": new[1], "slots": mx.array(slots), **BAD[text]}
-    arrays = [given.pop(name) for name in ("new_keys", "new_values", "slots")]
-    with pytest.raises(ValueError) as caught:
-        fast.quantize_append(*map(tuple, packed), *arrays, **given)
-    assert str(caught.value).startswith("[quantize_append] " + text)
-
-
-def test_rows_of_unequal_number_and_other_types_are_refused():
-    packed, new, slots = packed_and_new(14)
-    k, v = map(tuple, packed)
-    fewer = tuple(part[:, :, :5] for part in v)
-    with pytest.raises(
-        ValueError, match=r"value words are uint32 \(2, 3, 5, 16\), .* = \(2, 3, 10, 16\)"
-    ):
-        fast.quantize_append(k, fewer, *new, mx.array(slots))
-    with pytest.raises(TypeError, match="must be a tuple of words, scales and biases"):
-        fast.quantize_append(k[0], v, *new, mx.array(slots))
-    with pytest.raises(TypeError, match="bits must be an integer, found float"):
-        fast.quantize_append(k, v, *new, mx.array(slots), bits=8.0)
-
-
-@NATIVE
-def test_the_native_module_refuses_on_its_own():
-    from mlx_h2o import _core
-
-    packed, new, slots = packed_and_new(15)
-    k, v, s = list(packed[0]), list(packed[1]), mx.array(slots)
-    numbers = {"bits": 8, "group_size": 64, "v_bits": 8}
-    mx.eval(_core.quantize_append(k, v, *new, s, **numbers))
-    for name, bad in (("bits", 4), ("bits", 9), ("v_bits", 0), ("group_size", 33)):
-        with pytest.raises(ValueError, match=r"^\[quantize_append\] .* expected "):
-            _core.quantize_append(k, v, *new, s, **{**numbers, name: bad})
-    for arguments in ((k[:2], v, *new, s), (k, v, *new, s[:, :, :1]), (v, k, *new, s)):
-        with pytest.raises(ValueError, match=r"^\[quantize_append\] .* expected "):
-            _core.quantize_append(*arguments, **numbers)
 
 
 @pytest.mark.parametrize("capacities", [(10, 10), (10, 14)], ids=str)

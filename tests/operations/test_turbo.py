@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import mlx_h2o
-import reference
 import reference_turbo
 from mlx_h2o import H2OConfig, H2OKVCache, demo, fast, use_backend
 from mlx_h2o.caches.turbo import TurboColumn
@@ -73,26 +72,6 @@ def test_a_row_of_zeros_stays_one(bits):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("side", ["keys", "values"])
-@pytest.mark.parametrize("bits", turbo.BITS)
-@pytest.mark.parametrize("size", SIZES)
-def test_rows_are_read_as_the_format_says(size, bits, side, backend):
-    seed = reference_turbo.SEEDS[side]
-    words, norms = turbo.encode_rows(normal(4, 1, 2, 7, size), bits, seed)
-    expected = reference_turbo.rows(words, norms, bits=bits, side=side)
-    # Views of a larger buffer, too.
-    room = mx.zeros((1, 2, 3, words.shape[3]), mx.uint32), mx.zeros((1, 2, 3, 1))
-    views = [
-        mx.concatenate([part, more], axis=2)[:, :, :7]
-        for part, more in zip((words, norms), room, strict=True)
-    ]
-    with use_backend(backend):
-        for parts in ((words, norms), views):
-            found = np.array(resolve().decode_rows(*parts, bits, seed, mx.float32))
-            np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kv_format", KV_FORMATS)
 def test_new_rows_go_to_their_slots_in_memory_of_their_own(kv_format, backend):
     bits, v_bits = KV_FORMATS[kv_format]
@@ -123,109 +102,6 @@ def test_new_rows_go_to_their_slots_in_memory_of_their_own(kv_format, backend):
 # Attention over them
 
 
-def packed(rows: mx.array, bits: int, side: str) -> tuple[tuple, np.ndarray]:
-    """Rows as the operation takes them, in three parts, and what they stand for."""
-    if bits == 0:
-        return (rows, None, None), reference.float64(rows)
-    if bits == 8:
-        parts = mx.quantize(rows, group_size=32, bits=8)
-        return tuple(parts), reference.dequantized(*parts, bits=8, group_size=32)
-    parts = turbo.encode_rows(rows, bits, reference_turbo.SEEDS[side])
-    return (*parts, None), reference_turbo.rows(*parts, bits=bits, side=side)
-
-
-CALLS = (
-    {},
-    {"mask": "causal"},
-    {"sinks": True},
-    {"row_bias": True},
-    {"mask": "causal", "sinks": True, "sparse_v_threshold": 1e-3},
-)
-
-
-@pytest.mark.matrix(60)
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("given", CALLS, ids=str)
-@pytest.mark.parametrize("kv_format", KV_FORMATS)
-def test_attention_equals_the_reference(kv_format, given, backend):
-    bits, v_bits = KV_FORMATS[kv_format]
-    index = list(KV_FORMATS).index(kv_format)
-    dtype = (mx.float32, mx.float16, mx.bfloat16)[index % 3]
-    size, v_size = ((128, 64), (64, 128), (32, 32), (256, 128))[index % 4]
-    rows = (5, 70, 601)[index % 3]
-    queries = normal(1, 2, 4, 3, size, dtype=dtype) * 2
-    (k, keys), (v, values) = (
-        packed(normal(place, 2, 2, rows, width, dtype=dtype), width_bits, side)
-        for place, width, width_bits, side in (
-            (2, size, bits, "keys"),
-            (3, v_size, v_bits, "values"),
-        )
-    )
-    options = {"scale": 0.3, "mask": given.get("mask")}
-    if "sinks" in given:
-        options["sinks"] = normal(5, 4, dtype=dtype)
-    if "row_bias" in given:
-        options["row_bias"] = normal(6, 2, 2, rows)
-    sparse = given.get("sparse_v_threshold", 0.0)
-    with use_backend(backend):
-        out, scores, lse = fast.scaled_dot_product_attention_quantized_with_scores(
-            queries, *k, *v, bits=bits or 8, v_bits=v_bits, group_size=32, return_lse=True,
-            sparse_v_threshold=sparse, **options,
-        )  # fmt: skip
-    assert out.dtype == dtype
-    expected = reference.attention(queries, keys, values, **options)
-    narrow = [mx.array(a.astype(np.float32)) for a in (keys, values)]
-    allowed = reference.tolerances(queries, *narrow, **options, expected=expected)
-    dropped = reference.dropped_mass(expected, sparse) if sparse else 0
-    allowed = allowed._replace(out=allowed.out + 2 * dropped * np.abs(values).max())
-    for name, found in (("out", out), ("scores", scores), ("lse", lse)):
-        wrong = reference.worst_error(found, getattr(expected, name))
-        assert wrong <= 2 * getattr(allowed, name), name  # codes are rotated, too
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_sparse_v_skips_the_same_share_as_of_other_rows(backend):
-    (k, keys), (v, values) = (
-        packed(normal(place, 1, 2, 300, 64), 3, side)
-        for place, side in ((2, "keys"), (3, "values"))
-    )
-    queries = normal(1, 1, 2, 1, 64) * 3
-    with use_backend(backend):
-        *_, skipped = fast.scaled_dot_product_attention_quantized_with_scores(
-            queries, *k, *v, scale=0.5, bits=3, sparse_v_threshold=1e-4, return_skipped=True
-        )
-    expected = reference.skipped(reference.attention(queries, keys, values, scale=0.5), 1e-4)
-    np.testing.assert_allclose(np.array(skipped), expected, atol=2 / 300)
-    assert expected.max() > 0.3
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            {"bits": 5},
-            "keys have 128 elements per row and codes of 5 bits, expected a power of two",
-        ),
-        (
-            {"v_w": mx.zeros((1, 2, 9, 9), mx.uint32)},
-            "values have 9 words per row and codes of 3 bits, expected a power of two",
-        ),
-        ({"k_w": mx.zeros((1, 2, 9, 12))}, "words are float32 .* expected uint32"),
-        ({"k_s": mx.zeros((1, 2, 9))}, r"norms are float32 \(1, 2, 9\), expected float32"),
-        (
-            {"v_w": mx.zeros((1, 2, 9, 128)), "v_s": None},
-            "keys and values are 2 and 1 arrays, expected both packed",
-        ),
-    ],
-)
-def test_what_attention_refuses(change, message):
-    (k, _), (v, _) = (packed(normal(2, 1, 2, 9, 128), 3, side) for side in ("keys", "values"))
-    names = ("k_w", "k_s", "k_b", "v_w", "v_s", "v_b")
-    given = dict(zip(names, (*k, *v), strict=True)) | {"bits": 3, "scale": 1.0} | change
-    with pytest.raises(ValueError, match=message):
-        fast.scaled_dot_product_attention_quantized_with_scores(normal(1, 1, 2, 1, 128), **given)
-
-
 # Caches of them
 
 
@@ -235,12 +111,6 @@ def test_sizes_that_are_refused_are_named(size, v_size):
     wrong = size if size != 64 else v_size
     with pytest.raises(ValueError, match=f"tiny layer 3 has .* of {wrong} elements.*power of two"):
         cache.update_and_fetch(mx.zeros((1, 1, 1, size)), mx.zeros((1, 1, 1, v_size)))
-
-
-def test_a_cache_of_codes_takes_the_bytes_that_it_says():
-    cache = H2OKVCache(H2OConfig.of(max_kv_size=64, kv_format="turbo3", policy="window"))
-    cache.update_and_fetch(normal(1, 1, 2, 64, 128), normal(2, 1, 2, 64, 128))
-    assert cache.nbytes == 2 * 2 * 64 * (48 + 4)
 
 
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
@@ -259,14 +129,6 @@ def test_rows_come_back_in_their_dtype_from_files_and_copies(tmp_path, dtype):
     for rows, own in zip(read.update_and_fetch(*new), expected, strict=True):
         assert rows.dtype == dtype
         np.testing.assert_array_equal(np.array(rows.astype(mx.float32)), own)
-
-
-def test_rows_of_another_dtype_than_those_stored_are_refused():
-    cache = H2OKVCache(H2OConfig.of(kv_format="turbo4"))
-    cache.update_and_fetch(normal(1, 1, 2, 3, 64), normal(2, 1, 2, 3, 64))
-    other = normal(3, 1, 2, 1, 64, dtype=mx.float16)
-    with pytest.raises(ValueError, match="expected mlx.core.float32"):
-        cache.update_and_fetch(other, other)
 
 
 def test_the_rank_of_keydiff_is_that_of_the_keys():

@@ -88,27 +88,6 @@ def test_a_small_error_in_scores_names_its_cases(broken) -> None:
     assert len(found["failures"]) == 2
 
 
-def ignores_the_sinks_in_lse(request, found):
-    if found.lse is None or request.sinks is None:
-        return found
-    return found._replace(lse=mx.logsumexp(found.scores, axis=-1))
-
-
-def test_lse_without_the_sink(broken) -> None:
-    status, stderr, _ = broken("sinks-f32", fault=ignores_the_sinks_in_lse)
-    assert status == 1
-    assert names(stderr) == {"sinks-f32"}
-
-
-def test_nan_instead_of_zeros(broken) -> None:
-    def fault(request, found):
-        return found._replace(out=mx.where(found.out == 0, mx.nan, found.out))
-
-    status, stderr, _ = broken("*masked-query-f32", fault=fault)
-    assert status == 1
-    assert names(stderr) == {"bool-masked-query-f32", "additive-masked-query-f32"}
-
-
 def test_a_leg_that_raises_fails_its_case_only(broken) -> None:
     def fault(request, found):
         if request.causal:
@@ -122,18 +101,6 @@ def test_a_leg_that_raises_fails_its_case_only(broken) -> None:
     assert found["cases"]["slack-f32"]["broken"]["ok"]
 
 
-def test_ties_to_the_higher_slot(broken) -> None:
-    def select(request, slots):
-        slots = np.array(slots)
-        scores = np.array(request.scores)
-        ties = len(np.unique(scores)) < scores.size
-        return mx.array(slots[..., ::-1] if ties and request.count > 1 else slots)
-
-    status, stderr, _ = broken("keep-t*", select=select)
-    assert status == 1
-    assert names(stderr) == {"keep-ties"}
-
-
 @pytest.mark.slow
 def test_a_trace_whose_eviction_is_off_by_one(broken) -> None:
     def select(request, slots):
@@ -142,27 +109,6 @@ def test_a_trace_whose_eviction_is_off_by_one(broken) -> None:
     status, stderr, _ = broken("trace-window", select=select)
     assert status == 1
     assert names(stderr) == {"trace-window"}
-
-
-@pytest.mark.slow
-def test_a_trace_whose_scores_are_off(broken) -> None:
-    def fault(request, found):
-        return found._replace(scores=None if found.scores is None else found.scores * 1.01)
-
-    status, stderr, _ = broken("trace-h2o-ema", fault=fault)
-    assert status == 1
-    assert "trace-h2o-ema" in names(stderr)
-
-
-@pytest.mark.slow
-def test_a_trace_whose_output_is_off(broken) -> None:
-    def fault(request, found):
-        return found._replace(out=found.out * 1.02)
-
-    status, stderr, _ = broken("trace-keydiff", fault=fault)
-    assert status == 1
-    assert names(stderr) == {"trace-keydiff"}
-    assert "output of a step" in stderr
 
 
 # Legs that cannot run

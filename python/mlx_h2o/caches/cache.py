@@ -813,6 +813,7 @@ class H2OKVCache:
         memo[id(self)] = found
         found._handed = HandedOut(found)
         found._table = self._table and self._table.copy()
+        found._free = 0  # a copy may have less room
         return found
 
     @classmethod

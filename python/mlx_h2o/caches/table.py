@@ -259,7 +259,8 @@ class Table:
     def attach(self, name: str, array: mx.array | None = None) -> None:
         """Keep ``array`` [B, H, n, ...], None: nothing yet, beside the first n rows."""
         array = mx.zeros((*self.shape, 0)) if array is None else array
-        self.beside[name] = padded(array, self.packed_width + self.tail.keys.capacity, FILLS[name])
+        tail = max(self.tail.width, self.tail.keys.capacity)  # a copy has no room yet
+        self.beside[name] = padded(array, self.packed_width + tail, FILLS[name])
 
     # Rows that go, and rows that move
 
@@ -337,11 +338,9 @@ class Table:
 
     def copy(self) -> Table:
         """The same rows; whichever is written first gets arrays of its own."""
-        if self.tail.keys.ahead:  # the copy has no more than the rows, or a copy of all the room
-            width = self.tail.width
-            found = self.each(lambda array: mx.contiguous(array[:, :, :width]))
-        else:
-            found = self.each(lambda array: array[...])
+        # No more than the rows, or the copy of room that was made at once takes all of it.
+        end = self.tail.width if self.tail.keys.ahead else None
+        found = self.each(lambda array: mx.contiguous(array[:, :, :end]))
         found.make_ahead(self.tail.keys.ahead)
         found._placed, found._known = self._placed, list(self._known)
         return found
