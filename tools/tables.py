@@ -63,6 +63,24 @@ def process_bytes(result: dict[str, Any]) -> str:
     return _markdown(head, rows)
 
 
+def decode_step(result: dict[str, Any]) -> str:
+    """Speed of decoding as a multiple of RotatingKVCache's."""
+    runs = result["runs"]
+    rows = []
+    for name in runs[0]["arms"]:
+        if name in ("rotating", "ragged mlx_lm"):
+            continue
+        rows.append([name])
+        for arm in (run["arms"].get(name) for run in runs):
+            ratio = arm["ratio_to_rotating"] if arm else None
+            rows[-1].append(_spread(ratio) if ratio else "-")
+    models = [
+        f"{run['model']}, {run['parameters'] / 1e6:.1f}M parameters, {run['repeats']} turns"
+        for run in runs
+    ]
+    return _markdown(["cache or policy", *models], rows)
+
+
 def prefix_sharing(result: dict[str, Any]) -> str:
     """Bytes, memory and time of a batch, with one copy of what its prompts begin with and with as
     many as there are sequences."""
@@ -263,6 +281,7 @@ TABLES: dict[str, tuple[str | tuple[str, ...], Callable[..., str]]] = {
     "throughput": ("throughput.json", throughput),
     "reread": ("reread.json", reread),
     "hardware": ("hardware.json", hardware.table),
+    "decode step": ("decode_step.json", decode_step),
     "shared prefix": ("prefix_sharing.json", prefix_sharing),
     "host time": ("host_time.json", host_time),
 }

@@ -107,10 +107,8 @@ def read(
     chunk: int,
     progress: Progress | None = None,
 ) -> mx.array:
-    """Feed tokens [B, T] in chunks; the last logits [B, V], which are computed when they are needed.
-
-    The caller routes the model.
-    """
+    """Feed tokens [B, T] in chunks; the last logits [B, V], computed when they are needed. The
+    caller routes the model."""
     logits: mx.array
     total = tokens.shape[1]
     for start in range(0, total, chunk):
