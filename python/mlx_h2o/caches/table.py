@@ -264,16 +264,23 @@ class Table:
     # Rows that go, and rows that move
 
     def close_gaps(
-        self, kept: mx.array, sequences: Sequence[int], rows: Sequence[int], start: int, tail: int
+        self,
+        kept: mx.array,
+        positions: mx.array,
+        sequences: Sequence[int],
+        rows: Sequence[int],
+        start: int,
+        tail: int,
     ) -> None:
         """Keep the rows at ``kept`` [b, H, K] of some sequences, in the first slots, and behind
-        them ``tail`` rows from slot ``start`` on; ``rows`` of each sequence remain.
+        them ``tail`` rows from slot ``start`` on; ``rows`` of each sequence remain, of these
+        ``positions``.
 
         Only of a table of one segment.
         """
         columns = (self.tail.keys, self.tail.values)
         buffers = [*(part for one in columns for part in one.parts), *self.beside.values()]
-        found = resolve().compact_rows([*buffers, self.positions], kept, sequences, start, tail)
+        found = resolve().compact_rows([*buffers, positions], kept, sequences, start, tail)
         for column in columns:
             count = len(column.parts)
             column.parts, found = tuple(found[:count]), found[count:]
