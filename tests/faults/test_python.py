@@ -234,7 +234,7 @@ def unknown_token() -> None:
     no_tokens([KNOWN], f"has the token id {KNOWN}", *own)
 
 
-COMPOSED, EVICTION = "operations.composed", "caches.cache:Eviction"
+COMPOSED, EVICTION = "operations.composed", "caches.room:Eviction"
 
 FAULTS = (
     # Attention returns its output and its scores.
