@@ -24,7 +24,6 @@ from mlx_h2o import (
     save_prompt_cache,
 )
 from mlx_h2o.caches import attention
-from mlx_h2o.caches.prefix import Prefix
 from mlx_h2o.lm.sharing import common_tokens
 from mlx_h2o.operations import segments
 from prefix_checks import LENGTH, PACKED, PREFIX, PROMPTS, SMALL, alone, merged, ran, standing
@@ -376,20 +375,20 @@ def test_common_tokens(prompts, expected):
 
 
 FAULTS = {
-    "no merge": lambda *given, shared, **options: MERGED(*given, **options),
-    "own weights": lambda *given, shared, **options: MERGED(
-        *given, shared=shared, **options
-    )._replace(lse=MERGED(*given, **options).lse),
+    "no merge": lambda rows, *given, **options: MERGED(rows[-1:], *given, **options),
+    "own weights": lambda rows, *given, **options: MERGED(rows, *given, **options)._replace(
+        lse=MERGED(rows[-1:], *given, **options).lse
+    ),
     "heads of another sequence": lambda array, batch: array.reshape(batch, -1, *array.shape[3:]),
-    "no mask": lambda self, keys, values, mask: (*BEFORE(self, keys, values, mask)[:2], None),
+    "no mask": lambda *given: (*BEHIND(*given)[:2], None),
 }
 PLACES = {
     "no merge": (attention, "merged_attention"),
     "own weights": (attention, "merged_attention"),
     "heads of another sequence": (segments, "_turned"),
-    "no mask": (Prefix, "before"),
+    "no mask": (attention, "behind_shared"),
 }
-MERGED, BEFORE = attention.merged_attention, Prefix.before
+MERGED, BEHIND = attention.merged_attention, attention.behind_shared
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, cast
@@ -18,9 +19,8 @@ from .checks import check_rows, check_seen
 from .column import Parts
 from .frame import as_they_came
 from .handed_out import EachLayersMask, HandedOut
-from .prefix import unshareable
 from .room import Room
-from .scores import cut, of_chunk, of_scores, settle, store
+from .scores import cut, of_chunk, of_scores, settle, store, wait
 from .step import Padding, Step
 from .table import BIAS, IMPORTANCE, Table
 from .torn import Torn, changes
@@ -108,7 +108,7 @@ class H2OKVCache:
         self._handed = HandedOut(self)
         self._free = 0  # tokens that may come before anything else happens
         self._like: tuple[Any, ...] = ()  # shapes and dtypes of the last update
-        self._step = Step(1, count)  # the last update's
+        self._takes_step(Step(1, count))
         self._padding: list[Padding] = [(0, None)] * count
         self._own_mask_due = False  # the mask of each layer's own has not been read yet
         self._stand()
@@ -152,8 +152,7 @@ class H2OKVCache:
     @property
     def prefix_rows(self) -> int:
         """Rows per head that it shares, the first ones."""
-        table = self._table
-        return 0 if table is None or table.prefix is None else table.prefix.rows
+        return 0 if self._table is None else self._table.prefix_rows
 
     @property
     def evicted(self) -> int:
@@ -172,10 +171,7 @@ class H2OKVCache:
     @property
     def held_nbytes(self) -> int:
         """The same with the surplus of a chunk, as long as it is there."""
-        table = self._table
-        if table is None:
-            return 0
-        return table.nbytes + (0 if table.prefix is None else table.prefix.nbytes)
+        return 0 if self._table is None else self._table.nbytes
 
     def size(self) -> int:
         """Rows stored per head, shared ones included. The surplus goes first, as in ``nbytes``."""
@@ -208,11 +204,11 @@ class H2OKVCache:
             ValueError: shapes or dtypes that do not match each other or the rows stored.
             RuntimeError: the policy needs scores and the last update got none.
         """
-        like = keys.shape, values.shape, keys.dtype, values.dtype
+        like, held = (keys.shape, values.shape, keys.dtype, values.dtype), self._table
         if self._like != like:
             self._check_rows(keys, values)
-        elif self._free >= self._step.length and not cast(Table, self._table).unscored:
-            return self._append_few(keys, values)
+        elif held is not None and self._free >= self._step.length and not held.unscored:
+            return self._append_few(held, keys, values)
         self._check_scored()
         if self._table is None:
             given = self._count, self._described(), self.policy.needs_scores
@@ -220,10 +216,12 @@ class H2OKVCache:
             self._stand()
         step = Step.of(keys.shape[2], self._padding)
         table = self._make_room(step.counts)
-        self._like, self._step = like, step
-        if not self._padded and (free := self._room.free(table, step.length)) >= step.length:
+        self._like = like
+        self._takes_step(step)
+        padded = any(one != (0, None) for one in self._padding)
+        if not padded and (free := self._room.free(table, step.length)) >= step.length:
             self._free = free
-            return self._append_few(keys, values)
+            return self._append_few(table, keys, values)
         return self._append(table, keys, values, step)
 
     @changes
@@ -239,14 +237,15 @@ class H2OKVCache:
     def _check_rows(self, keys: mx.array, values: mx.array) -> None:
         check_rows("H2OKVCache", keys, values, () if self._table is None else self._table.layouts)
 
-    @property
-    def _padded(self) -> bool:
-        """Whether padding is still to come."""
-        return any(one != (0, None) for one in self._padding)
+    def _takes_step(self, step: Step) -> None:
+        """Know the last update's step, and whether packed rows are handed out as arrays for it."""
+        handed = self.config.kv_handed
+        most = 1 if handed == "latents" else DECODE_QUERIES
+        self._hands_arrays = handed not in ("packed", "latents") or step.length > most
+        self._step = step
 
-    def _append_few(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
+    def _append_few(self, table: Table, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         """Append one token, or drafts, when there is room: the common case."""
-        table = cast(Table, self._table)
         self._handed.release()
         added = self._step.length
         self._free -= added
@@ -297,12 +296,11 @@ class H2OKVCache:
 
     def _hand_out(self, table: Table, views: tuple[Parts, Parts] | None = None) -> tuple[Any, Any]:
         """Keys and values that are known from now on as this cache's; ``views`` of the tail."""
-        tail, arrays = table.segments[-1], self._hands_arrays
+        tail, arrays, mixed = table.segments[-1], self._hands_arrays, len(table.segments) > 1
         if views is None:
             width = table.shown - table.packed_width
             views = tail.keys.view(width), tail.values.view(width)
         parts, others = views
-        mixed = len(table.segments) > 1
         if table.changed:
             # Whoever evaluates the keys evaluates these too: otherwise the graph of every step
             # would hang on them until the next eviction.
@@ -320,13 +318,6 @@ class H2OKVCache:
             keys = as_they_came(table.frame, keys, "keys")
             values = as_they_came(table.frame, values, "values")
         return self._handed.give(keys, values, held=not made, newest=newest)
-
-    @property
-    def _hands_arrays(self) -> bool:
-        """Whether packed rows are handed out as arrays."""
-        handed = self.config.kv_handed
-        most = 1 if handed == "latents" else DECODE_QUERIES
-        return handed not in ("packed", "latents") or self._step.length > most
 
     def keys_and_values(self) -> tuple[Any, Any]:
         """The rows as the last update returned them. Raises ValueError while there are none."""
@@ -443,11 +434,6 @@ class H2OKVCache:
         """Whether attention reads the rows in parts; the arrays handed out then serve others."""
         table = self._table
         return table is not None and (table.prefix is not None or len(table.segments) > 1)
-
-    @property
-    def attention_settings(self) -> dict[str, Any]:
-        """What operations on the packed rows handed out must be told of them."""
-        return {} if self._table is None else attention.packing(self._table, self.config)
 
     def attend(
         self,
@@ -620,7 +606,7 @@ class H2OKVCache:
         some already or cannot: mixed precision, speculation, MLA, several sequences.
         """
         op, config = f"[{type(self).__name__}.share]", self.config
-        reason = unshareable(config)
+        reason = formats.unshareable(config)
         if self._in_batch or self.prefix_rows:
             reason = "a cache of several sequences" if self._in_batch else "shared rows already"
         if reason:
@@ -633,7 +619,7 @@ class H2OKVCache:
                 f"{op} rows is {rows}, expected 1 to {most}: {self._described()} holds {held} and "
                 f"keeps the first {config.prefix_size} for good (prefix_size)."
             )
-        self._hold(self._table.standing(rows, config.sparse_v))
+        self._hold(self._table.standing(rows))
 
     def unshared(self) -> Any:
         """This cache, or where it shares rows a copy that holds all of them itself."""
@@ -682,9 +668,11 @@ class H2OKVCache:
         offset, _, unscored, name, settings, *more = state[4:]
         shared = more[0] if len(more) == 1 else None
         table = self._restore(settings, name, [int(offset)], state, unscored, shared=shared)
-        if len(more) > 1 and table is not None:
-            # three in earlier versions, which wrote where queries end
-            saved.restore_waiting(self.policy, table, more[-2], more[-1], ends=len(more) == 3)
+        if len(more) > 1 and table is not None and more[-2] is not None:
+            ends = len(more) == 3  # in earlier versions, in the place of numbers
+            pairs = json.loads(more[-1])
+            places = [(start, count - start if ends else count) for start, count in pairs]
+            wait(self.policy, table, more[-2], places)
 
     def _restore(
         self,
@@ -742,12 +730,23 @@ class H2OKVCache:
     def to_quantized(self, group_size: int = 64, bits: int = 4) -> Any:
         """The same rows, scores and positions in a cache that quantises: QuantizedH2OKVCache.
 
-        Later rows are quantised as they come. This cache stays as it is.
+        Later rows are quantised as they come. This cache stays as it is. Where it quantises, it is
+        the one, as mlx_lm asks after every step.
 
         Raises:
-            ValueError: bits or sizes that H2OConfig refuses, or rows that cannot be quantised.
+            ValueError: bits or sizes that H2OConfig refuses, or rows that cannot be quantised;
+                other settings than its own of one that quantises: no row is quantised twice.
             RuntimeError: a chunk still waits for its scores.
         """
+        own = self.config.kv_group_size, self.config.kv_bits
+        if self._quantized and (group_size, bits) != own:
+            raise ValueError(
+                f"[QuantizedH2OKVCache.to_quantized] found group_size {group_size} and bits "
+                f"{bits}, expected {own[0]} and {own[1]} as {self._described()} has: rows are "
+                "quantised once."
+            )
+        if self._quantized:
+            return self
         config = replace(self.config, format=Affine(bits, kv_group_size=group_size))
         self.flush()
         cache = self._packed(config, name=self.name)
