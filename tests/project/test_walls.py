@@ -16,7 +16,7 @@ CODE = {".py", ".pyi", ".h", ".c", ".cpp", ".metal", ".swift"}
 
 MOST = {
     "python": 19_408,
-    "python/mlx_h2o/caches": 3_738,
+    "python/mlx_h2o/caches": 3_735,
     "python/mlx_h2o/commands": 1_700,
     "python/mlx_h2o/evaluation": 1_843,
     "python/mlx_h2o/lm": 3_062,

@@ -34,10 +34,8 @@ FILLS = {IMPORTANCE: math.nan, BIAS: 0.0, WAITING[False]: -math.inf, WAITING[Tru
 
 @dataclass(eq=False)
 class Segment:
-    """Rows that are kept in one way; ``rows`` of each sequence are in use.
-
-    ``read`` are those of a segment that does not change, as attention has read them.
-    """
+    """Rows that are kept in one way; ``rows`` of each sequence are in use. ``read`` is what
+    attention has read of a segment that does not change."""
 
     keys: Column
     values: Column
