@@ -23,8 +23,6 @@ from mlx_h2o import (
     routing,
     save_prompt_cache,
 )
-from mlx_h2o.caches import attention
-from mlx_h2o.caches.prefix import Prefix
 from mlx_h2o.lm.sharing import common_tokens
 from prefix_checks import LENGTH, PACKED, PREFIX, PROMPTS, SMALL, alone, merged, ran, standing
 from routing_checks import mlx_lm_stays_as_it_is
@@ -369,12 +367,6 @@ def test_a_model_that_changes_the_keys_before_attention_is_refused():
 )
 def test_common_tokens(prompts, expected):
     assert common_tokens(prompts) == expected
-
-
-# What would go unnoticed if these checks were weaker
-
-
-MERGED, BEFORE = attention.merged_attention, Prefix.before
 
 
 def test_weights_are_of_all_rows():

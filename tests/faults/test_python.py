@@ -234,7 +234,7 @@ def unknown_token() -> None:
     no_tokens([KNOWN], f"has the token id {KNOWN}", *own)
 
 
-COMPOSED, EVICTION = "operations.composed", "caches.cache:Eviction"
+COMPOSED, EVICTION = "operations.composed", "caches.room:Eviction"
 
 FAULTS = (
     # Attention returns its output and its scores.
@@ -284,8 +284,8 @@ FAULTS = (
           gives(lambda out: out[:, ::-1]), partial(by_hand, "keydiff", {})),
     Fault("layers have each other's mask", "caches.cache:H2OKVCache.mask_of_update", nothing,
           partial(shared_mask, "qwen3", "h2o")),
-    Fault("the shared rows are not read", "caches.attention:merged_attention",
-          given(shared=lambda rows: None), shared),
+    Fault("the shared rows are not read", "caches.attention:shared_rows",
+          gives(lambda rows: []), shared),
     # Files, and what generation is given.
     Fault("a damaged file is read", "lm.saving:is_whole", gives(lambda whole: True),
           partial(saved, lambda file: file[:-1] + bytes([file[-1] ^ 1]), "not what was written")),

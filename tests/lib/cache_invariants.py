@@ -109,7 +109,7 @@ def held_arrays(table: Any) -> list[mx.array]:
     found: dict[int, mx.array] = {}
     if table is None:  # all rows are shared
         return []
-    waiting, known = [vars(table) | {"packed": None, "prefix": None}], {id(table)}
+    waiting, known = [vars(table) | {"prefix": None}], {id(table)}
     while waiting:
         one = waiting.pop()
         if isinstance(one, mx.array):
@@ -120,5 +120,5 @@ def held_arrays(table: Any) -> list[mx.array]:
             waiting += one
         elif hasattr(one, "__dict__") and not isinstance(one, type) and id(one) not in known:
             known.add(id(one))
-            waiting.append(vars(one))
+            waiting.append(vars(one) | {"read": None})
     return list(found.values())

@@ -14,7 +14,7 @@ from .column import packing_of
 from .frame import share_of_rows
 from .scores import biases
 from .table import IMPORTANCE, Table
-from .views import packed_rows
+from .views import behind_shared, packed_rows, shared_rows
 
 DECODE_QUERIES = 8
 """Up to here the kernels return output and scores together, and read packed rows as they are."""
@@ -26,10 +26,8 @@ Asked = tuple[mx.array, Any, Any, float, mx.array | str | None, mx.array | None]
 
 def packing(table: Table, config: H2OConfig) -> dict[str, Any]:
     """What operations on the packed rows handed out must be told of them."""
-    tail = table.tail
-    # The values of latent attention are the keys.
-    values = tail.keys if config.kv_handed == "latents" else tail.values
-    return packing_of(tail.keys, values, config.sparse_v)
+    tail, latents = table.tail, config.kv_handed == "latents"  # whose values are the keys
+    return packing_of(tail.keys, tail.keys if latents else tail.values)
 
 
 def attend(
@@ -53,7 +51,7 @@ def attend(
     queries, keys, values, scale, mask, sinks = asked
     stored = keys[0] if isinstance(keys, tuple) else keys
     own = stored.shape[1] == table.shape[1]  # and not spread over further heads
-    newest, bias, prefix = newest if own else None, biases(table, stored), table.prefix
+    newest, bias = newest if own else None, biases(table, stored)
     # Rows that are read as they are kept are in their frame: logits lack a shift.
     frame = table.frame if isinstance(keys, tuple) or newest is not None else None
     shift = None
@@ -61,7 +59,7 @@ def attend(
         if sinks is not None or (policy.needs_scores and not policy.needs_weights):
             shift = frame.shift(queries, scale)
         queries = frame.query(queries)
-    whole = own and in_order and prefix is None and len(table.segments) == 1
+    whole = own and in_order and table.prefix is None and len(table.segments) == 1
     if policy.kind and whole and (shift is None or (mask is None and sinks is None)):
         causal, shown = masking(mask)
         shown = shown if shift is None else shift  # the same for all rows of a query
@@ -71,16 +69,15 @@ def attend(
         )  # fmt: skip
         table.unscored = False
         return out if frame is None else frame.output(out), None, None
-    segments = [Rows(keys, values, packing(table, config))]
-    if newest is not None:
-        more = {"sparse_v_threshold": config.sparse_v} if config.sparse_v else {}
-        packed = packed_rows(table)
-        segments = [rows._replace(settings=rows.settings | more) for rows in packed]
+    segments = shared_rows(table, framed=isinstance(keys, tuple))
+    if newest is None:
+        segments.append(Rows(keys, values, packing(table, config)))
+    else:
+        segments += packed_rows(table)
         segments += [Rows(*newest, {})] if newest[0].shape[2] else []
     out, scores, lse, *_ = merged_attention(
         segments, queries, scale=scale, mask=mask, sinks=sinks if shift is None else None,
         return_scores=policy.needs_scores, return_lse=shift is not None, row_bias=bias,
-        shared=None if prefix is None else prefix.as_rows(framed=isinstance(keys, tuple)),
     )  # fmt: skip
     out = out if frame is None else frame.output(out)
     if shift is None:
@@ -101,8 +98,8 @@ def attend_chunk(table: Table, asked: Asked) -> mx.array:
     queries, keys, values, scale, mask, sinks = asked
     bias = biases(table, keys)
     if table.prefix is not None:
-        bias = None if bias is None else table.prefix.beside(bias, 0.0)
-        keys, values, mask = table.prefix.before(keys, values, mask)
+        bias = None if bias is None else table.behind_prefix(bias, 0.0)
+        keys, values, mask = behind_shared(table, keys, values, mask)
     given: Any = {"scale": scale, "mask": mask, "sinks": sinks}
     if bias is None:
         return mx.fast.scaled_dot_product_attention(queries, keys, values, **given)

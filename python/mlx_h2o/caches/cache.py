@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, cast
@@ -16,17 +17,14 @@ from . import attention, formats, saved, tiers
 from .attention import DECODE_QUERIES
 from .checks import check_rows, check_seen
 from .column import Parts
-from .eviction import Eviction
 from .frame import as_they_came
 from .handed_out import EachLayersMask, HandedOut
-from .prefix import unshareable
-from .scores import cut, of_chunk, of_scores, settle, store
+from .room import Room
+from .scores import cut, of_chunk, of_scores, settle, store, wait
 from .step import Padding, Step
 from .table import BIAS, IMPORTANCE, Table
 from .torn import Torn, changes
 from .views import dense
-
-_UNBOUNDED = 2**31 - 1
 
 PROMPT_CHUNK = 2048
 """Tokens of a prompt that mlx_lm reads at a time."""
@@ -102,7 +100,6 @@ class H2OKVCache:
         self.name = name
         self.policy = config.policy
         self.unequal_budgets = False
-        self._mixed, self._reach, self._group = config.mixed, config.reach, config.group
 
     @changes
     def _hold(self, table: Table | None, count: int = 1) -> None:
@@ -111,7 +108,7 @@ class H2OKVCache:
         self._handed = HandedOut(self)
         self._free = 0  # tokens that may come before anything else happens
         self._like: tuple[Any, ...] = ()  # shapes and dtypes of the last update
-        self._step = Step(1, count)  # the last update's
+        self._takes_step(Step(1, count))
         self._padding: list[Padding] = [(0, None)] * count
         self._own_mask_due = False  # the mask of each layer's own has not been read yet
         self._stand()
@@ -119,26 +116,14 @@ class H2OKVCache:
     def _stand(self) -> None:
         """Plan for the rows that are shared, which are those of the first tokens, or for none."""
         config, shared = self.config, self.prefix_rows
-        self._plan(0)
-        self._protected = max(0, config.protected - shared)
-        # Rows of mixed precision are not in order.
-        self._skip = 0 if self._mixed else max(0, config.prefix_size - shared)
+        self._room = Room(config, shared)
         # Of an update; only ours knows of scores, biases and shared rows.
         self._needs_attention = self.policy.needs_attention or bool(shared)
         if config.preallocate and self._table is not None:  # room for all rows at once
             wanted = 0 if config.preallocate is True else config.preallocate
             spare = PROMPT_CHUNK if resolve().commits_pages() else 0  # costs no memory
-            self._table.make_ahead(max(self._budget if config.max_kv_size else 0, wanted) + spare)
-
-    def _plan(self, tokens: int) -> None:
-        """Have the budget of so many tokens, those of a shared prefix apart."""
-        config = self.config
-        most = config.max_kv_size or _UNBOUNDED
-        later = ((end, rows) for end, rows in config.rows_at if end >= tokens)
-        self._planned, rows = next(later, (_UNBOUNDED, most))
-        self._budget = rows - self.prefix_rows
-        self._tail_limit = tiers.tail_limit(config) if self._mixed else self._budget
-        self._recent_size = max((config.recent_size or 0) * rows // most, self._reach)
+            budget = self._room.budget if config.max_kv_size else 0
+            self._table.make_ahead(max(budget, wanted) + spare)
 
     # What there is
 
@@ -167,8 +152,7 @@ class H2OKVCache:
     @property
     def prefix_rows(self) -> int:
         """Rows per head that it shares, the first ones."""
-        table = self._table
-        return 0 if table is None or table.prefix is None else table.prefix.rows
+        return 0 if self._table is None else self._table.prefix_rows
 
     @property
     def evicted(self) -> int:
@@ -187,10 +171,7 @@ class H2OKVCache:
     @property
     def held_nbytes(self) -> int:
         """The same with the surplus of a chunk, as long as it is there."""
-        table = self._table
-        if table is None:
-            return 0
-        return table.nbytes + (0 if table.prefix is None else table.prefix.nbytes)
+        return 0 if self._table is None else self._table.nbytes
 
     def size(self) -> int:
         """Rows stored per head, shared ones included. The surplus goes first, as in ``nbytes``."""
@@ -223,11 +204,11 @@ class H2OKVCache:
             ValueError: shapes or dtypes that do not match each other or the rows stored.
             RuntimeError: the policy needs scores and the last update got none.
         """
-        like = keys.shape, values.shape, keys.dtype, values.dtype
+        like, held = (keys.shape, values.shape, keys.dtype, values.dtype), self._table
         if self._like != like:
             self._check_rows(keys, values)
-        elif self._free >= self._step.length and not cast(Table, self._table).unscored:
-            return self._append_few(keys, values)
+        elif held is not None and self._free >= self._step.length and not held.unscored:
+            return self._append_few(held, keys, values)
         self._check_scored()
         if self._table is None:
             given = self._count, self._described(), self.policy.needs_scores
@@ -235,11 +216,12 @@ class H2OKVCache:
             self._stand()
         step = Step.of(keys.shape[2], self._padding)
         table = self._make_room(step.counts)
-        self._like, self._step = like, step
-        few = step.length <= max(1, self._reach)
-        if few and (room := self._room(table)) >= step.length:
-            self._free = room
-            return self._append_few(keys, values)
+        self._like = like
+        self._takes_step(step)
+        padded = any(one != (0, None) for one in self._padding)
+        if not padded and (free := self._room.free(table, step.length)) >= step.length:
+            self._free = free
+            return self._append_few(table, keys, values)
         return self._append(table, keys, values, step)
 
     @changes
@@ -247,7 +229,7 @@ class H2OKVCache:
         self, table: Table, keys: mx.array, values: mx.array, step: Step
     ) -> tuple[Any, Any]:
         """Any tokens, behind the others."""
-        table.append(keys, values, self._tail_limit, step)
+        table.append(keys, values, self._room.tail_limit, step)
         table.unscored = self._needs_attention
         self._padding = step.after(self._padding)
         return self._hand_out(table)
@@ -255,19 +237,15 @@ class H2OKVCache:
     def _check_rows(self, keys: mx.array, values: mx.array) -> None:
         check_rows("H2OKVCache", keys, values, () if self._table is None else self._table.layouts)
 
-    def _room(self, table: Table) -> int:
-        """How many tokens may come before anything else happens than an append."""
-        rows = table.tail.rows
-        padded = any(one != (0, None) for one in self._padding)
-        if padded or not min(table.lengths) or (self._mixed and table.ragged):
-            return 0
-        limit = self._tail_limit if self._mixed else self._budget
-        left = min(self._budget - max(table.lengths), self._planned - max(table.tokens))
-        return max(0, min(left, min(limit, table.tail.capacity) - max(rows)))
+    def _takes_step(self, step: Step) -> None:
+        """Know the last update's step, and whether packed rows are handed out as arrays for it."""
+        handed = self.config.kv_handed
+        most = 1 if handed == "latents" else DECODE_QUERIES
+        self._hands_arrays = handed not in ("packed", "latents") or step.length > most
+        self._step = step
 
-    def _append_few(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
+    def _append_few(self, table: Table, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         """Append one token, or drafts, when there is room: the common case."""
-        table = cast(Table, self._table)
         self._handed.release()
         added = self._step.length
         self._free -= added
@@ -288,70 +266,9 @@ class H2OKVCache:
     @changes
     def _make_room(self, counts: Sequence[int]) -> Table:
         """Let go what is due before so many rows of each sequence come; at once again, nothing."""
-        table, added = cast(Table, self._table), max(counts)
-        seen = table.tokens[0]
         self._release()
-        if self.config.rows_at:
-            self._plan(max(table.tokens) + added)
-        if self.config.preallocate:
-            table.give_back()
-        lengths = table.lengths
-        both = enumerate(zip(lengths, table.tail.rows, strict=True))
-        due = [n for n, (rows, new) in both if rows > self._budget or new > self._tail_limit]
-        if due:
-            settle(self.policy, table, seen - self._reach)
-            table = self._evict(table, due, self._budget, [0] * len(counts))
-            lengths = table.lengths
-        if self._reach:
-            settle(self.policy, table, seen + added - self._reach)
-        keeps = [self._kept(rows, count) for rows, count in zip(lengths, counts, strict=True)]
-        due = [n for n, keep in enumerate(keeps) if keep < lengths[n]]
-        table = self._evict(table, due, keeps[due[0]] if due else 0, counts)
-        if self._mixed:
-            full = [n for n, rows in enumerate(table.tail.rows) if rows >= self._tail_limit]
-            table = self._evict(table, full if added else [], _UNBOUNDED, counts)
-        if added <= max(1, self._reach):
-            table.fit(self._tail_limit)
+        self._table = table = self._room.make(cast(Table, self._table), self.policy, counts)
         return table
-
-    def _kept(self, rows: int, added: int) -> int:
-        """Of a sequence's rows, how many stay when so many come."""
-        need = rows + added - self._budget
-        if need <= 0 or not 0 < added <= max(1, self._reach):
-            return rows
-        # Of those that no range protects, a whole group.
-        evictable = rows - self._protected - max(0, self._recent_size - added)
-        return rows - max(need, min(self._group, evictable))
-
-    def _evict(self, table: Table, due: Sequence[int], keep: int, counts: Sequence[int]) -> Table:
-        """Let all but the best ``keep`` rows of the sequences in ``due`` go, before rows come."""
-        if not due:
-            return table
-        ends = [seen + new for seen, new in zip(table.tokens, counts, strict=True)]
-        recent, context = self._recent_size, self.config.context_size
-        beyond = context and max(ends) - context > self.config.protected
-        eviction = Eviction(
-            table=table,
-            policy=self.policy,
-            config=self.config,
-            due=due,
-            keep=min(keep, table.width),
-            recent_start=[end - recent for end in ends],
-            tail=min(table.tail.rows[0], max(0, self._reach - max(counts))),
-            skip=self._skip,
-            sinks=self._protected,
-            context_start=[end - context for end in ends] if context and beyond else (),
-        )
-        if self._mixed:
-            self._table = table = tiers.packed(eviction)
-        else:
-            eviction.run()
-        return table
-
-    @property
-    def _surplus(self) -> bool:
-        """Whether rows of a chunk are there beyond the budget."""
-        return self._table is not None and max(self._table.lengths, default=0) > self._budget
 
     def _release(self) -> None:
         """Before rows change otherwise than by one more: hold none that were handed out."""
@@ -364,14 +281,14 @@ class H2OKVCache:
 
         Raises RuntimeError where the chunk still waits for its scores.
         """
-        if self._surplus:
+        if self._room.surplus(self._table):
             self._check_scored()
         self._at_rest()
 
     def _at_rest(self) -> Table | None:
         table = self._table
         if table is not None and not table.unscored:
-            if self._surplus or table.tail.capacity > self._tail_limit:
+            if not self._room.rests(table):
                 table = self._make_room([0] * len(table.tokens))
             if self.config.preallocate:
                 table.give_back()
@@ -379,12 +296,11 @@ class H2OKVCache:
 
     def _hand_out(self, table: Table, views: tuple[Parts, Parts] | None = None) -> tuple[Any, Any]:
         """Keys and values that are known from now on as this cache's; ``views`` of the tail."""
-        tail, arrays = table.segments[-1], self._hands_arrays
+        tail, arrays, mixed = table.segments[-1], self._hands_arrays, len(table.segments) > 1
         if views is None:
             width = table.shown - table.packed_width
             views = tail.keys.view(width), tail.values.view(width)
         parts, others = views
-        mixed = len(table.segments) > 1
         if table.changed:
             # Whoever evaluates the keys evaluates these too: otherwise the graph of every step
             # would hang on them until the next eviction.
@@ -402,13 +318,6 @@ class H2OKVCache:
             keys = as_they_came(table.frame, keys, "keys")
             values = as_they_came(table.frame, values, "values")
         return self._handed.give(keys, values, held=not made, newest=newest)
-
-    @property
-    def _hands_arrays(self) -> bool:
-        """Whether packed rows are handed out as arrays."""
-        handed = self.config.kv_handed
-        most = 1 if handed == "latents" else DECODE_QUERIES
-        return handed not in ("packed", "latents") or self._step.length > most
 
     def keys_and_values(self) -> tuple[Any, Any]:
         """The rows as the last update returned them. Raises ValueError while there are none."""
@@ -526,11 +435,6 @@ class H2OKVCache:
         table = self._table
         return table is not None and (table.prefix is not None or len(table.segments) > 1)
 
-    @property
-    def attention_settings(self) -> dict[str, Any]:
-        """What operations on the packed rows handed out must be told of them."""
-        return {} if self._table is None else attention.packing(self._table, self.config)
-
     def attend(
         self,
         queries: mx.array,
@@ -561,7 +465,7 @@ class H2OKVCache:
             out = attention.attend_chunk(table, asked)
             self.score_chunk(queries, keys, scale=scale, mask=mask, sinks=sinks)
         else:
-            in_order = not (self._reach or self._step.spans)
+            in_order = not (self._room.reach or self._step.spans)
             newest = self._handed.newest
             out, found, lse = attention.attend(
                 table, self.policy, self.config, asked, newest, in_order
@@ -602,7 +506,7 @@ class H2OKVCache:
         table = check_seen("update_scores", scores, 3, self._table)
         if self.policy.needs_scores:
             given = scoring.seen(self.policy, scores, lse)
-            self._take(of_scores(self.policy, table, self._step, self._reach, given, masked))
+            self._take(of_scores(self.policy, table, self._step, self._room.reach, given, masked))
 
     def score_chunk(
         self,
@@ -624,15 +528,15 @@ class H2OKVCache:
         table = check_seen("attend", keys, 2, self._table)
         if self.policy.needs_scores:
             asked = queries, keys, scale, mask, sinks
-            self._take(of_chunk(self.policy, table, self._step, self._reach, *asked))
+            self._take(of_chunk(self.policy, table, self._step, self._room.reach, *asked))
 
     @changes
     def _take(self, found: tuple[Any, mx.array | None]) -> None:
         """Keep what rows have after an attention, and what of it may be taken back."""
         table = cast(Table, self._table)
         store(self.policy, table, *found)
-        if self._reach:
-            settle(self.policy, table, table.tokens[0] - self._reach)
+        if self._room.reach:
+            settle(self.policy, table, table.tokens[0] - self._room.reach)
 
     def reset_scores(self) -> None:
         """Forget what was accumulated for every row, as if none had been scored yet."""
@@ -645,7 +549,7 @@ class H2OKVCache:
 
     def is_trimmable(self) -> bool:
         """Whether ``trim`` is exact: until an eviction, done or due; with speculation always."""
-        return self._reach > 0 or not (self.evicted or self._surplus)
+        return self._room.reach > 0 or not (self.evicted or self._room.surplus(self._table))
 
     def trim(self, n: int) -> int:
         """Take back the last ``n`` tokens, or all where there are fewer; returns how many.
@@ -661,9 +565,9 @@ class H2OKVCache:
         if n > min(self._table.lengths):
             self._unshare()
         table = self._table
-        reach = min(self._reach, table.tokens[0])
-        if n > reach and (self.evicted or self._surplus):
-            wanted = f"at most {reach}" if self._reach else "none: see is_trimmable()"
+        reach = min(self._room.reach, table.tokens[0])
+        if n > reach and (self.evicted or self._room.surplus(self._table)):
+            wanted = f"at most {reach}" if self._room.reach else "none: see is_trimmable()"
             raise ValueError(
                 f"[{type(self).__name__}.trim] {self._described()} has evicted rows and was asked "
                 f"to take back {n} tokens, expected {wanted}."
@@ -702,7 +606,7 @@ class H2OKVCache:
         some already or cannot: mixed precision, speculation, MLA, several sequences.
         """
         op, config = f"[{type(self).__name__}.share]", self.config
-        reason = unshareable(config)
+        reason = formats.unshareable(config)
         if self._in_batch or self.prefix_rows:
             reason = "a cache of several sequences" if self._in_batch else "shared rows already"
         if reason:
@@ -715,7 +619,7 @@ class H2OKVCache:
                 f"{op} rows is {rows}, expected 1 to {most}: {self._described()} holds {held} and "
                 f"keeps the first {config.prefix_size} for good (prefix_size)."
             )
-        self._hold(self._table.standing(rows, config.sparse_v))
+        self._hold(self._table.standing(rows))
 
     def unshared(self) -> Any:
         """This cache, or where it shares rows a copy that holds all of them itself."""
@@ -749,7 +653,7 @@ class H2OKVCache:
         table = self._at_rest()
         unscored = table is not None and table.unscored
         about = self.offset, self.evicted, unscored, self.name, saved.settings_text(self)
-        more = saved.waiting_of(self) if self._reach else saved.shared_of(table)
+        more = saved.waiting_of(self) if self._room.reach else saved.shared_of(table)
         return (*saved.rows_of(table), *about, *more)
 
     @state.setter
@@ -764,9 +668,11 @@ class H2OKVCache:
         offset, _, unscored, name, settings, *more = state[4:]
         shared = more[0] if len(more) == 1 else None
         table = self._restore(settings, name, [int(offset)], state, unscored, shared=shared)
-        if len(more) > 1 and table is not None:
-            # three in earlier versions, which wrote where queries end
-            saved.restore_waiting(self.policy, table, more[-2], more[-1], ends=len(more) == 3)
+        if len(more) > 1 and table is not None and more[-2] is not None:
+            ends = len(more) == 3  # in earlier versions, in the place of numbers
+            pairs = json.loads(more[-1])
+            places = [(start, count - start if ends else count) for start, count in pairs]
+            wait(self.policy, table, more[-2], places)
 
     def _restore(
         self,
@@ -814,6 +720,7 @@ class H2OKVCache:
         found._handed = HandedOut(found)
         found._table = self._table and self._table.copy()
         found._free = 0  # a copy may have less room
+        found._room = copy.copy(self._room)
         return found
 
     @classmethod
@@ -824,12 +731,23 @@ class H2OKVCache:
     def to_quantized(self, group_size: int = 64, bits: int = 4) -> Any:
         """The same rows, scores and positions in a cache that quantises: QuantizedH2OKVCache.
 
-        Later rows are quantised as they come. This cache stays as it is.
+        Later rows are quantised as they come. This cache stays as it is. Where it quantises, it is
+        the one, as mlx_lm asks after every step.
 
         Raises:
-            ValueError: bits or sizes that H2OConfig refuses, or rows that cannot be quantised.
+            ValueError: bits or sizes that H2OConfig refuses, or rows that cannot be quantised;
+                other settings than its own of one that quantises: no row is quantised twice.
             RuntimeError: a chunk still waits for its scores.
         """
+        own = self.config.kv_group_size, self.config.kv_bits
+        if self._quantized and (group_size, bits) != own:
+            raise ValueError(
+                f"[QuantizedH2OKVCache.to_quantized] found group_size {group_size} and bits "
+                f"{bits}, expected {own[0]} and {own[1]} as {self._described()} has: rows are "
+                "quantised once."
+            )
+        if self._quantized:
+            return self
         config = replace(self.config, format=Affine(bits, kv_group_size=group_size))
         self.flush()
         cache = self._packed(config, name=self.name)

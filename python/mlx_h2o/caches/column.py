@@ -37,6 +37,8 @@ class Column(ABC):
     bits: int | None = None
     """Bits of packed rows that attention reads; None: it gets what ``decode`` returns."""
     group_size: int | None = None
+    sparse_v: float = 0.0
+    """Weights below which attention skips packed values."""
     known: bool = False
     """Whether operations pack such rows themselves."""
     ahead: int = 0
@@ -176,11 +178,11 @@ def _room(rows: int, limit: int) -> int:
     return max(rows, min(-(-rows // _STEP) * _STEP, limit))
 
 
-def packing_of(keys: Column, values: Column, sparse_v: float) -> dict[str, Any]:
+def packing_of(keys: Column, values: Column) -> dict[str, Any]:
     """What operations must be told of packed rows; nothing of arrays."""
     if keys.bits is None and values.bits is None:
         return {}
     bits = keys.bits or values.bits
-    found: dict[str, Any] = {"bits": bits, "v_bits": values.bits or bits}
-    found["group_size"] = keys.group_size or values.group_size or 64
-    return found | {"sparse_v_threshold": sparse_v} if sparse_v else found
+    size = keys.group_size or values.group_size or 64
+    found = {"bits": bits, "v_bits": values.bits or bits, "group_size": size}
+    return found | {"sparse_v_threshold": values.sparse_v} if values.sparse_v else found

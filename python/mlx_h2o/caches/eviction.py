@@ -70,7 +70,7 @@ class Eviction(NamedTuple):
                 before = mx.broadcast_to(before, (*kept.shape[:2], self.skip))
                 kept = mx.concatenate([before, kept + mx.array(self.skip, mx.uint32)], axis=2)
             sequences = range(table.shape[0]) if first.sequences is None else due
-            table.close_gaps(kept, sequences, rows, ranked, self.tail)
+            table.close_gaps(kept, first.whole, sequences, rows, ranked, self.tail)
 
     def kept(self, rows: Ranked, ranks: mx.array | None) -> mx.array:
         """Slots uint32 [sequences, H, keep], ascending, of the best of these rows, counted from the
@@ -96,7 +96,7 @@ class Eviction(NamedTuple):
 
 class Ranked:
     """``Rows``: the first ``count`` rows of the sequences in ``due``, which are alike, behind those
-    to skip; read only as far as someone asks, and once."""
+    to skip; read only as far as someone asks, and once. ``whole`` are positions of all rows."""
 
     def __init__(self, eviction: Eviction, due: Sequence[int], count: int) -> None:
         table, held = eviction.table, eviction.table.lengths[due[0]]
@@ -105,7 +105,8 @@ class Ranked:
         recent = max(0, eviction.protected[due[0]] - tail)
         self._table, self._end, self.skip, self.due = table, count, eviction.skip, due
         self.sequences = None if len(due) == len(table.tokens) else mx.array(list(due))
-        self.positions = self._some(table.positions)
+        self.whole = table.positions
+        self.positions = self._some(self.whole)
         self.offset = max(table.tokens)
         self.keep = keep - eviction.skip
         self.places = max(0, keep - eviction.sinks - recent)

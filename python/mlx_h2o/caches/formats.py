@@ -93,8 +93,8 @@ def set_rows(table: Table, name: str, rows: Any) -> None:
     found, expected = ([(part.shape, part.dtype) for part in some] for some in (parts, before))
     if found != expected:
         raise ValueError(f"[H2OKVCache.{name}] found {found}, expected {expected} as stored.")
-    table.packed = None
     for one in table.segments:
+        one.read = None
         column = getattr(one, name)
         some, parts = parts[: len(column.parts)], parts[len(column.parts) :]
         column.parts, column.ahead = tuple(part[...] for part in some), 0
@@ -105,7 +105,7 @@ def quantized(config: H2OConfig, table: Table, owner: str) -> Table:
     found = table.whole.copy()
     tail, width = found.tail, found.width
     keys, values = tail.keys.view(width)[0], tail.values.view(width)[0]
-    columns = _tail(config, _group_size(config, keys, values, owner), values.dtype)
+    columns = _columns(config, _group_size(config, keys, values, owner), values.dtype)[-1]
     if config.framed:
         found.frame = Frame.of(keys, values)
         keys, values = found.frame.into(keys, values)
@@ -114,6 +114,15 @@ def quantized(config: H2OConfig, table: Table, owner: str) -> Table:
     for name, array in found.beside.items():
         found.attach(name, array[:, :, :width])
     return found
+
+
+def unshareable(config: H2OConfig) -> str:
+    """What of these settings forbids that rows are shared; empty where nothing does."""
+    if config.mixed:
+        return "mixed precision, whose rows change"
+    if config.speculative:
+        return "speculation"
+    return "the latent rows of MLA" if config.kv_handed == "latents" else ""
 
 
 def _parts(rows: Any) -> list[mx.array]:
@@ -130,7 +139,10 @@ def _columns(config: H2OConfig, size: int, dtype: mx.Dtype) -> list[tuple[Column
     if config.light_bits is not None:
         light = config.light_bits
         pairs.append((AffineColumn(light, size), AffineColumn(light, size)))
-    return [*pairs, _tail(config, size, dtype)]
+    pairs.append(_tail(config, size, dtype))
+    for column in (one for pair in pairs for one in pair):
+        column.sparse_v = config.sparse_v
+    return pairs
 
 
 def _tail(config: H2OConfig, size: int, dtype: mx.Dtype) -> tuple[Column, Column]:

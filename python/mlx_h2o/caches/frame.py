@@ -73,7 +73,9 @@ class Frame:
 
     def back(self, rows: mx.array, side: int) -> mx.array:
         """Kept keys, or with ``side`` 1 values, as they came."""
-        rows = _rotated(rows)[..., : self.sizes[side]]
+        rows = _rotated(rows)
+        if rows.shape[-1] != self.sizes[side]:
+            rows = rows[..., : self.sizes[side]]
         return rows if side else rows + self.centre
 
     # Attention

@@ -35,21 +35,6 @@ class QuantizedH2OKVCache(H2OKVCache):
     def __init__(self, config: H2OConfig | None = None, *, name: str = "") -> None:
         super().__init__(H2OConfig(format=Affine()) if config is None else config, name=name)
 
-    def to_quantized(self, group_size: int = 64, bits: int = 4) -> QuantizedH2OKVCache:
-        """This cache itself, as mlx_lm asks after every step.
-
-        Raises:
-            ValueError: other settings than its own: no row is quantised twice.
-        """
-        own = self.config.kv_group_size, self.config.kv_bits
-        if (group_size, bits) != own:
-            raise ValueError(
-                f"[QuantizedH2OKVCache.to_quantized] found group_size {group_size} and bits "
-                f"{bits}, expected {own[0]} and {own[1]} as {self._described()} has: rows are "
-                "quantised once."
-            )
-        return self
-
 
 H2OKVCache._packed = QuantizedH2OKVCache
 

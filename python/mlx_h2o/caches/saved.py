@@ -10,10 +10,8 @@ import mlx.core as mx
 
 from ..config import H2OConfig
 from ..operations.arguments import dtype_name
-from ..policies import Policy
 from . import formats, scores
 from .frame import kept_size
-from .prefix import Prefix
 from .table import BIAS, IMPORTANCE, Table
 
 _GONE = {"turbo_guard": 0}
@@ -122,16 +120,5 @@ def table_of(
         keys, values = shared
         frame = table.frame = table.frame and table.frame.as_shared()
         keys = keys if frame is None else (*keys, frame.centre)
-        tail = formats.restored_table(config, tokens, keys, values, None, dtype).tail
-        table.prefix = Prefix(tail.keys, tail.values, config.sparse_v, frame)
+        table.prefix = formats.restored_table(config, tokens, keys, values, None, dtype).tail
     return table
-
-
-def restore_waiting(
-    policy: Policy, table: Table, given: mx.array | None, numbers: str, ends: bool
-) -> None:
-    """Have what ``waiting_of`` gave; or ``ends`` of the queries in the place of numbers."""
-    if given is not None:
-        pairs = json.loads(numbers)
-        places = [(start, count - start if ends else count) for start, count in pairs]
-        scores.wait(policy, table, given, places)

@@ -15,6 +15,7 @@ from ..operations import prefill
 from ..policies import Policy, scoring
 from .step import Step
 from .table import BIAS, IMPORTANCE, WAITING, Table
+from .views import behind_shared
 
 
 class Part(NamedTuple):
@@ -85,7 +86,7 @@ def of_chunk(
     length, width, bias = queries.shape[2], keys.shape[2], biases(table, keys)
     last = min(reach, length)
     bias = None if bias is None else bias[:, :, :width]
-    prefix = table.prefix if policy.needs_weights else None
+    before = table.prefix_rows if policy.needs_weights else 0
 
     def seen(part: Part, old: mx.array, places: mx.array | None) -> mx.array:
         sequences, own, slots = part
@@ -94,16 +95,16 @@ def of_chunk(
             heads = (mask.shape[-3:-2] or (1,))[0]
             shown = mx.broadcast_to(mask, (queries.shape[0], heads, length, width))
             shown = shown[sequences, :, own][..., slots]
-        if prefix is not None:  # weights are of the softmax over all rows
-            rows, _, shown = prefix.before(rows, rows, shown)
-            old = prefix.beside(old, mx.nan)
-            beside = None if beside is None else prefix.beside(beside, 0.0)
-            places = None if places is None else prefix.positions(places)
+        if before:  # weights are of the softmax over all rows
+            rows, _, shown = behind_shared(table, rows, rows, shown)
+            old = table.behind_prefix(old, mx.nan)
+            beside = None if beside is None else table.behind_prefix(beside, 0.0)
+            places = None if places is None else table.behind_prefix(places, None)
         new = scoring.chunk_seen(
             policy, old, places, queries[sequences, :, own], rows,
             scale=scale, mask=shown, sinks=sinks, row_bias=beside,
         )  # fmt: skip
-        return new if prefix is None else new[:, :, prefix.rows :]
+        return new[:, :, before:] if before else new
 
     found = taken(policy, table, step, length, last, seen)
     if not last:

@@ -16,9 +16,9 @@ import mlx.core as mx
 
 from ..operations.backends import resolve
 from ..operations.composed.buffers import padded
-from .column import Column, Layout, Parts
+from ..operations.segments import Rows
+from .column import Column, Layout, Parts, packing_of
 from .frame import Frame
-from .prefix import Prefix, behind
 from .step import Step
 
 NONE = -1
@@ -32,13 +32,15 @@ FILLS = {IMPORTANCE: math.nan, BIAS: 0.0, WAITING[False]: -math.inf, WAITING[Tru
 """What unused slots hold, and those that a query has not seen."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Segment:
-    """Rows that are kept in one way; ``rows`` of each sequence are in use."""
+    """Rows that are kept in one way; ``rows`` of each sequence are in use. ``read`` is what
+    attention has read of a segment that does not change."""
 
     keys: Column
     values: Column
     rows: list[int]
+    read: Rows | None = None
 
     @property
     def width(self) -> int:
@@ -47,6 +49,19 @@ class Segment:
     @property
     def capacity(self) -> int:
         return min(self.keys.capacity, self.values.capacity)  # set from outside, one may lack room
+
+    @property
+    def state(self) -> tuple[Parts, Parts]:
+        """Keys and values in use, as they are kept."""
+        return self.keys.view(self.width), self.values.view(self.width)
+
+    def as_rows(self, shared: bool = False) -> Rows:
+        """Of a segment that does not change, what attention reads."""
+        if self.read is None:
+            keys, values = self.state
+            given = self.keys.given(keys, False), self.values.given(values, False)
+            self.read = Rows(*given, packing_of(self.keys, self.values), shared)
+        return self.read
 
     def each(self, change: Callable[[Column], Column], rows: Sequence[int] = ()) -> Segment:
         return Segment(change(self.keys), change(self.values), list(rows or self.rows))
@@ -60,7 +75,7 @@ class Table:
             and change as a whole.
         tokens: of each sequence, those seen.
         frame: what all rows are kept relative to; None: nothing, they are kept as they come.
-        prefix: the rows before these, which others stand on too.
+        prefix: the rows before these, of batch 1, which others have too; they never change.
         packed_width: slots before the tail.
         shown: slots that attention is given: those in use, and since the last append, where
             sequences had padding, as many as if none had.
@@ -75,7 +90,7 @@ class Table:
         segments: list[Segment],
         tokens: Sequence[int],
         frame: Frame | None = None,
-        prefix: Prefix | None = None,
+        prefix: Segment | None = None,
     ) -> None:
         self.segments = segments
         self.tokens = list(tokens)
@@ -86,7 +101,6 @@ class Table:
         self.beside: dict[str, mx.array] = {}
         self.waiting: list[tuple[int, int]] = []
         self.unscored = False
-        self.packed: list[Any] | None = None  # the packed segments, as attention has read them
         self.changed = False  # beside attention, which reads what it changes
         # The rows of the tail beyond ``known`` have come one after the other.
         self._placed: mx.array | None = None
@@ -111,8 +125,12 @@ class Table:
     @property
     def evicted(self) -> int:
         """Rows per head that have gone, of all sequences."""
-        shared = 0 if self.prefix is None else self.prefix.rows * len(self.tokens)
-        return sum(self.tokens) - shared - sum(self.lengths)
+        return sum(self.tokens) - self.prefix_rows * len(self.tokens) - sum(self.lengths)
+
+    @property
+    def prefix_rows(self) -> int:
+        """Rows per head that others have too."""
+        return 0 if self.prefix is None else self.prefix.width
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -140,7 +158,8 @@ class Table:
     @property
     def nbytes(self) -> int:
         """Bytes of what is stored, and of room for more where memory is taken for it."""
-        columns = [column for one in self.segments for column in (one.keys, one.values)]
+        held = [*self.segments, *([] if self.prefix is None else [self.prefix])]
+        columns = [column for one in held for column in (one.keys, one.values)]
         arrays = [*self.loose(scored=False), *([] if self.frame is None else [self.frame.centre])]
         return sum(one.nbytes for one in columns) + sum(array.nbytes for array in arrays)
 
@@ -265,16 +284,23 @@ class Table:
     # Rows that go, and rows that move
 
     def close_gaps(
-        self, kept: mx.array, sequences: Sequence[int], rows: Sequence[int], start: int, tail: int
+        self,
+        kept: mx.array,
+        positions: mx.array,
+        sequences: Sequence[int],
+        rows: Sequence[int],
+        start: int,
+        tail: int,
     ) -> None:
         """Keep the rows at ``kept`` [b, H, K] of some sequences, in the first slots, and behind
-        them ``tail`` rows from slot ``start`` on; ``rows`` of each sequence remain.
+        them ``tail`` rows from slot ``start`` on; ``rows`` of each sequence remain, of these
+        ``positions``.
 
         Only of a table of one segment.
         """
         columns = (self.tail.keys, self.tail.values)
         buffers = [*(part for one in columns for part in one.parts), *self.beside.values()]
-        found = resolve().compact_rows([*buffers, self.positions], kept, sequences, start, tail)
+        found = resolve().compact_rows([*buffers, positions], kept, sequences, start, tail)
         for column in columns:
             count = len(column.parts)
             column.parts, found = tuple(found[:count]), found[count:]
@@ -345,13 +371,12 @@ class Table:
         found._placed, found._known = self._placed, list(self._known)
         return found
 
-    def standing(self, rows: int, sparse_v: float) -> Table:
+    def standing(self, rows: int) -> Table:
         """Of one sequence, the rows behind the first ones, and those as its prefix."""
         width, frame = self.width, self.frame and self.frame.as_shared()
-        first = self.tail.each(
-            lambda column: column.each(lambda part: mx.contiguous(part[:, :, :rows]))
+        prefix = self.tail.each(
+            lambda column: column.each(lambda part: mx.contiguous(part[:, :, :rows])), [rows]
         )
-        prefix = Prefix(first.keys, first.values, sparse_v, frame)
         found = self.each(
             lambda array: mx.contiguous(array[:, :, rows:width]), [width - rows], prefix
         )
@@ -366,15 +391,30 @@ class Table:
         if prefix is None:
             return self
         frame, width = self.frame and self.frame.of_sequences(len(self.tokens)), tail.width
-        sides = zip(prefix.state, (tail.keys, tail.values), strict=True)
-        keys, values = (column.like(behind(first, column.view(width))) for first, column in sides)
-        rows = [prefix.rows + count for count in tail.rows]
+        sides = zip((tail.keys, tail.values), prefix.state, tail.state, strict=True)
+        keys, values = (column.like(tuple(map(behind, *both))) for column, *both in sides)
+        rows = [prefix.width + count for count in tail.rows]
         found = Table([Segment(keys, values, rows)], self.tokens, frame)
         found.unscored = self.unscored
-        found.place(prefix.positions(self.positions))
+        found.place(self.behind_prefix(self.positions, None))
         for name, array in self.beside.items():
-            found.attach(name, prefix.beside(array[:, :, :width], FILLS[name]))
+            found.attach(name, self.behind_prefix(array[:, :, :width], FILLS[name]))
         return found
+
+    def behind_prefix(self, own: mx.array, fill: float | None) -> mx.array:
+        """What goes with own rows [B, H, N], behind ``fill``, None: the positions, of the rows
+        that are shared."""
+        count = self.prefix_rows
+        first = (
+            mx.arange(count, dtype=own.dtype) if fill is None else mx.full(count, fill, own.dtype)
+        )
+        return behind(first[None, None], own)
+
+
+def behind(first: mx.array, own: mx.array) -> mx.array:
+    """``own`` rows [B, H, N, ...] behind the first ones, the same in every sequence."""
+    shape = (*own.shape[:2], *first.shape[2:])
+    return mx.concatenate([mx.broadcast_to(first, shape), own], axis=2)
 
 
 def _column(numbers: Sequence[int]) -> mx.array:

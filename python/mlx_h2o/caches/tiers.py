@@ -73,13 +73,14 @@ def truncated(table: Table, gone: Sequence[int], config: H2OConfig) -> Table:
 def _arranged(eviction: Eviction) -> Table:
     """Of a table whose sequences have the same numbers of rows, all of which are due."""
     table, keep, config = eviction.table, eviction.keep, eviction.config
-    positions, tail = table.positions, eviction.tail
-    ranks = eviction.ranks(Ranked(eviction, eviction.due, table.width))
+    tail = eviction.tail
+    rows = Ranked(eviction, eviction.due, table.width)
+    positions, ranks = rows.whole, eviction.ranks(rows)
     if keep == table.width:
         slots = mx.broadcast_to(mx.arange(keep, dtype=mx.uint32), positions.shape)
     else:
-        rows = Ranked(eviction, eviction.due, table.width - tail)
-        slots = eviction.kept(rows, eviction.ranks(rows) if tail else ranks)
+        ranked = Ranked(eviction, eviction.due, table.width - tail) if tail else rows
+        slots = eviction.kept(ranked, eviction.ranks(ranked) if tail else ranks)
     if tail and keep < table.width:
         newest = mx.arange(table.width - tail, table.width, dtype=mx.uint32)
         newest = mx.broadcast_to(newest, (*slots.shape[:2], tail))

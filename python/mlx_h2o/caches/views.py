@@ -6,21 +6,45 @@ import mlx.core as mx
 
 from ..operations.backends import resolve
 from ..operations.segments import Rows
-from .column import Column, packing_of
+from .column import Column
 from .frame import as_they_came
-from .table import Table
+from .table import Table, behind
 
 
 def packed_rows(table: Table) -> list[Rows]:
     """The packed segments."""
-    if table.packed is None:
-        table.packed = [
-            Rows(one.keys.view(one.width), one.values.view(one.width),
-                 packing_of(one.keys, one.values, 0.0))
-            for one in table.segments[:-1]
-            if one.width
-        ]  # fmt: skip
-    return table.packed
+    return [one.as_rows() for one in table.segments[:-1] if one.width]
+
+
+def shared_rows(table: Table, framed: bool) -> list[Rows]:
+    """The rows that others have too, if any: in their frame, or as they came."""
+    if table.prefix is None:
+        return []
+    if table.frame is None or framed:
+        return [table.prefix.as_rows(shared=True)]
+    keys, values = _shared(table, "keys"), _shared(table, "values")
+    return [Rows(keys, values, {}, shared=True)]
+
+
+def _shared(table: Table, side: str) -> mx.array:
+    """Shared "keys", or "values", as they came."""
+    column: Column = getattr(table.prefix, side)
+    return as_they_came(table.frame, column.decode(column.view(table.prefix_rows)), side)
+
+
+def behind_shared(
+    table: Table, keys: mx.array, values: mx.array, mask: mx.array | str | None
+) -> tuple[mx.array, mx.array, mx.array | str | None]:
+    """Shared rows and then own ones as arrays [B, H, rows + N, ...], which live no longer than the
+    attention of a chunk needs them, and the mask of the own ones for all."""
+    pairs = zip(("keys", "values"), (keys, values), strict=True)
+    both = [behind(_shared(table, side).astype(own.dtype), own) for side, own in pairs]
+    if isinstance(mask, mx.array):
+        mask = mx.broadcast_to(mask, (*mask.shape[:-1], keys.shape[2]))
+        fill = mx.array(mask.dtype == mx.bool_).astype(mask.dtype)
+        seen = mx.broadcast_to(fill, (*mask.shape[:-1], table.prefix_rows))
+        mask = mx.concatenate([seen, mask], axis=-1)
+    return both[0], both[1], mask
 
 
 def dense(table: Table, side: str, newest: mx.array | None = None) -> mx.array:

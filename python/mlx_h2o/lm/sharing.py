@@ -9,8 +9,8 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 
 from ..caches.cache import H2OKVCache
+from ..caches.formats import unshareable
 from ..caches.heads import HeadGroups
-from ..caches.prefix import unshareable
 from .models import computes_with_keys
 from .prompt_cache import evicting_caches
 from .routing import calls_attention, model_name, routing_for

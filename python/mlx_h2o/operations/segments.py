@@ -20,6 +20,7 @@ class Rows(NamedTuple):
     keys: Any
     values: Any
     settings: dict[str, Any]
+    shared: bool = False  # of batch 1, seen by every query; their scores are not wanted
 
 
 def masking(mask: mx.array | str | None) -> tuple[bool, mx.array | None]:
@@ -76,7 +77,6 @@ def merged_attention(
     sinks: mx.array | None = None,
     return_scores: bool = True,
     return_lse: bool = False,
-    shared: Rows | None = None,
     row_bias: mx.array | None = None,
 ) -> AttentionResult:
     """Attention over the rows of all segments, each read on its own, as if they were one array.
@@ -88,23 +88,23 @@ def merged_attention(
         segments: in order of slots; "causal" means the last ``Lq`` rows of the last one.
         queries: [B, Hq, Lq, D].
         scale: finite factor of the products.
-        mask: as of ``fast.scaled_dot_product_attention_with_scores``, for the rows of all.
+        mask: as of ``fast.scaled_dot_product_attention_with_scores``, for rows not shared.
         sinks: learned logits [Hq], which count once: with the last segment.
         return_scores: whether the scores are wanted too, and the lse.
         return_lse: whether the lse is wanted without them.
-        shared: rows of batch 1 that all sequences have before the others. Every query sees them,
-            and their scores are not wanted.
-        row_bias: float32 [B, H, at least N], of the rows of one segment.
+        row_bias: float32 [B, H, at least N], of the one segment that is not shared.
 
     Returns:
         Output in the dtype of the queries, scores float32 [B, Hq, Lq, N] and lse [B, Hq, Lq].
     """
     operations, start = resolve(), 0
-    found = [] if shared is None else [_over_shared(shared, queries, scale)]
-    several = len(segments) + len(found) > 1
+    found, several = [], len(segments) > 1
     for rows in segments:
         last, part = rows is segments[-1], None
-        keys, values, settings = rows if rows.settings else _in_dtype(rows, queries)
+        keys, values, settings, shared = given = _in_dtype(rows, queries)
+        if shared:
+            found.append(_over_shared(given, queries, scale))
+            continue
         if isinstance(mask, mx.array):
             end = start + (keys[0] if isinstance(keys, tuple) else keys).shape[2]
             part = mask if mask.shape[-1] == 1 else mask[..., start:end]
@@ -118,9 +118,8 @@ def merged_attention(
         )  # fmt: skip
     if not several:
         return found[0]
-    out, lse = operations.merge_segments(
-        [one.out for one in found], [cast(mx.array, one.lse) for one in found]
-    )
+    shares = [cast(mx.array, one.lse) for one in found]
+    out, lse = operations.merge_segments([one.out for one in found], shares)
     scores = [one.scores for one in found if one.scores is not None]
     return AttentionResult(out, mx.concatenate(scores, axis=-1) if scores else None, lse)
 
@@ -129,12 +128,13 @@ def _in_dtype(rows: Rows, queries: mx.array) -> Rows:
     """Arrays of rows in the dtype of the queries; packed rows as they are."""
     if rows.settings or rows.keys.dtype == queries.dtype:
         return rows
-    return Rows(rows.keys.astype(queries.dtype), rows.values.astype(queries.dtype), {})
+    keys, values = rows.keys.astype(queries.dtype), rows.values.astype(queries.dtype)
+    return rows._replace(keys=keys, values=values)
 
 
 def _over_shared(rows: Rows, queries: mx.array, scale: float) -> AttentionResult:
     """The sequences are further query heads of each KV head, so that rows are read once."""
-    keys, values, settings = _in_dtype(rows, queries)
+    keys, values, settings, _ = rows
     heads = (keys[0] if isinstance(keys, tuple) else keys).shape[1]
     batch, length = queries.shape[0], queries.shape[2]
     if batch > 1:
