@@ -8,6 +8,8 @@ and import mlx_lm only when they are first used.
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from mlx_h2o.version import __version__, check
+
 try:
     import mlx.core as _mx  # noqa: F401  (only to fail early, with advice)
 except ImportError as error:
@@ -16,11 +18,12 @@ except ImportError as error:
         "pip install 'mlx-h2o[cpu]' or pip install 'mlx-h2o[cuda13]'; on macOS: pip install mlx. "
         f"(import mlx.core failed: {error})"
     ) from error
+else:
+    check()
 
 from mlx_h2o import fast
 from mlx_h2o.operations.backends import BackendStatus, backends, use_backend
 from mlx_h2o.operations.native.processors import set_threads, threads
-from mlx_h2o.version import __version__
 
 if TYPE_CHECKING:
     from mlx_h2o.caches.batch import BatchH2OKVCache

@@ -33,13 +33,15 @@ class BackendStatus:
     """State of one back end on this machine.
 
     ``reason`` says why it is unavailable, and is empty if it is available; ``default`` marks the
-    one that serves calls on the default device whenever it can.
+    one that serves calls on the default device whenever it can; ``advice`` says how to have a
+    better one, where this machine could.
     """
 
     name: str
     available: bool
     reason: str
     default: bool
+    advice: str = ""
 
 
 _MODULES = {"metal": ".gpu.metal", "cuda": ".gpu.cuda"}
@@ -107,10 +109,12 @@ def backends() -> dict[str, BackendStatus]:
     """Every back end, preferred ones first: whether it is available, why not, and the default."""
     reasons = {name: _unavailable(name) for name in _names()}
     default = named() or next(n for n in _preferred(runs_on_gpu(None)) if not reasons[n])
-    return {
-        name: BackendStatus(name, not reason, reason, name == default)
-        for name, reason in reasons.items()
-    }
+    found, better = {}, True
+    for name, reason in reasons.items():
+        better = better and name != default
+        advice = getattr(_load(name), "advice", str)() if better and reason else ""
+        found[name] = BackendStatus(name, not reason, reason, name == default, advice)
+    return found
 
 
 @contextlib.contextmanager
