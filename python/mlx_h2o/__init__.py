@@ -76,25 +76,21 @@ __all__ = [
     "use_backend",
 ]
 
+_GENERATE = ("batch_generate", "generate", "load", "make_prompt_cache", "stream_generate")
+_INSTALL = ("install_kv_eviction", "remove_kv_eviction", "reset_eviction_scores")
+_SETTINGS = ("Affine", "Budget", "Codes", "Dense", "H2OConfig", "Mixed", "SettingError")
 _LAZY = {
+    **dict.fromkeys(_GENERATE, "mlx_h2o.lm.generate"),
+    **dict.fromkeys(_INSTALL, "mlx_h2o.lm.install"),
+    **dict.fromkeys(_SETTINGS, "mlx_h2o.config"),
     "BatchH2OKVCache": "mlx_h2o.caches.batch",
-    **dict.fromkeys(("Affine", "Budget", "Codes", "Dense", "H2OConfig"), "mlx_h2o.config"),
-    **dict.fromkeys(("Mixed", "SettingError"), "mlx_h2o.config"),
     "H2OKVCache": "mlx_h2o.caches.cache",
     "HeadGroups": "mlx_h2o.caches.heads",
-    "batch_generate": "mlx_h2o.lm.generate",
-    "install_kv_eviction": "mlx_h2o.lm.install",
-    "remove_kv_eviction": "mlx_h2o.lm.install",
-    "reset_eviction_scores": "mlx_h2o.lm.install",
     "QuantizedH2OKVCache": "mlx_h2o.caches.quantized",
     "fit_bytes": "mlx_h2o.lm.prompt_cache",
-    "generate": "mlx_h2o.lm.generate",
-    "load": "mlx_h2o.lm.generate",
     "load_prompt_cache": "mlx_h2o.lm.saving",
-    "make_prompt_cache": "mlx_h2o.lm.generate",
     "routing": "mlx_h2o.lm.routing",
     "save_prompt_cache": "mlx_h2o.lm.saving",
-    "stream_generate": "mlx_h2o.lm.generate",
 }
 
 

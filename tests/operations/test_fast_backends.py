@@ -88,8 +88,8 @@ def test_backends_says_what_runs_and_why_not(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.skipif(mx.default_device().type != mx.DeviceType.cpu, reason="of CPUs")
 def test_the_advice_is_for_what_is_better() -> None:
     ask = "import mlx_h2o; print([each.advice[:20] for each in mlx_h2o.backends().values()])"
-    told = python("sys.modules['mlx_h2o._core'] = None\n" + ask).stdout
-    assert told == "['', '', 'install the Linux wh', '']\n"
+    told = ["", "", "install the Linux wh", ""]
+    assert python("sys.modules['mlx_h2o._core'] = None\n" + ask).stdout == f"{told}\n"
 
 
 def test_a_named_back_end_serves(registered) -> None:
@@ -330,7 +330,6 @@ def test_the_operations_work_without_mlx_lm_and_without_the_native_part() -> Non
 
 
 def test_public_names() -> None:
-    assert mlx_h2o.__version__
     for name in mlx_h2o.__all__:
         assert getattr(mlx_h2o, name) is not None
     assert set(mlx_h2o.__all__) <= set(dir(mlx_h2o))

@@ -79,10 +79,8 @@ def test_without_a_compiler_the_install_is_pure_python(without_compiler):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("wrong", ["-DMLX_ROOT={0}", '-DCMAKE_CXX_FLAGS_RELEASE="-include {0}"'])
 def test_a_failing_build_is_no_failing_install(wrong, tmp_path):
-    # CMake tries the compiler without these flags.
     wheel, words = build_wheel(tmp_path, CMAKE_ARGS=wrong.format(tmp_path / "nothing"))
-    assert wheel.name.endswith("-py3-none-any.whl")
-    assert "The native CPU back end was NOT built" in words
+    assert wheel.name.endswith("-py3-none-any.whl") and "back end was NOT built" in words
 
 
 @pytest.mark.slow
