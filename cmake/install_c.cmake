@@ -30,7 +30,7 @@ macro(finish_c_library)
   target_link_libraries(mlxh2oc PRIVATE $<BUILD_INTERFACE:mlx_h2o_flags>)
   set_target_properties(mlxh2oc PROPERTIES CXX_VISIBILITY_PRESET default
                                            UNITY_BUILD ${MLX_H2O_UNITY_BUILD})
-  file(STRINGS pyproject.toml _version REGEX "^version = ")
+  file(STRINGS CHANGELOG.md _version REGEX "^## [0-9]" LIMIT_COUNT 1) # the newest
   string(REGEX MATCH "[0-9.]+" _version "${_version}")
   install_package(mlxh2oc MLXH2OC ${_version} mlxh2oc)
   install(DIRECTORY mlx-c/h2o/include/mlx_h2o DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}

@@ -1,12 +1,39 @@
-"""Whether an installed wheel works: its native part is there, and the demo model writes text."""
+"""Run the README's commands and its Python with the package as it is installed here.
 
+With an argument, that is the back end by which it must run.
+"""
+
+import re
+import shlex
+import subprocess
 import sys
+import time
+from pathlib import Path
 
 import mlx_h2o
-from mlx_h2o.cli import main
+
+README = Path(__file__).parents[1] / "README.md"
+
+
+def blocks(language: str) -> list[str]:
+    """The README's blocks of code in a language."""
+    text = README.read_text("utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+
+
+def main(wanted: str = "") -> None:
+    """Raises where a command fails, or another back end runs."""
+    (status,) = (each for each in mlx_h2o.backends().values() if each.default)
+    if wanted not in ("", status.name):
+        sys.exit(f"the back end is {status.name}, expected {wanted}: {mlx_h2o.backends()}")
+    lines = [line for block in blocks("sh") for line in block.splitlines()]
+    commands = [shlex.split(line) for line in lines if line.startswith("mlx_h2o ")]
+    commands += [[sys.executable, "-c", code] for code in blocks("python")]
+    for command in commands:
+        began = time.monotonic()
+        subprocess.run(command, check=True)
+        print(f"[{time.monotonic() - began:.1f} s: {' '.join(command)[:60]!r}]", flush=True)
+
 
 if __name__ == "__main__":
-    if why := mlx_h2o.backends()["native"].reason:
-        sys.exit(f"the wheel has no native back end: {why}")
-    flags = ("--model", "demo", "--prompt", "The ship was", "--max-kv-size", "64")
-    sys.exit(main(["generate", *flags]))
+    main(*sys.argv[1:])

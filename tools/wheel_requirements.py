@@ -17,7 +17,7 @@ PROJECT = Path(__file__).parents[1] / "pyproject.toml"
 def main(folder: str) -> None:
     """Install the build requirements, those of MLX under ``folder``."""
     wanted = tomllib.loads(PROJECT.read_text("utf-8"))["build-system"]["requires"]
-    mlx = [line.split(";")[0].strip() for line in wanted if "'linux'" in line]
+    mlx = [line for line in wanted if line.startswith("mlx")]
     others = [line for line in wanted if not line.startswith("mlx")]
     install = (sys.executable, "-m", "pip", "install", "-q")
     subprocess.run((*install, *others, "cmake", "ninja"), check=True)

@@ -8,6 +8,8 @@ and import mlx_lm only when they are first used.
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from mlx_h2o.version import __version__, check
+
 try:
     import mlx.core as _mx  # noqa: F401  (only to fail early, with advice)
 except ImportError as error:
@@ -16,11 +18,12 @@ except ImportError as error:
         "pip install 'mlx-h2o[cpu]' or pip install 'mlx-h2o[cuda13]'; on macOS: pip install mlx. "
         f"(import mlx.core failed: {error})"
     ) from error
+else:
+    check()
 
 from mlx_h2o import fast
 from mlx_h2o.operations.backends import BackendStatus, backends, use_backend
 from mlx_h2o.operations.native.processors import set_threads, threads
-from mlx_h2o.version import __version__
 
 if TYPE_CHECKING:
     from mlx_h2o.caches.batch import BatchH2OKVCache
@@ -73,25 +76,21 @@ __all__ = [
     "use_backend",
 ]
 
+_GENERATE = ("batch_generate", "generate", "load", "make_prompt_cache", "stream_generate")
+_INSTALL = ("install_kv_eviction", "remove_kv_eviction", "reset_eviction_scores")
+_SETTINGS = ("Affine", "Budget", "Codes", "Dense", "H2OConfig", "Mixed", "SettingError")
 _LAZY = {
+    **dict.fromkeys(_GENERATE, "mlx_h2o.lm.generate"),
+    **dict.fromkeys(_INSTALL, "mlx_h2o.lm.install"),
+    **dict.fromkeys(_SETTINGS, "mlx_h2o.config"),
     "BatchH2OKVCache": "mlx_h2o.caches.batch",
-    **dict.fromkeys(("Affine", "Budget", "Codes", "Dense", "H2OConfig"), "mlx_h2o.config"),
-    **dict.fromkeys(("Mixed", "SettingError"), "mlx_h2o.config"),
     "H2OKVCache": "mlx_h2o.caches.cache",
     "HeadGroups": "mlx_h2o.caches.heads",
-    "batch_generate": "mlx_h2o.lm.generate",
-    "install_kv_eviction": "mlx_h2o.lm.install",
-    "remove_kv_eviction": "mlx_h2o.lm.install",
-    "reset_eviction_scores": "mlx_h2o.lm.install",
     "QuantizedH2OKVCache": "mlx_h2o.caches.quantized",
     "fit_bytes": "mlx_h2o.lm.prompt_cache",
-    "generate": "mlx_h2o.lm.generate",
-    "load": "mlx_h2o.lm.generate",
     "load_prompt_cache": "mlx_h2o.lm.saving",
-    "make_prompt_cache": "mlx_h2o.lm.generate",
     "routing": "mlx_h2o.lm.routing",
     "save_prompt_cache": "mlx_h2o.lm.saving",
-    "stream_generate": "mlx_h2o.lm.generate",
 }
 
 

@@ -44,9 +44,11 @@ def _run(given: Sequence[str]) -> int:
         print(_usage())
         return 0 if given else 2
     if given[0] == "--version":
-        from . import __version__
+        from . import __version__, backends
+        from .evaluation.environment import environment_line
 
-        print(f"mlx_h2o {__version__}")
+        advice = [f"{each.name}: {each.advice}" for each in backends().values() if each.advice]
+        print(f"mlx_h2o {__version__}", environment_line(), *advice, sep="\n")
         return 0
     command, *rest = given
     if command not in _COMMANDS:

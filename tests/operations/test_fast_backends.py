@@ -82,6 +82,14 @@ def test_backends_says_what_runs_and_why_not(monkeypatch: pytest.MonkeyPatch) ->
         assert status.name == name
         assert status.available == (status.reason == "")
         assert status.available or not status.default
+        assert not status.advice or not status.available
+
+
+@pytest.mark.skipif(mx.default_device().type != mx.DeviceType.cpu, reason="of CPUs")
+def test_the_advice_is_for_what_is_better() -> None:
+    ask = "import mlx_h2o; print([each.advice[:20] for each in mlx_h2o.backends().values()])"
+    told = ["", "", "install the Linux wh", ""]
+    assert python("sys.modules['mlx_h2o._core'] = None\n" + ask).stdout == f"{told}\n"
 
 
 def test_a_named_back_end_serves(registered) -> None:
@@ -322,7 +330,6 @@ def test_the_operations_work_without_mlx_lm_and_without_the_native_part() -> Non
 
 
 def test_public_names() -> None:
-    assert mlx_h2o.__version__ == "0.1.0"
     for name in mlx_h2o.__all__:
         assert getattr(mlx_h2o, name) is not None
     assert set(mlx_h2o.__all__) <= set(dir(mlx_h2o))

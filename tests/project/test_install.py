@@ -4,12 +4,13 @@ import importlib.util
 import os
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
 
-import native_build
+from mlx_h2o import version
 from paths import ROOT
 
 PACKAGE = ROOT / "python" / "mlx_h2o"
@@ -76,49 +77,14 @@ def test_without_a_compiler_the_install_is_pure_python(without_compiler):
 
 
 @pytest.mark.exhaustive
-def test_a_failing_configuration_is_no_failing_install(tmp_path):
-    wheel, words = build_wheel(tmp_path, CMAKE_ARGS=f"-DMLX_ROOT={tmp_path / 'no-mlx'}")
-    assert wheel.name.endswith("-py3-none-any.whl")
-    assert "The native CPU back end was NOT built" in words
-
-
-@pytest.mark.exhaustive
-def test_a_failing_compilation_is_no_failing_install(tmp_path):
-    # CMake tries the compiler without these flags.
-    missing = f"-include {tmp_path / 'no-such-header.h'}"
-    wheel, words = build_wheel(tmp_path, CMAKE_ARGS=f'-DCMAKE_CXX_FLAGS_RELEASE="{missing}"')
-    assert wheel.name.endswith("-py3-none-any.whl")
-    assert "The native CPU back end was NOT built" in words
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_with_a_compiler_the_wheel_carries_the_extension(tmp_path):
-    native_build.need()
-    wheel, words = build_wheel(tmp_path)
-    assert "NOT built" not in words
-    assert any(name.startswith("mlx_h2o/_core.") and name.endswith(".so") for name in names(wheel))
-    assert package_files() <= names(wheel)
-    # It runs from where an installation would put it, beside MLX.
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(tmp_path / "site")
-    program = (
-        "import mlx_h2o; assert mlx_h2o.backends()['native'].available; print(mlx_h2o.__file__)"
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "PYTHONPATH": str(tmp_path / "site")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.startswith(str(tmp_path))
+@pytest.mark.parametrize("wrong", ["-DMLX_ROOT={0}", '-DCMAKE_CXX_FLAGS_RELEASE="-include {0}"'])
+def test_a_failing_build_is_no_failing_install(wrong, tmp_path):
+    wheel, words = build_wheel(tmp_path, CMAKE_ARGS=wrong.format(tmp_path / "nothing"))
+    assert wheel.name.endswith("-py3-none-any.whl") and "back end was NOT built" in words
 
 
 @pytest.mark.slow
 def test_the_metadata_names_the_command_and_the_extras(without_compiler):
-    tomllib = pytest.importorskip("tomllib")  # Python 3.11
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wheel, _ = without_compiler
     with zipfile.ZipFile(wheel) as archive:
@@ -128,4 +94,29 @@ def test_the_metadata_names_the_command_and_the_extras(without_compiler):
         assert "mlx_h2o=mlx_h2o.cli:main" in archive.read(scripts).decode().replace(" ", "")
     for extra in project["optional-dependencies"]:
         assert f"Provides-Extra: {extra}\n" in text
-    assert f"Version: {project['version']}\n" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "found", "said"),
+    [
+        ("mlx", "0.32.2", r"mlx from 0\.32\.3 to below 0\.33, found 0\.32\.2: pip install 'mlx\["),
+        ("mlx", "0.33.0rc1", r"pip install 'mlx\[cpu\]>=0\.32\.3,<0\.33' .*MLX_H2O_ANY_VERSION"),
+        ("mlx-lm", "1.0", r"pip install 'mlx-lm>=0\.32,<0\.33'"),
+    ],
+)
+def test_releases_that_were_not_tested_are_refused(name, found, said, monkeypatch):
+    monkeypatch.delenv(version.ANY_VERSION, raising=False)
+    monkeypatch.setattr(version, "_installed", {"mlx-cpu": found, name: found}.get)
+    with pytest.raises(ImportError, match=said):
+        version.check()
+    monkeypatch.setenv(version.ANY_VERSION, "1")
+    version.check()
+
+
+def test_releases_that_were_tested_are_those_that_pip_installs(monkeypatch):
+    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    for name, (first, end) in version.TESTED.items():
+        assert f"{name}>={first},<{end}" in wanted
+        for found in (first, f"{first}.dev7", f"{first[:4]}.99"):
+            monkeypatch.setattr(version, "_installed", {name: found}.get)
+            version.check()

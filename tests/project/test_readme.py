@@ -48,16 +48,18 @@ def test_python_examples_run(path: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_there_is_one_version() -> None:
-    version = mlx_h2o.__version__
+    newest = re.search(r"^## (\S+)(.*)$", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
+    assert newest is not None
+    version, unreleased = newest.groups()
     for file, line in (
-        ("pyproject.toml", f'version = "{version}"'),
         ("CITATION.cff", f"version: {version}"),
         ("docs/swift.md", f'.package(url: "<this repository>", from: "{version}")'),
     ):
         lines = map(str.strip, (ROOT / file).read_text(encoding="utf-8").splitlines())
         assert line in lines, f"{file} lacks: {line}"
-    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
-    assert newest is not None and newest[1] == version
+    command = ["git", "tag", "--points-at", "HEAD", "v*"]
+    tags = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    assert not tags or (tags.split(), unreleased) == ([f"v{version}"], "")
 
 
 def test_sessions_have_one_line_docstrings() -> None:

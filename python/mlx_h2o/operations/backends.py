@@ -33,22 +33,21 @@ class BackendStatus:
     """State of one back end on this machine.
 
     ``reason`` says why it is unavailable, and is empty if it is available; ``default`` marks the
-    one that serves calls on the default device whenever it can.
+    one that serves calls on the default device whenever it can; ``advice`` says how to have a
+    better one, where this machine could.
     """
 
     name: str
     available: bool
     reason: str
     default: bool
+    advice: str = ""
 
 
 _MODULES = {"metal": ".gpu.metal", "cuda": ".gpu.cuda"}
 # In the order of preference. Composed is the last of both devices.
-_GPU = ("metal", "cuda")
-_CPU = ("native",)
-_BUILT_IN = (*_GPU, *_CPU, "composed")
-_PREFERRED_ON_GPU = (*_GPU, "composed")
-_PREFERRED_ON_CPU = (*_CPU, "composed")
+_BUILT_IN = ("metal", "cuda", "native", "composed")
+_ON_GPU, _ON_CPU = ("metal", "cuda", "composed"), ("native", "composed")
 
 _registered: dict[str, Backend] = {"composed": composed}
 _missing: dict[str, str] = {}
@@ -99,18 +98,17 @@ def named() -> str | None:
     return _from_environment() if name is None else name
 
 
-def _preferred(gpu: bool) -> tuple[str, ...]:
-    return _PREFERRED_ON_GPU if gpu else _PREFERRED_ON_CPU
-
-
 def backends() -> dict[str, BackendStatus]:
     """Every back end, preferred ones first: whether it is available, why not, and the default."""
     reasons = {name: _unavailable(name) for name in _names()}
-    default = named() or next(n for n in _preferred(runs_on_gpu(None)) if not reasons[n])
-    return {
-        name: BackendStatus(name, not reason, reason, name == default)
-        for name, reason in reasons.items()
-    }
+    preferred = _ON_GPU if runs_on_gpu(None) else _ON_CPU
+    default = named() or next(name for name in preferred if not reasons[name])
+    found, better = {}, True
+    for name, reason in reasons.items():
+        better = better and name != default
+        advice = getattr(_load(name), "advice", str)() if better and reason else ""
+        found[name] = BackendStatus(name, not reason, reason, name == default, advice)
+    return found
 
 
 @contextlib.contextmanager
@@ -187,7 +185,8 @@ def _operations(wanted: str | None, gpu: bool, op: str) -> Operations:
     if wanted is not None:
         candidates = [get(wanted, op=op)]
     else:
-        candidates = [_registered[name] for name in _preferred(gpu) if not _unavailable(name)]
+        names = _ON_GPU if gpu else _ON_CPU
+        candidates = [_registered[name] for name in names if not _unavailable(name)]
     make = getattr(candidates[0], "Operations", Operations)
     return cast(Operations, make(wanted, candidates))
 

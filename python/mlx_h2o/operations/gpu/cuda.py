@@ -6,6 +6,7 @@ end has been compiled (by NVRTC, in the tests) and has not been run on a GPU.
 
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 
 import mlx.core as mx
 
@@ -28,7 +29,12 @@ def unavailable_reason() -> str:
     module = getattr(mx, "cuda", None)
     if module is not None and module.is_available():
         return ""
-    return "MLX has no CUDA device on this machine (pip install 'mlx-h2o[cuda13]')"
+    return "MLX has no CUDA device on this machine"
+
+
+def advice() -> str:
+    """How to make it available; empty on a machine without NVIDIA's driver."""
+    return "pip install 'mlx[cuda13]'" if Path("/proc/driver/nvidia").exists() else ""
 
 
 def refuses(request: AttentionRequest) -> str:

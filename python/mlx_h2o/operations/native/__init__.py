@@ -10,6 +10,7 @@ import mlx.core as mx
 from mlx_h2o.operations import resolved
 from mlx_h2o.operations.arguments import NUMBERS, StreamLike, runs_on_gpu
 from mlx_h2o.operations.composed import folding
+from mlx_h2o.operations.native.module import advice as advice
 from mlx_h2o.operations.native.module import required as _module
 from mlx_h2o.operations.native.module import unavailable_reason as unavailable_reason
 from mlx_h2o.operations.requests import (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import re
 from types import ModuleType
 
 import mlx.core as mx
@@ -46,7 +47,7 @@ def _state() -> tuple[ModuleType | None, str]:
     try:
         module = importlib.import_module("mlx_h2o._core")
     except ModuleNotFoundError:
-        return None, "the extension mlx_h2o._core is not installed (built without a compiler?)"
+        return None, "the extension mlx_h2o._core is not installed"
     except ImportError as error:
         return None, f"the extension mlx_h2o._core cannot be loaded: {error}"
     fault = fault_of(module)
@@ -64,6 +65,14 @@ def required() -> ModuleType:
 def module_or_none() -> ModuleType | None:
     """The extension where it is installed and fits, for settings that need no back end."""
     return _state()[0]
+
+
+def advice() -> str:
+    """How to make it available; empty where ``unavailable_reason`` says all that there is."""
+    if "is not installed" in _state()[1]:
+        return "install the Linux wheel, or the sources with g++ and Python's headers"
+    built_for = re.search(r"built for MLX (\d+\.\d+\.\d+)", _state()[1])
+    return f"pip install 'mlx[cpu]=={built_for[1]}'" if built_for else ""
 
 
 def unavailable_reason() -> str:
