@@ -6,11 +6,12 @@ All ranks compute the same, but for their heads, and have to agree on what depen
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import mlx.core as mx
+import numpy as np
 from mlx.nn.layers import distributed
 from mlx_lm.utils import sharded_load
 
@@ -70,11 +71,38 @@ class Ranks:
         """What the first rank tells the others; all call it."""
         if self.group is None:
             return what
-        own = pickle.dumps(what) if self.rank == 0 else b""
+        own = np.frombuffer(pickle.dumps(what) if self.rank == 0 else b"", np.uint8)
         size = cast(int, self.sums(mx.array(len(own))).item())
-        data = self.sums(mx.array([*own], mx.uint8) if own else mx.zeros(size, mx.uint8))
-        found: T = pickle.loads(bytes(cast(Any, data)))
+        data = self.sums(mx.array(own) if len(own) else mx.zeros(size, mx.uint8))
+        found: T = what if self.rank == 0 else pickle.loads(bytes(cast(Any, data)))
         return found
+
+    def flag(self, wave: bool) -> mx.array:
+        """Whether the first rank waves; all call it, and none waits before it is read."""
+        own = mx.array(wave and self.rank == 0, mx.int32)
+        found = mx.distributed.all_sum(own, group=self.group)
+        cast(Any, mx.async_eval)(found)
+        return found
+
+    def chooser(self) -> Callable[[Callable[[mx.array], mx.array]], Callable[[mx.array], mx.array]]:
+        """Makes samplers of which all ranks take what the first one has chosen: the last bits of
+        their logits may differ. Samplers of a chooser are called by all in the same order."""
+        if self.group is None:
+            return lambda sample: sample
+        before: list[mx.array] = []
+
+        def agreed(sample: Callable[[mx.array], mx.array]) -> Callable[[mx.array], mx.array]:
+            def choose(logprobs: mx.array) -> mx.array:
+                # Those of other ranks wait as well, and for each other: messages keep their order.
+                own = sample(logprobs) * int(self.rank == 0)
+                if before:
+                    [own] = mx.depends([own], [before.pop()])
+                before.append(mx.distributed.all_sum(own, group=self.group))
+                return before[0]
+
+            return choose
+
+        return agreed
 
     def _with(self, reduce: Any, numbers: mx.array) -> mx.array:
         if self.group is None:

@@ -50,6 +50,9 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._engine, self._grace = engine, grace
 
+    async def on_tick(self, counter: int) -> bool:
+        return await super().on_tick(counter) or self._engine.ended.is_set()
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         waiting = self._engine.running + self._engine.waiting
         _LOG.info("ending: %d answers have %g seconds", waiting, self._grace)

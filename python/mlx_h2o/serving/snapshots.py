@@ -15,6 +15,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..lm.prompt_cache import evicting_caches
+from ..lm.ranks import ALONE, Ranks
 from .radix import RadixTree
 
 __all__ = ["Snapshots", "held_tokens", "is_cuttable", "places"]
@@ -41,10 +42,13 @@ class _Snapshot:
 
 
 class Snapshots:
-    """Snapshots of at most so many bytes and so many; the one used longest ago goes first."""
+    """Snapshots of at most so many bytes and so many; the one used longest ago goes first.
 
-    def __init__(self, max_bytes: int, max_count: int = 1024) -> None:
-        self.max_bytes, self.max_count = max_bytes, max_count
+    All ``ranks`` keep and find the same, and count the bytes of the one that has most.
+    """
+
+    def __init__(self, max_bytes: int, max_count: int = 1024, ranks: Ranks = ALONE) -> None:
+        self.max_bytes, self.max_count, self.ranks = max_bytes, max_count, ranks
         self._tree = RadixTree[_Snapshot]()
         self._kept: dict[_Snapshot, None] = {}  # used longest ago first
         self.nbytes = 0
@@ -79,9 +83,10 @@ class Snapshots:
         they hold: never more than they have seen."""
         for cache in evicting_caches(caches):
             cache.flush()
-        cuttable = is_cuttable(caches)
-        held = min([len(tokens), *held_tokens(caches)])
-        if not _cut(caches, held) or held == 0:
+        held, cut = min([len(tokens), *held_tokens(caches)]), is_cuttable(caches)
+        own = cut, _cut(caches, held), -sum(int(one.nbytes) for one in caches)
+        cuttable, whole, less = self.ranks.least(*own)
+        if not whole or held == 0:
             return 0
         key = np.array(tokens[:held], np.int64)
         near = list(self._tree.nearest(key))
@@ -91,7 +96,7 @@ class Snapshots:
         for shared, one in near if cuttable else ():
             if one.cuttable and shared == len(one.tokens):
                 self._drop(one)
-        kept = _Snapshot(key, caches, sum(int(one.nbytes) for one in caches), cuttable)
+        kept = _Snapshot(key, caches, -less, bool(cuttable))
         self._tree.put(key, kept)
         self._kept[kept] = None
         self.nbytes += kept.nbytes
