@@ -13,6 +13,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from fetched_models import fetched
 from mlx_h2o.lm.prompt_cache import make_prompt_cache
 from mlx_h2o.lm.ranks import ALONE, Ranks, ranks_of
 from rank_processes import LIBRARY, LONGEST, PYTHON, ended, pausing, saved, started
@@ -22,16 +23,20 @@ from tiny_models import tiny_qwen3
 __all__ = ["pausing", "saved"]
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def made_alone(folder: Path, *model: str) -> Any:
     """What one process makes."""
-    file = tmp_path_factory.mktemp("alone") / "found.json"
+    file = folder / "found.json"
     environment = {name: value for name, value in os.environ.items() if name != "MLX_RANK"}
     path = os.pathsep.join([str(PYTHON), str(LIBRARY), os.environ.get("PYTHONPATH", "")])
     environment |= {"PYTHONPATH": path, "MLX_H2O_CACHE": str(file.parent)}
-    command = [sys.executable, str(LIBRARY / "ranks_program.py"), str(file)]
+    command = [sys.executable, str(LIBRARY / "ranks_program.py"), str(file), *model]
     subprocess.run(command, check=True, env=environment, timeout=LONGEST)
     return json.loads(file.read_text())
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return made_alone(tmp_path_factory.mktemp("alone"))
 
 
 @pytest.fixture(scope="module", params=[2, 4])
@@ -123,6 +128,21 @@ def test_what_is_not_for_several_processes_is_refused(
     for _, error in ended(processes):
         assert said in error
     assert [one.returncode for one in processes] == [2, 2]
+
+
+@pytest.mark.slow
+def test_three_processes_write_what_smollm2_writes_in_one(
+    tmp_path: Path, pausing: dict[str, str]
+) -> None:
+    """It has 9 query heads and 3 KV heads."""
+    model = fetched("smollm2-135m-instruct")
+    program = str(LIBRARY / "ranks_program.py"), str(tmp_path / "{rank}.json"), model
+    said = ended(processes := started(3, tmp_path, pausing, *program))
+    assert [one.returncode for one in processes] == [0] * 3, said
+    expected = made_alone(tmp_path, model)
+    for rank in range(3):
+        assert json.loads((tmp_path / f"{rank}.json").read_text()) == expected
+    assert len({tuple(one) for one in expected.values()}) > 1
 
 
 def test_own_heads_are_a_part_of_all() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 import mlx.core as mx
@@ -20,6 +20,7 @@ from .routing import int_setting
 __all__ = ["ALONE", "Ranks", "dealt_out", "ranks_of"]
 
 T = TypeVar("T")
+Sampler = Callable[[mx.array], mx.array]
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Ranks:
     size: int = 1
     rank: int = 0
     group: Any = None
+    _last: list[mx.array] = field(default_factory=list, compare=False, repr=False)
 
     @classmethod
     def of(cls, group: Any) -> Ranks:
@@ -84,25 +86,17 @@ class Ranks:
         cast(Any, mx.async_eval)(found)
         return found
 
-    def chooser(self) -> Callable[[Callable[[mx.array], mx.array]], Callable[[mx.array], mx.array]]:
-        """Makes samplers of which all ranks take what the first one has chosen: the last bits of
-        their logits may differ. Samplers of a chooser are called by all in the same order."""
-        if self.group is None:
-            return lambda sample: sample
-        before: list[mx.array] = []
+    def agreed(self, sample: Sampler) -> Sampler:
+        """A sampler that takes what the first rank chooses; all call it, in the same order. The
+        last bits of their logits may differ."""
 
-        def agreed(sample: Callable[[mx.array], mx.array]) -> Callable[[mx.array], mx.array]:
-            def choose(logprobs: mx.array) -> mx.array:
-                # Those of other ranks wait as well, and for each other: messages keep their order.
-                own = sample(logprobs) * int(self.rank == 0)
-                if before:
-                    [own] = mx.depends([own], [before.pop()])
-                before.append(mx.distributed.all_sum(own, group=self.group))
-                return before[0]
+        def choose(logprobs: mx.array) -> mx.array:
+            # Those of other ranks wait as well, and for the last: messages keep their order.
+            own = mx.depends([sample(logprobs) * int(self.rank == 0)], self._last)
+            self._last[:] = [mx.distributed.all_sum(own[0], group=self.group)]
+            return self._last[0]
 
-            return choose
-
-        return agreed
+        return sample if self.group is None else choose
 
     def _with(self, reduce: Any, numbers: mx.array) -> mx.array:
         if self.group is None:

@@ -66,22 +66,16 @@ class Engine:
     least_on_disk = 256
 
     def __init__(
-        self,
-        models: Sequence[Any],
-        tokenizer: Any,
-        make: Callable[[], list[list[Any]]],
-        memory: Memory,
-        snapshots: Snapshots,
-        limits: Limits | None = None,
+        self, models: Sequence[Any], tokenizer: Any, make: Callable[[], list[list[Any]]],
+        memory: Memory, snapshots: Snapshots, limits: Limits | None = None,
         store: tuple[PromptStore, str] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.model, *drafting = models
         self.models, self.tokenizer, self.make = list(models), tokenizer, make
         self.memory, self.snapshots, self.store = memory, snapshots, store
         self.limits = limits if limits is not None else Limits()
         self.ranks = ranks_of(self.model)
-        self._agreed = self.ranks.chooser()
-        self._greedy = self._agreed(greedy)
+        self._greedy = self.ranks.agreed(greedy)
         self.vocabulary = vocabulary(self.model)
         self.counts = {"finished": 0, "failed": 0, "left": 0, "read": 0, "cached": 0, "answered": 0}
         fresh = make()
@@ -246,20 +240,16 @@ class Engine:
         return self.ranks.told(told) if there.item() else ([], set(), False, False)
 
     def _part_with(self, left: set[int]) -> None:
-        for uid, one in [*self._running.items()]:
-            if one.number in left:
-                self._part(uid)
-                self._tell_of_leaving(one)
-        for waiting in (self._waiting, self._suspects):
-            for one in [*waiting]:
-                if one.number in left:
-                    waiting.remove(one)
-                    self._tell_of_leaving(one)
-
-    def _tell_of_leaving(self, one: Request) -> None:
-        if one.failure is None:
-            self.counts["left"] += 1
-            _LOG.info("a client went away before its answer was complete")
+        gone = {uid: one for uid, one in self._running.items() if one.number in left}
+        for uid in gone:
+            self._part(uid)
+        waiting = [one for one in (*self._waiting, *self._suspects) if one.number in left]
+        for one in waiting:
+            (self._waiting if one in self._waiting else self._suspects).remove(one)
+        for one in (*gone.values(), *waiting):
+            if one.failure is None:
+                self.counts["left"] += 1
+                _LOG.info("a client went away before its answer was complete")
 
     def _let_join(self) -> None:
         if any(one._tried for one in self._running.values()):
@@ -322,7 +312,7 @@ class Engine:
                     self.tokenizer, request.stops, request.state, request.goes_on
                 )
             chooses = request.sampler(self._spared)
-            chooses = self._greedy if chooses is greedy else self._agreed(chooses)
+            chooses = self._greedy if chooses is greedy else self.ranks.agreed(chooses)
             lasting = self._lasting if self._evicts_from(request) else None
             request._places = places(seen, self._boundaries, read, lasting)
             bounds = [read, *request._places, len(seen)]

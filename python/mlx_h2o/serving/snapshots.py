@@ -7,7 +7,7 @@ and are bounded, therefore small: several of them are kept, at a ladder of place
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -154,16 +154,8 @@ def is_cuttable(caches: Sequence[Any]) -> bool:
 
 def held_tokens(caches: Sequence[Any]) -> list[int]:
     """The tokens that each cache has seen that knows it."""
-    return [int(one.offset) for one in _parts(caches) if hasattr(one, "offset")]
-
-
-def _parts(caches: Sequence[Any]) -> Iterator[Any]:
-    for one in caches:
-        inner = getattr(one, "caches", None)
-        if inner is None or hasattr(one, "offset"):
-            yield one
-        else:
-            yield from _parts(inner)
+    parts = [[one] if hasattr(one, "offset") else getattr(one, "caches", ()) for one in caches]
+    return [int(one.offset) for own in parts for one in own if hasattr(one, "offset")]
 
 
 def _cut(caches: Sequence[Any], length: int) -> bool:
