@@ -107,12 +107,15 @@ def read(
     chunk: int,
     progress: Progress | None = None,
 ) -> mx.array:
-    """Feed tokens [B, T] in chunks; the last logits [B, V]. The caller routes the model."""
+    """Feed tokens [B, T] in chunks; the last logits [B, V], which are computed when they are needed.
+
+    The caller routes the model.
+    """
     logits: mx.array
     total = tokens.shape[1]
     for start in range(0, total, chunk):
         logits = model(tokens[:, start : start + chunk], cache=caches)[:, -1]
-        mx.eval(logits, [cache.state for cache in caches])
+        mx.eval([cache.state for cache in caches])
         if progress is not None:
             progress(min(start + chunk, total), total)
     return logits
