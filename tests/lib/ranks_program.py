@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -93,6 +94,12 @@ def main(group: Any) -> dict[str, Any]:
         # As large as the share of one process.
         share = 40_000 // ranks_of(model).size
         own["bytes"] = {"settings": asdict(fit_bytes(model, share, length=400).config)}
+    # Ranks whose logits say something else take what the first one chooses.
+    ranks, tokenizer = ranks_of(model), TokenizerWrapper(tiny_tokenizer())
+    chooses = ranks.agreed(partial(mx.argmin if ranks.rank else mx.argmax, axis=-1))
+    given = {"max_kv_size": 40, "sampler": chooses}
+    stream = mlx_h2o.stream_generate(model, tokenizer, random_prompt(30), COUNT, **given)
+    found["agreed"] = [one.token for one in stream]
     probed = layers.probe(model)
     found["probe"] = {"gives": probed.gives, "errors": probed.errors}
     # Heads of which one retrieves, and those of other processes do not.

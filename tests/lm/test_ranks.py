@@ -73,6 +73,11 @@ def test_several_processes_make_what_one_makes(
 
 
 @pytest.mark.slow
+def test_all_take_the_tokens_of_the_first(alone: Any, together: list[Any]) -> None:
+    assert all(found["agreed"] == alone["agreed"] for found in together)
+
+
+@pytest.mark.slow
 def test_the_probe_sees_the_heads_of_all_processes(alone: Any, together: list[Any]) -> None:
     for found in together:
         for name, value in alone["probe"].items():
