@@ -20,7 +20,7 @@ from tiny_models import tiny_qwen3, tiny_tokenizer
 
 LIBRARY = Path(__file__).parent
 PYTHON = Path(__file__).parents[2] / "python"
-LONGEST = 300
+LONGEST = 1200
 
 
 @pytest.fixture(scope="module")
