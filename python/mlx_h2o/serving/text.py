@@ -55,9 +55,10 @@ class Writer:
         self.stops = tuple(stops)
         self._text = _until(self.stops)
         machine: Any = make_text_state_machine(tokenizer)  # type: ignore[no-untyped-call]
-        channels = tokenizer.convert_tokens_to_ids([*_MARKS])
-        if {None, tokenizer.unk_token_id}.isdisjoint(channels):
-            machine = _HARMONY
+        if not tokenizer.has_thinking:  # that mlx_lm knows
+            channels = tokenizer.convert_tokens_to_ids([*_MARKS])
+            if {None, tokenizer.unk_token_id}.isdisjoint(channels):
+                machine = _HARMONY
         self._kinds = machine.make_state(state)
 
     @property
