@@ -387,6 +387,14 @@ def harness(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
+def vlm(session: nox.Session) -> None:
+    """mlx-vlm's models and its prompt cache with evicting caches."""
+    package(session)
+    python(session, "-m", "pip", "install", "-q", *EXTRAS["vlm"])
+    pytest(session, "-m", "", "tests/lm/test_vlm.py")
+
+
+@nox.session(venv_backend="none")
 def faults(session: nox.Session) -> None:
     """Seeded faults, one at a time: the checks notice each of them."""
     pytest(session, *SIDE_BY_SIDE, "-m", "faults", env=c_library(session))

@@ -1,4 +1,9 @@
-"""What one process of a group makes of small models, in JSON: run by tests/lm/test_ranks.py."""
+"""What one process of a group makes of small models, in JSON: run by tests/lm/test_ranks.py.
+
+    python ranks_program.py FILE [FOLDER]
+
+With the folder of a model on disk, what it makes of that.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,7 @@ import json
 import os
 import sys
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -13,6 +19,7 @@ from mlx_lm.models import qwen2
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 import mlx_h2o
+from mlx_h2o import demo
 from mlx_h2o.lm import layers
 from mlx_h2o.lm.prompt_cache import evicting_caches, fit_bytes
 from mlx_h2o.lm.ranks import ranks_of
@@ -87,6 +94,12 @@ def main(group: Any) -> dict[str, Any]:
         # As large as the share of one process.
         share = 40_000 // ranks_of(model).size
         own["bytes"] = {"settings": asdict(fit_bytes(model, share, length=400).config)}
+    # Ranks whose logits say something else take what the first one chooses.
+    ranks, tokenizer = ranks_of(model), TokenizerWrapper(tiny_tokenizer())
+    chooses = ranks.agreed(partial(mx.argmin if ranks.rank else mx.argmax, axis=-1))
+    given = {"max_kv_size": 40, "sampler": chooses}
+    stream = mlx_h2o.stream_generate(model, tokenizer, random_prompt(30), COUNT, **given)
+    found["agreed"] = [one.token for one in stream]
     probed = layers.probe(model)
     found["probe"] = {"gives": probed.gives, "errors": probed.errors}
     # Heads of which one retrieves, and those of other processes do not.
@@ -96,7 +109,19 @@ def main(group: Any) -> dict[str, Any]:
     return found
 
 
+def of_folder(folder: str, group: Any) -> dict[str, Any]:
+    """Tokens that a real model writes behind a text, in caches of four kinds."""
+    model, tokenizer = mlx_h2o.load(folder, group=group)
+    tokens, found = tokenizer.encode(demo.text())[:100], {}
+    for name in ("window", "keydiff", "h2o", "packed"):
+        given = {"max_kv_size": 40, "layers": "equal"} | SETTINGS[name]
+        stream = mlx_h2o.stream_generate(model, tokenizer, tokens, COUNT, **given)
+        found[name] = [one.token for one in stream]
+    return found
+
+
 if __name__ == "__main__":
     started = mx.distributed.init(backend="ring") if "MLX_RANK" in os.environ else None
+    result = of_folder(sys.argv[2], started) if len(sys.argv) > 2 else main(started)
     with open(sys.argv[1], "w") as file:
-        json.dump(main(started), file)
+        json.dump(result, file)

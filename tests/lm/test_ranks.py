@@ -4,84 +4,39 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
-import socket
 import subprocess
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import pytest
-from mlx.utils import tree_flatten
 
+from fetched_models import fetched
 from mlx_h2o.lm.prompt_cache import make_prompt_cache
 from mlx_h2o.lm.ranks import ALONE, Ranks, ranks_of
+from rank_processes import LIBRARY, LONGEST, PYTHON, ended, pausing, saved, started
 from ranks_program import HEADS, MODELS, SETTINGS
-from tiny_models import tiny_qwen3, tiny_tokenizer
+from tiny_models import tiny_qwen3
 
-LIBRARY = Path(__file__).parents[1] / "lib"
-PYTHON = Path(__file__).parents[2] / "python"
-LONGEST = 300
+__all__ = ["pausing", "saved"]
 
 
-@pytest.fixture(scope="module")
-def pausing(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The environment in which processes wait for others without taking their processor."""
-    if sys.platform != "linux" or shutil.which("cc") is None:
-        return {}
-    made = tmp_path_factory.mktemp("yielding") / "yielding.so"
-    command = ["cc", "-shared", "-fPIC", "-o", str(made), str(LIBRARY / "yielding.c"), "-ldl"]
-    subprocess.run(command, check=True)
-    return {"LD_PRELOAD": str(made)}
-
-
-def started(
-    count: int, folder: Path, environment: dict[str, str], *command: str
-) -> list[subprocess.Popen[str]]:
-    """So many processes of one group on this machine; {rank} in a command is that of each."""
-    with ExitStack() as stack:
-        ports = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in ports:
-            one.bind(("127.0.0.1", 0))
-        hosts = [[f"127.0.0.1:{one.getsockname()[1]}"] for one in ports]
-    (folder / "hosts.json").write_text(json.dumps(hosts))
+def made_alone(folder: Path, *model: str) -> Any:
+    """What one process makes."""
+    file = folder / "found.json"
+    environment = {name: value for name, value in os.environ.items() if name != "MLX_RANK"}
     path = os.pathsep.join([str(PYTHON), str(LIBRARY), os.environ.get("PYTHONPATH", "")])
-    given = os.environ | environment | {
-        "PYTHONPATH": path, "MLX_HOSTFILE": str(folder / "hosts.json"),
-        "MLX_H2O_CACHE": str(folder / "cache"),
-    }  # fmt: skip
-    return [
-        subprocess.Popen(
-            [sys.executable, *(part.replace("{rank}", str(rank)) for part in command)],
-            env=given | {"MLX_RANK": str(rank)},
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for rank in range(count)
-    ]  # fmt: skip
-
-
-def ended(processes: list[subprocess.Popen[str]]) -> list[tuple[str, str]]:
-    """What each of them said, on standard output and error; none outlives the test."""
-    try:
-        return [one.communicate(timeout=LONGEST) for one in processes]
-    finally:
-        for one in processes:
-            one.kill()
+    environment |= {"PYTHONPATH": path, "MLX_H2O_CACHE": str(file.parent)}
+    command = [sys.executable, str(LIBRARY / "ranks_program.py"), str(file), *model]
+    subprocess.run(command, check=True, env=environment, timeout=LONGEST)
+    return json.loads(file.read_text())
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What one process makes."""
-    file = tmp_path_factory.mktemp("alone") / "found.json"
-    environment = {name: value for name, value in os.environ.items() if name != "MLX_RANK"}
-    path = os.pathsep.join([str(PYTHON), str(LIBRARY), os.environ.get("PYTHONPATH", "")])
-    environment |= {"PYTHONPATH": path, "MLX_H2O_CACHE": str(file.parent)}
-    command = [sys.executable, str(LIBRARY / "ranks_program.py"), str(file)]
-    subprocess.run(command, check=True, env=environment, timeout=LONGEST)
-    return json.loads(file.read_text())
+    return made_alone(tmp_path_factory.mktemp("alone"))
 
 
 @pytest.fixture(scope="module", params=[2, 4])
@@ -118,6 +73,11 @@ def test_several_processes_make_what_one_makes(
 
 
 @pytest.mark.slow
+def test_all_take_the_tokens_of_the_first(alone: Any, together: list[Any]) -> None:
+    assert all(found["agreed"] == alone["agreed"] for found in together)
+
+
+@pytest.mark.slow
 def test_the_probe_sees_the_heads_of_all_processes(alone: Any, together: list[Any]) -> None:
     for found in together:
         for name, value in alone["probe"].items():
@@ -125,17 +85,6 @@ def test_the_probe_sees_the_heads_of_all_processes(alone: Any, together: list[An
                 assert own == pytest.approx(expected, abs=2e-4)
     rows = {len(head) for layer in alone["by head"]["h2o"]["kept"] for head in layer}
     assert len(rows) > 1
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A small model on disk."""
-    folder, model = tmp_path_factory.mktemp("model"), tiny_qwen3(**HEADS)
-    weights = dict(tree_flatten(model.parameters()))
-    mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
-    (folder / "config.json").write_text(json.dumps(vars(model.args)))
-    tiny_tokenizer().save_pretrained(folder)
-    return str(folder)
 
 
 def generating(model: str, *more: str) -> list[str]:
@@ -187,10 +136,18 @@ def test_what_is_not_for_several_processes_is_refused(
 
 
 @pytest.mark.slow
-def test_a_server_is_one_process(saved: str, tmp_path: Path, pausing: dict[str, str]) -> None:
-    command = ["-m", "mlx_h2o", "server", "--model", saved]
-    for _, error in ended(started(2, tmp_path, pausing, *command)):
-        assert "the server is one process, found 2" in error
+def test_three_processes_write_what_smollm2_writes_in_one(
+    tmp_path: Path, pausing: dict[str, str]
+) -> None:
+    """It has 9 query heads and 3 KV heads."""
+    model = fetched("smollm2-135m-instruct")
+    program = str(LIBRARY / "ranks_program.py"), str(tmp_path / "{rank}.json"), model
+    said = ended(processes := started(3, tmp_path, pausing, *program))
+    assert [one.returncode for one in processes] == [0] * 3, said
+    expected = made_alone(tmp_path, model)
+    for rank in range(3):
+        assert json.loads((tmp_path / f"{rank}.json").read_text()) == expected
+    assert len({tuple(one) for one in expected.values()}) > 1
 
 
 def test_own_heads_are_a_part_of_all() -> None:

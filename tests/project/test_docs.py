@@ -27,6 +27,7 @@ NOT_RUN = {
     "docs/index.md": ["needs a chat model, and a person"],
     "docs/budget.md": ["the harness fetches its tasks"],
     "docs/machines.md": ["needs two Macs"],
+    "docs/python.md": ["mlx-vlm is installed by nox -s vlm"],
     "docs/swift.md": [
         "a line of another package's manifest",
         "ChatSession is mlx-swift-lm's, which the package takes on Apple platforms only",

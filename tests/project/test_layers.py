@@ -129,4 +129,5 @@ def test_no_module_lies_beside_the_folders_but_the_public_ones() -> None:
         "evaluate",
         "fast",
         "version",
+        "vlm",
     }

@@ -20,20 +20,13 @@ def loaded(
     args: argparse.Namespace, ranks: Ranks = ALONE, **tokenizer_config: Any
 ) -> tuple[Any, Any]:
     """The model and the tokenizer that the flags name."""
-    trusted = {"trust_remote_code": args.trust_remote_code}
-    if ranks.size > 1:
-        found: tuple[Any, Any] = load(
-            args.model, group=ranks.group, tokenizer_config=tokenizer_config | trusted, **trusted
-        )
-        return found
-    quantised = getattr(args, "quantize_activations", False)
-    model, tokenizer = load(
-        args.model,
-        adapter_path=getattr(args, "adapter_path", None),
-        tokenizer_config=tokenizer_config | trusted,
-        **{"model_config": {"quantize_activations": True}} if quantised else {},
-        **trusted,
-    )
+    given: dict[str, Any] = {"trust_remote_code": args.trust_remote_code}
+    given["tokenizer_config"] = tokenizer_config | given
+    if adapter := getattr(args, "adapter_path", None):
+        given["adapter_path"] = adapter
+    if getattr(args, "quantize_activations", False):
+        given["model_config"] = {"quantize_activations": True}
+    model, tokenizer = load(args.model, group=ranks.group, **given)
     return model, tokenizer
 
 
@@ -43,11 +36,11 @@ def sampler(args: argparse.Namespace, model: Any, tokenizer: Any) -> Callable[[A
     if top_k >= (known := vocabulary(model)):
         raise ValueError(f"--top-k is {top_k}, expected fewer than all {known} tokens")
     least = getattr(args, "min_p", 0.0), getattr(args, "min_tokens_to_keep", 1)
-    found: Callable[[Any], Any] = make_sampler(
+    found = make_sampler(
         args.temp, args.top_p, *least, top_k, args.xtc_probability, args.xtc_threshold,
         tokenizer.encode("\n") + list(tokenizer.eos_token_ids),
     )  # fmt: skip
-    return found
+    return ranks_of(model).agreed(found)
 
 
 def prompt_of(text: str) -> str:

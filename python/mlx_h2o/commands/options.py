@@ -149,15 +149,9 @@ class CacheSettings:
         return CacheSettings(found.config, None, self.layers, None)
 
     def caches(self, model: Any, draft_model: Any = None, length: int | None = None) -> list[Any]:
-        """Caches of these settings, then those of a draft model."""
-        return make_prompt_cache(
-            model,
-            self.config,
-            draft_model=draft_model,
-            budgets=self.budgets,
-            layers=self.layers,
-            length=length,
-        )
+        """Caches of these settings, and behind them those of a draft model."""
+        own: dict[str, Any] = {"budgets": self.budgets, "layers": self.layers, "length": length}
+        return make_prompt_cache(model, self.config, draft_model=draft_model, **own)
 
 
 def settings_of(

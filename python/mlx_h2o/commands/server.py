@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import importlib
 import logging
+import signal
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,11 +16,12 @@ import mlx.core as mx
 from ..lm.fingerprint import fingerprint
 from ..lm.generate import load
 from ..lm.prompt_cache import budgets_of, evicting_caches, make_prompt_cache
+from ..lm.ranks import Ranks
 from .flags import add_flags
 from .models import loaded
 from .options import CacheSettings, add_cache_flags, settings_of
 from .parsing import OneLineParser, number
-from .together import refuse_several
+from .together import together
 
 _LOG = logging.getLogger("mlx_h2o")
 
@@ -28,7 +30,6 @@ def run(arguments: Sequence[str]) -> int:
     """Serve until a signal ends it; returns the exit status."""
     flags = parser()
     args = flags.parse_args(arguments)
-    refuse_several(flags)
     drafted = 0 if args.draft_model is None else args.num_draft_tokens
     if drafted and hasattr(args, "budgets"):
         flags.error("--budgets with --draft-model: its layers are not those of the file")
@@ -38,13 +39,14 @@ def run(arguments: Sequence[str]) -> int:
         importlib.import_module("mlx_h2o.serving.listening")
     except ImportError as error:
         flags.error(f"{error.name} is missing, expected pip install 'mlx-h2o[server]'")
-    logging.basicConfig(level=args.log_level, format="%(asctime)s %(levelname)s %(message)s")
-    _serve(flags, args, settings)
+    with together(flags, args) as ranks:
+        logging.basicConfig(level=args.log_level, format="%(asctime)s %(levelname)s %(message)s")
+        _serve(flags, args, settings, ranks)
     return 0
 
 
 def _serve(
-    flags: argparse.ArgumentParser, args: argparse.Namespace, settings: CacheSettings
+    flags: argparse.ArgumentParser, args: argparse.Namespace, settings: CacheSettings, ranks: Ranks
 ) -> None:
     from ..serving.engine import Engine
     from ..serving.http import Settings, make_app
@@ -55,9 +57,10 @@ def _serve(
     from ..serving.snapshots import Snapshots
 
     # What cannot be written, and a port that is taken, are told before the model is loaded.
-    with _store(flags, args) as store, listen(args.host, args.port) as listener:
+    listening = contextlib.nullcontext() if ranks.rank else listen(args.host, args.port)
+    with _store(flags, args) as store, listening as listener:
         template = {"chat_template": args.chat_template} if args.chat_template else {}
-        model, tokenizer = loaded(args, **template)
+        model, tokenizer = loaded(args, ranks, **template)
         models = [model] if args.draft_model is None else [model, load(args.draft_model)[0]]
         mx.eval([one.parameters() for one in models])
         make = _making(models, settings)
@@ -71,17 +74,24 @@ def _serve(
         )  # fmt: skip
         most = memory.free // 4 if args.prompt_cache_bytes is None else args.prompt_cache_bytes
         kept = store and (store, _name(models, make))
-        snapshots = Snapshots(most, args.prompt_cache_size)
+        snapshots = Snapshots(most, args.prompt_cache_size, ranks)
         engine = Engine(models, tokenizer, make, memory, snapshots, limits, kept)
         memory.apply()
+        for one in (signal.SIGINT, signal.SIGTERM):  # uvicorn hears of them, on the first rank
+            signal.signal(one, signal.SIG_IGN)
         sampling = Sampling(args.temp, args.top_p, args.top_k, args.min_p)
         asked = Settings(
             args.model, sampling, args.max_tokens, args.chat_template_args, args.api_key,
             args.allowed_hosts, args.allowed_origins, args.max_body,
         )  # fmt: skip
-        where = args.model, *listener.getsockname()[:2], f"{memory.free:,}"
-        _LOG.info("%s on http://%s:%d, %s bytes beside the weights", *where)
-        serve(make_app(engine, asked), engine, listener, args.grace)
+        if listener is None:
+            engine.ended.wait()
+        else:
+            where = args.model, *listener.getsockname()[:2], f"{memory.free:,}"
+            _LOG.info("%s on http://%s:%d, %s bytes beside the weights%s", *where, ranks)
+            serve(make_app(engine, asked), engine, listener, args.grace)
+        if engine.error is not None:
+            raise ValueError(f"the engine has ended: {engine.error}")
 
 
 def _making(models: list[Any], settings: CacheSettings) -> Any:

@@ -58,15 +58,6 @@ def together(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Itera
             raise ValueError(f"process {ranks.rank} of {ranks.size}: {error}") from error
 
 
-def refuse_several(parser: argparse.ArgumentParser) -> None:
-    """End a command that `mlx.launch` started in several processes."""
-    if any(name in os.environ for name in _STARTED):
-        size = mx.distributed.init().size()
-        if size > 1:
-            name = parser.prog.rpartition(" ")[2]
-            parser.error(f"the {name} is one process, found {size}: generate and chat share models")
-
-
 def _open_files() -> set[int]:
     return set(map(int, os.listdir("/dev/fd")))
 

@@ -9,21 +9,19 @@ of the model's code is replaced.
 from __future__ import annotations
 
 import contextlib
-import contextvars
+import copy
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 from mlx.nn.layers.base import Module
-from mlx_lm.models import cache as mlx_lm_cache
 
 from ..config import H2OConfig
 from ..errors import check_int
 from .prompt_cache import evicting_caches, make_prompt_cache
 from .routing import model_name, routing
 
-_making: contextvars.ContextVar[bool] = contextvars.ContextVar("mlx_h2o_making", default=False)
 _lock = threading.Lock()
 _MARK = "_mlx_h2o_installed"
 
@@ -79,14 +77,12 @@ def install_kv_eviction(
                 f"[install_kv_eviction] eviction is installed on {model_name(model)} already: "
                 "expected remove_kv_eviction first."
             )
-        make_prompt_cache(
-            model, config, layers="equal"
-        )  # refuses what cannot be served, before anything changes
+        # Refuses what cannot be served, before anything changes.
+        fresh = make_prompt_cache(model, config, layers="equal")
         context = contextlib.ExitStack()
         context.enter_context(routing(model))
-        stock = getattr(type(model), "make_cache", None)
         # Attributes of this one model, which shadow its class's: no other model sees them.
-        object.__setattr__(model, "make_cache", _maker(weakref.ref(model), config, stock))
+        object.__setattr__(model, "make_cache", lambda: copy.deepcopy(fresh))
         object.__setattr__(model, _MARK, weakref.finalize(model, context.close))
 
 
@@ -122,21 +118,3 @@ def reset_eviction_scores(caches: Sequence[Any]) -> None:
     for cache in found:
         cache.flush()  # the surplus of a chunk goes by the scores that it has
         cache.reset_scores()
-
-
-def _maker(model: weakref.ref[Any], config: H2OConfig, stock: Any) -> Any:
-    def make_cache() -> list[Any]:
-        served = model()
-        if _making.get():
-            return list(stock(served)) if stock is not None else _plain(served)
-        token = _making.set(True)
-        try:
-            return make_prompt_cache(cast(Module, served), config, layers="equal")
-        finally:
-            _making.reset(token)
-
-    return make_cache
-
-
-def _plain(model: Any) -> list[Any]:
-    return [cast(Any, mlx_lm_cache.KVCache)() for _ in model.layers]

@@ -6,11 +6,12 @@ All ranks compute the same, but for their heads, and have to agree on what depen
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 import mlx.core as mx
+import numpy as np
 from mlx.nn.layers import distributed
 from mlx_lm.utils import sharded_load
 
@@ -19,6 +20,7 @@ from .routing import int_setting
 __all__ = ["ALONE", "Ranks", "dealt_out", "ranks_of"]
 
 T = TypeVar("T")
+Sampler = Callable[[mx.array], mx.array]
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class Ranks:
     size: int = 1
     rank: int = 0
     group: Any = None
+    _last: list[mx.array] = field(default_factory=list, compare=False, repr=False)
 
     @classmethod
     def of(cls, group: Any) -> Ranks:
@@ -70,11 +73,30 @@ class Ranks:
         """What the first rank tells the others; all call it."""
         if self.group is None:
             return what
-        own = pickle.dumps(what) if self.rank == 0 else b""
+        own = np.frombuffer(pickle.dumps(what) if self.rank == 0 else b"", np.uint8)
         size = cast(int, self.sums(mx.array(len(own))).item())
-        data = self.sums(mx.array([*own], mx.uint8) if own else mx.zeros(size, mx.uint8))
-        found: T = pickle.loads(bytes(cast(Any, data)))
+        data = self.sums(mx.array(own) if len(own) else mx.zeros(size, mx.uint8))
+        found: T = what if self.rank == 0 else pickle.loads(bytes(cast(Any, data)))
         return found
+
+    def flag(self, wave: bool) -> mx.array:
+        """Whether the first rank waves; all call it, and none waits before it is read."""
+        own = mx.array(wave and self.rank == 0, mx.int32)
+        found = mx.distributed.all_sum(own, group=self.group)
+        cast(Any, mx.async_eval)(found)
+        return found
+
+    def agreed(self, sample: Sampler) -> Sampler:
+        """A sampler that takes what the first rank chooses; all call it, in the same order. The
+        last bits of their logits may differ."""
+
+        def choose(logprobs: mx.array) -> mx.array:
+            # Those of other ranks wait as well, and for the last: messages keep their order.
+            own = mx.depends([sample(logprobs) * int(self.rank == 0)], self._last)
+            self._last[:] = [mx.distributed.all_sum(own[0], group=self.group)]
+            return self._last[0]
+
+        return sample if self.group is None else choose
 
     def _with(self, reduce: Any, numbers: mx.array) -> mx.array:
         if self.group is None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -125,8 +126,7 @@ def _functions(cls: type) -> Iterator[FunctionType]:
                 function = function.__func__
             while isinstance(function, functools.partial):
                 function = function.func
-            while hasattr(function, "__wrapped__"):
-                function = function.__wrapped__
+            function = inspect.unwrap(function)
             if isinstance(function, FunctionType):
                 yield function
 

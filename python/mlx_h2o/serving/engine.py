@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import pairwise
 from typing import Any
 
@@ -15,6 +16,7 @@ from mlx_lm.generate import BatchGenerator, StopSequences, generation_stream
 
 from ..lm.checks import checked_tokens, vocabulary
 from ..lm.prompt_cache import beyond_context, context_length, evicting_caches
+from ..lm.ranks import ranks_of
 from ..lm.routing import routing_for
 from .disk import PromptStore
 from .lanes import Lanes
@@ -34,10 +36,17 @@ _EVERY = 256
 """Tokens of an answer between two places at which caches are kept, for answers that are cut."""
 _WORTH = 64
 """Tokens for which it is better to wait until another request has read them."""
+_BEAT = 0.02
+"""Seconds after which ranks that have nothing to do ask the first one for news."""
+_News = tuple[list[Request], set[int], bool, bool]
+"""Requests that have come, numbers of those that have left, whether to end, and to give up."""
 
 
 class Engine:
     """Answers requests until it is closed.
+
+    The ranks of a model that is dealt out have an engine each, and all do the same: the first one
+    tells the others of requests and tokens. If one fails alone, all end.
 
     Args:
         models: the model, and behind it a draft model if there is one. Nobody else uses them.
@@ -51,33 +60,32 @@ class Engine:
     Attributes:
         least_on_disk: tokens; for fewer it does not pay to write a file.
         counts: requests and tokens since it began, by name.
+        ended, error: set at its end, and why, unless it was closed.
     """
 
     least_on_disk = 256
 
     def __init__(
-        self,
-        models: Sequence[Any],
-        tokenizer: Any,
-        make: Callable[[], list[list[Any]]],
-        memory: Memory,
-        snapshots: Snapshots,
-        limits: Limits | None = None,
+        self, models: Sequence[Any], tokenizer: Any, make: Callable[[], list[list[Any]]],
+        memory: Memory, snapshots: Snapshots, limits: Limits | None = None,
         store: tuple[PromptStore, str] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.model, *drafting = models
         self.models, self.tokenizer, self.make = list(models), tokenizer, make
         self.memory, self.snapshots, self.store = memory, snapshots, store
         self.limits = limits if limits is not None else Limits()
+        self.ranks = ranks_of(self.model)
+        self._greedy = self.ranks.agreed(greedy)
         self.vocabulary = vocabulary(self.model)
         self.counts = {"finished": 0, "failed": 0, "left": 0, "read": 0, "cached": 0, "answered": 0}
         fresh = make()
-        self._batches = not drafting and _have_batches(fresh[0])
+        batches = not drafting and _have_batches(fresh[0])
         for model in models:  # in the thread that made them: others may not
             held = [one for module in model.modules() for one in module.values()]
             mx.eval([one for one in held if isinstance(one, mx.array)])
         self._layers = [len(caches) for caches in fresh]
-        self._lasting = _lasting_tokens([one for caches in fresh for one in caches])
+        lasting = _lasting_tokens([one for caches in fresh for one in caches])
+        self._batches, self._lasting = self.ranks.least(batches, lasting)
         special = set(getattr(tokenizer, "all_special_ids", ()))
         added: dict[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
         self._boundaries = frozenset(special | {n for n, one in added.items() if one.special})
@@ -85,13 +93,17 @@ class Engine:
         self._ends = StopSequences([(token,) for token in tokenizer.eos_token_ids])
         self._batch = self._new_batch()
         self._running: dict[int, Request] = {}
+        self._come: list[Request] = []  # of which other threads tell
+        self._submitted = 0
         self._waiting: deque[Request] = deque()
         self._suspects: deque[Request] = deque()  # were running when a step failed
         self._lone_failures = 0
         self._told = False
         self._closing = self._giving_up = False
+        self._untold: tuple[_News, mx.array] = ([], set(), False, False), mx.array(0)
+        self.error: Exception | None = None
         self._wake = threading.Condition()
-        self._ended = threading.Event()
+        self.ended = threading.Event()
         life = [self._live]
         threading.Thread(target=_stay_behind, args=(life,), name="mlx_h2o", daemon=True).start()
 
@@ -125,11 +137,14 @@ class Engine:
             BusyError: too many wait, or the engine is about to end.
         """
         with self._wake:
-            if self._closing or self._ended.is_set():
+            if self._closing or self.ended.is_set():
                 raise BusyError("the server is about to end")
-            if len(self._waiting) + len(requests) > self.limits.queue:
-                raise BusyError(f"{len(self._waiting):,} requests wait already")
-            self._waiting.extend(requests)
+            if self.waiting + len(requests) > self.limits.queue:
+                raise BusyError(f"{self.waiting:,} requests wait already")
+            for one in requests:
+                self._submitted += 1
+                one.number = self._submitted
+            self._come += requests
             self._wake.notify()
 
     def leave(self, request: Request) -> None:
@@ -144,12 +159,12 @@ class Engine:
 
     @property
     def waiting(self) -> int:
-        return len(self._waiting) + len(self._suspects)
+        return len(self._come) + len(self._waiting) + len(self._suspects)
 
     @property
     def fault(self) -> str:
         """Why no request can be answered; empty while all is well."""
-        if self._ended.is_set():
+        if self.ended.is_set():
             return "the engine has ended"
         return "every step of the model fails" if self._lone_failures >= _AGAIN else ""
 
@@ -159,11 +174,11 @@ class Engine:
         with self._wake:
             self._closing = True
             self._wake.notify()
-        whole = self._ended.wait(timeout)
+        whole = self.ended.wait(timeout)
         if not whole:
             _LOG.warning("%d requests are not answered to their end", self.running + self.waiting)
             self._giving_up = True
-            self._ended.wait(10)
+            self.ended.wait(10)
         return whole
 
     # The thread
@@ -178,44 +193,63 @@ class Engine:
                     pass
         except Exception as error:
             if not isinstance(error, BusyError):
+                self.error = error
                 _LOG.exception("the engine has ended")
-            for request in [*self._running.values(), *self._waiting, *self._suspects]:
+            for request in [*self._running.values(), *self._waiting, *self._suspects, *self._come]:
                 request.sink(Event(error=error))
         finally:
-            self._batch.close()
-            self.snapshots.shrink(0)
-            mx.clear_cache()
-            self._ended.set()
+            with suppress(RuntimeError):  # of MLX, once a connection was lost
+                self._batch.close()
+                self.snapshots.shrink(0)
+                mx.clear_cache()
+            self.ended.set()
 
     def _work(self) -> bool:
         """One token for everybody; False at the end."""
-        with self._wake:
-            while not (self._waiting or self._suspects or self._running):
-                if self._closing:
-                    return False
-                self._wake.wait()
-        if self._giving_up:
+        come, left, closing, giving_up = self._news()
+        self._waiting += come
+        if giving_up:
             raise BusyError("the server has ended before the answer did")
         try:
-            self._part_with_leavers()
+            self._part_with(left)
             if self._running:
                 self._step()
         except Exception as error:
             self._recover(error)
         self._let_join()
-        return True
+        return bool(self._waiting or self._suspects or self._running or not closing)
 
-    def _part_with_leavers(self) -> None:
-        for one in [*self._waiting, *self._running.values()]:
-            if one.left:
-                self.counts["left"] += 1
-                _LOG.info("a client went away before its answer was complete")
-        gone = [uid for uid, one in self._running.items() if one.left]
+    def _news(self) -> _News:
+        """What others have called since, for which it waits where there is nothing to do.
+
+        Of several ranks what the first one had a step before: so none waits for the others' steps.
+        """
+        alone, untold = self.ranks.size == 1, any(self._untold[0])
+        here = [*self._running.values(), *self._waiting, *self._suspects]
+        with self._wake:
+            if not (here or untold):
+                beat = None if alone else _BEAT
+                self._wake.wait_for(lambda: self._come or self._closing, beat)
+            come, self._come = self._come, []
+            left = {one.number for one in here + come if one.left}
+            news = come, left, self._closing, self._giving_up
+        if alone:
+            return news
+        told, there = self._untold
+        self._untold = news, self.ranks.flag(any(news))
+        return self.ranks.told(told) if there.item() else ([], set(), False, False)
+
+    def _part_with(self, left: set[int]) -> None:
+        gone = {uid: one for uid, one in self._running.items() if one.number in left}
         for uid in gone:
             self._part(uid)
-        with self._wake:
-            self._waiting = deque(one for one in self._waiting if not one.left)
-        self._suspects = deque(one for one in self._suspects if not one.left)
+        waiting = [one for one in (*self._waiting, *self._suspects) if one.number in left]
+        for one in waiting:
+            (self._waiting if one in self._waiting else self._suspects).remove(one)
+        for one in (*gone.values(), *waiting):
+            if one.failure is None:
+                self.counts["left"] += 1
+                _LOG.info("a client went away before its answer was complete")
 
     def _let_join(self) -> None:
         if any(one._tried for one in self._running.values()):
@@ -226,10 +260,9 @@ class Engine:
             return
         later: list[Request] = []
         while self.running < self.limits.decode:
-            with self._wake:
-                request = self._waiting.popleft() if self._waiting else None
-            if request is None:
+            if not self._waiting:
                 break
+            request = self._waiting.popleft()
             if not self._is_room(request):
                 later.append(request)
                 break
@@ -237,8 +270,7 @@ class Engine:
                 later.append(request)
                 continue
             self._join(request)
-        with self._wake:
-            self._waiting.extendleft(reversed(later))
+        self._waiting.extendleft(reversed(later))
 
     def _is_room(self, request: Request) -> bool:
         """Whether its bytes fit; prompts that were read before give way."""
@@ -260,7 +292,7 @@ class Engine:
             if not one._places or one.answer:
                 continue
             shared = min(common(one.tokens, request.tokens), len(request.tokens) - 1)
-            lasts = self._lasting is None or shared <= self._lasting
+            lasts = shared <= self._lasting
             if max([shared] if lasts else [n for n in one._places if n <= shared] or [0]) >= enough:
                 return True
         return False
@@ -279,23 +311,30 @@ class Engine:
                 request._writer = Writer(
                     self.tokenizer, request.stops, request.state, request.goes_on
                 )
+            chooses = request.sampler(self._spared)
+            chooses = self._greedy if chooses is greedy else self.ranks.agreed(chooses)
             lasting = self._lasting if self._evicts_from(request) else None
             request._places = places(seen, self._boundaries, read, lasting)
             bounds = [read, *request._places, len(seen)]
             [uid] = self._batch.insert_segments(
                 [[seen[a:b] for a, b in pairwise(bounds)]], caches=[caches],
                 max_tokens=[request.max_tokens - len(request.answer)], all_tokens=[seen[:read]],
-                samplers=[request.sampler(self._spared)], stop_sequences=[self._ends],
+                samplers=[chooses], stop_sequences=[self._ends],
                 logits_processors=[request.processors()],
             )  # fmt: skip
             self._running[uid] = request
         except Exception as error:
+            self._check_alone(error)
             self._end(request, Event(error=error))
+
+    def _check_alone(self, error: Exception) -> None:
+        """Of several ranks one cannot go on without the others: the engine ends."""
+        if self.ranks.size > 1:
+            raise error
 
     def _evicts_from(self, request: Request) -> bool:
         """Whether it can grow until its caches cannot be cut any more."""
-        most = len(request.tokens) + request.max_tokens
-        return self._lasting is not None and most > self._lasting
+        return len(request.tokens) + request.max_tokens > self._lasting
 
     def _read_before(self, tokens: list[int]) -> tuple[list[Any], int]:
         caches, read = self.snapshots.find(tokens)
@@ -314,7 +353,7 @@ class Engine:
         together = min(self.limits.prompts, self.limits.decode)
         return BatchGenerator(
             self.model, completion_batch_size=self.limits.decode, prefill_batch_size=together,
-            prefill_step_size=self.limits.step, sampler=greedy, stream=generation_stream,
+            prefill_step_size=self.limits.step, sampler=self._greedy, stream=generation_stream,
         )  # fmt: skip
 
     def _step(self) -> None:
@@ -347,6 +386,7 @@ class Engine:
                 store, name = self.store
                 store.keep(name, tokens[:held], caches)
         except Exception as error:  # the request goes on without
+            self._check_alone(error)
             _LOG.warning("a prompt is not kept: %s", error)
 
     def _take(
@@ -356,8 +396,12 @@ class Engine:
         try:
             event = request.take(self.tokenizer, token, logprobs, reason)
         except Exception as error:
+            self._check_alone(error)
             return Event(error=error)
         self.counts["answered"] += 1
+        if request.failure is not None and not request.left:  # of which no other rank knows yet
+            self._end(request, Event(error=request.failure))
+            request.left = True
         if event.finish is not None:
             return event
         if event.segments or event.logprobs:
@@ -375,6 +419,8 @@ class Engine:
             self._keep(list(held[1]), held[0], last=True)
 
     def _end(self, request: Request, event: Event) -> None:
+        if request.left:
+            return
         self.counts["finished" if event.error is None else "failed"] += 1
         if event.error is not None:
             _LOG.error("a request has failed: %s", event.error, exc_info=event.error)
@@ -383,6 +429,7 @@ class Engine:
     def _recover(self, error: Exception) -> None:
         """A step of the model failed, and caches are torn: the requests join again, one after the
         other, and the one with which it fails again is the one that fails."""
+        self._check_alone(error)
         _LOG.warning("a step of the model failed: %s", error)
         running = list(self._running.values())
         guilty = next((one for one in running if one._tried), None)
@@ -413,9 +460,9 @@ def _stay_behind(life: list[Callable[[], None]]) -> None:
     threading.Event().wait()
 
 
-def _lasting_tokens(caches: Sequence[Any]) -> int | None:
-    """Tokens up to which any beginning can be had of such caches; None: of any number."""
-    return min(bounds(caches), default=None) if is_cuttable(caches) else 0
+def _lasting_tokens(caches: Sequence[Any]) -> int:
+    """Tokens up to which any beginning can be had of such caches."""
+    return min(bounds(caches), default=sys.maxsize) if is_cuttable(caches) else 0
 
 
 def _have_batches(caches: Sequence[Any]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 from typing import Any
 
@@ -25,15 +26,11 @@ def listen(host: str, port: int) -> socket.socket:
         OSError: the port is taken, or the address is not this machine's.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    found = socket.socket(family)
     try:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind((host, port))
-        found.listen(_BACKLOG)
-    except OSError as error:
-        found.close()
-        raise OSError(error.errno, f"{error.strerror}: --host {host} --port {port}") from error
-    return found
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:  # with a text of its own
+        said = f"{os.strerror(error.errno or 0)}: --host {host} --port {port}"
+        raise OSError(error.errno, said) from error
 
 
 def serve(app: Any, engine: Engine, listener: socket.socket, grace: float) -> None:
@@ -49,6 +46,9 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, engine: Engine, grace: float) -> None:
         super().__init__(config)
         self._engine, self._grace = engine, grace
+
+    async def on_tick(self, counter: int) -> bool:
+        return await super().on_tick(counter) or self._engine.ended.is_set()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         waiting = self._engine.running + self._engine.waiting

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -10,6 +11,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from ..lm.prompt_cache import evicting_caches
+from ..lm.ranks import ranks_of
 from ..lm.routing import int_setting, routing_for
 
 __all__ = ["COPIED", "Memory", "bounds", "usual_bytes"]
@@ -67,7 +69,11 @@ class Memory:
         read = _held(models, make, chunk, step) - _held(models, make, chunk)
         self.reserved = prompts * (max(0, read) + _activations(models[0], step, step + chunk))
         self.reserved += _OF_LOGITS * decode * (int_setting(models[0], "vocab_size") or 1 << 17)
-        self.free = limit - limit // _FREED - weights - self.reserved
+        free = limit - limit // _FREED - weights - self.reserved
+        # Of several ranks, what fits in each.
+        least = ranks_of(models[0]).least
+        self.free, full, more, rows = least(free, -self._full, -math.ceil(self._more), -self._rows)
+        self._full, self._more, self._rows = -full, -more, -rows
         if self.free <= 0:
             raise ValueError(
                 f"--memory is {limit:,} bytes, expected more than {limit - self.free:,}: the "

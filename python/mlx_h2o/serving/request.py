@@ -75,6 +75,8 @@ class Request:
 
     left: bool = False
     """Set by whoever asked once nobody waits for the answer any more."""
+    number: int = 0
+    """Set by the engine: how many were submitted before it."""
     cached: int | None = None
     """Tokens of the prompt that were not read again, once that is known."""
     answer: list[int] = field(default_factory=list)
@@ -82,9 +84,19 @@ class Request:
     _tried: bool = False  # it joined again behind a step that failed, and has no token yet
     _nbytes: int = 0
     _failures: int = 0
-    _failure: Exception | None = None
+    failure: Exception | None = None
     _writer: Writer | None = None
     _places: list[int] = field(default_factory=list)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For other ranks, which need not know who asked, nor how the first one chooses tokens."""
+        others: dict[str, Any] = {
+            "sink": _ignore,
+            "grammar": None,
+            "penalties": {},
+            "top_logprobs": None,
+        }
+        return self.__dict__ | others
 
     @property
     def seen(self) -> list[int]:
@@ -114,7 +126,7 @@ class Request:
             try:
                 return run(*given)
             except Exception as error:
-                self._failure = error
+                self.failure = error
                 return instead(*given)
 
         return guarded
@@ -126,8 +138,6 @@ class Request:
             logprobs: [V], of all tokens in its place.
             reason: "stop": it is a token that ends answers, and has no text; or "length".
         """
-        if self._failure is not None:
-            raise self._failure
         self.answer.append(token)
         self._tried = False
         writer, asked = self._writer, self.top_logprobs
@@ -139,3 +149,7 @@ class Request:
         if reason is not None and not writer.stopped:
             segments = segments + writer.end()
         return Event(segments, told, finish="stop" if writer.stopped else reason)
+
+
+def _ignore(event: Event) -> None:
+    """Nobody hears of it."""

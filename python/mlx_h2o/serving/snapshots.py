@@ -7,7 +7,7 @@ and are bounded, therefore small: several of them are kept, at a ladder of place
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..lm.prompt_cache import evicting_caches
+from ..lm.ranks import ALONE, Ranks
 from .radix import RadixTree
 
 __all__ = ["Snapshots", "held_tokens", "is_cuttable", "places"]
@@ -41,10 +42,13 @@ class _Snapshot:
 
 
 class Snapshots:
-    """Snapshots of at most so many bytes and so many; the one used longest ago goes first."""
+    """Snapshots of at most so many bytes and so many; the one used longest ago goes first.
 
-    def __init__(self, max_bytes: int, max_count: int = 1024) -> None:
-        self.max_bytes, self.max_count = max_bytes, max_count
+    All ``ranks`` keep and find the same, and count the bytes of the one that has most.
+    """
+
+    def __init__(self, max_bytes: int, max_count: int = 1024, ranks: Ranks = ALONE) -> None:
+        self.max_bytes, self.max_count, self.ranks = max_bytes, max_count, ranks
         self._tree = RadixTree[_Snapshot]()
         self._kept: dict[_Snapshot, None] = {}  # used longest ago first
         self.nbytes = 0
@@ -79,9 +83,10 @@ class Snapshots:
         they hold: never more than they have seen."""
         for cache in evicting_caches(caches):
             cache.flush()
-        cuttable = is_cuttable(caches)
-        held = min([len(tokens), *held_tokens(caches)])
-        if not _cut(caches, held) or held == 0:
+        held, cut = min([len(tokens), *held_tokens(caches)]), is_cuttable(caches)
+        own = cut, _cut(caches, held), -sum(int(one.nbytes) for one in caches)
+        cuttable, whole, less = self.ranks.least(*own)
+        if not whole or held == 0:
             return 0
         key = np.array(tokens[:held], np.int64)
         near = list(self._tree.nearest(key))
@@ -91,7 +96,7 @@ class Snapshots:
         for shared, one in near if cuttable else ():
             if one.cuttable and shared == len(one.tokens):
                 self._drop(one)
-        kept = _Snapshot(key, caches, sum(int(one.nbytes) for one in caches), cuttable)
+        kept = _Snapshot(key, caches, -less, bool(cuttable))
         self._tree.put(key, kept)
         self._kept[kept] = None
         self.nbytes += kept.nbytes
@@ -149,16 +154,8 @@ def is_cuttable(caches: Sequence[Any]) -> bool:
 
 def held_tokens(caches: Sequence[Any]) -> list[int]:
     """The tokens that each cache has seen that knows it."""
-    return [int(one.offset) for one in _parts(caches) if hasattr(one, "offset")]
-
-
-def _parts(caches: Sequence[Any]) -> Iterator[Any]:
-    for one in caches:
-        inner = getattr(one, "caches", None)
-        if inner is None or hasattr(one, "offset"):
-            yield one
-        else:
-            yield from _parts(inner)
+    parts = [[one] if hasattr(one, "offset") else getattr(one, "caches", ()) for one in caches]
+    return [int(one.offset) for own in parts for one in own if hasattr(one, "offset")]
 
 
 def _cut(caches: Sequence[Any], length: int) -> bool:

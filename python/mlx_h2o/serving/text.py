@@ -14,6 +14,17 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 __all__ = ["TokenLogprob", "Writer", "logprobs_of", "token_text"]
 
 _MACHINE: Any = TextStateMachine
+_MARKS = "<|channel|>", "<|message|>"
+_HARMONY = _MACHINE(
+    {
+        "normal": [
+            ("<|channel|>analysis<|message|>", "reasoning"),
+            *((mark, "normal") for mark in ("<|channel|>final<|message|>", "<|start|>assistant")),
+        ],
+        "reasoning": [("<|end|>", "normal")],
+    }
+)
+"""For models that write in channels, such as gpt-oss, which mlx_lm does not tell apart."""
 _SPACES = ("\u2581", "\u0120")
 """With which vocabularies write a word that stands behind a space."""
 
@@ -43,8 +54,12 @@ class Writer:
         self._first, self._spaced = goes_on, False
         self.stops = tuple(stops)
         self._text = _until(self.stops)
-        machine: Any = make_text_state_machine
-        self._kinds = machine(tokenizer).make_state(state)
+        machine: Any = make_text_state_machine(tokenizer)  # type: ignore[no-untyped-call]
+        if not tokenizer.has_thinking:  # that mlx_lm knows
+            channels = tokenizer.convert_tokens_to_ids([*_MARKS])
+            if {None, tokenizer.unk_token_id}.isdisjoint(channels):
+                machine = _HARMONY
+        self._kinds = machine.make_state(state)
 
     @property
     def stopped(self) -> bool:

@@ -1,0 +1,69 @@
+"""Evicting caches for the models of mlx-vlm, which its prompt cache can hold.
+
+mlx-vlm's language models call an attention function of the name and arguments that mlx_lm's have,
+so that every policy and row format is served. Batches are not: mlx-vlm makes those of its own
+caches alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+from mlx_lm.models import cache as mlx_lm_cache
+from mlx_vlm.apc_adapters import Capability, register_capability
+from mlx_vlm.models import cache as mlx_vlm_cache
+
+from .caches.cache import H2OKVCache
+from .caches.heads import HeadGroups
+from .caches.quantized import QuantizedH2OKVCache
+from .lm.prompt_cache import evicting_caches, make_prompt_cache
+from .lm.routing import routing_for
+
+__all__ = ["evicting"]
+
+
+def _snapshot(cache: Any) -> dict[str, Any]:
+    return {"state": cache.state}
+
+
+def _restore(cache: Any, found: dict[str, Any]) -> None:
+    cache.state = found["state"]
+
+
+_CONTRACT = {"prefix_cache_snapshot": _snapshot, "prefix_cache_restore": _restore}
+for _cls in (H2OKVCache, QuantizedH2OKVCache, HeadGroups):
+    register_capability(_cls, Capability.CHECKPOINT)
+    for _name, _method in _CONTRACT.items():
+        setattr(_cls, _name, _method)
+
+
+@contextlib.contextmanager
+def evicting(model: Any, **settings: Any) -> Iterator[None]:
+    """Within the context, the caches that mlx-vlm makes for this model evict.
+
+    Its ``generate`` and ``stream_generate`` then need no other arguments, ``apc_manager`` included:
+    a prompt that begins like an earlier one goes on from what was kept of that.
+
+    Args:
+        model: of ``mlx_vlm.load``, or another with a ``language_model``.
+        settings: of :func:`mlx_h2o.make_prompt_cache`; every KV head has the same rows.
+
+    Raises:
+        ValueError: settings out of range, or a model that keeps no plain KVCache.
+    """
+    language = model.language_model
+    stock = [
+        mlx_lm_cache.KVCache() if type(one) is mlx_vlm_cache.KVCache else one  # type: ignore[no-untyped-call]
+        for one in mlx_vlm_cache.make_prompt_cache(language)
+    ]
+    try:  # attributes of this one model, which shadow its class's
+        object.__setattr__(language, "make_cache", lambda: stock)
+        fresh = make_prompt_cache(language, **{"layers": "equal"} | settings)
+        object.__setattr__(language, "make_cache", lambda: copy.deepcopy(fresh))
+        with routing_for(language, list(evicting_caches(fresh))):
+            yield
+    finally:
+        object.__delattr__(language, "make_cache")

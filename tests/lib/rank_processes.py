@@ -1,0 +1,79 @@
+"""Processes of one group on this machine, and a small model on disk for them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_flatten
+
+from ranks_program import HEADS
+from tiny_models import tiny_qwen3, tiny_tokenizer
+
+LIBRARY = Path(__file__).parent
+PYTHON = Path(__file__).parents[2] / "python"
+LONGEST = 1200
+
+
+@pytest.fixture(scope="module")
+def pausing(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment in which processes wait for others without taking their processor."""
+    if sys.platform != "linux" or shutil.which("cc") is None:
+        return {}
+    made = tmp_path_factory.mktemp("yielding") / "yielding.so"
+    command = ["cc", "-shared", "-fPIC", "-o", str(made), str(LIBRARY / "yielding.c"), "-ldl"]
+    subprocess.run(command, check=True)
+    return {"LD_PRELOAD": str(made)}
+
+
+def started(
+    count: int, folder: Path, environment: dict[str, str], *command: str
+) -> list[subprocess.Popen[str]]:
+    """So many processes of one group on this machine; {rank} in a command is that of each."""
+    with ExitStack() as stack:
+        ports = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in ports:
+            one.bind(("127.0.0.1", 0))
+        hosts = [[f"127.0.0.1:{one.getsockname()[1]}"] for one in ports]
+    (folder / "hosts.json").write_text(json.dumps(hosts))
+    path = os.pathsep.join([str(PYTHON), str(LIBRARY), os.environ.get("PYTHONPATH", "")])
+    given = os.environ | environment | {
+        "PYTHONPATH": path, "MLX_HOSTFILE": str(folder / "hosts.json"),
+        "MLX_H2O_CACHE": str(folder / "cache"),
+    }  # fmt: skip
+    return [
+        subprocess.Popen(
+            [sys.executable, *(part.replace("{rank}", str(rank)) for part in command)],
+            env=given | {"MLX_RANK": str(rank)},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(count)
+    ]  # fmt: skip
+
+
+def ended(processes: list[subprocess.Popen[str]]) -> list[tuple[str, str]]:
+    """What each of them said, on standard output and error; none outlives the test."""
+    try:
+        return [one.communicate(timeout=LONGEST) for one in processes]
+    finally:
+        for one in processes:
+            one.kill()
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A small model on disk."""
+    folder, model = tmp_path_factory.mktemp("model"), tiny_qwen3(**HEADS)
+    weights = dict(tree_flatten(model.parameters()))
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
+    (folder / "config.json").write_text(json.dumps(vars(model.args)))
+    tiny_tokenizer().save_pretrained(folder)
+    return str(folder)

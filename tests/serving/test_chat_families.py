@@ -1,0 +1,101 @@
+"""Templates, calls of tools and thoughts of the common families, in generate, chat and server."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mlx_h2o
+from chat_families import FAMILIES, saved
+from mlx_h2o import cli
+from mlx_h2o.serving.answers import ChatChoice
+from mlx_h2o.serving.request import Event
+from mlx_h2o.serving.schema import ChatBody
+from mlx_h2o.serving.text import Writer
+
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}}
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": CITY}}]
+ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Rain?"}]
+CALLED = {"name": "weather", "arguments": json.dumps({"city": "Bonn"})}
+TURNS = [
+    {
+        "role": "assistant", "reasoning": "A tool.",
+        "tool_calls": [{"id": "c1", "type": "function", "function": CALLED}],
+    },
+    {"role": "tool", "tool_call_id": "c1", "content": "sunny"},
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def served(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Any:
+    """A family, the folder of a model of it, and its tokenizer."""
+    family = FAMILIES[request.param]
+    folder = saved(family, tmp_path_factory.mktemp("model"))
+    return family, folder, mlx_h2o.load(folder)[1]
+
+
+def body(family: Any, **more: Any) -> ChatBody:
+    given = {"tools": TOOLS, "messages": ASKED + TURNS} if family.calls else {"messages": ASKED}
+    return ChatBody(**(given | more))
+
+
+def test_the_server_reads_what_the_template_says(served: Any) -> None:
+    family, _, tokenizer = served
+    tokens, state = body(family).encoded(tokenizer, {})
+    text, at = tokenizer.decode(tokens), 0
+    for part in family.holds:
+        at = text.index(part, at) + len(part)
+    assert state == ("reasoning" if family.thinks else "normal")
+    assert tokens[0] != tokens[1]  # no token begins it twice
+
+
+def test_the_server_tells_thoughts_text_and_calls_apart(served: Any) -> None:
+    family, _, tokenizer = served
+    asked = body(family)
+    writer = Writer(tokenizer, (), asked.encoded(tokenizer, {})[1])
+    choice = ChatChoice(0, tokenizer, asked.tools_given)
+    written = tokenizer.encode(family.answer, add_special_tokens=False)
+    assert written[-1] in tokenizer.eos_token_ids
+    pieces = [choice.take(Event(writer.take(token)))["delta"] for token in written[:-1]]
+    pieces.append(choice.take(Event(writer.end(), finish="stop"))["delta"])
+    message = choice.whole["message"]
+    assert message["content"] == family.content
+    assert message.get("reasoning", "") == family.reasoning
+    assert "".join(one.get("content", "") for one in pieces) == family.content
+    assert "".join(one.get("reasoning", "") for one in pieces) == family.reasoning
+    calls = message.get("tool_calls", [])
+    assert [json.loads(one["function"]["arguments"]) for one in calls] == (
+        [{"city": "Bonn"}] if family.calls else []
+    )
+    assert choice.whole["finish_reason"] == ("tool_calls" if family.calls else "stop")
+
+
+def test_tools_are_refused_where_nothing_reads_their_calls(served: Any) -> None:
+    family, _, tokenizer = served
+    if not family.calls:
+        with pytest.raises(ValueError, match="knows no tools"):
+            body(family, tools=TOOLS).encoded(tokenizer, {})
+
+
+def test_generate_and_chat_read_it_too(
+    served: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, folder, tokenizer = served
+    tokens, _ = ChatBody(messages=ASKED).encoded(tokenizer, {})
+    common = ["--model", folder, "--max-tokens", "2", "--max-kv-size", "64"]
+    common += ["--system-prompt", "Be brief."]
+    assert cli.main(["generate", *common, "--prompt", "Rain?"]) == 0
+    assert f"Prompt: {len(tokens)} tokens" in capsys.readouterr().out
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"Rain?\nq\n")))
+    assert cli.main(["chat", *common]) == 0
+    assert " tokens · " in capsys.readouterr().out
+
+
+def test_a_template_can_be_told_not_to_think(tmp_path: Path) -> None:
+    tokenizer = mlx_h2o.load(saved(FAMILIES["smollm3"], tmp_path))[1]
+    asked = ChatBody(messages=ASKED, chat_template_kwargs={"enable_thinking": False})
+    assert "/no_think" in tokenizer.decode(asked.encoded(tokenizer, {})[0])

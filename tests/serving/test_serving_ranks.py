@@ -1,0 +1,159 @@
+"""A server of several processes says what one of one process says, and all end together."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rank_processes import LONGEST, PYTHON, ended, pausing, saved, started
+from tiny_models import random_prompt
+
+__all__ = ["pausing", "saved"]
+pytestmark = [pytest.mark.downstream, pytest.mark.slow]
+
+PREFIX = random_prompt(150, seed=1)
+ASKED: list[dict[str, Any]] = [
+    {"prompt": random_prompt(20, seed=2)},
+    {"prompt": PREFIX + random_prompt(30, seed=3)},
+    {"prompt": random_prompt(90, seed=4), "temperature": 1, "seed": 5, "n": 2},
+    {"prompt": random_prompt(9, seed=6), "temperature": 0.7, "top_k": 20, "seed": 7, "logprobs": 2},
+    {"prompt": random_prompt(50, seed=8), "repetition_penalty": 1.3, "logit_bias": {"3": 2}},
+    {"prompt": random_prompt(60, seed=9), "stop": ["t7 t"], "max_tokens": 40},
+]
+AGAIN: list[dict[str, Any]] = [
+    {"prompt": PREFIX + random_prompt(30, seed=3) + random_prompt(12, seed=10)},
+    {"prompt": random_prompt(90, seed=4) + random_prompt(5, seed=11), "temperature": 1, "seed": 1},
+]
+
+
+class Group:
+    """A server of some processes."""
+
+    def __init__(self, port: int, processes: list[subprocess.Popen[str]]) -> None:
+        self.port, self.processes = port, processes
+        self.said: list[tuple[str, str]] = []
+
+    def open(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json"}
+        url = f"http://127.0.0.1:{self.port}/{path}"
+        return urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=LONGEST)
+
+    def ask(self, asked: dict[str, Any]) -> tuple[list[str], int]:
+        """Texts, and how many tokens were not read again."""
+        given = {"max_tokens": 16, "temperature": 0} | asked
+        with self.open("v1/completions", given) as answer:
+            found = json.load(answer)
+        texts = [one["text"] for one in found["choices"]]
+        return texts, found["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    def all(self) -> list[Any]:
+        """Answers to all at once, the same with what was read before, and behind one who left."""
+        with ThreadPoolExecutor(len(ASKED)) as pool:
+            texts = [texts for texts, _ in pool.map(self.ask, ASKED)]
+        again = [self.ask(one) for one in AGAIN]
+        with self.open("v1/completions", ASKED[0] | {"max_tokens": 4000, "stream": True}) as answer:
+            assert answer.readline()
+        while "mlx_h2o_running 0" not in self.open("metrics").read().decode():
+            time.sleep(0.1)
+        return [texts, again, [self.ask(one)[0] for one in ASKED[:3]]]
+
+
+@contextmanager
+def serving(
+    count: int,
+    model: str,
+    folder: Path,
+    environment: dict[str, str],
+    *flags: str,
+    dies: bool = False,
+) -> Iterator[Group]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    command = ["-m", "mlx_h2o", "server", "--model", model, "--port", str(port), *flags]
+    command += ["--memory", "4GB", "--grace", "2"]
+    if count == 1:
+        given = {name: value for name, value in os.environ.items() if name != "MLX_RANK"}
+        given |= {"PYTHONPATH": str(PYTHON), "MLX_H2O_CACHE": str(folder / "cache")}
+        pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        processes = [subprocess.Popen([sys.executable, *command], env=given, **pipes)]
+    else:
+        processes = started(count, folder, environment, *command)
+    group = Group(port, processes)
+    try:
+        until = time.monotonic() + LONGEST
+        while True:
+            try:
+                group.open("health")
+                break
+            except OSError:
+                assert all(one.poll() is None for one in processes) and time.monotonic() < until
+                time.sleep(0.1)
+        yield group
+    finally:
+        for one in processes:  # as a terminal does with Ctrl-C
+            one.send_signal(signal.SIGINT)
+        said = ended(processes)
+    group.said = said
+    if not dies:
+        assert "Traceback" not in said[0][1], said
+        assert all(one == ("", "") for one in said[1:]), said
+
+
+KINDS = [
+    ["--max-kv-size", "none"],
+    ["--max-kv-size", "40", "--policy", "keydiff"],
+    ["--max-kv-size", "40", "--policy", "h2o", "--kv-bits", "8", "--kv-group-size", "32"],
+]
+
+
+@pytest.mark.parametrize("flags", KINDS, ids=["unbounded", "keydiff", "packed"])
+def test_several_processes_say_what_one_says(
+    flags: list[str], saved: str, tmp_path: Path, pausing: dict[str, str]
+) -> None:
+    with serving(1, saved, tmp_path, {}, *flags) as one:
+        expected = one.all()
+    with serving(2, saved, tmp_path, pausing, *flags) as group:
+        assert group.all() == expected
+    assert [one.returncode for one in group.processes] == [0, 0]
+    assert min(cached for _, cached in expected[1]) >= 80
+
+
+def test_an_answer_that_fails_in_one_process_fails_alone(
+    saved: str, tmp_path: Path, pausing: dict[str, str]
+) -> None:
+    """A schema is kept to by the first process alone."""
+    chat = {"messages": [{"role": "user", "content": "t1 t2"}], "max_tokens": 5}
+    schema = {"type": "json_schema", "json_schema": {"schema": {"type": "integer"}}}
+    with serving(2, saved, tmp_path, pausing, "--max-kv-size", "40") as group:
+        before = group.ask(ASKED[0])
+        with pytest.raises(urllib.error.HTTPError) as error:
+            group.open("v1/chat/completions", chat | {"response_format": schema})
+        assert error.value.code in (400, 500)
+        assert group.ask(ASKED[0])[0] == before[0]
+
+
+@pytest.mark.parametrize("gone", [0, 1])
+def test_a_process_that_dies_ends_the_others(
+    gone: int, saved: str, tmp_path: Path, pausing: dict[str, str]
+) -> None:
+    with serving(2, saved, tmp_path, pausing, "--max-kv-size", "40", dies=True) as group:
+        group.ask(ASKED[0])
+        group.processes[gone].kill()
+        group.processes[1 - gone].wait(60)
+    assert group.processes[1 - gone].returncode not in (0, None)
+    assert "mlx_h2o server: " in group.said[1 - gone][1]
