@@ -18,6 +18,10 @@ from mlx_h2o import H2OConfig, policies, use_backend
 from mlx_h2o.caches.quantized import evicting_cache
 from mlx_h2o.operations import native
 
+needs_native = pytest.mark.skipif(
+    native.unavailable_reason() != "", reason="needs the native back end"
+)
+
 POLICIES = policies.names()
 KINDS = ("dense", "8 bits", "8 and 4", "published", "latents")
 
@@ -64,6 +68,7 @@ def test_no_unpacked_rows_are_held_after_a_chunk(column):
     assert held < rows.nbytes / 4, f"{held} bytes beside {cache.held_nbytes}"
 
 
+@needs_native
 @pytest.mark.matrix(16)
 @pytest.mark.parametrize("evict_every", [1, 16])
 @pytest.mark.parametrize("speculative", [0, 3])
@@ -210,7 +215,7 @@ def peak_of_chunks(bits: int, in_turns: bool) -> int:
     return mx.get_peak_memory()
 
 
-@pytest.mark.skipif(native.unavailable_reason() != "", reason="needs the native back end")
+@needs_native
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("bits", [8, 4])
 def test_unpacked_rows_of_one_layer_at_a_time_are_alive(bits):

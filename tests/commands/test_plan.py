@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import shutil
-import time
 from typing import Any
 
 import mlx.core as mx
@@ -192,12 +191,11 @@ def test_weights_that_are_not_there_are_estimated_from_the_settings(quantised, t
     assert estimated.nbytes(TOKENS) == pytest.approx(there.nbytes(TOKENS), rel=0.01)
 
 
-def test_a_whole_model_is_planned_in_a_second_and_nothing_is_computed(capsys):
-    start, before = time.process_time(), mx.get_active_memory()
+def test_a_whole_model_is_planned_and_nothing_is_computed(capsys):
+    before = mx.get_active_memory()
     found = said(
         capsys, "deepseek-v3", "--memory", "2TB", "--context", "128K", "--concurrency", "4"
     )
-    assert time.process_time() - start < 3  # on a busy machine
     assert mx.get_active_memory() - before < 1 << 20
     assert "layers that grow: 61 of 61" in found
     assert "70.3 KB a token" in found
