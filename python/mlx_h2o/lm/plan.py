@@ -35,6 +35,8 @@ CacheList: Any = mlx_lm_cache.CacheList
 _CONTEXT = ("max_position_embeddings", "model_max_length", "n_positions", "max_seq_len")
 _FAR = 1 << 20
 """Tokens after which windows are full."""
+_ASKED = 64
+"""Queries of a chunk: scores have the same shape after any number."""
 _STEP = 256
 """Tokens for which mlx_lm makes room at a time."""
 
@@ -215,4 +217,5 @@ def _feed(cache: Any, kept: Any, tokens: int) -> None:
         if list(evicting_caches([cache])):
             if isinstance(keys, tuple) and cache.config.kv_handed == "latents":
                 values = keys
-            attention.attend(lambda **_: rows[0], rows[0], keys, values, cache=cache)
+            asked = rows[0][:, :, -_ASKED:]  # of all queries plain MLX operations make long graphs
+            attention.attend(lambda **_: asked, asked, keys, values, cache=cache)
