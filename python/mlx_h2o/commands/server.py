@@ -57,8 +57,10 @@ def _serve(
     from ..serving.snapshots import Snapshots
 
     # What cannot be written, and a port that is taken, are told before the model is loaded.
-    listening = contextlib.nullcontext() if ranks.rank else listen(args.host, args.port)
-    with _store(flags, args) as store, listening as listener:
+    with (
+        _store(flags, args) as store,
+        contextlib.nullcontext() if ranks.rank else listen(args.host, args.port) as listener,
+    ):
         template = {"chat_template": args.chat_template} if args.chat_template else {}
         model, tokenizer = loaded(args, ranks, **template)
         models = [model] if args.draft_model is None else [model, load(args.draft_model)[0]]
