@@ -35,7 +35,7 @@ class _Replaced:
     def put_back(self) -> None:
         """Not where others have replaced it meanwhile; and in modules that were imported meanwhile,
         which have bound the replacement."""
-        modules = [vars(one) for name, one in list(sys.modules.items()) if name[:7] == "mlx_lm."]
+        modules = [vars(one) for name, one in sys.modules.copy().items() if name[:7] == "mlx_lm."]
         for namespace in (self.namespace, *modules):
             if namespace.get(NAME) is self.replacement:
                 namespace[NAME] = self.original
