@@ -99,7 +99,7 @@ def _callers(model: Module) -> list[dict[str, Any]]:
 
 
 def _loaded() -> list[dict[str, Any]]:
-    modules = [one for name, one in sys.modules.items() if name.startswith("mlx_lm.models.")]
+    modules = [one for name, one in sys.modules.copy().items() if name.startswith("mlx_lm.models.")]
     return _naming(vars(one) for one in modules if isinstance(one, ModuleType))
 
 
