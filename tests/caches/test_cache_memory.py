@@ -11,16 +11,12 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
+from back_ends import NATIVE
 from cache_checks import SCALE, edges, random_tokens, small, step
 from cache_columns import COLUMNS, POLICY_COLUMNS, new_cache
 from cache_courses import Course, Sequence
 from mlx_h2o import H2OConfig, policies, use_backend
 from mlx_h2o.caches.quantized import evicting_cache
-from mlx_h2o.operations import native
-
-needs_native = pytest.mark.skipif(
-    native.unavailable_reason() != "", reason="needs the native back end"
-)
 
 POLICIES = policies.names()
 KINDS = ("dense", "8 bits", "8 and 4", "published", "latents")
@@ -68,7 +64,7 @@ def test_no_unpacked_rows_are_held_after_a_chunk(column):
     assert held < rows.nbytes / 4, f"{held} bytes beside {cache.held_nbytes}"
 
 
-@needs_native
+@NATIVE
 @pytest.mark.matrix(16)
 @pytest.mark.parametrize("evict_every", [1, 16])
 @pytest.mark.parametrize("speculative", [0, 3])
@@ -215,7 +211,7 @@ def peak_of_chunks(bits: int, in_turns: bool) -> int:
     return mx.get_peak_memory()
 
 
-@needs_native
+@NATIVE
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("bits", [8, 4])
 def test_unpacked_rows_of_one_layer_at_a_time_are_alive(bits):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import reference
+from back_ends import BACKENDS, NATIVE
 from cache_checks import SCALE
 from cache_columns import COLUMNS, FOLDING, rounded, stored_rows
 from cache_courses import Course
@@ -33,13 +34,6 @@ from mlx_h2o.operations.segments import biased_attention
 from tiny_models import random_prompt, tiny_qwen3
 
 FOLDED = tuple(name for name, one in COLUMNS.items() if not (one.mixed or one.latents))
-BACKENDS = [
-    "composed",
-    pytest.param(
-        "native",
-        marks=pytest.mark.skipif(native.unavailable_reason() != "", reason="no native back end"),
-    ),
-]
 
 
 def counts_of(cache) -> np.ndarray:
@@ -189,7 +183,7 @@ def test_duplicates_are_exact(length, backend):
     np.testing.assert_allclose(np.exp(bias).sum(axis=2), len(which), rtol=1e-6)
 
 
-@pytest.mark.skipif(native.unavailable_reason() != "", reason="needs the native back end")
+@NATIVE
 def test_the_native_operation_refuses_what_it_cannot_read():
     rng = np.random.default_rng(5)
     keys, values = (mx.array(rng.random((1, 2, 9, 8)), mx.float32) for _ in range(2))
@@ -290,7 +284,7 @@ def test_a_long_chunk_sees_the_bias_too(length, masked, backend):
     np.testing.assert_allclose(np.array(found), expected.out, rtol=0, atol=3e-5)
 
 
-@pytest.mark.skipif(native.unavailable_reason() != "", reason="needs the native back end")
+@NATIVE
 @pytest.mark.parametrize("kv_bits", [None, 8])  # a code of 4 bits that falls otherwise is a lot
 def test_a_model_is_the_same_on_every_back_end(kv_bits):
     """Prompts longer than a block, steps and chunks, over rows that were folded."""

@@ -13,6 +13,7 @@ import pytest
 
 import reference
 import reference_frame
+from back_ends import BACKENDS
 from mlx_h2o import BatchH2OKVCache, H2OConfig, H2OKVCache, QuantizedH2OKVCache, use_backend
 from mlx_h2o.caches.frame import Frame
 
@@ -100,7 +101,7 @@ def _check_scores(policy, before, found, seen) -> None:
     np.testing.assert_allclose(found, expected, rtol=2e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("backend", ["native", "composed"])
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
 def test_halves(dtype, backend):
     with use_backend(backend):

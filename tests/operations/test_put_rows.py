@@ -6,13 +6,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from back_ends import NATIVE
 from mlx_h2o.operations import native
 from mlx_h2o.operations.backends import resolve
 from mlx_h2o.operations.composed import buffers
-
-needs_native = pytest.mark.skipif(
-    native.unavailable_reason() != "", reason="needs the native back end"
-)
 
 SHAPES = [(2, 3, 9, 4), (1, 2, 5)]
 DTYPES = [mx.float32, mx.float16, mx.uint32]
@@ -28,7 +25,7 @@ def given(shape: tuple[int, ...], dtype: mx.Dtype) -> tuple[mx.array, mx.array, 
     return buffer, mx.array(slots), rows.swapaxes(0, 1)
 
 
-@needs_native
+@NATIVE
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_come_to_their_slots(shape: tuple[int, ...], dtype: mx.Dtype) -> None:
@@ -39,7 +36,7 @@ def test_rows_come_to_their_slots(shape: tuple[int, ...], dtype: mx.Dtype) -> No
     assert np.array_equal(np.array(buffer), before)  # somebody holds it
 
 
-@needs_native
+@NATIVE
 def test_a_buffer_that_the_rows_are_made_of_is_not_copied() -> None:
     buffer, slots, _ = given((2, 3, 9, 4), mx.float32)
     mx.eval(buffer)
@@ -51,7 +48,7 @@ def test_a_buffer_that_the_rows_are_made_of_is_not_copied() -> None:
     assert np.asarray(buffer.view(mx.uint8)).__array_interface__["data"][0] == place
 
 
-@needs_native
+@NATIVE
 def test_what_does_not_fit_is_refused() -> None:
     buffer, slots, rows = given((2, 3, 9, 4), mx.float32)
     for wrong in (
