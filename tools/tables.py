@@ -21,6 +21,7 @@ from typing import Any
 from mlx_h2o.commands import plan
 from mlx_h2o.evaluation import report
 from mlx_h2o.hardware import report as hardware
+from mlx_h2o.hardware.report import markdown, spread_text
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -48,7 +49,7 @@ def layer_bytes(result: dict[str, Any]) -> str:
         for name, one in result["one_layer_2048_to_256"].items()
     ]
     head = ["cache", "bytes", "smaller by", "codes or numbers alone", "the paper says"]
-    return _markdown(head, rows)
+    return markdown(head, rows)
 
 
 def process_bytes(result: dict[str, Any]) -> str:
@@ -60,7 +61,7 @@ def process_bytes(result: dict[str, Any]) -> str:
     for name, one in result["processes"]["arms"].items():
         numbers = [one["bytes"], *(one[when][f"{which}_peak"] for when, which in peaks)]
         rows.append([name, *(f"{number / 1e6:.1f}" for number in numbers)])
-    return _markdown(head, rows)
+    return markdown(head, rows)
 
 
 def decode_step(result: dict[str, Any]) -> str:
@@ -73,12 +74,12 @@ def decode_step(result: dict[str, Any]) -> str:
         rows.append([name])
         for arm in (run["arms"].get(name) for run in runs):
             ratio = arm["ratio_to_rotating"] if arm else None
-            rows[-1].append(_spread(ratio) if ratio else "-")
+            rows[-1].append(spread_text(ratio) if ratio else "-")
     models = [
         f"{run['model']}, {run['parameters'] / 1e6:.1f}M parameters, {run['repeats']} turns"
         for run in runs
     ]
-    return _markdown(["cache or policy", *models], rows)
+    return markdown(["cache or policy", *models], rows)
 
 
 def prefix_sharing(result: dict[str, Any]) -> str:
@@ -98,9 +99,9 @@ def prefix_sharing(result: dict[str, Any]) -> str:
             ]
         )
     head = ["prefix", "caches, MB", "Pss, MB", "since the model, MB", "first tokens, s"]
-    table = _markdown([*head, "step, ms", "answers as alone"], rows)
+    table = markdown([*head, "step, ms", "answers as alone"], rows)
     names = ("seconds_to_first_tokens", "milliseconds_per_step")
-    first, step = (_spread(result[f"ratio_of_{name}"]) for name in names)
+    first, step = (spread_text(result[f"ratio_of_{name}"]) for name in names)
     said = (
         f"{result['sequences']} sequences, a prefix of {result['prefix_tokens']:,} tokens, "
         f"{result['max_kv_size']:,} rows each, "
@@ -130,7 +131,7 @@ def host_time(result: dict[str, Any]) -> str:
     head = ["cache"]
     for backend in after:
         head += [f"{backend}: before / now", "calls"]
-    return _markdown(head, rows)
+    return markdown(head, rows)
 
 
 def row_bias(result: dict[str, Any]) -> str:
@@ -138,8 +139,8 @@ def row_bias(result: dict[str, Any]) -> str:
     runs = [run for run in result["runs"] if "bias" in run["case"]]
     said = "bias on / off, "
     head = ["rows", *(name.removeprefix(said) + " threads" for name in runs[0]["ratios"])]
-    rows = [[f"{run['rows']:,}", *map(_spread, run["ratios"].values())] for run in runs]
-    return _markdown([one.replace(", 1 threads", ", 1 thread") for one in head], rows)
+    rows = [[f"{run['rows']:,}", *map(spread_text, run["ratios"].values())] for run in runs]
+    return markdown([one.replace(", 1 threads", ", 1 thread") for one in head], rows)
 
 
 def codes(result: dict[str, Any]) -> str:
@@ -150,9 +151,9 @@ def codes(result: dict[str, Any]) -> str:
     table = []
     for name, one in sorted(errors.items(), key=lambda item: -item[1]["bytes"]):
         ratios = [arms[name]["ratio_to_float16"] for arms in times.values()]
-        spreads = [_spread(ratio) for ratio in ratios]
+        spreads = [spread_text(ratio) for ratio in ratios]
         table.append([name, f"{one['bytes']:.0f}", f"{one['error']:.4f}", *spreads])
-    return _markdown(head, table)
+    return markdown(head, table)
 
 
 def throughput(result: dict[str, Any]) -> str:
@@ -161,8 +162,8 @@ def throughput(result: dict[str, Any]) -> str:
         [
             clients,
             arm,
-            _spread(one["tokens_per_second_to_mlx_lm"]),
-            _spread(one["first_token_to_mlx_lm"]),
+            spread_text(one["tokens_per_second_to_mlx_lm"]),
+            spread_text(one["first_token_to_mlx_lm"]),
             str(one["without_answer"]),
         ]
         for clients, arms in result["speeds"].items()
@@ -175,7 +176,7 @@ def throughput(result: dict[str, Any]) -> str:
     most = next(iter(result["peaks"].values()))["memory"] / 1e6
     said = f"{result['model']} model, {result['rounds']} rounds. The most that MLX held for 64 "
     said += f"clients with --memory {most:,.0f} MB: {peaks}."
-    return f"{_markdown(head, rows)}\n\n{textwrap.fill(said, width=100, break_on_hyphens=False)}"
+    return f"{markdown(head, rows)}\n\n{textwrap.fill(said, width=100, break_on_hyphens=False)}"
 
 
 def reread(result: dict[str, Any]) -> str:
@@ -190,7 +191,7 @@ def reread(result: dict[str, Any]) -> str:
         for one in result["rows"]
     ]
     head = ["from there on", "mlx_lm", "ours", "first token, mlx_lm", "ours"]
-    table = _markdown(["model", "what changed", *head], rows)
+    table = markdown(["model", "what changed", *head], rows)
     said = f"A conversation of {result['prompt_tokens']:,} tokens. To the first token: median of "
     loads = result["load_of_the_machine"]
     said += f"{result['repeats']}, while the machine's load was {min(loads)} to {max(loads)}."
@@ -219,7 +220,7 @@ def what_bytes_buy(*results: dict[str, Any]) -> str:
                 found.setdefault((share, cache), []).extend((loss, facts))
     head = [f"{one['model']}: {what}" for one in results for what in ("loss", "facts")]
     rows = [[*key, *cells] for key, cells in found.items()]
-    return _markdown(["of the bytes", "cache", *head], rows)
+    return markdown(["of the bytes", "cache", *head], rows)
 
 
 def facts_of(*results: dict[str, Any]) -> str:
@@ -240,7 +241,7 @@ def facts_of(*results: dict[str, Any]) -> str:
         for share, found in arms.items()
         if len(found["ours"]) == len(full)
     ]
-    return _markdown(["of the bytes", "questions", "of the full cache's"], sorted(rows, key=_share))
+    return markdown(["of the bytes", "questions", "of the full cache's"], sorted(rows, key=_share))
 
 
 def _share(row: list[str]) -> float:
@@ -262,7 +263,7 @@ def seeds(*results: dict[str, Any]) -> str:
     """Perplexities of published tables, measured again, beside those that were published."""
     rows_of = _benchmark("seed_tables").rows_of
     rows = [row for name, one in zip(SEEDS, results, strict=True) for row in rows_of(name, one)]
-    return _markdown(["source", "tokens", "cache", "perplexity", "change", "theirs"], rows)
+    return markdown(["source", "tokens", "cache", "perplexity", "change", "theirs"], rows)
 
 
 # The name of a table, the result that it shows, and who writes it.
@@ -334,17 +335,6 @@ def _benchmark(name: str) -> Any:
     if folder not in sys.path:
         sys.path.insert(0, folder)
     return importlib.import_module(name)
-
-
-def _spread(of: dict[str, float]) -> str:
-    return " / ".join(f"{of[name]:.2f}" for name in ("min", "median", "max"))
-
-
-def _markdown(head: list[str], rows: Rows) -> str:
-    lines = [f"| {' | '.join(row)} |" for row in (head, *rows)]
-    return "\n".join(
-        [lines[0].replace("|  |", "| |"), f"|---|{'---:|' * (len(head) - 1)}", *lines[1:]]
-    )
 
 
 def main() -> int:

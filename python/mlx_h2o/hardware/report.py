@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 
@@ -12,28 +13,30 @@ def table(result: dict[str, Any]) -> str:
     return "\n\n".join([
         f"{count} cases on back end {parity['backend']}, {len(parity['failed'])} failed. Errors "
         "are parts of what is allowed.",
-        _markdown(
-            "operation | cases | worst error",
+        markdown(
+            ["operation", "cases", "worst error"],
             [(f"`{name}`", one["cases"], f"{one['worst']:.2f}")
              for name, one in parity["operations"].items()],
         ),
         f"{result['model']}, {speed['weights'] / 1e6:,.0f} MB of weights"
         f"{', random' if result['random'] else ''}. Ours keep a quarter of the rows. Speeds are "
         "tokens a second, and multiples of mlx_lm's: min / median / max.",
-        _markdown(
-            "tokens | cache | prefill | times mlx_lm's | decode | times mlx_lm's | MB | peak MB",
-            [(f"{int(length):,}", name, f"{one['prefill']:,.1f}", _spread(one["prefill_to_mlx_lm"]),
-              f"{one['decode']:,.1f}", _spread(one["decode_to_mlx_lm"]), _mb(one["cache"]),
-              _mb(one["peak"]))
+        markdown(
+            ["tokens", "cache", "prefill", "times mlx_lm's", "decode", "times mlx_lm's", "MB",
+             "peak MB"],
+            [(f"{int(length):,}", name, f"{one['prefill']:,.1f}",
+              spread_text(one["prefill_to_mlx_lm"]), f"{one['decode']:,.1f}",
+              spread_text(one["decode_to_mlx_lm"]), _mb(one["cache"]), _mb(one["peak"]))
              for length, arms in speed["lengths"].items() for name, one in arms.items()],
         ),
         f"Sparse V at {sparse['threshold']:.0e}, {sparse['rows']:,} rows of 8 bits: "
-        f"{sparse['skipped']:.1%} of the values left out, {_spread(sparse['speed'])} times as "
+        f"{sparse['skipped']:.1%} of the values left out, {spread_text(sparse['speed'])} times as "
         "fast.",
-        _markdown(
-            "room for rows | MB at an eighth | at half | at all rows | peak | times mlx_lm's time",
+        markdown(
+            ["room for rows", "MB at an eighth", "at half", "at all rows", "peak",
+             "times mlx_lm's time"],
             [(name, *map(_mb, one["bytes"].values()), _mb(one["peak"]),
-              _spread(one["time_to_mlx_lm"])) for name, one in result["growth"].items()],
+              spread_text(one["time_to_mlx_lm"])) for name, one in result["growth"].items()],
         ),
     ])  # fmt: skip
 
@@ -42,10 +45,14 @@ def _mb(count: int) -> str:
     return f"{count / 1e6:,.1f}"
 
 
-def _spread(of: dict[str, float]) -> str:
+def spread_text(of: dict[str, float]) -> str:
+    """Minimum, median and maximum."""
     return " / ".join(f"{of[name]:.2f}" for name in ("min", "median", "max"))
 
 
-def _markdown(head: str, rows: list[tuple[Any, ...]]) -> str:
-    lines = [f"| {' | '.join(map(str, row))} |" for row in rows]
-    return "\n".join([f"| {head} |", f"|---|{'---:|' * head.count(' | ')}", *lines])
+def markdown(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A table whose first column is text, and the others numbers."""
+    lines = [f"| {' | '.join(map(str, row))} |" for row in (head, *rows)]
+    return "\n".join(
+        [lines[0].replace("|  |", "| |"), f"|---|{'---:|' * (len(head) - 1)}", *lines[1:]]
+    )

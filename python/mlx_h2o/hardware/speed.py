@@ -13,13 +13,12 @@ import mlx.core as mx
 from mlx_lm.generate import generate_step
 from mlx_lm.models import cache as mlx_lm_cache
 
+from ..caches.cache import PROMPT_CHUNK
 from ..evaluation.statistics import spread
 from ..lm.checks import vocabulary
 from ..lm.prompt_cache import make_prompt_cache
 from ..lm.routing import routing
 
-STEP = 2048
-"""Prompt tokens that are read at a time."""
 STOCK, STOCK_8 = "mlx_lm", "mlx_lm, 8 bits"
 OURS: dict[str, dict[str, Any]] = {
     "ours": {},
@@ -99,7 +98,7 @@ def measure(
     found: dict[str, Any] = {"weights": mx.get_active_memory(), "lengths": {}}
     for length in (min(lengths), *lengths):  # the first warms up
         say(f"{length} tokens")
-        rounds = math.ceil(repeats / math.ceil(length / STEP))
+        rounds = math.ceil(repeats / math.ceil(length / PROMPT_CHUNK))
         arms = _run(model, length, rounds, repeats, tokens, say)
         found["lengths"][str(length)] = {
             arm.name: {
@@ -129,11 +128,11 @@ def _run(
     prompt = mx.random.randint(0, vocabulary(model), (length + 1,))
     orders = itertools.cycle(arms[at:] + arms[:at] for at in range(len(arms)))
     for again in range(rounds):
-        for start in range(0, length, STEP):
+        for start in range(0, length, PROMPT_CHUNK):
             for arm in next(orders):
                 if again and not start:
                     arm.begin()
-                arm.read(prompt[start : min(start + STEP, length)])
+                arm.read(prompt[start : min(start + PROMPT_CHUNK, length)])
     for turn in range(repeats):
         for arm in next(orders):
             arm.write(None if turn else prompt[length:], tokens)
