@@ -13,20 +13,19 @@ all rows.
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import common
 import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import KVCache
 
 from mlx_h2o import H2OConfig
 from mlx_h2o.caches.quantized import evicting_cache
-from mlx_h2o.demo import report
 
 HEADS, SIZE = 8, 128
 SCALE = SIZE**-0.5
@@ -169,38 +168,24 @@ def _in_a_process(name: str, *numbers: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--json", type=Path, help="write the results here")
-    parser.add_argument("--tokens", type=int, default=32768, help="default: %(default)s")
-    parser.add_argument("--layers", type=int, default=8, help="of 36 (default: %(default)s)")
-    parser.add_argument("--arm", nargs=5, help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.arm is not None:
-        print(json.dumps(process(args.arm[0], *map(int, args.arm[1:]))))
+    if "--arm" in sys.argv:  # a process of its own
+        name, *numbers = sys.argv[2:]
+        print(json.dumps(process(name, *map(int, numbers))))
         return
+    args = common.arguments(__doc__, tokens=32768, layers=8)
     small = seed_setting()
-    print("2048 tokens to 256 rows, one layer")
     for name, one in small.items():
-        print(
-            f"  {name:40} {one['bytes']:9,} bytes  {one['compression']:5.1f}x, codes alone "
-            f"{one['compression_of_codes_alone']:5.1f}x  {one['stated']}"
-        )
-    print(f"{args.tokens} tokens to 2048 rows, {args.layers} layers, MB")
+        common.show(name, one)
     large = {}
     for name in (FULL, *ARMS):
-        one = large[name] = _in_a_process(name, args.tokens, 2048, args.layers, CHUNK)
-        peaks = [one[when][which] / 1e6 for when in ("reading", "writing")
-                 for which in ("mlx_peak", "process_peak")]  # fmt: skip
-        print(f"  {name:40} {one['bytes'] / 1e6:7.1f}  {' '.join(f'{p:7.1f}' for p in peaks)}")
-    if args.json is not None:
-        content = {
-            "environment": report.environment(),
-            "shape": {"kv_heads": HEADS, "head_size": SIZE, "dtype": "float16"},
-            "one_layer_2048_to_256": small,
-            "processes": {"tokens": args.tokens, "budget": 2048, "layers": args.layers,
-                          "chunk": CHUNK, "arms": large},
-        }  # fmt: skip
-        args.json.write_text(json.dumps(content, indent=1) + "\n")
+        large[name] = _in_a_process(name, args.tokens, 2048, args.layers, CHUNK)
+        common.show(name, large[name])
+    found = {"tokens": args.tokens, "budget": 2048, "layers": args.layers, "chunk": CHUNK}
+    shape = {"kv_heads": HEADS, "head_size": SIZE, "dtype": "float16"}
+    common.save(
+        args.json,
+        {"shape": shape, "one_layer_2048_to_256": small, "processes": {**found, "arms": large}},
+    )
 
 
 if __name__ == "__main__":

@@ -3,32 +3,26 @@
     python benchmarks/decode_step.py --json benchmarks/results/decode_step.json
 
 Each arm decodes with mlx_lm's own generate_step, evicting at every token but for the full cache.
-The arms take turns of a few tokens within one process, so that what else the machine does meets
-all of them, and the order rotates. A ratio compares a turn with the RotatingKVCache's turn of the
-same round: above 1 is faster. Beside the time on the wall stands the processor time of the whole
-process, which depends less on what else runs.
+The arms take turns of a few tokens within one process. A ratio compares a turn with the
+RotatingKVCache's turn of the same round: above 1 is faster. Beside the time on the wall stands the
+processor time of the whole process, which depends less on what else runs.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import json
-import os
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from functools import partial
 from typing import Any
 
-import benchmark_models as models
+import common
 import mlx.core as mx
 from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 
 import mlx_h2o
-from mlx_h2o.demo import report
-from mlx_h2o.evaluation.statistics import spread
-from mlx_h2o.operations import native
+from mlx_h2o.evaluation.statistics import in_turns, ratios, spread
 from mlx_h2o.policies import names
 
 ROTATING = "rotating"
@@ -41,13 +35,11 @@ class Arm:
     """One kind of cache, and a generation that goes on for as long as it is asked."""
 
     def __init__(self, name: str, model: Any, budget: int, prompt: mx.array) -> None:
-        self.name = name
-        self.model = model
-        layers = len(model.layers)
+        self.name, self.model = name, model
         if name == FULL:
-            self.caches: list[Any] = [KVCache() for _ in range(layers)]
+            self.caches: list[Any] = [KVCache() for _ in model.layers]
         elif name == ROTATING:
-            self.caches = [RotatingKVCache(budget, keep=4) for _ in range(layers)]
+            self.caches = [RotatingKVCache(budget, keep=4) for _ in model.layers]
         else:
             bits = {"kv_bits": 8} if name in PACKED else {}
             policy = PACKED.get(name, name)
@@ -55,110 +47,56 @@ class Arm:
         self.tokens: Iterator[Any] = generate_step(
             prompt, model, max_tokens=-1, prompt_cache=self.caches
         )
-        self.seconds: list[float] = []
-        self.processor_seconds: list[float] = []
+        self.turn(2)  # reads the prompt, fills the cache, warms up
 
-    def routed(self) -> contextlib.AbstractContextManager[None]:
-        """Only our caches decode within the context: the others run mlx_lm as it is."""
-        ours = self.name not in (FULL, ROTATING)
-        return mlx_h2o.routing(self.model) if ours else contextlib.nullcontext()
-
-    def take_turn(self, tokens: int) -> None:
-        with self.routed():
+    def turn(self, tokens: int) -> tuple[float, float]:
+        """Seconds of a token, on the wall and of processors."""
+        ours = self.name not in (FULL, ROTATING)  # the others run mlx_lm as it is
+        with mlx_h2o.routing(self.model) if ours else contextlib.nullcontext():
             next(self.tokens)  # not counted: it may wait for the arm before
             start, processor = time.perf_counter(), time.process_time()
             for _ in range(tokens):
                 next(self.tokens)
-            self.seconds.append((time.perf_counter() - start) / tokens)
-            self.processor_seconds.append((time.process_time() - processor) / tokens)
+            taken = time.perf_counter() - start, time.process_time() - processor
             mx.synchronize()
+        return taken[0] / tokens, taken[1] / tokens
 
 
 def measure(
-    name: str, model: Any, budget: int, tokens: int, repeats: int, wanted: Sequence[str]
+    name: str, budget: int, tokens: int, repeats: int, wanted: Sequence[str]
 ) -> dict[str, Any]:
-    model.set_dtype(mx.float32)
-    mx.eval(model.parameters())
-    vocabulary = model.args.vocab_size
-    prompt = (mx.arange(budget + 32) * 7919) % vocabulary
-    arms = [Arm(arm, model, budget, prompt) for arm in dict.fromkeys((ROTATING, *wanted))]
-    load = os.getloadavg()[0]
-    for arm in arms:  # reads the prompt, fills the cache, warms up
-        with arm.routed():
-            for _ in range(3):
-                next(arm.tokens)
-            mx.synchronize()
-    for repeat in range(repeats):
-        for turn in range(len(arms)):
-            arms[(repeat + turn) % len(arms)].take_turn(tokens)
-    by_name = {arm.name: arm for arm in arms}
-    base = by_name[ROTATING]
-    results = {}
-    for arm in arms:
-        evicted = getattr(arm.caches[0], "evicted", None)
-        results[arm.name] = {
-            "milliseconds_per_token": spread([1e3 * x for x in arm.seconds]),
-            "ratio_to_rotating": spread(
-                [b / a for a, b in zip(arm.seconds, base.seconds, strict=True)]
-            ),
-            "processor_ratio_to_rotating": spread(
-                [b / a for a, b in zip(arm.processor_seconds, base.processor_seconds, strict=True)]
-            ),
-            **({} if evicted is None else {"evicted_rows_per_layer": evicted}),
+    model = common.loaded(name)
+    prompt = (mx.arange(budget + 32) * 7919) % model.args.vocab_size
+    arms = {arm: Arm(arm, model, budget, prompt) for arm in dict.fromkeys((ROTATING, *wanted))}
+    turns = in_turns({arm: partial(one.turn, tokens) for arm, one in arms.items()}, repeats)
+    wall, processor = ({arm: [one[at] for one in turns[arm]] for arm in arms} for at in (0, 1))
+    results: dict[str, Any] = {}
+    for arm, one in arms.items():
+        found = results[arm] = {
+            "milliseconds_per_token": spread([1e3 * seconds for seconds in wall[arm]]),
+            "ratio_to_rotating": ratios(wall[ROTATING], wall[arm]),
+            "processor_ratio_to_rotating": ratios(processor[ROTATING], processor[arm]),
         }
-        if PACKED.get(arm.name) in by_name:
-            pairs = zip(arm.seconds, by_name[PACKED[arm.name]].seconds, strict=True)
-            results[arm.name]["ratio_to_dense"] = spread([dense / ours for ours, dense in pairs])
+        if hasattr(one.caches[0], "evicted"):
+            found["evicted_rows_per_layer"] = one.caches[0].evicted
+        if PACKED.get(arm) in arms:
+            found["ratio_to_dense"] = ratios(wall[PACKED[arm]], wall[arm])
+        common.show(f"{name}, {arm}", found)
     return {
-        "model": name,
-        "parameters": models.parameters(model),
-        "max_kv_size": budget,
-        "tokens_per_turn": tokens,
-        "repeats": repeats,
-        "load_average_before_and_after": [round(load, 2), round(os.getloadavg()[0], 2)],
-        "arms": results,
-    }
+        "model": name, "parameters": common.parameters(model), "max_kv_size": budget,
+        "tokens_per_turn": tokens, "repeats": repeats, "arms": results,
+    }  # fmt: skip
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--models", nargs="+", choices=models.MODELS, default=list(models.MODELS))
-    every = [FULL, ROTATING, *names(), *PACKED]
-    parser.add_argument("--arms", nargs="+", choices=every, default=every, metavar="ARM",
-                        help="what to compare with the rotating cache")  # fmt: skip
-    parser.add_argument("--max-kv-size", type=int, default=256)
-    parser.add_argument("--tokens", type=int, default=5, help="per turn")
-    parser.add_argument("--repeats", type=int, default=40)
-    parser.add_argument("--json", type=Path, help="write the result here")
-    arguments = parser.parse_args()
-    if arguments.repeats < 5:
-        parser.error("expected at least 5 repeats")
-    environment = report.environment()
-    if not native.unavailable_reason():
-        from mlx_h2o import _core
-
-        environment["simd"] = _core.simd_target()
-    result: dict[str, Any] = {"environment": environment, "runs": []}
-    for name in arguments.models:
-        run = measure(
-            name, models.MODELS[name](), arguments.max_kv_size, arguments.tokens,
-            arguments.repeats, arguments.arms,
-        )  # fmt: skip
-        result["runs"].append(run)
-        print(f"{name}: {run['parameters']:,} parameters, {run['repeats']} repeats, load "
-              f"{run['load_average_before_and_after']}")  # fmt: skip
-        for arm, found in run["arms"].items():
-            wall, processor = found["ratio_to_rotating"], found["processor_ratio_to_rotating"]
-            dense = found.get("ratio_to_dense")
-            print(
-                f"  {arm:16} {found['milliseconds_per_token']['median']:8.2f} ms/token, "
-                f"speed {wall['min']:.2f} / {wall['median']:.2f} / {wall['max']:.2f} of rotating, "
-                f"by processor time {processor['median']:.2f}"
-                + (f", of dense {dense['median']:.2f}" if dense else ""),
-                flush=True,
-            )
-        if arguments.json:  # what is measured so far
-            arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+    args = common.arguments(
+        __doc__, models=(*common.MODELS,), arms=(FULL, ROTATING, *names(), *PACKED),
+        max_kv_size=256, tokens=5, repeats=40,
+    )  # fmt: skip
+    runs = []
+    for name in args.models:
+        runs.append(measure(name, args.max_kv_size, args.tokens, args.repeats, args.arms))
+        common.save(args.json, {"runs": runs})  # what is measured so far
 
 
 if __name__ == "__main__":

@@ -17,11 +17,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import common
 import httpx
 import schemathesis
 from soak import server
-
-from mlx_h2o.evaluation.environment import environment
 
 CHECKS = "not_a_server_error,response_schema_conformance,content_type_conformance"
 MOST = {"max_tokens": 12, "max_completion_tokens": 12, "n": 4, "top_k": 100, "top_logprobs": 20}
@@ -72,7 +71,6 @@ def main() -> None:
         said = json.loads(report.read_text())
         log = (Path(name) / "log").read_text()
     result = {
-        "environment": environment(),
         "seconds": round(said["running_time"]),
         "schemathesis": said["schemathesis_version"],
         "checks": CHECKS.split(","),
@@ -87,8 +85,7 @@ def main() -> None:
         "health_at_the_end": health,
     }  # fmt: skip
     print(json.dumps(result, indent=1))
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+    common.save(args.json, result)
     if status or health != 200 or result["tracebacks_in_the_log"]:
         raise SystemExit(f"see above, and the server's log: {log[-5000:]}")
 

@@ -11,17 +11,17 @@ multiprocessor.
 
 from __future__ import annotations
 
-import argparse
-import json
+import itertools
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "lib"))
 
+import common
+
 import nvrtc
-from mlx_h2o.demo import report
+from mlx_h2o.evaluation.environment import environment
 from mlx_h2o.operations.gpu import cuda
 
 SIZE = 128
@@ -99,50 +99,23 @@ def resident_warps(registers: int, simdgroups: int) -> int:
     return groups * simdgroups
 
 
-def measure() -> list[dict[str, Any]]:
-    results = []
-    for bits in (None, 8, 4):
-        for heads in (1, 4, 8, 16):
-            for simdgroups in (32, 8):
-                (needs,) = nvrtc.compile_cuda(draft(heads, bits, simdgroups), "sm_90").values()
-                results.append(
-                    {
-                        "rows": "float16" if bits is None else f"{bits} bits",
-                        "heads": heads,
-                        "simdgroups": simdgroups,
-                        "registers": needs.registers,
-                        "local_bytes": needs.stack,
-                        "resident_warps": resident_warps(needs.registers, simdgroups),
-                    }
-                )
-    return results
-
-
-def table(results: list[dict[str, Any]]) -> str:
-    """A line per draft."""
-    lines = [
-        "| rows | query heads | simdgroups | registers | bytes of local memory "
-        "| resident warps of 64 |",
-        "|---|---|---|---|---|---|",
-    ]
-    for each in results:
-        lines.append(
-            f"| {each['rows']} | {each['heads']} | {each['simdgroups']} | {each['registers']} "
-            f"| {each['local_bytes']} | {each['resident_warps']} |"
-        )
-    return "\n".join(lines)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--json", type=Path, help="write the result here")
-    arguments = parser.parse_args()
-    results = measure()
-    print(table(results))
-    if arguments.json:
-        environment = report.environment() | {"compiler": "NVRTC 13.0, sm_90"}
-        result = {"environment": environment, "results": results}
-        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+    args = common.arguments(__doc__)
+    results = []
+    for bits, heads, simdgroups in itertools.product((None, 8, 4), (1, 4, 8, 16), (32, 8)):
+        (needs,) = nvrtc.compile_cuda(draft(heads, bits, simdgroups), "sm_90").values()
+        found = {
+            "rows": "float16" if bits is None else f"{bits} bits",
+            "heads": heads,
+            "simdgroups": simdgroups,
+            "registers": needs.registers,
+            "local_bytes": needs.stack,
+            "resident_warps": resident_warps(needs.registers, simdgroups),
+        }
+        common.show("draft", found)
+        results.append(found)
+    where = environment() | {"compiler": "NVRTC 13.0, sm_90"}
+    common.save(args.json, {"environment": where, "results": results})
 
 
 if __name__ == "__main__":

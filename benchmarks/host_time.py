@@ -17,26 +17,24 @@ mlx_lm's BatchKVCache of the same round.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import gc
 import json
-import os
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from functools import partial
 from types import ModuleType
 from typing import Any
 from unittest import mock
 
+import common
 import mlx.core as mx
 import mlx_lm.models.base as base
 from mlx_lm.models.cache import KVCache, QuantizedKVCache, RotatingKVCache
 
 import mlx_h2o
 from mlx_h2o import H2OConfig, H2OKVCache, HeadGroups
-from mlx_h2o.demo import report
-from mlx_h2o.evaluation.statistics import spread
+from mlx_h2o.evaluation.statistics import in_turns, ratios, spread
 from mlx_h2o.lm import routing
 from mlx_h2o.operations import backends
 from mlx_h2o.operations.gpu import metal
@@ -79,7 +77,6 @@ class Arm:
             if name.startswith("groups"):
                 rows[1] *= 2
             self.cache = HeadGroups.of_rows([config.scaled(one) for one in rows])
-        self.seconds: list[float] = []
         shapes, count = (HEADS, KV_HEADS, KV_HEADS), 8 if self.masked else 1
         self.rows = [mx.random.normal((count, heads, 1, SIZE)) for heads in shapes]
         mx.eval(self.rows)
@@ -92,15 +89,16 @@ class Arm:
         found = self.cache.update_and_fetch(keys, values)
         return self.attend(queries, *found, self.cache, scale=SIZE**-0.5, mask=mask)
 
-    def take_turn(self, steps: int) -> None:
+    def turn(self, steps: int) -> float:
         gc.collect()
         gc.disable()
         start = time.perf_counter()
         for _ in range(steps):
             out = self.step()
-        self.seconds.append((time.perf_counter() - start) / steps)
+        seconds = (time.perf_counter() - start) / steps
         gc.enable()
         mx.eval(out)
+        return seconds
 
     def calls(self, steps: int) -> float:
         """Operations of mlx.core, and of our extension, that a step makes."""
@@ -183,50 +181,34 @@ def measure(backend: str, rounds: int, steps: int) -> dict[str, Any]:
     named = gpu_without_one() if backend == "metal" else mlx_h2o.use_backend(backend)
     with named:
         arms = {name: Arm(name, rounds * steps) for name in (ROTATING, STOCK, BATCH, *ARMS)}
-        names = list(arms)
-        for turn in range(rounds):
-            for place in range(len(names)):
-                arms[names[(turn + place) % len(names)]].take_turn(steps)
+        turns = in_turns({name: partial(arm.turn, steps) for name, arm in arms.items()}, rounds)
         found = {}
         for name, arm in arms.items():
-            beside = BATCH if arm.masked else ROTATING
-            pairs = zip(arm.seconds, arms[beside].seconds, strict=True)
-            ratio = "times_batch" if arm.masked else "times_rotating"
+            beside, ratio = (BATCH, "batch") if arm.masked else (ROTATING, "rotating")
             found[name] = {
-                "microseconds": spread([1e6 * seconds for seconds in arm.seconds], 2),
-                ratio: spread([ours / theirs for ours, theirs in pairs], 2),
+                "microseconds": spread([1e6 * seconds for seconds in turns[name]], 2),
+                f"times_{ratio}": ratios(turns[name], turns[beside], 2),
                 "calls": round(arm.calls(64), 1),
             }
-            print(f"{backend:9} {name:18}", found[name], flush=True)
+            common.show(f"{backend}, {name}", found[name])
     return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--backends", nargs="+", default=["native", "composed", "metal"])
-    parser.add_argument("--rounds", type=int, default=25)
-    parser.add_argument("--steps", type=int, default=64, help="of a turn (default %(default)s)")
-    parser.add_argument("--label", default="after", help="name of this run (default %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="add the run to this file")
-    args = parser.parse_args()
-    result: dict[str, Any] = {
-        "environment": report.environment(),
-        "rows": ROWS,
-        "heads": [HEADS, KV_HEADS],
-        "size": SIZE,
-        "rounds": args.rounds,
-        "steps_per_turn": args.steps,
-        "load_average": round(os.getloadavg()[0], 2),
-        "backends": {},
-    }
+    args = common.arguments(
+        __doc__, backends=("native", "composed", "metal"), rounds=25, steps=64, label="after"
+    )
+    found = {}
     for backend in args.backends:
-        if backend != "metal" and backends.backends()[backend].reason:
-            print(f"{backend}: left out, {backends.backends()[backend].reason}")
+        if backend != "metal" and (reason := backends.backends()[backend].reason):
+            print(f"{backend}: left out, {reason}")
             continue
-        result["backends"][backend] = measure(backend, args.rounds, args.steps)
-    if args.json is not None:
-        before = json.loads(args.json.read_text()) if args.json.exists() else {}
-        args.json.write_text(json.dumps(before | {args.label: result}, indent=1) + "\n")
+        found[backend] = measure(backend, args.rounds, args.steps)
+    given = {"rounds": args.rounds, "steps_per_turn": args.steps}
+    shape = {"rows": ROWS, "heads": [HEADS, KV_HEADS], "size": SIZE}
+    before = json.loads(args.json.read_text()) if args.json and args.json.exists() else {}
+    run = common.described({**shape, **given, "backends": found})
+    common.write(args.json, before | {args.label: run})
 
 
 if __name__ == "__main__":

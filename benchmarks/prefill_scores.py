@@ -9,17 +9,14 @@ at the peak beyond what was there before the call.
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
+import common
 import mlx.core as mx
 
 from mlx_h2o import fast
-from mlx_h2o.demo import report
 from mlx_h2o.operations import composed, prefill, requests
 from mlx_h2o.operations.composed import ema
 
@@ -73,20 +70,14 @@ def rows_of(heads: int, kv_heads: int, queries: int, keys: int) -> dict[str, dic
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--json", type=Path, help="write the results here")
-    path = parser.parse_args().json
+    args = common.arguments(__doc__)
     results = []
     for shape in SHAPES:
-        names = ("heads", "kv_heads", "queries", "keys")
-        ways = rows_of(*shape)
-        results.append(dict(zip(names, shape, strict=True)) | {"ways": ways})
-        print(*(f"{value} {name}" for name, value in zip(names, shape, strict=True)), sep=", ")
-        for name, found in ways.items():
-            print(f"  {name:18} {found['seconds']:8.3f} s {found['peak_mib']:8.1f} MiB")
-    if path is not None:
-        content = {"environment": report.environment(), "head_size": SIZE, "shapes": results}
-        path.write_text(json.dumps(content, indent=1) + "\n")
+        of = dict(zip(("heads", "kv_heads", "queries", "keys"), shape, strict=True))
+        results.append(of | {"ways": rows_of(*shape)})
+        for name, found in results[-1]["ways"].items():
+            common.show(f"{shape}: {name}", found)
+    common.save(args.json, {"head_size": SIZE, "shapes": results})
 
 
 if __name__ == "__main__":

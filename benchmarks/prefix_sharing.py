@@ -10,26 +10,23 @@ came since the model was there. One process answers every prompt alone. Random w
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import common
 import mlx.core as mx
-from benchmark_models import parameters
 from mlx.utils import tree_flatten
 from mlx_lm.generate import BatchGenerator, generate_step
 from mlx_lm.models import qwen3
-from tqdm import tqdm
 
 import mlx_h2o
-from mlx_h2o.evaluation.environment import environment
-from mlx_h2o.evaluation.statistics import spread
+from mlx_h2o.evaluation.statistics import in_turns, ratios, spread
 
 ARMS = ("shared", "unshared")
 VOCABULARY = 1024
@@ -71,7 +68,7 @@ def pss() -> int:
     raise OSError("smaps_rollup has no Pss")
 
 
-def prompts_of(args: argparse.Namespace) -> list[list[int]]:
+def prompts_of(args: Any) -> list[list[int]]:
     """One beginning, and ends of different lengths."""
     key = mx.random.key(1)
     prefix = mx.random.randint(1, VOCABULARY, (args.prefix,), key=key).tolist()
@@ -79,7 +76,7 @@ def prompts_of(args: argparse.Namespace) -> list[list[int]]:
     return [prefix + end[: 24 + place % 17] for place, end in enumerate(ends)]
 
 
-def run(args: argparse.Namespace) -> dict[str, Any]:
+def run(args: Any) -> dict[str, Any]:
     """What one process finds."""
     model, prompts, tokenizer = small_model(), prompts_of(args), mlx_h2o.load("demo")[1]
     tokenizer.eos_token_ids = set()  # no answer ends before the others
@@ -133,69 +130,42 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def measure(args: argparse.Namespace) -> dict[str, Any]:
-    runs: dict[str, list[dict[str, Any]]] = {arm: [] for arm in ARMS}
-    places = [arm for turn in range(args.repeats) for arm in ARMS[:: 1 if turn % 2 else -1]]
-    load = os.getloadavg()[0]
-    for arm in tqdm([*places, "alone"]):
-        command = [sys.executable, __file__, *sys.argv[1:], "--arm", arm]
-        output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-        runs.setdefault(arm, []).append(json.loads(output))
-    (alone,) = runs.pop("alone")
-    result: dict[str, Any] = {
-        "environment": environment(),
-        "model": SHAPE | {"parameters": parameters(small_model())},
-        "sequences": args.sequences,
-        "prefix_tokens": args.prefix,
-        "max_kv_size": args.prefix + args.own_rows,
-        "policy": args.policy,
-        "tokens": args.tokens,
-        "prefill_step_size": args.step,
-        "repeats": args.repeats,
-        "load_average_before_and_after": [round(load, 2), round(os.getloadavg()[0], 2)],
-        "arms": {},
-    }
-    for arm, each in runs.items():
-        pairs = [zip(one["answers"], alone["answers"], strict=True) for one in each]
-        same = [sum(found == expected for found, expected in some) for some in pairs]
-        names = [name for name in each[0] if name != "answers"]
-        result["arms"][arm] = {name: spread([one[name] for one in each]) for name in names}
-        result["arms"][arm]["answers_as_alone"] = min(same)
-    for name in ("seconds_to_first_tokens", "milliseconds_per_step"):
-        both = zip(runs["unshared"], runs["shared"], strict=True)
-        result[f"ratio_of_{name}"] = spread([one[name] / other[name] for one, other in both])
-    return result
+def in_a_process(arm: str) -> dict[str, Any]:
+    command = [sys.executable, __file__, *sys.argv[1:], "--arm", arm]
+    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    found: dict[str, Any] = json.loads(output)
+    return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--sequences", type=int, default=16)
-    parser.add_argument("--prefix", type=int, default=1024, help="tokens in common")
-    parser.add_argument("--own-rows", type=int, default=48, help="of the budget behind the prefix")
-    parser.add_argument("--tokens", type=int, default=32, help="of each answer")
-    parser.add_argument("--step", type=int, default=256, help="tokens read at a time")
-    parser.add_argument("--policy", default="keydiff")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--arm", choices=(*ARMS, "alone"), help=argparse.SUPPRESS)
-    parser.add_argument("--json", type=Path, help="write the result here")
-    args = parser.parse_args()
-    if args.repeats < 5:
-        parser.error("expected at least 5 repeats")
+    args = common.arguments(
+        __doc__, sequences=16, prefix=1024, own_rows=48, tokens=32, step=256, policy="keydiff",
+        repeats=5, arm="",
+    )  # fmt: skip
     if args.arm:
         print(json.dumps(run(args)))
         return
-    result = measure(args)
-    for arm, found in result["arms"].items():
-        print(
-            f"{arm:9} {found['cache_bytes']['median']:14,.0f} bytes of caches, Pss "
-            f"{found['pss']['median']:14,.0f}, {found['seconds_to_first_tokens']['median']:7.2f} s "
-            f"to the first tokens, {found['answers_as_alone']} of {args.sequences} answers as alone"
-        )
-    for name in ("seconds_to_first_tokens", "milliseconds_per_step"):
-        ratio = result[f"ratio_of_{name}"]
-        print(f"ratio of {name}: {ratio['min']:.2f} / {ratio['median']:.2f} / {ratio['max']:.2f}")
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+    runs = in_turns({arm: partial(in_a_process, arm) for arm in ARMS}, args.repeats)
+    alone = in_a_process("alone")["answers"]
+    arms: dict[str, Any] = {}
+    for arm, each in runs.items():
+        answers = [zip(one.pop("answers"), alone, strict=True) for one in each]
+        same = [sum(found == expected for found, expected in pairs) for pairs in answers]
+        arms[arm] = {name: spread([one[name] for one in each]) for name in each[0]}
+        arms[arm]["answers_as_alone"] = min(same)
+        common.show(arm, arms[arm])
+    both = {
+        f"ratio_of_{name}": ratios(*([one[name] for one in runs[arm]] for arm in reversed(ARMS)))
+        for name in ("seconds_to_first_tokens", "milliseconds_per_step")
+    }
+    common.show("unshared to shared", both)
+    given = {
+        "model": SHAPE | {"parameters": common.parameters(small_model())},
+        "sequences": args.sequences, "prefix_tokens": args.prefix,
+        "max_kv_size": args.prefix + args.own_rows, "policy": args.policy, "tokens": args.tokens,
+        "prefill_step_size": args.step, "repeats": args.repeats,
+    }  # fmt: skip
+    common.save(args.json, {**given, "arms": arms, **both})
 
 
 if __name__ == "__main__":

@@ -12,16 +12,14 @@ the two in turns, each from what was kept after the first answer.
 
 from __future__ import annotations
 
-import argparse
 import copy
-import json
-import os
 import queue
 import statistics
 import time
-from pathlib import Path
+from functools import partial
 from typing import Any
 
+import common
 import mlx.core as mx
 import numpy as np
 from mlx_lm.models import cache, gemma3_text, lfm2, qwen3
@@ -30,7 +28,7 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 import mlx_h2o
-from mlx_h2o.evaluation.environment import environment
+from mlx_h2o.evaluation.statistics import in_turns
 from mlx_h2o.serving.engine import Engine
 from mlx_h2o.serving.memory import Memory
 from mlx_h2o.serving.request import Limits, Request
@@ -173,42 +171,40 @@ class Ours:
         return request.answer, len(tokens) - (request.cached or 0), first
 
 
+def measure(kind: str, repeats: int) -> list[dict[str, Any]]:
+    """Each edit of the conversation, with models of this kind."""
+    stock, ours = model_of(kind), model_of(kind)
+    mx.eval(stock.parameters(), ours.parameters())
+    bounded = 256 if kind == "full attention" else None
+    arms: dict[str, Any] = {"stock": Stock(stock), "ours": Ours(ours, max_kv_size=bounded)}
+    whole = [token for part in conversation() for token in part]
+    answers = {arm: one.ask(whole, [301], ANSWER)[0] for arm, one in arms.items()}
+    kept = {arm: one.keep() for arm, one in arms.items()}
+    rows = []
+    for name in edits([2] * ANSWER):
+        row: dict[str, Any] = {"model": kind, "edit": name}
+
+        def turn(arm: str, name: str = name, row: dict[str, Any] = row) -> float:
+            arms[arm].restore(kept[arm])
+            prompt, same = edits(answers[arm])[name]
+            _, read, first = arms[arm].ask(prompt, [301], 1)
+            row |= {"new": len(prompt) - same, f"{arm}_read": read}
+            return first
+
+        seconds = in_turns({arm: partial(turn, arm) for arm in arms}, repeats)
+        row |= {f"{arm}_seconds": round(statistics.median(seconds[arm]), 4) for arm in seconds}
+        common.show(f"{kind}, {name}", row)
+        rows.append(row)
+    arms["ours"].engine.close(10)
+    return rows
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
-    rows, whole = [], [token for part in conversation() for token in part]
-    loads = [os.getloadavg()[0]]
-    for kind in ("full attention", "sliding windows", "convolutions"):
-        bounded = {"max_kv_size": 256 if kind == "full attention" else None}
-        arms: dict[str, Any] = {}
-        for arm in ("stock", "ours"):
-            model = model_of(kind)
-            mx.eval(model.parameters())
-            arms[arm] = Stock(model) if arm == "stock" else Ours(model, **bounded)
-        answers = {arm: one.ask(whole, [301], ANSWER)[0] for arm, one in arms.items()}
-        kept = {arm: one.keep() for arm, one in arms.items()}
-        for name in edits([2] * ANSWER):
-            row: dict[str, Any] = {"model": kind, "edit": name}
-            seconds: dict[str, list[float]] = {"stock": [], "ours": []}
-            for arm in ("stock", "ours") * args.repeats:
-                arms[arm].restore(kept[arm])
-                prompt, same = edits(answers[arm])[name]
-                _, read, first = arms[arm].ask(prompt, [301], 1)
-                seconds[arm].append(first)
-                row |= {"new": len(prompt) - same, f"{arm}_read": read}
-            row |= {f"{arm}_seconds": round(statistics.median(seconds[arm]), 4) for arm in seconds}
-            rows.append(row)
-            print(row, flush=True)
-        arms["ours"].engine.close(10)
-        loads.append(os.getloadavg()[0])
-    if args.json:
-        found = {
-            "environment": environment(), "prompt_tokens": len(whole), "repeats": args.repeats,
-            "load_of_the_machine": [round(load, 1) for load in loads], "rows": rows,
-        }  # fmt: skip
-        args.json.write_text(json.dumps(found, indent=1) + "\n")
+    args = common.arguments(__doc__, repeats=5)
+    kinds = ("full attention", "sliding windows", "convolutions")
+    rows = [row for kind in kinds for row in measure(kind, args.repeats)]
+    tokens = sum(map(len, conversation()))
+    common.save(args.json, {"prompt_tokens": tokens, "repeats": args.repeats, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -21,10 +21,7 @@ import collections
 import json
 import random
 import signal
-import socket
-import statistics
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -33,11 +30,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import common
 import numpy as np
 import openai
+import servers
 
 import mlx_h2o
-from mlx_h2o.evaluation.environment import environment
 
 FLAGS = (
     "--model demo --max-kv-size 168 --layers equal --prefill-step-size 256 "
@@ -159,33 +157,17 @@ def answer_alone(client: openai.OpenAI, texts: list[Request], chats: list[Any]) 
 
 @contextmanager
 def server(folder: Path, *flags: str) -> Iterator[tuple[openai.OpenAI, subprocess.Popen[bytes]]]:
-    """A server that answers, and its process; it is ended with SIGTERM, if it was not before."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    command = [sys.executable, "-m", "mlx_h2o", "server", "--port", port, *FLAGS.split()]
-    command += ["--cache-dir", str(folder / "prompts"), *flags]
-    client = openai.OpenAI(
-        base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0, timeout=900
-    )
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
-    try:
-        while True:
-            try:
-                client.completions.create(model="default_model", prompt="a", max_tokens=1)
-                break
-            except openai.APIConnectionError:
-                if process.poll() is not None:
-                    raise SystemExit((folder / "log").read_text()) from None
-                time.sleep(0.2)
-        yield client, process
-        process.terminate()
-        if (status := process.wait(60)) != -signal.SIGTERM:
-            raise SystemExit(f"the server ended with status {status}")
-    finally:
-        process.kill()
-        process.wait()
+    """A client of a server, and its process, which SIGTERM must end."""
+    given = (*FLAGS.split(), "--cache-dir", str(folder / "prompts"), *flags)
+    with servers.server(*given, log=folder / "log") as (port, process):
+        yield (
+            openai.OpenAI(
+                base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0, timeout=900
+            ),
+            process,
+        )
+    if process.returncode != -signal.SIGTERM:
+        raise SystemExit(f"the server ended with status {process.returncode}")
 
 
 class Load:
@@ -293,14 +275,10 @@ def watch(process: int, ended: threading.Event, seconds: float) -> list[tuple[fl
 
 def slope(times: Sequence[float], values: Sequence[float]) -> tuple[float, float, float]:
     """Least squares: the slope, and its interval of 95 % by Student's distribution."""
-    x, y = np.array(times), np.array(values)
-    free = len(x) - 2
-    x = x - x.mean()
-    found = float(x @ y / (x @ x))
-    rest = y - y.mean() - found * x
-    z = 1.959964
+    (found, _), covariance = np.polyfit(times, values, 1, cov=True)
+    z, free = 1.959964, len(times) - 2
     t = z + (z**3 + z) / (4 * free) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * free**2)
-    off = t * float(np.sqrt(rest @ rest / free / (x @ x)))
+    off = t * float(np.sqrt(covariance[0, 0]))
     return found, found - off, found + off
 
 
@@ -312,10 +290,6 @@ def growth(samples: Sequence[tuple[float, float, int]], block: float) -> dict[st
     full = sorted(blocks)[:-1]  # the last one is not full
     found = slope([block / 3600 * one for one in full], [np.mean(blocks[one]) for one in full])
     return dict(zip(("slope", "low", "high"), (round(one, 3) for one in found), strict=True))
-
-
-def quantile(values: Sequence[float], part: float) -> float:
-    return round(float(np.quantile(values, part)), 3)
 
 
 def end(client: openai.OpenAI, process: Any, request: Request, clients: int) -> dict[str, Any]:
@@ -381,7 +355,6 @@ def main() -> None:
     at_the_end["log"] = [line for line in said if line.startswith(("ending", "ended"))]
     warm = [one for one in samples if one[0] > seconds / 6]
     result = {
-        "environment": environment(),
         "seconds": round(seconds),
         "clients": args.clients,
         "flags": FLAGS,
@@ -393,11 +366,11 @@ def main() -> None:
         "errors_in_the_log": log.count("Traceback") + log.count("a request has failed"),
         "seconds_to_the_first_token": {
             "streams": len(load.first),
-            "p50": quantile(load.first, 0.5), "p95": quantile(load.first, 0.95),
+            **{f"p{part}": round(float(np.percentile(load.first, part)), 3) for part in (50, 95)},
         },
         "resident_megabytes": {
             "first": round(samples[0][1], 1), "last": round(samples[-1][1], 1),
-            "median_after_a_sixth": round(statistics.median(one[1] for one in warm), 1),
+            "median_after_a_sixth": round(float(np.median([one[1] for one in warm])), 1),
             "per_hour_after_a_sixth": growth(warm, min(BLOCK, seconds / 12)),
             "each_block": [round(size, 1) for _, size, _ in samples[:: max(1, len(samples) // 12)]],
         },
@@ -405,8 +378,7 @@ def main() -> None:
                        "last": samples[-1][2]},
     }  # fmt: skip
     print(json.dumps(result, indent=1))
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+    common.save(args.json, result)
     whole = at_the_end["right"] == args.clients
     if load.other or load.lost or not whole or result["errors_in_the_log"]:
         raise SystemExit("answers were lost, mixed up, or failed: see above")

@@ -7,41 +7,37 @@ Decode attention over packed keys and values, with thresholds from 1e-4 to 1e-8 
 contexts whose logits are normal with a given standard deviation. Two rules:
 
 - exact, which the definition and the GPU kernels apply: a pair is skipped where its weight is below
-  the threshold. The outputs come from the composed operation; on small samples the bytes of values
-  that the emulated kernels read, and the share that they report, are checked against it.
+  the threshold. The outputs come from the composed operation.
 - running, which a kernel of one sweep would apply: each simdgroup compares with the keys that it
   has seen so far. Its share comes from a NumPy model of that rule, and is why the kernels take two
   sweeps. The same rule with one state for all keys, in their order, shows what is lost because the
   simdgroups know nothing of each other.
 
 A row counts as skipped where no query head of its KV head needs it, for then it need not be read.
-Nothing here is a time: neither the emulator nor the composition says how fast a GPU is.
+Nothing here is a time: the composition does not say how fast a GPU is.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+import common
 import mlx.core as mx
 import numpy as np
 from mlx_lm.models import qwen3
 
 import mlx_h2o
 from mlx_h2o import demo, fast
-from mlx_h2o.demo import report
+from mlx_h2o.evaluation.environment import environment
+from mlx_h2o.evaluation.report import markdown
 from mlx_h2o.operations.gpu import launch
-from mlx_h2o.operations.requests import attention_request
 
-TESTS = Path(__file__).resolve().parents[1] / "tests"
 THRESHOLDS = (1e-4, 1e-5, 1e-6, 1e-7, 1e-8)
 GROUP_SIZE = 64
-NAMES = ("pairs", "rows", "running_pairs", "running", "single", "mass", "error", "bound")
+WORST = ("worst_dropped_mass", "bound_of_dropped_mass", "worst_error")
+"""Of all samples; of other figures the mean is kept."""
 
 
 @dataclass(frozen=True)
@@ -133,9 +129,7 @@ def rows_of(pairs: np.ndarray, kv_heads: int) -> np.ndarray:
 
 def ablation(samples: list[Sample], bits: int) -> dict[str, Any]:
     """For each threshold: shares skipped, dropped mass, and error of the output."""
-    found: dict[float, dict[str, list[float]]] = {
-        threshold: {name: [] for name in NAMES} for threshold in THRESHOLDS
-    }
+    found: dict[float, list[dict[str, float]]] = {threshold: [] for threshold in THRESHOLDS}
     packing = []
     for sample in samples:
         packed = sample.packed(bits)
@@ -148,8 +142,8 @@ def ablation(samples: list[Sample], bits: int) -> dict[str, Any]:
             sample.queries, sample.keys, sample.values, scale=sample.scale
         )
         packing.append(float(np.abs(full - np.array(dense)).max()) / largest)
-        simdgroups = launch.preferred_simdgroups(*(array.shape[-1] for array in
-                                                   (sample.keys, sample.values)))  # fmt: skip
+        sizes = (array.shape[-1] for array in (sample.keys, sample.values))
+        simdgroups = launch.preferred_simdgroups(*sizes)
         blocks = launch.preferred_blocks(scores.shape[-1], simdgroups)
         for threshold, each in found.items():
             out, _, _ = attention(sample, packed, bits, threshold)
@@ -157,125 +151,54 @@ def ablation(samples: list[Sample], bits: int) -> dict[str, Any]:
             running = running_skips(scores, threshold, simdgroups, blocks)
             # float32 may decide otherwise where a weight meets the threshold to the last digits.
             assert not (running & (weights > threshold * (1 + 1e-4))).any()
-            mass = np.where(below, weights, 0.0).sum(-1)
-            each["pairs"].append(below.mean())
-            each["rows"].append(rows_of(below, kv_heads).mean())
-            each["running_pairs"].append(running.mean())
-            each["running"].append(rows_of(running, kv_heads).mean())
             single = running_skips(scores, threshold, 1, 1)
-            each["single"].append(rows_of(single, kv_heads).mean())
-            each["mass"].append(mass.max())
-            each["error"].append(np.abs(out - full).max() / largest)
-            each["bound"].append(threshold * scores.shape[-1])
+            error = np.abs(out - full).max() / largest
+            each.append({
+                "pairs_below": below.mean(),
+                "rows_skipped_exact": rows_of(below, kv_heads).mean(),
+                "pairs_skipped_running": running.mean(),
+                "rows_skipped_running": rows_of(running, kv_heads).mean(),
+                "rows_skipped_running_single": rows_of(single, kv_heads).mean(),
+                "worst_dropped_mass": np.where(below, weights, 0.0).sum(-1).max(),
+                "bound_of_dropped_mass": threshold * scores.shape[-1],
+                "worst_error": error,
+                "mean_error": error,
+            })  # fmt: skip
     return {
         "steps": len(samples),
         "worst_error_of_packing": max(packing),
         "thresholds": [
-            {
-                "threshold": threshold,
-                "pairs_below": float(np.mean(each["pairs"])),
-                "rows_skipped_exact": float(np.mean(each["rows"])),
-                "pairs_skipped_running": float(np.mean(each["running_pairs"])),
-                "rows_skipped_running": float(np.mean(each["running"])),
-                "rows_skipped_running_single": float(np.mean(each["single"])),
-                "worst_dropped_mass": float(max(each["mass"])),
-                "bound_of_dropped_mass": float(max(each["bound"])),
-                "worst_error": float(max(each["error"])),
-                "mean_error": float(np.mean(each["error"])),
+            {"threshold": threshold}
+            | {
+                name: float((max if name in WORST else np.mean)([one[name] for one in each]))
+                for name in each[0]
             }
             for threshold, each in found.items()
         ],
     }
 
 
-def emulated(samples: list[tuple[str, Sample]], bits: int) -> list[dict[str, Any]]:
-    """Rows whose values the emulated kernels do not read, beside those that no head needs.
-
-    In one launch for the two sweeps, and in one for each; and the shares of pairs that they report.
-    """
-    sys.path[:0] = [str(TESTS), str(TESTS / "lib")]
-    from emulator.backend import EmulatorBackend
-    from emulator.kernel import Run
-
-    results = []
-    for name, sample in samples:
-        packed = sample.packed(bits)
-        _, scores, lse = attention(sample, packed, bits, 0.0)
-        weights = np.exp(scores - lse[..., None])
-        simdgroups = launch.preferred_simdgroups(sample.keys.shape[-1], sample.values.shape[-1])
-        for blocks in (1, 2):
-            for threshold in THRESHOLDS:
-                request = attention_request(
-                    sample.queries,
-                    tuple(packed[:3]),
-                    tuple(packed[3:]),
-                    scale=sample.scale,
-                    bits=bits,
-                    group_size=GROUP_SIZE,
-                    sparse_v_threshold=threshold,
-                    return_skipped=True,
-                )
-                run = Run(reads={})
-                backend = EmulatorBackend(run, simdgroups=simdgroups, blocks=blocks)
-                skipped = backend.attention(request)[3]
-                pairs = weights < threshold
-                rows = rows_of(pairs, sample.keys.shape[1])
-                results.append(
-                    {
-                        "sample": name,
-                        "rows": rows.size,
-                        "threshold": threshold,
-                        "simdgroups": simdgroups,
-                        "blocks": blocks,
-                        "rows_skipped_by_bytes": 1 - run.reads["value_words"] / packed[3].nbytes,
-                        "rows_skipped_by_model": float(rows.mean()),
-                        "pairs_skipped_reported": float(mx.mean(skipped)),
-                        "pairs_skipped_by_model": float(pairs.mean()),
-                    }
-                )
-    return results
-
-
-def most_skipped(samples: list[Sample]) -> Sample:
-    """The sample where most rows are skipped at 1e-4."""
-
-    def skipped(sample: Sample) -> float:
-        _, scores, lse = attention(sample, sample.packed(8), 8, 0.0)
-        pairs = np.exp(scores - lse[..., None]) < 1e-4
-        return float(rows_of(pairs, sample.keys.shape[1]).mean())
-
-    return max(samples, key=skipped)
-
-
-def table(result: dict[str, Any], bits: int = 8, threshold: float | None = None) -> str:
-    """A line per sample and threshold; of one threshold only, where it is given."""
-    lines = [
-        "| sample | threshold | pairs, exact | pairs, running | rows, exact | rows, running "
-        "| rows, one state | worst dropped mass | worst error | mean error |",
-        f"|{'---|' * 10}",
+def table(result: dict[str, Any], bits: int = 8, threshold: float = 1e-6) -> str:
+    """A line per sample, of one threshold."""
+    columns = {
+        "pairs, exact": "{pairs_below:.1%}", "pairs, running": "{pairs_skipped_running:.1%}",
+        "rows, exact": "{rows_skipped_exact:.1%}", "rows, running": "{rows_skipped_running:.1%}",
+        "rows, one state": "{rows_skipped_running_single:.1%}",
+        "worst dropped mass": "{worst_dropped_mass:.1e}", "worst error": "{worst_error:.1e}",
+        "mean error": "{mean_error:.1e}",
+    }  # fmt: skip
+    rows = [
+        [source["source"], f"{threshold:.0e}", *(form.format(**one) for form in columns.values())]
+        for source in result["sources"]
+        for one in source["thresholds"]
+        if (source["bits"], one["threshold"]) == (bits, threshold)
     ]
-    for source in result["sources"]:
-        if source["bits"] != bits:
-            continue
-        for each in source["thresholds"]:
-            if threshold not in (None, each["threshold"]):
-                continue
-            lines.append(
-                f"| {source['source']} | {each['threshold']:.0e} "
-                f"| {each['pairs_below']:.1%} | {each['pairs_skipped_running']:.1%} "
-                f"| {each['rows_skipped_exact']:.1%} | {each['rows_skipped_running']:.1%} "
-                f"| {each['rows_skipped_running_single']:.1%} | {each['worst_dropped_mass']:.1e} "
-                f"| {each['worst_error']:.1e} | {each['mean_error']:.1e} |"
-            )
-    return "\n".join(lines)
+    return markdown(["sample", "threshold", *columns], rows)
 
 
 def summary(result: dict[str, Any]) -> str:
     """A line per threshold: the worst of all samples."""
-    lines = [
-        "| threshold | worst error, in parts of what packing itself errs | worst dropped mass |",
-        f"|{'---|' * 3}",
-    ]
+    rows = []
     for threshold in THRESHOLDS:
         found = [
             (each["worst_error"] / source["worst_error_of_packing"], each["worst_dropped_mass"])
@@ -284,61 +207,31 @@ def summary(result: dict[str, Any]) -> str:
             if each["threshold"] == threshold
         ]
         error, mass = (max(column) for column in zip(*found, strict=True))
-        lines.append(f"| {threshold:.0e} | {error:.2g} | {mass:.1e} |")
-    return "\n".join(lines)
+        rows.append([f"{threshold:.0e}", f"{error:.2g}", f"{mass:.1e}"])
+    head = ["threshold", "worst error, in parts of what packing itself errs", "worst dropped mass"]
+    return markdown(head, rows)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--steps", type=int, default=8, help="queries of each layer of the demo")
-    parser.add_argument("--seeds", type=int, default=2, help="of each synthetic context")
-    parser.add_argument("--lengths", type=int, nargs="+", default=[4096, 32768])
-    parser.add_argument("--json", type=Path, help="write the result here")
-    parser.add_argument("--no-emulator", action="store_true", help="leave out the emulated sample")
-    arguments = parser.parse_args()
+    args = common.arguments(__doc__, steps=8, seeds=2, lengths=(4096, 32768))
     sources: dict[str, list[Sample]] = {
-        f"demo, {length} tokens": list(demo_samples(length, arguments.steps))
-        for length in (256, 1024)
+        f"demo, {length} tokens": list(demo_samples(length, args.steps)) for length in (256, 1024)
     }
-    for length in arguments.lengths:
+    for length in args.lengths:
         for deviation in (1.0, 2.0, 4.0):
             sources[f"synthetic, {length} tokens, deviation {deviation:g}"] = list(
-                synthetic_samples(length, deviation, arguments.seeds)
+                synthetic_samples(length, deviation, args.seeds)
             )
-    result: dict[str, Any] = {
-        "environment": report.environment() | {"backend": "composed"},
-        "group_size": GROUP_SIZE,
-        "errors": "relative to the largest value of the sample",
-        "sources": [],
-    }
+    found = []
     for name, samples in sources.items():
         for bits in (8, 4):
-            found = ablation(samples, bits)
-            result["sources"].append({"source": name, "bits": bits, **found})
-            print(f"{name}, {bits} bits: packing errs by {found['worst_error_of_packing']:.1e}")
-            for each in found["thresholds"]:
-                print(
-                    f"  {each['threshold']:.0e}: rows skipped {each['rows_skipped_exact']:6.1%} "
-                    f"exact, {each['rows_skipped_running']:6.1%} running, "
-                    f"{each['rows_skipped_running_single']:6.1%} with one state; mass dropped "
-                    f"{each['worst_dropped_mass']:.1e}; error {each['worst_error']:.1e} worst, "
-                    f"{each['mean_error']:.1e} mean"
-                )
-    if not arguments.no_emulator:
-        small = [
-            (name, most_skipped(samples)) for name, samples in sources.items() if "demo" in name
-        ]
-        small.append(("synthetic, 512 tokens, deviation 4", *synthetic_samples(512, 4.0, 1)))
-        result["emulated"] = emulated(small, 8)
-        for each in result["emulated"]:
-            found, expected = each["rows_skipped_by_bytes"], each["rows_skipped_by_model"]
-            print(
-                f"  emulated {each['sample']}, {each['threshold']:.0e}, {each['simdgroups']} x "
-                f"{each['blocks']}: {found:.4f}, model {expected:.4f}"
-            )
-    print(table(result))
-    if arguments.json:
-        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+            found.append({"source": name, "bits": bits, **ablation(samples, bits)})
+            for each in found[-1]["thresholds"]:
+                common.show(f"{name}, {bits} bits", each)
+    composed = environment() | {"backend": "composed"}
+    errors = "relative to the largest value of the sample"
+    result = {"environment": composed, "group_size": GROUP_SIZE, "errors": errors}
+    common.save(args.json, result | {"sources": found})
 
 
 if __name__ == "__main__":

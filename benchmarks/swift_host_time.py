@@ -9,21 +9,19 @@ evaluated only between turns. The languages take turns of a process each.
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import subprocess
 import tempfile
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import common
 import host_time
 import mlx.core as mx
 
 import mlx_h2o
 from mlx_h2o import H2OConfig
-from mlx_h2o.demo import report
 from mlx_h2o.evaluation.statistics import spread
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -67,10 +65,7 @@ def swift(command: Path, backend: str, turns: int, steps: int) -> dict[str, list
 def python(backend: str, turns: int, steps: int) -> dict[str, list[float]]:
     with mlx_h2o.use_backend(backend):
         arms = {name: host_time.Arm(name, steps) for name in ARMS}
-        for arm in arms.values():
-            for _ in range(turns):
-                arm.take_turn(steps)
-    return {name: arm.seconds for name, arm in arms.items()}
+        return {name: [arm.turn(steps) for _ in range(turns)] for name, arm in arms.items()}
 
 
 def measure(command: Path, backend: str, rounds: int, turns: int, steps: int) -> dict[str, Any]:
@@ -89,37 +84,23 @@ def measure(command: Path, backend: str, rounds: int, turns: int, steps: int) ->
         }
         ratio = round(spreads["swift"]["median"] / spreads["python"]["median"], 2)
         result[name] = {"microseconds": spreads, "swift_of_python": ratio}
-        print(f"{backend:9} {name:18}", result[name], flush=True)
+        common.show(f"{backend}, {name}", result[name])
     return result
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--backends", nargs="+", default=["native", "composed"])
-    parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--turns", type=int, default=5, help="of a round (default %(default)s)")
-    parser.add_argument("--steps", type=int, default=64, help="of a turn (default %(default)s)")
-    parser.add_argument("--command", type=Path, default=COMMAND, help="(default %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    args = parser.parse_args()
-    if not args.command.is_file():
-        parser.error("run swift build -c release --product mlx-h2o-parity first")
-    result = {
-        "environment": report.environment(),
-        "rows": host_time.ROWS,
-        "heads": [host_time.HEADS, host_time.KV_HEADS],
-        "size": host_time.SIZE,
-        "rounds": args.rounds,
-        "turns": args.turns,
-        "steps_per_turn": args.steps,
-        "load_average": round(os.getloadavg()[0], 2),
-        "backends": {
-            backend: measure(args.command, backend, args.rounds, args.turns, args.steps)
-            for backend in args.backends
-        },
-    }
-    if args.json is not None:
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+    args = common.arguments(
+        __doc__, backends=("native", "composed"), rounds=6, turns=5, steps=64, command=str(COMMAND)
+    )
+    command = Path(args.command)
+    if not command.is_file():
+        raise SystemExit("run swift build -c release --product mlx-h2o-parity first")
+    counts = args.rounds, args.turns, args.steps
+    found = {backend: measure(command, backend, *counts) for backend in args.backends}
+    shape = {"rows": host_time.ROWS, "heads": [host_time.HEADS, host_time.KV_HEADS],
+             "size": host_time.SIZE}  # fmt: skip
+    given = dict(zip(("rounds", "turns", "steps_per_turn"), counts, strict=True))
+    common.save(args.json, {**shape, **given, "backends": found})
 
 
 if __name__ == "__main__":

@@ -17,22 +17,27 @@ What this does to a model is measured by `mlx_h2o evaluate`, at equal bytes, wit
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import time
-from pathlib import Path
 from typing import Any
 
+import common
 import mlx.core as mx
 import numpy as np
-from native_attention import HEADS, SCALE, WIDTH, dense_layer, make_layers
+from native_attention import (
+    SCALE,
+    WIDTH,
+    Arm,
+    Layer,
+    Run,
+    arrays,
+    dense_layer,
+    make_layers,
+    random_queries,
+)
 from sparse_v import Sample, demo_samples
 
 import mlx_h2o
 from mlx_h2o.config import KV_FORMATS
-from mlx_h2o.demo import report
-from mlx_h2o.evaluation.statistics import spread
+from mlx_h2o.evaluation.statistics import in_turns, ratios, spread
 from mlx_h2o.operations.backends import resolve
 from mlx_h2o.operations.composed import turbo
 
@@ -63,9 +68,9 @@ def stored(name: str, keys: mx.array, values: mx.array) -> Stored:
     return side(keys, bits, turbo.KEYS), side(values, v_bits, turbo.VALUES), settings
 
 
-def bytes_of_a_row(rows: Stored) -> float:
+def bytes_of_a_row(rows: Layer) -> float:
     """Of a key and its value in one head."""
-    parts = [part for side in rows[:2] for part in (side if isinstance(side, tuple) else (side,))]
+    parts = arrays(rows)
     batch, heads, count = parts[0].shape[:3]
     return sum(part.nbytes for part in parts) / (batch * heads * count)
 
@@ -96,11 +101,11 @@ def errors(samples: list[Sample]) -> dict[str, Any]:
             out = resolve().attention(
                 q.astype(mx.float32) if name != "float16" else q, *_wide(rows),
                 scale=sample.scale, **rows[2],
-            ).out  # fmt: skip
+            )[0]  # fmt: skip
             expected = exact(sample)
             wrong += float(((np.array(out.astype(mx.float32)) - expected) ** 2).sum())
             length += float((expected**2).sum())
-            size = bytes_of_a_row(rows)
+            size = bytes_of_a_row(rows[:2])
         found[name] = {"bytes": size, "error": round((wrong / length) ** 0.5, 5)}
     return found
 
@@ -123,40 +128,31 @@ def random_samples(rows: int, count: int) -> list[Sample]:
     return found
 
 
+def attention(settings: dict[str, Any]) -> Run:
+    def run(queries: mx.array, layer: Layer) -> mx.array:
+        return resolve().attention(queries, *layer, scale=SCALE, **settings)[0]
+
+    return run
+
+
 def times(rows: int, repeats: int, threads: int) -> dict[str, Any]:
     """Milliseconds of one attention, and the ratio to float16 in the same round."""
-    before = mlx_h2o.threads()
-    mlx_h2o.set_threads(threads)
-    queries = mx.random.normal((1, HEADS, 1, WIDTH)).astype(mx.float16)
-    layers = {
-        name: make_layers(lambda name=name: stored(name, *dense_layer(rows, mx.float16))[:2], True)
-        for name in ARMS
-    }
-    settings = {name: stored(name, *dense_layer(64, mx.float16))[2] for name in ARMS}
-    seconds: dict[str, list[float]] = {name: [] for name in ARMS}
-
-    def turn(name: str) -> float:
-        start = time.perf_counter()
-        attention = resolve().attention
-        mx.eval(
-            [attention(queries, *one, scale=SCALE, **settings[name]).out for one in layers[name]]
-        )
-        return (time.perf_counter() - start) / len(layers[name])
-
+    before, queries, arms = mlx_h2o.threads(), random_queries(), {}
     for name in ARMS:
-        turn(name)
-    for repeat in range(repeats):
-        for place in range(len(ARMS)):
-            name = ARMS[(repeat + place) % len(ARMS)]
-            seconds[name].append(turn(name))
+        layers = make_layers(
+            lambda name=name: stored(name, *dense_layer(rows, mx.float16))[:2], True
+        )
+        settings = stored(name, *dense_layer(64, mx.float16))[2]
+        arms[name] = Arm(attention(settings), queries, layers, threads)
+    in_turns(arms, 1)  # warms up
+    turns = in_turns(arms, repeats)
     mlx_h2o.set_threads(before)
-    base = seconds["float16"]
     return {
         name: {
             "milliseconds": spread([1e3 * one for one in own]),
-            "ratio_to_float16": spread([a / b for a, b in zip(own, base, strict=True)]),
+            "ratio_to_float16": ratios(own, turns["float16"]),
         }
-        for name, own in seconds.items()
+        for name, own in turns.items()
     }
 
 
@@ -174,27 +170,13 @@ def measure(steps: int, rows: int, repeats: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--steps", type=int, default=8, help="queries of each layer of the demo")
-    parser.add_argument("--rows", type=int, default=ROWS)
-    parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
-    result = {
-        "environment": report.environment() | {"cores": os.cpu_count()},
-        **measure(arguments.steps, arguments.rows, arguments.repeats),
-    }
-    if arguments.json:
-        arguments.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    for title, arms in result["errors"].items():
-        print(title)
-        for name, one in sorted(arms.items(), key=lambda item: -item[1]["bytes"]):
-            print(f"  {name:12} {one['bytes']:6.0f} bytes, error {one['error']:.4f}")
-    for threads, arms in result["times"].items():
-        print(f"{threads} thread(s), {result['rows']} rows")
-        for name, one in arms.items():
-            ratio = one["ratio_to_float16"]["median"]
-            print(f"  {name:12} {one['milliseconds']['median']:7.2f} ms, {ratio:.2f} of float16")
+    args = common.arguments(__doc__, steps=8, rows=ROWS, repeats=15)
+    result = measure(args.steps, args.rows, args.repeats)
+    common.save(args.json, result)
+    for kind in ("errors", "times"):
+        for title, arms in result[kind].items():
+            for name, one in arms.items():
+                common.show(f"{kind}, {title}, {name}", one)
 
 
 if __name__ == "__main__":

@@ -55,8 +55,9 @@ def measure(model_dir: Path, books: Path) -> tuple[float, float]:
     from mlx_lm.models.cache import make_prompt_cache
     from mlx_lm.utils import load_model, load_tokenizer
 
-    from mlx_h2o import evaluate
-    from mlx_h2o.evaluation.facts import plant
+    from mlx_h2o.evaluation import reading
+    from mlx_h2o.evaluation.questions import planted_texts
+    from mlx_h2o.evaluation.settings import Settings
 
     model, _ = load_model(model_dir)
     model.set_dtype(mx.float32)
@@ -72,11 +73,13 @@ def measure(model_dir: Path, books: Path) -> tuple[float, float]:
             losses = mx.logsumexp(logits, axis=-1) - chosen
             total += losses.sum().item()
             count += losses.size
-        planted = plant(tokenizer, text, length=900, facts=8, seed=seed)
+        settings = Settings(documents=1, facts=8, wordings=("secret",), seed=seed)
+        (planted,) = planted_texts(tokenizer, [(book.name, text)], 900, settings)
         cache = make_prompt_cache(model)
-        evaluate.prefill(model, cache, planted.tokens, chunk=128)
-        answers = evaluate.recall(model, cache, planted.questions)
-        recalled, asked = recalled + sum(answers), asked + len(answers)
+        reading.read(model, cache, mx.array([planted.text]), 128)
+        for prompt, answer in planted.asked:
+            right = reading.answers(model, cache, mx.array([prompt]), mx.array([answer]))
+            recalled, asked = recalled + bool(right.all().item()), asked + 1
     return math.exp(total / count), recalled / asked
 
 

@@ -20,8 +20,8 @@ from typing import Any
 
 from mlx_h2o.commands import plan
 from mlx_h2o.evaluation import report
+from mlx_h2o.evaluation.report import markdown, spread_text
 from mlx_h2o.hardware import report as hardware
-from mlx_h2o.hardware.report import markdown, spread_text
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -193,7 +193,7 @@ def reread(result: dict[str, Any]) -> str:
     head = ["from there on", "mlx_lm", "ours", "first token, mlx_lm", "ours"]
     table = markdown(["model", "what changed", *head], rows)
     said = f"A conversation of {result['prompt_tokens']:,} tokens. To the first token: median of "
-    loads = result["load_of_the_machine"]
+    loads = result.get("load_of_the_machine") or result["load_average_before_and_after"]
     said += f"{result['repeats']}, while the machine's load was {min(loads)} to {max(loads)}."
     return f"{table}\n\n{textwrap.fill(said, width=100, break_on_hyphens=False)}"
 
@@ -213,9 +213,8 @@ def what_bytes_buy(*results: dict[str, Any]) -> str:
     found: dict[tuple[str, str], list[str]] = {}
     for result in results:
         records = [one for one in result["records"] if one["tokens"] <= 1000]
-        table = report.table({**result, "records": records}, FRONT, ("loss", "facts"))
-        for line in table.splitlines()[2:]:
-            share, cache, loss, *_, facts = line.strip("| ").split(" | ")
+        _, lines = report.rows({**result, "records": records}, FRONT, ("loss", "facts"))
+        for share, cache, loss, *_, facts in lines:
             if share != "1/2":
                 found.setdefault((share, cache), []).extend((loss, facts))
     head = [f"{one['model']}: {what}" for one in results for what in ("loss", "facts")]

@@ -9,11 +9,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
-from numpy.typing import NDArray
 
 import mlx_h2o
 from cache_columns import SIZE, rounded
-from mlx_h2o import evaluate
+from readings import losses
 from reference_cache import ReferenceCache
 
 TOKENS, ROWS = 130, 40
@@ -54,10 +53,6 @@ class Simulated:
         return mx.array(seen[None].astype(np.float32)).astype(queries.dtype)
 
 
-def losses(model: Any, cache: list[Any], tokens: list[int]) -> NDArray[np.float64]:
-    return np.array(evaluate.teacher_forced(model, cache, tokens, first=1, chunk=1).losses)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_the_loss_is_that_of_the_reference(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,10 +64,10 @@ def test_the_loss_is_that_of_the_reference(case: str, monkeypatch: pytest.Monkey
     budgets = [mlx_h2o.H2OConfig.of(max_kv_size=count, **CASES[case]) for count in rows]
     ours = mlx_h2o.make_prompt_cache(model, budgets[0], budgets=budgets)
     with mlx_h2o.routing(model):
-        found = losses(model, ours, tokens)
+        found = losses(model, ours, tokens, first=1)
     full = make_prompt_cache(model)
     window = mlx_h2o.make_prompt_cache(model, ROWS, policy="window")
-    other = losses(model, full if case == "window" else window, tokens)
+    other = losses(model, full if case == "window" else window, tokens, first=1)
 
     simulated: list[Any] = [Simulated(cache.config) for cache in ours]
     monkeypatch.setattr(
@@ -80,7 +75,7 @@ def test_the_loss_is_that_of_the_reference(case: str, monkeypatch: pytest.Monkey
         "scaled_dot_product_attention",
         lambda queries, keys, values, cache, **given: cache.attend(queries, **given),
     )
-    expected = losses(model, simulated, tokens)
+    expected = losses(model, simulated, tokens, first=1)
 
     for layer, count in zip(simulated, rows, strict=True):
         assert layer.rows.evicted >= layer.offset - count

@@ -10,7 +10,8 @@ import pytest
 
 import mlx_h2o
 from cache_checks import filled, random_tokens, rows_by_position, small
-from mlx_h2o import H2OConfig, H2OKVCache, evaluate, policies, use_backend
+from mlx_h2o import H2OConfig, H2OKVCache, policies, use_backend
+from readings import prefill
 from tiny_models import random_prompt, tiny_qwen3
 
 
@@ -154,7 +155,7 @@ def test_nothing_leaks_into_the_next_generation(name):
     for seed in (1, 2, 1):
         caches = mlx_h2o.make_prompt_cache(model, config)
         settings = [dict(vars(cache.policy)) for cache in caches]
-        evaluate.prefill(model, caches, random_prompt(70, seed=seed), chunk=16)
+        prefill(model, caches, random_prompt(70, seed=seed), chunk=16)
         assert [vars(cache.policy) for cache in caches] == settings
         kept.append([rows_by_position(cache) for cache in caches])
     assert repr(kept[0]) == repr(kept[2])
@@ -170,8 +171,8 @@ def test_in_a_model_one_chunk_or_two_see_the_same_weights(name):
     for backend in (None, "composed"):
         with use_backend(backend):
             caches = mlx_h2o.make_prompt_cache(model, 48, policy=name, sink_size=1)
-            evaluate.prefill(model, caches, random_prompt(200), chunk=40)
-            evaluate.prefill(model, caches, random_prompt(20, seed=5), chunk=1)
+            prefill(model, caches, random_prompt(200), chunk=40)
+            prefill(model, caches, random_prompt(20, seed=5), chunk=1)
             rows.append([rows_by_position(cache)[0] for cache in caches])
             assert all(cache.size() == 48 and cache.offset == 220 for cache in caches)
     assert rows[0] == rows[1]

@@ -15,14 +15,14 @@ from mlx_lm.models import gemma3_text
 from mlx_lm.models.cache import RotatingKVCache, make_prompt_cache
 
 import mlx_h2o
-from mlx_h2o import demo, evaluate
+from mlx_h2o import demo
 from mlx_h2o.evaluation import arms, facts, questions, reading, report
 from mlx_h2o.evaluation.run import evaluate as evaluation
 from mlx_h2o.evaluation.settings import PROMPT, Settings
 from mlx_h2o.evaluation.statistics import paired
-from mlx_h2o.evaluation.texts import windows
 from mlx_h2o.lm.prompt_cache import evicting_caches
 from mlx_h2o.policies import H2O
+from readings import losses
 from tiny_models import random_prompt, tiny_qwen3, tiny_tokenizer
 
 SETTINGS = Settings(documents=2, length=72, lengths=(200,), facts=4, writing=24)
@@ -146,25 +146,24 @@ def test_texts_side_by_side_are_as_alone_and_full_is_the_reference(tiny):
     assert min(figures(result, KEYDIFF.name)["kl"]) > 1e-3
     nbytes = arms.Sizes(model).full(72) // 4
     caches = arms.Sizes(model).made(KEYDIFF, 72, nbytes)
-    texts = windows(tokenizer, [("one", TEXT)], count=2, length=72)
+    texts = questions.windows(tokenizer, [("one", TEXT)], count=2, length=72)
     for text, loss in zip(texts, figures(result, KEYDIFF.name)["loss"], strict=True):
-        alone = evaluate.teacher_forced(model, caches.make(), text, first=PROMPT)
-        assert loss == pytest.approx(np.mean(alone.losses), abs=1e-3)
+        alone = losses(model, caches.make(), text, first=PROMPT)
+        assert loss == pytest.approx(alone.mean(), abs=1e-3)
     # In chunks tokens also see their chunk: here the rest of the text.
     whole = figures(result, "full", "chunks")["loss"]
     assert figures(result, KEYDIFF.name, "chunks")["loss"] != pytest.approx(whole, abs=1e-4)
     assert whole == pytest.approx(figures(result, "full")["loss"], abs=1e-4)
 
 
-def test_steps_of_any_length_predict_the_same_with_the_full_cache(tiny):
+@pytest.mark.parametrize("step", [1, 8, 43, 100])
+def test_steps_of_any_length_predict_as_one_forward_pass(tiny, step):
     tokens = mx.array([random_prompt(50), random_prompt(50, seed=9)])
-    runs = [
-        reading.forced(tiny[0], make_prompt_cache(tiny[0]), tokens, first=7, step=step)
-        for step in (1, 8, 43, 100)
-    ]
-    for run in runs[1:]:
-        assert run.losses.shape == (2, 43)
-        assert mx.allclose(run.losses, runs[0].losses, atol=1e-3)
+    run = reading.forced(tiny[0], make_prompt_cache(tiny[0]), tokens, first=7, step=step, chunk=3)
+    logits = tiny[0](tokens[:, :-1])[:, 6:]
+    chosen = mx.take_along_axis(logits, tokens[:, 7:, None], axis=-1)[..., 0]
+    assert mx.allclose(run.losses, mx.logsumexp(logits, axis=-1) - chosen, atol=1e-3)
+    assert mx.array_equal(run.top1, mx.argmax(logits, axis=-1))
 
 
 @pytest.mark.slow
@@ -189,13 +188,12 @@ def test_divergence_is_that_of_the_whole_distribution(loaded):
 def test_facts_for_any_tokenizer(loaded, wording, kind):
     tokenizer = loaded[1] if kind == "demo" else tiny_tokenizer()
     drawn = facts.draw(tokenizer, wording, 3, random.Random(1))
-    assert len({(len(one.tokens), *map(len, vars(one.question).values())) for one in drawn}) == 1
+    assert len({tuple(map(len, vars(one).values())) for one in drawn}) == 1
     for one in drawn:
-        answer = one.question.answer
-        places = range(len(one.tokens) - len(answer) + 1)
-        assert any(one.tokens[start : start + len(answer)] == answer for start in places)
+        places = range(len(one.line) - len(one.answer) + 1)
+        assert any(one.line[start : start + len(one.answer)] == one.answer for start in places)
     if kind == "demo":
-        assert len({one.question.prompt for one in drawn}) == 3
+        assert len({one.question for one in drawn}) == 3
 
 
 def test_questions_are_of_every_wording_and_their_answers_stand_in_the_text(loaded):
@@ -218,6 +216,17 @@ def test_a_wrong_token_does_not_count_for_those_behind_it():
 
     right = reading.answers(model, [], mx.array([[0], [0]]), mx.array([[1, 2, 3], [1, 4, 3]]))
     assert right.tolist() == [[True, True, True], [True, False, True]]
+
+
+def test_questions_leave_the_caches_as_they_were(tiny):
+    caches = mlx_h2o.make_prompt_cache(tiny[0], 32)
+    with reading.routed(tiny[0], caches):
+        reading.read(tiny[0], caches, mx.array([random_prompt(90)]), 16)
+        before = mx.array(caches[0].positions), mx.array(caches[-1].keys)
+        reading.answers(tiny[0], caches, mx.array([[5, 6]]), mx.array([[7, 8]]))
+    assert caches[0].offset == 90
+    assert mx.array_equal(before[0], caches[0].positions)
+    assert mx.array_equal(before[1], caches[-1].keys)
 
 
 @pytest.mark.slow

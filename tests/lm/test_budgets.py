@@ -13,10 +13,11 @@ import pytest
 from mlx_lm.models import base
 
 import mlx_h2o
-from mlx_h2o import H2OConfig, evaluate
+from mlx_h2o import H2OConfig
 from mlx_h2o.lm.prompt_cache import evicting_caches
 from mlx_h2o.lm.routing import routing_for
 from models import tiny
+from readings import prefill
 from tiny_models import random_prompt, tiny_qwen3, tiny_tokenizer
 
 
@@ -24,17 +25,17 @@ from tiny_models import random_prompt, tiny_qwen3, tiny_tokenizer
 def test_each_layer_keeps_its_own_budget(policy):
     model = tiny_qwen3()
     caches = mlx_h2o.make_prompt_cache(model, budgets=[12, 30], policy=policy, sink_size=2)
-    evaluate.prefill(model, caches, random_prompt(60), chunk=20)
+    prefill(model, caches, random_prompt(60), chunk=20)
     for cache in caches:
         cache.flush()
     assert [cache.size() for cache in caches] == [12, 30]
-    evaluate.prefill(model, caches, random_prompt(20, seed=4), chunk=7)
+    prefill(model, caches, random_prompt(20, seed=4), chunk=7)
     assert [cache.keys.shape[2] for cache in copy.deepcopy(caches)] == [12, 30]
     again = mlx_h2o.make_prompt_cache(model, budgets=[12, 30], policy=policy, sink_size=2)
-    evaluate.prefill(model, again, random_prompt(60), chunk=20)
+    prefill(model, again, random_prompt(60), chunk=20)
     # The first layer keeps what it keeps where all layers have its budget.
     alike = mlx_h2o.make_prompt_cache(model, 12, policy=policy, sink_size=2)
-    evaluate.prefill(model, alike, random_prompt(60), chunk=20)
+    prefill(model, alike, random_prompt(60), chunk=20)
     np.testing.assert_array_equal(np.array(again[0].positions), np.array(alike[0].positions))
 
 
@@ -126,8 +127,8 @@ def test_an_array_that_a_model_asks_for_is_the_causal_mask(monkeypatch):
                 functools.partial(base.create_attention_mask, return_array=True),
             )
         caches = mlx_h2o.make_prompt_cache(model, budgets=[12, 30], policy="keydiff")
-        logits = [evaluate.prefill(model, caches, random_prompt(60), chunk=9)]
-        logits.append(evaluate.prefill(model, caches, random_prompt(60, seed=9), chunk=16))
+        logits = [prefill(model, caches, random_prompt(60), chunk=9)]
+        logits.append(prefill(model, caches, random_prompt(60, seed=9), chunk=16))
         runs.append(np.array(mx.stack(logits)))
     np.testing.assert_allclose(runs[1], runs[0], rtol=1e-4, atol=1e-5)
 
@@ -188,7 +189,7 @@ def test_packed_rows_of_a_batch_are_read_outside_of_routing():
     for context in (mlx_h2o.routing(model), contextlib.nullcontext()):
         alone = [mlx_h2o.make_prompt_cache(model, 16, **given) for _ in "ab"]
         for caches, length in zip(alone, (20, 5), strict=True):
-            evaluate.prefill(model, caches, random_prompt(length), chunk=16)
+            prefill(model, caches, random_prompt(length), chunk=16)
         batch = [one[0].merge(list(one)) for one in zip(*alone, strict=True)]
         with context:
             found.append(np.array(model(mx.array([[1], [2]]), cache=batch)))

@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 from mlx.utils import tree_flatten
 
 import mlx_h2o
-from mlx_h2o import H2OConfig, cli, evaluate, make_prompt_cache
+from mlx_h2o import H2OConfig, cli, make_prompt_cache
 from mlx_h2o.lm import layers, probing
 from mlx_h2o.lm.layers import FLOOR, parts_of_mean, probe, shares
 from mlx_h2o.lm.prompt_cache import budgets_of, evicting_caches, fit_bytes, summary
 from models import tiny
+from readings import prefill
 from tiny_models import tiny_qwen3
 
 FOUND = 4  # of the six layers of the demo model, the one whose two KV heads retrieve
@@ -283,8 +284,8 @@ def test_other_settings_hold_in_every_layer(demo, given):
         assert cache.config.budget.heavy_size == usual.budget.heavy_size
     text = mlx_h2o.load("demo")[1].encode("The ship was lost at sea. " * 20)[:150]
     with mlx_h2o.routing(demo):
-        evaluate.prefill(demo, caches, text, chunk=48)
-        evaluate.prefill(demo, caches, text[:4])
+        prefill(demo, caches, text, chunk=48)
+        prefill(demo, caches, text[:4])
     for cache in caches_of_heads:
         later = [rows for tokens, rows in cache.config.rows_at if tokens >= cache.offset]
         assert cache.size() <= [*later, cache.config.max_kv_size][0]
@@ -302,9 +303,9 @@ def test_bytes_count_the_rows_of_every_layer(demo):
     caches = make_prompt_cache(demo, found.config)
     tokens = mlx_h2o.load("demo")[1].encode("The ship was lost at sea. " * 200)[:900]
     with mlx_h2o.routing(demo):
-        evaluate.prefill(demo, caches, tokens)
+        prefill(demo, caches, tokens)
         held = sum(cache.nbytes for cache in caches)
-        evaluate.prefill(demo, caches, tokens[:40], chunk=1)
+        prefill(demo, caches, tokens[:40], chunk=1)
     assert sum(cache.nbytes for cache in caches) <= held == found.nbytes <= 300_000
     equal = fit_bytes(demo, "300KB", kv_bits=None, layers="equal")
     assert 0.9 < found.config.max_kv_size / equal.config.max_kv_size <= 1.1
@@ -374,7 +375,7 @@ def test_a_text_that_grows_takes_rows_from_heads_that_do_not_retrieve(demo, give
     sizes = {}
     with mlx_h2o.routing(demo):
         for size in (60, *[30] * 9):
-            evaluate.prefill(demo, caches, tokens[:size], chunk=30)
+            prefill(demo, caches, tokens[:size], chunk=30)
             rows = sum(one.size() * heads[id(one)] for one in each)
             assert rows <= 12 * min(64, wide.offset)
             sizes[wide.offset] = wide.size(), narrow.size()

@@ -126,7 +126,6 @@ def test_no_module_lies_beside_the_folders_but_the_public_ones() -> None:
         "cli",
         "config",
         "errors",
-        "evaluate",
         "fast",
         "version",
         "vlm",

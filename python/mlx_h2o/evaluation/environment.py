@@ -29,11 +29,8 @@ def environment() -> dict[str, str]:
 
 def environment_line() -> str:
     """The same, as one line."""
-    e = environment()
-    return (
-        f"{e['machine']}, {e['cores']} cores, {e['system']}, Python {e['python']}, MLX {e['mlx']}, "
-        f"mlx-lm {e['mlx_lm']}, mlx-h2o {e['mlx_h2o']}, back end {e['backend']}."
-    )
+    said = "{machine}, {cores} cores, {system}, Python {python}, MLX {mlx}, mlx-lm {mlx_lm}, "
+    return (said + "mlx-h2o {mlx_h2o}, back end {backend}.").format(**environment())
 
 
 def blas() -> str:
@@ -45,8 +42,6 @@ def blas() -> str:
 def _processor() -> str:
     """The processor's name: `platform.processor()` is empty on most Linux systems."""
     cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "") or platform.processor() or platform.machine()

@@ -1,4 +1,4 @@
-"""Facts planted in a text, in several wordings and for any tokenizer, and the questions for them.
+"""Facts in several wordings for any tokenizer, planted in texts, and the questions for them.
 
 Keys, and the values of some wordings, are words that are one token with their leading space where
 the tokenizer has enough such words. A question is the beginning of its fact, which a language model
@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
 
-__all__ = ["WORDINGS", "Fact", "PlantedText", "Question", "Tokenizer", "Wording", "draw", "plant"]
+__all__ = ["WORDINGS", "Fact", "Tokenizer", "Tokens", "Wording", "draw", "insert"]
+
+Tokens = tuple[int, ...]
 
 
 class Tokenizer(Hashable, Protocol):
@@ -28,36 +30,12 @@ class Tokenizer(Hashable, Protocol):
 
 
 @dataclass(frozen=True)
-class Question:
-    """A fact's cue and the tokens that must follow it."""
-
-    prompt: tuple[int, ...]
-    answer: tuple[int, ...]
-
-
-@dataclass(frozen=True)
 class Fact:
-    """A line to plant: its tokens, its text, and the question for it."""
+    """A line to plant, its question, and the answer that must follow the question."""
 
-    tokens: tuple[int, ...]
-    text: str
-    question: Question
-
-
-@dataclass(frozen=True)
-class PlantedText:
-    """A text with facts in it.
-
-    tokens: the text's tokens, facts included.
-    questions: one per fact, in the order of the text.
-    facts: the facts as text, such as "secret garden4821."
-    last_fact: the index of the token after the last fact.
-    """
-
-    tokens: tuple[int, ...]
-    questions: tuple[Question, ...]
-    facts: tuple[str, ...]
-    last_fact: int
+    line: Tokens
+    question: Tokens
+    answer: Tokens
 
 
 @dataclass(frozen=True)
@@ -102,8 +80,7 @@ def draw(tokenizer: Tokenizer, wording: str, count: int, chance: random.Random) 
 
     Raises ValueError if the tokenizer has too few keys of that length.
     """
-    form, lengths = WORDINGS[wording], _lengths(tokenizer, wording)
-    words = _words(tokenizer)
+    lengths, words = _lengths(tokenizer, wording), _words(tokenizer)
     keys = list(words)
     chance.shuffle(keys)
     found: list[Fact] = []
@@ -111,7 +88,7 @@ def draw(tokenizer: Tokenizer, wording: str, count: int, chance: random.Random) 
         if len(found) == count:
             break
         for _ in range(8):  # values of which some have other numbers of tokens
-            fact = _fact(tokenizer, form, key, chance.choice(words), chance)
+            fact = _fact(tokenizer, wording, key, chance.choice(words), chance)
             if _counts(fact) == lengths:
                 found.append(fact)
                 break
@@ -123,44 +100,9 @@ def draw(tokenizer: Tokenizer, wording: str, count: int, chance: random.Random) 
     return found
 
 
-def plant(
-    tokenizer: Tokenizer,
-    text: str,
-    *,
-    length: int = 900,
-    facts: int = 8,
-    within: float = 0.4,
-    seed: int = 0,
-) -> PlantedText:
-    """Spread `facts` facts over the first `within` of `text`, in `length` tokens altogether.
-
-    A fact is the line "secret WORD1234.", of the wording "secret", drawn with `seed`.
-
-    Raises ValueError if the text has too few tokens, or the facts do not fit.
-    """
-    chance = random.Random(seed)
-    form = WORDINGS["secret"]
-    keys = chance.sample(_words(tokenizer), facts)
-    lines = [_fact(tokenizer, form, key, "", chance) for key in keys]
-    taken = sum(len(line.tokens) for line in lines)
-    body = _encode(tokenizer, text)[: length - taken]
-    room = int(length * within) - taken
-    if len(body) + taken < length:
-        raise ValueError(
-            f"[plant] the text has {len(body)} tokens beside the facts, expected enough for "
-            f"{length} with them."
-        )
-    if room < facts:
-        raise ValueError(
-            f"[plant] {facts} facts do not fit in the first {within:.0%} of {length} tokens."
-        )
-    places = [(number + 1) * room // (facts + 1) for number in range(facts)]
-    return insert(tokenizer, body, lines, places)
-
-
 def insert(
     tokenizer: Tokenizer, body: Sequence[int], facts: Sequence[Fact], places: Sequence[int]
-) -> PlantedText:
+) -> Tokens:
     """The facts in the text, each in front of the first word that begins at its place or after it.
 
     Args:
@@ -168,21 +110,18 @@ def insert(
         places: indices into `body`, ascending, one for each fact.
     """
     tokens: list[int] = []
-    taken = last_fact = 0
+    taken = 0
     for fact, wanted in zip(facts, places, strict=True):
         place = _word_end(tokenizer, body, max(wanted, taken))
-        tokens += [*body[taken:place], *fact.tokens]
+        tokens += [*body[taken:place], *fact.line]
         taken = place
-        last_fact = len(tokens)
-    return PlantedText(
-        tokens=(*tokens, *body[taken:]),
-        questions=tuple(fact.question for fact in facts),
-        facts=tuple(fact.text for fact in facts),
-        last_fact=last_fact,
-    )
+    return *tokens, *body[taken:]
 
 
-def _fact(tokenizer: Tokenizer, form: Wording, key: str, word: str, chance: random.Random) -> Fact:
+def _fact(
+    tokenizer: Tokenizer, wording: str, key: str, word: str, chance: random.Random
+) -> Fact:  # fmt: skip
+    form = WORDINGS[wording]
     digits = form.value.count("#")
     value = form.value.replace("{word}", word)
     if digits:
@@ -193,27 +132,25 @@ def _fact(tokenizer: Tokenizer, form: Wording, key: str, word: str, chance: rand
     if whole[: len(line)] == line:  # else as pieces; in both cases as the question will be
         answer = whole[len(line) :]
     asked = line if form.question is None else _encode(tokenizer, form.question.format(key=key))
-    tokens = (*line, *answer, *end)
-    return Fact(tokens, tokenizer.decode(list(tokens)).strip(), Question(asked, answer))
+    return Fact((*line, *answer, *end), asked, answer)
 
 
 def _counts(fact: Fact) -> tuple[int, int, int]:
-    return len(fact.tokens), len(fact.question.prompt), len(fact.question.answer)
+    return len(fact.line), len(fact.question), len(fact.answer)
 
 
 @lru_cache(maxsize=64)
 def _lengths(tokenizer: Tokenizer, wording: str) -> tuple[int, int, int]:
     """The most common numbers of tokens of facts in this wording."""
-    chance = random.Random(wording)
-    words = _words(tokenizer)
+    chance, words = random.Random(wording), _words(tokenizer)
     facts = (
-        _fact(tokenizer, WORDINGS[wording], chance.choice(words), chance.choice(words), chance)
+        _fact(tokenizer, wording, chance.choice(words), chance.choice(words), chance)
         for _ in range(64)
     )
     return Counter(map(_counts, facts)).most_common(1)[0][0]
 
 
-def _encode(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
+def _encode(tokenizer: Tokenizer, text: str) -> Tokens:
     return tuple(tokenizer.encode(text, add_special_tokens=False))
 
 
@@ -233,21 +170,15 @@ village violin wagon window winter wolf yellow
 
 
 @lru_cache(maxsize=8)
-def _words(tokenizer: Tokenizer) -> tuple[str, ...]:
+def _words(tokenizer: Tokenizer) -> Sequence[str]:
     """Words of more than four letters, one token each with their leading space, sorted.
 
     Common words of several tokens where the vocabulary has too few.
     """
-    found = sorted(
-        {
-            " " + token[1:]
-            for token in tokenizer.get_vocab()
-            if token.startswith(_LEADING_SPACE)
-            and len(token) > 5
-            and (token[1:].isascii() and token[1:].isalpha())
-        }
-    )
-    return tuple(found) if len(found) >= _ENOUGH else tuple(" " + word for word in _COMMON.split())
+    spaced = (token for token in tokenizer.get_vocab() if token.startswith(_LEADING_SPACE))
+    words = {token[1:] for token in spaced if token[1:].isascii() and token[1:].isalpha()}
+    found = sorted(f" {word}" for word in words if len(word) > 4)
+    return found if len(found) >= _ENOUGH else [f" {word}" for word in _COMMON.split()]
 
 
 _REACH = 64

@@ -1,4 +1,7 @@
-"""Texts followed by questions: planted facts, chats of two turns, samples of RULER."""
+"""Texts, alone and with questions behind them: planted facts, chats of two turns, RULER's samples.
+
+Texts are given as (name, text) and become windows of one length, away from each other.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,14 @@ import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from .facts import WORDINGS, Fact, Tokenizer, draw, insert
+from .facts import Fact, Tokenizer, Tokens, draw, insert
 from .settings import Settings
-from .texts import Tokens, front, windows
 
-__all__ = ["Asked", "chats", "planted_texts", "samples"]
+__all__ = ["Asked", "chats", "planted_texts", "samples", "windows"]
 
 
 @dataclass(frozen=True)
@@ -24,53 +27,93 @@ class Asked:
     asked: tuple[tuple[Tokens, Tokens], ...]
 
 
+def windows(
+    tokenizer: Tokenizer, texts: Sequence[tuple[str, str]], *, count: int, length: int
+) -> list[Tokens]:
+    """`count` windows of `length` tokens, spread over the texts in turn.
+
+    Windows of a text do not overlap. What the tokenizer puts in front of a text, such as a token
+    that begins it, begins each window.
+
+    Raises ValueError where the texts are too short.
+    """
+    first = _front(tokenizer)
+    size = length - len(first)
+    found: list[Tokens] = []
+    for number, (name, text) in enumerate(texts):
+        share = count // len(texts) + (number < count % len(texts))
+        tokens = _encode(tokenizer, text) if share else ()
+        if len(tokens) < share * size:
+            raise ValueError(
+                f"{name} has {len(tokens):,} tokens, expected at least {share * size:,}: "
+                f"{share} windows of {size:,}"
+            )
+        gap = len(tokens) // share if share else 0
+        found += [(*first, *tokens[at * gap : at * gap + size]) for at in range(share)]
+    return found
+
+
 def planted_texts(
     tokenizer: Tokenizer, texts: Sequence[tuple[str, str]], length: int, settings: Settings
 ) -> list[Asked]:
     """Texts of a number of tokens with facts spread over them, their wordings in turn."""
     bodies = windows(tokenizer, texts, count=settings.documents, length=length)
-    found = []
-    for number, body in enumerate(bodies):
-        facts = _facts(tokenizer, settings.facts, random.Random(f"{settings.seed} {number}"))
-        found.append(_with(tokenizer, body, facts, length))
-    return found
-
-
-def _facts(tokenizer: Tokenizer, count: int, chance: random.Random) -> list[Fact]:
-    """So many facts, their wordings in turn, so that those at one place have one length."""
-    wordings = [one for one in WORDINGS if one != "secret"]
-    share = -(-count // len(wordings))
-    drawn = [draw(tokenizer, wording, share, chance) for wording in wordings]
-    return [fact for turn in zip(*drawn, strict=True) for fact in turn][:count]
-
-
-def _with(tokenizer: Tokenizer, body: Sequence[int], facts: Sequence[Fact], length: int) -> Asked:
-    left = length - sum(len(fact.tokens) for fact in facts)
-    places = [left * number // len(facts) for number in range(len(facts))]
-    planted = insert(tokenizer, body[:left], facts, [max(1, place) for place in places])
-    # Its last token begins each question, so that nothing is read twice.
-    *text, last = planted.tokens
-    asked = tuple(((last, *fact.question.prompt), fact.question.answer) for fact in facts)
-    return Asked(tuple(text), asked)
+    return [
+        _planted(tokenizer, body, settings.facts, random.Random(f"{settings.seed} {at}"), settings)
+        for at, body in enumerate(bodies)
+    ]
 
 
 def chats(
     tokenizer: Tokenizer, texts: Sequence[tuple[str, str]], length: int, settings: Settings
 ) -> list[Asked]:
     """Chats of two turns of half the tokens each; the facts are in the first."""
-    half = length // 2
-    bodies = windows(tokenizer, texts, count=2 * settings.documents, length=half)
-    start, middle, end = _frame(tokenizer)
+    bodies = windows(tokenizer, texts, count=2 * settings.documents, length=length // 2)
+    start, middle, (*closing, last) = _frame(tokenizer)
     found = []
     for number in range(settings.documents):
+        one, other = bodies[2 * number : 2 * number + 2]
         chance = random.Random(f"{settings.seed} {number} turns")
-        facts = _facts(tokenizer, max(1, settings.facts // 2), chance)
-        first = _with(tokenizer, bodies[2 * number], facts, half)
-        *closing, last = end
-        whole = (*start, *first.text, *middle, *bodies[2 * number + 1], *closing)
+        first = _planted(tokenizer, one, max(1, settings.facts // 2), chance, settings)
         asked = tuple(((last, *prompt[1:]), answer) for prompt, answer in first.asked)
-        found.append(Asked(whole, asked))
+        found.append(Asked((*start, *first.text, *middle, *other, *closing), asked))
     return found
+
+
+def samples(tokenizer: Tokenizer, file: str, count: int) -> list[Asked]:
+    """The first samples of a file of RULER, each question apart from its text."""
+    found = []
+    with Path(file).open(encoding="utf-8") as lines:
+        for number, line in enumerate(islice(lines, count), 1):
+            try:
+                sample = json.loads(line)
+                said, answer = sample["input"], sample["outputs"][0]
+            except (ValueError, KeyError, IndexError, TypeError) as error:
+                raise ValueError(
+                    f"{file}: line {number} is no sample of RULER, expected JSON with input "
+                    "and outputs"
+                ) from error
+            text, newline, question = said.rpartition("\n")
+            asked = _encode(tokenizer, question)
+            wanted = _encode(tokenizer, f"{question} {answer}")[len(asked) :]
+            read = (*_front(tokenizer), *_encode(tokenizer, text + newline))
+            found.append(Asked(read, ((asked, wanted),)))
+    return found
+
+
+def _planted(
+    tokenizer: Tokenizer, body: Tokens, count: int, chance: random.Random, settings: Settings
+) -> Asked:
+    """As many tokens as the body, `count` facts among them and in the place of its end."""
+    wordings = settings.wordings
+    drawn = [draw(tokenizer, one, -(-count // len(wordings)), chance) for one in wordings]
+    # In turn, so that those at one place of several texts have one length.
+    facts: list[Fact] = [fact for turn in zip(*drawn, strict=True) for fact in turn][:count]
+    left = len(body) - sum(len(fact.line) for fact in facts)
+    places = [max(1, left * number // count) for number in range(count)]
+    # Its last token begins each question, so that nothing is read twice.
+    *text, last = insert(tokenizer, body[:left], facts, places)
+    return Asked(tuple(text), tuple(((last, *fact.question), fact.answer) for fact in facts))
 
 
 def _frame(tokenizer: Any) -> tuple[Tokens, Tokens, Tokens]:
@@ -84,33 +127,19 @@ def _frame(tokenizer: Any) -> tuple[Tokens, Tokens, Tokens]:
         first: Tokens = ()
     else:
         chat = "User: {}\n\nAssistant: {}\n\nUser: {}\n\nAssistant:".format(*said)
-        first = front(tokenizer)
+        first = _front(tokenizer)
     before, _, rest = chat.partition("@1@")
     between, _, behind = rest.partition("@2@")
-    parts = (tokenizer.encode(part, add_special_tokens=False) for part in (before, between, behind))
-    one, two, three = (tuple(part) for part in parts)
+    one, two, three = (_encode(tokenizer, part) for part in (before, between, behind))
     return (*first, *one), two, three
 
 
-def samples(tokenizer: Tokenizer, file: str, count: int) -> list[Asked]:
-    """The first samples of a file of RULER, each question apart from its text."""
-    found = []
-    with Path(file).open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines):
-            if number == count:
-                break
-            try:
-                sample = json.loads(line)
-                said, answer = sample["input"], sample["outputs"][0]
-            except (ValueError, KeyError, IndexError, TypeError) as error:
-                raise ValueError(
-                    f"{file}: line {number + 1} is no sample of RULER, expected JSON with input "
-                    "and outputs"
-                ) from error
-            text, newline, question = said.rpartition("\n")
-            tokens = tokenizer.encode(text + newline, add_special_tokens=False)
-            asked = tokenizer.encode(question, add_special_tokens=False)
-            wanted = tokenizer.encode(f"{question} {answer}", add_special_tokens=False)
-            pair = tuple(asked), tuple(wanted[len(asked) :])
-            found.append(Asked((*front(tokenizer), *tokens), (pair,)))
-    return found
+def _front(tokenizer: Tokenizer) -> Tokens:
+    """The token that begins a text, where the tokenizer puts one in front."""
+    alone = tokenizer.encode("")
+    first = getattr(tokenizer, "bos_token_id", None)
+    return (first,) if first is not None and alone[:1] == [first] else ()
+
+
+def _encode(tokenizer: Tokenizer, text: str) -> Tokens:
+    return tuple(tokenizer.encode(text, add_special_tokens=False))

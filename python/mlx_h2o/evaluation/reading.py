@@ -8,49 +8,20 @@ the same tokens in the same chunks.
 from __future__ import annotations
 
 import copy
-import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import mlx.core as mx
 
-from ..errors import check_int
-from ..lm.checks import checked_tokens
+from ..lm.prompt_cache import evicting_caches
+from ..lm.routing import routing_for
 
-__all__ = [
-    "Fact",
-    "Forced",
-    "Peak",
-    "Progress",
-    "TeacherForced",
-    "answers",
-    "evicted_rows",
-    "forced",
-    "kv_bytes",
-    "peak_memory",
-    "perplexity",
-    "prefill",
-    "read",
-    "recall",
-    "routed",
-    "teacher_forced",
-    "top1_agreement",
-]
+__all__ = ["Forced", "Progress", "answers", "forced", "read", "routed"]
 
 Progress = Callable[[int, int], None]
 """Called with (tokens done, tokens in all)."""
-
-
-class Fact(Protocol):
-    """A cue, and the tokens that must follow it."""
-
-    @property
-    def prompt(self) -> Sequence[int]: ...
-
-    @property
-    def answer(self) -> Sequence[int]: ...
 
 
 @dataclass(frozen=True)
@@ -70,32 +41,8 @@ class Forced:
     divergences: mx.array | None = None
 
 
-@dataclass(frozen=True)
-class TeacherForced:
-    """One text, of which every token from some place on was predicted before it was read.
-
-    first: the index of the first token that was predicted.
-    losses: the negative log-likelihood of each token from `first` on, in nats.
-    top1: the token that the model held most likely at each of these places.
-    """
-
-    first: int
-    losses: tuple[float, ...]
-    top1: tuple[int, ...]
-
-
-@dataclass
-class Peak:
-    """Filled when `peak_memory` ends: the highest number of bytes that MLX held at once."""
-
-    bytes: int = 0
-
-
 def routed(model: Any, caches: Sequence[Any]) -> AbstractContextManager[Any]:
     """Our attention, for caches that need it; mlx_lm untouched for the rest."""
-    from mlx_h2o.lm.prompt_cache import evicting_caches
-    from mlx_h2o.lm.routing import routing_for
-
     ours = list(evicting_caches(caches))
     return routing_for(model, ours) if ours else nullcontext()
 
@@ -210,111 +157,3 @@ def answers(
         if place + 1 < wanted.shape[1]:
             logits = read(model, again, wanted[:, place : place + 1], 1)
     return mx.stack(right, axis=1)
-
-
-def prefill(
-    model: Any,
-    cache: list[Any],
-    tokens: Sequence[int],
-    *,
-    chunk: int = 128,
-    progress: Progress | None = None,
-) -> mx.array:
-    """Run `tokens` through the model in chunks, filling `cache`; returns the last logits [V].
-
-    Raises ValueError if there is no token, or one that the model does not know, or if `chunk` is
-    below 1.
-    """
-    text = mx.array([checked_tokens("prefill", "tokens", tokens, [model])])
-    check_int("prefill", "chunk", chunk)
-    with routed(model, cache):
-        return read(model, cache, text, chunk, progress)[0]
-
-
-def teacher_forced(
-    model: Any,
-    cache: list[Any],
-    tokens: Sequence[int],
-    *,
-    first: int,
-    step: int = 1,
-    chunk: int = 128,
-    progress: Progress | None = None,
-) -> TeacherForced:
-    """Feed the first `first` tokens in chunks, the rest `step` at a time; predict each before it.
-
-    With `first` at the budget of the cache and a `step` of 1, every prediction but the first is
-    made after a row was evicted.
-
-    Raises ValueError unless 1 <= first < len(tokens), or if the model does not know a token, or
-    `chunk` is below 1.
-    """
-    text = mx.array([checked_tokens("teacher_forced", "tokens", tokens, [model])])
-    check_int("teacher_forced", "chunk", chunk)
-    if not 1 <= first < len(tokens):
-        raise ValueError(
-            f"[teacher_forced] first is {first}, expected 1 <= first < {len(tokens)} tokens."
-        )
-    with routed(model, cache):
-        found = forced(model, cache, text, first=first, step=step, chunk=chunk, progress=progress)
-    losses: Any = found.losses[0].tolist()
-    top1: Any = found.top1[0].tolist()
-    return TeacherForced(first=first, losses=tuple(losses), top1=tuple(top1))
-
-
-def perplexity(run: TeacherForced) -> float:
-    """exp of the mean loss."""
-    return math.exp(sum(run.losses) / len(run.losses))
-
-
-def top1_agreement(run: TeacherForced, full: TeacherForced) -> float:
-    """The share of places where two runs over the same text hold the same token most likely.
-
-    Raises ValueError if the runs are not over the same places.
-    """
-    if (run.first, len(run.top1)) != (full.first, len(full.top1)):
-        raise ValueError(
-            f"[top1_agreement] {len(run.top1)} places from {run.first} on, "
-            f"expected {len(full.top1)} from {full.first} on, as in the other run."
-        )
-    return sum(a == b for a, b in zip(run.top1, full.top1, strict=True)) / len(full.top1)
-
-
-def recall(model: Any, cache: list[Any], facts: Sequence[Fact]) -> tuple[bool, ...]:
-    """Ask each fact behind what `cache` holds: whether greedy decoding gives the whole answer.
-
-    Every fact is asked on a copy of its own: no question sees another.
-
-    Raises ValueError where the model does not know a token.
-    """
-
-    def tokens(name: str, given: Sequence[int]) -> mx.array:
-        return mx.array([checked_tokens("recall", name, given, [model])])
-
-    texts = [(tokens("a prompt", fact.prompt), tokens("an answer", fact.answer)) for fact in facts]
-    with routed(model, cache):
-        asked = (answers(model, cache, prompt, answer, 1) for prompt, answer in texts)
-        return tuple(bool(right.all().item()) for right in asked)
-
-
-def kv_bytes(cache: Sequence[Any]) -> int:
-    """The bytes that the caches of all layers hold, allocated slack and bookkeeping included."""
-    return sum(int(layer.nbytes) for layer in cache)
-
-
-def evicted_rows(cache: Sequence[Any]) -> int:
-    """Rows seen but no longer held, summed over layers (each KV head of a layer holds as many)."""
-    return sum(int(layer.offset) - int(layer.size()) for layer in cache)
-
-
-@contextmanager
-def peak_memory() -> Iterator[Peak]:
-    """Measure the highest number of bytes that MLX holds inside the `with` block.
-
-    Everything that is alive counts: the model's weights, and caches of other arms still held.
-    """
-    peak = Peak()
-    mx.clear_cache()
-    mx.reset_peak_memory()
-    yield peak
-    peak.bytes = int(mx.get_peak_memory())

@@ -1,10 +1,10 @@
-"""A result of :func:`.run.evaluate` as a table, and as a plot of loss against bytes."""
+"""A result of :func:`.run.evaluate` as a table in Markdown, and as a plot of loss against bytes."""
 
 from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -12,20 +12,34 @@ from typing import Any
 from ..lm.prompt_cache import beyond_context
 from .statistics import Difference, paired
 
-__all__ = ["differences", "notes", "plot", "table"]
+__all__ = ["differences", "markdown", "notes", "plot", "plotting", "rows", "spread_text", "table"]
 
 Result = Mapping[str, Any]
 Record = Mapping[str, Any]
+Case = tuple[str, int]
+"""A task, and the tokens of its texts."""
 
 _COLUMNS = {
-    "loss": (("loss", "loss"), ("kl", "KL"), ("top1", "top 1")),
-    "chunks": (("loss", "loss, in chunks"),),
-    "facts": (("tokens", "facts"),),
-    "turns": (("tokens", "two turns"),),
-    "ruler": (("tokens", "RULER"),),
-    "writing": (("distinct", "distinct"), ("loss", "loss of what is written")),
+    "loss": {"loss": "loss", "apart": "to {}", "kl": "KL", "top1": "top 1"},
+    "chunks": {"loss": "loss, in chunks"},
+    "facts": {"tokens": "facts"},
+    "turns": {"tokens": "two turns"},
+    "ruler": {"tokens": "RULER"},
+    "writing": {"distinct": "distinct", "loss": "loss of what is written"},
 }
-"""By task: its measures, and how a table calls them."""
+"""By task: its measures, and how a table calls them; "apart" is the loss less another arm's."""
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[Any]], texts: int = 1) -> str:
+    """A table whose first columns are texts, and the others numbers."""
+    lines = [f"| {' | '.join(map(str, row))} |" for row in (head, *rows)]
+    rule = f"|{'---|' * texts}{'---:|' * (len(head) - texts)}"
+    return "\n".join([lines[0].replace("|  |", "| |"), rule, *lines[1:]])
+
+
+def spread_text(of: Mapping[str, float]) -> str:
+    """Minimum, median and maximum."""
+    return " / ".join(f"{of[name]:.2f}" for name in ("min", "median", "max"))
 
 
 def table(
@@ -41,41 +55,58 @@ def table(
     Facts are the share of the answers' tokens that are right, with the interval of the difference
     to the full cache's.
     """
+    return markdown(*rows(result, arms, tasks, against), texts=2)
+
+
+def rows(
+    result: Result,
+    arms: Sequence[str] | None = None,
+    tasks: Sequence[str] | None = None,
+    against: str = "ours",
+) -> tuple[list[str], list[list[str]]]:
+    """The head and the lines of :func:`table`, the largest share first, arms as they were measured;
+    what has its own size stands before all."""
     shown = [
         one
         for one in result["records"]
         if (arms is None or one["arm"] in arms) and (tasks is None or one["task"] in tasks)
     ]
-    by = {(_line(one), _case(one)): one for one in shown}
-    lines = sorted({line for line, _ in by}, key=_order(result))
-    of = list(dict.fromkeys(case for _, case in by))
-    several = {task for task, tokens in of if sum(task == other for other, _ in of) > 1}
-    head = ["of the bytes", "cache"]
-    for task, tokens in of:
-        for measure, said in _COLUMNS[task]:
-            head.append(f"{said}, {tokens:,}" if task in several else said)
-            if measure == "loss" and task == "loss":
-                head.append(f"to {against}")
-    rows = []
-    for line in lines:
-        share, arm = line
-        rows.append([_held(result, line), arm])
-        for case in of:
-            record = by.get((line, case), {})
-            full = by.get(((None, "full"), case), {})
-            other = by.get(((share, against), case), {})
-            for measure, _ in _COLUMNS[case[0]]:
-                loss = measure == "loss" and case[0] != "writing"
-                rows[-1].append(_less(record, full) if loss else _mean(record, measure))
-                if measure == "tokens":
-                    apart = _interval(differences(record, full, measure))
-                    rows[-1][-1] += "" if apart == "-" else f" {apart}"
-                if loss and case[0] == "loss":
-                    rows[-1].append(_interval(differences(record, other, "loss")))
-    return "\n".join(
-        f"| {' | '.join(row)} |"
-        for row in (head, ["---", "---", *["---:"] * (len(head) - 2)], *rows)
+    by = {(one["share"], one["arm"], _case(one)): one for one in shown}
+    order = list(dict.fromkeys(one["arm"] for one in result["records"]))
+    lines = sorted(
+        {key[:2] for key in by},
+        key=lambda line: (-Fraction(line[0]) if line[0] else -math.inf, order.index(line[1])),
     )
+    cases = list(dict.fromkeys(map(_case, shown)))
+    said = [task for task, _ in cases]
+    head = ["of the bytes", "cache"]
+    for task, tokens in cases:
+        names = [name.format(against) for name in _COLUMNS[task].values()]
+        head += [f"{name}, {tokens:,}" if said.count(task) > 1 else name for name in names]
+    found = []
+    for share, arm in lines:
+        cells = [share or _held(result["records"], arm), arm]
+        for case in cases:
+            compared = ((share, arm), (None, "full"), (share, against))
+            records = [by.get((*line, case), {}) for line in compared]
+            cells += [_cell(case[0], measure, *records) for measure in _COLUMNS[case[0]]]
+        found.append(cells)
+    return head, found
+
+
+def _cell(task: str, measure: str, record: Record, full: Record, other: Record) -> str:
+    """What a table shows of a record, beside the full cache's and that of the arm compared with."""
+    if measure == "apart":
+        return _interval(differences(record, other, "loss"))
+    if measure == "loss" and task != "writing" and record != full:
+        apart = differences(record, full, "loss")
+        return "-" if apart is None else f"{apart.mean:+.3f} {_interval(apart)}"
+    if "figures" not in record:
+        return "-"
+    values: Sequence[float] = record["figures"][measure]
+    mean = f"{sum(values) / len(values):.{4 if measure == 'kl' else 2}f}"
+    interval = _interval(differences(record, full, measure)) if measure == "tokens" else "-"
+    return mean if interval == "-" else f"{mean} {interval}"
 
 
 def notes(result: Result) -> list[str]:
@@ -121,12 +152,12 @@ def plot(result: Result, file: Path, task: str = "loss") -> None:
     """
     points = []
     for one in result["records"]:
-        of = {other["arm"]: other for other in result["records"] if _case(other) == _case(one)}
-        if one["task"] != task or "figures" not in one or "full" not in of:
+        full = _full(result["records"], one)
+        if one["task"] != task or "figures" not in one or not full:
             continue
-        apart = differences(one, of["full"], "loss") or Difference(0.0, math.nan, math.nan)
+        apart = differences(one, full, "loss") or Difference(0.0, math.nan, math.nan)
         ends = {} if math.isnan(apart.low) else {"low": apart.low, "high": apart.high}
-        share = one["bytes"] / of["full"]["bytes"]
+        share = one["bytes"] / full["bytes"]
         points.append({"cache": one["arm"], "share": share, "loss": apart.mean, **ends})
     if not points:
         raise ValueError(f"nothing of the task {task} was measured beside the full cache")
@@ -139,51 +170,23 @@ def plot(result: Result, file: Path, task: str = "loss") -> None:
     (lines + chart.mark_rule(opacity=0.5).encode(y="low:Q", y2="high:Q", **axes)).save(str(file))
 
 
-def _line(record: Record) -> tuple[str | None, str]:
-    return record["share"], record["arm"]
-
-
-def _case(record: Record) -> tuple[str, int]:
+def _case(record: Record) -> Case:
     return record["task"], record["tokens"]
 
 
-def _order(result: Result) -> Any:
-    """The largest share first, what has its own size before all; arms as they were measured."""
-    arms = list(dict.fromkeys(one["arm"] for one in result["records"]))
-    return lambda line: (
-        -Fraction(line[0]) if line[0] else -math.inf,
-        arms.index(line[1]),
-    )
+def _full(records: Sequence[Record], record: Record) -> Record:
+    """The full cache's record of the same case; empty where there is none."""
+    found = (one for one in records if one["arm"] == "full" and _case(one) == _case(record))
+    return next(found, {})
 
 
-def _held(result: Result, line: tuple[str | None, str]) -> str:
-    """The share, or where the size is the arm's own what it holds."""
-    share, _ = line
-    if share is not None:
-        return share
-    for one in result["records"]:
-        full: Record = next(
-            (o for o in result["records"] if _case(o) == _case(one) and o["arm"] == "full"), {}
-        )
-        if _line(one) == line and "bytes" in one and "bytes" in full:
+def _held(records: Sequence[Record], arm: str) -> str:
+    """What an arm whose size is its own holds, as a part of the full cache."""
+    for one in records:
+        full = _full(records, one)
+        if (one["share"], one["arm"]) == (None, arm) and "bytes" in one and "bytes" in full:
             return f"{one['bytes'] / full['bytes']:.2f}"
     return "-"
-
-
-def _mean(record: Record, measure: str) -> str:
-    if "figures" not in record:
-        return "-"
-    values: Sequence[float] = record["figures"][measure]
-    mean = sum(values) / len(values)
-    return f"{mean:.4f}" if measure == "kl" else f"{mean:.2f}"
-
-
-def _less(record: Record, full: Record) -> str:
-    """The loss above the full cache's; its own is a number by itself."""
-    if "figures" in record and record["arm"] == "full":
-        return _mean(record, "loss")
-    apart = differences(record, full, "loss")
-    return "-" if apart is None else f"{apart.mean:+.3f} {_interval(apart)}"
 
 
 def _interval(apart: Difference | None) -> str:

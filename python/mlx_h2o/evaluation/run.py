@@ -70,7 +70,6 @@ def evaluate(
         ValueError: texts that are too short, a file with results of something else.
     """
     settings = settings or Settings()
-    ruler = settings.ruler and Path(settings.ruler).name
     what = {
         "model": model_name,
         "context": context_length(model),
@@ -78,7 +77,7 @@ def evaluate(
             {"name": name, "sha256": hashlib.sha256(text.encode()).hexdigest()}
             for name, text in texts
         ],
-        "settings": json.loads(json.dumps(asdict(settings) | {"ruler": ruler})),
+        "settings": _said(settings),
         "environment": {**environment(), "blas": blas()},
     }
     result: Result = {**what, "records": _known(file, what)}
@@ -101,6 +100,13 @@ def evaluate(
             if file is not None:
                 write_text(file, json.dumps(result, indent=1) + "\n")
     return result
+
+
+def _said(settings: Settings) -> dict[str, Any]:
+    """As JSON has them."""
+    ruler = settings.ruler and Path(settings.ruler).name
+    found: dict[str, Any] = json.loads(json.dumps(asdict(settings) | {"ruler": ruler}))
+    return found
 
 
 def _turn(model: Any) -> None:
@@ -149,13 +155,12 @@ def _known(file: Path | None, what: dict[str, Any]) -> list[dict[str, Any]]:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
         records = [record for record in found["records"] if "figures" in record]
+        own = {"lengths": what["settings"]["lengths"]}  # records say theirs
+        found["settings"] = {**_said(Settings()), **found["settings"], **own}
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{file} is not a result of evaluate, expected one, or no file") from error
-    there, wanted = (  # records say their lengths
-        {**one, "settings": dict(one.get("settings") or {}, lengths=None)} for one in (found, what)
-    )
     for name in ("model", "texts", "settings"):
-        if there.get(name) != wanted[name]:
+        if found.get(name) != what[name]:
             raise ValueError(
                 f"{file} holds measurements of another {name}, expected the same, or another file"
             )

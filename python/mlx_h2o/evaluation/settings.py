@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .arms import PINNED
+from .facts import WORDINGS
 
 __all__ = ["PROMPT", "Settings"]
 
@@ -22,6 +23,7 @@ class Settings:
         the earlier, whatever the budget is.
     lengths: tokens of texts with facts, and of a chat.
     facts: facts in each text.
+    wordings: of WORDINGS, in turn.
     writing: tokens to write.
     ruler: a file of RULER's samples.
     seed: draws facts, tokens that are written, and rows that random policies keep.
@@ -34,6 +36,7 @@ class Settings:
     step: int = 1
     lengths: tuple[int, ...] = (1000, 2000, 4000)
     facts: int = 16
+    wordings: tuple[str, ...] = tuple(name for name in WORDINGS if name != "secret")
     writing: int = 6000
     ruler: str | None = None
     seed: int = 0

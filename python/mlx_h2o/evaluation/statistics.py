@@ -1,23 +1,43 @@
-"""Spreads of repeated timings; paired differences and their bootstrap intervals."""
+"""Timings in turns and their spreads; paired differences and their bootstrap intervals."""
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["RESAMPLES", "Difference", "paired", "spread"]
+__all__ = ["RESAMPLES", "Difference", "in_turns", "paired", "ratios", "spread"]
 
 RESAMPLES = 10_000
 
+K = TypeVar("K")
+T = TypeVar("T")
 
-def spread(values: Sequence[float], digits: int = 4) -> dict[str, float]:
+
+def in_turns(arms: Mapping[K, Callable[[], T]], rounds: int) -> dict[K, list[T]]:
+    """What each arm gives in each round. Each round begins with another arm, so that whatever else
+    the machine does meets all of them."""
+    names = list(arms)
+    found: dict[K, list[T]] = {name: [] for name in names}
+    for start in range(rounds):
+        for place in range(len(names)):
+            name = names[(start + place) % len(names)]
+            found[name].append(arms[name]())
+    return found
+
+
+def spread(values: npt.ArrayLike, digits: int = 4) -> dict[str, float]:
     """The least, the median and the greatest, rounded."""
-    found = {"min": min(values), "median": statistics.median(values), "max": max(values)}
-    return {name: round(value, digits) for name, value in found.items()}
+    found = np.quantile(np.asarray(values, dtype=np.float64), [0, 0.5, 1]).tolist()
+    return dict(zip(("min", "median", "max"), (round(one, digits) for one in found), strict=True))
+
+
+def ratios(ones: npt.ArrayLike, others: npt.ArrayLike, digits: int = 4) -> dict[str, float]:
+    """How many times as large the first figures are, round by round."""
+    return spread(np.divide(ones, others), digits)
 
 
 @dataclass(frozen=True)
@@ -29,7 +49,7 @@ class Difference:
     high: float
 
 
-def paired(ours: npt.ArrayLike | Sequence[float], others: npt.ArrayLike) -> Difference:
+def paired(ours: npt.ArrayLike, others: npt.ArrayLike) -> Difference:
     """`ours` minus `others`: the mean, and the percentile bootstrap interval of it.
 
     The pairs, of texts or of questions, are drawn with replacement, 10,000 times with a fixed seed.

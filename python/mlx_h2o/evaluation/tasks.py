@@ -21,11 +21,10 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache as stock_cache
 
-from .facts import Tokenizer
-from .questions import Asked, chats, planted_texts, samples
+from .facts import Tokenizer, Tokens
+from .questions import Asked, chats, planted_texts, samples, windows
 from .reading import Forced, Progress, answers, forced, read, routed
 from .settings import PROMPT, Settings
-from .texts import Tokens, windows
 
 __all__ = ["TASKS", "Case", "cases"]
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from typing import Any
+
+from ..evaluation.report import markdown, spread_text
 
 
 def table(result: dict[str, Any]) -> str:
@@ -43,16 +44,3 @@ def table(result: dict[str, Any]) -> str:
 
 def _mb(count: int) -> str:
     return f"{count / 1e6:,.1f}"
-
-
-def spread_text(of: dict[str, float]) -> str:
-    """Minimum, median and maximum."""
-    return " / ".join(f"{of[name]:.2f}" for name in ("min", "median", "max"))
-
-
-def markdown(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """A table whose first column is text, and the others numbers."""
-    lines = [f"| {' | '.join(map(str, row))} |" for row in (head, *rows)]
-    return "\n".join(
-        [lines[0].replace("|  |", "| |"), f"|---|{'---:|' * (len(head) - 1)}", *lines[1:]]
-    )

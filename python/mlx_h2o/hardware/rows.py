@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import mlx.core as mx
@@ -11,7 +12,7 @@ from mlx_lm.models.cache import KVCache
 
 from ..caches.cache import H2OKVCache
 from ..config import H2OConfig
-from ..evaluation.statistics import spread
+from ..evaluation.statistics import in_turns, ratios
 from ..fast import scaled_dot_product_attention_quantized_with_scores as quantized_attention
 from ..operations.backends import resolve
 from ..operations.requests import Packed
@@ -31,15 +32,18 @@ def sparse_v(rows: int, repeats: int) -> dict[str, Any]:
     def seconds(threshold: float) -> float:
         start = time.perf_counter()
         for _ in range(_CALLS):
-            given["sparse_v_threshold"] = threshold
-            mx.eval(resolve().attention(q, keys, values, **given).out)
+            found = resolve().attention(q, keys, values, sparse_v_threshold=threshold, **given)
+            mx.eval(found[0])
         return time.perf_counter() - start
 
-    seconds(0.0), seconds(_THRESHOLD)  # compiles
-    ratios = [seconds(0.0) / seconds(_THRESHOLD) for _ in range(repeats)]
-    *_, skipped = quantized_attention(q, *keys, *values, return_skipped=True, **given)
+    arms = {threshold: partial(seconds, threshold) for threshold in (0.0, _THRESHOLD)}
+    in_turns(arms, 1)  # compiles
+    whole, sparse = in_turns(arms, repeats).values()
+    given |= {"sparse_v_threshold": _THRESHOLD, "return_skipped": True}
+    *_, skipped = quantized_attention(q, *keys, *values, **given)
     share = cast(float, mx.mean(skipped).item())
-    return {"rows": rows, "threshold": _THRESHOLD, "skipped": share, "speed": spread(ratios, 3)}
+    return {"rows": rows, "threshold": _THRESHOLD, "skipped": share,
+            "speed": ratios(whole, sparse, 3)}  # fmt: skip
 
 
 def growth(rows: int, repeats: int) -> dict[str, Any]:
@@ -49,24 +53,24 @@ def growth(rows: int, repeats: int) -> dict[str, Any]:
     def ours(**room: Any) -> Callable[[], Any]:
         return lambda: H2OKVCache(H2OConfig.of(max_kv_size=None, policy="window", **room))
 
-    arms = {"mlx_lm": KVCache, "grows": ours(), "preallocated": ours(preallocate=rows)}
-    found: dict[str, dict[str, Any]] = {name: {} for name in arms}
-    times: dict[str, list[float]] = {name: [] for name in arms}
-    row, cache = mx.random.normal((1, _HEADS, 1, _SIZE)).astype(mx.float16), None
+    row = mx.random.normal((1, _HEADS, 1, _SIZE)).astype(mx.float16)
     mx.eval(row)
-    for _ in range(repeats):
-        for name, make in arms.items():
-            del cache  # and its memory
-            cache, held, before = make(), {}, mx.get_active_memory()
-            mx.reset_peak_memory()
-            start = time.perf_counter()
-            for count in range(1, rows + 1):
-                mx.eval(cache.update_and_fetch(row, row))
-                if count in (rows // 8, rows // 2, rows):
-                    held[str(count)] = cache.nbytes
-            times[name].append(time.perf_counter() - start)
-            found[name] = {"bytes": held, "peak": mx.get_peak_memory() - before}
-    for name, own in times.items():
-        ratios = [one / stock for one, stock in zip(own, times["mlx_lm"], strict=True)]
-        found[name]["time_to_mlx_lm"] = spread(ratios, 3)
-    return found
+
+    def filled(make: Callable[[], Any]) -> tuple[float, dict[str, Any]]:
+        cache, held, before = make(), {}, mx.get_active_memory()
+        mx.reset_peak_memory()
+        start = time.perf_counter()
+        for count in range(1, rows + 1):
+            mx.eval(cache.update_and_fetch(row, row))
+            if count in (rows // 8, rows // 2, rows):
+                held[str(count)] = cache.nbytes
+        seconds = time.perf_counter() - start
+        return seconds, {"bytes": held, "peak": mx.get_peak_memory() - before}
+
+    makes = {"mlx_lm": KVCache, "grows": ours(), "preallocated": ours(preallocate=rows)}
+    turns = in_turns({name: partial(filled, make) for name, make in makes.items()}, repeats)
+    times = {name: [seconds for seconds, _ in found] for name, found in turns.items()}
+    return {
+        name: found[-1][1] | {"time_to_mlx_lm": ratios(times[name], times["mlx_lm"], 3)}
+        for name, found in turns.items()
+    }

@@ -1,0 +1,103 @@
+"""What the benchmarks share: models, flags, lines to read, and the file of a result."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+from mlx_lm.models import qwen3
+
+import mlx_h2o
+from mlx_h2o.evaluation.environment import environment
+from mlx_h2o.evaluation.report import spread_text
+
+__all__ = ["MODELS", "arguments", "described", "loaded", "parameters", "save", "show", "write"]
+
+_LOAD = round(os.getloadavg()[0], 2)
+
+
+def random_model() -> Any:
+    """Random weights in the shape of a model of about 100 million parameters."""
+    mx.random.seed(0)
+    shape = {
+        "hidden_size": 768, "num_hidden_layers": 14, "intermediate_size": 2048,
+        "num_attention_heads": 12, "num_key_value_heads": 4, "head_dim": 64, "vocab_size": 8192,
+    }  # fmt: skip
+    return qwen3.Model(
+        qwen3.ModelArgs(
+            model_type="qwen3", rms_norm_eps=1e-6, max_position_embeddings=4096,
+            rope_theta=50000.0, tie_word_embeddings=True, **shape,
+        )
+    )  # fmt: skip
+
+
+MODELS: dict[str, Callable[[], Any]] = {
+    "demo": lambda: mlx_h2o.load("demo")[0],  # 5.5 million parameters
+    "random-100m": random_model,
+}
+
+
+def loaded(name: str) -> Any:
+    """A model of MODELS, in float32."""
+    model = MODELS[name]()
+    model.set_dtype(mx.float32)
+    mx.eval(model.parameters())
+    return model
+
+
+def parameters(model: Any) -> int:
+    """How many numbers a model has."""
+    return sum(array.size for _, array in tree_flatten(model.parameters()))
+
+
+def arguments(said: str, **flags: Any) -> argparse.Namespace:
+    """What a command line gives in the place of these defaults, and `--json FILE`.
+
+    Args:
+        said: the script's docstring.
+        flags: their defaults: numbers, texts, or several of one kind. At least 5 `repeats`.
+    """
+    parser = argparse.ArgumentParser(description=said.partition("\n")[0])
+    for name, default in flags.items():
+        several = isinstance(default, tuple)
+        parser.add_argument(
+            f"--{name.replace('_', '-')}", type=type(default[0] if several else default),
+            nargs="+" if several else None, default=default, help="(default %(default)s)",
+        )  # fmt: skip
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result here")
+    found = parser.parse_args()
+    if getattr(found, "repeats", 5) < 5:
+        parser.error("expected at least 5 repeats")
+    return found
+
+
+def show(name: str, figures: Mapping[str, Any]) -> None:
+    """A line of figures, spreads as minimum, median and maximum."""
+    spreads = {
+        key: spread_text(one) if isinstance(one, dict) and "median" in one else one
+        for key, one in figures.items()
+    }
+    print(f"{name:32}", ", ".join(f"{key} {one}" for key, one in spreads.items()), flush=True)
+
+
+def described(result: Mapping[str, Any]) -> dict[str, Any]:
+    """A result with the machine, the versions, and the load at first and now."""
+    load = [_LOAD, round(os.getloadavg()[0], 2)]
+    return {"environment": environment(), "load_average_before_and_after": load, **result}
+
+
+def write(file: Path | None, content: Mapping[str, Any]) -> None:
+    """Where there is a file for it."""
+    if file is not None:
+        file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def save(file: Path | None, result: Mapping[str, Any]) -> None:
+    """Write a result, described."""
+    write(file, described(result))

@@ -1,0 +1,110 @@
+"""Speed and memory of a model with caches of several kinds, which take turns."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.generate import generate_step
+
+from ..caches.cache import PROMPT_CHUNK
+from .reading import routed
+from .statistics import in_turns
+
+__all__ = ["Make", "Timed", "timed"]
+
+Make = Callable[[], list[Any]]
+"""Makes new caches, one per layer."""
+
+Sampler = Callable[[mx.array], mx.array]
+"""Tokens of log probabilities [B, V]."""
+
+
+class Timed:
+    """Caches of one kind, which read a prompt and write on.
+
+    prefill, decode: seconds of the turns of each.
+    peaks: the most bytes in turns of each, weights included, but nothing of the other kinds.
+    tokens: those that were written.
+    """
+
+    def __init__(self, model: Any, make: Make, prompt: mx.array, sampler: Sampler | None) -> None:
+        self._model, self._make, self._prompt = model, make, prompt
+        self._sampler = sampler
+        self._steps: Iterator[Any] = iter(())
+        self._at = self._own = 0
+        self._weights = mx.get_active_memory()
+        self.caches: list[Any] = []
+        self.prefill: list[float] = []
+        self.decode: list[float] = []
+        self.peaks = {"prefill": 0, "decode": 0}
+        self.tokens: list[int] = []
+
+    def read(self) -> None:
+        """The next chunk of the prompt, as mlx_lm reads it; after the last the first, anew."""
+        if self._at == 0:
+            self._own, self.caches = 0, self._make()
+        end = min(self._at + PROMPT_CHUNK, len(self._prompt) - 1)
+        with self._turn("prefill", self.prefill):
+            self._model(self._prompt[None, self._at : end], cache=self.caches)
+            mx.eval([one.state for one in self.caches])
+        self._at = end % (len(self._prompt) - 1)
+
+    def begin(self) -> None:
+        """Write after the prompt."""
+        self._steps = generate_step(
+            self._prompt[-1:], self._model, max_tokens=-1, prompt_cache=self.caches,
+            sampler=self._sampler,
+        )  # fmt: skip
+
+    def write(self, count: int) -> None:
+        """So many tokens, and one that is not counted: it may wait for another kind's turn."""
+        with self._turn("decode", []):
+            self.tokens.append(int(next(self._steps)[0]))
+        with self._turn("decode", self.decode):
+            self.tokens += [int(next(self._steps)[0]) for _ in range(count)]
+            mx.synchronize()
+
+    @contextlib.contextmanager
+    def _turn(self, kind: str, times: list[float]) -> Iterator[None]:
+        others = mx.get_active_memory() - self._own - self._weights
+        mx.reset_peak_memory()
+        with routed(self._model, self.caches):
+            start = time.perf_counter()
+            yield
+            times.append(time.perf_counter() - start)
+        self.peaks[kind] = max(self.peaks[kind], mx.get_peak_memory() - others)
+        mx.clear_cache()
+        self._own = mx.get_active_memory() - others - self._weights
+
+
+def timed(
+    model: Any,
+    makes: Mapping[str, Make],
+    prompt: mx.array,
+    *,
+    rounds: int = 1,
+    turns: int = 5,
+    tokens: int = 16,
+    samplers: Callable[[], Sampler | None] = lambda: None,
+) -> dict[str, Timed]:
+    """Caches of each kind, after `rounds` readings of a prompt [N + 1] and `turns` of `tokens`.
+
+    They take turns, chunk by chunk of the prompt, so that whatever else the machine does falls on
+    all of them.
+
+    Args:
+        samplers: makes one for each kind; None: the most likely token.
+    """
+    mx.eval(model.parameters(), prompt)
+    kinds = {name: Timed(model, make, prompt, samplers()) for name, make in makes.items()}
+    chunks = -(-(len(prompt) - 1) // PROMPT_CHUNK)
+    in_turns({name: one.read for name, one in kinds.items()}, rounds * chunks)
+    for one in kinds.values():
+        one.begin()
+    in_turns({name: partial(one.write, tokens) for name, one in kinds.items()}, turns)
+    return kinds

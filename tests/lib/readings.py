@@ -1,0 +1,27 @@
+"""One sequence read through caches by a model, our attention where they need it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from mlx_h2o.evaluation.reading import forced, read, routed
+
+
+def prefill(model: Any, caches: list[Any], tokens: Sequence[int], *, chunk: int = 128) -> mx.array:
+    """The last logits [V], after tokens that are read in chunks."""
+    with routed(model, caches):
+        return read(model, caches, mx.array([tokens]), chunk)[0]
+
+
+def losses(
+    model: Any, caches: list[Any], tokens: Sequence[int], *, first: int, **how: Any
+) -> NDArray[np.float64]:
+    """Nats of each token from `first` on, with the options of `forced`."""
+    with routed(model, caches):
+        found = forced(model, caches, mx.array([tokens]), first=first, **how)
+    return np.array(found.losses[0]).astype(np.float64)
