@@ -4,25 +4,22 @@
 
 Each arm decodes with mlx_lm's own generate_step, evicting at every token but for the full cache.
 The arms take turns of a few tokens within one process. A ratio compares a turn with the
-RotatingKVCache's turn of the same round: above 1 is faster. Beside the time on the wall stands the
-processor time of the whole process, which depends less on what else runs.
+RotatingKVCache's turn of the same round: above 1 is faster.
 """
 
 from __future__ import annotations
 
-import contextlib
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import common
 import mlx.core as mx
-from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 
 import mlx_h2o
-from mlx_h2o.evaluation.statistics import in_turns, ratios, spread
+from mlx_h2o.evaluation.speed import Make, timed
+from mlx_h2o.evaluation.statistics import ratios, spread
 from mlx_h2o.policies import names
 
 ROTATING = "rotating"
@@ -31,57 +28,38 @@ PACKED = {f"{policy}, 8 bits": policy for policy in ("keydiff", "h2o", "window")
 """Arms that are compared with the same policy over dense rows, too."""
 
 
-class Arm:
-    """One kind of cache, and a generation that goes on for as long as it is asked."""
+def maker(name: str, model: Any, budget: int) -> Make:
+    """Makes the caches of an arm."""
+    if name == FULL:
+        return lambda: [KVCache() for _ in model.layers]
+    if name == ROTATING:
+        return lambda: [RotatingKVCache(budget, keep=4) for _ in model.layers]
+    settings = {"policy": PACKED[name], "kv_bits": 8} if name in PACKED else {"policy": name}
+    return partial(mlx_h2o.make_prompt_cache, model, budget, **settings)
 
-    def __init__(self, name: str, model: Any, budget: int, prompt: mx.array) -> None:
-        self.name, self.model = name, model
-        if name == FULL:
-            self.caches: list[Any] = [KVCache() for _ in model.layers]
-        elif name == ROTATING:
-            self.caches = [RotatingKVCache(budget, keep=4) for _ in model.layers]
-        else:
-            bits = {"kv_bits": 8} if name in PACKED else {}
-            policy = PACKED.get(name, name)
-            self.caches = mlx_h2o.make_prompt_cache(model, budget, policy=policy, **bits)
-        self.tokens: Iterator[Any] = generate_step(
-            prompt, model, max_tokens=-1, prompt_cache=self.caches
-        )
-        self.turn(2)  # reads the prompt, fills the cache, warms up
 
-    def turn(self, tokens: int) -> tuple[float, float]:
-        """Seconds of a token, on the wall and of processors."""
-        ours = self.name not in (FULL, ROTATING)  # the others run mlx_lm as it is
-        with mlx_h2o.routing(self.model) if ours else contextlib.nullcontext():
-            next(self.tokens)  # not counted: it may wait for the arm before
-            start, processor = time.perf_counter(), time.process_time()
-            for _ in range(tokens):
-                next(self.tokens)
-            taken = time.perf_counter() - start, time.process_time() - processor
-            mx.synchronize()
-        return taken[0] / tokens, taken[1] / tokens
+def prompt_of(model: Any, budget: int) -> mx.array:
+    """More tokens than the budget."""
+    return (mx.arange(budget + 32) * 7919) % model.args.vocab_size
 
 
 def measure(
     name: str, budget: int, tokens: int, repeats: int, wanted: Sequence[str]
 ) -> dict[str, Any]:
     model = common.loaded(name)
-    prompt = (mx.arange(budget + 32) * 7919) % model.args.vocab_size
-    arms = {arm: Arm(arm, model, budget, prompt) for arm in dict.fromkeys((ROTATING, *wanted))}
-    turns = in_turns({arm: partial(one.turn, tokens) for arm, one in arms.items()}, repeats)
-    wall, processor = ({arm: [one[at] for one in turns[arm]] for arm in arms} for at in (0, 1))
+    makes = {arm: maker(arm, model, budget) for arm in dict.fromkeys((ROTATING, *wanted))}
+    prompt = prompt_of(model, budget)
+    arms = timed(model, makes, prompt, turns=repeats + 1, tokens=tokens)
+    turns = {arm: one.decode[1:] for arm, one in arms.items()}  # the first warms up
     results: dict[str, Any] = {}
-    for arm, one in arms.items():
-        found = results[arm] = {
-            "milliseconds_per_token": spread([1e3 * seconds for seconds in wall[arm]]),
-            "ratio_to_rotating": ratios(wall[ROTATING], wall[arm]),
-            "processor_ratio_to_rotating": ratios(processor[ROTATING], processor[arm]),
+    for arm, seconds in turns.items():
+        results[arm] = {
+            "milliseconds_per_token": spread([1e3 * one / tokens for one in seconds]),
+            "ratio_to_rotating": ratios(turns[ROTATING], seconds),
         }
-        if hasattr(one.caches[0], "evicted"):
-            found["evicted_rows_per_layer"] = one.caches[0].evicted
-        if PACKED.get(arm) in arms:
-            found["ratio_to_dense"] = ratios(wall[PACKED[arm]], wall[arm])
-        common.show(f"{name}, {arm}", found)
+        if PACKED.get(arm) in turns:
+            results[arm]["ratio_to_dense"] = ratios(turns[PACKED[arm]], seconds)
+        common.show(f"{name}, {arm}", results[arm])
     return {
         "model": name, "parameters": common.parameters(model), "max_kv_size": budget,
         "tokens_per_turn": tokens, "repeats": repeats, "arms": results,

@@ -16,26 +16,33 @@ from typing import Any
 
 import common
 import mlx.core as mx
-from decode_step import Arm
+from decode_step import maker, prompt_of
 
+from mlx_h2o.evaluation.speed import Timed
 from mlx_h2o.evaluation.statistics import in_turns, ratios
 
 MARKS = (1_000, 8_000, 32_000, 64_000)
 
 
-def checkpoint(old: Arm, young: Arm, repeats: int) -> dict[str, Any]:
+def begun(model: Any, arm: str, budget: int) -> Timed:
+    """One that has read its prompt."""
+    found = Timed(model, maker(arm, model, budget), prompt_of(model, budget), None)
+    found.read()
+    found.begin()
+    found.write(20)
+    return found
+
+
+def checkpoint(old: Timed, young: Timed, repeats: int) -> dict[str, Any]:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
-    arms = {"young": partial(young.turn, 20), "old": partial(old.turn, 20)}
-    young.turn(20)
-    turns = in_turns(arms, repeats)
-    seconds = {name: [wall for wall, _ in found] for name, found in turns.items()}
+    in_turns({"young": partial(young.write, 20), "old": partial(old.write, 20)}, repeats)
     scores = [cache.scores for cache in old.caches if cache.policy.needs_scores]
     mx.eval(scores)
     # The newest row of a step may still wait for its own.
     finite = all(int(mx.sum(mx.isnan(s)).item()) <= s.shape[0] * s.shape[1] for s in scores)
     return {
         "tokens": int(old.caches[0].offset),
-        "speed_against_a_young_cache": ratios(seconds["young"], seconds["old"]),
+        "speed_against_a_young_cache": ratios(young.decode[-repeats:], old.decode[-repeats:]),
         "resident_megabytes": round(pages * 4096 / 1e6, 1),
         "mlx_active_megabytes": round(mx.get_active_memory() / 1e6, 1),
         "cache_bytes": sum(cache.nbytes for cache in old.caches),
@@ -46,18 +53,18 @@ def checkpoint(old: Arm, young: Arm, repeats: int) -> dict[str, Any]:
 
 def main() -> None:
     args = common.arguments(
-        __doc__, tokens=100_000, arm="keydiff", max_kv_size=256, repeats=25
+        __doc__, tokens=100_000, policy="keydiff", max_kv_size=256, repeats=25
     )  # fmt: skip
     model = common.loaded("demo")
-    prompt = (mx.arange(args.max_kv_size + 32) * 7919) % model.args.vocab_size
-    made = partial(Arm, args.arm, model, args.max_kv_size, prompt)
-    old, found = made(), []
+    given = model, args.policy, args.max_kv_size
+    old, found = begun(*given), []
     for stop in sorted({min(mark, args.tokens) for mark in (*MARKS, args.tokens)}):
         while (left := stop - old.caches[0].offset) > 1:
-            old.turn(min(500, left - 1))
-        found.append(checkpoint(old, made(), args.repeats))
-        common.show(args.arm, found[-1])
-    run = {"arm": args.arm, "max_kv_size": args.max_kv_size, "checkpoints": found}
+            old.write(min(500, left - 1))
+        found.append(checkpoint(old, begun(*given), args.repeats))
+        common.show(args.policy, found[-1])
+    settings = {"policy": args.policy}
+    run = {"settings": settings, "max_kv_size": args.max_kv_size, "checkpoints": found}
     common.save(args.json, {"run": run})
 
 

@@ -6,15 +6,14 @@ With --parts the file keeps what it has of the others. What is added says itself
 measured.
 
 Decode attention, one query, B=1, Hq=16, Hkv=8, D=128 unless said. A turn runs one arm over all the
-caches of a case, as a model runs over its layers. Cold cases hold at least 256 MB of caches, more
-than any cache of the processor; warm ones repeat one. "Plain read" only adds up the words of the
-same keys and values. Ratios compare turns of one round.
+caches of a case, as a model runs over its layers: at least 256 MB, more than any cache of the
+processor. "Plain read" only adds up the words of the same keys and values. Ratios compare turns of
+one round.
 """
 
 from __future__ import annotations
 
 import json
-import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -36,7 +35,7 @@ HEADS, KV_HEADS, WIDTH = 16, 8, 128
 SCALE = WIDTH**-0.5
 GROUP = 64
 THRESHOLD = 1e-6
-PARTS = ("dense", "packed", "sparse", "groups", "bias")
+PARTS = ("dense", "packed", "sparse", "bias")
 DTYPES = {"float16": mx.float16, "bfloat16": mx.bfloat16, "float32": mx.float32}
 
 Layer = tuple[Any, Any]  # keys and values: an array each, or packed words, scales and biases
@@ -59,10 +58,6 @@ class Arm:
         start = time.perf_counter()
         mx.eval([self.run(self.queries, layer) for layer in self.layers])
         return (time.perf_counter() - start) / len(self.layers)
-
-    def often(self) -> float:
-        """So that of a short turn the clock and the start do not matter."""
-        return statistics.median(self() for _ in range(20))
 
 
 def ours(scores: bool = False, **given: Any) -> Run:
@@ -144,11 +139,9 @@ def heavy_queries() -> mx.array:
     return mx.concatenate([first, rest], axis=-1).astype(mx.float16)
 
 
-def make_layers(make: Callable[[], Layer], cold: bool) -> list[Layer]:
-    layers = [make()]
-    mx.eval(layers)
-    count = -(-COLD_BYTES // size_of(layers[0])) if cold else 1
-    for _ in range(count - 1):
+def make_layers(make: Callable[[], Layer]) -> list[Layer]:
+    layers: list[Layer] = []
+    while not layers or len(layers) * size_of(layers[0]) < COLD_BYTES:
         layers.append(make())
         mx.eval(layers[-1])
     return layers
@@ -160,16 +153,16 @@ def few(layers: Sequence[Layer]) -> Sequence[Layer]:
 
 
 def case(
-    title: str, rows: int, cold: bool, arms: dict[str, Arm], compare: Compared, repeats: int
+    title: str, rows: int, arms: dict[str, Arm], compare: Compared, repeats: int
 ) -> dict[str, Any]:
     in_turns(arms, 1)  # warms up
-    turns = in_turns({name: arm if cold else arm.often for name, arm in arms.items()}, repeats)
+    turns = in_turns(arms, repeats)
     best = {name: min(found) for name, found in turns.items()}
     rates = {name: size_of(arm.layers[0]) / best[name] / 1e9 for name, arm in arms.items()}
     return {
         "case": title,
         "rows": rows,
-        "caches": "cold" if cold else "warm",
+        "caches": "cold",
         "arms": {
             name: {
                 "microseconds": spread([1e6 * seconds for seconds in found], 1),
@@ -185,13 +178,8 @@ def case(
     }
 
 
-def bar(rows: int, layer: Layer) -> float:
-    """What scores may cost: what is written, as a part of what is read, and 2 %."""
-    return round(1.02 + HEADS * rows * 4 / size_of(layer), 4)
-
-
-def dense_case(name: str, rows: int, cold: bool, threads: Sequence[int], repeats: int) -> Any:
-    layers = make_layers(partial(dense_layer, rows, DTYPES[name]), cold)
+def dense_case(name: str, rows: int, threads: Sequence[int], repeats: int) -> Any:
+    layers = make_layers(partial(dense_layer, rows, DTYPES[name]))
     queries = random_queries(dtype=DTYPES[name])
     arms, compare = {"mx.fast": Arm(stock, queries, few(layers), max(threads))}, []
     for n in threads:
@@ -201,14 +189,13 @@ def dense_case(name: str, rows: int, cold: bool, threads: Sequence[int], repeats
         compare.append((f"share of plain read, {n}", f"plain read, {n}", f"ours, {n}"))
         compare.append((f"scores on / off, {n}", f"ours with scores, {n}", f"ours, {n}"))
         compare.append((f"mx.fast / ours, {n}", "mx.fast", f"ours, {n}"))
-    found = case(f"dense {name}", rows, cold, arms, compare, repeats)
-    return found | {"bar_of_scores_on_off": bar(rows, layers[0])}
+    return case(f"dense {name}", rows, arms, compare, repeats)
 
 
-def packed_case(rows: int, cold: bool, threads: Sequence[int], repeats: int) -> Any:
+def packed_case(rows: int, threads: Sequence[int], repeats: int) -> Any:
     queries = random_queries()
-    layers = {bits: make_layers(partial(packed_layer, rows, bits), cold) for bits in (8, 4)}
-    dense = make_layers(partial(dense_layer, rows, mx.float16), cold)
+    layers = {bits: make_layers(partial(packed_layer, rows, bits)) for bits in (8, 4)}
+    dense = make_layers(partial(dense_layer, rows, mx.float16))
     arms = {f"float16, {n}": Arm(ours(), queries, dense, n) for n in threads}
     compare = []
     for bits, of in layers.items():
@@ -227,12 +214,11 @@ def packed_case(rows: int, cold: bool, threads: Sequence[int], repeats: int) -> 
             ]
             if slow in arms:
                 compare.append((f"mlx_lm / ours, {bits} bits, {n}", slow, own))
-    bars = {f"bar_of_scores_on_off_{bits}_bits": bar(rows, of[0]) for bits, of in layers.items()}
-    return case("8 and 4 bits, float16", rows, cold, arms, compare, repeats) | bars
+    return case("8 and 4 bits, float16", rows, arms, compare, repeats)
 
 
 def sparse_case(rows: int, threads: Sequence[int], repeats: int) -> Any:
-    layers, queries = make_layers(partial(heavy_layer, rows), True), heavy_queries()
+    layers, queries = make_layers(partial(heavy_layer, rows)), heavy_queries()
     sparse, arms, compare = {"sparse_v_threshold": THRESHOLD}, {}, []
     for n in threads:
         arms[f"off, {n}"] = Arm(packed(8), queries, layers, n)
@@ -242,7 +228,7 @@ def sparse_case(rows: int, threads: Sequence[int], repeats: int) -> Any:
     skipped = native.attention(attention_request(queries, *layers[0], **given))[3]
     assert skipped is not None
     title = "sparse V, 8 bits, 90 % of the rows below the threshold"
-    found = case(title, rows, True, arms, compare, repeats)
+    found = case(title, rows, arms, compare, repeats)
     return found | {"share_skipped": round(skipped.mean().item(), 4)}
 
 
@@ -257,43 +243,26 @@ def bias_case(rows: int, threads: Sequence[int], repeats: int) -> Any:
         "8 bits": (partial(packed_layer, rows, 8), partial(packed, 8)),
     }
     for form, (make, run) in forms.items():
-        layers = make_layers(make, True)
+        layers = make_layers(make)
         for n in threads:
             arms[f"{form}, {n}"] = Arm(run(), queries, layers, n)
             arms[f"{form} with bias, {n}"] = Arm(run(row_bias=bias), queries, layers, n)
             compare.append(
                 (f"bias on / off, {form}, {n}", f"{form} with bias, {n}", f"{form}, {n}")
             )
-    return case("bias of rows, float16 and 8 bits", rows, True, arms, compare, repeats)
-
-
-def group_case(name: str, rows: int, threads: Sequence[int], repeats: int) -> Any:
-    layers = make_layers(partial(dense_layer, rows, DTYPES[name]), True)
-    arms = {
-        f"{group}, {n}": Arm(ours(), random_queries(KV_HEADS * group, DTYPES[name]), layers, n)
-        for n in threads
-        for group in (1, 2, 4, 8, 16)
-    }
-    compare = [(f"{group} / 1, {n}", f"{group}, {n}", f"1, {n}") for n in threads
-               for group in (8, 16)]  # fmt: skip
-    return case(f"query heads per KV head, {name}", rows, True, arms, compare, repeats)
+    return case("bias of rows, float16 and 8 bits", rows, arms, compare, repeats)
 
 
 def cases(parts: Sequence[str], *settings: Any) -> Iterator[Any]:
     for name in DTYPES if "dense" in parts else ():
         for rows in (1024, 4096, 16384, 65536):
-            yield dense_case(name, rows, True, *settings)
-        yield dense_case(name, 1024, False, *settings)
+            yield dense_case(name, rows, *settings)
     for rows in (1024, 4096, 16384, 32768) if "packed" in parts else ():
-        yield packed_case(rows, True, *settings)
-    if "packed" in parts:
-        yield packed_case(1024, False, *settings)
+        yield packed_case(rows, *settings)
     if "sparse" in parts:
         yield sparse_case(32768, *settings)
     for rows in (256, 1024, 4096) if "bias" in parts else ():
         yield bias_case(rows, *settings)
-    for name in DTYPES if "groups" in parts else ():
-        yield group_case(name, 16384, *settings)
 
 
 def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,6 @@ import mlx.core as mx
 import numpy as np
 from native_attention import (
     SCALE,
-    WIDTH,
     Arm,
     Layer,
     Run,
@@ -116,18 +115,6 @@ def _wide(rows: Stored) -> tuple[Any, Any]:
     return keys.astype(mx.float32) if settings and isinstance(keys, mx.array) else keys, values
 
 
-def random_samples(rows: int, count: int) -> list[Sample]:
-    """Normal rows, some elements of the keys ten times as large, as those of models are."""
-    found = []
-    for seed in range(count):
-        q, k, v, large = mx.random.split(mx.random.key(seed), 4)
-        keys = mx.random.normal((1, 2, rows, WIDTH), key=k)
-        keys = keys * mx.where(mx.random.uniform(shape=(WIDTH,), key=large) < 0.03, 10.0, 1.0)
-        queries = mx.random.normal((1, 4, 1, WIDTH), key=q)
-        found.append(Sample(queries, keys, mx.random.normal((1, 2, rows, WIDTH), key=v), SCALE))
-    return found
-
-
 def attention(settings: dict[str, Any]) -> Run:
     def run(queries: mx.array, layer: Layer) -> mx.array:
         return resolve().attention(queries, *layer, scale=SCALE, **settings)[0]
@@ -139,9 +126,7 @@ def times(rows: int, repeats: int, threads: int) -> dict[str, Any]:
     """Milliseconds of one attention, and the ratio to float16 in the same round."""
     before, queries, arms = mlx_h2o.threads(), random_queries(), {}
     for name in ARMS:
-        layers = make_layers(
-            lambda name=name: stored(name, *dense_layer(rows, mx.float16))[:2], True
-        )
+        layers = make_layers(lambda name=name: stored(name, *dense_layer(rows, mx.float16))[:2])
         settings = stored(name, *dense_layer(64, mx.float16))[2]
         arms[name] = Arm(attention(settings), queries, layers, threads)
     in_turns(arms, 1)  # warms up
@@ -162,7 +147,6 @@ def measure(steps: int, rows: int, repeats: int) -> dict[str, Any]:
     return {
         "errors": {
             f"demo model, {made[0].keys.shape[3]} elements": errors(made),
-            "random, 128 elements": errors(random_samples(2048, 4)),
         },
         "rows": rows,
         "times": {str(threads): times(rows, repeats, threads) for threads in (1, 2)},

@@ -11,6 +11,7 @@ from fractions import Fraction
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx.utils import tree_flatten
 from mlx_lm.models import gemma3_text
 from mlx_lm.models.cache import RotatingKVCache, make_prompt_cache
 
@@ -19,11 +20,12 @@ from mlx_h2o import demo
 from mlx_h2o.evaluation import arms, facts, questions, reading, report
 from mlx_h2o.evaluation.run import evaluate as evaluation
 from mlx_h2o.evaluation.settings import PROMPT, Settings
-from mlx_h2o.evaluation.statistics import paired
+from mlx_h2o.evaluation.speed import timed
+from mlx_h2o.evaluation.statistics import in_turns, paired, ratios
 from mlx_h2o.lm.prompt_cache import evicting_caches
 from mlx_h2o.policies import H2O
 from readings import losses
-from tiny_models import random_prompt, tiny_qwen3, tiny_tokenizer
+from tiny_models import random_prompt, stock_tokens, tiny_qwen3, tiny_tokenizer
 
 SETTINGS = Settings(documents=2, length=72, lengths=(200,), facts=4, writing=24)
 TEXT = " ".join(f"t{token}" for token in random_prompt(700))
@@ -288,6 +290,31 @@ def test_intervals_are_those_of_the_pairs():
     assert math.isnan(paired([1], [2]).low)
     with pytest.raises(ValueError, match="expected as many figures"):
         paired([1, 2], [1])
+
+
+def test_arms_take_turns_and_each_round_begins_with_another():
+    said = []
+    arms = {name: lambda name=name: said.append(name) or len(said) for name in "abc"}
+    assert (
+        in_turns(arms, 2) == {"a": [1, 6], "b": [2, 4], "c": [3, 5]} and "".join(said) == "abcbca"
+    )
+    assert ratios([2, 9, 4], [1, 3, 1]) == {"min": 2, "median": 3, "max": 4}
+
+
+def test_speeds_are_of_what_mlx_lm_writes(tiny):
+    model, prompt = tiny[0], random_prompt(600)
+    makes = {
+        "full": lambda: make_prompt_cache(model),
+        "ours": lambda: mlx_h2o.make_prompt_cache(model, 32, policy="window", layers="equal"),
+    }
+    found = timed(model, makes, mx.array(prompt), turns=2, tokens=3)
+    assert found["full"].tokens == stock_tokens(model, prompt, 8)
+    for one in found.values():
+        assert (len(one.prefill), len(one.decode), len(one.tokens)) == (1, 2, 8)
+    # Without what the caches of the other kind hold.
+    weights = sum(array.nbytes for _, array in tree_flatten(model.parameters()))
+    assert weights + 600 * 2 * 2 * 2 * 32 * 4 < found["full"].peaks["decode"]
+    assert found["ours"].peaks["decode"] < found["full"].peaks["decode"] - 200_000
 
 
 def test_a_result_is_taken_up_again(tiny, tmp_path):

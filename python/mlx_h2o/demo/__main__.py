@@ -47,27 +47,19 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "full KV cache, unquantised and in 4 bits, with caches of a tenth of its bytes: mlx_lm's "
         "window, keydiff in 4 bits, and what --max-kv-bytes makes of them.",
     )
+    add = parser.add_argument
     for name, default, meaning in (
         ("--length", 900, "tokens of text, facts included"),
         ("--facts", 8, "facts to plant"),
         ("--generate", 64, "tokens to write"),
         ("--seed", 0, "draws the facts"),
     ):
-        help_text = f"{meaning} (default {default})"
-        parser.add_argument(name, type=int, default=default, metavar="N", help=help_text)
-    parser.add_argument(
-        "--model",
-        default=DEMO,
-        help="a model's folder, unless it is too slow here (default: the one in the package)",
-    )
-    parser.add_argument(
-        "--max-kv-bytes",
-        metavar="SIZE",
-        help="what the bounded caches may hold, such as 200KB (default a tenth of the full cache)",
-    )
-    parser.add_argument(
-        "--json", type=new_file, metavar="FILE", help="write the figures, unrounded, to FILE"
-    )
+        add(name, type=int, default=default, metavar="N", help=f"{meaning} (default {default})")
+    add("--model", default=DEMO, help="a model's folder, unless it is too slow here (default: the "
+        "one in the package)")  # fmt: skip
+    add("--max-kv-bytes", metavar="SIZE", help="what the bounded caches may hold, such as 200KB "
+        "(default a tenth of the full cache)")  # fmt: skip
+    add("--json", type=new_file, metavar="FILE", help="write the figures, unrounded, to FILE")
     parsed = parser.parse_args(arguments)
     if parsed.generate < TURNS:
         parser.error(f"--generate must be at least {TURNS}")
@@ -104,7 +96,7 @@ def measure(name: str, model: Any, tokenizer: Any, given: argparse.Namespace) ->
     """
     settings = Settings(
         documents=1, length=given.length, step=STEP, lengths=(given.length,), facts=given.facts,
-        wordings=("secret",) if name == DEMO else Settings.wordings, seed=given.seed,
+        wordings=("secret" if name == DEMO else "number",), seed=given.seed,
     )  # fmt: skip
     sizes = arms.Sizes(model, given.seed)
     whole = sizes.full(given.length)

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -44,16 +45,15 @@ token by token."""
 class Arm:
     """A kind of cache.
 
-    kind: "full", "window" and "stock" are mlx_lm's: KVCache, RotatingKVCache and QuantizedKVCache
-        of `bits`; "ours" is `make_prompt_cache` with `settings` and as many bytes as the others.
+    kind: "full", "window" and "stock" are mlx_lm's: KVCache, RotatingKVCache and QuantizedKVCache;
+        "ours" is `make_prompt_cache` with `settings` and as many bytes as the others.
     settings: with `max_kv_size`, `budgets` or `max_kv_bytes` among them the arm has its own size;
-        "window" has no others than `max_kv_size`.
+        "window" has no others than `max_kv_size`, and "stock" has `bits`.
     """
 
     name: str
     kind: str = "ours"
     settings: Mapping[str, Any] = field(default_factory=dict)
-    bits: int = 0
 
     @property
     def sized(self) -> bool:
@@ -79,8 +79,8 @@ ARMS = {
     for arm in (
         Arm("full", "full"),
         Arm("window", "window"),
-        Arm("kv8", "stock", bits=8),
-        Arm("kv4", "stock", bits=4),
+        Arm("kv8", "stock", {"bits": 8}),
+        Arm("kv4", "stock", {"bits": 4}),
         *(_framed(*bits) for bits in ((8, 4), (8, 4, 8), (6, 5), (5, 4), (5, 4, 8))),
         Arm("random", settings=alone(policy="random")),
         Arm("prompt-random", settings=alone(policy="random", sink_size=PINNED)),
@@ -151,7 +151,9 @@ class Sizes:
             raise ValueError("the model makes no plain KVCache, expected at least one to replace")
         with _in_16_bits(model):
             self.vocabulary = int(model(mx.array([[0]]), cache=stock).shape[-1])
-        self._group = 64 if _divides(64, stock) else 32
+        plain = [one for one in stock if type(one) is KVCache and one.keys is not None]
+        sizes = [side.shape[3] for one in plain for side in (one.keys, one.values)]
+        self._group = 32 if any(size % 64 for size in sizes) else 64
 
     def full(self, tokens: int) -> int:
         """Bytes of the full cache."""
@@ -166,23 +168,23 @@ class Sizes:
             key = arm.name, tokens, nbytes if arm.sized else 0
             if key not in self._known:
                 self._known[key] = self._ours(arm, tokens, nbytes)
-            caches = self._known[key]
-            return Made(lambda: copy.deepcopy(caches), self._held(copy.deepcopy(caches), tokens))
-        if arm.kind == "full":
-            one = KVCache
-        elif arm.kind == "stock":
-            one = lambda: QuantizedKVCache(group_size=self._group, bits=arm.bits)  # noqa: E731
+            make = partial(copy.deepcopy, self._known[key])
         else:
-            given = arm.settings.get("max_kv_size")
-            rows = given or nbytes * tokens // self.full(tokens)
-            if rows <= KEEP:
-                raise ValueError(f"{nbytes:,} bytes are {rows} rows, expected more than {KEEP}")
-            one = lambda: RotatingKVCache(max_size=rows, keep=KEEP)  # noqa: E731
-
-        def make() -> list[Any]:
-            return [one() if type(cache) is KVCache else cache for cache in stock_cache(self.model)]
-
+            make = partial(self._stock, arm, nbytes * tokens // self.full(tokens))
         return Made(make, self._held(make(), tokens))
+
+    def _stock(self, arm: Arm, rows: int) -> list[Any]:
+        """mlx_lm's caches of an arm; a window has so many rows, unless it has its own number."""
+        rows = arm.settings.get("max_kv_size", rows)
+        if arm.kind == "window" and rows <= KEEP:
+            raise ValueError(f"the bytes are those of {rows} rows, expected more than {KEEP}")
+        kinds: dict[str, Callable[[], Any]] = {
+            "full": KVCache,
+            "stock": partial(QuantizedKVCache, self._group, arm.settings.get("bits", 8)),
+            "window": partial(RotatingKVCache, max_size=rows, keep=KEEP),
+        }
+        plain = stock_cache(self.model)
+        return [kinds[arm.kind]() if type(one) is KVCache else one for one in plain]
 
     def _ours(self, arm: Arm, tokens: int, nbytes: int) -> list[Any]:
         """The caches with the most bytes that are no more than `nbytes` in rows of 16 bits."""
@@ -226,11 +228,6 @@ def _nbytes(cache: Any, tokens: int) -> int:
     keys = cache.keys[0] if isinstance(cache.keys, tuple | list) else cache.keys
     rows = int(min(tokens, cache.offset, getattr(cache, "max_size", tokens)))
     return int(cache.nbytes) * rows // int(keys.shape[2])
-
-
-def _divides(size: int, caches: Sequence[Any]) -> bool:
-    rows = (one for one in caches if type(one) is KVCache and one.keys is not None)
-    return all(one.keys.shape[3] % size == one.values.shape[3] % size == 0 for one in rows)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from functools import cached_property
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 from mlx_lm.models.cache import make_prompt_cache as stock_cache
 
 from .facts import Tokenizer, Tokens
@@ -192,7 +193,7 @@ class _Writing:
             logits = read(self._model, caches, mx.array([self._start]), CHUNK)
             for place in range(count):
                 token = mx.random.categorical(logits)
-                written += _ints(token)
+                written += map(int, np.array(token))
                 logits = self._model(token[None], cache=caches)[:, -1]
                 mx.eval(logits, [cache.state for cache in caches])
                 if place % 256 == 255 or place == count - 1:
@@ -200,21 +201,17 @@ class _Writing:
                     if progress is not None:
                         progress(place + 1, count)
         last = written[-max(4, count // 4) :]
-        runs = [tuple(last[at : at + 4]) for at in range(len(last) - 3)]
+        runs = list(zip(*(last[at:] for at in range(4)), strict=False))
         tokens = mx.array([[*self._start, *written]])
-        first = tokens.shape[1] - len(last)
-        full = stock_cache(self._model)
-        judged = forced(self._model, full, tokens, first=first, step=CHUNK, chunk=CHUNK)
+        judged = forced(
+            self._model, stock_cache(self._model), tokens, first=tokens.shape[1] - len(last),
+            step=CHUNK, chunk=CHUNK,
+        )  # fmt: skip
         return {
             "distinct": [len(set(runs)) / len(runs)],
             "loss": _floats(judged.losses.mean(axis=1)),
             "bytes": [nbytes[-1] / max(nbytes)],
         }
-
-
-def _ints(values: mx.array) -> list[int]:
-    found: Any = values.tolist()
-    return list(found)
 
 
 def _floats(values: mx.array) -> list[float]:
