@@ -18,8 +18,9 @@ MOST = {
     "python": 20_170,
     "python/mlx_h2o/caches": 3_735,
     "python/mlx_h2o/commands": 1_731,
-    "python/mlx_h2o/evaluation": 1_851,
-    "python/mlx_h2o/hardware": 504,
+    "python/mlx_h2o/demo": 238,
+    "python/mlx_h2o/evaluation": 1_736,
+    "python/mlx_h2o/hardware": 441,
     "python/mlx_h2o/lm": 3_076,
     "python/mlx_h2o/operations": 3_865,
     "python/mlx_h2o/policies": 632,
@@ -29,7 +30,7 @@ MOST = {
     "mlx-c/h2o": 3_158,
     "swift/Sources/MLXH2O": 1_433,
     "swift/Sources/MLXH2OLM": 2_908,
-    "benchmarks": 3_968,
+    "benchmarks": 2_977,
     "tests": 35_844,
 }
 

@@ -21,7 +21,7 @@ from mlx_h2o.commands.parsing import new_file
 from mlx_h2o.commands.watch import Watch
 from mlx_h2o.demo import DEMO, text
 from mlx_h2o.evaluation import arms
-from mlx_h2o.evaluation.environment import environment, environment_line
+from mlx_h2o.evaluation.environment import environment_line
 from mlx_h2o.evaluation.questions import windows
 from mlx_h2o.evaluation.run import evaluate
 from mlx_h2o.evaluation.settings import Settings
@@ -119,7 +119,7 @@ def measure(name: str, model: Any, tokenizer: Any, given: argparse.Namespace) ->
     kinds = timed(model, makes, mx.array(tokens), turns=TURNS, tokens=count, samplers=sampler)
     by = {(one["arm"], one["task"]): one for one in result["records"]}
     return {
-        "environment": environment(),
+        "environment": result["environment"],
         "settings": {"model": name, **result["settings"], "generate": given.generate},
         "arms": [
             {

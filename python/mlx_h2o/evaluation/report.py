@@ -42,20 +42,9 @@ def spread_text(of: Mapping[str, float]) -> str:
     return " / ".join(f"{of[name]:.2f}" for name in ("min", "median", "max"))
 
 
-def table(
-    result: Result,
-    arms: Sequence[str] | None = None,
-    tasks: Sequence[str] | None = None,
-    against: str = "ours",
-) -> str:
-    """A line for each arm and share of the bytes, as Markdown; of all arms and tasks, or of some.
-
-    Losses are in nats above the full cache's, with the paired 95 % interval of that difference; the
-    column "to ours" has the interval of the loss less that of the arm `against`, at the same share.
-    Facts are the share of the answers' tokens that are right, with the interval of the difference
-    to the full cache's.
-    """
-    return markdown(*rows(result, arms, tasks, against), texts=2)
+def table(result: Result, **chosen: Any) -> str:
+    """What :func:`rows` finds, as Markdown."""
+    return markdown(*rows(result, **chosen), texts=2)
 
 
 def rows(
@@ -64,8 +53,14 @@ def rows(
     tasks: Sequence[str] | None = None,
     against: str = "ours",
 ) -> tuple[list[str], list[list[str]]]:
-    """The head and the lines of :func:`table`, the largest share first, arms as they were measured;
-    what has its own size stands before all."""
+    """A head, and a line for each arm and share of the bytes; of all arms and tasks, or of some.
+
+    The largest share is first, and arms are as they were measured; what has its own size stands
+    before all. Losses are in nats above the full cache's, with the paired 95 % interval of that
+    difference; the column "to ours" has the interval of the loss less that of the arm `against`, at
+    the same share. Facts are the share of the answers' tokens that are right, with the interval of
+    the difference to the full cache's.
+    """
     shown = [
         one
         for one in result["records"]
