@@ -35,5 +35,7 @@ def test_parts_are_added_to_a_file(tmp_path, monkeypatch):
         assert dense == first["runs"][0]
         assert [(one["case"], one["rows"]) for one in added] == [("bias", 2), ("bias", 3)]
         assert all(one["environment"] == first["environment"] for one in added)
-        assert all(one["repeats"] == 7 and len(one[module.LOAD]) == 2 for one in added)
+        assert all(
+            one["repeats"] == 7 and len(one["load_average_before_and_after"]) == 2 for one in added
+        )
         assert len(measured(module.PARTS, run("dense", 4))["runs"]) == 1
