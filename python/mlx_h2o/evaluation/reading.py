@@ -18,10 +18,14 @@ import mlx.core as mx
 from ..lm.prompt_cache import evicting_caches
 from ..lm.routing import routing_for
 
-__all__ = ["Forced", "Progress", "answers", "forced", "read", "routed"]
+__all__ = ["Forced", "Progress", "answers", "forced", "read", "routed", "silent"]
 
 Progress = Callable[[int, int], None]
 """Called with (tokens done, tokens in all)."""
+
+
+def silent(done: int, total: int) -> None:
+    """Says nothing."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,7 @@ def read(
     caches: list[Any],
     tokens: mx.array,
     chunk: int,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> mx.array:
     """Feed tokens [B, T] in chunks; the last logits [B, V], computed when they are needed. The
     caller routes the model."""
@@ -61,8 +65,7 @@ def read(
     for start in range(0, total, chunk):
         logits = model(tokens[:, start : start + chunk], cache=caches)[:, -1]
         mx.eval([cache.state for cache in caches])
-        if progress is not None:
-            progress(min(start + chunk, total), total)
+        progress(min(start + chunk, total), total)
     return logits
 
 
@@ -76,7 +79,7 @@ def forced(
     chunk: int | None = None,
     keep: bool = False,
     reference: Forced | None = None,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> Forced:
     """Read the first `first` of tokens [B, T], then the rest `step` at a time, predicting each.
 
@@ -103,8 +106,7 @@ def forced(
             theirs = reference.log_weights[:, start - first : end - first]
         found.append(_judged(predicted, tokens[:, start:end], keep, theirs))
         mx.eval(found[-1], ahead)
-        if progress is not None:
-            progress(end - first, total - first)
+        progress(end - first, total - first)
     losses, top1, *more = (
         mx.concatenate(list(parts), axis=1) for parts in zip(*found, strict=True)
     )

@@ -18,6 +18,7 @@ from ..lm.prompt_cache import context_length
 from .arms import DEFAULT, Arm, Sizes
 from .environment import blas, environment
 from .facts import Tokenizer
+from .reading import Progress, silent
 from .settings import Settings
 from .tasks import Case, cases
 
@@ -126,12 +127,11 @@ def _pairs(arms: Sequence[Arm], shares: Sequence[Fraction]) -> list[tuple[Arm, F
 
 
 def _measured(
-    sizes: Sizes, case: Case, arm: Arm, nbytes: int, progress: Callable[[int, int], None] | None
+    sizes: Sizes, case: Case, arm: Arm, nbytes: int, progress: Progress
 ) -> dict[str, Any]:
     """Bytes and figures, or what went wrong: a refusal is a result too."""
     try:
-        if progress is not None:
-            progress(0, 0)
+        progress(0, 0)
         made = sizes.made(arm, case.tokens, nbytes)
         if arm.kind == "full" and case.full is not None:
             return {"bytes": made.nbytes, "figures": case.full()}
@@ -140,9 +140,9 @@ def _measured(
         return {"refused": f"{type(error).__name__}: {error}"}
 
 
-def _told(watch: Watch | None, key: dict[str, Any]) -> Callable[[int, int], None] | None:
+def _told(watch: Watch | None, key: dict[str, Any]) -> Progress:
     if watch is None:
-        return None
+        return silent
     at = "" if key["share"] is None else f" at {key['share']}"
     said = f"{key['task']} {key['tokens']}, {key['arm']}{at}"
     return lambda done, total: watch(said, done, total)

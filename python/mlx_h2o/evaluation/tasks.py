@@ -56,7 +56,7 @@ class Case:
 
     task: str
     tokens: int
-    measure: Callable[[Make, Progress | None], Figures]
+    measure: Callable[[Make, Progress], Figures]
     full: Callable[[], Figures] | None = None
 
 
@@ -109,8 +109,8 @@ class _Losses:
         self._model = model
         self._groups = [mx.array(group) for group in _side_by_side(texts, CHUNK * vocabulary)]
 
-    def measuring(self, step: int) -> Callable[[Make, Progress | None], Figures]:
-        def measure(make: Make, progress: Progress | None) -> Figures:
+    def measuring(self, step: int) -> Callable[[Make, Progress], Figures]:
+        def measure(make: Make, progress: Progress) -> Figures:
             found: Figures = {"loss": [], "kl": [], "top1": []}
             for tokens, full in zip(self._groups, self._reference, strict=True):
                 caches = make()
@@ -154,7 +154,7 @@ class _Questions:
             else:
                 self._groups.append([text])
 
-    def measure(self, make: Make, progress: Progress | None) -> Figures:
+    def measure(self, make: Make, progress: Progress) -> Figures:
         """For each question: the share of the answer's tokens that are right, and if all are."""
         found: Figures = {"tokens": [], "whole": []}
         done, total = 0, sum(len(text.asked) for group in self._groups for text in group)
@@ -170,8 +170,7 @@ class _Questions:
                     found["tokens"] += shares
                     found["whole"] += [float(share == 1) for share in shares]
                     done += len(group)
-                    if progress is not None:
-                        progress(done, total)
+                    progress(done, total)
         return found
 
 
@@ -181,7 +180,7 @@ class _Writing:
     def __init__(self, model: Any, start: Tokens, settings: Settings) -> None:
         self._model, self._start, self._settings = model, start, settings
 
-    def measure(self, make: Make, progress: Progress | None) -> Figures:
+    def measure(self, make: Make, progress: Progress) -> Figures:
         """In the last quarter of what is written: distinct runs of 4 tokens as a share of all, the
         loss of the full cache, and bytes at the end as a share of the most that there were."""
         count = self._settings.writing
@@ -198,8 +197,7 @@ class _Writing:
                 mx.eval(logits, [cache.state for cache in caches])
                 if place % 256 == 255 or place == count - 1:
                     nbytes.append(sum(int(cache.nbytes) for cache in caches))
-                    if progress is not None:
-                        progress(place + 1, count)
+                    progress(place + 1, count)
         last = written[-max(4, count // 4) :]
         runs = list(zip(*(last[at:] for at in range(4)), strict=False))
         tokens = mx.array([[*self._start, *written]])
