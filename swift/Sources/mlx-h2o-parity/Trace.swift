@@ -128,7 +128,7 @@ func configuration(of parity: Case) throws -> H2OConfiguration {
             kvFormat: parity.fields.kvFormat),
         policy: .init(
             PolicyName(named: parity.field(\.policy, "policy")),
-            decay: parity.field(\.decay, "decay")))
+            decay: parity.field(\.decay, "decay"), folds: parity.fields.fold ?? true))
 }
 
 /// Recorded scores [steps, B, Hq, T] of one step, in the order of the slots: [B, Hq, 1, N].
