@@ -144,6 +144,5 @@ private func scores(of recorded: MLXArray, step: Int, at positions: MLXArray) ->
 
 private func padded(_ rows: MLXArray, to size: Int, with value: MLXArray) -> MLXArray {
     let missing = Array(rows.shape.dropLast()) + [max(0, size - rows.dim(-1))]
-    return concatenated(
-        [rows, MLXArray.full(missing, values: value, dtype: rows.dtype)], axis: -1)
+    return concatenated([rows, MLXArray.full(missing, values: value, dtype: rows.dtype)], axis: -1)
 }
