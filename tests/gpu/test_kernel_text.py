@@ -16,7 +16,6 @@ import pytest
 from emulator import EmulatorBackend
 from emulator.build import compiler
 from emulator.variants import every_variant
-from mlx_h2o import _kernel_text
 from mlx_h2o.operations.gpu import cuda, kernels, launch
 from mlx_h2o.operations.requests import AttentionRequest, attention_request
 from paths import ROOT
@@ -149,40 +148,6 @@ def test_names_differ_where_texts_differ() -> None:
     """MLX may keep one compiled kernel per name."""
     found = [kernel for name in NAMES for kernel in variants(name)]
     assert len({kernel.name for kernel in found}) == len(found) == len({*found})
-
-
-def test_python_table_is_the_table() -> None:
-    assert TABLE.flags == _kernel_text.FLAGS
-    assert TABLE.traits == _kernel_text.TRAITS
-    for family in TABLE.families:
-        for name, own in family.kernels.items():
-            assert _kernel_text.KERNELS[name] == (family.name, frozenset(own))
-        for found, buffers in (
-            (_kernel_text.INPUTS[family.name], family.inputs),
-            (_kernel_text.OUTPUTS[family.name], family.outputs),
-        ):
-            assert found == tuple((buffer.name, buffer.condition) for buffer in buffers)
-
-
-def test_c_holds_the_same_text() -> None:
-    """Read back from the generated file: names in order, and every line of text."""
-    c = (ROOT / "mlx-c/h2o/kernel_text.h").read_text("utf-8")
-    named = [
-        (b.name, b.condition)
-        for family in TABLE.families
-        for b in (*family.template, *family.inputs, *family.outputs)
-    ]
-    assert re.findall(r'\{"(\w+)", "([\w !]*)"\}', c) == named
-    found = re.findall(r'_text = \{\n    "(\w+)",\n    "([\w ]*)",\n    mlx_h2o_(\w+)_template', c)
-    assert found == [
-        (name, " ".join(own), family.name)
-        for family in TABLE.families
-        for name, own in family.kernels.items()
-    ]
-    segments = [segment for family in TABLE.families for segment in family.segments]
-    lines = [line for s in (*TABLE.header, *segments) for line in s.text.splitlines()]
-    literals = re.findall(r'^     "(.*)\\n"\}?,?$', c, re.MULTILINE)
-    assert [line.replace('\\"', '"').replace("\\\\", "\\") for line in literals] == lines
 
 
 def test_c_header_compiles_by_the_strict_rules(tmp_path: Path) -> None:
