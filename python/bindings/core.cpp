@@ -73,11 +73,16 @@ nb::tuple attention_and_accumulate(const mx::array& queries, const Rows& keys, c
                                    const std::optional<mx::array>& mask,
                                    const std::optional<mx::array>& sinks, float sparse_v_threshold,
                                    int bits, int v_bits, int group_size,
-                                   const std::optional<mx::array>& row_bias,
-                                   mx::StreamOrDevice s) {
-  const mlx_h2o::AttentionOptions options{
-      {scale, causal, sparse_v_threshold}, mask, sinks, importance, decay, bits, v_bits,
-      group_size, row_bias};
+                                   const std::optional<mx::array>& row_bias, mx::StreamOrDevice s) {
+  const mlx_h2o::AttentionOptions options{{scale, causal, sparse_v_threshold},
+                                          mask,
+                                          sinks,
+                                          importance,
+                                          decay,
+                                          bits,
+                                          v_bits,
+                                          group_size,
+                                          row_bias};
   const auto found = mlx_h2o::attention(queries, parts(keys), parts(values), options, s);
   return nb::make_tuple(found[0], found[1]);
 }

@@ -38,10 +38,12 @@ def keep_rows(
     starts = _NEVER if recent_start is None else recent_start
     if isinstance(starts, int):  # another in every step: no use to keep it
         starts = mx.array([starts] * batch, mx.int32)
+    elif starts.ndim == 0:
+        starts = mx.broadcast_to(starts, (batch,))
     given = {
         "scores": scores,
         "positions": positions,
-        "recent_starts": mx.broadcast_to(starts, (batch,)),
+        "recent_starts": starts,
         "zones": params(sink_size, rows - keep, dtype=mx.int32),
     }
     grid, made = (batch * heads * _THREADS, 1, 1), ("kept", (batch, heads, keep), mx.uint32)
