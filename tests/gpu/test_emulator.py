@@ -206,19 +206,6 @@ def test_metal_back_end_finds_its_simdgroups(gpu, limit: int, tried: list[int]) 
     assert calls == [*tried, tried[-1], tried[-1]]
 
 
-@pytest.mark.slow
-def test_metal_back_end_runs_both_passes(gpu) -> None:
-    """The search for the simdgroups is that of the first pass; the blocks stay what they were."""
-    calls = gpu(512).calls
-    request = Case(rows=1030, mask="causal", queries=2).request()
-    result = metal.BACKEND.attention(request)
-    assert max(errors(request, result).values()) <= 1
-    assert calls == [1024, 512, 32, 512, 32]
-    shorter = Case(rows=1000, mask="causal", queries=2).request()
-    assert max(errors(shorter, metal.BACKEND.attention(shorter)).values()) <= 1
-    assert calls[5:] == [1024, 512, 512]
-
-
 def test_metal_back_end_reports_other_errors(gpu) -> None:
     gpu(16)
     with pytest.raises(ValueError, match="Thread group size"):

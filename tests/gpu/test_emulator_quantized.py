@@ -181,7 +181,11 @@ def test_metal_back_end_runs_it(
     assert max(errors(request, result).values()) <= 1
     assert calls == [1024, 512, *sparse_passes, *sparse_passes]
     # Without the threshold, and with other bits, they are other kernels.
-    for other in (replace(case, sparse=0.0), Case(rows=rows, bits=FOUR)):
+    for other in (
+        replace(case, sparse=0.0),
+        Case(rows=rows, bits=FOUR),
+        Case(rows=rows, mask="bool"),
+    ):
         calls.clear()
         metal.BACKEND.attention(other.request())
         assert calls == [1024, 512, *passes, *passes]

@@ -8,15 +8,14 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-import mlx_h2o
 import reference
-from back_ends import NATIVE
-from mlx_h2o import H2OKVCache, fast, use_backend
+from mlx_h2o import H2OKVCache, fast
 from mlx_h2o.operations.composed import prefill
 
 KINDS = ("ema", "mass")
 SCALE = 0.25
 MASKS = ("", "causal", "bool", "add", "row")
+SHAPES = (((4, 2), 1, 5, 32), ((4, 2), 9, 33, 72), ((16, 1), 12, 7, 33), ((3, 3), 70, 130, 5))
 
 
 def arrays(seed: int, heads=(4, 2), length=9, keys=33, size=32, dtype=mx.float32):
@@ -71,8 +70,8 @@ def _block_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_equals_the_reference(kind: str, mask: str) -> None:
-    for length, keys in ((1, 5), (9, 33), (12, 7)):
-        q, k = arrays(1, length=length, keys=keys)
+    for heads, length, keys, size in SHAPES:
+        q, k = arrays(1, heads, length, keys, size)
         given = mask_of(mask, q, k)
         found = fast.prefill_scores(q, k, scale=SCALE, mask=given, kind=kind)
         assert found.dtype == mx.float32
@@ -152,31 +151,6 @@ def test_any_strides() -> None:
     for kind in KINDS:
         one, other = (fast.prefill_scores(*a, scale=SCALE, kind=kind) for a in (apart, dense))
         assert mx.allclose(one, other, rtol=1e-6)
-
-
-@pytest.mark.matrix(16)
-@NATIVE
-@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    ("heads", "length", "keys", "size"),
-    [((4, 2), 100, 300, 72), ((16, 1), 300, 65, 33), ((3, 3), 7, 1, 5), ((128, 1), 70, 130, 64)],
-)
-def test_the_native_one_is_the_definition(kind, dtype, heads, length, keys, size) -> None:
-    """On one thread and on several, of which the results do not depend."""
-    q, k = arrays(12, heads=heads, length=length, keys=keys, size=size, dtype=dtype)
-    given = {"scale": SCALE, "mask": "causal" if keys >= length else None, "kind": kind}
-    given["queries"] = 1000
-    with use_backend("composed"):
-        expected = fast.prefill_scores(q, k, **given)
-    found = []
-    for threads in (1, 3):
-        mlx_h2o.set_threads(threads)
-        with use_backend("native"):
-            found.append(np.array(fast.prefill_scores(q, k, **given)))
-    mlx_h2o.set_threads(None)
-    np.testing.assert_array_equal(found[0], found[1])
-    np.testing.assert_allclose(found[0], np.array(expected), rtol=5e-5, atol=5e-6)
 
 
 @pytest.mark.slow
