@@ -17,8 +17,8 @@ import common
 import mlx.core as mx
 
 from mlx_h2o import fast
-from mlx_h2o.operations import composed, prefill, requests
-from mlx_h2o.operations.composed import ema
+from mlx_h2o.operations import composed, requests
+from mlx_h2o.operations.composed import ema, prefill
 
 SIZE = 64
 SCALE = SIZE**-0.5
@@ -51,7 +51,7 @@ def rows_of(heads: int, kv_heads: int, queries: int, keys: int) -> dict[str, dic
 
     def whole_average() -> mx.array:
         nothing = mx.full((1, kv_heads, keys), mx.nan)
-        return ema.accumulate(nothing, prefill.last_scores(q, k, **options), decay=0.95)
+        return ema.accumulate_scores(nothing, prefill.last_scores(q, k, **options), decay=0.95)
 
     def whole_mass() -> mx.array:
         scores = composed.logits(requests.attention_request(q, k, k, **options))

@@ -22,7 +22,7 @@ from mlx_h2o.operations.requests import (
     AttentionRequest,
     AttentionResult,
     StoredRows,
-    TurboRows,
+    are_codes,
     attention_request,
 )
 
@@ -142,11 +142,10 @@ def dequantized(rows: StoredRows, side: str = "") -> mx.array:
     """The rows as float32, by the reference's own reading of the format; ``side`` of codes."""
     if isinstance(rows, mx.array):
         return rows.astype(mx.float32)
-    if isinstance(rows, TurboRows):
+    if are_codes(rows):
         dense = reference_turbo.rows(*rows.parts, bits=rows.bits, side=side)
         return mx.array(dense.astype(np.float32))
-    arrays = (rows.words, rows.scales, rows.biases)
-    dense = reference.dequantized(*arrays, bits=rows.bits, group_size=rows.group_size)
+    dense = reference.dequantized(*rows.parts, bits=rows.bits, group_size=rows.group_size)
     return mx.array(dense.astype(np.float32))
 
 

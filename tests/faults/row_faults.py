@@ -114,24 +114,6 @@ FAULTS = {
         ),
         "every simdgroup counts the sink": Edit("prefill_lse", "if (group == 0) {", "{"),
     },
-    "pack": {
-        "a group does not reach up to zero": Edit(
-            "pack_rows", "float most = 0.0f;", "float most = H2O_NEGATIVE_INFINITY;"
-        ),
-        "halves are rounded to even": Edit(
-            "pack_rows",
-            "metal::round((element - bias) / scale)",
-            "metal::rint((element - bias) / scale)",
-        ),
-        "the farther end is not hit": Edit("pack_rows", "is_low ? scale : -scale", "scale"),
-        "zero is not hit": Edit("pack_rows", "is_zero ? scale : edge / steps", "scale"),
-        "a word behind the last is written": Edit("pack_rows", "lane < words", "lane <= words"),
-        "bits in the next word are forgotten": Edit("pack_rows", "level >> -shift", "0u"),
-        "values are read at the places of keys": Edit(
-            "pack_rows", "index - all_key_groups", "index"
-        ),
-        "values have the bits of keys": Edit("pack_rows", "is_key ? KB : VB", "KB"),
-    },
     "encode": {
         "a norm is that of a lane's elements": Edit(
             "encode_rows",

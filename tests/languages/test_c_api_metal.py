@@ -16,15 +16,8 @@ from c_api import CODES, CError, Library
 from mlx_h2o.config import KV_FORMATS
 from mlx_h2o.operations import requests
 from mlx_h2o.operations.composed import buffers, turbo
-from mlx_h2o.operations.composed import rows as composed_cache
 from mlx_h2o.operations.gpu import kernels, launch, launch_prefill, launch_rows
 from mlx_h2o.operations.gpu.launches import LaunchPlan
-from mlx_h2o.operations.requests import (
-    AccumulateRequest,
-    PrefillRequest,
-    QuantizeAppendRequest,
-    RetentionRequest,
-)
 
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
 MASKS = {
@@ -203,13 +196,13 @@ def test_row_launches_are_those_of_the_python_package(metal: Library) -> None:
     importance, positions = mx.zeros((2, 3, 300)), mx.zeros((2, 3, 300), mx.int32)
     scores = mx.zeros((2, 6, 4, 300))
     c_api_operations.accumulate_scores(metal, *handle(metal, (importance, scores)), decay=0.9)
-    request = AccumulateRequest(importance, scores, 0.9)
-    assert recorded(metal) == planned(launch_rows.accumulate_scores(request))
+    expected = launch_rows.accumulate_scores(importance, scores, 0.9)
+    assert recorded(metal) == planned(expected)
 
     rows, zones = handle(metal, (importance, positions)), {"sink_size": 4, "recent_start": 200}
     kept = metal.keep_indices(*rows, 280, **zones)
-    retention = RetentionRequest(importance, positions, 20, **zones)
-    assert recorded(metal) == planned(launch_rows.keep_rows(retention))
+    expected = launch_rows.keep_rows(importance, positions, 280, **zones)
+    assert recorded(metal) == planned(expected)
     assert metal.numpy(kept).shape == (2, 3, 280)
 
 
@@ -234,31 +227,11 @@ def test_prefill_launches_are_those_of_the_python_package(
         last = counted if kind == "ema" else length
         some = given[:, :, -last:] if isinstance(given, mx.array) and given.ndim == 4 else given
         some = given[-last:] if isinstance(given, mx.array) and given.ndim == 2 else some
-        attention = requests.attention_request(
+        request = requests.attention_request(
             q[:, :, -last:], k, k, scale=0.5, mask=some, sinks=sinks
         )
-        request = PrefillRequest(attention, kind, before, 0.9)
-        assert recorded(metal) == planned(launch_prefill.plan(request))
-
-
-@pytest.mark.parametrize(("bits", "v_bits"), [(8, 8), (4, 6), (5, 2)])
-def test_append_launches_are_those_of_the_python_package(
-    metal: Library, bits: int, v_bits: int
-) -> None:
-    keys = packed(9, 128, bits, 32, mx.float16)
-    values = packed(9, 64, v_bits, 32, mx.bfloat16)
-    new = mx.zeros((2, 2, 3, 128), mx.float16), mx.zeros((2, 2, 3, 64), mx.bfloat16)
-    slots = mx.zeros((2, 2, 3), mx.uint32)
-    packing = {"bits": bits, "v_bits": v_bits, "group_size": 32}
-    found = c_api_operations.quantize_append(
-        metal, *handle(metal, (keys, values, *new, slots)), **packing
-    )
-    assert recorded(metal) == planned(launch_rows.pack_rows(*new, **packing))
-    given = composed_cache.quantize_append(
-        QuantizeAppendRequest(keys, values, *new, slots, bits, 32, v_bits)
-    )
-    shapes = [[metal.numpy(part).shape for part in side] for side in found]
-    assert shapes == [[part.shape for part in side] for side in given]
+        plan = launch_prefill.plan(request, before, 0.9 if kind == "ema" else None)
+        assert recorded(metal) == planned(plan)
 
 
 def test_rows_become_codes_by_the_launches_of_the_python_package(metal: Library) -> None:
@@ -299,7 +272,7 @@ def test_metal_refuses_in_the_words_of_the_python_package(metal: Library, text: 
     handles = [metal.array(array) for array in arrays]
     with pytest.raises(CError) as caught, metal.using("metal"):
         metal.attention(*handles, scale=1.0)
-    op = requests.ATTENTION
+    op = "scaled_dot_product_attention_with_scores"
     assert str(caught.value) == f"[{op}] back end 'metal' cannot serve this call: {text}"
     metal.attention(*handles, scale=1.0)
     assert recorded(metal) == {}  # unnamed, it was composed

@@ -13,16 +13,10 @@ from golden.build import Case
 from mlx_h2o.operations.backends import get, register, use_backend
 from mlx_h2o.operations.composed import folding
 from mlx_h2o.operations.requests import (
-    AccumulateRequest,
-    AttentionAccumulateRequest,
     AttentionRequest,
     AttentionResult,
-    KeyDiversityRequest,
     Packed,
-    Parts,
-    QuantizeAppendRequest,
-    QuantizedRows,
-    RetentionRequest,
+    PackedRows,
     StoredRows,
 )
 
@@ -39,7 +33,6 @@ from parity.legs import Leg
 from parity.outcome import Outcome
 
 LIBRARY = "libmlxh2oc.*"
-PACKING = ("bits", "group_size", "v_bits")
 
 #: Cases that the package runs, with its operations those of C.
 FOLLOWED = ("attend",)
@@ -76,23 +69,22 @@ class CBackend:
         return AttentionResult(**arrays)
 
     def attention_and_accumulate(
-        self, request: AttentionAccumulateRequest
+        self, request: AttentionRequest, before: mx.array, decay: float | None
     ) -> tuple[mx.array, mx.array]:
-        attention, array = request.attention, self.library.array
-        rows = attention.keys.shape[2]  # C takes no importance of others
+        array, rows = self.library.array, request.keys.shape[2]  # C takes no importance of others
         with self.library.using(self.backend):
             found = c_api_operations.attention_and_accumulate(
                 self.library,
-                array(attention.queries),
-                *(self._rows(_parts(side)) for side in (attention.keys, attention.values)),
-                array(request.importance[:, :, :rows]),
-                kind="mass" if request.decay is None else "ema",
-                decay=request.decay or 0.0,
-                **self._asked(attention),
+                array(request.queries),
+                *(self._rows(_parts(side)) for side in (request.keys, request.values)),
+                array(before[:, :, :rows]),
+                kind="mass" if decay is None else "ema",
+                decay=decay or 0.0,
+                **self._asked(request),
             )
             out, importance = (mx.array(self.library.numpy(a)) for a in found.values())
-        importance = mx.concatenate([importance, request.importance[:, :, rows:]], axis=2)
-        return out.astype(attention.queries.dtype), importance
+        importance = mx.concatenate([importance, before[:, :, rows:]], axis=2)
+        return out.astype(request.queries.dtype), importance
 
     def _asked(self, request: AttentionRequest) -> dict[str, Any]:
         """scale, mask, sinks, row_bias and packing, as the C operations take them."""
@@ -108,32 +100,37 @@ class CBackend:
             rows = request.keys.shape[2]  # C takes no bias of others
             asked["row_bias"] = array(request.row_bias[:, :, :rows])
         if request.is_packed:
-            asked |= {"bits": getattr(request.keys, "bits", 8), "v_bits": request.values.bits}
-            affine = [
-                rows for rows in (request.keys, request.values) if isinstance(rows, QuantizedRows)
-            ]
-            asked["group_size"] = affine[0].group_size if affine else 64
-            asked["sparse_v_threshold"] = request.sparse_v_threshold
+            asked |= request.packing | {"sparse_v_threshold": request.sparse_v_threshold}
         return asked
 
-    def keep_indices(self, request: RetentionRequest) -> mx.array:
-        rows = (self.library.array(request.scores), self.library.array(request.positions))
+    def keep_indices(
+        self,
+        scores: mx.array,
+        positions: mx.array,
+        *,
+        keep: int,
+        sink_size=0,
+        recent_start=None,
+        stream=None,
+    ) -> mx.array:
+        rows = map(self.library.array, (scores, positions))
         with self.library.using(self.backend):
-            zones = (request.sink_size, self._of_sequences(request.recent_start))
-            keep = request.scores.shape[2] - request.count
+            zones = (sink_size, self._of_sequences(recent_start))
             return mx.array(self.library.numpy(self.library.keep_indices(*rows, keep, *zones)))
 
-    def accumulate_scores(self, request: AccumulateRequest) -> mx.array:
-        given = map(self.library.array, (request.importance, request.scores))
+    def accumulate_scores(
+        self, importance: mx.array, scores: mx.array, *, decay: float, masked=True, stream=None
+    ) -> mx.array:
+        given = map(self.library.array, (importance, scores))
         with self.library.using(self.backend):
             found = c_api_operations.accumulate_scores(
-                self.library, *given, decay=request.decay, masked=request.masked
+                self.library, *given, decay=decay, masked=masked
             )
             return mx.array(self.library.numpy(found))
 
-    def key_diversity(self, request: KeyDiversityRequest) -> mx.array:
+    def key_diversity(self, keys: mx.array, stream=None) -> mx.array:
         with self.library.using(self.backend):
-            found = c_api_operations.key_diversity(self.library, self.library.array(request.keys))
+            found = c_api_operations.key_diversity(self.library, self.library.array(keys))
             return mx.array(self.library.numpy(found))
 
     def fold(self, *rows: mx.array, share: float = 1.0) -> folding.Folded:
@@ -151,31 +148,21 @@ class CBackend:
             return tuple(map(self.library.array, rows))
         return self.library.array(rows)
 
-    def _like(self, found: tuple[Any, ...], given: mx.array | Packed) -> Any:
-        """The arrays found, as mx.array of the dtypes of those given."""
-        parts = given if isinstance(given, tuple) else (given,)
-        made = tuple(
-            mx.array(self.library.numpy(part)).astype(like.dtype)
-            for part, like in zip(found, parts, strict=True)
-        )
-        return made if isinstance(given, tuple) else made[0]
-
-    def quantize_append(self, request: QuantizeAppendRequest) -> tuple[Parts, Parts]:
-        sides = (request.keys, request.values)
-        new = map(self.library.array, (request.new_keys, request.new_values, request.slots))
-        packing = {name: getattr(request, name) for name in PACKING}
+    def quantize_append(
+        self, keys: Any, values: Any, *, new_keys, new_values, slots, stream=None, **packing: int
+    ) -> list[mx.array]:
+        sides, new = tuple(map(self._rows, (keys, values))), (new_keys, new_values, slots)
         with self.library.using(self.backend):
             found = c_api_operations.quantize_append(
-                self.library, *map(self._rows, sides), *new, **packing
+                self.library, *sides, *map(self.library.array, new), **packing
             )
-            keys, values = (
-                self._like(side, given) for side, given in zip(found, sides, strict=True)
-            )
-        return keys, values
+            parts = [mx.array(self.library.numpy(part)) for side in found for part in side]
+        stored = (*keys, *values)
+        return [part.astype(like.dtype) for part, like in zip(parts, stored, strict=True)]
 
 
 def _parts(rows: StoredRows) -> Any:
-    return rows if isinstance(rows, mx.array) else rows.parts
+    return rows.parts if isinstance(rows, PackedRows) else rows
 
 
 class CLeg(Leg):
