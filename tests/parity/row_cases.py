@@ -24,6 +24,7 @@ from golden.build import (
 )
 from mlx_h2o.config import KV_FORMATS
 from mlx_h2o.operations.composed import buffers, turbo
+from parity.calls import PARTS, drawn_case
 from parity.operations import dense_rows, split
 
 # Astride a simdgroup, a threadgroup of the row kernels, and where decode takes a second pass.
@@ -109,10 +110,6 @@ def _appends(seed: int) -> Iterator[Case]:
         sizes = ((128, 256), (32, 64), (64, 1024))[index % 3]
         yield append_case(f"append-{kv_format}-{dtype}", kv_format=kv_format, group=32, dtype=dtype,
                           sizes=sizes, count=1 + index % 3, seed=seed)  # fmt: skip
-
-
-PARTS = {1: ("",), 2: ("_words", "_norms"), 3: ("_words", "_scales", "_biases")}
-"""How the arrays of stored rows are named, by their number, behind the name of a side."""
 
 
 def append_case(
@@ -269,13 +266,3 @@ def prefill_case(
         "queries": counted,
     }
     return drawn_case(fields, tensors, {"importance": expected}, {"importance": float(bound)})
-
-
-def drawn_case(
-    fields: dict[str, Any],
-    tensors: dict[str, mx.array],
-    expected: dict[str, np.ndarray],
-    tolerance: dict[str, float],
-) -> Case:
-    wanted = {f"{key}64": mx.array(array.astype(np.float32)) for key, array in expected.items()}
-    return Case(fields | {"tolerance": tolerance}, tensors | wanted)
