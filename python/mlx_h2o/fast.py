@@ -4,32 +4,19 @@ Each call is checked from the table of operations (metal/operations.toml), then 
 back end on this machine (see ``backends``).
 """
 
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import mlx.core as mx
 
-from mlx_h2o.operations import arguments, composed
-from mlx_h2o.operations.arguments import StreamLike
-from mlx_h2o.operations.backends import resolve, serve
+from mlx_h2o.operations.arguments import StreamLike, checked
+from mlx_h2o.operations.backends import resolve
 from mlx_h2o.operations.composed import ema
-from mlx_h2o.operations.composed import prefill as composed_prefill
-from mlx_h2o.operations.composed import rows as composed_rows
-from mlx_h2o.operations.prefill import last_queries
 from mlx_h2o.operations.requests import (
-    ATTENTION,
-    QUANTIZED_ATTENTION,
-    AccumulateRequest,
-    AttentionAccumulateRequest,
-    AttentionRequest,
-    KeyDiversityRequest,
     Packed,
     Parts,
     PerSequence,
-    PrefillRequest,
-    QuantizeAppendRequest,
-    RetentionRequest,
     attention_request,
-    in_parts,
+    last_queries,
 )
 
 __all__ = [
@@ -91,11 +78,7 @@ def scaled_dot_product_attention_with_scores(
             call.
         TypeError: an argument that is not an array, a number or a stream where one is expected.
     """
-    request = attention_request(
-        q, k, v, scale=scale, mask=mask, sinks=sinks, row_bias=row_bias, return_lse=return_lse,
-        stream=stream,
-    )  # fmt: skip
-    return _attended(request, ATTENTION)
+    return _attended("scaled_dot_product_attention_with_scores", locals())
 
 
 def scaled_dot_product_attention_quantized_with_scores(
@@ -168,13 +151,7 @@ def scaled_dot_product_attention_quantized_with_scores(
             finite, or a named back end that cannot serve the call.
         TypeError: an argument that is not an array, a number or a stream where one is expected.
     """
-    keys, values = in_parts((k_w, k_s, k_b)), in_parts((v_w, v_s, v_b))
-    request = attention_request(
-        q, keys, values, scale=scale, bits=bits, group_size=group_size, v_bits=v_bits, mask=mask,
-        sinks=sinks, row_bias=row_bias, sparse_v_threshold=sparse_v_threshold,
-        return_lse=return_lse, return_skipped=return_skipped, stream=stream, op=QUANTIZED_ATTENTION,
-    )  # fmt: skip
-    return _attended(request, QUANTIZED_ATTENTION)
+    return _attended("scaled_dot_product_attention_quantized_with_scores", locals())
 
 
 def attention_and_accumulate(
@@ -212,25 +189,21 @@ def attention_and_accumulate(
         [B, Hkv, N]. Evaluating ``out`` evaluates both.
     """
     op = "attention_and_accumulate"
-    keys, values = in_parts(k), in_parts(v)
-    if isinstance(keys, tuple) != isinstance(values, tuple):
+    given = checked(op, locals())
+    if isinstance(given["keys"], tuple) != isinstance(given["values"], tuple):
         raise TypeError(
             f"[{op}] keys and values are {type(k).__name__} and {type(v).__name__}, "
             "expected two arrays, or two tuples of words, scales and biases."
         )
-    attention = attention_request(
-        q, keys, values, scale=scale, mask=mask, sinks=sinks, row_bias=row_bias, bits=bits,
-        group_size=group_size, v_bits=v_bits, sparse_v_threshold=sparse_v_threshold, stream=stream,
-        op=op, importance=arguments.array(op, "importance", importance),
-    )  # fmt: skip
-    if attention.sparse_v_threshold != 0 and not isinstance(keys, tuple):
+    if sparse_v_threshold != 0 and not isinstance(given["keys"], tuple):
         raise ValueError(
             f"[{op}] sparse_v_threshold is {sparse_v_threshold}, expected 0 with dense rows."
         )
-    factor = arguments.number(op, "decay", decay)
-    wanted = factor if arguments.one_of(op, "kind", kind) == "ema" else None
-    request = AttentionAccumulateRequest(attention, importance, wanted)
-    return resolve(attention.stream, op=op).serve_accumulating(request)
+    _check_parts(op, given)
+    before, factor = given.pop("importance"), given.pop("decay")
+    factor = factor if given.pop("kind") == "ema" else None
+    served = resolve(given["stream"], op=op)
+    return served.serve_accumulating(attention_request(**given), before, factor)
 
 
 def prefill_scores(
@@ -288,19 +261,15 @@ def prefill_scores(
         TypeError: an argument has the wrong type.
     """
     op = "prefill_scores"
-    attention = attention_request(
-        q, k, k, scale=scale, mask=mask, sinks=sinks, row_bias=row_bias, stream=stream, op=op,
-        importance=importance,
-    )  # fmt: skip
-    arguments.one_of(op, "kind", kind)
-    decay = arguments.number(op, "decay", decay)
-    queries = arguments.integer(op, "queries", queries)
-    if importance is not None and kind != "ema":
+    given = checked(op, locals())
+    before, factor, count = (given.pop(n) for n in ("importance", "decay", "counted_queries"))
+    if given.pop("kind") == "ema":
+        request = last_queries(attention_request(values=k, **given), count)
+    elif before is None:
+        request, factor = attention_request(values=k, **given), None
+    else:
         raise ValueError(f"[{op}] importance is given with kind {kind!r}, expected it with 'ema'.")
-    if kind == "ema":
-        attention = last_queries(attention, queries)
-    request = PrefillRequest(attention, kind, importance, decay)
-    return serve(composed_prefill.prefill_scores, request)
+    return resolve(request.stream, op=op).prefill_scores(request, before, factor)
 
 
 def accumulate_scores(
@@ -334,10 +303,8 @@ def accumulate_scores(
         TypeError: an argument that is not an array or a number where one is expected.
     """
     op = "accumulate_scores"
-    arguments.sizes(op, importance, scores)
-    factor, place = arguments.number(op, "decay", decay), arguments.stream(op, stream)
-    request = AccumulateRequest(importance, scores, factor, bool(masked), place)
-    return serve(composed_rows.accumulate_scores, request)
+    given = checked(op, locals())
+    return resolve(given["stream"], op=op).accumulate_scores(**given, masked=bool(masked))
 
 
 def keep_indices(
@@ -372,12 +339,8 @@ def keep_indices(
         TypeError: an argument that is not an array or an integer where one is expected.
     """
     op = "keep_indices"
-    known = arguments.sizes(op, scores, positions)
-    keep = arguments.integer(op, "keep", keep, known)
-    zones = arguments.zones(op, sink_size, recent_start, known["B"])
-    place = arguments.stream(op, stream)
-    request = RetentionRequest(scores, positions, known["N"] - keep, *zones, place)
-    return serve(composed.keep_indices, request)
+    given = checked(op, locals())
+    return resolve(given["stream"], op=op).keep_indices(**given)
 
 
 def key_diversity(keys: mx.array, *, stream: StreamLike = None) -> mx.array:
@@ -395,9 +358,8 @@ def key_diversity(keys: mx.array, *, stream: StreamLike = None) -> mx.array:
         TypeError: ``keys`` is not an array.
     """
     op = "key_diversity"
-    arguments.sizes(op, keys)
-    request = KeyDiversityRequest(keys, arguments.stream(op, stream))
-    return serve(composed_rows.key_diversity, request)
+    given = checked(op, locals())
+    return resolve(given["stream"], op=op).key_diversity(**given)
 
 
 def quantize_append(
@@ -449,30 +411,35 @@ def quantize_append(
         TypeError: an argument that is not an array or an integer where one is expected.
     """
     op = "quantize_append"
-    how = arguments.packing(op, bits, v_bits, group_size)
     for name, stored in (("keys", quantised_keys), ("values", quantised_values)):
-        if not isinstance(stored, tuple | list) or not 1 <= len(stored) <= 3:
+        if not isinstance(stored, tuple | list):
             raise TypeError(
                 f"[{op}] quantised {name} must be a tuple of words, scales and biases, of words "
                 "and norms, or of the rows alone."
             )
-    keys, values = tuple(quantised_keys), tuple(quantised_values)
-    arguments.sizes(op, new_keys, new_values, keys, values, slots, **how)
-    return serve(
-        composed_rows.quantize_append,
-        QuantizeAppendRequest(
-            keys, values, new_keys, new_values, slots, how["bits"], how["group_size"],
-            how["v_bits"], arguments.stream(op, stream),
-        ),
-    )  # fmt: skip
+    given = checked(op, locals())
+    count = len(given["keys"])
+    found = resolve(given["stream"], op=op).quantize_append(**given)
+    return tuple(found[:count]), tuple(found[count:])
 
 
-def _attended(request: AttentionRequest, op: str) -> tuple[mx.array, ...]:
-    """Output, scores, and what else a request to attention asked for."""
+def _attended(op: str, arguments: dict[str, Any]) -> tuple[mx.array, ...]:
+    """Output, scores, and what else a call of attention asks for."""
+    given, wanted = checked(op, arguments), ("return_lse", "return_skipped")
+    _check_parts(op, given)
+    asked: Any = {name: bool(arguments[name]) for name in wanted if name in arguments}
+    request = attention_request(**given, **asked)
     found = resolve(request.stream, op=op).serve_attention(request, op)
-    results = [found.out, found.scores]
-    if request.return_lse:
-        results.append(found.lse)
-    if request.return_skipped:
-        results.append(found.skipped)
-    return tuple(cast("list[mx.array]", results))
+    more = [found.lse] * request.return_lse + [found.skipped] * request.return_skipped
+    return tuple(cast("list[mx.array]", [found.out, found.scores, *more]))
+
+
+def _check_parts(op: str, given: dict[str, Any]) -> None:
+    """Whether keys and values in parts go together."""
+    if isinstance(given["keys"], tuple):
+        keys, values = len(given["keys"]), len(given["values"])
+        if values == 1 or (keys, values) == (1, 3):
+            raise ValueError(
+                f"[{op}] keys and values are {keys} and {values} arrays, expected both packed, or "
+                "one array of keys beside codes."
+            )

@@ -20,7 +20,7 @@ def kernel_of(name: str) -> str:
     return next(kernel for kernel in longest if name.startswith(f"h2o_{kernel}"))
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class SeededBackend(EmulatorBackend):
     """The emulator with an edit in what it runs; the text of each kernel has it in ``edited``.
 

@@ -259,10 +259,10 @@ def test_serves_the_public_operation() -> None:
 def test_metal_back_end_finds_its_simdgroups(gpu, limit: int, tried: list[int]) -> None:
     calls = gpu(limit).calls
     request = Case(mask="add-f32", sinks="f32", queries=2).request()
-    result = metal.attention(request)
+    result = metal.BACKEND.attention(request)
     assert max(errors(request, result).values()) <= 1
     assert calls == [*tried, tried[-1]]
-    metal.attention(request)
+    metal.BACKEND.attention(request)
     assert calls == [*tried, tried[-1], tried[-1]]
 
 
@@ -271,26 +271,26 @@ def test_metal_back_end_runs_both_passes(gpu) -> None:
     """The search for the simdgroups is that of the first pass; the blocks stay what they were."""
     calls = gpu(512).calls
     request = Case(rows=1030, mask="causal", queries=2).request()
-    result = metal.attention(request)
+    result = metal.BACKEND.attention(request)
     assert max(errors(request, result).values()) <= 1
     assert calls == [1024, 512, 32, 512, 32]
     shorter = Case(rows=1000, mask="causal", queries=2).request()
-    assert max(errors(shorter, metal.attention(shorter)).values()) <= 1
+    assert max(errors(shorter, metal.BACKEND.attention(shorter)).values()) <= 1
     assert calls[5:] == [1024, 512, 512]
 
 
 def test_metal_back_end_reports_other_errors(gpu) -> None:
     gpu(16)
     with pytest.raises(ValueError, match="Thread group size"):
-        metal.attention(plain_request())
-    assert not metal._simdgroups
+        metal.BACKEND.attention(plain_request())
+    assert not metal.BACKEND.simdgroups
 
 
 def test_back_ends_without_a_gpu_say_why() -> None:
     request = plain_request(stream=mx.Device(mx.cpu))
-    assert "found a CPU stream" in metal.refuses(request)
+    assert "found a CPU stream" in metal.BACKEND.refuses(request)
     if not mx.metal.is_available():
-        assert "no Metal device" in metal.unavailable_reason()
+        assert "no Metal device" in metal.BACKEND.unavailable_reason()
 
 
 @pytest.mark.slow

@@ -14,7 +14,6 @@ from emulator.row_cases import ROWS, in_every_schedule, on_the_emulator, rows_wi
 from mlx_h2o import fast, use_backend
 from mlx_h2o.operations import composed
 from mlx_h2o.operations.gpu import cuda, metal
-from mlx_h2o.operations.requests import RetentionRequest
 
 pytestmark = EMULATED
 
@@ -77,5 +76,6 @@ def test_every_bit_of_score_and_position_counts() -> None:
 
 @pytest.mark.parametrize("backend", [metal, cuda], ids=["metal", "cuda"])
 def test_on_a_cpu_stream_the_composition_keeps(backend) -> None:
-    request = RetentionRequest(*rows_with_ties(6, 2, 40), 10, stream=mx.Device(mx.cpu))
-    assert mx.array_equal(backend.keep_indices(request), composed.keep_indices(request))
+    rows, on_cpu = rows_with_ties(6, 2, 40), {"keep": 30, "stream": mx.Device(mx.cpu)}
+    kept = backend.BACKEND.keep_indices(*rows, **on_cpu)
+    assert mx.array_equal(kept, composed.keep_indices(*rows, **on_cpu))

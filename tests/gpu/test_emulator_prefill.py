@@ -14,12 +14,11 @@ from emulator.cases import DTYPES
 from emulator.marks import EMULATED
 from emulator.row_cases import in_every_schedule, on_the_emulator
 from mlx_h2o import fast, use_backend
-from mlx_h2o.operations import prefill
 from mlx_h2o.operations.backends import resolve
 from mlx_h2o.operations.composed import prefill as composed_prefill
 from mlx_h2o.operations.gpu import cuda, metal
-from mlx_h2o.operations.requests import PrefillRequest, attention_request
-from operations.test_prefill import MASKS, SCALE, expected_of, mask_of
+from mlx_h2o.operations.requests import attention_request
+from operations.test_prefill import KINDS, MASKS, SCALE, expected_of, mask_of
 from operations.test_prefill import arrays as chunk
 
 pytestmark = EMULATED
@@ -38,7 +37,7 @@ def check(found: mx.array, expected: np.ndarray) -> None:
 @pytest.mark.slow
 @pytest.mark.matrix(4)
 @pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("kind", prefill.KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_equals_the_reference_in_every_schedule(kind: str, mask: str) -> None:
     # More queries than keys, too; groups of one head, and of all.
     for heads, length, keys in (((4, 2), 9, 33), ((2, 2), 1, 5), ((6, 1), 12, 7)):
@@ -51,7 +50,7 @@ def test_equals_the_reference_in_every_schedule(kind: str, mask: str) -> None:
 @pytest.mark.slow
 @pytest.mark.matrix(8)
 @pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("kind", prefill.KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_number_of_keys(kind: str, rows: int) -> None:
     for length, mask in ((3, "causal"), (5, "")):
         q, k = arrays(rows, length=length, keys=rows)
@@ -64,7 +63,7 @@ def test_every_number_of_keys(kind: str, rows: int) -> None:
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 8, 127, 128, 129])
 def test_every_number_of_queries(length: int) -> None:
     q, k = arrays(length, (2, 1), length, 40)
-    for kind in prefill.KINDS:
+    for kind in KINDS:
         call = partial(fast.prefill_scores, q, k, scale=SCALE, mask="causal", kind=kind)
         check(on_the_emulator(call), expected_of(kind, q, k, "causal"))
 
@@ -75,7 +74,7 @@ def test_every_number_of_queries(length: int) -> None:
     ("size", "dtype"), [(64, "bf16"), (96, "f32"), (128, "f16"), (128, "bf16"), (576, "f16")]
 )
 def test_every_width_and_dtype(size: int, dtype: str) -> None:
-    for kind in prefill.KINDS:
+    for kind in KINDS:
         q, k = chunk(size, (2, 1), 6, 20, size, DTYPES[dtype])
         call = partial(fast.prefill_scores, q, k, scale=SCALE, mask="causal", kind=kind)
         check(on_the_emulator(call), expected_of(kind, q, k, "causal"))
@@ -137,7 +136,7 @@ def test_any_strides() -> None:
     q, k = arrays(11, size=64, keys=40)
     apart = q[..., ::2], k[:, :, 3:36, ::2]
     dense = tuple(mx.contiguous(a) for a in apart)
-    for kind in prefill.KINDS:
+    for kind in KINDS:
         one, other = (
             on_the_emulator(partial(fast.prefill_scores, *a, scale=SCALE, kind=kind))
             for a in (apart, dense)
@@ -152,9 +151,9 @@ def test_the_keys_are_read_once_and_nothing_of_queries_by_keys_is_written() -> N
     outputs = []
 
     class Noting(EmulatorBackend):
-        def _execute(self, each, inputs):
+        def execute(self, each, inputs, stream):
             outputs.extend(each.output_shapes)
-            return super()._execute(each, inputs)
+            return super().execute(each, inputs, stream)
 
     call = partial(fast.prefill_scores, q, k, scale=SCALE, mask="causal")
     on_the_emulator(call, Noting(Run(reads=reads)))
@@ -172,19 +171,17 @@ def test_other_head_sizes_and_a_cpu_stream_are_composed() -> None:
     assert mx.allclose(found, expected, rtol=1e-6)
     q, k = arrays(15)
     for backend in (metal, cuda):
-        attention = attention_request(q, k, k, scale=SCALE, stream=mx.Device(mx.cpu))
-        request = PrefillRequest(attention, "ema", None, 0.95)
-        assert mx.array_equal(
-            backend.prefill_scores(request), composed_prefill.prefill_scores(request)
-        )
+        request = attention_request(q, k, k, scale=SCALE, stream=mx.Device(mx.cpu))
+        found = backend.BACKEND.prefill_scores(request, None, 0.95)
+        assert mx.array_equal(found, composed_prefill.prefill_scores(request, None, 0.95))
 
 
-@pytest.mark.parametrize("kind", prefill.KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_metal_back_end_scores_a_chunk(kind: str, gpu) -> None:
     gpu()
     q, k = arrays(16)
     with use_backend("metal"):
-        assert resolve().function(composed_prefill.prefill_scores) == metal.prefill_scores
+        assert resolve().prefill_scores == metal.BACKEND.prefill_scores
         found = fast.prefill_scores(q, k, scale=SCALE, mask="causal", kind=kind)
     check(found, expected_of(kind, q, k, "causal"))
     assert metal._metal_kernel.cache_info().currsize == (2 if kind == "mass" else 1)

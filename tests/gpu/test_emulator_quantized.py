@@ -137,9 +137,7 @@ def test_any_strides() -> None:
     for view in (columns, interleaved, heads_inside):
 
         def viewed(rows, view=view):
-            return replace(
-                rows, words=view(rows.words), scales=view(rows.scales), biases=view(rows.biases)
-            )
+            return replace(rows, parts=tuple(map(view, rows.parts)))
 
         other = replace(request, keys=viewed(request.keys), values=viewed(request.values))
         found = EmulatorBackend().attention(other)
@@ -187,7 +185,8 @@ def test_rows_that_are_masked_are_not_read() -> None:
     masked = mx.logical_not(request.mask)[:, :, 0, :, None]
 
     def poisoned(rows):
-        return replace(rows, scales=mx.where(masked, math.nan, rows.scales))
+        words, scales, biases = rows.parts
+        return replace(rows, parts=(words, mx.where(masked, math.nan, scales), biases))
 
     other = replace(request, keys=poisoned(request.keys), values=poisoned(request.values))
     clean, found = (EmulatorBackend().attention(each) for each in (request, other))
@@ -206,11 +205,11 @@ def test_metal_back_end_runs_it(
     calls = gpu(300).calls
     case = Case(rows=rows, bits=EIGHT, sinks="f32", sparse=1e-4, skipped=True)
     request = case.request()
-    result = metal.attention(request)
+    result = metal.BACKEND.attention(request)
     assert max(errors(request, result).values()) <= 1
     assert calls == [1024, 512, *sparse_passes, *sparse_passes]
     # Without the threshold, and with other bits, they are other kernels.
     for other in (replace(case, sparse=0.0), Case(rows=rows, bits=FOUR)):
         calls.clear()
-        metal.attention(other.request())
+        metal.BACKEND.attention(other.request())
         assert calls == [1024, 512, *passes, *passes]

@@ -13,7 +13,6 @@ from mlx_h2o import fast, use_backend
 from mlx_h2o.operations import composed
 from mlx_h2o.operations.composed import rows as composed_cache
 from mlx_h2o.operations.gpu import cuda, metal
-from mlx_h2o.operations.requests import AccumulateRequest, RetentionRequest
 
 pytestmark = EMULATED
 
@@ -92,23 +91,24 @@ def test_of_equals_the_highest_position_goes(worth: float) -> None:
 
 def test_metal_back_end_accumulates(gpu) -> None:
     gpu()
-    request = AccumulateRequest(*averages(2, (4, 2), 1, 40), decay=0.9)
-    expected = composed_cache.accumulate_scores(request)
-    assert same_bits(metal.accumulate_scores(request), expected)
+    given = averages(2, (4, 2), 1, 40)
+    expected = composed_cache.accumulate_scores(*given, decay=0.9)
+    assert same_bits(metal.BACKEND.accumulate_scores(*given, decay=0.9), expected)
     assert metal._metal_kernel.cache_info().currsize == 1
 
 
 @pytest.mark.parametrize("backend", [metal, cuda], ids=["metal", "cuda"])
 def test_a_cpu_stream_is_served_by_the_composition(backend) -> None:
-    request = AccumulateRequest(*averages(2, (4, 2), 1, 40), decay=0.9, stream=mx.Device(mx.cpu))
-    expected = composed_cache.accumulate_scores(request)
-    assert same_bits(backend.accumulate_scores(request), expected)
+    given, on_cpu = averages(2, (4, 2), 1, 40), {"decay": 0.9, "stream": mx.Device(mx.cpu)}
+    expected = composed_cache.accumulate_scores(*given, **on_cpu)
+    assert same_bits(backend.BACKEND.accumulate_scores(*given, **on_cpu), expected)
 
 
 def test_metal_back_end_chooses_rows(gpu) -> None:
     gpu()
     scores, positions = rows_with_ties(6, 2, 40)
-    for count in (1, 2):
-        request = RetentionRequest(scores, positions, count, sink_size=3)
-        assert mx.array_equal(metal.keep_indices(request), composed.keep_indices(request))
+    for keep in (39, 38):
+        kept = metal.BACKEND.keep_indices(scores, positions, keep=keep, sink_size=3)
+        expected = composed.keep_indices(scores, positions, keep=keep, sink_size=3)
+        assert mx.array_equal(kept, expected)
         assert metal._metal_kernel.cache_info().currsize == 1

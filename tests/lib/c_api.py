@@ -22,6 +22,7 @@ from c_api_headers import ROOT, declarations
 
 ENVIRONMENT = "MLX_H2O_C_LIBRARY"
 ATTENTION = "scaled_dot_product_attention_with_scores"
+QUANTIZED = "scaled_dot_product_attention_quantized_with_scores"
 
 # In the order of mlx_dtype.
 DTYPES = (

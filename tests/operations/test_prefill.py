@@ -12,10 +12,10 @@ import mlx_h2o
 import reference
 from back_ends import NATIVE
 from mlx_h2o import H2OKVCache, fast, use_backend
-from mlx_h2o.operations import prefill
-from mlx_h2o.operations.composed import prefill as composed_prefill
+from mlx_h2o.operations.composed import prefill
 from mlx_h2o.policies import Policy
 
+KINDS = ("ema", "mass")
 SCALE = 0.25
 MASKS = ("", "causal", "bool", "add", "row")
 
@@ -64,13 +64,13 @@ pytestmark = pytest.mark.usefixtures("backend")
 @pytest.fixture(params=[None, 600, 1], ids=["one block", "some blocks", "blocks of one"])
 def _block_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param is not None:
-        monkeypatch.setattr(composed_prefill, "BLOCK_BYTES", request.param)
+        monkeypatch.setattr(prefill, "BLOCK_BYTES", request.param)
 
 
 @pytest.mark.matrix(20)
 @pytest.mark.usefixtures("_block_bytes")
 @pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("kind", prefill.KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_equals_the_reference(kind: str, mask: str) -> None:
     for length, keys in ((1, 5), (9, 33), (12, 7)):
         q, k = arrays(1, length=length, keys=keys)
@@ -150,7 +150,7 @@ def test_any_strides() -> None:
     q, k = arrays(11, size=32, keys=40)
     apart = q[..., ::2], k[:, :, 3:36, ::2]
     dense = tuple(mx.contiguous(a) for a in apart)
-    for kind in prefill.KINDS:
+    for kind in KINDS:
         one, other = (fast.prefill_scores(*a, scale=SCALE, kind=kind) for a in (apart, dense))
         assert mx.allclose(one, other, rtol=1e-6)
 
@@ -158,7 +158,7 @@ def test_any_strides() -> None:
 @pytest.mark.matrix(16)
 @NATIVE
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
-@pytest.mark.parametrize("kind", prefill.KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("heads", "length", "keys", "size"),
     [((4, 2), 100, 300, 72), ((16, 1), 300, 65, 33), ((3, 3), 7, 1, 5), ((128, 1), 70, 130, 64)],
@@ -182,7 +182,7 @@ def test_the_native_one_is_the_definition(kind, dtype, heads, length, keys, size
 
 @pytest.mark.slow
 @pytest.mark.matrix(1)
-@pytest.mark.parametrize("kind", prefill.KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_memory_stays_below_one_matrix_of_queries_by_keys(kind: str) -> None:
     """That of one head: all heads together would be eight times as much."""
     queries, keys = (4096, 2048) if kind == "mass" else (128, 65536)

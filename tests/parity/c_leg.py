@@ -14,19 +14,10 @@ from golden.build import Case
 from mlx_h2o.operations.backends import get, register
 from mlx_h2o.operations.composed import folding, turbo
 from mlx_h2o.operations.requests import (
-    ATTENTION,
-    QUANTIZED_ATTENTION,
-    AccumulateRequest,
-    AttentionAccumulateRequest,
     AttentionRequest,
     AttentionResult,
     Codes,
-    KeyDiversityRequest,
-    Parts,
-    PrefillRequest,
-    QuantizeAppendRequest,
-    QuantizedRows,
-    RetentionRequest,
+    PackedRows,
     StoredRows,
 )
 
@@ -81,73 +72,58 @@ class CBackend:
                 given |= dict(zip(names, _parts(rows), strict=False))
         else:
             given |= {"keys": request.keys, "values": request.values}
-        return AttentionResult(
-            **self._called(QUANTIZED_ATTENTION if request.is_packed else ATTENTION, **given)
-        )
+        op = c_api.QUANTIZED if request.is_packed else c_api.ATTENTION
+        return AttentionResult(**self._called(op, **given))
 
     def attention_and_accumulate(
-        self, request: AttentionAccumulateRequest
+        self, request: AttentionRequest, importance: mx.array, decay: float | None
     ) -> tuple[mx.array, mx.array]:
-        attention = request.attention
-        rows = attention.keys.shape[2]  # C takes no importance of others
-        out, importance = self._called(
+        rows = request.keys.shape[2]  # C takes no importance of others
+        out, new = self._called(
             "attention_and_accumulate",
-            keys=_parts(attention.keys),
-            values=_parts(attention.values),
-            importance=request.importance[:, :, :rows],
-            kind="mass" if request.decay is None else "ema",
-            decay=request.decay or 0.0,
-            **_asked(attention),
+            keys=_parts(request.keys),
+            values=_parts(request.values),
+            importance=importance[:, :, :rows],
+            **_kind(decay),
+            **_asked(request),
         ).values()
-        return out, mx.concatenate([importance, request.importance[:, :, rows:]], axis=2)
+        return out, mx.concatenate([new, importance[:, :, rows:]], axis=2)
 
-    def prefill_scores(self, request: PrefillRequest) -> mx.array:
-        given = {"kind": request.kind, "importance": request.importance, "decay": request.decay}
-        attention = request.attention
-        given["counted_queries"] = attention.queries.shape[2]
-        return self._called("prefill_scores", keys=attention.keys, **_asked(attention), **given)[
-            "res"
-        ]
+    def prefill_scores(
+        self, request: AttentionRequest, importance: mx.array | None, decay: float | None
+    ) -> mx.array:
+        given = {"keys": request.keys, "importance": importance} | _kind(decay)
+        given["counted_queries"] = request.queries.shape[2]
+        return self._called("prefill_scores", **given, **_asked(request))["res"]
 
-    def keep_indices(self, request: RetentionRequest) -> mx.array:
-        start = request.recent_start
-        return self._called(
-            "keep_indices",
-            scores=request.scores,
-            positions=request.positions,
-            keep=request.scores.shape[2] - request.count,
-            sink_size=request.sink_size,
-            recent_start=np.array(start, np.int32) if isinstance(start, int) else start,
-        )["res"]
+    def keep_indices(
+        self, scores: mx.array, positions: mx.array, *, recent_start=None, stream=None, **given: int
+    ) -> mx.array:
+        given |= {"scores": scores, "positions": positions}
+        one_for_all = isinstance(recent_start, int)
+        given["recent_start"] = np.array(recent_start, np.int32) if one_for_all else recent_start
+        return self._called("keep_indices", **given)["res"]
 
-    def accumulate_scores(self, request: AccumulateRequest) -> mx.array:
-        importance, scores, decay, masked, _ = request
-        given = {"decay": decay, "masked": masked}
-        return self._called("accumulate_scores", importance=importance, scores=scores, **given)[
-            "res"
-        ]
+    def accumulate_scores(
+        self, importance: mx.array, scores: mx.array, *, stream=None, **given: Any
+    ) -> mx.array:
+        given |= {"importance": importance, "scores": scores}
+        return self._called("accumulate_scores", **given)["res"]
 
-    def key_diversity(self, request: KeyDiversityRequest) -> mx.array:
-        return self._called("key_diversity", keys=request.keys)["res"]
+    def key_diversity(self, keys: mx.array, *, stream=None) -> mx.array:
+        return self._called("key_diversity", keys=keys)["res"]
 
     def fold(self, *rows: mx.array, share: float = 1.0) -> folding.Folded:
         names = ("keys", "values", "bias", "mass", "weights", "eligible", "kept")
         found = self._called("fold", share=share, **dict(zip(names, rows, strict=True)))
         return folding.Folded(*found.values())
 
-    def quantize_append(self, request: QuantizeAppendRequest) -> tuple[Parts, Parts]:
-        keys, values = self._called(
-            "quantize_append",
-            keys=request.keys,
-            values=request.values,
-            key_rows=request.new_keys,
-            value_rows=request.new_values,
-            slots=request.slots,
-            bits=request.bits,
-            group_size=request.group_size,
-            v_bits=request.v_bits,
-        ).values()
-        return keys, values
+    def quantize_append(
+        self, keys: Any, values: Any, new_keys, new_values, slots, *, stream=None, **packing: int
+    ) -> list[mx.array]:
+        new = {"key_rows": new_keys, "value_rows": new_values, "slots": slots}
+        found = self._called("quantize_append", keys=keys, values=values, **new, **packing)
+        return [part for side in found.values() for part in side]
 
     def encode_rows(self, rows: mx.array, bits: int, seed: int) -> Codes:
         given = {"bits": bits, "of_values": seed == turbo.VALUES}
@@ -172,13 +148,12 @@ def _asked(request: AttentionRequest) -> dict[str, Any]:
     if request.row_bias is not None:
         asked["row_bias"] = request.row_bias[:, :, : request.keys.shape[2]]  # no bias of others
     if request.is_packed:
-        asked |= {"bits": getattr(request.keys, "bits", 8), "v_bits": request.values.bits}
-        affine = [
-            rows for rows in (request.keys, request.values) if isinstance(rows, QuantizedRows)
-        ]
-        asked["group_size"] = affine[0].group_size if affine else 64
-        asked["sparse_v_threshold"] = request.sparse_v_threshold
+        asked |= request.packing | {"sparse_v_threshold": request.sparse_v_threshold}
     return asked
+
+
+def _kind(decay: float | None) -> dict[str, Any]:
+    return {"kind": "mass" if decay is None else "ema", "decay": decay or 0.0}
 
 
 def _narrow(mask: mx.array | None) -> mx.array | None:
@@ -193,7 +168,7 @@ def _narrow(mask: mx.array | None) -> mx.array | None:
 
 
 def _parts(rows: StoredRows) -> tuple[mx.array, ...]:
-    return (rows,) if isinstance(rows, mx.array) else rows.parts
+    return rows.parts if isinstance(rows, PackedRows) else (rows,)
 
 
 class CLeg(PackageLeg):

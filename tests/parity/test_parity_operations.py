@@ -37,14 +37,9 @@ class Composition:
     def attention(self, request):
         return composed.attention(request)
 
-    def accumulate_scores(self, request):
-        return composed_cache.accumulate_scores(request)
-
-    def keep_indices(self, request):
-        return composed.keep_indices(request)
-
-    def quantize_append(self, request):
-        return composed_cache.quantize_append(request)
+    accumulate_scores = staticmethod(composed_cache.accumulate_scores)
+    keep_indices = staticmethod(composed.keep_indices)
+    quantize_append = staticmethod(composed_cache.quantize_append)
 
 
 @pytest.fixture
@@ -71,24 +66,24 @@ class NoGroups(Composition):
     """The scale of a row's first group serves all of them."""
 
     def attention(self, request):
-        keys = request.keys
-        first = mx.broadcast_to(keys.scales[..., :1], keys.scales.shape)
-        return composed.attention(replace(request, keys=replace(keys, scales=first)))
+        words, scales, biases = request.keys.parts
+        first = mx.broadcast_to(scales[..., :1], scales.shape)
+        keys = replace(request.keys, parts=(words, first, biases))
+        return composed.attention(replace(request, keys=keys))
 
 
 class OneClock(Composition):
     """The window of the first sequence is that of all."""
 
-    def keep_indices(self, request):
-        start = request.recent_start
-        if isinstance(start, mx.array):
-            start = start.reshape(-1)[0]
-        return composed.keep_indices(replace(request, recent_start=start))
+    def keep_indices(self, *rows, recent_start, **given):
+        if isinstance(recent_start, mx.array):
+            recent_start = recent_start.reshape(-1)[0]
+        return composed.keep_indices(*rows, recent_start=recent_start, **given)
 
 
 class WritesNextSlot(Composition):
-    def quantize_append(self, request):
-        return composed_cache.quantize_append(request._replace(slots=request.slots + 1))
+    def quantize_append(self, *, slots, **given):
+        return composed_cache.quantize_append(slots=slots + 1, **given)
 
 
 FAULTS = {

@@ -12,7 +12,7 @@ import pytest
 from golden.build import Case, trace_case
 from mlx_h2o.operations import composed
 from mlx_h2o.operations.backends import register
-from mlx_h2o.operations.requests import AttentionRequest, RetentionRequest
+from mlx_h2o.operations.requests import AttentionRequest
 from parity import runner, traces
 from parity.__main__ import main
 from parity.outcome import Outcome
@@ -38,8 +38,8 @@ class Broken:
     def attention(self, request: AttentionRequest):
         return self.fault(request, composed.attention(request))
 
-    def keep_indices(self, request: RetentionRequest) -> mx.array:
-        return self.select(request, composed.keep_indices(request))
+    def keep_indices(self, *rows: mx.array, **given: object) -> mx.array:
+        return self.select(given, composed.keep_indices(*rows, **given))
 
 
 @pytest.fixture

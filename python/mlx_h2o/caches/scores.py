@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from ..operations import prefill
+from ..operations.composed import prefill
 from ..policies import Policy, scoring
 from .step import Step
 from .table import BIAS, IMPORTANCE, WAITING, Table

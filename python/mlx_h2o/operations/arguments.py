@@ -1,4 +1,4 @@
-"""Checks of the arguments of operations, from the table that metal/operations.toml is.
+"""The check of the arguments of operations, from the table that metal/operations.toml is.
 
 Every error is raised here or in ``fast``, before a back end is chosen, so that all of them refuse
 the same calls with the same words. A wrong type is a TypeError; a wrong
@@ -7,7 +7,8 @@ value, ValueError.
 
 import math
 import numbers
-from collections.abc import Callable, Mapping
+import operator
+from collections.abc import Callable
 from functools import cache, lru_cache
 from typing import Any, NamedTuple, TypeVar
 
@@ -52,52 +53,96 @@ class Array(NamedTuple):
 
 
 @cache
-def _arrays(op: str) -> tuple[Array, ...]:
-    found = []
+def _arrays(op: str) -> dict[str, Array]:
+    found = {}
     for name, given in OPERATIONS[op].items():
         for kind in ("array", "mask", "rows"):
             if name != "sizes" and kind in given:
                 dtype, _, layout = given[kind].partition(" ")
                 names = tuple(layout[1:-1].split(", "))
                 more = "default" in given, given.get("scales", ""), given.get("bits", "")
-                found.append(Array(name, kind, dtype, layout, names, *more))
-    return tuple(found)
+                found[name] = Array(name, kind, dtype, layout, names, *more)
+    return found
 
 
-def sizes(op: str, *given: Any, **packing: int) -> Known:
-    """The sizes, by name, of the arrays of an operation, in the order of the table; None for those
-    that are not there, and a tuple for rows in parts. ``packing`` has the bits and the group size
-    of rows.
+def checked(op: str, given: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of an operation and its ``stream``, by the names of the table.
 
-    Raises ValueError where they do not fit the table, and TypeError where one is no array.
+    Rows are an array or a tuple of their parts, and "causal" is an argument of its own.
+
+    Args:
+        op: the operation.
+        given: what its function in ``fast`` was called with, by the names there.
+
+    Raises ValueError where they do not fit the table, and TypeError for another type.
     """
-    key = [
-        (hash(each.dtype), each.shape) if isinstance(each, mx.array)
-        else None if each is None else _signature(op, at, each)
-        for at, each in enumerate(given)
-    ]  # fmt: skip
-    return _sizes(op, tuple(key), *packing.items())
+    found: dict[str, Any] = {}
+    packing: dict[str, int] = {}
+    signatures, limited = [], []
+    for name, rule in OPERATIONS[op].items():
+        if name == "sizes":
+            continue
+        called = rule.get("python", name)
+        value = given[called] if called in given else tuple(map(given.get, called.split(", ")))
+        if "one_of" in rule:
+            value = found["bits"] if name == "v_bits" and value is None else value
+            value = _one_of(op, name, value, tuple(rule["one_of"]))
+            if isinstance(value, int):
+                packing[name] = value
+        elif "number" in rule:
+            value = _number(op, name, value, rule["number"])
+        elif "integer" in rule or "per_sequence" in rule:
+            limited.append((name, called))
+        elif "mask" in rule and isinstance(value, str):
+            if value != "causal":
+                raise ValueError(f"[{op}] mask is {value!r}, expected 'causal', an array or None.")
+            found["causal"], value = True, None
+        elif "rows" in rule and isinstance(value, tuple | list):
+            value = _stored(op, name, tuple(value))
+        if name in _arrays(op):
+            signatures.append(_signature(op, _arrays(op)[name], value))
+        found[name] = value
+    known = _sizes(op, tuple(signatures), *packing.items())
+    for name, called in limited:  # by sizes
+        rule = OPERATIONS[op][name]
+        if "per_sequence" in rule:
+            found[name] = _per_sequence(op, called, found[name], known)
+        else:
+            number = _bounded(op, called, whole(op, called, found[name]), rule["integer"], known)
+            found[name] = min(number, _INT32)  # which says the same
+    return found | {"stream": _stream(op, given["stream"])}
 
 
-def _signature(op: str, at: int, given: Any) -> Any:
-    """Dtypes and shapes of what is not one array."""
-    expected = _arrays(op)[at]
-    if not isinstance(given, tuple):
-        array(op, expected.name, given)
+def _stored(op: str, name: str, parts: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The parts of rows that there are."""
+    while parts and parts[-1] is None:
+        parts = parts[:-1]
+    if not 1 <= len(parts) <= 3:
+        raise TypeError(
+            f"[{op}] {name} must be words, scales and biases, words and norms, or the rows alone, "
+            f"found {len(parts)} arrays."
+        )
+    return parts
+
+
+def _signature(op: str, expected: Array, given: Any) -> Any:
+    """Dtype and shape of an array, those of each part of rows, and None of None."""
+    if given is None and expected.optional:
+        return None
+    if not isinstance(given, tuple) or expected.kind != "rows":
+        found = array(op, expected.name, given)
+        return found.dtype, found.shape
     parts = zip(_parts_of(expected.name, len(given)), given, strict=True)
-    return tuple((hash(part.dtype), part.shape) for part in (array(op, *named) for named in parts))
+    return tuple((part.dtype, part.shape) for part in (array(op, *named) for named in parts))
 
 
 @lru_cache(maxsize=512)
 def _sizes(op: str, given: tuple[Any, ...], *packing: tuple[str, int]) -> Known:
-    """Once for what is right, since this runs once per layer and token."""
-    given = tuple(_with_dtypes(found) for found in given)
+    """The sizes by name. Once for what is right, since this runs once per layer and token."""
     known: Known = dict(packing)
     rules = [rule.split() for rule in OPERATIONS[op].get("sizes", ())]
-    for expected, found in zip(_arrays(op), given, strict=True):
+    for expected, found in zip(_arrays(op).values(), given, strict=True):
         if found is None:
-            if not expected.optional:
-                array(op, expected.name, None)
             continue
         if expected.kind == "mask":
             _check_mask(op, expected, found[0], found[1], known)
@@ -106,18 +151,6 @@ def _sizes(op: str, given: tuple[Any, ...], *packing: tuple[str, int]) -> Known:
         else:
             _match(op, expected, found[0], found[1], known, rules)
     return known
-
-
-_DTYPES: dict[int, mx.Dtype] = {
-    hash(dtype): dtype for dtype in vars(mx).values() if isinstance(dtype, mx.Dtype)
-}
-"""By their hashes, which compare faster."""
-
-
-def _with_dtypes(found: Any) -> Any:
-    if found is None or isinstance(found[0], tuple):
-        return found and tuple(map(_with_dtypes, found))
-    return _DTYPES[found[0]], found[1]
 
 
 def _match(
@@ -272,12 +305,21 @@ def whole(op: str, name: str, value: object) -> int:
     return int(value)
 
 
-def integer(op: str, name: str, value: object, known: Mapping[str, int] | None = None) -> int:
-    """The same within its bounds."""
-    return _bounded(op, name, whole(op, name, value), known)
+def _per_sequence(op: str, name: str, value: object, known: Known) -> int | mx.array | None:
+    """An integer or int32 [] or [B]; positions end far below the limits of int32."""
+    if value is None:
+        return None
+    if not isinstance(value, mx.array):
+        return max(-_INT32, min(whole(op, name, value), _INT32))
+    if value.dtype != mx.int32 or value.shape not in ((), (known["B"],)):
+        raise ValueError(
+            f"[{op}] {name} is {dtype_name(value.dtype)} {value.shape}, expected an integer, or "
+            f"int32 () or [B] = ({known['B']},)."
+        )
+    return value
 
 
-def number(op: str, name: str, value: object) -> float:
+def _number(op: str, name: str, value: object, bounds: dict[str, Any]) -> float:
     """``value`` as a float that is finite in float32 and within its bounds."""
     # The first test is for speed: this runs once per layer and token.
     if type(value) is not float and (
@@ -291,58 +333,38 @@ def number(op: str, name: str, value: object) -> float:
     # Every back end holds it in float32.
     if not abs(found) <= _FLOAT32:
         raise ValueError(f"[{op}] {name} is {found}, expected a finite number.")
-    return _bounded(op, name, found)
+    return _bounded(op, name, found, bounds, {})
 
 
-_RELATIONS: tuple[tuple[str, str, Callable[[float, float], bool]], ...] = (
-    ("least", "at least", lambda found, limit: found >= limit),
-    ("above", "above", lambda found, limit: found > limit),
-    ("most", "at most", lambda found, limit: found <= limit),
-    ("below", "below", lambda found, limit: found < limit),
-)
+_RELATIONS: dict[str, tuple[str, Callable[[float, float], bool]]] = {
+    "least": ("at least", operator.ge),
+    "above": ("above", operator.gt),
+    "most": ("at most", operator.le),
+    "below": ("below", operator.lt),
+}
 
 
-@cache
-def _bounds(op: str, name: str) -> tuple[tuple[str, Any, Callable[[float, float], bool]], ...]:
-    for key, given in OPERATIONS[op].items():
-        found = None if key == "sizes" else given.get("number", given.get("integer"))
-        if found is not None and name in (key, given.get("python")):
-            return tuple((words, found[k], holds) for k, words, holds in _RELATIONS if k in found)
-    raise KeyError(name)
-
-
-def _bounded(op: str, name: str, found: Number, known: Mapping[str, int] | None = None) -> Number:
-    bounds = _bounds(op, name)
-    for _, limit, holds in bounds:
-        if not holds(found, known[limit] if known and limit in known else limit):
-            break
-    else:
+def _bounded(op: str, name: str, found: Number, bounds: dict[str, Any], known: Known) -> Number:
+    """``found``, if it is within bounds, some of which are sizes."""
+    if all(_RELATIONS[bound][1](found, known.get(limit, limit)) for bound, limit in bounds.items()):
         return found
     limits = [
-        f"{words} {limit} = {known[limit]}" if known and limit in known else f"{words} {limit}"
-        for words, limit, _ in bounds
+        f"{_RELATIONS[bound][0]} {limit}" + (f" = {known[limit]}" if limit in known else "")
+        for bound, limit in bounds.items()
     ]
     raise ValueError(f"[{op}] {name} is {found}, expected {' and '.join(limits)}.")
 
 
-def one_of(op: str, name: str, value: Any) -> Any:
+def _one_of(op: str, name: str, value: Any, allowed: tuple[Any, ...]) -> Any:
     """``value``, if it is one of those of the table."""
-    known = tuple(OPERATIONS[op][name]["one_of"])
-    if isinstance(known[0], int):
+    if isinstance(allowed[0], int):
         value = whole(op, name, value)
-    if value not in known:
-        raise ValueError(f"[{op}] {name} is {value!r}, expected one of {known}.")
+    if value not in allowed:
+        raise ValueError(f"[{op}] {name} is {value!r}, expected one of {allowed}.")
     return value
 
 
-def packing(op: str, bits: object, v_bits: object, group_size: object) -> dict[str, int]:
-    """Bits of the keys and of the values, and the group size, of packed rows."""
-    found = {"bits": one_of(op, "bits", bits)}
-    found["v_bits"] = found["bits"] if v_bits is None else one_of(op, "v_bits", v_bits)
-    return found | {"group_size": one_of(op, "group_size", group_size)}
-
-
-def stream(op: str, value: object) -> StreamLike:
+def _stream(op: str, value: object) -> StreamLike:
     """``value``, if it names a place to run on; a device type becomes its device."""
     if value is None or isinstance(value, (mx.Stream, mx.Device)):
         return value
@@ -369,21 +391,3 @@ def runs_on_gpu(stream: StreamLike) -> bool:
 def dtype_name(dtype: mx.Dtype) -> str:
     """``mlx.core.float16`` is ``float16`` in messages, and ``mlx.core.bool`` ``bool``."""
     return str(dtype).removeprefix("mlx.core.")
-
-
-def zones(
-    op: str, sink_size: object, recent_start: object, batch: int
-) -> tuple[int, int | mx.array | None]:
-    """The protected zones. Positions end far below: a limit outside int32 says the same as the
-    nearest inside."""
-    sinks = min(integer(op, "sink_size", sink_size), _INT32)
-    if recent_start is None:
-        return sinks, None
-    if isinstance(recent_start, mx.array):
-        if recent_start.dtype != mx.int32 or recent_start.shape not in ((), (batch,)):
-            raise ValueError(
-                f"[{op}] recent_start is {dtype_name(recent_start.dtype)} {recent_start.shape}, "
-                f"expected an integer, or int32 () or [B] = ({batch},)."
-            )
-        return sinks, recent_start
-    return sinks, max(-_INT32, min(whole(op, "recent_start", recent_start), _INT32))

@@ -1,9 +1,9 @@
 """Which implementation serves a call: Metal, CUDA, native CPU, or the composition of MLX ops.
 
-A back end is an object (usually a module) with ``name``, ``unavailable_reason() -> str``,
+A back end is a module, or its ``BACKEND``, with ``name``, ``unavailable_reason() -> str``,
 ``refuses(request) -> str`` (both empty when there is nothing in the way) and
 ``attention(request)``, for rows that are packed or not. It may bring functions of the other
-operations (``resolved``), each of its request; else the composed ones serve.
+operations (``resolved``), of the same arguments; else the composed ones serve.
 
 Unnamed, the best back end that can serve the call runs; a back end that was named, by
 ``use_backend`` or the environment variable MLX_H2O_BACKEND, either serves the call or raises
@@ -17,7 +17,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Protocol, TypeVar, cast
+from typing import cast
 
 import mlx.core as mx
 
@@ -64,7 +64,7 @@ def _load(name: str) -> Backend | None:
         except ImportError as error:
             _missing[name] = f"{__package__}.{name} cannot be imported: {error}"
         else:
-            _registered[name] = cast(Backend, module)
+            _registered[name] = getattr(module, "BACKEND", module)
     return _registered.get(name)
 
 
@@ -189,22 +189,6 @@ def _operations(wanted: str | None, gpu: bool, op: str) -> Operations:
         candidates = [_registered[name] for name in names if not _unavailable(name)]
     make = getattr(candidates[0], "Operations", Operations)
     return cast(Operations, make(wanted, candidates))
-
-
-class Request(Protocol):
-    """Checked arguments of an operation."""
-
-    @property
-    def stream(self) -> StreamLike: ...
-
-
-Checked = TypeVar("Checked", bound=Request)
-Result = TypeVar("Result")
-
-
-def serve(definition: Callable[[Checked], Result], request: Checked) -> Result:
-    """What the best back end makes of a request to the operation of this definition."""
-    return resolve(request.stream, op=definition.__name__).function(definition)(request)
 
 
 def forget() -> None:

@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from mlx_h2o.operations.composed import turbo
-from mlx_h2o.operations.composed.placement import placed
 from mlx_h2o.operations.gpu import kernels
 from mlx_h2o.operations.gpu.kernels import Kernel
-from mlx_h2o.operations.requests import AttentionRequest, AttentionResult
 
 LANES = 32  # threads of a simdgroup
 
@@ -81,34 +77,19 @@ Execute = Callable[[Launch, list[mx.array]], list[mx.array]]
 class LaunchPlan(NamedTuple):
     """The launches that serve a request, in order; a later one takes what the earlier made.
 
-    ``given`` are the buffers that come with the request, by name. ``scratch`` names what they make
-    for each other alone; ``known`` is what needs no launch.
+    ``given`` are the buffers that come with the request, by name.
     """
 
     passes: tuple[Launch, ...]
     given: Mapping[str, mx.array]
-    scratch: frozenset[str] = frozenset()
-    known: Mapping[str, mx.array] = MappingProxyType({})
-    codes: AttentionRequest | None = None
-    """Whose rows are codes: the output comes back from their basis."""
-
-    def run(self, execute: Execute) -> AttentionResult:
-        """``execute`` each launch; None where something was not asked for."""
-        made = self.outputs(execute)
-        return AttentionResult(made["out"], *map(made.get, AttentionResult._fields[1:]))
 
     def outputs(self, execute: Execute) -> dict[str, mx.array]:
-        """``execute`` each launch; everything that was made but scratch, by name."""
-        made, there = {**self.known}, {**self.given}
+        """``execute`` each launch; everything that was made, by name."""
+        made, there = {}, {**self.given}
         for launch in self.passes:
             outputs = execute(launch, launch.inputs(there))
             for name, output in zip(launch.kernel.outputs, outputs, strict=True):
                 there[name] = made[name] = output
-        for name in self.scratch:
-            made.pop(name, None)
-        if self.codes is not None:
-            with placed(self.codes.stream):
-                made["out"] = turbo.output(self.codes, made["out"])
         return made
 
 
