@@ -192,7 +192,7 @@ class Library:
         held = {name: self._handles(value) for name, value in given.items()}
         mask = held.pop("mask", None)
         mode = "" if mask is None else mask if isinstance(mask, str) else "array"
-        held |= {"mask_mode": mode, "mask_arr": mask if mode == "array" else None}
+        held = {"mask_mode": mode, "mask_arr": mask if mode == "array" else None} | held
         arguments: list[Any] = []
         for kind, name in parameters()[f"mlx_h2o_{op}"]:
             value = held.get(name, DEFAULTS.get(name))
@@ -212,7 +212,7 @@ class Library:
             elif kind == "char*":
                 arguments.append(value.encode())
             else:
-                arguments.append(self.stream.value if kind == "mlx_stream" else value)
+                arguments.append((value or self.stream).value if kind == "mlx_stream" else value)
         self.check(getattr(self.c, f"mlx_h2o_{op}")(*arguments))
         return {
             name: self.items(one) if kind == "mlx_vector_array*" else one
