@@ -11,11 +11,10 @@ import pytest
 
 import c_api_build
 from c_api import ATTENTION, CODES, CError, Library
-from emulator import EmulatorBackend
+from emulator.backend import Launched, Recorder
 from mlx_h2o.operations import requests
 from mlx_h2o.operations.backends import register
 from mlx_h2o.operations.gpu import kernels, launch
-from mlx_h2o.operations.gpu.launches import Launch
 from parity import runner
 from parity.c_leg import CBackend
 from parity.legs import EmulatorLeg, PackageLeg
@@ -54,53 +53,49 @@ def words(numbers: Iterable[Any]) -> str:
     return " ".join(map(code, numbers))
 
 
-class Planned(EmulatorBackend):
-    """Keeps the same record of what the Python package launches, and runs nothing."""
-
-    def _kernel(self, each: Launch):
-        def call(inputs: list[mx.array], **given: object) -> list[mx.array]:
-            outputs = [*zip(each.output_shapes, each.output_dtypes, strict=True)]
-            lines = {
-                "name": [each.kernel.name],
-                "inputs": [" ".join(each.kernel.inputs)],
-                "outputs": [" ".join(each.kernel.outputs)],
-                "source": [each.kernel.source],
-                "header": [kernels.HEADER],
-                "switches": ["0 0"],
-                "grid": [words(each.grid)],
-                "threadgroup": [words(each.threadgroup)],
-                "input": [words(array.shape) for array in inputs],
-                "output": [f"{words(shape)}:{code(dtype)}" for shape, dtype in outputs],
-            }
-            lines |= {f"template {name}": [code(value)] for name, value in each.template}
-            for key, values in lines.items():
-                RECORD[key] += values
-            return [mx.zeros(shape, dtype) for shape, dtype in outputs]
-
-        return call
-
-
-RECORD: Record = defaultdict(list)
+def planned(launched: Launched) -> Record:
+    """The same record of what the Python package launches."""
+    record: Record = defaultdict(list)
+    for each, inputs in launched:
+        outputs = zip(each.output_shapes, each.output_dtypes, strict=True)
+        lines = {
+            "name": [each.kernel.name],
+            "inputs": [" ".join(each.kernel.inputs)],
+            "outputs": [" ".join(each.kernel.outputs)],
+            "source": [each.kernel.source],
+            "header": [kernels.HEADER],
+            "switches": ["0 0"],
+            "grid": [words(each.grid)],
+            "threadgroup": [words(each.threadgroup)],
+            "input": [words(array.shape) for array in inputs],
+            "output": [f"{words(shape)}:{code(dtype)}" for shape, dtype in outputs],
+        }
+        lines |= {f"template {name}": [code(value)] for name, value in each.template}
+        for key, values in lines.items():
+            record[key] += values
+    return record
 
 
 @pytest.mark.slow
 def test_launches_are_those_of_the_python_package(metal: Library) -> None:
     """Of every parity case that the kernels serve: each kernel and both sides of every flag."""
     assert metal.backend_status("metal") == (True, "")
-    sides = (register("emulator", Planned()), register("c-metal", CBackend(metal, "c-metal", "")))
-    planned, c_leg = EmulatorLeg(), PackageLeg("c-metal")
+    recorder, backend = Recorder(), CBackend(metal, "c-metal", "")
+    sides = (register("emulator", recorder), register("c-metal", backend))
+    python, c = EmulatorLeg(), PackageLeg("c-metal")
     before, names = metal.c.fake_metal_kernels_made(), set()
     try:
         for case in runner.all_cases(0):
             # Those no kernel serves, and no public call asks for.
             if case.fields["op"] in ("trace", "without_scores", "fold"):
                 continue
-            RECORD.clear()
-            if planned.outcome(case).refused:
+            recorder.launched.clear()
+            if python.outcome(case).refused:
                 continue
-            c_leg.outcome(case)
-            assert recorded(metal) == RECORD, case.name
-            names |= {*RECORD["name"]}
+            c.outcome(case)
+            expected = planned(recorder.launched)
+            assert recorded(metal) == expected, case.name
+            names |= {*expected["name"]}
     finally:
         for remove in sides:
             remove()

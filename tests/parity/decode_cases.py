@@ -20,7 +20,6 @@ from golden.build import (
     Case,
     additive_mask,
     attention_case,
-    bool_mask,
     generator,
     row_bias,
 )
@@ -68,12 +67,7 @@ def decode_cases(seed: int) -> Iterator[Case]:
         if not scores:
             yield case(f"without-scores-{flags}-{dtype}", sizes=(64, 32))
         elif passes == "two-pass":
-            # Plain attention, which every leg serves.
-            yield attention_case(
-                f"{flags}-{dtype}", rows=rows, dtype=dtype, queries=2, heads=(4, 2), slack=3,
-                mask=_mask(mask, dtype, (2, rows)), bias=bias, return_lse=lse, seed=seed,
-                sinks=(0.5, -1.5, 3, 8) if sinks else None,
-            )  # fmt: skip
+            yield case(f"{flags}-{dtype}", queries=2, heads=(4, 2), slack=3)
         sizes, bits, group = PACKED[index]
         kind = "packed" if scores else "packed-without-scores"
         packing = f"{bits[0]}.{bits[1]}-g{group}"
@@ -137,7 +131,8 @@ def _codes(seed: int) -> Iterator[Case]:
 
 
 def decode_case(name: str, *, seed: int = 0, mask: str = "", **given: Any) -> Case:
-    """One case of a ``Call``. Expected is float64 attention on the rows as they dequantise."""
+    """One case of a ``Call``. Expected is float64 attention on the rows as they dequantise; that of
+    dense rows with scores is plain attention, which every leg serves."""
     dtype, sparse = given.get("dtype", "f32"), given.get("sparse", 0.0)
     # Sparse V needs pairs to drop, so logits that lie far apart.
     given["scale"] = 0.4 if sparse else 0.0
@@ -161,11 +156,6 @@ def decode_case(name: str, *, seed: int = 0, mask: str = "", **given: Any) -> Ca
         allowed["skipped"] = 1e-6 + float((edges[1] - edges[0]).max())
     left_out = {"scores": not call.scores, "lse": not call.lse}
     tolerance = {key: allowed[key] for key in results if not left_out.get(key)}
-    fields |= {"name": name, "op": "quantized" if call.scores else "without_scores"}
+    packed = "quantized" if fields["bits"] else "attention"
+    fields |= {"name": name, "op": packed if call.scores else "without_scores"}
     return drawn_case(fields, tensors, results, tolerance)
-
-
-def _mask(mask: str, dtype: str, shape: tuple[int, int]) -> Any:
-    """As plain attention cases take one."""
-    additive = partial(additive_mask, shape=shape, dtype=DTYPES[dtype], masked=(-np.inf,))
-    return {"bool": partial(bool_mask, shape=shape), "additive": additive}.get(mask, mask)
