@@ -54,7 +54,7 @@ def rows_of(heads: int, kv_heads: int, queries: int, keys: int) -> dict[str, dic
 
     def whole_average() -> mx.array:
         nothing = mx.full((1, kv_heads, keys), mx.nan)
-        return ema.accumulate(nothing, prefill.last_scores(q, k, **options), decay=0.95)
+        return ema.accumulate_scores(nothing, prefill.last_scores(q, k, **options), decay=0.95)
 
     def whole_mass() -> mx.array:
         scores = composed.logits(requests.attention_request(q, k, k, **options))

@@ -73,11 +73,16 @@ nb::tuple attention_and_accumulate(const mx::array& queries, const Rows& keys, c
                                    const std::optional<mx::array>& mask,
                                    const std::optional<mx::array>& sinks, float sparse_v_threshold,
                                    int bits, int v_bits, int group_size,
-                                   const std::optional<mx::array>& row_bias,
-                                   mx::StreamOrDevice s) {
-  const mlx_h2o::AttentionOptions options{
-      {scale, causal, sparse_v_threshold}, mask, sinks, importance, decay, bits, v_bits,
-      group_size, row_bias};
+                                   const std::optional<mx::array>& row_bias, mx::StreamOrDevice s) {
+  const mlx_h2o::AttentionOptions options{{scale, causal, sparse_v_threshold},
+                                          mask,
+                                          sinks,
+                                          importance,
+                                          decay,
+                                          bits,
+                                          v_bits,
+                                          group_size,
+                                          row_bias};
   const auto found = mlx_h2o::attention(queries, parts(keys), parts(values), options, s);
   return nb::make_tuple(found[0], found[1]);
 }
@@ -132,8 +137,12 @@ NB_MODULE(_core, m) {
         "(out, importance), of the mass where decay is None; see mlx_h2o.fast.");
   m.def("plain_read", &mlx_h2o::plain_read, "arrays"_a, nb::call_guard<nb::gil_scoped_release>(),
         "Reads all of the memory of evaluated arrays: what benchmarks compare with.");
-  m.def("accumulate_scores", &mlx_h2o::accumulate_scores, "importance"_a, "scores"_a, nb::kw_only(),
-        "decay"_a, "stream"_a = nb::none(), "The new importance; see mlx_h2o.fast.");
+  m.def(
+      "accumulate_scores",
+      [](const mx::array& importance, const mx::array& scores, double decay, bool,
+         mx::StreamOrDevice s) { return mlx_h2o::accumulate_scores(importance, scores, decay, s); },
+      "importance"_a, "scores"_a, nb::kw_only(), "decay"_a, "masked"_a = true,
+      "stream"_a = nb::none(), "The new importance; `masked` says nothing here.");
   m.def("prefill_scores", &mlx_h2o::prefill_scores, "queries"_a, "keys"_a, nb::kw_only(), "scale"_a,
         "causal"_a = false, "mask"_a = nb::none(), "sinks"_a = nb::none(), "decay"_a = nb::none(),
         "importance"_a = nb::none(), "row_bias"_a = nb::none(), "stream"_a = nb::none(),

@@ -389,7 +389,6 @@ __device__ inline T min(T a, T b) {
   return b < a ? b : a;
 }
 __device__ inline float abs(float x) { return ::fabsf(x); }
-__device__ inline float round(float x) { return ::roundf(x); }
 namespace fast {
 __device__ inline float exp(float x) { return __expf(x); }
 }

@@ -72,10 +72,8 @@ def scaled_dot_product_attention_with_scores(
         ``row_bias`` makes the output of each query that it meets NaN, and of no other.
 
     Raises:
-        ValueError: wrong number of dimensions, empty or unequal sizes, head counts that do not
-            divide, dtypes that differ or are not served, a mask, sinks or row_bias of the wrong
-            shape or dtype, a scale that is not finite, or a named back end that cannot serve the
-            call.
+        ValueError: sizes that do not fit together, dtypes that differ or are not served, a scale
+            that is not finite, or a named back end that cannot serve the call.
         TypeError: an argument that is not an array, a number or a stream where one is expected.
     """
     return _attended("scaled_dot_product_attention_with_scores", locals())
@@ -139,17 +137,14 @@ def scaled_dot_product_attention_quantized_with_scores(
 
     Returns:
         ``(out, scores)``, and then ``lse`` and ``skipped`` where asked for. The first three are as
-        the dense operation gives them for the dequantised rows: ``out`` [B, Hq, Lq, Dv] in the
-        dtype of the queries, ``scores`` float32 [B, Hq, Lq, N], ``lse`` float32 [B, Hq, Lq].
-        ``skipped`` is float32 [B, Hq, Lq]: the share of the N rows that added nothing to ``out``
-        because their weight was below the threshold; masked pairs are not among them.
+        the dense operation gives them for the dequantised rows. ``skipped`` is float32
+        [B, Hq, Lq]: the share of the N rows that added nothing to ``out`` because their weight was
+        below the threshold; masked pairs are not among them.
 
     Raises:
-        ValueError: sizes that do not fit together or to ``bits`` and ``group_size``, empty arrays,
-            dtypes, bits or group sizes that are not served, a threshold that is not 0 or more and
-            below 1, a mask, sinks or row_bias of the wrong shape or dtype, a scale that is not
-            finite, or a named back end that cannot serve the call.
-        TypeError: an argument that is not an array, a number or a stream where one is expected.
+        ValueError: as the dense operation; and sizes that do not fit to ``bits`` and
+            ``group_size``, or a threshold that is not 0 or more and below 1.
+        TypeError: as the dense operation.
     """
     return _attended("scaled_dot_product_attention_quantized_with_scores", locals())
 
@@ -190,16 +185,11 @@ def attention_and_accumulate(
     """
     op = "attention_and_accumulate"
     given = checked(op, locals())
-    if isinstance(given["keys"], tuple) != isinstance(given["values"], tuple):
-        raise TypeError(
-            f"[{op}] keys and values are {type(k).__name__} and {type(v).__name__}, "
-            "expected two arrays, or two tuples of words, scales and biases."
-        )
+    _check_pair(op, given)
     if sparse_v_threshold != 0 and not isinstance(given["keys"], tuple):
         raise ValueError(
             f"[{op}] sparse_v_threshold is {sparse_v_threshold}, expected 0 with dense rows."
         )
-    _check_parts(op, given)
     before, factor = given.pop("importance"), given.pop("decay")
     factor = factor if given.pop("kind") == "ema" else None
     served = resolve(given["stream"], op=op)
@@ -256,9 +246,7 @@ def prefill_scores(
         where that is more. On GPU streams kernels serve head sizes that are multiples of 32 up to
         576, without ``row_bias``: no logit is stored, and "mass" makes each product twice.
 
-    Raises:
-        ValueError: shapes, dtypes, a mask, sinks or settings other than these.
-        TypeError: an argument has the wrong type.
+    Raises ValueError for shapes, dtypes or settings other than these, TypeError for other types.
     """
     op = "prefill_scores"
     given = checked(op, locals())
@@ -298,9 +286,7 @@ def accumulate_scores(
         float32 [B, H, N]. With one query the arithmetic, and so every bit, is the same on all
         CPU back ends.
 
-    Raises:
-        ValueError: shapes, dtypes or a decay other than these.
-        TypeError: an argument that is not an array or a number where one is expected.
+    Raises ValueError for shapes, dtypes or a decay other than these, TypeError for other types.
     """
     op = "accumulate_scores"
     given = checked(op, locals())
@@ -334,9 +320,7 @@ def keep_indices(
     Returns:
         uint32 [B, H, keep], ascending.
 
-    Raises:
-        ValueError: shapes, dtypes or counts other than these.
-        TypeError: an argument that is not an array or an integer where one is expected.
+    Raises ValueError for shapes, dtypes or counts other than these, TypeError for other types.
     """
     op = "keep_indices"
     given = checked(op, locals())
@@ -353,9 +337,7 @@ def key_diversity(keys: mx.array, *, stream: StreamLike = None) -> mx.array:
     Returns:
         float32 [B, H, N]; a key of zeros gets 0. Computed in float32.
 
-    Raises:
-        ValueError: another shape or dtype.
-        TypeError: ``keys`` is not an array.
+    Raises ValueError for another shape or dtype, TypeError for another type.
     """
     op = "key_diversity"
     given = checked(op, locals())
@@ -406,9 +388,7 @@ def quantize_append(
         evaluates all. The arrays that were passed never change; where nothing else holds them,
         their memory may be used.
 
-    Raises:
-        ValueError: shapes, dtypes or numbers other than these.
-        TypeError: an argument that is not an array or an integer where one is expected.
+    Raises ValueError for shapes, dtypes or numbers other than these, TypeError for other types.
     """
     op = "quantize_append"
     for name, stored in (("keys", quantised_keys), ("values", quantised_values)):
@@ -426,7 +406,7 @@ def quantize_append(
 def _attended(op: str, arguments: dict[str, Any]) -> tuple[mx.array, ...]:
     """Output, scores, and what else a call of attention asks for."""
     given, wanted = checked(op, arguments), ("return_lse", "return_skipped")
-    _check_parts(op, given)
+    _check_pair(op, given)
     asked: Any = {name: bool(arguments[name]) for name in wanted if name in arguments}
     request = attention_request(**given, **asked)
     found = resolve(request.stream, op=op).serve_attention(request, op)
@@ -434,12 +414,16 @@ def _attended(op: str, arguments: dict[str, Any]) -> tuple[mx.array, ...]:
     return tuple(cast("list[mx.array]", [found.out, found.scores, *more]))
 
 
-def _check_parts(op: str, given: dict[str, Any]) -> None:
-    """Whether keys and values in parts go together."""
-    if isinstance(given["keys"], tuple):
-        keys, values = len(given["keys"]), len(given["values"])
-        if values == 1 or (keys, values) == (1, 3):
-            raise ValueError(
-                f"[{op}] keys and values are {keys} and {values} arrays, expected both packed, or "
-                "one array of keys beside codes."
-            )
+def _check_pair(op: str, given: dict[str, Any]) -> None:
+    """Whether keys and values go together."""
+    keys, values = given["keys"], given["values"]
+    if isinstance(keys, tuple) != isinstance(values, tuple):
+        raise TypeError(
+            f"[{op}] keys and values are {type(keys).__name__} and {type(values).__name__}, "
+            "expected two arrays, or two tuples of words, scales and biases."
+        )
+    if isinstance(keys, tuple) and (len(values) == 1 or (len(keys), len(values)) == (1, 3)):
+        raise ValueError(
+            f"[{op}] keys and values are {len(keys)} and {len(values)} arrays, expected both "
+            "packed, or one array of keys beside codes."
+        )

@@ -40,7 +40,7 @@ struct AttentionOptions : AttentionNumbers {
   // 2023, H2O). At most 128 queries.
   std::optional<mlx::core::array> importance = std::nullopt;
   std::optional<double> decay = 0;
-  int bits = 8;                                               // of packed keys
+  int bits = 8;  // of packed keys
   int v_bits = 8;
   int group_size = 64;
   // float32 [B, Hkv, at least N]: added to the products of all queries of a KV head, and so part of

@@ -5,6 +5,7 @@ the same calls with the same words. A wrong type is a TypeError; a wrong
 value, ValueError.
 """
 
+import contextlib
 import math
 import numbers
 import operator
@@ -35,6 +36,7 @@ CODE_BITS: tuple[int, ...] = tuple(OPERATIONS["encode_rows"]["bits"]["one_of"])
 NUMBERS = tuple(name for name, given in _QUANTIZED.items() if "number" in given and name != "scale")
 """The numbers of attention beside its scale, which are off at 0."""
 
+_ANYWHERE = contextlib.nullcontext()
 _INT32 = 2**31 - 1
 _FLOAT32 = float(mx.finfo(mx.float32).max)
 
@@ -139,41 +141,115 @@ def _signature(op: str, expected: Array, given: Any) -> Any:
 @lru_cache(maxsize=512)
 def _sizes(op: str, given: tuple[Any, ...], *packing: tuple[str, int]) -> Known:
     """The sizes by name. Once for what is right, since this runs once per layer and token."""
-    known: Known = dict(packing)
-    rules = [rule.split() for rule in OPERATIONS[op].get("sizes", ())]
+    sizes = _Sizes(op, dict(packing))
     for expected, found in zip(_arrays(op).values(), given, strict=True):
         if found is None:
             continue
         if expected.kind == "mask":
-            _check_mask(op, expected, found[0], found[1], known)
+            sizes.take_mask(expected, *found)
         elif isinstance(found[0], tuple):
-            _check_parts(op, expected, found, known, rules)
+            sizes.take_parts(expected, found)
         else:
-            _match(op, expected, found[0], found[1], known, rules)
-    return known
+            sizes.take(expected, *found)
+    return sizes.known
 
 
-def _match(
-    op: str, expected: Array, dtype: mx.Dtype, shape: Shape, known: Known, rules: list[list[str]]
-) -> None:
-    """Whether one array is as expected; its sizes are known from then on."""
-    new: Known = dict(zip(expected.names, shape, strict=False)) | known
-    fits = len(shape) == len(expected.names) and dtype_name(dtype) in _dtypes(expected, known)
-    fits = fits and all(
-        size == new[name] and size > 0 for name, size in zip(expected.names, shape, strict=True)
-    )
-    if not fits or not all(_holds(rule, new) for rule in rules):
-        raise ValueError(f"[{op}] {_found(expected, dtype, shape)}{_words(expected, known, rules)}")
-    known |= new
-    known.setdefault(expected.dtype, dtype_name(dtype))
+class _Sizes:
+    """Takes the arrays of a call, one after the other; each has to fit what is known by then."""
 
+    def __init__(self, op: str, known: Known) -> None:
+        self.op, self.known = op, known
+        self.rules = [rule.split() for rule in OPERATIONS[op].get("sizes", ())]
 
-def _dtypes(expected: Array, known: Known) -> tuple[str, ...]:
-    floats = tuple(map(dtype_name, FLOATS))
-    name = expected.dtype
-    if name == "F" or (name in ("T", "S", "U") and name not in known):
-        return floats
-    return ("bool", *floats) if name == "bool|F" else (known.get(name, name),)
+    def take(self, expected: Array, dtype: mx.Dtype, shape: Shape) -> None:
+        names, known = expected.names, self.known
+        new: Known = dict(zip(names, shape, strict=False)) | known
+        fits = len(shape) == len(names) and dtype_name(dtype) in self._dtypes(expected)
+        fits = fits and all(
+            size == new[name] and size > 0 for name, size in zip(names, shape, strict=True)
+        )
+        if not fits or not all(_holds(rule, new) for rule in self.rules):
+            self._refuse(expected, dtype, shape, self._words(expected))
+        known |= new
+        known.setdefault(expected.dtype, dtype_name(dtype))
+
+    def take_mask(self, expected: Array, dtype: mx.Dtype, shape: Shape) -> None:
+        full = tuple(self.known[name] for name in expected.names)
+        last = full[len(full) - len(shape) :]
+        broadcasts = len(shape) <= len(full) and all(
+            size in (1, most) for size, most in zip(shape, last, strict=True)
+        )
+        if not broadcasts or (dtype != mx.bool_ and dtype not in FLOATS):
+            words = f"bool, {_FLOAT_NAMES} that broadcasts to {expected.layout} = {full}."
+            self._refuse(expected, dtype, shape, words)
+
+    def take_parts(self, expected: Array, found: tuple[tuple[mx.Dtype, Shape], ...]) -> None:
+        if len(found) == 1:
+            return self.take(expected, *found[0])
+        known, codes, width = self.known, len(found) == 2, expected.names[3]
+        bits, scales = known[expected.bits], expected.scales
+        of_words, of_groups = f"{width} * {expected.bits} / 32", f"{width} / group_size"
+        if width in known:
+            self._check_width(expected, known[width], f"{known[width]} elements", codes)
+            known[of_words] = known[width] * bits // 32
+        known["1"] = 1
+        lasts = (of_words, "1") if codes else (of_words, of_groups, of_groups)
+        dtypes = ("uint32", "float32") if codes else ("uint32", scales, scales)
+        names = _parts_of(expected.name, len(found))
+        for name, dtype, last, part in zip(names, dtypes, lasts, found, strict=True):
+            sizes = (*expected.names[:3], last)
+            layout = f"[{', '.join(sizes)}]"
+            self.take(expected._replace(name=name, dtype=dtype, names=sizes, layout=layout), *part)
+            if last == of_words:
+                words = known[of_words]
+                size = -1 if words * 32 % bits else words * 32 // bits
+                self._check_width(expected, size, f"{words} words", codes)
+                known[width], known[of_groups] = size, size // known["group_size"]
+        return None
+
+    def _check_width(self, expected: Array, size: int, found: str, codes: bool) -> None:
+        bits, group_size = self.known[expected.bits], self.known["group_size"]
+        text = f"[{self.op}] {expected.name} have {found} per row"
+        if codes and (bits not in CODE_BITS or not codes_fit(size)):
+            raise ValueError(
+                f"{text} and codes of {bits} bits, expected a power of two of elements from "
+                f"{CODE_SIZES[0]} to {CODE_SIZES[1]}, and 2, 3 or 4 bits."
+            )
+        if not codes and (size < 0 or size % group_size):
+            raise ValueError(
+                f"{text} of {bits} bits, expected a multiple of group_size = {group_size} elements."
+            )
+
+    def _dtypes(self, expected: Array) -> tuple[str, ...]:
+        name = expected.dtype
+        if name == "F" or (name in ("T", "S", "U") and name not in self.known):
+            return tuple(map(dtype_name, FLOATS))
+        return (self.known.get(name, name),)
+
+    def _refuse(self, expected: Array, dtype: mx.Dtype, shape: Shape, words: str) -> None:
+        name = expected.name
+        name = name.replace("_", " ") if name.startswith("new_") else name
+        verb = "are" if name.endswith("s") and not name.endswith(("ss", "bias")) else "is"
+        found = f"{name} {verb} {dtype_name(dtype)} {shape}"
+        raise ValueError(f"[{self.op}] {found}, expected {words}")
+
+    def _words(self, expected: Array) -> str:
+        """What an array was expected to be, with all that is known of it."""
+        known, allowed = self.known, self._dtypes(expected)
+        text = f"{_FLOAT_NAMES if len(allowed) > 1 else allowed[0]} {expected.layout}"
+        free = [name for name in expected.names if name not in known]
+        if len(free) < len(expected.names):
+            shown = ", ".join(str(known.get(name, name)) for name in expected.names)
+            text += f" = ({shown}{',' if len(expected.names) == 1 else ''})"
+        notes = ["every size at least 1"] if free else []
+        for first, relation, *_, second in self.rules:
+            limit = f"{second} = {known[second]}" if second in known else second
+            if first in free and (second in known or second.isdigit()):
+                words = {"divides": "a divisor of", "below": "below"}.get(relation, "at most")
+                notes.append(f"{first} {words} {limit}")
+            elif second in free and first in known:
+                notes.append(f"{second} a multiple of {first} = {known[first]}")
+        return ", ".join([text, *notes]) + "."
 
 
 def _holds(rule: list[str], known: Known) -> bool:
@@ -187,103 +263,11 @@ def _holds(rule: list[str], known: Known) -> bool:
     return bool(one < other) if relation == "below" else bool(one <= other)
 
 
-def _found(expected: Array, dtype: mx.Dtype, shape: Shape) -> str:
-    name = expected.name.replace("_", " ") if expected.name.startswith("new_") else expected.name
-    several = name.endswith("s") and not name.endswith(("ss", "bias"))
-    return f"{name} {'are' if several else 'is'} {dtype_name(dtype)} {shape}, expected "
-
-
-def _words(expected: Array, known: Known, rules: list[list[str]]) -> str:
-    """What an array was expected to be, with all that is known of it."""
-    allowed = _dtypes(expected, known)
-    text = " or ".join(filter(None, (", ".join(allowed[:-1]), allowed[-1]))) + f" {expected.layout}"
-    free = [name for name in expected.names if name not in known]
-    if len(free) < len(expected.names):
-        shown = ", ".join(str(known.get(name, name)) for name in expected.names)
-        text += f" = ({shown}{',' if len(expected.names) == 1 else ''})"
-    notes = ["every size at least 1"] if free else []
-    for first, relation, *_, second in rules:
-        limit = f"{second} = {known[second]}" if second in known else second
-        if first in free and (second in known or second.isdigit()):
-            words = {"divides": "a divisor of", "below": "below"}.get(relation, "at most")
-            notes.append(f"{first} {words} {limit}")
-        elif second in free and first in known:
-            notes.append(f"{second} a multiple of {first} = {known[first]}")
-    return ", ".join([text, *notes]) + "."
-
-
-def _check_mask(op: str, expected: Array, dtype: mx.Dtype, shape: Shape, known: Known) -> None:
-    full = tuple(known[name] for name in expected.names)
-    last = full[len(full) - len(shape) :]
-    broadcasts = len(shape) <= len(full) and all(
-        size in (1, most) for size, most in zip(shape, last, strict=True)
-    )
-    if not broadcasts or (dtype != mx.bool_ and dtype not in FLOATS):
-        raise ValueError(
-            f"[{op}] {_found(expected, dtype, shape)}bool, {_FLOAT_NAMES} that broadcasts to "
-            f"{expected.layout} = {full}."
-        )
-
-
 def _parts_of(name: str, count: int) -> tuple[str, ...]:
     """What parts of rows are called."""
     one = name.removesuffix("s")
     words = ("words", "norms") if count == 2 else ("words", "scales", "biases")
     return (name,) if count == 1 else tuple(f"{one} {word}" for word in words)
-
-
-def _check_parts(
-    op: str,
-    expected: Array,
-    found: tuple[tuple[mx.Dtype, Shape], ...],
-    known: Known,
-    rules: list[list[str]],
-) -> None:
-    """Whether the parts of rows fit each other, and the sizes that are known."""
-    bits, group_size, width = known[expected.bits], known.get("group_size"), expected.names[3]
-    if len(found) == 1:
-        _match(op, expected, *found[0], known, rules)
-        return
-    codes = len(found) == 2
-    of_words = f"{width} * {expected.bits} / 32"
-    if width in known:
-        size = known[width]
-        _check_width(op, expected.name, size, f"{size} elements", bits, codes, known)
-        known[of_words] = size * bits // 32
-    lasts = (of_words, "1") if codes else (of_words, *[f"{width} / group_size"] * 2)
-    dtypes = ("uint32", "float32") if codes else ("uint32", *[expected.scales] * 2)
-    known["1"] = 1
-    for name, dtype, last, part in zip(
-        _parts_of(expected.name, len(found)), dtypes, lasts, found, strict=True
-    ):
-        names = (*expected.names[:3], last)
-        spec = expected._replace(
-            name=name, dtype=dtype, names=names, layout=f"[{', '.join(names)}]"
-        )
-        _match(op, spec, *part, known, rules)
-        if last == of_words:
-            words = known[of_words]
-            size = -1 if words * 32 % bits else words * 32 // bits
-            _check_width(op, expected.name, size, f"{words} words", bits, codes, known)
-            known[width] = size
-            if group_size and not codes:
-                known[f"{width} / group_size"] = size // group_size
-
-
-def _check_width(
-    op: str, name: str, size: int, found: str, bits: int, codes: bool, known: Known
-) -> None:
-    group_size = known.get("group_size", 1)
-    if codes and (bits not in CODE_BITS or not codes_fit(size)):
-        raise ValueError(
-            f"[{op}] {name} have {found} per row and codes of {bits} bits, expected a power of two "
-            f"of elements from {CODE_SIZES[0]} to {CODE_SIZES[1]}, and 2, 3 or 4 bits."
-        )
-    if not codes and (size < 0 or size % group_size):
-        raise ValueError(
-            f"[{op}] {name} have {found} per row of {bits} bits, expected a multiple of "
-            f"group_size = {group_size} elements."
-        )
 
 
 def codes_fit(size: int) -> bool:
@@ -386,6 +370,11 @@ def device_of(stream: StreamLike) -> mx.Device:
 def runs_on_gpu(stream: StreamLike) -> bool:
     """Whether a call with this ``stream`` argument runs on a GPU."""
     return bool(device_of(stream).type == mx.DeviceType.gpu)
+
+
+def placed(stream: StreamLike) -> contextlib.AbstractContextManager[Any]:
+    """Everything inside runs on ``stream``, or where it would run anyway if that is None."""
+    return _ANYWHERE if stream is None else mx.stream(stream)
 
 
 def dtype_name(dtype: mx.Dtype) -> str:

@@ -18,13 +18,10 @@ from mlx_h2o.operations.composed import segments as composed_segments
 from mlx_h2o.operations.requests import (
     AttentionRequest,
     AttentionResult,
-    Codes,
-    Packed,
     attention_request,
 )
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-Rows = mx.array | Packed | Codes
 Attended = tuple[mx.array, mx.array | None, mx.array | None, mx.array | None]
 """Out, scores, lse and skipped; None where it was not asked for."""
 

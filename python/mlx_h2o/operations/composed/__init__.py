@@ -10,9 +10,8 @@ from typing import cast
 
 import mlx.core as mx
 
-from mlx_h2o.operations.arguments import StreamLike
+from mlx_h2o.operations.arguments import StreamLike, placed
 from mlx_h2o.operations.composed import turbo
-from mlx_h2o.operations.composed.placement import placed
 from mlx_h2o.operations.requests import (
     AttentionRequest,
     AttentionResult,
@@ -134,8 +133,8 @@ def attention(request: AttentionRequest) -> AttentionResult:
     with placed(request.stream):
         if request.has_codes:
             keys, values = dense(request.keys), dense(request.values)
-            turned = replace(turbo.turned(request), keys=keys, values=values)
-            return turbo.turned_back(request, attention(turned))
+            found = attention(replace(turbo.turned(request), keys=keys, values=values))
+            return found._replace(out=turbo.output(request, found.out))
         return _attend(request)
 
 

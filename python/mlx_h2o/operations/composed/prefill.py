@@ -9,8 +9,8 @@ from typing import Any
 import mlx.core as mx
 
 from mlx_h2o.operations import composed
+from mlx_h2o.operations.arguments import placed
 from mlx_h2o.operations.composed import ema
-from mlx_h2o.operations.composed.placement import placed
 from mlx_h2o.operations.requests import AttentionRequest, attention_request, last_queries
 
 BLOCK_BYTES = 1 << 21
@@ -90,7 +90,7 @@ def _moving_average(
     for start, stop in _ranges(keys, batch * heads * length * 4):
         scores = _block(request, (0, length), (start, stop), parts[-1])
         before = importance[:, :, start:stop]
-        parts.append(ema.accumulate(before, scores, decay=decay, masked=masked))
+        parts.append(ema.accumulate_scores(before, scores, decay=decay, masked=masked))
     return mx.concatenate(parts[1:], axis=2)
 
 

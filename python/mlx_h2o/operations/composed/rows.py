@@ -8,26 +8,13 @@ from typing import cast
 
 import mlx.core as mx
 
-from mlx_h2o.operations.arguments import StreamLike
-from mlx_h2o.operations.composed import buffers, ema, turbo
-from mlx_h2o.operations.composed.placement import placed
+from mlx_h2o.operations.arguments import StreamLike, placed
+from mlx_h2o.operations.composed import buffers, turbo
+from mlx_h2o.operations.composed.ema import accumulate_scores as accumulate_scores
 from mlx_h2o.operations.requests import AttentionRequest, AttentionResult, Parts
 
 _START = mx.array([0])
 LEAST_NORM = 1e-12  # a key of zeros has the direction 0, not NaN
-
-
-def accumulate_scores(
-    importance: mx.array,
-    scores: mx.array,
-    *,
-    decay: float,
-    masked: bool = True,
-    stream: StreamLike = None,
-) -> mx.array:
-    """The moving average as ``ema`` defines it."""
-    with placed(stream):
-        return ema.accumulate(importance, scores, decay=decay, masked=masked)
 
 
 def attention_and_accumulate(
@@ -45,7 +32,7 @@ def attention_and_accumulate(
         else:
             scores = cast(mx.array, found.scores)
             part = _first(importance, scores.shape[3])
-            part = ema.accumulate(part, scores, decay=decay, masked=request.hides)
+            part = accumulate_scores(part, scores, decay=decay, masked=request.hides)
             new = _with_first(importance, part)
         # Untied, the scores of every step would wait for someone to ask, graph and all.
         return mx.depends(found.out, [new]), new

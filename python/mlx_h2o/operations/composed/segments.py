@@ -8,9 +8,8 @@ from typing import cast
 import mlx.core as mx
 
 from mlx_h2o.operations import composed
-from mlx_h2o.operations.arguments import StreamLike
+from mlx_h2o.operations.arguments import StreamLike, placed
 from mlx_h2o.operations.composed.buffers import gathered
-from mlx_h2o.operations.composed.placement import placed
 from mlx_h2o.operations.composed.recoding import recoded
 from mlx_h2o.operations.requests import PackedRows
 

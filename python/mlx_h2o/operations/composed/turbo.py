@@ -29,7 +29,7 @@ import mlx.core as mx
 from mlx_h2o.operations.arguments import CODE_BITS as BITS
 from mlx_h2o.operations.arguments import CODE_SIZES
 from mlx_h2o.operations.arguments import codes_fit as serves
-from mlx_h2o.operations.requests import AttentionRequest, AttentionResult, PackedRows, are_codes
+from mlx_h2o.operations.requests import AttentionRequest, PackedRows, are_codes
 
 __all__ = ["BITS", "LARGEST_SIZE", "LEAST_SIZE", "serves"]  # beside the functions
 LEAST_SIZE, LARGEST_SIZE = CODE_SIZES
@@ -154,13 +154,8 @@ def turned(request: AttentionRequest) -> AttentionRequest:
     return replace(request, queries=queries)
 
 
-def turned_back(request: AttentionRequest, found: AttentionResult) -> AttentionResult:
-    """What attention made of a turned ``request``, with the output that belongs to it."""
-    return found._replace(out=output(request, found.out))
-
-
 def output(request: AttentionRequest, out: mx.array) -> mx.array:
-    """Its output, in the basis and the dtype in which values and queries came."""
+    """The output of its turned one, in the basis and the dtype of its own values and queries."""
     if are_codes(request.values):
         out = restored(out, VALUES)
     return out.astype(request.queries.dtype)

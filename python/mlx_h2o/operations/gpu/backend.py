@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import mlx.core as mx
 
 from mlx_h2o.operations import composed
-from mlx_h2o.operations.arguments import StreamLike, runs_on_gpu
+from mlx_h2o.operations.arguments import StreamLike, placed, runs_on_gpu
 from mlx_h2o.operations.composed import buffers, turbo
 from mlx_h2o.operations.composed import prefill as composed_prefill
 from mlx_h2o.operations.composed import rows as composed_rows
-from mlx_h2o.operations.composed.placement import placed
 from mlx_h2o.operations.gpu import launch, launch_prefill, launch_rows
 from mlx_h2o.operations.gpu.launches import Launch, LaunchPlan
-from mlx_h2o.operations.requests import (
-    AttentionRequest,
-    AttentionResult,
-    Codes,
-    PerSequence,
-)
+from mlx_h2o.operations.requests import AttentionRequest, AttentionResult, Codes
 
 
 class KernelBackend:
@@ -95,14 +90,13 @@ class KernelBackend:
         scores: mx.array,
         *,
         decay: float,
-        masked: bool = True,
         stream: StreamLike = None,
+        **masked: Any,
     ) -> mx.array:
         """The moving average in one kernel."""
         if not self.serves(stream):
-            return composed_rows.accumulate_scores(
-                importance, scores, decay=decay, masked=masked, stream=stream
-            )
+            given = importance, scores
+            return composed_rows.accumulate_scores(*given, decay=decay, stream=stream, **masked)
         plan = launch_rows.accumulate_scores(importance, scores, decay)
         return self.outputs(plan, stream)["accumulated"]
 
@@ -112,17 +106,13 @@ class KernelBackend:
         positions: mx.array,
         *,
         keep: int,
-        sink_size: int = 0,
-        recent_start: PerSequence | None = None,
         stream: StreamLike = None,
+        **zones: Any,
     ) -> mx.array:
         """The rows that stay, by partial selection in one kernel; all of them, composed."""
         if keep == scores.shape[2] or not self.serves(stream):
-            return composed.keep_indices(
-                scores, positions, keep=keep, sink_size=sink_size, recent_start=recent_start,
-                stream=stream,
-            )  # fmt: skip
-        plan = launch_rows.keep_rows(scores, positions, keep, sink_size, recent_start)
+            return composed.keep_indices(scores, positions, keep=keep, stream=stream, **zones)
+        plan = launch_rows.keep_rows(scores, positions, keep, **zones)
         return self.outputs(plan, stream)["kept"]
 
     def encode_rows(self, rows: mx.array, bits: int, seed: int, stream: StreamLike = None) -> Codes:

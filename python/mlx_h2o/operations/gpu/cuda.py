@@ -37,7 +37,6 @@ class Cuda(KernelBackend):
     name, title = "cuda", "CUDA"
 
     def unavailable_reason(self) -> str:
-        """Why the back end cannot run on this machine; empty if it can."""
         module = getattr(mx, "cuda", None)
         if module is not None and module.is_available():
             return ""

@@ -11,19 +11,10 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from mlx_h2o.operations.arguments import NUMBERS
+from mlx_h2o.operations.arguments import NUMBERS, placed
 from mlx_h2o.operations.composed import turbo
-from mlx_h2o.operations.composed.placement import placed
 from mlx_h2o.operations.gpu import kernels
-from mlx_h2o.operations.gpu.launches import (
-    LANES,
-    Launch,
-    LaunchPlan,
-    Results,
-    Triple,
-    launch_of,
-    params,
-)
+from mlx_h2o.operations.gpu.launches import LANES, Launch, LaunchPlan, launch_of, params
 from mlx_h2o.operations.requests import AttentionRequest, PackedRows, are_codes
 
 LONGEST_QUERY = 8
@@ -33,7 +24,6 @@ WIDEST_HEAD = 576
 TWO_PASS_KEYS = 1024
 KEYS_OF_A_SIMDGROUP = 16
 MOST_BLOCKS = LANES  # a lane of the second pass takes a block
-
 
 
 def refuses(request: AttentionRequest) -> str:
@@ -78,22 +68,16 @@ def preferred_blocks(key_count: int, simdgroups: int) -> int:
     return min(MOST_BLOCKS, 1 << (most.bit_length() - 1))
 
 
-def is_sparse(request: AttentionRequest) -> bool:
-    """Whether value rows of little weight are left out, which takes kernels of its own."""
-    return request.sparse_v_threshold > 0
-
-
 def flags_of(request: AttentionRequest) -> frozenset[str]:
     """The flags that this request turns on."""
-    masked = request.mask is not None
-    boolean = request.mask is not None and request.mask.dtype == mx.bool_
+    mask = None if request.mask is None else request.mask.dtype
     return _flags(
-        boolean,
-        masked and not boolean,
+        mask is not None and mask == mx.bool_,
+        mask is not None and mask != mx.bool_,
         request.sinks is not None,
         request.return_scores,
         request.return_lse,
-        is_sparse(request) and request.return_skipped,
+        request.return_skipped and request.sparse_v_threshold > 0,
         request.row_bias is not None,
         request.is_packed and isinstance(request.keys, mx.array),
         are_codes(request.keys),
@@ -128,11 +112,8 @@ def _given(request: AttentionRequest) -> dict[str, mx.array]:
         given |= zip(names, rows.parts, strict=False)
         if are_codes(rows):
             given[f"{side}_levels"] = turbo.codebook(rows.shape[3], rows.bits)
-    for name in ("mask", "sinks", "row_bias"):
-        array = getattr(request, name)
-        if array is not None:
-            given[name] = array
-    return given
+    optional = {"mask": request.mask, "sinks": request.sinks, "row_bias": request.row_bias}
+    return given | {name: array for name, array in optional.items() if array is not None}
 
 
 class Variant(NamedTuple):
@@ -140,6 +121,7 @@ class Variant(NamedTuple):
 
     flags: frozenset[str]
     sparse: bool
+    """Whether value rows of little weight are left out, which takes kernels of its own."""
     causal: bool
     dtype: mx.Dtype
     mask: mx.Dtype | None
@@ -167,7 +149,7 @@ def variant_of(request: AttentionRequest) -> Variant:
         packing = scales, *request.packing.values()
     return Variant(
         flags_of(request),
-        is_sparse(request),
+        request.sparse_v_threshold > 0,
         request.causal,
         mx.float32 if request.has_codes else request.queries.dtype,
         None if mask is None else mask.dtype,
@@ -211,7 +193,7 @@ def _launches(variant: Variant, simdgroups: int, blocks: int) -> tuple[Launch, .
     """Without buffers; the same for all layers, and at a full budget for all steps."""
     batch, heads, length, _ = variant.queries
     rows, key_count, value_size = (batch, heads, length), variant.key_count, variant.value_size
-    arguments: dict[str, int | bool | mx.Dtype] = {
+    arguments: dict[str, Any] = {
         "T": variant.dtype,
         "D": variant.head_size,
         "V": value_size,
@@ -220,34 +202,31 @@ def _launches(variant: Variant, simdgroups: int, blocks: int) -> tuple[Launch, .
     }
     if variant.packing is not None:
         arguments |= zip(("S", "KB", "VB", "G"), variant.packing, strict=True)
-    results: Results = {
-        "out": ((*rows, value_size), variant.dtype),
-        "scores": ((*rows, key_count), mx.float32),
-        "lse": (rows, mx.float32),
-        "skipped": (rows, mx.float32),
-        "partial_sums": ((*rows, blocks, value_size), mx.float32),
-        "partial_maxima": ((*rows, blocks), mx.float32),
-        "partial_totals": ((*rows, blocks), mx.float32),
-        "partial_skipped": ((*rows, blocks), mx.float32),
-    }
-
-    def launch(name: str, grid: Triple, threads: int) -> Launch:
-        return launch_of(name, variant.flags, arguments, grid, threads, results)
-
+    made = (
+        ("out", (*rows, value_size), variant.dtype),
+        ("scores", (*rows, key_count), mx.float32),
+        ("lse", rows, mx.float32),
+        ("skipped", rows, mx.float32),
+        ("partial_sums", (*rows, blocks, value_size), mx.float32),
+        ("partial_maxima", (*rows, blocks), mx.float32),
+        ("partial_totals", (*rows, blocks), mx.float32),
+        ("partial_skipped", (*rows, blocks), mx.float32),
+    )
+    if variant.sparse:
+        passes = ("sparse",) if blocks == 1 else ("sparse_keys", "sparse_values")
+    else:
+        passes = ("",) if blocks == 1 else ("2pass_1",)
+    packed = "" if variant.packing is None else "quantized"
     threads = simdgroups * LANES
-    grid = (batch * heads * threads, length, blocks)
-    launches = [launch(name, grid, threads) for name in _decode_kernels(variant, blocks)]
+    each = [
+        ("_".join(filter(None, ("sdpa_vector", one, packed))), threads,
+         (batch * heads * threads, length, blocks))
+        for one in passes
+    ]  # fmt: skip
     if blocks > 1:
         columns = (batch * heads * length * value_size, 1, 1)
-        launches.append(launch("sdpa_vector_2pass_2", columns, LANES))
-    return tuple(launches)
-
-
-def _decode_kernels(variant: Variant, blocks: int) -> tuple[str, ...]:
-    """The kernels that see keys and values, in order."""
-    if variant.sparse:
-        if blocks == 1:
-            return ("sdpa_vector_sparse_quantized",)
-        return ("sdpa_vector_sparse_keys_quantized", "sdpa_vector_sparse_values_quantized")
-    first = "sdpa_vector" if blocks == 1 else "sdpa_vector_2pass_1"
-    return (first,) if variant.packing is None else (f"{first}_quantized",)
+        each.append(("sdpa_vector_2pass_2", LANES, columns))
+    return tuple(
+        launch_of(name, grid, threads, made, variant.flags, **arguments)
+        for name, threads, grid in each
+    )

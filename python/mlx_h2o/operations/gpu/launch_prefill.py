@@ -6,14 +6,7 @@ As in ``launch``, nothing here runs anything.
 import mlx.core as mx
 
 from mlx_h2o.operations.gpu.launch import flags_of, refuses_size
-from mlx_h2o.operations.gpu.launches import (
-    LANES,
-    Launch,
-    LaunchPlan,
-    TemplateArguments,
-    launch_of,
-    params,
-)
+from mlx_h2o.operations.gpu.launches import LANES, Launch, LaunchPlan, launch_of, params
 from mlx_h2o.operations.requests import AttentionRequest
 
 SIMDGROUPS = 8  # of a threadgroup
@@ -42,7 +35,7 @@ def plan(request: AttentionRequest, importance: mx.array | None, decay: float | 
     given = {"queries": request.queries, "keys": request.keys, "params": params(*numbers)}
     optional = {"mask": request.mask, "sinks": request.sinks}
     given |= {name: array for name, array in optional.items() if array is not None}
-    arguments: TemplateArguments = {
+    arguments = {
         "T": request.queries.dtype,
         "D": size,
         "NS": SIMDGROUPS,
@@ -50,16 +43,14 @@ def plan(request: AttentionRequest, importance: mx.array | None, decay: float | 
         "QUERIES": QUERIES,
         "CAUSAL": request.causal,
     }
-    results = {
-        "accumulated": ((batch, kv_heads, rows), mx.float32),
-        "lses": ((batch, heads, length), mx.float32),
-    }
+    accumulated = ("accumulated", (batch, kv_heads, rows), mx.float32)
+    made = (accumulated, ("lses", (batch, heads, length), mx.float32))
     threads = SIMDGROUPS * LANES
 
     def launch(name: str, tiles: int) -> Launch:
         """One threadgroup per KV head and tile."""
         grid = (batch * kv_heads * threads, tiles, 1)
-        return launch_of(name, flags_of(request), arguments, grid, threads, results)
+        return launch_of(name, grid, threads, made, flags_of(request), **arguments)
 
     key_tiles = -(-rows // (SIMDGROUPS * KEYS))
     if decay is not None:

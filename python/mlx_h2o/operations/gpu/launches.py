@@ -14,8 +14,7 @@ from mlx_h2o.operations.gpu.kernels import Kernel
 
 LANES = 32  # threads of a simdgroup
 
-TemplateArgument = tuple[str, int | bool | mx.Dtype]
-TemplateArguments = Mapping[str, int | bool | mx.Dtype]
+TemplateArgument = int | bool | mx.Dtype
 Triple = tuple[int, int, int]
 
 
@@ -25,7 +24,7 @@ class Launch:
     buffers."""
 
     kernel: Kernel
-    template: tuple[TemplateArgument, ...]
+    template: tuple[tuple[str, TemplateArgument], ...]
     grid: Triple
     threadgroup: Triple
     output_shapes: tuple[tuple[int, ...], ...]
@@ -47,31 +46,30 @@ class Launch:
         }
 
 
-Results = Mapping[str, tuple[tuple[int, ...], mx.Dtype]]
-"""Shape and dtype of what a kernel makes, by name."""
+Made = tuple[str, tuple[int, ...], mx.Dtype]
+"""Name, shape and dtype of what a kernel may make."""
 
 
+@lru_cache(maxsize=1024)
 def launch_of(
     name: str,
-    flags: frozenset[str],
-    arguments: TemplateArguments,
     grid: Triple,
     threads: int,
-    results: Results,
+    made: tuple[Made, ...],
+    flags: frozenset[str] = frozenset(),
+    **arguments: TemplateArgument,
 ) -> Launch:
     """The launch of a kernel, which takes by name what it wants of all that is there."""
     kernel = kernels.resolve(name, flags)
+    results = {one: (shape, dtype) for one, shape, dtype in made}
     return Launch(
         kernel=kernel,
-        template=tuple((name, arguments[name]) for name in kernel.template),
+        template=tuple((one, arguments[one]) for one in kernel.template),
         grid=grid,
         threadgroup=(threads, 1, 1),
-        output_shapes=tuple(results[name][0] for name in kernel.outputs),
-        output_dtypes=tuple(results[name][1] for name in kernel.outputs),
+        output_shapes=tuple(results[one][0] for one in kernel.outputs),
+        output_dtypes=tuple(results[one][1] for one in kernel.outputs),
     )
-
-
-Execute = Callable[[Launch, list[mx.array]], list[mx.array]]
 
 
 class LaunchPlan(NamedTuple):
@@ -83,7 +81,9 @@ class LaunchPlan(NamedTuple):
     passes: tuple[Launch, ...]
     given: Mapping[str, mx.array]
 
-    def outputs(self, execute: Execute) -> dict[str, mx.array]:
+    def outputs(
+        self, execute: Callable[[Launch, list[mx.array]], list[mx.array]]
+    ) -> dict[str, mx.array]:
         """``execute`` each launch; everything that was made, by name."""
         made, there = {}, {**self.given}
         for launch in self.passes:
@@ -94,6 +94,6 @@ class LaunchPlan(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def params(*numbers: float) -> mx.array:
+def params(*numbers: float, dtype: mx.Dtype = mx.float32) -> mx.array:
     """The scalars of a kernel: one short array, the same for all layers of a model."""
-    return mx.array(numbers, mx.float32)
+    return mx.array(numbers, dtype)

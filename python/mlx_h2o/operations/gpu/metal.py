@@ -39,33 +39,28 @@ class Metal(KernelBackend):
         """That variants run with on this machine."""
 
     def unavailable_reason(self) -> str:
-        """Why the back end cannot run on this machine; empty if it can."""
         return "" if mx.metal.is_available() else "MLX has no Metal device on this machine"
 
     def execute(self, each: Launch, inputs: list[mx.array], stream: StreamLike) -> list[mx.array]:
         return _metal_kernel(each.kernel)(inputs=inputs, stream=stream, **each.call)
 
     def plan(self, request: AttentionRequest) -> LaunchPlan:
-        """The first call of a variant compiles it and evaluates a tiny case."""
+        """The first call of a variant compiles it and evaluates tiny cases."""
         variant = launch.variant_of(request)
         preferred = launch.preferred_simdgroups(variant.head_size, variant.value_size)
         blocks = launch.preferred_blocks(variant.key_count, preferred)
         key = variant.text, blocks > 1
-        if key not in self.simdgroups:
-            self.simdgroups[key] = self._most(_tiny(request), preferred, min(blocks, 2))
-        return launch.plan(request, self.simdgroups[key], blocks, variant)
-
-    def _most(self, tiny: AttentionRequest, simdgroups: int, blocks: int) -> int:
-        while True:
+        while key not in self.simdgroups:
             try:
-                plan = launch.plan(tiny, simdgroups, blocks)
-                mx.eval(self.outputs(plan, tiny.stream)["out"])
+                plan = launch.plan(_tiny(request), preferred, min(blocks, 2))
+                mx.eval(self.outputs(plan, request.stream)["out"])
             except ValueError as error:
-                if _TOO_MANY_THREADS not in str(error) or simdgroups == 1:
+                if _TOO_MANY_THREADS not in str(error) or preferred == 1:
                     raise
-                simdgroups //= 2
+                preferred //= 2
             else:
-                return simdgroups
+                self.simdgroups[key] = preferred
+        return launch.plan(request, self.simdgroups[key], blocks, variant)
 
 
 def _tiny(request: AttentionRequest) -> AttentionRequest:

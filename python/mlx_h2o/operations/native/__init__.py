@@ -50,20 +50,6 @@ def attention_and_accumulate(
     return cast("tuple[mx.array, mx.array]", found)
 
 
-def accumulate_scores(
-    importance: mx.array,
-    scores: mx.array,
-    *,
-    decay: float,
-    masked: bool = True,
-    stream: StreamLike = None,
-) -> mx.array:
-    """The new importance, float32 [B, H, N]."""
-    del masked  # costs nothing to see
-    found = _module().accumulate_scores(importance, scores, decay=decay, stream=stream)
-    return cast(mx.array, found)
-
-
 def prefill_scores(
     request: AttentionRequest, importance: mx.array | None, decay: float | None
 ) -> mx.array:
@@ -99,9 +85,9 @@ def compact_rows(
 
 
 _AS_DEFINED = {
-    "append_quantized", "append_rows", "commits_pages", "committed_bytes", "decode_rows",
-    "discard_rows", "encode_rows", "keep_indices", "key_diversity", "merge_segments", "put_rows",
-    "quantize_append", "reserved_rows", "segment_rows",
+    "accumulate_scores", "append_quantized", "append_rows", "commits_pages", "committed_bytes",
+    "decode_rows", "discard_rows", "encode_rows", "keep_indices", "key_diversity", "merge_segments",
+    "put_rows", "quantize_append", "reserved_rows", "segment_rows",
 }  # fmt: skip
 
 
