@@ -14,8 +14,6 @@ import mlx.core as mx
 import mlx_lm.models
 from mlx.utils import tree_map
 
-__all__ = ["NotBuiltError", "architectures", "build"]
-
 _SETTINGS = json.loads(Path(__file__).with_name("settings.json").read_text())
 COMMON: dict[str, Any] = _SETTINGS["common"]
 """Small sizes by the names that model files use."""

@@ -14,9 +14,11 @@ import numpy as np
 
 import mlx_h2o
 import reference
+from emulator import BuildError, EmulatorBackend, compiler
+from emulator.cases import compile_all
 from golden.build import Case
 from mlx_h2o import use_backend
-from mlx_h2o.operations.backends import Backend, get, register
+from mlx_h2o.operations.backends import get, register
 from mlx_h2o.operations.gpu import launch
 from mlx_h2o.operations.requests import AttentionRequest
 from parity import operations, traces
@@ -113,22 +115,17 @@ class EmulatorLeg(PackageLeg):
 
     def __init__(self) -> None:
         super().__init__("emulator")
-        self._reason: str | None = None
 
     def not_run(self) -> str:
-        if self._reason is None:
-            try:
-                backend: Backend = importlib.import_module("emulator").EmulatorBackend()
-                self._reason = backend.unavailable_reason()
-                if not self._reason and "emulator" not in mlx_h2o.backends():
-                    register("emulator", backend)
-            except ImportError as error:
-                self._reason = f"the emulator cannot be imported: {error}"
-        return self._reason
+        backend = EmulatorBackend()
+        reason = backend.unavailable_reason()
+        if not reason and "emulator" not in mlx_h2o.backends():
+            register("emulator", backend)
+        return reason
 
     def versions(self) -> dict[str, str]:
-        compiler = str(importlib.import_module("emulator").compiler())
-        told = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
+        command = [str(compiler()), "--version"]
+        told = subprocess.run(command, capture_output=True, text=True, check=False)
         return super().versions() | {"compiler": told.stdout.partition("\n")[0]}
 
     def run(self, cases: Iterable[Case], directory: Path) -> Iterator[tuple[str, Outcome]]:
@@ -138,7 +135,6 @@ class EmulatorLeg(PackageLeg):
 
     def _compile(self, cases: list[Case]) -> None:
         """All kernels of decode attention side by side; whatever fails here fails its case."""
-        compile_all = importlib.import_module("emulator.cases").compile_all
         backend = get("emulator")
         work = {}
         for case in cases:
@@ -147,7 +143,7 @@ class EmulatorLeg(PackageLeg):
                 plan = launch.plan(request)
                 key = tuple((each.kernel.name, str(each.template)) for each in plan.passes)
                 work.setdefault(key, (backend, request))
-        with contextlib.suppress(importlib.import_module("emulator").BuildError):
+        with contextlib.suppress(BuildError):
             compile_all(work.values())
 
     def _request(self, case: Case) -> AttentionRequest | None:
