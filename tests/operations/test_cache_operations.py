@@ -97,11 +97,11 @@ def test_attention_without_scores_has_the_same_output():
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("rows", "width"), [(4, 1), (31, 8), (33, 65), (300, 64)])
+@pytest.mark.parametrize(("rows", "width"), [(1, 1), (31, 8), (33, 65), (300, 64)])
 def test_key_diversity_equals_the_reference(backend, dtype, rows, width):
     rng = np.random.default_rng(rows)
     keys = mx.array(rng.standard_normal((2, 3, rows, width)) + 0.3).astype(dtype)
-    for view in (keys, keys[:, :, 3:9], keys[..., ::2], keys.transpose(0, 1, 3, 2)):
+    for view in (keys, keys[:, :, -6:], keys[..., ::2], keys.transpose(0, 1, 3, 2)):
         found = fast.key_diversity(view)
         assert found.dtype == mx.float32
         np.testing.assert_allclose(np.array(found), reference.key_diversity(view), atol=2e-6)

@@ -6,18 +6,36 @@ reference.
 
 from __future__ import annotations
 
+from collections import defaultdict
+from functools import cache
+
 import pytest
 
-from parity import judge, operations, runner
+from golden.build import Case
+from golden.make import read
+from parity import judge, operations
+from parity.decode_cases import decode_cases
+from parity.fold_cases import fold_cases
 from parity.legs import PackageLeg
+from parity.row_cases import row_cases
+from parity.step_cases import step_cases
+
+FAMILIES = (decode_cases, row_cases, fold_cases, step_cases)
+
+
+@cache
+def cases() -> dict[str, list[Case]]:
+    found = defaultdict(list)
+    for case in (*read(), *(case for family in FAMILIES for case in family(0))):
+        found[case.fields["op"]].append(case)
+    return found
 
 
 @pytest.mark.parametrize("op", ["attention", "keep", *operations.FUNCTIONS])
 def test_every_case_is_right(op: str, backend: str) -> None:
     leg = PackageLeg(backend)
-    cases = [case for case in runner.all_cases(0) if case.fields["op"] == op]
-    assert len(cases) >= 8
-    for case in cases:
+    assert len(cases()[op]) >= 8
+    for case in cases()[op]:
         assert not leg.absent(case), case.name
         verdict = judge.judge(case, leg.outcome(case))
         assert verdict.ok, f"{case.name}: {verdict.note}"
