@@ -82,14 +82,23 @@ class EmulatorBackend(KernelBackend):
         )
 
 
-def stand_ins(plan: LaunchPlan) -> list[tuple[Launch, list[mx.array]]]:
-    """The launches of a plan with inputs of the right shapes; nothing runs."""
-    found: list[tuple[Launch, list[mx.array]]] = []
+Launched = list[tuple[Launch, list[mx.array]]]
 
-    def note(each: Launch, inputs: list[mx.array]) -> list[mx.array]:
-        found.append((each, inputs))
+
+@dataclass(eq=False)
+class Recorder(EmulatorBackend):
+    """Runs nothing, and keeps what it would run."""
+
+    launched: Launched = field(default_factory=list)
+
+    def execute(self, each: Launch, inputs: list[mx.array], stream: object) -> list[mx.array]:
+        self.launched.append((each, inputs))
         outputs = zip(each.output_shapes, each.output_dtypes, strict=True)
         return [mx.zeros(shape, dtype) for shape, dtype in outputs]
 
-    plan.outputs(note)
-    return found
+
+def stand_ins(plan: LaunchPlan) -> Launched:
+    """The launches of a plan with inputs of the right shapes; nothing runs."""
+    recorder = Recorder()
+    recorder.outputs(plan, None)
+    return recorder.launched

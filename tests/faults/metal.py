@@ -11,7 +11,6 @@ from mlx_h2o import _kernel_text
 from mlx_h2o.operations.gpu.launches import Launch
 
 HEADER = "h2o.h"
-BARRIER = "metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);"
 
 
 def kernel_of(name: str) -> str:

@@ -15,7 +15,7 @@ from emulator import EmulatorBackend, KernelError, Run
 from emulator.marks import EMULATED
 from emulator.row_cases import SCHEDULES, on_the_emulator, rows_with_ties
 from faults.metal import in_one_kernel, seeded
-from faults.row_faults import FAULTS
+from faults.text import table
 from gpu.test_emulator_prefill import SCALE, arrays, mask_of
 from gpu.test_emulator_rows import averages
 from mlx_h2o import fast, use_backend
@@ -24,6 +24,7 @@ from mlx_h2o.operations.composed import turbo
 
 pytestmark = EMULATED
 
+FAULTS = table("rows")
 LOOSE = Run(defines=("H2O_LOOSE_NAN",))
 Call = Callable[[], object]
 
