@@ -120,11 +120,11 @@ def test_truncated_files_are_refused(saved, left):
     file, _ = saved
     whole = file.read_bytes()
     file.write_bytes(whole[:left])
-    message = r"^\[load_prompt_cache\] .*cache.safetensors is (damaged: found|no safetensors file)"
+    message = r"^\[load_prompt_cache\] .*cache.safetensors is damaged or no safetensors file"
     with pytest.raises(ValueError, match=message):
         load_prompt_cache(file)
     file.write_bytes(whole + b"\0")
-    with pytest.raises(ValueError, match=f"found {len(whole) + 1} bytes, expected {len(whole)}"):
+    with pytest.raises(ValueError, match=message):
         load_prompt_cache(file)
 
 
@@ -148,7 +148,7 @@ def test_any_flipped_bit_is_noticed(saved, part):
 def test_other_files_are_refused(tmp_path):
     text = tmp_path / "text.safetensors"
     text.write_text("no arrays in here, only a few words that are longer than a header")
-    with pytest.raises(ValueError, match="is no safetensors file"):
+    with pytest.raises(ValueError, match="is damaged or no safetensors file"):
         load_prompt_cache(text)
     mx.save_safetensors(str(text), {"weight": mx.ones(3)})
     with pytest.raises(ValueError, match="is no prompt cache"):
@@ -165,10 +165,10 @@ def rewritten(file, change):
     entry = texts.get("0.mlx_h2o", "")
     checked = '"checksum"' in entry
     if checked:
-        texts["0.mlx_h2o"] = entry = json.dumps(json.loads(entry) | {"checksum": UNKNOWN})
+        texts["0.mlx_h2o"] = json.dumps(json.loads(entry) | {"checksum": UNKNOWN})
     mx.save_safetensors(str(file), arrays, texts)
     if checked:
-        write_checksum(file, entry)
+        write_checksum(file)
 
 
 def test_files_of_a_later_format_are_refused(saved):

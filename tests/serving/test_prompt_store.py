@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from mlx_h2o import H2OConfig, H2OKVCache
+from mlx_h2o.lm.saving import saved_texts
 from mlx_h2o.serving.disk import PromptStore
 from paths import IMPORTS
 from routing_checks import mlx_lm_stays_as_it_is
@@ -71,6 +72,12 @@ def check_found(store: PromptStore, asked: int, length: int) -> None:
                 np.testing.assert_array_equal(np.array(ours), np.array(theirs))
 
 
+def lengths_in(folder: Path) -> list[int]:
+    """Tokens of each entry, by its header."""
+    entries = folder.glob("[!.]*.safetensors")
+    return [len(json.loads(saved_texts(file)["tokens"])) for file in entries]
+
+
 def child(folder: Path, first: int, last: int, before: str = "") -> subprocess.Popen[str]:
     program = SAVING.format(folder=str(folder), first=first, last=last, before=before)
     return subprocess.Popen(
@@ -103,7 +110,7 @@ def test_what_was_used_longest_ago_goes(tmp_path):
     store = PromptStore(tmp_path / "all", int(2.5 * one))
     for length in (30, 31, 32):
         store.keep("model", range(length), caches_of(length))
-        while not (store._path("model", range(length)).with_suffix(".json")).exists():
+        while not store._file("model", range(length)).exists():
             time.sleep(0.01)
         check_found(store, 31, 30)  # is used again and again
     store.close()
@@ -136,10 +143,15 @@ def truncated(folder: Path) -> None:
     file.write_bytes(file.read_bytes()[:-8])
 
 
-def changed(**values: Any) -> Any:
+def changed(name: str, text: str | None) -> Any:
+    """Another text in the header, or none."""
+
     def change(folder: Path) -> None:
-        (file,) = folder.glob("*.json")
-        file.write_text(json.dumps(json.loads(file.read_text()) | values))
+        (file,) = folder.glob("*.safetensors")
+        arrays, texts = mx.load(str(file), return_metadata=True)
+        mx.eval(arrays)
+        texts |= {f"0.{name}": text}
+        mx.save_safetensors(str(file), arrays, {key: one for key, one in texts.items() if one})
 
     return change
 
@@ -149,12 +161,12 @@ def changed(**values: Any) -> Any:
     [
         flipped,
         truncated,
-        changed(tokens="abc"),
-        changed(tokens=[1, 2.5]),
-        changed(of=None),
-        changed(bytes=1),
-        lambda folder: next(folder.glob("*.json")).write_text("{"),
-        lambda folder: next(folder.glob("*.safetensors")).unlink(),
+        changed("tokens", "abc"),
+        changed("tokens", "{}"),
+        changed("tokens", "[1, 2.5]"),
+        changed("tokens", f"{[*range(29), 99]}"),
+        changed("of", None),
+        lambda folder: next(folder.glob("*.safetensors")).write_text("{"),
     ],
 )
 def test_damaged_entries_are_not_used_and_go(tmp_path, damage, caplog):
@@ -162,8 +174,9 @@ def test_damaged_entries_are_not_used_and_go(tmp_path, damage, caplog):
     damage(tmp_path)
     store = PromptStore(tmp_path, PLENTY)
     check_found(store, 40, 0)
+    assert store.find("model", [*range(29), 99, 30]) == ([], 0)
     assert "a prompt cache on disk is not used" in caplog.text
-    assert not list(tmp_path.glob("*.json")) and store.nbytes == 0
+    assert not list(tmp_path.iterdir()) and store.nbytes == 0
 
 
 def test_files_of_others_are_left_alone(tmp_path):
@@ -194,9 +207,9 @@ def test_a_full_disk_is_said_and_served_without(tmp_path):
     out, said = process.communicate(timeout=60)
     assert process.returncode == 0 and out.split()[-1] == "39"
     assert "a prompt cache is not kept on disk" in said
-    lengths = [len(json.loads(file.read_text())["tokens"]) for file in tmp_path.glob("*.json")]
+    lengths = lengths_in(tmp_path)
     assert lengths and max(lengths) < 39
-    assert len(list(tmp_path.iterdir())) == 2 * len(lengths)
+    assert len(list(tmp_path.iterdir())) == len(lengths)
     check_found(PromptStore(tmp_path, PLENTY), 40, max(lengths))
 
 
@@ -213,7 +226,7 @@ def test_a_kill_at_any_moment_corrupts_nothing(tmp_path, seed, caplog):
     process.communicate()
     with caplog.at_level(logging.WARNING):
         store = PromptStore(tmp_path, PLENTY)
-        lengths = [len(json.loads(file.read_text())["tokens"]) for file in tmp_path.glob("*.json")]
+        lengths = lengths_in(tmp_path)
         for length in lengths:
             check_found(store, length + 1, length)
     assert not caplog.records
@@ -221,4 +234,4 @@ def test_a_kill_at_any_moment_corrupts_nothing(tmp_path, seed, caplog):
         long_ago = time.time() - 3600
         os.utime(file, (long_ago, long_ago))
     PromptStore(tmp_path, PLENTY)
-    assert len(list(tmp_path.iterdir())) == 2 * len(lengths)
+    assert len(list(tmp_path.iterdir())) == len(lengths)

@@ -28,7 +28,7 @@ from .checks import check_caches, check_counts, check_drafts, checked_tokens
 from .prompt_cache import check_given, evicting_caches, make_prompt_cache, summary
 from .ranks import dealt_out
 from .routing import routing, routing_for
-from .safetensors import read_header
+from .safetensors import texts_of
 from .sharing import LEAST_SHARED, common_tokens, lasting_tokens, read_once, unshared_because
 
 __all__ = ["batch_generate", "generate", "load", "make_prompt_cache", "stream_generate", "summary"]
@@ -80,7 +80,7 @@ def load(path_or_hf_repo: str | Path, *args: Any, group: Any = None, **kwargs: A
 def loading(folder: Path) -> Iterator[None]:
     """Within the context, what goes wrong with a model's folder is a ValueError that says so."""
     for file in folder.glob("model*.safetensors"):
-        read_header(str(file), "load", "file of weights")
+        texts_of(str(file), "load", "file of weights")
     try:
         yield
     except Exception as error:  # of mlx_lm, MLX or transformers

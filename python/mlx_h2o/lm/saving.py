@@ -27,7 +27,7 @@ from ..version import __version__
 from .files import replacing
 from .prompt_cache import evicting_caches, with_own_rows
 from .routing import model_name
-from .safetensors import UNKNOWN, is_whole, read_header, write_checksum
+from .safetensors import UNKNOWN, is_whole, texts_of, write_checksum
 
 FORMAT = 5
 """Files of a higher format are refused. Raised when older readers would misread a file.
@@ -94,7 +94,7 @@ def save_prompt_cache(
     path = Path(with_suffix(file_name))
     with replacing(path, 0o600, _SUFFIX) as beside:  # for this user alone: it holds what was said
         mlx_lm_cache.save_prompt_cache(str(beside), list(cache), metadata)
-        write_checksum(beside, metadata[_ENTRY])
+        write_checksum(beside)
         with beside.open("rb") as file:
             os.fsync(file.fileno())
 
@@ -121,15 +121,14 @@ def load_prompt_cache(
             model, or without a cache that evicts. No cache is returned then.
     """
     path, text = _texts(file_name)
-    entry = text.get(f"0.{_ENTRY}")
-    description = _read_description(path, entry)
+    description = _read_description(path, text.get(f"0.{_ENTRY}"))
     for name in [text[key] for key in text if key.startswith("1.")]:
         if name not in _CLASSES and not isinstance(getattr(mlx_lm_cache, name, None), type):
             raise _unfit(
                 path, f"holds a {name!r}, expected caches of mlx_lm and {', '.join(_CLASSES)}"
             )
     checksum = description.get("checksum")
-    if checksum is not None and not is_whole(path, str(entry), str(checksum)):
+    if checksum is not None and not is_whole(path, str(checksum)):
         raise _unfit(path, "is damaged: it is not what was written")
     cache, metadata = _read(path)
     if description.get("layers", len(cache)) != len(cache):
@@ -156,8 +155,8 @@ def _texts(file_name: str | os.PathLike[str]) -> tuple[str, dict[str, str]]:
     path = os.fspath(file_name)
     if not os.path.exists(path) and os.path.exists(path + _SUFFIX):
         path += _SUFFIX
-    text = read_header(path, "load_prompt_cache").get("__metadata__")
-    if not isinstance(text, dict) or not any(key.startswith("1.") for key in text):
+    text = texts_of(path, "load_prompt_cache")
+    if not any(key.startswith("1.") for key in text):
         raise _unfit(path, "is no prompt cache: it names no cache classes")
     return path, text
 
