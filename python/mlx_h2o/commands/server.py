@@ -8,7 +8,7 @@ import hashlib
 import importlib
 import logging
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -17,13 +17,14 @@ from ..lm.fingerprint import fingerprint
 from ..lm.generate import load
 from ..lm.prompt_cache import budgets_of, evicting_caches, make_prompt_cache
 from ..lm.ranks import Ranks
-from .flags import add_flags
+from .flags import add_cache_flags, add_flags
 from .models import loaded
-from .options import CacheSettings, add_cache_flags, settings_of
+from .options import CacheSettings, settings_of
 from .parsing import OneLineParser, number
 from .together import together
 
 _LOG = logging.getLogger("mlx_h2o")
+_none: Any = contextlib.nullcontext
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -41,13 +42,12 @@ def run(arguments: Sequence[str]) -> int:
         flags.error(f"{error.name} is missing, expected pip install 'mlx-h2o[server]'")
     with together(flags, args) as ranks:
         logging.basicConfig(level=args.log_level, format="%(asctime)s %(levelname)s %(message)s")
-        _serve(flags, args, settings, ranks)
+        _serve(args, settings, ranks)
     return 0
 
 
-def _serve(
-    flags: argparse.ArgumentParser, args: argparse.Namespace, settings: CacheSettings, ranks: Ranks
-) -> None:
+def _serve(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None:
+    from ..serving.disk import PromptStore
     from ..serving.engine import Engine
     from ..serving.http import Settings, make_app
     from ..serving.listening import listen, serve
@@ -56,10 +56,11 @@ def _serve(
     from ..serving.sampling import Sampling
     from ..serving.snapshots import Snapshots
 
-    # What cannot be written, and a port that is taken, are told before the model is loaded.
+    folder = args.cache_dir
+    # A port that is taken is told before the model is loaded.
     with (
-        _store(flags, args) as store,
-        contextlib.nullcontext() if ranks.rank else listen(args.host, args.port) as listener,
+        contextlib.closing(PromptStore(folder, args.cache_size)) if folder else _none() as store,
+        _none() if ranks.rank else listen(args.host, args.port) as listener,
     ):
         template = {"chat_template": args.chat_template} if args.chat_template else {}
         model, tokenizer = loaded(args, ranks, **template)
@@ -118,27 +119,6 @@ def _name(models: list[Any], make: Any) -> str:
     settings = [one.config for one in evicting_caches(caches)], budgets_of(caches)
     known = [fingerprint(model) for model in models]
     return " ".join([*known, hashlib.sha256(repr(settings).encode()).hexdigest()[:16]])
-
-
-@contextlib.contextmanager
-def _store(flags: argparse.ArgumentParser, args: argparse.Namespace) -> Iterator[Any]:
-    """Where prompts are kept on disk, if that is asked for; closed at the end."""
-    from ..serving.disk import PromptStore
-
-    where = args.cache_dir
-    if where is None:
-        yield None
-        return
-    if not where:
-        flags.error("--cache-dir is empty, expected a directory")
-    try:
-        store = PromptStore(where, args.cache_size)
-    except FileExistsError:
-        flags.error(f"--cache-dir: {where} is a file, expected a directory")
-    except OSError as error:
-        flags.error(f"--cache-dir: cannot write to {where}: {error.strerror}")
-    with contextlib.closing(store):
-        yield store
 
 
 def parser() -> argparse.ArgumentParser:

@@ -30,12 +30,7 @@ from .routing import model_name
 from .safetensors import UNKNOWN, is_whole, texts_of, write_checksum
 
 FORMAT = 5
-"""Files of a higher format are refused. Raised when older readers would misread a file.
-
-1: the same settings for all layers. 2: those of a cache may say that others differ. 3: they may
-name a prefix that is never evicted. 4: they may say how far back rows go first. 5: packed rows may
-be kept in a frame of their head. A file that needs less is still written as 1, 2, 3 or 4.
-"""
+"""Files of a higher format are refused. Raised when older readers would misread a file."""
 
 _CLASSES: dict[str, Any] = {
     cls.__name__: cls for cls in (H2OKVCache, QuantizedH2OKVCache, BatchH2OKVCache, HeadGroups)
@@ -193,20 +188,8 @@ def _restored(name: str, state: Any) -> Any:
 
 
 def _description(cache: Sequence[Any], model: Module | None) -> dict[str, Any]:
-    evicting = list(evicting_caches(cache))
-    needs = (
-        (5, any(one.config.framed for one in evicting)),
-        (4, any(one.config.context_size is not None for one in evicting)),
-        (3, any(one.config.prefix_size for one in evicting)),
-        (2, any(one.unequal_budgets for one in evicting)),
-        (1, True),
-    )
-    found: dict[str, Any] = {
-        "format": next(number for number, needed in needs if needed),
-        "version": __version__,
-        "layers": len(cache),
-        "checksum": UNKNOWN,
-    }
+    found: dict[str, Any] = {"format": FORMAT, "version": __version__, "layers": len(cache)}
+    found |= {"checksum": UNKNOWN}
     if model is not None:
         found |= {"model": model_name(model), "fingerprint": _fingerprint(model)}
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,26 +20,34 @@ LEAST_SHARED = 32
 """Tokens: for fewer it does not pay to read the rows of a sequence in two parts."""
 
 
+def shareable(
+    model: Module, caches: Sequence[Any], prompts: Sequence[Sequence[int]]
+) -> tuple[int, str]:
+    """How many first tokens the prompts can share in caches of one sequence; 0, and why, where they
+    cannot."""
+    if reason := _unshared_because(model, caches):
+        return 0, reason
+    common = common_tokens(prompts)
+    bounded = [one.config for one in evicting_caches(caches) if one.config.max_kv_size is not None]
+    lasting = min((one.prefix_size for one in bounded), default=sys.maxsize)
+    if (found := min(common, lasting)) >= LEAST_SHARED:
+        return found, ""
+    kept = f"the first {lasting}" if bounded else "all"
+    return 0, (
+        f"the prompts begin with the same {common} tokens, of which {kept} are never evicted "
+        f"(prefix_size): less than {LEAST_SHARED}"
+    )
+
+
 def common_tokens(prompts: Sequence[Sequence[int]]) -> int:
     """How many first tokens are the same in all prompts; one at least of each is another."""
     first, last = min(map(list, prompts)), max(map(list, prompts))  # which differ soonest of all
-    most = min(len(first), *(len(prompt) for prompt in prompts)) - 1
-    pairs = zip(first[:most], last[:most], strict=False)
-    return next((place for place, (one, other) in enumerate(pairs) if one != other), max(0, most))
+    most = max(0, min(map(len, prompts)) - 1)
+    pairs = zip(first[:most], last[:most], strict=True)
+    return next((place for place, (one, other) in enumerate(pairs) if one != other), most)
 
 
-def lasting_tokens(caches: Sequence[Any]) -> int | None:
-    """How many first tokens are never evicted from the caches of a sequence; None: all."""
-    sizes = [
-        one.config.prefix_size
-        for one in evicting_caches(caches)
-        if one.config.max_kv_size is not None
-    ]
-    return min(sizes, default=None)
-
-
-def unshared_because(model: Module, caches: Sequence[Any]) -> str:
-    """Why sequences of this model cannot share rows of such caches; empty where they can."""
+def _unshared_because(model: Module, caches: Sequence[Any]) -> str:
     if not calls_attention(model) or computes_with_keys(model):
         return f"{model_name(model)} does not hand the keys of its cache to mlx_lm's attention"
     for layer, one in enumerate(caches):
@@ -57,7 +66,7 @@ def read_once(model: Module, caches: Sequence[Any], tokens: Sequence[int], step:
     Args:
         model: an mlx_lm model.
         caches: one per layer, for which nothing speaks against it.
-        tokens: with those that were read before no more than ``lasting_tokens``.
+        tokens: with those that were read before none that is ever evicted.
         step: tokens that are read at a time.
     """
     run: Any = model

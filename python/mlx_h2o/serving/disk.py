@@ -13,7 +13,6 @@ import logging
 import os
 import queue
 import re
-import tempfile
 import threading
 import time
 from collections import defaultdict
@@ -25,6 +24,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
+from ..lm.files import check_folder
 from ..lm.prompt_cache import with_own_rows
 from ..lm.saving import load_prompt_cache, save_prompt_cache, saved_texts
 from .radix import RadixTree
@@ -65,8 +65,7 @@ class PromptStore:
 
     def __init__(self, folder: str | os.PathLike[str], max_bytes: int) -> None:
         self.folder, self.max_bytes = Path(folder), max_bytes
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=self.folder).close()
+        check_folder(os.fspath(folder))
         self._lock = threading.Lock()
         self._kept: dict[Path, _Kept] = {}  # used longest ago first
         self._trees: dict[str, RadixTree[_Kept]] = defaultdict(RadixTree)  # by what they are of
