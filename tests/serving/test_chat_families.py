@@ -71,7 +71,23 @@ def test_the_server_tells_thoughts_text_and_calls_apart(served: Any) -> None:
     assert [json.loads(one["function"]["arguments"]) for one in calls] == (
         [{"city": "Bonn"}] if family.calls else []
     )
+    streamed = [one for piece in pieces for one in piece.get("tool_calls", [])]
+    assert streamed == [one | {"index": place} for place, one in enumerate(calls)]
     assert choice.whole["finish_reason"] == ("tool_calls" if family.calls else "stop")
+
+
+def test_a_call_that_cannot_be_read_is_text(served: Any, caplog: Any) -> None:
+    family, _, tokenizer = served
+    if not family.calls or not tokenizer.tool_call_end:
+        return
+    marks = tokenizer.tool_call_start, tokenizer.tool_call_end
+    text = f"Now{marks[0]}{{{marks[1]}."
+    writer, choice = Writer(tokenizer, ()), ChatChoice(0, tokenizer, TOOLS)
+    for token in tokenizer.encode(text, add_special_tokens=False):
+        choice.take(Event(writer.take(token)))
+    choice.take(Event(writer.end(), finish="stop"))
+    assert choice.whole["message"] == {"role": "assistant", "content": text}
+    assert choice.whole["finish_reason"] == "stop" and "cannot be read" in caplog.text
 
 
 def test_tools_are_refused_where_nothing_reads_their_calls(served: Any) -> None:

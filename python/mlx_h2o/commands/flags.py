@@ -86,14 +86,12 @@ _FLAGS: dict[str, tuple[Any, ...]] = {
 """What reads a flag or the choices, its default, what its value is called, what it is, and how many
 values."""
 
-_ROWS = (
-    f"rows per head (default: {_USUAL.max_kv_size}), or none: no limit; a quarter of the context "
-)
+_ROWS = f"rows per head (default: {_USUAL.max_kv_size}), or none: no limit; "
 _BYTES = "memory of the cache, such as 300MB: chooses rows, and bits unless --kv-bits is given"
 _FORMAT = "rotated rows: turbo2, turbo3 or turbo4; turbo8v3: keys in 8 bits, values in 3"
 _CACHE: dict[str, dict[str, tuple[Any, ...]]] = {
     "rows of the KV cache": {
-        "--max-kv-size": (rows, "ROWS", f"{_ROWS}is a good start"),
+        "--max-kv-size": (rows, "ROWS", f"{_ROWS}a quarter of the context is a good start"),
         "--max-kv-bytes": (nbytes, "BYTES", _BYTES),
         "--budgets": (
             checked(str, read_budgets), "FILE", 'rows of layers or heads: {"budgets": [ROWS, ...]}',

@@ -76,7 +76,7 @@ def _serve(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> N
             min(limits.prompts, limits.decode), limits.decode,
         )  # fmt: skip
         most = memory.free // 4 if args.prompt_cache_bytes is None else args.prompt_cache_bytes
-        kept = store and (store, _name(models, make))
+        kept = None if store is None else (store, _name(models, make))
         snapshots = Snapshots(most, args.prompt_cache_size, ranks)
         engine = Engine(models, tokenizer, make, memory, snapshots, limits, kept)
         memory.apply()
