@@ -13,6 +13,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +167,7 @@ def test_caches_on_disk_are_of_a_model_and_of_settings():
         models = [tiny_qwen3(layers=layers)]
         for settings in ({}, {"max_kv_size": 20}, {"kv_bits": 8, "kv_group_size": 32}):
             asked = CacheSettings(H2OConfig.of(**settings), None, "equal", None)
-            make = server._making(models, asked)
+            make = partial(server._made, models, asked)
             found |= {server._name(models, make), server._name(models, make)}
     assert len(found) == 6
 

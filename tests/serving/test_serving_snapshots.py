@@ -198,7 +198,7 @@ def check_conversations(kind, folder, said, rng):
     asked: list[tuple[list[int], int]] = []
     found: list[list[int]] = []
     for part in (said[: len(said) // 2], said[len(said) // 2 :]):
-        store = (PromptStore(folder, 1 << 30), "model") if kind == "disk" else None
+        store = PromptStore(folder, 1 << 30, "model") if kind == "disk" else None
         with engine_of(models, limits=Limits(step=16, decode=4), store=store, **more) as engine:
             engine.least_on_disk = 8
             for which, change, count in part:
@@ -213,7 +213,7 @@ def check_conversations(kind, folder, said, rng):
                 found += [list(answer) for answer in answers]
                 prompts[which] = changed(prompt, change, answers[0], rng)
         if store is not None:
-            store[0].close()
+            store.close()
             assert list(folder.glob("*.safetensors"))
     for (tokens, count), answer in zip(asked, found, strict=True):
         with engine_of([model], kept=0) as fresh:

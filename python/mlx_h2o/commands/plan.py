@@ -38,7 +38,7 @@ def run(arguments: Sequence[str]) -> int:
         usage="%(prog)s MODEL [options]",
     )
     add = parser.add_argument
-    add("model", help="a directory, a name on the hub or of the table, or demo")
+    add("model", help="a directory, a name on the hub or of docs/models.md, or demo")
     add("--memory", type=nbytes, metavar="BYTES",
         help="such as 24GB (default: three quarters of this machine's)")  # fmt: skip
     add("--context", type=_tokens, metavar="TOKENS",

@@ -9,13 +9,14 @@ import importlib
 import logging
 import signal
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
 
 from ..lm.fingerprint import fingerprint
 from ..lm.generate import load
-from ..lm.prompt_cache import budgets_of, evicting_caches, make_prompt_cache
+from ..lm.prompt_cache import budgets_of, evicting_caches
 from ..lm.ranks import Ranks
 from .flags import add_cache_flags, add_flags
 from .models import loaded
@@ -24,7 +25,6 @@ from .parsing import OneLineParser, number
 from .together import together
 
 _LOG = logging.getLogger("mlx_h2o")
-_none: Any = contextlib.nullcontext
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -56,17 +56,14 @@ def _serve(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> N
     from ..serving.sampling import Sampling
     from ..serving.snapshots import Snapshots
 
-    folder = args.cache_dir
-    # A port that is taken is told before the model is loaded.
-    with (
-        contextlib.closing(PromptStore(folder, args.cache_size)) if folder else _none() as store,
-        _none() if ranks.rank else listen(args.host, args.port) as listener,
-    ):
+    with contextlib.ExitStack() as stack:
+        # A port that is taken is told before the model is loaded.
+        listener = None if ranks.rank else stack.enter_context(listen(args.host, args.port))
         template = {"chat_template": args.chat_template} if args.chat_template else {}
         model, tokenizer = loaded(args, ranks, **template)
         models = [model] if args.draft_model is None else [model, load(args.draft_model)[0]]
         mx.eval([one.parameters() for one in models])
-        make = _making(models, settings)
+        make = partial(_made, models, settings.fitted(*models))
         limits = Limits(
             args.decode_concurrency, args.prompt_concurrency, args.max_queue,
             args.prefill_step_size, args.num_draft_tokens,
@@ -76,9 +73,12 @@ def _serve(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> N
             min(limits.prompts, limits.decode), limits.decode,
         )  # fmt: skip
         most = memory.free // 4 if args.prompt_cache_bytes is None else args.prompt_cache_bytes
-        kept = None if store is None else (store, _name(models, make))
         snapshots = Snapshots(most, args.prompt_cache_size, ranks)
-        engine = Engine(models, tokenizer, make, memory, snapshots, limits, kept)
+        store: PromptStore | None = None
+        if args.cache_dir is not None:
+            store = PromptStore(args.cache_dir, args.cache_size, _name(models, make))
+            stack.enter_context(contextlib.closing(store))
+        engine = Engine(models, tokenizer, make, memory, snapshots, limits, store)
         memory.apply()
         for one in (signal.SIGINT, signal.SIGTERM):  # uvicorn hears of them, on the first rank
             signal.signal(one, signal.SIG_IGN)
@@ -97,20 +97,9 @@ def _serve(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> N
             raise ValueError(f"the engine has ended: {engine.error}")
 
 
-def _making(models: list[Any], settings: CacheSettings) -> Any:
-    """What makes caches of these settings, one list for each model."""
-    settings = settings.fitted(*models)
-
-    def make() -> list[list[Any]]:
-        return [
-            make_prompt_cache(
-                model, settings.config, budgets=settings.budgets if model is models[0] else None,
-                layers=settings.layers,
-            )
-            for model in models
-        ]  # fmt: skip
-
-    return make
+def _made(models: list[Any], settings: CacheSettings) -> list[list[Any]]:
+    """New caches, one list for each model."""
+    return [settings.caches(model) for model in models]
 
 
 def _name(models: list[Any], make: Any) -> str:

@@ -39,8 +39,6 @@ _NO_LIMIT = int(1e30)
 DRAFTED = 2
 """Tokens that mlx_lm drafts at a time where it is not told."""
 
-_PROCESSORS = "logits_processors"
-
 _BESIDE = ("budgets", "layers", "length", "max_kv_bytes")
 """What :func:`make_prompt_cache` takes beside the settings."""
 
@@ -266,7 +264,10 @@ def batch_generate(
     shared, begun = 0, time.perf_counter()
     if share_prefix is not False and (share_prefix or len(own) > 1):
         # Processors look at the whole prompt, of which mlx_lm sees what is not read yet.
-        beside = {"prompt_caches": prompt_caches, _PROCESSORS: kwargs.get(_PROCESSORS)}
+        beside = {
+            "prompt_caches": prompt_caches,
+            "logits_processors": kwargs.get("logits_processors"),
+        }
         hindering = [f"{name} is given" for name, value in beside.items() if value]
         shared, why = (0, hindering[0]) if hindering else shareable(model, caches[0], own)
         if why and share_prefix:

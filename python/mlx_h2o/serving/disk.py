@@ -15,7 +15,6 @@ import queue
 import re
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,10 +40,10 @@ _WAITING = 8
 
 @dataclass(frozen=True)
 class _Kept:
-    """An entry: its file, what it is of, and the bytes of the file."""
+    """An entry: its file, whether it is of this model and settings, and the bytes of the file."""
 
     file: Path
-    of: str
+    own: bool
     tokens: list[int]
     nbytes: int
 
@@ -57,25 +56,26 @@ class PromptStore:
 
     Args:
         folder: where; it is made if it is missing, for this user alone.
-        max_bytes: of all files together.
+        max_bytes: of all files together, of other models and settings too.
+        of: names the model and the settings; what is kept under another name is not found.
 
     Raises:
         OSError: the directory cannot be made or written to.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], max_bytes: int) -> None:
-        self.folder, self.max_bytes = Path(folder), max_bytes
+    def __init__(self, folder: str | os.PathLike[str], max_bytes: int, of: str) -> None:
+        self.folder, self.max_bytes, self.of = Path(folder), max_bytes, of
         check_folder(os.fspath(folder))
         self._lock = threading.Lock()
         self._kept: dict[Path, _Kept] = {}  # used longest ago first
-        self._trees: dict[str, RadixTree[_Kept]] = defaultdict(RadixTree)  # by what they are of
+        self._tree = RadixTree[_Kept]()  # of those that may be found
         for file in sorted(self.folder.iterdir(), key=_used):  # others' files are left alone
             if _ENTRY.fullmatch(file.name):
                 self._add(file)
             elif _BEGUN.fullmatch(file.name) and _used(file) < time.time() - 60:
                 _remove(file)
         self._make_room(0)
-        self._queue: queue.Queue[tuple[str, list[int], list[Any]] | None] = queue.Queue(_WAITING)
+        self._queue: queue.Queue[tuple[list[int], list[Any]] | None] = queue.Queue(_WAITING)
         self._writer = threading.Thread(target=self._write_all, name="prompt store", daemon=True)
         self._writer.start()
 
@@ -85,11 +85,10 @@ class PromptStore:
         with self._lock:
             return sum(kept.nbytes for kept in self._kept.values())
 
-    def find(self, of: str, tokens: Sequence[int], more_than: int = 0) -> tuple[list[Any], int]:
+    def find(self, tokens: Sequence[int], more_than: int = 0) -> tuple[list[Any], int]:
         """The caches of the longest prefix of ``tokens`` that is kept, and its length.
 
         Args:
-            of: what :meth:`keep` was told.
             tokens: of a prompt; one at least stays to be read.
             more_than: shorter prefixes are not wanted.
 
@@ -98,7 +97,7 @@ class PromptStore:
         """
         while True:
             with self._lock:
-                near = self._trees[of].nearest(tokens[:-1])
+                near = self._tree.nearest(tokens[:-1])
                 whole = (one for shared, one in near if shared == len(one.tokens))
                 kept = next(whole, None)
                 if kept is None or len(kept.tokens) <= more_than:
@@ -114,24 +113,21 @@ class PromptStore:
                 continue
             return caches, len(kept.tokens)
 
-    def keep(self, of: str, tokens: Sequence[int], caches: Sequence[Any]) -> None:
+    def keep(self, tokens: Sequence[int], caches: Sequence[Any]) -> None:
         """Write the caches of ``tokens`` soon, unless the same are there.
 
         Args:
-            of: names the model and the settings; only the same name finds them.
             tokens: all that the caches have seen.
             caches: one per layer, which nobody changes from here on.
         """
-        if any(not isinstance(token, int) for token in tokens):
-            return  # such as parts of images
         with self._lock:
-            if (file := self._file(of, tokens)) in self._kept:
+            if (file := self._file(tokens)) in self._kept:
                 self._kept[file] = self._kept.pop(file)
                 return
         caches = with_own_rows(caches)
         mx.eval([cache.state for cache in caches])  # in the thread and stream that made them
         try:
-            self._queue.put_nowait((of, list(tokens), list(caches)))
+            self._queue.put_nowait((list(tokens), list(caches)))
         except queue.Full:
             _LOG.warning("prompt caches come faster than they are written: one is not kept")
 
@@ -141,8 +137,8 @@ class PromptStore:
             self._queue.put(None, timeout=timeout)
             self._writer.join(timeout)
 
-    def _file(self, of: str, tokens: Sequence[int]) -> Path:
-        name = hashlib.sha256(repr((of, list(tokens))).encode()).hexdigest()[:32]
+    def _file(self, tokens: Sequence[int]) -> Path:
+        name = hashlib.sha256(repr((self.of, list(tokens))).encode()).hexdigest()[:32]
         return self.folder / f"{name}.safetensors"
 
     def _write_all(self) -> None:
@@ -152,14 +148,14 @@ class PromptStore:
             except Exception as error:  # a full disk, say: the server goes on without
                 _LOG.warning("a prompt cache is not kept on disk: %s", error)
 
-    def _write(self, of: str, tokens: list[int], caches: list[Any]) -> None:
+    def _write(self, tokens: list[int], caches: list[Any]) -> None:
         arrays: Any = tree_flatten([cache.state for cache in caches])
         size = sum(getattr(array, "nbytes", 0) for _, array in arrays)
         if size > self.max_bytes:
             raise ValueError(f"it has {size:,} bytes, expected at most {self.max_bytes:,}")
         self._make_room(size)
-        file = self._file(of, tokens)
-        save_prompt_cache(file, caches, {"of": of, "tokens": json.dumps(tokens)})
+        file = self._file(tokens)
+        save_prompt_cache(file, caches, {"of": self.of, "tokens": json.dumps(tokens)})
         self._add(file)
         self._make_room(0)
 
@@ -167,17 +163,18 @@ class PromptStore:
         """An entry that is there; one that is damaged goes."""
         try:
             texts = saved_texts(file)
-            of, tokens = texts["of"], json.loads(texts["tokens"])
+            own, tokens = texts["of"] == self.of, json.loads(texts["tokens"])
             if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
-                raise ValueError(f"{file} is damaged")
-            kept = _Kept(file, of, tokens, file.stat().st_size)
+                raise ValueError("it has no tokens")
+            kept = _Kept(file, own, tokens, file.stat().st_size)
         except (OSError, ValueError, KeyError) as error:
-            _LOG.warning("a prompt cache on disk is not used: %s", error)
+            _LOG.warning("a prompt cache on disk is not used: %s: %r", file, error)
             _remove(file)
             return
         with self._lock:
             self._kept[file] = kept
-            self._trees[of].put(tokens, kept)
+            if kept.own:
+                self._tree.put(tokens, kept)
 
     def _make_room(self, size: int) -> None:
         """Entries go until there is room for this many bytes more."""
@@ -188,8 +185,8 @@ class PromptStore:
 
     def _forget(self, kept: _Kept) -> None:
         with self._lock:
-            if self._kept.pop(kept.file, None):
-                self._trees[kept.of].remove(kept.tokens)
+            if self._kept.pop(kept.file, None) and kept.own:
+                self._tree.remove(kept.tokens)
         _remove(kept.file)
 
 
