@@ -195,7 +195,7 @@ def test_wrong_budgets_say_what_was_found(budgets, text):
     [
         ("{", "is not JSON"),
         ("[1, 2]", "holds list, expected an object with a list under"),
-        ('{"budgets": [{"max_kv_size": 12}, {"rows": 3}]}', "a budget is {'rows': 3}"),
+        ('{"budgets": [12, {"rows": 3}]}', "a budget is {'rows': 3}"),
     ],
 )
 def test_a_file_that_holds_no_budgets_is_refused(tmp_path, content, text):

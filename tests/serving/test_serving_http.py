@@ -158,7 +158,7 @@ WRONG_CHATS = [
     (
         {"messages": [{"role": "assistant", "tool_calls": [
             {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{"}}]}]},
-        "arguments is not a JSON object",
+        "function.arguments is wrong: Invalid JSON",
     ),
     ({"tool_choice": "required"}, "tool_choice is wrong"),
     ({"top_logprobs": 3}, "top_logprobs is given, expected logprobs to be true"),

@@ -264,12 +264,9 @@ def batch_generate(
     shared, begun = 0, time.perf_counter()
     if share_prefix is not False and (share_prefix or len(own) > 1):
         # Processors look at the whole prompt, of which mlx_lm sees what is not read yet.
-        beside = {
-            "prompt_caches": prompt_caches,
-            "logits_processors": kwargs.get("logits_processors"),
-        }
-        hindering = [f"{name} is given" for name, value in beside.items() if value]
-        shared, why = (0, hindering[0]) if hindering else shareable(model, caches[0], own)
+        beside = {"prompt_caches": prompt_caches, **kwargs}
+        names = [name for name in ("prompt_caches", "logits_processors") if beside.get(name)]
+        shared, why = shareable(model, caches[0], own) if not names else (0, f"{names[0]} is given")
         if why and share_prefix:
             raise ValueError(
                 f"[{operation}] share_prefix is True, and {why}: expected share_prefix=False."
