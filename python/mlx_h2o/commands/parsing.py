@@ -17,7 +17,7 @@ from ..lm.files import check_folder, check_writable
 from ..lm.generate import check_path
 from ..lm.sizing import parsed_bytes
 
-_NO_FLAGS = ("speculative", "diversity", "fold", "kv_frame", "kv_handed", "rows_at")
+_NO_FLAGS = ("speculative", "diversity", "fold", "kv_frame", "kv_handed", "prefix_size", "rows_at")
 
 
 class _Help(argparse.HelpFormatter):

@@ -29,7 +29,7 @@ from .prompt_cache import check_given, evicting_caches, make_prompt_cache, summa
 from .ranks import dealt_out
 from .routing import routing, routing_for
 from .safetensors import texts_of
-from .sharing import read_once, shareable
+from .sharing import share, shareable
 
 __all__ = ["batch_generate", "generate", "load", "make_prompt_cache", "stream_generate", "summary"]
 
@@ -273,7 +273,8 @@ def batch_generate(
             )
     if shared:
         step = kwargs.get("prefill_step_size", PROMPT_CHUNK)
-        read_once(model, caches[0], own[0][:shared], step)
+        read_prompt(model, caches[0], own[0][:shared], step)
+        share(caches[0])
         caches = [caches[0], *(copy.deepcopy(caches[0]) for _ in own[1:])]
         own = [prompt[shared:] for prompt in own]
     seconds = time.perf_counter() - begun

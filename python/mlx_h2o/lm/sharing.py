@@ -14,7 +14,7 @@ from ..caches.formats import unshareable
 from ..caches.heads import HeadGroups
 from .models import computes_with_keys
 from .prompt_cache import evicting_caches
-from .routing import calls_attention, model_name, routing_for
+from .routing import calls_attention, model_name
 
 LEAST_SHARED = 32
 """Tokens: for fewer it does not pay to read the rows of a sequence in two parts."""
@@ -60,22 +60,9 @@ def _unshared_because(model: Module, caches: Sequence[Any]) -> str:
     return ""
 
 
-def read_once(model: Module, caches: Sequence[Any], tokens: Sequence[int], step: int) -> None:
-    """Read tokens into caches of one sequence, whose copies then share all rows.
-
-    Args:
-        model: an mlx_lm model.
-        caches: one per layer, for which nothing speaks against it.
-        tokens: with those that were read before none that is ever evicted.
-        step: tokens that are read at a time.
-    """
-    run: Any = model
-    evicting = list(evicting_caches(caches))
-    with routing_for(model, evicting):
-        for start in range(0, len(tokens), step):
-            run(mx.array(list(tokens)[start : start + step])[None], cache=list(caches))
-            mx.eval([cache.state for cache in caches])
-    for one in evicting:
+def share(caches: Sequence[Any]) -> None:
+    """Have copies of the caches of one sequence share all rows that are there."""
+    for one in evicting_caches(caches):
         one.share(one.offset)
     mx.eval([cache.state for cache in caches])
     mx.clear_cache()
