@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from mlx_h2o.caches.heads import HeadGroups
     from mlx_h2o.caches.quantized import QuantizedH2OKVCache
     from mlx_h2o.config import Affine, Budget, Codes, Dense, H2OConfig, Mixed, SettingError
+    from mlx_h2o.lm.evicting import evicting
     from mlx_h2o.lm.generate import (
         batch_generate,
         generate,
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
         make_prompt_cache,
         stream_generate,
     )
-    from mlx_h2o.lm.install import install_kv_eviction, remove_kv_eviction, reset_eviction_scores
     from mlx_h2o.lm.prompt_cache import fit_bytes
     from mlx_h2o.lm.routing import routing
     from mlx_h2o.lm.saving import load_prompt_cache, save_prompt_cache
@@ -59,15 +59,13 @@ __all__ = [
     "__version__",
     "backends",
     "batch_generate",
+    "evicting",
     "fast",
     "fit_bytes",
     "generate",
-    "install_kv_eviction",
     "load",
     "load_prompt_cache",
     "make_prompt_cache",
-    "remove_kv_eviction",
-    "reset_eviction_scores",
     "routing",
     "save_prompt_cache",
     "set_threads",
@@ -77,16 +75,15 @@ __all__ = [
 ]
 
 _GENERATE = ("batch_generate", "generate", "load", "make_prompt_cache", "stream_generate")
-_INSTALL = ("install_kv_eviction", "remove_kv_eviction", "reset_eviction_scores")
 _SETTINGS = ("Affine", "Budget", "Codes", "Dense", "H2OConfig", "Mixed", "SettingError")
 _LAZY = {
     **dict.fromkeys(_GENERATE, "mlx_h2o.lm.generate"),
-    **dict.fromkeys(_INSTALL, "mlx_h2o.lm.install"),
     **dict.fromkeys(_SETTINGS, "mlx_h2o.config"),
     "BatchH2OKVCache": "mlx_h2o.caches.batch",
     "H2OKVCache": "mlx_h2o.caches.cache",
     "HeadGroups": "mlx_h2o.caches.heads",
     "QuantizedH2OKVCache": "mlx_h2o.caches.quantized",
+    "evicting": "mlx_h2o.lm.evicting",
     "fit_bytes": "mlx_h2o.lm.prompt_cache",
     "load_prompt_cache": "mlx_h2o.lm.saving",
     "routing": "mlx_h2o.lm.routing",

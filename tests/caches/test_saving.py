@@ -120,11 +120,11 @@ def test_truncated_files_are_refused(saved, left):
     file, _ = saved
     whole = file.read_bytes()
     file.write_bytes(whole[:left])
-    message = r"^\[load_prompt_cache\] .*cache.safetensors is (damaged: found|no safetensors file)"
+    message = r"^\[load_prompt_cache\] .*cache.safetensors is damaged or no safetensors file"
     with pytest.raises(ValueError, match=message):
         load_prompt_cache(file)
     file.write_bytes(whole + b"\0")
-    with pytest.raises(ValueError, match=f"found {len(whole) + 1} bytes, expected {len(whole)}"):
+    with pytest.raises(ValueError, match=message):
         load_prompt_cache(file)
 
 
@@ -148,7 +148,7 @@ def test_any_flipped_bit_is_noticed(saved, part):
 def test_other_files_are_refused(tmp_path):
     text = tmp_path / "text.safetensors"
     text.write_text("no arrays in here, only a few words that are longer than a header")
-    with pytest.raises(ValueError, match="is no safetensors file"):
+    with pytest.raises(ValueError, match="is damaged or no safetensors file"):
         load_prompt_cache(text)
     mx.save_safetensors(str(text), {"weight": mx.ones(3)})
     with pytest.raises(ValueError, match="is no prompt cache"):
@@ -165,10 +165,10 @@ def rewritten(file, change):
     entry = texts.get("0.mlx_h2o", "")
     checked = '"checksum"' in entry
     if checked:
-        texts["0.mlx_h2o"] = entry = json.dumps(json.loads(entry) | {"checksum": UNKNOWN})
+        texts["0.mlx_h2o"] = json.dumps(json.loads(entry) | {"checksum": UNKNOWN})
     mx.save_safetensors(str(file), arrays, texts)
     if checked:
-        write_checksum(file, entry)
+        write_checksum(file)
 
 
 def test_files_of_a_later_format_are_refused(saved):
@@ -212,35 +212,23 @@ def test_unequal_budgets_are_still_known_after_saving(model, tmp_path):
     each_has_its_own_mask(load_prompt_cache(str(file)))
 
 
-def test_files_of_the_first_format_are_read_and_written(model, saved, tmp_path):
-    file, _ = saved
-
-    def format_of(file):
-        return json.loads(mx.load(str(file), return_metadata=True)[1]["0.mlx_h2o"])["format"]
-
-    assert format_of(file) == 4  # the context that the model names
-    assert not any(cache.unequal_budgets for cache in load_prompt_cache(file))
-    del model.args.max_position_embeddings
-    save_prompt_cache(file, make_prompt_cache(model, 16))
-    assert format_of(file) == 1  # nothing in it that older readers would not know
-    unequal = unequal_caches(model)
+def test_a_file_that_does_not_say_that_budgets_are_unequal(model, tmp_path):
     file = tmp_path / "unequal.safetensors"
-    save_prompt_cache(file, unequal)
-    assert format_of(file) == 2
+    unequal = unequal_caches(model)
     for cache in unequal:  # as it was written before there was the mark
         cache.unequal_budgets = False
     save_prompt_cache(file, unequal)
-    assert format_of(file) == 1
     each_has_its_own_mask(load_prompt_cache(file))
-    prefixed = make_prompt_cache(model, 32, prefix_size=8)
-    save_prompt_cache(file, prefixed)
-    assert format_of(file) == 3
-    assert load_prompt_cache(file)[0].config == prefixed[0].config
-    for size in (0, 40):
-        within = make_prompt_cache(model, 32, context_size=size)
-        save_prompt_cache(file, within)
-        assert format_of(file) == 4
-        assert load_prompt_cache(file)[0].config == within[0].config
+
+
+@pytest.mark.parametrize(
+    "settings", [{"prefix_size": 8}, {"context_size": 0}, {"context_size": 40}]
+)
+def test_settings_of_the_budget_come_back(settings, model, tmp_path):
+    caches = make_prompt_cache(model, 32, **settings)
+    save_prompt_cache(tmp_path / "file.safetensors", caches)
+    loaded = load_prompt_cache(tmp_path / "file.safetensors")
+    assert loaded[0].config == caches[0].config and not loaded[0].unequal_budgets
 
 
 def test_unknown_classes_are_refused(saved):

@@ -86,19 +86,23 @@ def test_a_draft_model(capsys):
     assert "KV cache: window, 12 of 12 layers evict" in capsys.readouterr().out
 
 
+def chat_model(folder, **settings):
+    """The embedded model with a chat template, which it lacks, and with other settings."""
+    shutil.copytree(model_path(), folder / "model")
+    template = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
+    for name, more in (
+        ("tokenizer_config", {"chat_template": template}),
+        ("config", settings),
+    ):
+        file = folder / "model" / f"{name}.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | more))
+    return folder / "model"
+
+
 @pytest.fixture
 def chatting(tmp_path):
-    """The embedded model with a chat template, which it lacks, made for texts of 40 tokens."""
-    folder = tmp_path / "model"
-    shutil.copytree(model_path(), folder)
-    settings = folder / "tokenizer_config.json"
-    template = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
-    found = json.loads(settings.read_text()) | {"chat_template": template}
-    settings.write_text(json.dumps(found))
-    made_for = folder / "config.json"
-    found = json.loads(made_for.read_text()) | {"max_position_embeddings": 40}
-    made_for.write_text(json.dumps(found))
-    return folder
+    """One that was made for texts of 40 tokens."""
+    return chat_model(tmp_path, max_position_embeddings=40)
 
 
 def _chat(model: str, said: str = "The ship\nThe sea\nq\n") -> subprocess.CompletedProcess[str]:
@@ -279,18 +283,6 @@ def budgets(tmp_path):
     file = tmp_path / "budgets.json"
     file.write_text(json.dumps({"budgets": [30, 24, 24, 24, 24, 18]}))
     return str(file)
-
-
-@pytest.mark.slow
-def test_budgets_in_a_generation_and_a_saved_prompt(budgets, tmp_path, capsys):
-    file = str(tmp_path / "prompt.safetensors")
-    flags = FLAGS.replace(" --layers equal", "").split()
-    given = ["--model", "demo", "--budgets", budgets, *flags, "--prompt", TEXT + TEXT]
-    assert cli.main(["generate", *given, "-m", "4"]) == 0
-    assert "6 of 6 layers evict, 30 rows" in capsys.readouterr().out
-    assert cli.main(["cache_prompt", *given, "--prompt-cache-file", file]) == 0
-    sizes = [cache.config.max_kv_size for cache in load_prompt_cache(file)]
-    assert sizes == [30, 24, 24, 24, 24, 18]
 
 
 def test_a_saved_prompt_without_the_words_of_mlx_lm(tmp_path, capsys, monkeypatch):

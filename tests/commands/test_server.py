@@ -13,6 +13,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,7 @@ def test_a_restarted_server_goes_on_with_what_it_has_read(tmp_path):
     with serving(tmp_path, flags) as server:
         first = server.ask(LONG)["choices"][0]["text"]
         server.ask(TEXT)  # which is short, and not worth a file
-    assert len(list((tmp_path / "kept").glob("*.json"))) == 2  # the prompt, and the answer too
+    assert len(list((tmp_path / "kept").iterdir())) == 2  # the prompt, and the answer too
     turn = LONG + first + " and then"
     with serving(tmp_path, flags) as server:
         found = server.ask(turn)
@@ -166,7 +167,7 @@ def test_caches_on_disk_are_of_a_model_and_of_settings():
         models = [tiny_qwen3(layers=layers)]
         for settings in ({}, {"max_kv_size": 20}, {"kv_bits": 8, "kv_group_size": 32}):
             asked = CacheSettings(H2OConfig.of(**settings), None, "equal", None)
-            make = server._making(models, asked)
+            make = partial(server._made, models, asked)
             found |= {server._name(models, make), server._name(models, make)}
     assert len(found) == 6
 

@@ -8,7 +8,8 @@ import mlx.core as mx
 import numpy as np
 
 from mlx_h2o import BatchH2OKVCache, H2OKVCache, make_prompt_cache, routing, stream_generate
-from mlx_h2o.lm.sharing import read_once
+from mlx_h2o.lm.generate import read_prompt
+from mlx_h2o.lm.sharing import share
 from tiny_models import random_prompt, tiny_tokenizer
 
 LENGTH = 48
@@ -29,7 +30,8 @@ def alone(model, prompt, count: int = 24, step: int = 24, **given) -> list[int]:
 def standing(model, count: int = 3, **given) -> list[list]:
     """Caches of several sequences, which have read the prefix and stand on it."""
     caches = make_prompt_cache(model, **SMALL | given)
-    read_once(model, caches, PREFIX, 24)
+    read_prompt(model, caches, PREFIX, 24)
+    share(caches)
     return [copy.deepcopy(caches) for _ in range(count)]
 
 

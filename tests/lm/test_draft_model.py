@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import mlx.core as mx
-import mlx_lm.models.cache as mlx_lm_cache
 import pytest
 
 from mlx_h2o import (
     H2OConfig,
-    H2OKVCache,
     batch_generate,
     generate,
     make_prompt_cache,
@@ -110,21 +108,10 @@ def test_the_settings_make_caches_for_both_models():
 def test_budgets_are_those_of_the_target_model():
     model, draft = tiny_qwen3(), tiny_qwen3(layers=1)
     given = {"max_kv_size": 16, "sink_size": 1, "policy": "keydiff", "budgets": [12, 20]}
-    text = generate(
-        model,
-        tiny_tokenizer(),
-        PROMPT,
-        max_tokens=40,
-        draft_model=draft,
-        prefill_step_size=8,
-        **given,
-    )
+    text = generate(model, tiny_tokenizer(), PROMPT, max_tokens=40, draft_model=draft, **given)
     assert len(text.split()) == 40
-    caches = make_prompt_cache(model, **given, speculative=3)
-    assert [(type(c), c.config.max_kv_size) for c in caches] == [
-        (H2OKVCache, 12),
-        (H2OKVCache, 20),
-    ]
+    caches = make_prompt_cache(model, draft_model=draft, speculative=2, **given)
+    assert [one.config.max_kv_size for one in caches] == [12, 20, 16]
 
 
 def test_caches_that_could_not_take_back_are_refused_at_the_start():
@@ -136,14 +123,3 @@ def test_caches_that_could_not_take_back_are_refused_at_the_start():
         assert all(cache.empty() for cache in caches)
     with pytest.raises(ValueError, match=r"\[batch_generate\] draft_model is given, expected None"):
         batch_generate(model, tiny_tokenizer(), [PROMPT], draft_model=draft)
-
-
-def test_mlx_lms_own_functions_trim_these_caches():
-    model = tiny_qwen3()
-    caches = make_prompt_cache(model, 16, **SETTINGS, speculative=3)
-    assert [type(cache) for cache in caches] == [H2OKVCache] * 2
-    generate(model, tiny_tokenizer(), PROMPT, max_tokens=20, prompt_cache=caches)
-    before = caches[0].offset
-    assert mlx_lm_cache.can_trim_prompt_cache(caches)
-    assert mlx_lm_cache.trim_prompt_cache(caches, 3) == 3
-    assert [cache.offset for cache in caches] == [before - 3] * 2

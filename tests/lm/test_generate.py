@@ -76,14 +76,6 @@ def test_unbounded_equals_stock(name, request):
         assert (found.argmax(axis=-1) == expected.argmax(axis=-1))[sure].all()
 
 
-def test_one_row_less_evicts():
-    model = tiny_qwen3()
-    tokens = random_prompt(PROMPT + 20)
-    caches = make_prompt_cache(model, len(tokens) - 1)
-    teacher_forced(model, caches, tokens)
-    assert summary(caches).evicted == 2  # one in each of two layers
-
-
 @pytest.mark.slow
 @pytest.mark.matrix(4)
 @pytest.mark.parametrize("policy", policies.names())
@@ -138,15 +130,6 @@ def test_load_knows_the_demo_and_upcasts_on_a_cpu(demo):
 def test_load_says_that_a_directory_is_missing(name):
     with pytest.raises(ValueError, match=rf"\[load\] {name} is not a directory, expected one that"):
         load(name)
-
-
-def test_a_given_cache_is_used_and_goes_on():
-    model, tokenizer = tiny_qwen3(), tiny_tokenizer()
-    caches = make_prompt_cache(model, 16)
-    for turn in (1, 2):
-        generate(model, tokenizer, random_prompt(20), max_tokens=10, prompt_cache=caches)
-        assert caches[0].offset == turn * 30
-        assert caches[0].size() == 16
 
 
 def test_a_stock_cache_may_be_given():

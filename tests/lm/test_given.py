@@ -301,12 +301,9 @@ def test_a_path_is_a_name_too(folder):
 def test_weights_that_are_damaged(folder):
     (file,) = folder.glob("model*.safetensors")
     whole = file.read_bytes()
-    for part, said in (
-        (whole[:-1], f"is damaged: found {len(whole) - 1} bytes, expected {len(whole)}"),
-        (whole[:100], "is damaged: found 100 bytes, expected at least"),
-        (b"", "is no safetensors file, expected a file of weights"),
-    ):
-        file.write_bytes(part)
+    said = "is damaged or no safetensors file, expected a file of weights"
+    for length in (len(whole) - 1, 100, 0):
+        file.write_bytes(whole[:length])
         with pytest.raises(ValueError, match=rf"\[load\] {re.escape(str(file))} {said}"):
             load(str(folder))
 

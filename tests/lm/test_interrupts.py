@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import mlx.core as mx
 import pytest
 
 import mlx_h2o
-from commands.test_server import TEXT, serving
+from commands.test_commands import TEXT, chat_model
 from mlx_h2o.commands import chat
-from mlx_h2o.demo import model_path
 from routing_checks import everything_of_mlx_lm
 
 pytestmark = pytest.mark.downstream
@@ -127,15 +122,6 @@ def test_ctrl_c_ends_an_answer_and_the_chat_goes_on(tmp_path):
         assert found == text
 
 
-def chat_model(folder: Path) -> Path:
-    """The embedded model with a chat template, which it lacks."""
-    shutil.copytree(model_path(), folder / "model")
-    settings = folder / "model" / "tokenizer_config.json"
-    template = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
-    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"chat_template": template}))
-    return folder / "model"
-
-
 def test_ctrl_c_while_a_question_is_read_takes_it_back(demo):
     """A long one, which is read in steps; the first step is read to its end."""
     model, tokenizer = demo
@@ -175,36 +161,6 @@ def test_a_reader_that_goes_away_ends_a_command_quietly():
         running.wait(60)
     assert running.returncode == 1, said
     assert "Broken" not in said and "Traceback" not in said
-
-
-def busy(process: int) -> float:
-    """Seconds of a processor that it has used."""
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
-def test_a_client_that_goes_away_is_not_written_for(tmp_path):
-    with serving(tmp_path, "--grace 1") as server:
-        with server.open(TEXT, max_tokens=100000, stream=True) as response:
-            for _ in range(3):
-                assert response.readline()
-        process = server.process.pid
-        for _ in range(60):
-            before = busy(process)
-            time.sleep(1)
-            if busy(process) - before < 0.5:
-                break
-        else:
-            pytest.fail("it goes on writing")
-        assert "a client went away" in server.log.read_text()
-        assert server.ask("The ship", max_tokens=3)["usage"]["completion_tokens"] == 3
-        # Ctrl-C in the middle of a request.
-        with server.open(TEXT, max_tokens=100000, stream=True) as response:
-            response.readline()
-            server.process.send_signal(signal.SIGINT)
-            assert server.process.wait(60) in (0, 130)
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -99,23 +98,6 @@ def test_a_command_speaks_once(saved: str, tmp_path: Path, pausing: dict[str, st
     assert "Generation: 8 tokens" in first[0]
     assert "bytes, in each of 2 processes" in first[0]
     assert second == ("", "")
-
-
-@pytest.mark.slow
-def test_a_process_that_dies_ends_the_others(
-    saved: str, tmp_path: Path, pausing: dict[str, str]
-) -> None:
-    processes = started(4, tmp_path, pausing, *generating(saved, "--max-tokens", "1000000"))
-    assert processes[0].stdout is not None
-    written = b""
-    while b"t" not in written:
-        written += (more := os.read(processes[0].stdout.fileno(), 100))
-        assert more, "it ended"
-    processes[1].send_signal(signal.SIGKILL)
-    said = ended(processes)
-    for rank in (0, 2, 3):
-        assert processes[rank].returncode not in (0, None)
-        assert f"mlx_h2o generate: process {rank} of 4: " in said[rank][1]
 
 
 @pytest.mark.slow

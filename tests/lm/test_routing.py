@@ -14,16 +14,11 @@ import mlx_lm.models.cache as mlx_lm_cache
 import numpy as np
 import pytest
 
-from mlx_h2o import H2OConfig, H2OKVCache, fast, make_prompt_cache, routing, stream_generate
+from mlx_h2o import H2OConfig, H2OKVCache, fast, routing
 from routing_checks import SETTINGS, base, llama, mlx_lm_stays_as_it_is, patched, qwen3
-from tiny_models import random_prompt, tiny_qwen3, tiny_tokenizer
+from tiny_models import tiny_qwen3
 
 __all__ = ["mlx_lm_stays_as_it_is"]  # a fixture around every test
-
-
-def run(model, caches, tokens):
-    """Logits of one forward."""
-    return model(mx.array(tokens)[None], cache=caches)
 
 
 # Which modules
@@ -205,29 +200,6 @@ def test_stock_caches_are_served_by_the_original(monkeypatch):
 
 
 # What is refused
-
-
-def test_a_layer_that_is_not_routed_is_found_at_its_second_update():
-    model = tiny_qwen3()
-    caches = make_prompt_cache(model, 16, policy="h2o-ema")
-    run(model, caches, [1, 2, 3])
-    with pytest.raises(RuntimeError, match="qwen3 layer 0 got no scores"):
-        run(model, caches, [4])
-
-
-def test_speculative_decoding_is_refused_at_its_start():
-    model, draft = tiny_qwen3(), tiny_qwen3(layers=1)
-    ours = make_prompt_cache(model, 64)
-    both = ours + mlx_lm_cache.make_prompt_cache(draft)
-    mixed = mlx_lm_cache.make_prompt_cache(model) + make_prompt_cache(draft, 64)
-    stock = mlx_lm_cache.make_prompt_cache(model) + mlx_lm_cache.make_prompt_cache(draft)
-    given = {"draft_model": draft, "max_tokens": 4}
-    for caches in (both, mixed):
-        with pytest.raises(ValueError, match=r"\[stream_generate\].*H2OKVCache"):
-            stream_generate(model, tiny_tokenizer(), random_prompt(8), prompt_cache=caches, **given)
-    assert all(cache.empty() for cache in ours)
-    found = stream_generate(model, tiny_tokenizer(), random_prompt(8), prompt_cache=stock, **given)
-    assert len(list(found)) == 4
 
 
 @pytest.mark.slow

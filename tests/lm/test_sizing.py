@@ -227,33 +227,11 @@ def _fits(settings):
     return True
 
 
-def test_sizes_that_are_named_stay(model):
-    found = fit_bytes(model, "0.1MB", kv_bits=8, sink_size=2, recent_size=120).config
-    assert (found.budget.sink_size, found.recent_size, found.kv_bits) == (2, 120, 8)
-
-
 def test_the_command_says_what_it_picked(capsys):
     arguments = ["--model", "demo", "--prompt", "The ship", "--max-tokens", "2"]
     assert cli.main(["generate", *arguments, "--max-kv-bytes", "0.4 MB"]) == 0
     said = capsys.readouterr()
     assert "rows a head by h2o, in 5 bits" in said.err
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--max-kv-bytes", "many"], "'many' is not a size in bytes, expected e.g."),
-        (["--max-kv-bytes", "9"], "--max-kv-bytes is 9, expected at least"),
-        (["--max-kv-bytes", "1MB", "--max-kv-size", "64"], "--max-kv-bytes with --max-kv-size"),
-    ],
-)
-def test_what_the_command_refuses(flags, said, capsys):
-    try:
-        status = cli.main(["generate", "--model", "demo", "--prompt", "x", *flags])
-    except SystemExit as end:
-        status = end.code
-    assert status == 2
-    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

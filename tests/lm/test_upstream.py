@@ -71,12 +71,11 @@ def test_the_probe_replaces_no_more(monkeypatch):
     assert [type(layer) for layer in model.layers] == kinds
 
 
-def test_installed_eviction_replaces_no_more():
+def test_eviction_in_a_context_replaces_no_more():
     model = tiny_qwen3()
     before = everything_of_mlx_lm()
-    mlx_h2o.install_kv_eviction(model, n_sink=2, budget=10, n_recent=8)
-    assert replaced_since(before) == {("mlx_lm.models.qwen3", NAME)}
-    mlx_h2o.remove_kv_eviction(model)
+    with mlx_h2o.evicting(model, max_kv_size=20):
+        assert replaced_since(before) == {("mlx_lm.models.qwen3", NAME)}
     assert not replaced_since(before)
 
 

@@ -15,23 +15,23 @@ GENERATED = {"_kernel_text.py", "kernel_text.h", "_operation_table.py", "operati
 CODE = {".py", ".pyi", ".h", ".c", ".cpp", ".metal", ".swift"}
 
 MOST = {
-    "python": 20_170,
+    "python": 18_654,
     "python/mlx_h2o/caches": 3_735,
-    "python/mlx_h2o/commands": 1_731,
+    "python/mlx_h2o/commands": 1_667,
     "python/mlx_h2o/demo": 238,
     "python/mlx_h2o/evaluation": 1_731,
     "python/mlx_h2o/hardware": 441,
-    "python/mlx_h2o/lm": 3_076,
+    "python/mlx_h2o/lm": 2_913,
     "python/mlx_h2o/operations": 3_168,
     "python/mlx_h2o/policies": 632,
-    "python/mlx_h2o/serving": 2_652,
+    "python/mlx_h2o/serving": 2_614,
     "core": 7_806,
     "metal": 2_130,
     "mlx-c/h2o": 3_126,
     "swift/Sources/MLXH2O": 1_433,
     "swift/Sources/MLXH2OLM": 2_908,
     "benchmarks": 2_974,
-    "tests": 32_591,
+    "tests": 32_037,
 }
 
 

@@ -71,6 +71,8 @@ def test_the_server_tells_thoughts_text_and_calls_apart(served: Any) -> None:
     assert [json.loads(one["function"]["arguments"]) for one in calls] == (
         [{"city": "Bonn"}] if family.calls else []
     )
+    streamed = [one for piece in pieces for one in piece.get("tool_calls", [])]
+    assert streamed == [one | {"index": place} for place, one in enumerate(calls)]
     assert choice.whole["finish_reason"] == ("tool_calls" if family.calls else "stop")
 
 
@@ -99,3 +101,14 @@ def test_a_template_can_be_told_not_to_think(tmp_path: Path) -> None:
     tokenizer = mlx_h2o.load(saved(FAMILIES["smollm3"], tmp_path))[1]
     asked = ChatBody(messages=ASKED, chat_template_kwargs={"enable_thinking": False})
     assert "/no_think" in tokenizer.decode(asked.encoded(tokenizer, {})[0])
+
+
+def test_a_call_that_cannot_be_read_is_text(tmp_path: Path, caplog: Any) -> None:
+    tokenizer = mlx_h2o.load(saved(FAMILIES["qwen2.5"], tmp_path))[1]
+    text = "Now<tool_call>{</tool_call>."
+    writer, choice = Writer(tokenizer, ()), ChatChoice(0, tokenizer, TOOLS)
+    for token in tokenizer.encode(text, add_special_tokens=False):
+        choice.take(Event(writer.take(token)))
+    choice.take(Event(writer.end(), finish="stop"))
+    assert choice.whole["message"] == {"role": "assistant", "content": text}
+    assert choice.whole["finish_reason"] == "stop" and "cannot be read" in caplog.text

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from mlx_h2o import H2OConfig, H2OKVCache
+from mlx_h2o.lm.saving import saved_texts
 from mlx_h2o.serving.disk import PromptStore
 from paths import IMPORTS
 from routing_checks import mlx_lm_stays_as_it_is
@@ -30,9 +31,9 @@ from pathlib import Path
 from serving.test_prompt_store import caches_of, PLENTY
 from mlx_h2o.serving.disk import PromptStore
 {before}
-store = PromptStore({folder!r}, PLENTY)
+store = PromptStore({folder!r}, PLENTY, "model")
 for length in range({first}, {last}):
-    store.keep("model", range(length), caches_of(length))
+    store.keep(range(length), caches_of(length))
     print(length, flush=True)
 store.close()
 """
@@ -52,15 +53,15 @@ def caches_of(length: int, layers: int = 2) -> list[H2OKVCache]:
 
 def kept(folder: Path, *lengths: int, of: str = "model", size: int = PLENTY) -> PromptStore:
     """A store that was told to keep prompts of these lengths, one after the other."""
-    store = PromptStore(folder, size)
+    store = PromptStore(folder, size, of)
     for length in lengths:
-        store.keep(of, range(length), caches_of(length))
+        store.keep(range(length), caches_of(length))
     store.close()
     return store
 
 
 def check_found(store: PromptStore, asked: int, length: int) -> None:
-    caches, found = store.find("model", range(asked))
+    caches, found = store.find(range(asked))
     assert found == length
     if length:
         expected = caches_of(length)
@@ -69,6 +70,12 @@ def check_found(store: PromptStore, asked: int, length: int) -> None:
             assert (one.offset, one.size()) == (length, min(length, 20))
             for ours, theirs in zip(one.keys_and_values(), other.keys_and_values(), strict=True):
                 np.testing.assert_array_equal(np.array(ours), np.array(theirs))
+
+
+def lengths_in(folder: Path) -> list[int]:
+    """Tokens of each entry, by its header."""
+    entries = folder.glob("[!.]*.safetensors")
+    return [len(json.loads(saved_texts(file)["tokens"])) for file in entries]
 
 
 def child(folder: Path, first: int, last: int, before: str = "") -> subprocess.Popen[str]:
@@ -83,14 +90,15 @@ def child(folder: Path, first: int, last: int, before: str = "") -> subprocess.P
 
 
 def test_the_longest_prefix_is_found_also_after_a_restart(tmp_path):
-    for store in (kept(tmp_path, 10, 30, 25), PromptStore(tmp_path, PLENTY)):
+    for store in (kept(tmp_path, 10, 30, 25), PromptStore(tmp_path, PLENTY, "model")):
         check_found(store, 40, 30)
         check_found(store, 30, 25)  # one token at least is to be read
         check_found(store, 10, 0)
-        assert store.find("another model", range(40)) == ([], 0)
-        assert store.find("model", [1, *range(1, 40)]) == ([], 0)
-        assert store.find("model", range(40), more_than=30) == ([], 0)
+        assert store.find([1, *range(1, 40)]) == ([], 0)
+        assert store.find(range(40), more_than=30) == ([], 0)
         assert store.nbytes == sum(file.stat().st_size for file in tmp_path.iterdir())
+    another = PromptStore(tmp_path, PLENTY, "another model")
+    assert another.find(range(40)) == ([], 0) and another.nbytes == store.nbytes
 
 
 def test_a_folder_is_for_its_user_alone(tmp_path):
@@ -100,22 +108,21 @@ def test_a_folder_is_for_its_user_alone(tmp_path):
 
 def test_what_was_used_longest_ago_goes(tmp_path):
     one = kept(tmp_path / "one", 30).nbytes
-    store = PromptStore(tmp_path / "all", int(2.5 * one))
+    store = PromptStore(tmp_path / "all", int(2.5 * one), "model")
     for length in (30, 31, 32):
-        store.keep("model", range(length), caches_of(length))
-        while not (store._path("model", range(length)).with_suffix(".json")).exists():
+        store.keep(range(length), caches_of(length))
+        while not store._file(range(length)).exists():
             time.sleep(0.01)
         check_found(store, 31, 30)  # is used again and again
     store.close()
-    again = PromptStore(tmp_path / "all", int(2.5 * one))
-    assert [again.find("model", range(n))[1] for n in (31, 32, 33)] == [30, 30, 32]
-    assert PromptStore(tmp_path / "all", one + 1).nbytes <= one + 1
+    again = PromptStore(tmp_path / "all", int(2.5 * one), "model")
+    assert [again.find(range(n))[1] for n in (31, 32, 33)] == [30, 30, 32]
+    assert PromptStore(tmp_path / "all", one + 1, "model").nbytes <= one + 1
 
 
-def test_what_is_too_large_or_no_text_is_not_kept(tmp_path, caplog):
-    store = PromptStore(tmp_path, 1000)
-    store.keep("model", range(30), caches_of(30))
-    store.keep("model", [1, ("image", 2)], caches_of(2))
+def test_what_is_too_large_is_not_kept(tmp_path, caplog):
+    store = PromptStore(tmp_path, 1000, "model")
+    store.keep(range(30), caches_of(30))
     store.close()
     assert not list(tmp_path.iterdir())
     assert [record.message.split(":")[0] for record in caplog.records] == [
@@ -136,10 +143,15 @@ def truncated(folder: Path) -> None:
     file.write_bytes(file.read_bytes()[:-8])
 
 
-def changed(**values: Any) -> Any:
+def changed(name: str, text: str | None) -> Any:
+    """Another text in the header, or none."""
+
     def change(folder: Path) -> None:
-        (file,) = folder.glob("*.json")
-        file.write_text(json.dumps(json.loads(file.read_text()) | values))
+        (file,) = folder.glob("*.safetensors")
+        arrays, texts = mx.load(str(file), return_metadata=True)
+        mx.eval(arrays)
+        texts |= {f"0.{name}": text}
+        mx.save_safetensors(str(file), arrays, {key: one for key, one in texts.items() if one})
 
     return change
 
@@ -149,21 +161,22 @@ def changed(**values: Any) -> Any:
     [
         flipped,
         truncated,
-        changed(tokens="abc"),
-        changed(tokens=[1, 2.5]),
-        changed(of=None),
-        changed(bytes=1),
-        lambda folder: next(folder.glob("*.json")).write_text("{"),
-        lambda folder: next(folder.glob("*.safetensors")).unlink(),
+        changed("tokens", "abc"),
+        changed("tokens", "{}"),
+        changed("tokens", "[1, 2.5]"),
+        changed("tokens", f"{[*range(29), 99]}"),
+        changed("of", None),
+        lambda folder: next(folder.glob("*.safetensors")).write_text("{"),
     ],
 )
 def test_damaged_entries_are_not_used_and_go(tmp_path, damage, caplog):
     kept(tmp_path, 30)
     damage(tmp_path)
-    store = PromptStore(tmp_path, PLENTY)
+    store = PromptStore(tmp_path, PLENTY, "model")
     check_found(store, 40, 0)
+    assert store.find([*range(29), 99, 30]) == ([], 0)
     assert "a prompt cache on disk is not used" in caplog.text
-    assert not list(tmp_path.glob("*.json")) and store.nbytes == 0
+    assert not list(tmp_path.iterdir()) and store.nbytes == 0
 
 
 def test_files_of_others_are_left_alone(tmp_path):
@@ -173,7 +186,7 @@ def test_files_of_others_are_left_alone(tmp_path):
         (tmp_path / name).write_text(text)
         os.utime(tmp_path / name, (0, 0))
     kept(tmp_path, 30)
-    check_found(PromptStore(tmp_path, PLENTY), 31, 30)
+    check_found(PromptStore(tmp_path, PLENTY, "model"), 31, 30)
     assert {name: (tmp_path / name).read_text() for name in others} == others
 
 
@@ -194,10 +207,10 @@ def test_a_full_disk_is_said_and_served_without(tmp_path):
     out, said = process.communicate(timeout=60)
     assert process.returncode == 0 and out.split()[-1] == "39"
     assert "a prompt cache is not kept on disk" in said
-    lengths = [len(json.loads(file.read_text())["tokens"]) for file in tmp_path.glob("*.json")]
+    lengths = lengths_in(tmp_path)
     assert lengths and max(lengths) < 39
-    assert len(list(tmp_path.iterdir())) == 2 * len(lengths)
-    check_found(PromptStore(tmp_path, PLENTY), 40, max(lengths))
+    assert len(list(tmp_path.iterdir())) == len(lengths)
+    check_found(PromptStore(tmp_path, PLENTY, "model"), 40, max(lengths))
 
 
 @pytest.mark.slow
@@ -212,13 +225,13 @@ def test_a_kill_at_any_moment_corrupts_nothing(tmp_path, seed, caplog):
     process.kill()
     process.communicate()
     with caplog.at_level(logging.WARNING):
-        store = PromptStore(tmp_path, PLENTY)
-        lengths = [len(json.loads(file.read_text())["tokens"]) for file in tmp_path.glob("*.json")]
+        store = PromptStore(tmp_path, PLENTY, "model")
+        lengths = lengths_in(tmp_path)
         for length in lengths:
             check_found(store, length + 1, length)
     assert not caplog.records
     for file in tmp_path.iterdir():  # later: what was left half done goes
         long_ago = time.time() - 3600
         os.utime(file, (long_ago, long_ago))
-    PromptStore(tmp_path, PLENTY)
-    assert len(list(tmp_path.iterdir())) == 2 * len(lengths)
+    PromptStore(tmp_path, PLENTY, "model")
+    assert len(list(tmp_path.iterdir())) == len(lengths)

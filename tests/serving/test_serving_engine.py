@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 
 import mlx.core as mx
@@ -361,21 +360,6 @@ def test_stops_and_logprobs_of_a_model_of_bytes():
         assert len(values) == 5 and values == sorted(values, reverse=True)
         assert all(each.logprob == one.logprob for each in one.top if each.token == one.token)
     assert any(one.token != one.top[0].token for one in told)
-
-
-def test_submitting_from_many_threads():
-    with engine_of() as engine:
-        found = []
-
-        def go(n):
-            found.append(ask(engine, PROMPTS[n % 3]).answer == alone(PROMPTS[n % 3]))
-
-        threads = [threading.Thread(target=go, args=(n,)) for n in range(12)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        assert found == [True] * 12
 
 
 def test_log_probabilities_are_numbers_that_json_has():

@@ -60,27 +60,6 @@ def test_a_key_never_says_more_than_its_caches():
     assert set(held_tokens(kept.find(TEXT)[0])) == {16}
 
 
-def test_what_was_used_longest_ago_goes_first():
-    one = read(TEXT)
-    size = sum(cache.nbytes for cache in one)
-    kept = Snapshots(2 * size + size // 2)
-    for first in (1, 2):
-        kept.keep([first, *TEXT[1:]], read([first, *TEXT[1:]]))
-    assert kept.find([1, *TEXT[1:], 5])[1] == 18
-    kept.keep([3, *TEXT[1:]], read([3, *TEXT[1:]]))
-    assert [kept.longest([first, *TEXT[1:], 5]) for first in (1, 2, 3)] == [18, 0, 18]
-    assert kept.nbytes == 2 * size <= kept.max_bytes
-    kept.shrink(0)
-    assert kept.nbytes == len(kept) == 0
-
-
-def test_a_longer_one_stands_for_those_that_it_can_be_cut_to():
-    kept = Snapshots(1 << 30)
-    for length in (9, 18, 5):
-        kept.keep(TEXT[:length], read(TEXT[:length]))
-    assert len(kept) == 1
-
-
 @given(
     st.integers(2, 3000), st.lists(st.integers(1, 2998), max_size=6), st.integers(0, 2999),
     st.one_of(st.none(), st.integers(0, 3000)),
@@ -219,7 +198,7 @@ def check_conversations(kind, folder, said, rng):
     asked: list[tuple[list[int], int]] = []
     found: list[list[int]] = []
     for part in (said[: len(said) // 2], said[len(said) // 2 :]):
-        store = (PromptStore(folder, 1 << 30), "model") if kind == "disk" else None
+        store = PromptStore(folder, 1 << 30, "model") if kind == "disk" else None
         with engine_of(models, limits=Limits(step=16, decode=4), store=store, **more) as engine:
             engine.least_on_disk = 8
             for which, change, count in part:
@@ -234,7 +213,7 @@ def check_conversations(kind, folder, said, rng):
                 found += [list(answer) for answer in answers]
                 prompts[which] = changed(prompt, change, answers[0], rng)
         if store is not None:
-            store[0].close()
+            store.close()
             assert list(folder.glob("*.safetensors"))
     for (tokens, count), answer in zip(asked, found, strict=True):
         with engine_of([model], kept=0) as fresh:

@@ -12,9 +12,9 @@ from mlx_lm.generate import DEFAULT_MODEL
 
 from ..lm.checks import vocabulary
 from ..lm.generate import batch_generate, stream_generate
-from .flags import add_flags
+from .flags import add_cache_flags, add_flags
 from .models import loaded, say_summary
-from .options import add_cache_flags, settings_of
+from .options import settings_of
 from .parsing import OneLineParser
 from .watch import EVERY, Watch
 

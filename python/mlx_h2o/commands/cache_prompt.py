@@ -13,9 +13,9 @@ import mlx.core as mx
 from ..lm.files import check_writable
 from ..lm.generate import read_prompt
 from ..lm.saving import save_prompt_cache, with_suffix
-from .flags import add_flags
+from .flags import add_cache_flags, add_flags
 from .models import loaded, prompt_of, say_summary, say_where_beyond
-from .options import add_cache_flags, settings_of
+from .options import settings_of
 from .parsing import OneLineParser, checked
 from .watch import EVERY, Watch
 

@@ -16,9 +16,9 @@ from mlx_lm.generate import DEFAULT_MODEL
 
 from ..lm.generate import stream_generate, summary
 from ..lm.ranks import Ranks, ranks_of
-from .flags import add_flags
+from .flags import add_cache_flags, add_flags
 from .models import loaded, read_whole_characters, sampler, say_summary, say_where_beyond
-from .options import add_cache_flags, settings_of
+from .options import settings_of
 from .parsing import OneLineParser
 from .together import together
 from .watch import EVERY, Watch

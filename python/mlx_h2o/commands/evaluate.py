@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from collections.abc import Sequence
 from fractions import Fraction
@@ -121,13 +122,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _share(text: str) -> Fraction:
-    try:
-        share = Fraction(text)
-    except (ValueError, ZeroDivisionError):
-        share = Fraction(0)
-    if not 0 < share <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a share, expected e.g. 1/8")
-    return share
+    with contextlib.suppress(ValueError, ZeroDivisionError):
+        if 0 < (share := Fraction(text)) <= 1:
+            return share
+    raise argparse.ArgumentTypeError(f"{text!r} is not a share, expected e.g. 1/8")
 
 
 def _text(name: str) -> tuple[str, str]:

@@ -1,11 +1,16 @@
-"""The flags of the commands, beside those of caches: each with what reads it."""
+"""The flags of the commands, those of caches among them: each with what reads it."""
 
 from __future__ import annotations
 
 import argparse
 from typing import Any
 
+from .. import policies
+from ..config import KV_FORMATS, H2OConfig
+from ..lm.budgets import read as read_budgets
+from ..lm.layers import LAYERS
 from .parsing import (
+    checked,
     folder,
     is_yes,
     json_object,
@@ -13,12 +18,15 @@ from .parsing import (
     model_path,
     names_of,
     nbytes,
+    new_folder,
     number,
     prose,
+    rows,
     seed,
 )
 
 _PART = number(0, 1, float)
+_USUAL = H2OConfig()
 _FLAGS: dict[str, tuple[Any, ...]] = {
     "--model": (model_path, None, "MODEL", "a directory, a name on the hub, or demo"),
     "--adapter-path": (folder, None, "DIR", "adapter weights and settings"),
@@ -72,10 +80,51 @@ _FLAGS: dict[str, tuple[Any, ...]] = {
     "--max-queue": (number(1), 512, "N", "requests that may wait"),
     "--prompt-cache-size": (number(0), 1024, "N", "beginnings of prompts kept"),
     "--prompt-cache-bytes": (nbytes, None, "BYTES", "of these (default: 1/4 beside the weights)"),
-    "--cache-dir": (str, None, "DIR", "where prompts are kept for the next start"),
+    "--cache-dir": (new_folder, None, "DIR", "where prompts are kept for the next start"),
     "--cache-size": (nbytes, 10**10, "BYTES", "of that directory"),
 }
-"""What reads a flag, its default, what its value is called, what it is, and how many values."""
+"""What reads a flag or the choices, its default, what its value is called, what it is, and how many
+values."""
+
+_ROWS = f"rows per head (default: {_USUAL.max_kv_size}), or none: no limit; "
+_BYTES = "memory of the cache, such as 300MB: chooses rows, and bits unless --kv-bits is given"
+_FORMAT = "rotated rows: turbo2, turbo3 or turbo4; turbo8v3: keys in 8 bits, values in 3"
+_CACHE: dict[str, dict[str, tuple[Any, ...]]] = {
+    "rows of the KV cache": {
+        "--max-kv-size": (rows, "ROWS", f"{_ROWS}a quarter of the context is a good start"),
+        "--max-kv-bytes": (nbytes, "BYTES", _BYTES),
+        "--budgets": (
+            checked(str, read_budgets), "FILE", 'rows of layers or heads: {"budgets": [ROWS, ...]}',
+        ),
+        "--layers": (LAYERS, None, f"rows of heads that retrieve (default: {LAYERS[0]})"),
+        "--preallocate": (int, "ROWS", "allocate all rows, or this many, at the start", "?"),
+    },
+    "which rows stay": {
+        "--policy": (
+            policies.names(), "POLICY",
+            f"{', '.join(policies.names())} (default: {_USUAL.policy.name})",
+        ),
+        "--sink-size": (int, "ROWS", f"first rows, kept (default: {_USUAL.budget.sink_size})"),
+        "--heavy-size": (int, "ROWS", "rows kept by rank (default: half)"),
+        "--recent-size": (int, "ROWS", "newest rows, kept (default: the rest)"),
+        "--context-size": (int, "TOKENS", "rows further back go first (0: none do)"),
+        "--decay": (float, "DECAY", f"of h2o's scores (default: {policies.H2OEma.decay})"),
+        "--evict-every": (int, "ROWS", "rows evicted at a time (default: 1/32 of them)"),
+        "--shared-heads": (bool, "", "the same rows in all KV heads of a layer"),
+        "--random-seed": (int, "SEED", "of the policy random (default: 0)"),
+    },
+    "bits of rows": {
+        "--kv-bits": (int, "BITS", "quantise rows to this many bits (default: off)"),
+        "--v-bits": (int, "BITS", "of values (default: those of --kv-bits)"),
+        "--kv-group-size": (int, "SIZE", f"of a scale (default: {_USUAL.kv_group_size})"),
+        "--light-bits": (int, "BITS", "of the half of lower rank"),
+        "--dense-size": (int, "ROWS", "newest rows that stay unquantised"),
+        "--kv-format": (tuple(KV_FORMATS), "FORMAT", _FORMAT),
+        "--sparse-v": (float, "WEIGHT", "skip values of less attention, such as 1e-6"),
+        "--quantized-kv-start": (int, "0", "only 0: all rows are quantised, from the first"),
+    },
+}  # fmt: skip
+"""Flags of caches by their groups, likewise, but without a default."""
 
 
 def add_flags(parser: Any, flags: str, **defaults: Any) -> None:
@@ -87,12 +136,31 @@ def add_flags(parser: Any, flags: str, **defaults: Any) -> None:
         defaults: by name, with underscores; ...: none, and the flag has to be given.
     """
     for name in flags.split():
-        names = next(one.split() for one in _FLAGS if one.split()[0] == f"--{name}")
-        reading, default, metavar, said, *count = _FLAGS[" ".join(names)]
-        default = defaults.get(name.replace("-", "_"), default)
-        if reading is bool:
-            parser.add_argument(*names, action="store_true", help=said)
-            continue
-        given = {"required": True} if default is ... else {"default": default}
-        given |= {"nargs": count[0]} if count else {}
-        parser.add_argument(*names, type=reading, metavar=metavar, help=said, **given)
+        names = next(one for one in _FLAGS if one.split()[0] == f"--{name}")
+        reading, default, *more = _FLAGS[names]
+        _add(parser, names, reading, defaults.get(name.replace("-", "_"), default), *more)
+
+
+def add_cache_flags(parser: argparse.ArgumentParser, only: str = "") -> None:
+    """The flags of caches, or some of them. What is not given is not among the parsed arguments."""
+    for title, flags in _CACHE.items():
+        group = parser.add_argument_group(title)
+        for name, (reading, *more) in flags.items():
+            if not only or name.removeprefix("--") in only.split():
+                _add(group, name, reading, argparse.SUPPRESS, *more)
+
+
+def _add(
+    parser: Any, names: str, reading: Any, default: Any, metavar: str | None, said: str,
+    count: str | None = None,
+) -> None:  # fmt: skip
+    given: dict[str, Any] = {"help": said, "default": default}
+    if default is ...:
+        given = {"help": said, "required": True}
+    if reading is bool:
+        parser.add_argument(*names.split(), action="store_true", **given)
+        return
+    given |= {"choices": reading} if isinstance(reading, tuple) else {"type": reading}
+    if count is not None:
+        given |= {"nargs": count, "const": True if count == "?" else None}
+    parser.add_argument(*names.split(), metavar=metavar, **given)

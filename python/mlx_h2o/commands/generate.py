@@ -14,9 +14,9 @@ from mlx_lm.generate import DEFAULT_MODEL
 from ..lm.generate import generate, load, tokens_ahead
 from ..lm.ranks import Ranks
 from ..lm.saving import load_prompt_cache, saved_texts
-from .flags import add_flags
+from .flags import add_cache_flags, add_flags
 from .models import loaded, prompt_of, sampler, say_summary, say_where_beyond
-from .options import CacheSettings, add_cache_flags, settings_of
+from .options import CacheSettings, settings_of
 from .parsing import OneLineParser
 from .together import together
 from .watch import EVERY, Watch

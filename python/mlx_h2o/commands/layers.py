@@ -9,7 +9,8 @@ from ..lm.files import write_text
 from ..lm.generate import load
 from ..lm.layers import probe
 from ..lm.prompt_cache import budgets_of, make_prompt_cache
-from .options import add_cache_flags, settings_of
+from .flags import add_cache_flags
+from .options import settings_of
 from .parsing import OneLineParser, new_file
 
 
@@ -22,7 +23,7 @@ def run(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--model", required=True, help="a directory, a name on the hub, or demo")
     parser.add_argument("--output", type=new_file, metavar="FILE", help="JSON file to write")
-    add_cache_flags(parser, ("max_kv_size", "sink_size", "prefix_size", "context_size"))
+    add_cache_flags(parser, "max-kv-size sink-size context-size")
     args = parser.parse_args(arguments)
     config = settings_of(parser, args).config
     if config.max_kv_size is None:

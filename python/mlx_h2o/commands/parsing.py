@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..errors import SettingError
-from ..lm.files import check_writable
+from ..lm.files import check_folder, check_writable
 from ..lm.generate import check_path
 from ..lm.sizing import parsed_bytes
 
-_NO_FLAGS = ("speculative", "diversity", "fold", "kv_frame", "kv_handed", "rows_at")
+_NO_FLAGS = ("speculative", "diversity", "fold", "kv_frame", "kv_handed", "prefix_size", "rows_at")
 
 
 class _Help(argparse.HelpFormatter):
@@ -123,6 +123,15 @@ def nbytes(text: str) -> int:
     return parsed_bytes(checked(str, parsed_bytes)(text))
 
 
+def rows(text: str) -> int | None:
+    """A type of argparse: a number of rows; "none" is None."""
+    try:
+        return None if text == "none" else int(text)
+    except ValueError:
+        said = f"{text!r} is not a number of rows, expected one, or none"
+        raise argparse.ArgumentTypeError(said) from None
+
+
 def json_object(text: str) -> dict[str, Any]:
     """A type of argparse: an object in JSON."""
     try:
@@ -148,6 +157,8 @@ seed = checked(int, _check_seed)
 """A type of argparse: a seed of MLX's random state."""
 new_file = checked(Path, check_writable)
 """A type of argparse: a file that can be written."""
+new_folder = checked(str, check_folder)
+"""A type of argparse: a directory that can be written to; it is made."""
 folder = checked(str, os.listdir)
 """A type of argparse: a directory that can be read."""
 model_path = checked(str, check_path)

@@ -8,25 +8,25 @@ from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 from ..caches.cache import PROMPT_CHUNK
-from ..lm.plan import Outline, configs, outline_of, outlined
+from ..lm.plan import Outline, outline_of
 from ..lm.prompt_cache import make_prompt_cache
 from ..lm.sizing import least_rows, most_rows
 from ..policies.h2o import H2O
 from ..serving.memory import COPIED, Memory, usual_bytes
 from .parsing import OneLineParser, nbytes, number
 
-_FEW = "8 and 5 bits"
+FEW = "8 and 5 bits"
 """Of keys and values, where nothing is known of a model. A budget in bytes measures them when it is
 loaded."""
-_FORMATS: dict[str, dict[str, Any]] = {
+FORMATS: dict[str, dict[str, Any]] = {
     "unquantised": {},
     "8 bits": {"kv_bits": 8},
-    _FEW: {"kv_bits": 8, "v_bits": 5},
+    FEW: {"kv_bits": 8, "v_bits": 5},
     "turbo3": {"kv_format": "turbo3"},
 }
 _PARTS = {"all": 1, "1/4": 4, "1/8": 8, "1/16": 16}
 """Rows that stay: one for this many tokens."""
-_LENGTHS = {"8K": 1 << 13, "32K": 1 << 15, "128K": 1 << 17}
+LENGTHS = {"8K": 1 << 13, "32K": 1 << 15, "128K": 1 << 17}
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -38,47 +38,25 @@ def run(arguments: Sequence[str]) -> int:
         usage="%(prog)s MODEL [options]",
     )
     add = parser.add_argument
-    add("model", nargs="?", help="a directory, a name on the hub or of the table, or demo")
+    add("model", help="a directory, a name on the hub or of docs/models.md, or demo")
     add("--memory", type=nbytes, metavar="BYTES",
         help="such as 24GB (default: three quarters of this machine's)")  # fmt: skip
     add("--context", type=_tokens, metavar="TOKENS",
         help="of a sequence, such as 128K (default: what the model was trained on)")  # fmt: skip
     add("--concurrency", type=number(1), default=1, metavar="N", help="sequences (default: 1)")
-    add("--table", action="store_true", help="models that people run, in a table")
     args = parser.parse_args(arguments)
-    if args.table == (args.model is not None):
-        parser.error("expected a MODEL, or --table")
-    if args.table:
-        print(table())
-        return 0
     outline = outline_of(args.model)
     name = outline.name or args.model
     print("\n".join(_facts(name, outline)))
     if outline.refused:
         return 1
-    context = args.context or outline.context or _LENGTHS["32K"]
+    context = args.context or outline.context or LENGTHS["32K"]
     limit = args.memory or usual_bytes()
     print("\n".join(_fits(name, outline, limit, context, args.concurrency)))
     return 0
 
 
-def table() -> str:
-    """What models that people run take, and whether they are served, in Markdown."""
-    quarter = _LENGTHS["128K"], {"max_kv_size": _LENGTHS["128K"] // 4} | _FORMATS[_FEW]
-    head = ["model", "served", "layers that grow", "KB a token", *_LENGTHS, "a quarter of 128K"]
-    rows = [[*head, "trained on"]]
-    for name, config in configs().items():
-        outline = outlined(config)
-        few = "" if outline.refused else _size(outline.nbytes(quarter[0], **quarter[1]))
-        sizes = [_size(outline.nbytes(tokens)) for tokens in _LENGTHS.values()]
-        grow = f"{len(_growing(outline))} of {len(outline.rows)}"
-        row = f"{sum(outline.rows) / 1000:.1f}"
-        context = f"{outline.context or 0:,}"
-        rows.append([name.rpartition("/")[2], _served(outline), grow, row, *sizes, few, context])
-    return _aligned(rows, 2)
-
-
-def _aligned(rows: list[list[str]], left: int) -> str:
+def aligned(rows: list[list[str]], left: int = 1) -> str:
     """A table in Markdown, with a head, whose first columns are ``left``."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     rule = [
@@ -92,45 +70,46 @@ def _aligned(rows: list[list[str]], left: int) -> str:
     return "\n".join(lines)
 
 
-def _growing(outline: Outline) -> list[int]:
+def growing(outline: Outline) -> list[int]:
+    """The layers whose caches grow."""
     return [layer for layer, row in enumerate(outline.rows) if row]
 
 
 def _facts(name: str, outline: Outline) -> Iterator[str]:
     """What the model keeps, and whether it is served."""
     context = f", trained on {outline.context:,} tokens" if outline.context else ""
-    yield f"{name}: {outline.file}{context}, weights of {_size(outline.weights)}"
-    growing, count = _growing(outline), len(outline.rows)
-    which = f": {', '.join(map(str, growing))}" if 0 < len(growing) < count else ""
-    yield f"layers that grow: {len(growing)} of {count}{which}"
-    lengths = {tokens: at for at, tokens in _LENGTHS.items()}
+    yield f"{name}: {outline.file}{context}, weights of {size_of(outline.weights)}"
+    grow, count = growing(outline), len(outline.rows)
+    which = f": {', '.join(map(str, grow))}" if 0 < len(grow) < count else ""
+    yield f"layers that grow: {len(grow)} of {count}{which}"
+    lengths = {tokens: at for at, tokens in LENGTHS.items()}
     if outline.context:
         lengths.setdefault(outline.context, f"{outline.context:,}")
-    sizes = (f"{_size(outline.nbytes(tokens))} at {at}" for tokens, at in lengths.items())
-    yield f"KV cache: {_size(sum(outline.rows))} a token, {', '.join(sizes)}"
-    yield f"served: {_served(outline)}"
+    sizes = (f"{size_of(outline.nbytes(tokens))} at {at}" for tokens, at in lengths.items())
+    yield f"KV cache: {size_of(sum(outline.rows))} a token, {', '.join(sizes)}"
+    yield f"served: {served(outline)}"
 
 
-def _served(outline: Outline) -> str:
+def served(outline: Outline) -> str:
     """Whether the caches here serve a model, and how."""
     if outline.refused:
         why = outline.refused.partition("cannot be served: ")[2] or outline.refused
         return f"refused: {re.split('[.,] [Ee]xpected', why)[0]}"
     if not outline.scored:
         return "keydiff, window and random: its attention shows no scores"
-    missing = [name for name in _FORMATS if _held(outline, name, 4, PROMPT_CHUNK) is None]
+    missing = [name for name in FORMATS if _held(outline, name, 4, PROMPT_CHUNK) is None]
     return f"yes, without {', '.join(missing)}" if missing else "yes"
 
 
 def _settings(outline: Outline, stored: str) -> dict[str, Any]:
-    folds = {"policy": H2O.name} if _FORMATS[stored] and outline.scored else {}
-    return _FORMATS[stored] | folds
+    folds = {"policy": H2O.name} if FORMATS[stored] and outline.scored else {}
+    return FORMATS[stored] | folds
 
 
 def _held(outline: Outline, stored: str, part: int, context: int) -> int | None:
     """Bytes after this many tokens, where rows of one in ``part`` stay; None where the model has no
     rows of this format."""
-    if part == 1 and not _FORMATS[stored]:
+    if part == 1 and not FORMATS[stored]:
         return outline.nbytes(context)
     try:
         rows = None if part == 1 else context // part
@@ -141,7 +120,7 @@ def _held(outline: Outline, stored: str, part: int, context: int) -> int | None:
 
 def _fits(name: str, outline: Outline, limit: int, context: int, count: int) -> Iterator[str]:
     """How many sequences fit, what each of ``count`` gets, and the command."""
-    stored = "unquantised" if _held(outline, _FEW, 1, context) is None else _FEW
+    stored = "unquantised" if _held(outline, FEW, 1, context) is None else FEW
     most = {"max_kv_size": max(context, PROMPT_CHUNK), "layers": "equal"}
     settings = _settings(outline, stored) | most
 
@@ -152,18 +131,18 @@ def _fits(name: str, outline: Outline, limit: int, context: int, count: int) -> 
         free = Memory([outline], make, limit, PROMPT_CHUNK, 1, count).free
     except ValueError as error:  # which names flags of the server too
         raise ValueError(str(error).partition(" (")[0]) from error
-    yield f"memory: {_size(limit)}, of which caches may have {_size(free)}\n"
+    yield f"memory: {size_of(limit)}, of which caches may have {size_of(free)}\n"
     rows = [[f"sequences of {context:,} tokens, by rows that stay", *_PARTS]]
-    for form in _FORMATS:
+    for form in FORMATS:
         sizes = [_held(outline, form, part, context) for part in _PARTS.values()]
         rows.append([form, *("-" if size is None else _many(free, size) for size in sizes)])
-    yield _aligned(rows, 1)
+    yield aligned(rows)
     each = free if count == 1 else int(free / COPIED) // count
     if outline.nbytes(context) <= each:
         kept, flags = "all rows, unquantised", "--max-kv-size none"
     else:
         kept, flags = _kept(outline, stored, context, each), f"--max-kv-bytes {each // 10**6}MB"
-    yield f"\n{_size(each)} for {'it' if count == 1 else f'each of {count}'}: {kept}"
+    yield f"\n{size_of(each)} for {'it' if count == 1 else f'each of {count}'}: {kept}"
     flags = f"--model {name} {flags}"
     if count == 1:
         yield f"mlx_h2o chat {flags}"
@@ -191,7 +170,7 @@ def _kept(outline: Outline, stored: str, context: int, limit: int) -> str:
     return f"{rows:,} rows a head in {stored}, one for {context / rows:.1f} tokens"
 
 
-def _size(count: float) -> str:
+def size_of(count: float) -> str:
     """Bytes as people write them."""
     unit, power = ("GB", 9) if count >= 1e9 else ("MB", 6) if count >= 1e6 else ("KB", 3)
     return f"{count / 10**power:,.1f} {unit}"

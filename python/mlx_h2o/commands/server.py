@@ -8,18 +8,19 @@ import hashlib
 import importlib
 import logging
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
 
 from ..lm.fingerprint import fingerprint
 from ..lm.generate import load
-from ..lm.prompt_cache import budgets_of, evicting_caches, make_prompt_cache
+from ..lm.prompt_cache import budgets_of, evicting_caches
 from ..lm.ranks import Ranks
-from .flags import add_flags
+from .flags import add_cache_flags, add_flags
 from .models import loaded
-from .options import CacheSettings, add_cache_flags, settings_of
+from .options import CacheSettings, settings_of
 from .parsing import OneLineParser, number
 from .together import together
 
@@ -41,13 +42,12 @@ def run(arguments: Sequence[str]) -> int:
         flags.error(f"{error.name} is missing, expected pip install 'mlx-h2o[server]'")
     with together(flags, args) as ranks:
         logging.basicConfig(level=args.log_level, format="%(asctime)s %(levelname)s %(message)s")
-        _serve(flags, args, settings, ranks)
+        _serve(args, settings, ranks)
     return 0
 
 
-def _serve(
-    flags: argparse.ArgumentParser, args: argparse.Namespace, settings: CacheSettings, ranks: Ranks
-) -> None:
+def _serve(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None:
+    from ..serving.disk import PromptStore
     from ..serving.engine import Engine
     from ..serving.http import Settings, make_app
     from ..serving.listening import listen, serve
@@ -56,16 +56,14 @@ def _serve(
     from ..serving.sampling import Sampling
     from ..serving.snapshots import Snapshots
 
-    # What cannot be written, and a port that is taken, are told before the model is loaded.
-    with (
-        _store(flags, args) as store,
-        contextlib.nullcontext() if ranks.rank else listen(args.host, args.port) as listener,
-    ):
+    with contextlib.ExitStack() as stack:
+        # A port that is taken is told before the model is loaded.
+        listener = None if ranks.rank else stack.enter_context(listen(args.host, args.port))
         template = {"chat_template": args.chat_template} if args.chat_template else {}
         model, tokenizer = loaded(args, ranks, **template)
         models = [model] if args.draft_model is None else [model, load(args.draft_model)[0]]
         mx.eval([one.parameters() for one in models])
-        make = _making(models, settings)
+        make = partial(_made, models, settings.fitted(*models))
         limits = Limits(
             args.decode_concurrency, args.prompt_concurrency, args.max_queue,
             args.prefill_step_size, args.num_draft_tokens,
@@ -75,9 +73,12 @@ def _serve(
             min(limits.prompts, limits.decode), limits.decode,
         )  # fmt: skip
         most = memory.free // 4 if args.prompt_cache_bytes is None else args.prompt_cache_bytes
-        kept = store and (store, _name(models, make))
         snapshots = Snapshots(most, args.prompt_cache_size, ranks)
-        engine = Engine(models, tokenizer, make, memory, snapshots, limits, kept)
+        store: PromptStore | None = None
+        if args.cache_dir is not None:
+            store = PromptStore(args.cache_dir, args.cache_size, _name(models, make))
+            stack.enter_context(contextlib.closing(store))
+        engine = Engine(models, tokenizer, make, memory, snapshots, limits, store)
         memory.apply()
         for one in (signal.SIGINT, signal.SIGTERM):  # uvicorn hears of them, on the first rank
             signal.signal(one, signal.SIG_IGN)
@@ -96,20 +97,9 @@ def _serve(
             raise ValueError(f"the engine has ended: {engine.error}")
 
 
-def _making(models: list[Any], settings: CacheSettings) -> Any:
-    """What makes caches of these settings, one list for each model."""
-    settings = settings.fitted(*models)
-
-    def make() -> list[list[Any]]:
-        return [
-            make_prompt_cache(
-                model, settings.config, budgets=settings.budgets if model is models[0] else None,
-                layers=settings.layers,
-            )
-            for model in models
-        ]  # fmt: skip
-
-    return make
+def _made(models: list[Any], settings: CacheSettings) -> list[list[Any]]:
+    """New caches, one list for each model."""
+    return [settings.caches(model) for model in models]
 
 
 def _name(models: list[Any], make: Any) -> str:
@@ -118,27 +108,6 @@ def _name(models: list[Any], make: Any) -> str:
     settings = [one.config for one in evicting_caches(caches)], budgets_of(caches)
     known = [fingerprint(model) for model in models]
     return " ".join([*known, hashlib.sha256(repr(settings).encode()).hexdigest()[:16]])
-
-
-@contextlib.contextmanager
-def _store(flags: argparse.ArgumentParser, args: argparse.Namespace) -> Iterator[Any]:
-    """Where prompts are kept on disk, if that is asked for; closed at the end."""
-    from ..serving.disk import PromptStore
-
-    where = args.cache_dir
-    if where is None:
-        yield None
-        return
-    if not where:
-        flags.error("--cache-dir is empty, expected a directory")
-    try:
-        store = PromptStore(where, args.cache_size)
-    except FileExistsError:
-        flags.error(f"--cache-dir: {where} is a file, expected a directory")
-    except OSError as error:
-        flags.error(f"--cache-dir: cannot write to {where}: {error.strerror}")
-    with contextlib.closing(store):
-        yield store
 
 
 def parser() -> argparse.ArgumentParser:

@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.prog = "python -m mlx_h2o.hardware"
     given: dict[str, Any] = {"type": number(1), "metavar": "N"}
     parser.add_argument("--model", default=MODEL, help="a directory or demo; or a name of "
-                        "`mlx_h2o plan --table`, and -4bit: its shape, random weights")  # fmt: skip
+                        "docs/models.md, and -4bit: its shape, random weights")  # fmt: skip
     parser.add_argument("--lengths", type=number(64), nargs="+", default=LENGTHS, metavar="N",
                         help="tokens of prompts (default: 2048 8192 32768)")  # fmt: skip
     parser.add_argument("--repeats", default=5, help="of each ratio", **given)

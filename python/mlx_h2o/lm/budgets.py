@@ -15,8 +15,6 @@ Budgets = Sequence[_Own | Sequence[_Own]] | str | PathLike[str]
 """Per evicting layer: ``max_kv_size``, or all settings, or a list of these, one for each KV head;
 or a file that holds them."""
 
-_SIZES = ("max_kv_size", "heavy_size", "recent_size")
-
 
 def layer_configs(
     config: H2OConfig, budgets: Budgets, layers: int
@@ -44,15 +42,11 @@ def layer_configs(
 def _config(config: H2OConfig, budget: Any) -> H2OConfig:
     if isinstance(budget, H2OConfig):
         return budget
-    if isinstance(budget, dict) and set(budget) <= set(_SIZES) and "max_kv_size" in budget:
-        given: dict[str, Any] = dict.fromkeys(_SIZES) | budget
-        return config.with_budget(**given)
     if isinstance(budget, int) and not isinstance(budget, bool):
         return config.scaled(budget)
     raise ValueError(
-        f"[make_prompt_cache] a budget is {budget!r}, expected an int, an H2OConfig, in a file an "
-        f"object with max_kv_size and no more than {', '.join(_SIZES)}, or a list of these, one "
-        "for each KV head."
+        f"[make_prompt_cache] a budget is {budget!r}, expected an int, an H2OConfig, or a list of "
+        "these, one for each KV head."
     )
 
 

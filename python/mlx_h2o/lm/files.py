@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["check_writable", "replacing", "write_text"]
+__all__ = ["check_folder", "check_writable", "replacing", "write_text"]
 
 
 @contextlib.contextmanager
@@ -36,6 +36,13 @@ def check_writable(path: str | os.PathLike[str]) -> None:
         if path.is_file() or not path.exists():
             with tempfile.TemporaryFile(dir=path.parent) as file:
                 file.write(bytes(1 << 16))
+
+
+def check_folder(path: str) -> None:
+    """Raises OSError where this is no folder that can be written to; one that is missing is made,
+    for this user alone."""
+    os.makedirs(path, mode=0o700, exist_ok=True)
+    tempfile.TemporaryFile(dir=path).close()
 
 
 @contextlib.contextmanager

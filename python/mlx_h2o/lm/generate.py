@@ -6,7 +6,7 @@ import copy
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from operator import add
@@ -28,8 +28,8 @@ from .checks import check_caches, check_counts, check_drafts, checked_tokens
 from .prompt_cache import check_given, evicting_caches, make_prompt_cache, summary
 from .ranks import dealt_out
 from .routing import routing, routing_for
-from .safetensors import read_header
-from .sharing import LEAST_SHARED, common_tokens, lasting_tokens, read_once, unshared_because
+from .safetensors import texts_of
+from .sharing import share, shareable
 
 __all__ = ["batch_generate", "generate", "load", "make_prompt_cache", "stream_generate", "summary"]
 
@@ -38,9 +38,6 @@ _NO_LIMIT = int(1e30)
 
 DRAFTED = 2
 """Tokens that mlx_lm drafts at a time where it is not told."""
-
-_PROCESSORS = "logits_processors"
-"""What they look at is the whole prompt, of which mlx_lm sees no more than is not read yet."""
 
 _BESIDE = ("budgets", "layers", "length", "max_kv_bytes")
 """What :func:`make_prompt_cache` takes beside the settings."""
@@ -80,7 +77,7 @@ def load(path_or_hf_repo: str | Path, *args: Any, group: Any = None, **kwargs: A
 def loading(folder: Path) -> Iterator[None]:
     """Within the context, what goes wrong with a model's folder is a ValueError that says so."""
     for file in folder.glob("model*.safetensors"):
-        read_header(str(file), "load", "file of weights")
+        texts_of(str(file), "load", "file of weights")
     try:
         yield
     except Exception as error:  # of mlx_lm, MLX or transformers
@@ -266,11 +263,18 @@ def batch_generate(
         tokenizer = TokenizerWrapper(tokenizer)
     shared, begun = 0, time.perf_counter()
     if share_prefix is not False and (share_prefix or len(own) > 1):
-        hinders = {"prompt_caches": prompt_caches, "logits_processors": kwargs.get(_PROCESSORS)}
-        shared = _shared_tokens(model, caches[0], own, hinders, wanted=bool(share_prefix))
+        # Processors look at the whole prompt, of which mlx_lm sees what is not read yet.
+        beside = {"prompt_caches": prompt_caches, **kwargs}
+        names = [name for name in ("prompt_caches", "logits_processors") if beside.get(name)]
+        shared, why = shareable(model, caches[0], own) if not names else (0, f"{names[0]} is given")
+        if why and share_prefix:
+            raise ValueError(
+                f"[{operation}] share_prefix is True, and {why}: expected share_prefix=False."
+            )
     if shared:
         step = kwargs.get("prefill_step_size", PROMPT_CHUNK)
-        read_once(model, caches[0], own[0][:shared], step)
+        read_prompt(model, caches[0], own[0][:shared], step)
+        share(caches[0])
         caches = [caches[0], *(copy.deepcopy(caches[0]) for _ in own[1:])]
         own = [prompt[shared:] for prompt in own]
     seconds = time.perf_counter() - begun
@@ -283,32 +287,6 @@ def batch_generate(
         response.stats.prompt_tokens += shared
         response.stats.prompt_time += seconds
     return response
-
-
-def _shared_tokens(
-    model: Module,
-    caches: Sequence[Any],
-    prompts: Sequence[Sequence[int]],
-    given: Mapping[str, Any],
-    wanted: bool,
-) -> int:
-    """How many first tokens the prompts share in such caches; raises ValueError where that is
-    ``wanted`` and cannot be, as with what is ``given``."""
-    names = [name for name, value in given.items() if value]
-    reason = f"{names[0]} is given" if names else unshared_because(model, caches)
-    common, lasting = common_tokens(prompts), lasting_tokens(caches)
-    found = common if lasting is None else min(common, lasting)
-    if not reason and found < LEAST_SHARED:
-        kept = "all" if lasting is None else f"the first {lasting}"
-        reason = (
-            f"the prompts begin with the same {common} tokens, of which {kept} are never evicted "
-            f"(prefix_size): less than {LEAST_SHARED}"
-        )
-    if reason and wanted:
-        raise ValueError(
-            f"[batch_generate] share_prefix is True, and {reason}: expected share_prefix=False."
-        )
-    return 0 if reason else found
 
 
 def _stream(

@@ -8,82 +8,46 @@ the file, those of the checksum itself taken as zeros.
 from __future__ import annotations
 
 import hashlib
-import json
+import mmap
 import os
-from typing import Any
+
+from safetensors import SafetensorError, safe_open
 
 UNKNOWN = "0" * 64
 """What stands for a checksum until it is known."""
 
-_LONGEST = 100_000_000  # the format's own limit of a header
-_PART = 1 << 20
+_BEFORE = rb"\"checksum\": \""
+"""What stands before a checksum: a text of the metadata is JSON in JSON."""
 
 
-def read_header(path: str, op: str, what: str = "prompt cache") -> dict[str, Any]:
-    """Name, dtype, shape and offsets of every array, and ``__metadata__``.
+def texts_of(path: str, op: str, what: str = "prompt cache") -> dict[str, str]:
+    """The metadata of a file, of which the arrays are not read.
 
     Raises:
         FileNotFoundError: there is no such file.
         ValueError: not a safetensors file, or one that is shorter or longer than it says.
     """
-    size = os.path.getsize(path)
-    with open(path, "rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if size < 8 or not 2 <= length <= _LONGEST:
-            raise ValueError(f"[{op}] {path} is no safetensors file, expected a {what}.")
-        if size < 8 + length:
-            raise _truncated(op, path, size, f"at least {8 + length}")
-        text = file.read(length)
     try:
-        header = json.loads(text)
-        ends = [entry["data_offsets"][1] for key, entry in header.items() if key[:2] != "__"]
-    except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
-        message = f"[{op}] {path} is no safetensors file, expected a {what}."
-        raise ValueError(message) from error
-    expected = 8 + length + max(ends, default=0)
-    if size != expected:
-        raise _truncated(op, path, size, str(expected))
-    assert isinstance(header, dict)
-    return header
+        with safe_open(path, "np") as file:
+            return dict(file.metadata() or {})
+    except SafetensorError as error:
+        raise ValueError(
+            f"[{op}] {path} is damaged or no safetensors file, expected a {what}: {error}."
+        ) from error
 
 
-def _truncated(op: str, path: str, size: int, expected: str) -> ValueError:
-    return ValueError(f"[{op}] {path} is damaged: found {size} bytes, expected {expected}.")
-
-
-def write_checksum(path: str | os.PathLike[str], entry: str) -> None:
-    """Put the checksum of a file into a text of its metadata, ``entry``, where UNKNOWN stands."""
-    place = _place(path, entry, UNKNOWN)
-    found = _of_file(path, place).encode()
+def write_checksum(path: str | os.PathLike[str]) -> None:
+    """Put the checksum of a file where UNKNOWN stands for it."""
     with open(path, "r+b") as file:
-        file.seek(place)
-        file.write(found)
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            place, found = data.find(_BEFORE + UNKNOWN.encode()), hashlib.sha256(data).hexdigest()
+        file.seek(place + len(_BEFORE))
+        file.write(found.encode())
 
 
-def is_whole(path: str | os.PathLike[str], entry: str, checksum: str) -> bool:
-    """Whether a file is as it was written; ``entry`` is the text of its metadata that holds the
-    ``checksum``. Reads all of it."""
-    if len(checksum) != len(UNKNOWN):
-        return False
-    try:
-        return _of_file(path, _place(path, entry, checksum)) == checksum
-    except ValueError:  # others have written the header anew
-        return False
-
-
-def _place(path: str | os.PathLike[str], entry: str, checksum: str) -> int:
-    with open(path, "rb") as file:
-        header = file.read(int.from_bytes(file.read(8), "little"))
-    text = json.dumps(entry)[1:-1].encode()  # as a string of JSON
-    return 8 + header.index(text) + text.index(checksum.encode())
-
-
-def _of_file(path: str | os.PathLike[str], place: int) -> str:
-    found = hashlib.sha256()
-    with open(path, "rb") as file:
-        found.update(file.read(place))
-        file.seek(len(UNKNOWN), os.SEEK_CUR)
-        found.update(UNKNOWN.encode())
-        while part := file.read(_PART):
-            found.update(part)
-    return found.hexdigest()
+def is_whole(path: str | os.PathLike[str], checksum: str) -> bool:
+    """Whether a file is as it was written, with this checksum. Reads all of it."""
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as data:
+        place = data.find(_BEFORE + checksum.encode()) + len(_BEFORE)
+        data[place : place + len(checksum)] = b"0" * len(checksum)
+        return hashlib.sha256(data).hexdigest() == checksum

@@ -27,15 +27,10 @@ from ..version import __version__
 from .files import replacing
 from .prompt_cache import evicting_caches, with_own_rows
 from .routing import model_name
-from .safetensors import UNKNOWN, is_whole, read_header, write_checksum
+from .safetensors import UNKNOWN, is_whole, texts_of, write_checksum
 
 FORMAT = 5
-"""Files of a higher format are refused. Raised when older readers would misread a file.
-
-1: the same settings for all layers. 2: those of a cache may say that others differ. 3: they may
-name a prefix that is never evicted. 4: they may say how far back rows go first. 5: packed rows may
-be kept in a frame of their head. A file that needs less is still written as 1, 2, 3 or 4.
-"""
+"""Files of a higher format are refused. Raised when older readers would misread a file."""
 
 _CLASSES: dict[str, Any] = {
     cls.__name__: cls for cls in (H2OKVCache, QuantizedH2OKVCache, BatchH2OKVCache, HeadGroups)
@@ -94,7 +89,7 @@ def save_prompt_cache(
     path = Path(with_suffix(file_name))
     with replacing(path, 0o600, _SUFFIX) as beside:  # for this user alone: it holds what was said
         mlx_lm_cache.save_prompt_cache(str(beside), list(cache), metadata)
-        write_checksum(beside, metadata[_ENTRY])
+        write_checksum(beside)
         with beside.open("rb") as file:
             os.fsync(file.fileno())
 
@@ -121,15 +116,14 @@ def load_prompt_cache(
             model, or without a cache that evicts. No cache is returned then.
     """
     path, text = _texts(file_name)
-    entry = text.get(f"0.{_ENTRY}")
-    description = _read_description(path, entry)
+    description = _read_description(path, text.get(f"0.{_ENTRY}"))
     for name in [text[key] for key in text if key.startswith("1.")]:
         if name not in _CLASSES and not isinstance(getattr(mlx_lm_cache, name, None), type):
             raise _unfit(
                 path, f"holds a {name!r}, expected caches of mlx_lm and {', '.join(_CLASSES)}"
             )
     checksum = description.get("checksum")
-    if checksum is not None and not is_whole(path, str(entry), str(checksum)):
+    if checksum is not None and not is_whole(path, str(checksum)):
         raise _unfit(path, "is damaged: it is not what was written")
     cache, metadata = _read(path)
     if description.get("layers", len(cache)) != len(cache):
@@ -156,8 +150,8 @@ def _texts(file_name: str | os.PathLike[str]) -> tuple[str, dict[str, str]]:
     path = os.fspath(file_name)
     if not os.path.exists(path) and os.path.exists(path + _SUFFIX):
         path += _SUFFIX
-    text = read_header(path, "load_prompt_cache").get("__metadata__")
-    if not isinstance(text, dict) or not any(key.startswith("1.") for key in text):
+    text = texts_of(path, "load_prompt_cache")
+    if not any(key.startswith("1.") for key in text):
         raise _unfit(path, "is no prompt cache: it names no cache classes")
     return path, text
 
@@ -194,20 +188,8 @@ def _restored(name: str, state: Any) -> Any:
 
 
 def _description(cache: Sequence[Any], model: Module | None) -> dict[str, Any]:
-    evicting = list(evicting_caches(cache))
-    needs = (
-        (5, any(one.config.framed for one in evicting)),
-        (4, any(one.config.context_size is not None for one in evicting)),
-        (3, any(one.config.prefix_size for one in evicting)),
-        (2, any(one.unequal_budgets for one in evicting)),
-        (1, True),
-    )
-    found: dict[str, Any] = {
-        "format": next(number for number, needed in needs if needed),
-        "version": __version__,
-        "layers": len(cache),
-        "checksum": UNKNOWN,
-    }
+    found: dict[str, Any] = {"format": FORMAT, "version": __version__, "layers": len(cache)}
+    found |= {"checksum": UNKNOWN}
     if model is not None:
         found |= {"model": model_name(model), "fingerprint": _fingerprint(model)}
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,32 +14,40 @@ from ..caches.formats import unshareable
 from ..caches.heads import HeadGroups
 from .models import computes_with_keys
 from .prompt_cache import evicting_caches
-from .routing import calls_attention, model_name, routing_for
+from .routing import calls_attention, model_name
 
 LEAST_SHARED = 32
 """Tokens: for fewer it does not pay to read the rows of a sequence in two parts."""
 
 
+def shareable(
+    model: Module, caches: Sequence[Any], prompts: Sequence[Sequence[int]]
+) -> tuple[int, str]:
+    """How many first tokens the prompts can share in caches of one sequence; 0, and why, where they
+    cannot."""
+    if reason := _unshared_because(model, caches):
+        return 0, reason
+    common = common_tokens(prompts)
+    bounded = [one.config for one in evicting_caches(caches) if one.config.max_kv_size is not None]
+    lasting = min((one.prefix_size for one in bounded), default=sys.maxsize)
+    if (found := min(common, lasting)) >= LEAST_SHARED:
+        return found, ""
+    kept = f"the first {lasting}" if bounded else "all"
+    return 0, (
+        f"the prompts begin with the same {common} tokens, of which {kept} are never evicted "
+        f"(prefix_size): less than {LEAST_SHARED}"
+    )
+
+
 def common_tokens(prompts: Sequence[Sequence[int]]) -> int:
     """How many first tokens are the same in all prompts; one at least of each is another."""
     first, last = min(map(list, prompts)), max(map(list, prompts))  # which differ soonest of all
-    most = min(len(first), *(len(prompt) for prompt in prompts)) - 1
-    pairs = zip(first[:most], last[:most], strict=False)
-    return next((place for place, (one, other) in enumerate(pairs) if one != other), max(0, most))
+    most = max(0, min(map(len, prompts)) - 1)
+    pairs = zip(first[:most], last[:most], strict=True)
+    return next((place for place, (one, other) in enumerate(pairs) if one != other), most)
 
 
-def lasting_tokens(caches: Sequence[Any]) -> int | None:
-    """How many first tokens are never evicted from the caches of a sequence; None: all."""
-    sizes = [
-        one.config.prefix_size
-        for one in evicting_caches(caches)
-        if one.config.max_kv_size is not None
-    ]
-    return min(sizes, default=None)
-
-
-def unshared_because(model: Module, caches: Sequence[Any]) -> str:
-    """Why sequences of this model cannot share rows of such caches; empty where they can."""
+def _unshared_because(model: Module, caches: Sequence[Any]) -> str:
     if not calls_attention(model) or computes_with_keys(model):
         return f"{model_name(model)} does not hand the keys of its cache to mlx_lm's attention"
     for layer, one in enumerate(caches):
@@ -51,22 +60,9 @@ def unshared_because(model: Module, caches: Sequence[Any]) -> str:
     return ""
 
 
-def read_once(model: Module, caches: Sequence[Any], tokens: Sequence[int], step: int) -> None:
-    """Read tokens into caches of one sequence, whose copies then share all rows.
-
-    Args:
-        model: an mlx_lm model.
-        caches: one per layer, for which nothing speaks against it.
-        tokens: with those that were read before no more than ``lasting_tokens``.
-        step: tokens that are read at a time.
-    """
-    run: Any = model
-    evicting = list(evicting_caches(caches))
-    with routing_for(model, evicting):
-        for start in range(0, len(tokens), step):
-            run(mx.array(list(tokens)[start : start + step])[None], cache=list(caches))
-            mx.eval([cache.state for cache in caches])
-    for one in evicting:
+def share(caches: Sequence[Any]) -> None:
+    """Have copies of the caches of one sequence share all rows that are there."""
+    for one in evicting_caches(caches):
         one.share(one.offset)
     mx.eval([cache.state for cache in caches])
     mx.clear_cache()

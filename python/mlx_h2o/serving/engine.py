@@ -55,7 +55,7 @@ class Engine:
         memory: what fits.
         snapshots: what was read before; the engine's own from here on.
         limits: how much at a time.
-        store: where snapshots outlive the process, and the name of models and settings there.
+        store: where snapshots outlive the process.
 
     Attributes:
         least_on_disk: tokens; for fewer it does not pay to write a file.
@@ -68,7 +68,7 @@ class Engine:
     def __init__(
         self, models: Sequence[Any], tokenizer: Any, make: Callable[[], list[list[Any]]],
         memory: Memory, snapshots: Snapshots, limits: Limits | None = None,
-        store: tuple[PromptStore, str] | None = None,
+        store: PromptStore | None = None,
     ) -> None:  # fmt: skip
         self.model, *drafting = models
         self.models, self.tokenizer, self.make = list(models), tokenizer, make
@@ -339,8 +339,7 @@ class Engine:
     def _read_before(self, tokens: list[int]) -> tuple[list[Any], int]:
         caches, read = self.snapshots.find(tokens)
         if self.store is not None:
-            store, name = self.store
-            found, length = store.find(name, tokens, read)
+            found, length = self.store.find(tokens, read)
             if found:
                 caches, read = found, length
         return caches or [one for caches in self.make() for one in caches], read
@@ -383,8 +382,7 @@ class Engine:
         try:
             held = self.snapshots.keep(tokens, caches)
             if self.store is not None and last and held >= self.least_on_disk:
-                store, name = self.store
-                store.keep(name, tokens[:held], caches)
+                self.store.keep(tokens[:held], caches)
         except Exception as error:  # the request goes on without
             self._check_alone(error)
             _LOG.warning("a prompt is not kept: %s", error)

@@ -324,7 +324,7 @@ def _first_of(error: RequestValidationError) -> tuple[str, str | None]:
     found = error.errors()[0]
     message = found["msg"].removeprefix("Value error, ")
     path = [str(part)[:80] for part in found["loc"][1:] if _NAMES.fullmatch(str(part))]
-    if found["type"] == "json_invalid":
+    if found["type"] == "json_invalid" and len(found["loc"]) < 3:  # or it is that of a field
         return f"the body is not JSON: {found['ctx']['error']}.", None
     if not path and found["type"] == "value_error":
         return f"{message}.", None

@@ -6,7 +6,7 @@ import json
 import secrets
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Json, model_validator
 
 from .sampling import Sampling
 
@@ -20,6 +20,11 @@ PLAIN = (
 )
 """For models without a chat template."""
 _Stop = Annotated[str, Field(min_length=1, max_length=1000)]
+_Object = dict[str, Any]
+_Arguments = Annotated[
+    Json[_Object] | _Object, BeforeValidator(lambda given: {} if given == "" else given)
+]
+"""An object, or the JSON of one; empty where there are none."""
 
 
 class _Part(BaseModel):
@@ -64,19 +69,7 @@ class TextPart(_Part):
 
 class FunctionCall(_Part):
     name: str
-    arguments: str | dict[str, Any] = "{}"
-
-    @model_validator(mode="after")
-    def _is_an_object(self) -> FunctionCall:
-        if isinstance(self.arguments, str):
-            try:
-                found = json.loads(self.arguments or "{}")
-            except (ValueError, RecursionError):
-                found = None
-            if not isinstance(found, dict):
-                raise ValueError("arguments is not a JSON object")
-            self.arguments = found
-        return self
+    arguments: _Arguments = Field(default_factory=dict)
 
 
 class ToolCall(_Part):
