@@ -61,12 +61,11 @@ def check_trace(config, lengths, scores, keys) -> None:
 @given(
     data=st.data(),
     policy=st.sampled_from(EXACT),
-    shared_heads=st.booleans(),
     evict_every=st.integers(1, 8),
     max_kv_size=st.integers(3, 8),
     seed=st.integers(0, 2**16),
 )
-def test_ties_and_masked_scores(data, policy, shared_heads, evict_every, max_kv_size, seed):
+def test_ties_and_masked_scores(data, policy, evict_every, max_kv_size, seed):
     sink_size = data.draw(st.integers(0, max_kv_size - 1), "sink_size")
     recent_size = data.draw(st.integers(0, max_kv_size - sink_size), "recent_size")
     lengths = data.draw(st.lists(st.sampled_from([1, 1, 1, 1, 2, 3, 5]), min_size=1), "lengths")
@@ -81,7 +80,6 @@ def test_ties_and_masked_scores(data, policy, shared_heads, evict_every, max_kv_
         policy=policy,
         decay=0.5,
         evict_every=evict_every,
-        shared_heads=shared_heads,
     )
     check_trace(config, lengths, *exact_trace(np.random.default_rng(seed), lengths))
 

@@ -41,7 +41,6 @@ SETTINGS = {
     "protects more than is shared": {"max_kv_size": 80, "prefix_size": LENGTH + 9},
     "shares less than is common": {"max_kv_size": 80, "prefix_size": 40, "evict_every": 1},
     "sinks behind it": {"max_kv_size": 80, "prefix_size": 40, "sink_size": 45},
-    "one choice for all heads": SMALL | {"shared_heads": True},
 }
 
 

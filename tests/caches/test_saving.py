@@ -259,6 +259,8 @@ def test_unknown_classes_are_refused(saved):
         ({"temperature": 3}, "temperature"),
         ({"turbo_guard": 1}, "turbo_guard is 1, expected 0: this setting of earlier versions is"),
         ({"turbo_guard": 0}, ""),
+        ({"shared_heads": True}, "shared_heads is True, expected False: this setting of earlier"),
+        ({"shared_heads": False}, ""),
     ],
 )
 def test_settings_of_another_version(saved, monkeypatch, settings, said):

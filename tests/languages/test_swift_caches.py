@@ -225,7 +225,6 @@ def test_settings_that_swift_lacks_are_refused_by_name(swift: Leg, tmp_path: Pat
         "sparse_v is 1e-06": {"kv_bits": 8, "sparse_v": 1e-6},
         "kv_handed is 'arrays'": {"kv_bits": 8, "kv_handed": "arrays"},
         "max_kv_size is null": {"max_kv_size": None},
-        "shared_heads is true": {"shared_heads": True},
     }
     cases = []
     for place, (said, settings) in enumerate(lacking.items()):

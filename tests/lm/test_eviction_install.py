@@ -50,18 +50,18 @@ def test_plain_mlx_lm_evicts_and_then_does_not(build):
 
 
 def test_the_published_policy_and_the_published_peak():
-    """Accumulated attention, over all heads; evict_every - 1 rows more between evictions."""
+    """Accumulated attention; evict_every - 1 rows more between evictions."""
     model = tiny_qwen3()
     mlx_h2o.install_kv_eviction(model, evict_every=4, **SIZES)
     config = mlx_lm_cache.make_prompt_cache(model)[0].config
     mlx_h2o.remove_kv_eviction(model)
     budget = config.budget
-    assert (config.policy.name, budget.shared_heads, budget.evict_every) == ("h2o-sum", True, 4)
+    assert (config.policy.name, budget.evict_every) == ("h2o-sum", 4)
     assert (budget.max_kv_size, budget.sink_size, budget.recent_size) == (23, 2, 8)
-    mlx_h2o.install_kv_eviction(model, policy="keydiff", shared_heads=False, **SIZES)
+    mlx_h2o.install_kv_eviction(model, policy="keydiff", **SIZES)
     config = mlx_lm_cache.make_prompt_cache(model)[0].config
     mlx_h2o.remove_kv_eviction(model)
-    assert (config.policy.name, config.shared_heads, config.max_kv_size) == ("keydiff", False, 20)
+    assert (config.policy.name, config.max_kv_size) == ("keydiff", 20)
 
 
 def test_twice_and_never_are_refused():

@@ -14,7 +14,6 @@ import mlx.core as mx
 import pytest
 
 from fetched_models import fetched
-from mlx_h2o.lm.prompt_cache import make_prompt_cache
 from mlx_h2o.lm.ranks import ALONE, Ranks, ranks_of
 from rank_processes import LIBRARY, LONGEST, PYTHON, ended, pausing, saved, started
 from ranks_program import HEADS, MODELS, SETTINGS
@@ -122,7 +121,6 @@ def test_a_process_that_dies_ends_the_others(
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--shared-heads"], "the model's heads are dealt out over 2 processes"),
         (["--draft-model", "demo"], "--draft-model is for one process, found 2"),
     ],
 )
@@ -165,4 +163,3 @@ def test_a_model_that_is_whole_has_one_process() -> None:
     assert ranks_of(model) is ALONE
     assert ALONE.told({"a": 1}) == {"a": 1} and ALONE.least(3, 4) == [3, 4]
     assert str(ALONE) == ""
-    assert len(make_prompt_cache(model, 40, shared_heads=True)) == 2

@@ -85,9 +85,6 @@ class Eviction(NamedTuple):
     def ranks(self, rows: Ranked) -> mx.array:
         """float32 [sequences, H, N]."""
         found = self.policy.rank(cast(Rows, rows))
-        if self.config.shared_heads:
-            # The same rows in the same slots of every head: NaN in one is NaN in the mean.
-            found = mx.broadcast_to(mx.mean(found, axis=1, keepdims=True), found.shape)
         if not self.context_start:
             return found
         start = beside_rows(_of_each(self.context_start, rows.due))

@@ -14,7 +14,7 @@ from . import formats, scores
 from .frame import kept_size
 from .table import BIAS, IMPORTANCE, Table
 
-_GONE = {"turbo_guard": 0}
+_GONE = {"turbo_guard": 0, "shared_heads": False}
 """Settings of earlier versions, which files name, and the value at which they changed nothing."""
 
 _USUAL = {"prefix_size": 0, "context_size": None, "fold": True, "rows_at": ()}

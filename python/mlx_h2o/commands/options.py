@@ -77,10 +77,6 @@ _GROUPS: dict[str, dict[str, dict[str, Any]]] = {
         "context_size": _number("TOKENS", "rows further back go first (0: none do)"),
         "decay": _number("DECAY", f"of h2o's scores (default: {policies.H2OEma.decay})", float),
         "evict_every": _number("ROWS", "rows evicted at a time (default: 1/32 of them)"),
-        "shared_heads": {
-            "action": "store_true",
-            "help": "the same rows in all KV heads of a layer",
-        },
         "random_seed": _number("SEED", "of the policy random (default: 0)"),
     },
     "bits of rows": {

@@ -1,9 +1,9 @@
 """Eviction that stays with a model until it is removed, for callers that make no caches themselves.
 
 The interface of Genoma Labs' kv-cache-eviction-mla: a budget of heavy hitters between the sinks and
-the recent rows, by the attention mass that they accumulated over all heads. Here it serves every
-model that :func:`mlx_h2o.make_prompt_cache` serves, latent attention (MLA) among them, and nothing
-of the model's code is replaced.
+the recent rows, by the attention mass that they accumulated; there over all heads, here each head
+keeps its own. It serves every model that :func:`mlx_h2o.make_prompt_cache` serves, latent attention
+(MLA) among them, and nothing of the model's code is replaced.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ def install_kv_eviction(
     n_recent: int = 256,
     evict_every: int = 1,
     policy: str = "h2o-sum",
-    shared_heads: bool = True,
     **settings: Any,
 ) -> None:
     """Make mlx_lm's own ``make_prompt_cache(model)`` return evicting caches from now on.
@@ -50,7 +49,6 @@ def install_kv_eviction(
         n_recent: newest rows, never evicted.
         evict_every: single-token steps per eviction.
         policy: what ranks the rows; "h2o-sum" is the published accumulated attention.
-        shared_heads: whether all heads of a layer keep the same rows, as published.
         settings: further settings of H2OConfig.
 
     Raises:
@@ -68,7 +66,6 @@ def install_kv_eviction(
         recent_size=n_recent,
         evict_every=evict_every,
         policy=policy,
-        shared_heads=shared_heads,
         **settings,
     )
     with _lock:
