@@ -16,7 +16,7 @@ from cache_checks import SCALE, edges, random_tokens, small, step
 from cache_columns import COLUMNS, POLICY_COLUMNS, new_cache
 from cache_courses import Course, Sequence
 from mlx_h2o import H2OConfig, policies, use_backend
-from mlx_h2o.caches.quantized import evicting_cache
+from mlx_h2o.caches.cache import evicting_cache
 
 POLICIES = policies.names()
 KINDS = ("dense", "8 bits", "8 and 4", "published", "latents")

@@ -13,7 +13,7 @@ import pytest
 
 from back_ends import BACKENDS, NATIVE
 from mlx_h2o import H2OConfig, H2OKVCache
-from mlx_h2o.caches.quantized import evicting_cache
+from mlx_h2o.caches.cache import evicting_cache
 from mlx_h2o.operations.backends import resolve, use_backend
 
 HEADS, SIZE = 2, 64

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import mlx.core as mx
 
 from ..config import H2OConfig
-from .batch import BatchH2OKVCache
-from .cache import H2OKVCache
+from .cache import BatchH2OKVCache, H2OKVCache, QuantizedH2OKVCache, evicting_cache
 from .checks import check_rows
 from .handed_out import EachLayersMask, HandedOut
-from .quantized import QuantizedH2OKVCache, evicting_cache
 
 _CLASSES = {cls.__name__: cls for cls in (H2OKVCache, QuantizedH2OKVCache, BatchH2OKVCache)}
 
@@ -54,9 +52,8 @@ class HeadGroups:
         self.caches = tuple(caches)
         self.heads = tuple(tuple(group) for group in heads)
         given = [head for group in self.heads for head in group]
-        whole = sorted(given) == [*range(len(given))] and all(
-            [*one] == sorted(one) for one in heads
-        )
+        in_order = all([*one] == sorted(one) for one in heads)
+        whole = in_order and sorted(given) == [*range(len(given))]
         if len(self.caches) != len(self.heads) or not whole:
             raise ValueError(
                 f"[HeadGroups] found {len(self.caches)} caches of the KV heads {self.heads}, "
@@ -93,14 +90,14 @@ class HeadGroups:
         ValueError for another number of heads.
         """
         if keys.ndim != 4 or keys.shape[1] != self._count or values.shape[:2] != keys.shape[:2]:
-            check_rows("HeadGroups", keys, values, ())
+            check_rows(self, keys, values)
             raise ValueError(
                 f"[HeadGroups.update_and_fetch] keys have shape {keys.shape} and values "
                 f"{values.shape}, expected {self._count} KV heads as the budgets of "
                 f"{self.caches[0].name or 'this layer'} have."
             )
         for cache, own in zip(self.caches, self._kv, strict=True):
-            cache.update_and_fetch(_taken(keys, own), _taken(values, own))
+            cache.update_and_fetch(keys[:, own], values[:, own])
         if self._token is None or self._token[0].shape[0] != keys.shape[0]:
             shape = (*keys.shape[:2], 1, 0)
             token = mx.zeros(shape, keys.dtype), mx.zeros(shape, values.dtype)
@@ -121,30 +118,21 @@ class HeadGroups:
         ``attend`` is attention over the rows of one of the caches, and ``queries`` are
         [B, Hq, L, D]; a mask with an axis of Hq heads is cut.
         """
-        owns, order = self._of_queries(queries.shape[1])
-        of_heads = isinstance(mask, mx.array) and mask.ndim > 2
-        of_heads = of_heads and mask.shape[-3] == queries.shape[1] > 1
-        outs = [
-            attend(
-                cache,
-                _taken(queries, own),
-                _taken(mask, own, axis=mask.ndim - 3) if of_heads else mask,
-                None if sinks is None else sinks[own],
-            )
-            for cache, own in zip(self.caches, owns, strict=True)
-        ]
+        count, outs = queries.shape[1], []
+        owns, order = self._of_queries(count)
+        of_heads = isinstance(mask, mx.array) and mask.ndim > 2 and mask.shape[-3] == count > 1
+        for cache, own in zip(self.caches, owns, strict=True):
+            part = mask[..., own, :, :] if of_heads else mask
+            found = None if sinks is None else sinks[own]
+            outs.append(attend(cache, queries[:, own], part, found))
         return mx.take(mx.concatenate(outs, axis=1), order, axis=1)
 
     def _of_queries(self, count: int) -> tuple[list[Any], mx.array]:
         """The query heads of each group, and the place of each head behind those of the groups."""
         if count not in self._queries:
             each = count // self._count
-            own = [
-                [head * each + place for head in group for place in range(each)]
-                for group in self.heads
-            ]
-            placed = {head: n for n, head in enumerate(head for heads in own for head in heads)}
-            order = mx.array([placed[head] for head in range(count)], mx.uint32)
+            own = [[head * each + n for head in one for n in range(each)] for one in self.heads]
+            order = mx.argsort(mx.array([head for heads in own for head in heads]))
             self._queries[count] = [_index(heads) for heads in own], order
         return self._queries[count]
 
@@ -231,15 +219,15 @@ class HeadGroups:
     @classmethod
     def merge(cls, caches: Sequence[Any]) -> HeadGroups:
         """The sequences of the same groups; errors as of ``BatchH2OKVCache.merge`` of each."""
-        first = _alike("merge", caches)
-        pairs: Iterator[Sequence[H2OKVCache]] = zip(*(one.caches for one in caches), strict=True)
-        return cls([BatchH2OKVCache.merge(group) for group in pairs], first.heads)
+        _check_alike("merge", caches)
+        groups = zip(*(one.caches for one in caches), strict=True)
+        return cls([H2OKVCache.merge(group) for group in groups], caches[0].heads)
 
     def extend(self, other: HeadGroups) -> None:
         """As ``BatchH2OKVCache.extend``, of each."""
-        _alike("extend", [self, other])
-        for own, added in zip(self.caches, other.caches, strict=True):
-            cast(BatchH2OKVCache, own).extend(cast(BatchH2OKVCache, added))
+        _check_alike("extend", [self, other])
+        for own, added in zip(self.caches, cast(Any, other.caches), strict=True):
+            cast(BatchH2OKVCache, own).extend(added)
 
     extract = _of_each(BatchH2OKVCache.extract, makes=True)
     filter = _of_each(BatchH2OKVCache.filter)
@@ -255,13 +243,7 @@ def _index(heads: Sequence[int]) -> Any:
     return mx.array([*heads])
 
 
-def _taken(array: mx.array, index: Any, axis: int = 1) -> mx.array:
-    if isinstance(index, slice):
-        return array[(slice(None),) * axis + (index,)]
-    return mx.take(array, index, axis=axis)
-
-
-def _alike(operation: str, caches: Sequence[Any]) -> HeadGroups:
+def _check_alike(operation: str, caches: Sequence[Any]) -> None:
     op = f"[HeadGroups.{operation}]"
     if not caches:
         raise ValueError(f"{op} found no caches, expected at least one.")
@@ -269,5 +251,3 @@ def _alike(operation: str, caches: Sequence[Any]) -> HeadGroups:
         if not isinstance(one, HeadGroups) or one.heads != caches[0].heads:
             found = getattr(one, "heads", type(one).__name__)
             raise ValueError(f"{op} found {found}, expected the same groups of KV heads in all.")
-    first: HeadGroups = caches[0]
-    return first

@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from ..operations.composed.buffers import padded
 from .column import Column
-from .frame import joined
+from .frame import Frame
 from .table import FILLS, NONE, Segment, Table
 
 Change = Callable[[mx.array], mx.array]
@@ -59,10 +59,12 @@ def _stacked(
             start += one.width
         return mx.concatenate(parts, axis=2) if len(parts) > 1 else parts[0]
 
+    frames = [table.frame.each(change) for table in tables if table.frame is not None]
+    centres = mx.concatenate([one.centre for one in frames]) if frames else None
     found = Table(
         [Segment(columns(n, "keys"), columns(n, "values"), one) for n, one in enumerate(rows)],
         tokens,
-        joined([table.frame and table.frame.each(change) for table in tables]),
+        None if centres is None else Frame(centres, frames[0].sizes[1]),
         tables[0].prefix,
     )
     found.unscored = any(table.unscored for table in tables)

@@ -81,7 +81,7 @@ class Table:
             sequences had padding, as many as if none had.
         beside: arrays [B, H, slots, ...] of what else goes with a row, with as many slots as the
             segments have room for.
-        waiting: positions and numbers of the queries whose scores wait.
+        waiting: positions of the queries whose scores wait.
         unscored: whether the last rows still wait for their attention.
     """
 
@@ -99,7 +99,7 @@ class Table:
         self.packed_width = sum(segment.width for segment in segments[:-1])
         self.shown = self.width
         self.beside: dict[str, mx.array] = {}
-        self.waiting: list[tuple[int, int]] = []
+        self.waiting: list[int] = []
         self.unscored = False
         self.changed = False  # beside attention, which reads what it changes
         # The rows of the tail beyond ``known`` have come one after the other.
@@ -215,7 +215,8 @@ class Table:
         tail, added, counts = self.tail, step.length, step.counts
         spans, slots = step.spans, None
         if self.frame is not None:
-            self.frame = self.frame.starting(keys, spans, self.lengths)
+            held = [rows + self.prefix_rows for rows in self.lengths]
+            self.frame = self.frame.starting(keys, spans, held)
             keys, values = self.frame.into(keys, values)
         width = tail.width + added
         if not (spans or self.ragged):
@@ -373,7 +374,7 @@ class Table:
 
     def standing(self, rows: int) -> Table:
         """Of one sequence, the rows behind the first ones, and those as its prefix."""
-        width, frame = self.width, self.frame and self.frame.as_shared()
+        width = self.width
         prefix = self.tail.each(
             lambda column: column.each(lambda part: mx.contiguous(part[:, :, :rows])), [rows]
         )
@@ -381,7 +382,6 @@ class Table:
             lambda array: mx.contiguous(array[:, :, rows:width]), [width - rows], prefix
         )
         found.place(self.positions[:, :, rows:])
-        found.frame = frame
         return found
 
     @property
@@ -390,11 +390,11 @@ class Table:
         prefix, tail = self.prefix, self.tail
         if prefix is None:
             return self
-        frame, width = self.frame and self.frame.of_sequences(len(self.tokens)), tail.width
+        width = tail.width
         sides = zip((tail.keys, tail.values), prefix.state, tail.state, strict=True)
         keys, values = (column.like(tuple(map(behind, *both))) for column, *both in sides)
         rows = [prefix.width + count for count in tail.rows]
-        found = Table([Segment(keys, values, rows)], self.tokens, frame)
+        found = Table([Segment(keys, values, rows)], self.tokens, self.frame)
         found.unscored = self.unscored
         found.place(self.behind_prefix(self.positions, None))
         for name, array in self.beside.items():

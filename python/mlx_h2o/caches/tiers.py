@@ -45,15 +45,9 @@ def packed(eviction: Eviction) -> Table:
         return _arranged(eviction)
     tables = [select(table, [n]) for n in range(len(table.tokens))]
     for n in due:
-        tables[n] = _arranged(
-            eviction._replace(
-                table=tables[n],
-                due=[0],
-                recent_start=[eviction.recent_start[n]],
-                context_start=eviction.context_start[n : n + 1],
-                keep=min(eviction.keep, tables[n].lengths[0]),
-            )
-        )
+        keep = min(eviction.keep, tables[n].lengths[0])
+        alone = eviction._replace(table=tables[n], due=[0], keep=keep, ends=[eviction.ends[n]])
+        tables[n] = _arranged(alone)
     return cast(Table, join(tables))
 
 
