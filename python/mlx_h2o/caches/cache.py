@@ -13,16 +13,8 @@ import mlx.core as mx
 from ..config import Affine, H2OConfig
 from ..operations.backends import resolve
 from ..policies import scoring
-from . import attention, formats, saved, tiers
+from . import attention, checks, formats, saved, tiers
 from .attention import DECODE_QUERIES
-from .checks import (
-    check_alike,
-    check_mergeable,
-    check_rows,
-    check_scored,
-    check_seen,
-    check_stock_attention,
-)
 from .column import Parts
 from .frame import as_they_came
 from .handed_out import EachLayersMask, HandedOut
@@ -216,11 +208,12 @@ class H2OKVCache:
         """
         like, held = (keys.shape, values.shape, keys.dtype, values.dtype), self._table
         if self._like != like:
-            stored = () if self._table is None else self._table.layouts
-            check_rows(self, keys, values, stored, len(self._padding) if self._in_batch else None)
+            stored = () if held is None else held.layouts
+            count = len(self._padding) if self._in_batch else None
+            checks.check_rows(self, keys, values, stored, count)
         elif held is not None and self._free >= self._step.length and not held.unscored:
             return self._append_few(held, keys, values)
-        check_scored(self)
+        checks.check_scored(self)
         if self._table is None:
             given = len(self._padding), self._described()
             self._table = formats.new_table(self.config, keys, values, *given)
@@ -290,7 +283,7 @@ class H2OKVCache:
         Raises RuntimeError where the chunk still waits for its scores.
         """
         if self._room.surplus(self._table):
-            check_scored(self)
+            checks.check_scored(self)
         self._at_rest()
 
     def _at_rest(self) -> Table | None:
@@ -343,7 +336,7 @@ class H2OKVCache:
         """
         config, held = self.config, self._table is not None
         arrays = held and (self.in_segments or self._hands_arrays)
-        check_stock_attention(self, packed=held and not arrays, own_mask=self._own_mask_due)
+        checks.check_stock_attention(self, packed=held and not arrays, own_mask=self._own_mask_due)
         if config.kv_bits is None or arrays:
             raise AttributeError("bits: the rows of the last update were returned as arrays")
         return config.kv_bits
@@ -397,7 +390,7 @@ class H2OKVCache:
             step = Step.of(length, self._padding)
         if self._table is not None:
             if self._free < length:
-                check_scored(self)
+                checks.check_scored(self)
                 self._make_room(step.counts)
             rows = [one.rows for one in self._table.segments]
         return self._shaped(step.mask(rows, return_array))
@@ -445,7 +438,7 @@ class H2OKVCache:
         table, known = self._table, self._handed.rows
         if table is None or known is None or known[0] is not keys:
             stored = keys[0] if isinstance(keys, tuple) else keys
-            table = check_seen("attend", stored, 2, table)
+            table = checks.check_seen("attend", stored, 2, table)
         asked = queries, keys, values, scale, mask, sinks
         long = queries.shape[2] > DECODE_QUERIES
         if long and (table.prefix is not None or BIAS in table.beside):
@@ -490,7 +483,7 @@ class H2OKVCache:
         Raises:
             ValueError: no rows yet, or another shape or dtype.
         """
-        table = check_seen("update_scores", scores, 3, self._table)
+        table = checks.check_seen("update_scores", scores, 3, self._table)
         if self.policy.needs_scores:
             given = scoring.seen(self.policy, scores, lse)
             self._take(of_scores(self.policy, table, self._step, self._room.reach, given, masked))
@@ -512,7 +505,7 @@ class H2OKVCache:
         Raises:
             ValueError: no rows yet, keys that are not the stored rows, or as ``prefill_scores``.
         """
-        table = check_seen("attend", keys, 2, self._table)
+        table = checks.check_seen("attend", keys, 2, self._table)
         if self.policy.needs_scores:
             asked = queries, keys, scale, mask, sinks
             self._take(of_chunk(self.policy, table, self._step, self._room.reach, *asked))
@@ -738,7 +731,7 @@ class H2OKVCache:
         Raises ValueError for no caches, settings that differ, another class, or batches; and where
         layers have unequal budgets and the model's attention can be given one mask only.
         """
-        check_mergeable(caches, H2OKVCache)
+        checks.check_mergeable(caches, H2OKVCache)
         first = caches[0]
         batch = BatchH2OKVCache(first.config, name=first.name)
         batch._join(caches)
@@ -861,7 +854,7 @@ class BatchH2OKVCache(H2OKVCache):
         op = "[BatchH2OKVCache.extend]"
         if not isinstance(other, BatchH2OKVCache):
             raise ValueError(f"{op} found a {type(other).__name__}, expected a BatchH2OKVCache.")
-        check_alike(op, [self, other])
+        checks.check_alike(op, [self, other])
         self._join([self, other])
 
     def extract(self, index: int) -> H2OKVCache:

@@ -161,11 +161,12 @@ def fold(table: Table, policy: Policy, rows: Ranked, ranks: mx.array, kept: mx.a
     if frame is not None:
         own = frame if some is None else frame.each(lambda centre: centre[some])
         made = own.into(*made)
-    for column, new in zip((table.tail.keys, table.tail.values), made, strict=True):
-        pairs = zip(column.parts, column.encode(new), strict=True)
-        column.parts = tuple(_written(part, into, one, some) for part, one in pairs)
-    for name, new in ((IMPORTANCE, found.mass), (BIAS, found.bias)):
-        table.beside[name] = _written(table.beside[name], into, new, some)
+    tail = table.tail
+    new = [*tail.keys.encode(made[0]), *tail.values.encode(made[1])]
+    pairs = zip(tail.parts, new, strict=True)
+    tail.parts = [_written(part, into, one, some) for part, one in pairs]
+    for name, one in ((IMPORTANCE, found.mass), (BIAS, found.bias)):
+        table.beside[name] = _written(table.beside[name], into, one, some)
 
 
 def _written(array: mx.array, slots: mx.array, rows: mx.array, some: mx.array | None) -> mx.array:

@@ -108,11 +108,9 @@ def _rearranged(
     pairs = zip(table.segments, chosen, strict=False)
     segments = [_gathered(table, segment, some) for segment, some in pairs]
     tail = table.tail.each(
-        lambda column: column.each(
-            lambda part: padded(part[:, :, start : start + newest], tail_limit(config), 0)
-        )
+        lambda part: padded(part[:, :, start : start + newest], tail_limit(config), 0),
+        [newest] * len(table.tokens),
     )
-    tail.rows = [newest] * len(table.tokens)
     found = Table([*segments, tail], table.tokens, table.frame)
     found.waiting, found.unscored = table.waiting, table.unscored
     order = mx.concatenate([*chosen, slots[:, :, slots.shape[2] - newest :]], axis=2)
