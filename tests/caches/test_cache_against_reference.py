@@ -131,19 +131,6 @@ def test_long_chunks(policy):
     course.tokens(6)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("column", ["8 and 4", "K8 V4, newest dense"])
-@pytest.mark.parametrize("policy", ["h2o-ema", "keydiff"])
-def test_the_newest_32_rows_dense(column, policy):
-    """The default of ``light_bits``, at a budget that has room for it."""
-    given = {"max_kv_size": 64, "recent_size": 40, "dense_size": None if column[-1] == "4" else 32}
-    course = Course(column, policy, evict_every=8, **given)
-    course.chunk(50)
-    course.tokens(30)
-    course.chunk(20)
-    course.tokens(12)
-
-
 @pytest.mark.matrix(4)
 @pytest.mark.parametrize(
     ("policy", "column"),

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 
 from cache_columns import POLICY_COLUMNS
 from cache_courses import Course
 from cache_invariants import check_same, seen_from_outside
-from mlx_h2o import H2OConfig, H2OKVCache
+from mlx_h2o import H2OKVCache
 
 
 def draft_apart(one: Course, other: Course, accepted: int, rejected: int) -> None:
@@ -80,30 +78,6 @@ def test_trims_that_reach_too_far_are_refused():
     course.tokens(2)
 
 
-@pytest.mark.parametrize("column", ["dense", "8 bits", "8 and 4"])
-@pytest.mark.parametrize("how", ["copy", "state"])
-def test_copies_take_back_drafts_too(how, column):
-    course = Course(column, speculative=3)
-    course.chunk(30)
-    course.chunk(1, 3)
-    twin = course.copied(how)
-    for one in (course, twin):
-        one.trim(3)
-        one.draft(2, 2)
-    found, expected = (seen_from_outside(one.cache) for one in (twin, course))
-    for name in ("nbytes", "settings"):  # a copy has no more room than it needs
-        del found[name], expected[name]
-    check_same(found, expected)
-
-
 def test_batches_take_no_drafts():
     with pytest.raises(ValueError, match=r"\[BatchH2OKVCache.merge\] speculative is 2, expected 0"):
         H2OKVCache.merge([Course(speculative=2).cache])
-
-
-def test_settings_of_drafts():
-    # One row must be left that may go.
-    with pytest.raises(ValueError, match=r"\[H2OConfig\].*speculative"):
-        H2OConfig.of(max_kv_size=8, sink_size=3, speculative=4)
-    H2OConfig.of(max_kv_size=9, sink_size=3, speculative=4)
-    assert json.loads(Course(speculative=2).cache.state[8])["speculative"] == 2

@@ -156,14 +156,6 @@ def test_nothing_goes_from_a_chunk_without_scores():
     assert (cache.evicted, cache.size()) == (0, 30)  # and looking is allowed
 
 
-def test_a_batch_asks_for_its_scores_too():
-    cache = H2OKVCache.merge([small(), small()])
-    rows = [mx.zeros((2, 2, 1, 16))] * 2
-    cache.update_and_fetch(*rows)
-    with pytest.raises(RuntimeError, match="got no scores for its last update"):
-        cache.update_and_fetch(*rows)
-
-
 @pytest.mark.parametrize(
     "scores",
     [

@@ -305,9 +305,6 @@ def test_a_model_is_the_same_on_every_back_end(kv_bits):
     np.testing.assert_allclose(one, other, rtol=0, atol=2e-3 * np.abs(one).max())
 
 
-# Batches, drafts, files
-
-
 # What is refused, and what there is no room for
 
 

@@ -15,6 +15,7 @@ import reference
 import reference_frame
 from back_ends import BACKENDS
 from mlx_h2o import BatchH2OKVCache, H2OConfig, H2OKVCache, QuantizedH2OKVCache, use_backend
+from mlx_h2o.caches.cache import evicting_cache
 from mlx_h2o.caches.frame import Frame
 
 SCALE = 0.2
@@ -104,16 +105,12 @@ def _check_scores(policy, before, found, seen) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
 def test_halves(dtype, backend):
-    with use_backend(backend):
-        check_halves(dtype)
-
-
-def check_halves(dtype) -> None:
     cache = new_cache("h2o-ema")
     for index, length in enumerate((8, 1, 3)):
         keys, values = (rows(length, 64, seed=3 * index + part).astype(dtype) for part in (0, 1))
         queries = rows(length, 64, seed=index, heads=4).astype(dtype)
-        out = step(cache, queries, keys + 10, values)
+        with use_backend(backend):
+            out = step(cache, queries, keys + 10, values)
         assert out.dtype == dtype
         queries = np.array(queries.astype(mx.float32))
         expected = reference.attention(queries, *true_rows(cache), scale=SCALE, mask="causal")
@@ -209,19 +206,6 @@ def test_rows_on_a_prefix_are_in_its_frame(size):
             np.testing.assert_array_equal(np.array(part), np.array(whole))
 
 
-@pytest.mark.parametrize("size", [32, 80])
-def test_a_state_has_the_frame(size):
-    cache = new_cache()
-    cache.update_and_fetch(rows(9, size), rows(9, size))
-    keys, values = cache.state[:2]
-    assert len(keys) == 4 and len(values) == 3
-    other = QuantizedH2OKVCache.from_state(cache.state)
-    outs = [
-        np.array(step(one, rows(1, size, heads=4), *[rows(1, size)] * 2)) for one in (cache, other)
-    ]
-    np.testing.assert_array_equal(*outs)
-
-
 def without_the_field(cache) -> list:
     """The state as versions wrote it that knew of no frames."""
     state = list(cache.state)
@@ -240,13 +224,9 @@ def test_a_state_that_names_no_frame_is_of_plain_rows():
     for given in ({}, {"kv_format": "turbo3"}, latents):
         config = H2OConfig.of(policy="window", **given)
         assert not config.framed
-        empty = _empty(config)
+        empty = evicting_cache(config)
         other = type(empty).from_state(without_the_field(empty))
         assert other.config == config
-
-
-def _empty(config: H2OConfig) -> H2OKVCache:
-    return (H2OKVCache if config.kv_bits is None else QuantizedH2OKVCache)(config)
 
 
 NOTICES: dict[str, Callable[[], None]] = {

@@ -103,18 +103,6 @@ def test_steps_and_chunks(policy, evict_every, monkeypatch):
     check(life, monkeypatch)
 
 
-def test_drafts_that_are_taken_back(monkeypatch):
-    def life(change):
-        cache = H2OKVCache(config(speculative=3))
-        found = fed(cache, (9, 1, 4, 1), change)
-        for _ in range(5):
-            found += fed(cache, (4,), change)
-            cache.trim(2)
-        return [*found, *fed(cache, (1, 1), change)]
-
-    check(life, monkeypatch)
-
-
 def test_batches_copies_and_files(monkeypatch, tmp_path):
     def life(change):
         caches = [H2OKVCache(config()) for _ in range(2)]

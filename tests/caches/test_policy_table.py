@@ -143,23 +143,6 @@ def test_a_fully_masked_query_says_nothing_that_is_not_a_number(name):
 
 
 @each
-def test_nothing_leaks_into_the_next_generation(name):
-    """Two generations, their policies' settings before and after, and a third in between."""
-    config = H2OConfig.of(max_kv_size=24, policy=name)
-    model = tiny_qwen3()
-    kept = []
-    for seed in (1, 2, 1):
-        caches = mlx_h2o.make_prompt_cache(model, config)
-        settings = [dict(vars(cache.policy)) for cache in caches]
-        evaluate.prefill(model, caches, random_prompt(70, seed=seed), chunk=16)
-        assert [vars(cache.policy) for cache in caches] == settings
-        kept.append([rows_by_position(cache) for cache in caches])
-    assert repr(kept[0]) == repr(kept[2])
-    if name not in ("window", "random"):
-        assert repr(kept[0]) != repr(kept[1])
-
-
-@each
 def test_in_a_model_one_chunk_or_two_see_the_same_weights(name):
     """Routed: what long chunks leave is what the slow reference of the same scores makes."""
     model = tiny_qwen3()

@@ -178,30 +178,3 @@ def test_what_somebody_holds_is_not_given_back(by_pages: None) -> None:
     assert mx.array_equal(keys, k).item()
     del keys
     assert cache._table.tail.keys.nbytes < 2 * k.nbytes
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("kind", COLUMNS)
-def test_ten_thousand_tokens_take_no_more_memory(kind: str) -> None:
-    """Of MLX, and of the whole process, once a budget is full."""
-    cache = evicting_cache(H2OConfig.of(max_kv_size=256, preallocate=True, **COLUMNS[kind]))
-    for seed in range(500):
-        step(cache, seed)
-    mx.reset_peak_memory()
-    step(cache, 0)
-    peak, process = mx.get_peak_memory(), _highest()
-    places = set()
-    for seed in range(10_000):
-        step(cache, seed)
-        tail = cache._table.tail
-        places.add(tuple(address(part) for part in (*tail.keys.parts, *tail.values.parts)))
-        del tail
-    assert len(places) == 1  # no step allocates rows
-    # A group of rows leaves, or is folded, with arrays of its own: some hundred kilobytes.
-    assert mx.get_peak_memory() <= peak + 500_000
-    assert _highest() <= process + 4_000_000
-
-
-def _highest() -> int:
-    """Bytes of the process when it was largest."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

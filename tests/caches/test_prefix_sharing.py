@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import copy
-
 import mlx.core as mx
 import mlx_lm
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.generate import BatchGenerator
-from mlx_lm.models import cache as mlx_lm_cache
 
 from lm.test_batch_generate import tiny_gemma3
 from mlx_h2o import (
@@ -18,10 +15,8 @@ from mlx_h2o import (
     H2OConfig,
     H2OKVCache,
     batch_generate,
-    load_prompt_cache,
     make_prompt_cache,
     routing,
-    save_prompt_cache,
 )
 from mlx_h2o.lm.sharing import common_tokens
 from prefix_checks import LENGTH, PACKED, PREFIX, PROMPTS, SMALL, alone, merged, ran, standing
@@ -201,38 +196,6 @@ def test_sequences_on_other_rows_take_copies(rows):
     assert nobody._table.prefix is first[0][0]._table.prefix
 
 
-@pytest.mark.slow
-def test_copies_of_every_kind_go_on_alike(tmp_path):
-    model = tiny_qwen3()
-    given, whole = standing(model, 1)[0], make_prompt_cache(model, **SMALL)
-    ran(model, whole, [PREFIX])
-    for caches in (given, whole):
-        ran(model, caches, [PROMPTS[1][LENGTH:]])
-        ran(model, caches, [[9]])
-    files = [tmp_path / name for name in ("ours.safetensors", "mlx_lm.safetensors")]
-    save_prompt_cache(files[0], given, model=model)
-    mlx_lm_cache.save_prompt_cache(str(files[1]), given)
-    found = {
-        "file": load_prompt_cache(files[0], model=model),
-        "file of mlx_lm": load_prompt_cache(files[1]),
-        "state": [H2OKVCache.from_state(one.state) for one in given],
-        "batch": [
-            BatchH2OKVCache.from_state(H2OKVCache.merge([one, one]).state).extract(1)
-            for one in given
-        ],
-        "copy": copy.deepcopy(given),
-        "unshared": [one.unshared() for one in given],
-    }
-    shares = {name: caches[0].prefix_rows for name, caches in found.items()}
-    assert shares == dict.fromkeys(found, LENGTH) | {"file": 0, "unshared": 0}
-    for caches in found.values():
-        same_rows(caches[0], given[0])
-    for turn in range(10):
-        expected = ran(model, whole, [[turn]])
-        for caches in found.values():
-            np.testing.assert_allclose(ran(model, caches, [[turn]]), expected, rtol=1e-3, atol=1e-3)
-
-
 def test_a_trim_that_reaches_into_the_prefix_takes_rows_of_its_own():
     model = tiny_qwen3()
     first, second = standing(model, 2)
@@ -366,19 +329,3 @@ def test_a_model_that_changes_the_keys_before_attention_is_refused():
 )
 def test_common_tokens(prompts, expected):
     assert common_tokens(prompts) == expected
-
-
-def test_weights_are_of_all_rows():
-    """The weights that the policy gets are those of the common softmax."""
-    model = tiny_qwen3()
-    batch, single = (
-        merged(standing(model, policy="tova")),
-        make_prompt_cache(model, **SMALL, policy="tova"),
-    )
-    ran(model, single, [PREFIX])
-    ran(model, batch, [[3]] * 3)
-    ran(model, single, [[3]])
-    np.testing.assert_allclose(
-        np.array(batch[0].scores)[0, :, LENGTH:], np.array(single[0].scores)[0, :, LENGTH:],
-        rtol=1e-4,
-    )  # fmt: skip
