@@ -6,7 +6,6 @@ A row is quantised once, when it comes, and moved as it is packed.
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
 
 import mlx.core as mx
 
@@ -17,13 +16,16 @@ from .column import Column, Layout, Parts
 _warned: set[tuple[int, int, int]] = set()
 
 
-@dataclass(eq=False)
 class AffineColumn(Column):
     """``parts`` are words, scales and biases."""
 
     bits: int
     group_size: int
     known = True
+
+    def __init__(self, bits: int, group_size: int) -> None:
+        self.bits = bits
+        self.group_size = group_size
 
     def encode(self, rows: mx.array) -> Parts:
         return tuple(mx.quantize(rows, group_size=self.group_size, bits=self.bits))

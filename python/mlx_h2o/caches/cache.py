@@ -446,10 +446,8 @@ class H2OKVCache:
             self.score_chunk(queries, keys, scale=scale, mask=mask, sinks=sinks)
         else:
             in_order = not (self._room.reach or self._step.spans)
-            newest = self._handed.newest
-            out, found, lse = attention.attend(
-                table, self.policy, self.config, asked, newest, in_order
-            )
+            given = self._handed.newest, in_order
+            out, found, lse = attention.attend(table, self.config, asked, *given)
             if found is not None:
                 self.update_scores(found, lse=lse, masked=mask is not None)
             elif self.policy.needs_scores:  # which took them in at once
@@ -486,7 +484,7 @@ class H2OKVCache:
         table = checks.check_seen("update_scores", scores, 3, self._table)
         if self.policy.needs_scores:
             given = scoring.seen(self.policy, scores, lse)
-            self._take(of_scores(self.policy, table, self._step, self._room.reach, given, masked))
+            self._take(of_scores(self.config, table, self._step, given, masked))
 
     def score_chunk(
         self,
@@ -508,7 +506,7 @@ class H2OKVCache:
         table = checks.check_seen("attend", keys, 2, self._table)
         if self.policy.needs_scores:
             asked = queries, keys, scale, mask, sinks
-            self._take(of_chunk(self.policy, table, self._step, self._room.reach, *asked))
+            self._take(of_chunk(self.config, table, self._step, *asked))
 
     @changes
     def _take(self, found: tuple[Any, mx.array | None]) -> None:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
+from ..config import H2OConfig
 from ..operations import prefill
 from ..policies import Policy, scoring
 from .step import Step
@@ -57,11 +58,11 @@ def taken(
 
 
 def of_scores(
-    policy: Policy, table: Table, step: Step, reach: int, given: mx.array, masked: bool
+    config: H2OConfig, table: Table, step: Step, given: mx.array, masked: bool
 ) -> tuple[list[tuple[Part, mx.array]], mx.array]:
     """What rows have after scores, or weights, ``given`` [B, Hq, L, N]; and those that wait."""
-    length = given.shape[2]
-    last = min(reach, length)
+    policy, length = config.policy, given.shape[2]
+    last = min(config.reach, length)
 
     def seen(part: Part, old: mx.array, places: mx.array | None) -> mx.array:
         sequences, queries, slots = part
@@ -73,10 +74,9 @@ def of_scores(
 
 
 def of_chunk(
-    policy: Policy,
+    config: H2OConfig,
     table: Table,
     step: Step,
-    reach: int,
     queries: mx.array,
     keys: mx.array,
     scale: float,
@@ -84,8 +84,8 @@ def of_chunk(
     sinks: mx.array | None,
 ) -> tuple[list[tuple[Part, mx.array]], mx.array | None]:
     """The same of a chunk whose attention returned no scores."""
-    length, width, bias = queries.shape[2], keys.shape[2], biases(table, keys)
-    last = min(reach, length)
+    policy, length, width = config.policy, queries.shape[2], keys.shape[2]
+    last, bias = min(config.reach, length), biases(table, keys)
     bias = None if bias is None else bias[:, :, :width]
     before = table.prefix_rows if policy.needs_weights else 0
 

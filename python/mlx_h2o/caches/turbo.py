@@ -5,8 +5,6 @@ A row is quantised once, when it comes, and moved as it is packed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import mlx.core as mx
 
 from ..operations.backends import resolve
@@ -16,15 +14,17 @@ from ..operations.composed.turbo import VALUES as VALUES
 from .column import Column, Layout, Parts
 
 
-@dataclass(eq=False)
 class TurboColumn(Column):
     """``parts`` are words and norms; ``seed`` tells keys and values apart, and rows come in
     ``dtype``, which codes do not say."""
 
     bits: int
-    seed: int
-    dtype: mx.Dtype
     known = True
+
+    def __init__(self, bits: int, seed: int, dtype: mx.Dtype) -> None:
+        self.bits = bits
+        self.seed = seed
+        self.dtype = dtype
 
     def encode(self, rows: mx.array) -> Parts:
         return resolve().encode_rows(rows, self.bits, self.seed)
