@@ -36,33 +36,6 @@ def test_what_was_rejected_does_not_matter(policy, column):
         draft_apart(one, other, accepted, rejected)
 
 
-@pytest.mark.parametrize("policy", ["h2o-ema", "window", "keydiff", "h2o"])
-def test_the_last_tokens_are_never_evicted(policy):
-    """Without a recent window too, and at the least budget that there may be."""
-    given = {"sink_size": 1, "recent_size": 0, "heavy_size": 5, "max_kv_size": 6}
-    course = Course("dense", policy, speculative=3, **given)
-    for _ in range(30):
-        course.chunk(1)
-        newest = list(range(max(0, course.cache.offset - 4), course.cache.offset))
-        for found in np.array(course.cache.positions)[0].tolist():
-            assert sorted(found)[-len(newest) :] == newest
-    for rejected in (4, 1, 0, 3, 2, 4):
-        course.draft(4 - rejected, rejected)
-
-
-def test_drafts_cost_no_rows():
-    """The budget counts them; some rows go up to ``speculative + 1`` tokens earlier."""
-    with_drafts, without = Course(speculative=3, evict_every=1), Course(evict_every=1)
-    for course in (with_drafts, without):
-        course.tokens(11)
-        assert course.cache.evicted == 0
-    with_drafts.draft(0, 4)
-    assert (with_drafts.cache.size(), with_drafts.cache.evicted) == (10, 1)
-    for course in (with_drafts, without):
-        course.tokens(4)
-    assert (without.cache.size(), without.cache.evicted) == (14, 1)
-
-
 def test_trims_that_reach_too_far_are_refused():
     course = Course(speculative=2)
     course.chunk(30)

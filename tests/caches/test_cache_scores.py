@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache_checks import SCALE, filled, random_tokens, rows_by_position, small
-from mlx_h2o import H2OConfig, H2OKVCache, policies, use_backend
+from mlx_h2o import H2OConfig, H2OKVCache, policies
 from reference_cache import ReferenceCache
 
 EXACT = tuple(
@@ -82,23 +82,6 @@ def test_ties_and_masked_scores(data, policy, evict_every, max_kv_size, seed):
         evict_every=evict_every,
     )
     check_trace(config, lengths, *exact_trace(np.random.default_rng(seed), lengths))
-
-
-@pytest.mark.parametrize("backend", [None, "composed"])
-@pytest.mark.parametrize("evict_every", [1, 3])
-def test_of_equal_scores_the_lower_position_stays(evict_every, backend):
-    lengths = [4, *[1] * 12]
-    total = sum(lengths)
-    config = H2OConfig.of(
-        max_kv_size=6,
-        sink_size=1,
-        recent_size=1,
-        policy="h2o-ema",
-        decay=0.5,
-        evict_every=evict_every,
-    )
-    with use_backend(backend):
-        check_trace(config, lengths, np.ones((2, total, total)), np.ones((2, total, 4)))
 
 
 def test_only_the_last_128_queries_of_a_chunk_count():

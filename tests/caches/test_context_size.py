@@ -27,14 +27,6 @@ def test_every_policy_lets_them_go_first(policy, column):
     course.copied("file").tokens(6)
 
 
-@pytest.mark.parametrize("policy", ["keydiff", "h2o-ema", "h2o"])
-def test_no_row_is_further_back_than_the_context_but_the_sinks(policy):
-    course = Course("dense", policy, evict_every=1, context_size=CONTEXT)
-    course.tokens(80)
-    positions = np.array(course.cache.positions)[0, 0]
-    assert sorted(positions[positions < 80 - CONTEXT]) == [0, 1]
-
-
 def test_rows_beyond_the_context_are_dropped_and_not_folded():
     """Without a context every token is in some row."""
     for context_size, lost in ((CONTEXT, True), (None, False)):

@@ -107,16 +107,6 @@ def test_no_token_is_lost(column, evict_every):
 
 
 @pytest.mark.slow
-def test_no_token_of_a_batch_is_lost():
-    with everything_folds():
-        course = Course("8 bits", "h2o", 3, diversity=0.5, evict_every=4)
-        course.prompts([5, 30, 18], step=12)
-        for _ in range(20):
-            course.tokens(1)
-            check_counts(course)
-
-
-@pytest.mark.slow
 @pytest.mark.matrix(3)
 @pytest.mark.parametrize("speculative", [0, 3])
 @pytest.mark.parametrize("column", FOLDED)

@@ -59,7 +59,7 @@ def check(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cache of codes lives as a dense one that is given the rows that the codes stand for."""
     expected = life(rounded)
     # The line of caches/formats.py that a new format takes.
-    monkeypatch.setattr(formats, "_tail", lambda config, size, dtype: (CodeColumn(), CodeColumn()))
+    monkeypatch.setattr(formats, "columns", lambda *_: [(CodeColumn(), CodeColumn())])
     found = life(as_it_is)
     assert len(found) == len(expected)
     for ours, theirs in zip(found, expected, strict=True):

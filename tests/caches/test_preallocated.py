@@ -89,21 +89,6 @@ def pair(config: dict[str, Any]) -> list[Any]:
     return [evicting_cache(H2OConfig.of(**config, preallocate=ahead)) for ahead in (False, True)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["dense", "8", "turbo3"])
-def test_rows_stay_where_they_are(kind: str) -> None:
-    settings = {name: value for name, value in COLUMNS[kind].items() if name != "policy"}
-    places = []
-    for ahead in (2000, False):
-        cache = evicting_cache(H2OConfig.of(max_kv_size=None, preallocate=ahead, **settings))
-        found = set()
-        for seed in range(600):
-            step(cache, seed)
-            found.add(tuple(address(part) for part in cache._table.tail.keys.parts))
-        places.append(len(found))
-    assert places[0] == 1 < places[1]
-
-
 @NATIVE
 @pytest.mark.parametrize("bits", [None, 4])
 def test_folding_writes_in_place(bits: int | None) -> None:

@@ -7,7 +7,6 @@ import mlx_lm
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
-from mlx_lm.generate import BatchGenerator
 
 from lm.test_batch_generate import tiny_gemma3
 from mlx_h2o import (
@@ -113,40 +112,6 @@ def test_logits_are_close_to_those_alone(policy, rows):
         )
         np.testing.assert_allclose(found, expected, rtol=2e-4, atol=2e-4)
     assert batch[0].evicted > 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("policy", ["h2o-ema", "keydiff"])
-def test_there_are_never_more_rows_than_the_budget_and_sequences_come_and_go(policy):
-    model = tiny_qwen3()
-    prompts = [PREFIX + random_prompt(3 + 6 * place, seed=place) for place in range(5)]
-    limits, tokens, ended = [3, 40, 11, 25, 18], {uid: [] for uid in range(5)}, {}
-    given = SMALL | {"policy": policy, "max_kv_size": 64}
-    caches = standing(model, 5, **given)
-    shared = caches[0][0]._table.prefix
-    with routing(model):
-        batches = BatchGenerator(
-            model, completion_batch_size=3, prefill_batch_size=2, prefill_step_size=24
-        )
-        uids = batches.insert([p[LENGTH:] for p in prompts[:3]], limits[:3], caches[:3])
-        for turn in range(400):
-            if turn == 12:
-                uids += batches.insert([p[LENGTH:] for p in prompts[3:]], limits[3:], caches[3:])
-            _, responses = batches.next()
-            for response in responses:
-                tokens[response.uid].append(response.token)
-                if response.finish_reason is not None:
-                    ended[response.uid] = response.prompt_cache
-            held = batches._generation_batch.prompt_cache
-            assert all(cache.size() <= 64 for cache in held)
-            assert all(cache._table.prefix is shared for cache in held[:1])
-            if len(ended) == 5:
-                break
-        batches.close()
-    for uid, prompt, limit in zip(uids, prompts, limits, strict=True):
-        assert tokens[uid] == alone(model, prompt, limit, **given)
-        assert ended[uid][0]._table.prefix is shared
-        assert ended[uid][0].size() == min(64, len(prompt) + limit)
 
 
 def test_bytes_of_shared_rows_count_once():

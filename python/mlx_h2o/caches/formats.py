@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import mlx.core as mx
 
 from ..config import KV_FORMATS, H2OConfig
@@ -63,32 +61,24 @@ def unshareable(config: H2OConfig) -> str:
 def columns(config: H2OConfig, size: int, dtype: mx.Dtype) -> list[tuple[Column, Column]]:
     """Columns of keys and of values of each segment, in groups of ``size``, of rows that come in
     ``dtype``."""
-    pairs: list[tuple[Column, Column]] = []
-    if config.mixed:
-        bits = cast(int, config.kv_bits)
-        pairs.append((AffineColumn(bits, size), AffineColumn(config.v_bits or bits, size)))
-    if config.light_bits is not None:
-        light = config.light_bits
-        pairs.append((AffineColumn(light, size), AffineColumn(light, size)))
-    pairs.append(_tail(config, size, dtype))
+
+    def of(bits: int | None) -> Column:
+        return AffineColumn(bits, size) if bits else DenseColumn()
+
+    bits, v_bits, light = config.kv_bits, config.v_bits or config.kv_bits, config.light_bits
+    pairs = [(of(bits), of(v_bits))]
+    if config.kv_format is not None:
+        bits, v_bits = KV_FORMATS[config.kv_format]
+        keys = of(bits) if bits in (0, 8) else TurboColumn(bits, KEYS, dtype)
+        pairs = [(keys, TurboColumn(v_bits, VALUES, dtype))]
+    elif config.mixed:
+        pairs += [(of(light), of(light))] if light else []
+        pairs.append((of(None), of(None)))
+    elif config.kv_handed == "latents":  # rotary parts of keys stay as they are
+        pairs = [(of(bits), of(None))]
     for column in (one for pair in pairs for one in pair):
         column.sparse_v = config.sparse_v
     return pairs
-
-
-def _tail(config: H2OConfig, size: int, dtype: mx.Dtype) -> tuple[Column, Column]:
-    if config.kv_format is not None:
-        bits, v_bits = KV_FORMATS[config.kv_format]
-        keys: Column = TurboColumn(bits, KEYS, dtype)
-        if bits in (0, 8):
-            keys = AffineColumn(bits, size) if bits else DenseColumn()
-        return keys, TurboColumn(v_bits, VALUES, dtype)
-    if config.kv_bits is None or config.mixed:
-        return DenseColumn(), DenseColumn()
-    keys = AffineColumn(config.kv_bits, size)
-    if config.kv_handed == "latents":  # rotary parts of keys stay as they are
-        return keys, DenseColumn()
-    return keys, AffineColumn(config.v_bits or config.kv_bits, size)
 
 
 def _group_size(config: H2OConfig, keys: mx.array, values: mx.array, owner: str) -> int:

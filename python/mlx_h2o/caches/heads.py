@@ -20,15 +20,22 @@ Attend = Callable[[H2OKVCache, mx.array, Any, mx.array | None], mx.array]
 """The output for one cache, queries [B, hq, L, D] of its heads, and the mask and sinks of these."""
 
 
-def _of_each(method: Callable[..., Any], makes: bool = False) -> Callable[..., Any]:
-    """A method that does this for each group, or gives groups of what it ``makes`` of each."""
+def _of_each(
+    method: Callable[..., Any], of_all: Callable[[list[Any]], Any] | None = None
+) -> Callable[..., Any]:
+    """A method that does this for each group, and gives what ``of_all`` makes of the results; None:
+    groups of what it makes of each."""
 
-    def call(self: HeadGroups, *args: Any, **given: Any) -> HeadGroups | None:
+    def call(self: HeadGroups, *args: Any, **given: Any) -> Any:
         found = [getattr(one, method.__name__)(*args, **given) for one in self.caches]
-        return HeadGroups(found, self.heads) if makes else None
+        return HeadGroups(found, self.heads) if of_all is None else of_all(found)
 
     call.__doc__ = f"As ``{method.__qualname__}``, of each group."
     return call
+
+
+def _nothing(found: list[None]) -> None:
+    """For methods that give nothing."""
 
 
 class HeadGroups:
@@ -163,25 +170,13 @@ class HeadGroups:
         """Bytes of all groups."""
         return sum(one.nbytes for one in self.caches)
 
-    def size(self) -> int:
-        """Rows of the heads that hold most."""
-        return max(one.size() for one in self.caches)
-
-    def empty(self) -> bool:
-        """Whether no token has come."""
-        return self.caches[0].empty()
-
-    def is_trimmable(self) -> bool:
-        """Whether ``trim`` is exact, for each."""
-        return all(one.is_trimmable() for one in self.caches)
-
-    def trim(self, n: int) -> int:
-        """As ``H2OKVCache.trim``, of each. The heads of fewer rows refuse first."""
-        return max([one.trim(n) for one in self.caches])
-
-    flush = _of_each(H2OKVCache.flush)
-    to_quantized = _of_each(H2OKVCache.to_quantized, makes=True)
-    unshared = _of_each(H2OKVCache.unshared, makes=True)
+    size = _of_each(H2OKVCache.size, max)
+    empty = _of_each(H2OKVCache.empty, all)
+    is_trimmable = _of_each(H2OKVCache.is_trimmable, all)
+    trim = _of_each(H2OKVCache.trim, max)
+    flush = _of_each(H2OKVCache.flush, _nothing)
+    to_quantized = _of_each(H2OKVCache.to_quantized)
+    unshared = _of_each(H2OKVCache.unshared)
 
     def __copy__(self) -> HeadGroups:
         return copy.deepcopy(self)
@@ -229,10 +224,10 @@ class HeadGroups:
         for own, added in zip(self.caches, cast(Any, other.caches), strict=True):
             cast(BatchH2OKVCache, own).extend(added)
 
-    extract = _of_each(BatchH2OKVCache.extract, makes=True)
-    filter = _of_each(BatchH2OKVCache.filter)
-    prepare = _of_each(BatchH2OKVCache.prepare)
-    finalize = _of_each(BatchH2OKVCache.finalize)
+    extract = _of_each(BatchH2OKVCache.extract)
+    filter = _of_each(BatchH2OKVCache.filter, _nothing)
+    prepare = _of_each(BatchH2OKVCache.prepare, _nothing)
+    finalize = _of_each(BatchH2OKVCache.finalize, _nothing)
 
 
 def _index(heads: Sequence[int]) -> Any:
