@@ -16,7 +16,7 @@ CODE = {".py", ".pyi", ".h", ".c", ".cpp", ".metal", ".swift"}
 
 MOST = {
     "python": 20_170,
-    "python/mlx_h2o/caches": 3_735,
+    "python/mlx_h2o/caches": 3_557,
     "python/mlx_h2o/commands": 1_731,
     "python/mlx_h2o/evaluation": 1_851,
     "python/mlx_h2o/hardware": 504,

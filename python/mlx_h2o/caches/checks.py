@@ -9,7 +9,7 @@ import mlx.core as mx
 
 from .table import Table
 
-_ROUTED = "the model to be called within mlx_h2o.routing(model)"
+_ROUTED = "call the model within mlx_h2o.routing(model)"
 
 
 def check_rows(
@@ -73,11 +73,11 @@ def check_scored(cache: Any) -> None:
     found = f"[H2OKVCache] {cache._described()} got no {wanted} for its last update, and"
     if policy.needs_attention:
         raise RuntimeError(
-            f"{found} the policy {policy.name!r} needs {them}: expected {_ROUTED}, or a policy "
-            "that needs none."
+            f"{found} the policy {policy.name!r} needs {them}: {_ROUTED}, or choose a policy that "
+            "needs none."
         )
     raise RuntimeError(
-        f"{found} shares its first {table.prefix_rows} rows, which need it: expected {_ROUTED}."
+        f"{found} shares its first {table.prefix_rows} rows, which need it: {_ROUTED}."
     )
 
 
@@ -90,16 +90,20 @@ def check_stock_attention(cache: Any, packed: bool, own_mask: bool) -> None:
         (
             own_mask,
             "is of layers with unequal budgets, which need a mask each",
-            "one budget for all layers, or ",
+            "set one budget for all layers, or ",
         ),
         (packed and config.kv_format, f"has kv_format {config.kv_format!r}", ""),
-        (packed and config.framed, "keeps its rows in a frame (kv_frame)", "kv_frame=False, or "),
+        (
+            packed and config.framed,
+            "keeps its rows in a frame (kv_frame)",
+            "set kv_frame=False, or ",
+        ),
     )
     for found, said, instead in refused:
         if found:
             raise ValueError(
                 f"[{type(cache).__name__}] {cache._described()} {said}, of which mlx_lm's own "
-                f"attention does not know: expected {instead}{_ROUTED}."
+                f"attention does not know: {instead}{_ROUTED}."
             )
 
 

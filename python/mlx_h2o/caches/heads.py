@@ -104,7 +104,7 @@ class HeadGroups:
                 f"{self.caches[0].name or 'this layer'} have."
             )
         for cache, own in zip(self.caches, self._kv, strict=True):
-            cache.update_and_fetch(keys[:, own], values[:, own])
+            cache.update_and_fetch(_taken(keys, own), _taken(values, own))
         if self._token is None or self._token[0].shape[0] != keys.shape[0]:
             shape = (*keys.shape[:2], 1, 0)
             token = mx.zeros(shape, keys.dtype), mx.zeros(shape, values.dtype)
@@ -129,9 +129,9 @@ class HeadGroups:
         owns, order = self._of_queries(count)
         of_heads = isinstance(mask, mx.array) and mask.ndim > 2 and mask.shape[-3] == count > 1
         for cache, own in zip(self.caches, owns, strict=True):
-            part = mask[..., own, :, :] if of_heads else mask
+            part = _taken(mask, own, axis=mask.ndim - 3) if of_heads else mask
             found = None if sinks is None else sinks[own]
-            outs.append(attend(cache, queries[:, own], part, found))
+            outs.append(attend(cache, _taken(queries, own), part, found))
         return mx.take(mx.concatenate(outs, axis=1), order, axis=1)
 
     def _of_queries(self, count: int) -> tuple[list[Any], mx.array]:
@@ -236,6 +236,12 @@ def _index(heads: Sequence[int]) -> Any:
     if [*heads] == [*range(heads[0], heads[0] + step * len(heads), step)] and step > 0:
         return slice(heads[0], heads[-1] + 1, step)
     return mx.array([*heads])
+
+
+def _taken(array: mx.array, index: Any, axis: int = 1) -> mx.array:
+    if isinstance(index, slice):
+        return array[(slice(None),) * axis + (index,)]
+    return mx.take(array, index, axis=axis)  # which takes less of the host than array[:, index]
 
 
 def _check_alike(operation: str, caches: Sequence[Any]) -> None:

@@ -261,7 +261,8 @@ class Table:
         tail.rows = [used + added for used in rows]
         if len(rows) > 1 and min(rows) != max(rows):  # in one segment
             slots = mx.array(rows, mx.uint32)[:, None, None]
-            self._put(slots + mx.arange(added, dtype=mx.uint32), keys, values)
+            slots = slots if added == 1 else slots + mx.arange(added, dtype=mx.uint32)
+            self._put(slots, keys, values)
             self.shown = width = max(tail.rows)
             return kept.view(width), others.view(width)
         found = kept.append_both(others, keys, values, rows[0])
