@@ -37,7 +37,7 @@ POLICIES = ("h2o", "h2o-ema", "window", "keydiff")
 SETTINGS = (
     *("max_kv_size", "sink_size", "heavy_size", "recent_size", "evict_every", "speculative"),
     *("context_size", "policy", "decay", "kv_bits", "v_bits", "kv_frame", "kv_group_size"),
-    *("kv_format", "rows_at"),
+    *("kv_format", "rows_at", "fold"),
 )
 """Those that Swift is told."""
 SHORTER = [[36, 34], [55, 30], [90, 27], [120, 24]]
@@ -165,6 +165,7 @@ def test_chunks_leave_the_rows_of_python(swift: Leg, backend: str) -> None:
         "packed": {"evict_every": 4, **PACKED},
         "packed, without a frame": {"evict_every": 4, **PACKED, "kv_frame": False},
         "codes": {"evict_every": 5, **CODES},
+        "dropped": {"evict_every": 4, "fold": False, **PACKED},
     }
     cases = [
         case(f"chunks-{policy}-{kind}", CHUNKS, small | settings | {"policy": policy})
@@ -186,6 +187,7 @@ FILES: dict[str, dict[str, Any]] = {
     "codes beside scales": {"kv_format": "turbo8v2", "kv_group_size": 32},
     "codes beside dense keys": {"kv_format": "turbo0v4"},
     "drafts": {"speculative": 3},
+    "dropped": {"fold": False},
 }
 
 
@@ -228,9 +230,8 @@ def test_settings_that_swift_lacks_are_refused_by_name(swift: Leg, tmp_path: Pat
     }
     cases = []
     for place, (said, settings) in enumerate(lacking.items()):
-        file = tmp_path / f"{place}.safetensors"
-        cache = evicting_cache(H2OConfig.of(**{"max_kv_size": 24} | settings))
-        mlx_h2o.save_prompt_cache(file, [cache])
+        file, config = tmp_path / f"{place}.safetensors", {"max_kv_size": 24} | settings
+        mlx_h2o.save_prompt_cache(file, [evicting_cache(H2OConfig.of(**config))])
         cases.append(case(said, [(1, 0)], {"max_kv_size": 24}, load=str(file)))
     found = swift(cases)
     for said in lacking:

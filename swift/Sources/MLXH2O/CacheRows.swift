@@ -81,8 +81,7 @@ extension MLXArray {
         stop[2] = Int32(clamping: count)
         let (zeros, ones) = ([Int32](repeating: 0, count: ndim), [Int32](repeating: 1, count: ndim))
         var result = mlx_array_new()
-        mlx_slice(
-            &result, ctx, zeros, ndim, stop, ndim, ones, ndim, stream.ctx)
+        mlx_slice(&result, ctx, zeros, ndim, stop, ndim, ones, ndim, stream.ctx)
         return MLXArray(result)
     }
 
@@ -95,8 +94,7 @@ extension MLXArray {
         let first = (0..<ndim).map { $0 == 2 ? Int32(clamping: start) : 0 }
         let ones = [Int32](repeating: 1, count: ndim)
         var result = mlx_array_new()
-        mlx_slice_update(
-            &result, ctx, rows.ctx, first, ndim, stop, ndim, ones, ndim, stream.ctx)
+        mlx_slice_update(&result, ctx, rows.ctx, first, ndim, stop, ndim, ones, ndim, stream.ctx)
         return MLXArray(result)
     }
 }

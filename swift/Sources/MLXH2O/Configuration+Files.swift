@@ -44,8 +44,7 @@ extension H2OConfiguration: Codable {
             }
             guard same.contains(value.text) else {
                 throw failure(
-                    "\(name) is \(value.text), expected \(same[0]): that is not served in Swift."
-                )
+                    "\(name) is \(value.text), expected \(same[0]): that is not served in Swift.")
             }
         }
         try self.init(
@@ -98,6 +97,7 @@ extension H2OConfiguration.Policy {
         // Files of versions without `diversity` call the moving average "h2o".
         self.init(
             diversity == nil && name == .h2o ? .h2oEma : name, diversity: diversity ?? 0.5,
-            decay: try values.decode(Double.self, forKey: .decay))
+            decay: try values.decode(Double.self, forKey: .decay),
+            folds: try values.decodeIfPresent(Bool.self, forKey: .fold) ?? true)
     }
 }

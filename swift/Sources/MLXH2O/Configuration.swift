@@ -149,12 +149,16 @@ public struct H2OConfiguration: Sendable, Hashable {
         public let diversity: Double
         /// Of `h2o-ema`: `a` of the moving average `C = a*C + (1-a)*|s|`.
         public let decay: Double
+        private let fold: Bool?
+        /// Of `h2o`: whether rows that go are folded into others; else they are dropped.
+        public var folds: Bool { fold ?? true }
 
         /// The policy of this name; the settings of another one mean nothing.
-        public init(_ name: PolicyName, diversity: Double = 0.5, decay: Double = 0.95) {
-            self.name = name
-            self.diversity = diversity
-            self.decay = decay
+        public init(
+            _ name: PolicyName, diversity: Double = 0.5, decay: Double = 0.95, folds: Bool = true
+        ) {
+            (self.name, self.diversity, self.decay) = (name, diversity, decay)
+            fold = folds ? nil : false  // as files of Python have it
         }
 
         /// By the diversity of keys; needs no scores.
@@ -168,8 +172,7 @@ public struct H2OConfiguration: Sendable, Hashable {
 
         enum CodingKeys: String, CodingKey, CaseIterable {
             case name = "policy"
-            case diversity
-            case decay
+            case diversity, decay, fold
         }
     }
 

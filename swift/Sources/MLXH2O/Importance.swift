@@ -25,8 +25,7 @@ public func accumulateScores(
     stream: StreamOrDevice = .default
 ) throws -> MLXArray {
     try results(1) { place in
-        mlx_h2o_accumulate_scores(
-            place, importance.ctx, scores.ctx, decay, isMasked, stream.ctx)
+        mlx_h2o_accumulate_scores(place, importance.ctx, scores.ctx, decay, isMasked, stream.ctx)
     }[0]
 }
 
@@ -61,8 +60,7 @@ public func prefillScores(
     queries: MLXArray, keys: MLXArray, scale: Float,
     mask: MLXFast.ScaledDotProductAttentionMaskMode = .none, sinks: MLXArray? = nil,
     rowBias: MLXArray? = nil, kind: ChunkScores = .ema, importance: MLXArray? = nil,
-    decay: Double = 0.95,
-    countedQueries: Int = maxScoredQueries, stream: StreamOrDevice = .default
+    decay: Double = 0.95, countedQueries: Int = maxScoredQueries, stream: StreamOrDevice = .default
 ) throws -> MLXArray {
     let (mode, array) = mask.arguments
     return try results(1) { place in

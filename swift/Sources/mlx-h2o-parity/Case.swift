@@ -39,6 +39,7 @@ struct Case {
         let vBits: Int?
         let kvGroupSize: Int?
         let kvFormat: String?
+        let fold: Bool?
         let bits: [Int]?
         let groupSize: Int?
         let sparseVThreshold: Float?

@@ -128,7 +128,7 @@ func configuration(of parity: Case) throws -> H2OConfiguration {
             kvFormat: parity.fields.kvFormat),
         policy: .init(
             PolicyName(named: parity.field(\.policy, "policy")),
-            decay: parity.field(\.decay, "decay")))
+            decay: parity.field(\.decay, "decay"), folds: parity.fields.fold ?? true))
 }
 
 /// Recorded scores [steps, B, Hq, T] of one step, in the order of the slots: [B, Hq, 1, N].
@@ -144,6 +144,5 @@ private func scores(of recorded: MLXArray, step: Int, at positions: MLXArray) ->
 
 private func padded(_ rows: MLXArray, to size: Int, with value: MLXArray) -> MLXArray {
     let missing = Array(rows.shape.dropLast()) + [max(0, size - rows.dim(-1))]
-    return concatenated(
-        [rows, MLXArray.full(missing, values: value, dtype: rows.dtype)], axis: -1)
+    return concatenated([rows, MLXArray.full(missing, values: value, dtype: rows.dtype)], axis: -1)
 }

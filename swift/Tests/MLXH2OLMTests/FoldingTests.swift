@@ -8,11 +8,11 @@ import Testing
 /// Rows that are folded: what traces do not tell.
 @Suite struct FoldingTests {
     private func folding(
-        rows: Int = 16, bits: Int? = nil, contextSize: Int? = nil
+        rows: Int = 16, bits: Int? = nil, contextSize: Int? = nil, folds: Bool = true
     ) throws -> H2OConfiguration {
         try H2OConfiguration(
             .init(rows, sinkSize: 2, recentSize: 5, evictEvery: 3, contextSize: contextSize),
-            .named(kvBits: bits, groupSize: 32), policy: .h2o)
+            .named(kvBits: bits, groupSize: 32), policy: .init(.h2o, folds: folds))
     }
 
     private func fed(_ cache: H2OKVCache, _ tokens: Tokens, _ lengths: [Int]) throws {
@@ -64,6 +64,12 @@ import Testing
         #expect(cache.rowBias == nil)
         try fed(cache, tokens, [1])
         #expect(cache.rowBias?.shape == [1, 2, 14])
+    }
+
+    @Test func rowsAreDroppedWhereNoneIsFolded() throws {
+        let cache = H2OKVCache(try folding(folds: false))
+        try fed(cache, Tokens(count: 40, seed: 34), [20] + Array(repeating: 1, count: 20))
+        #expect(cache.evicted > 0 && cache.rowBias == nil)
     }
 
     /// More queries than one block has.

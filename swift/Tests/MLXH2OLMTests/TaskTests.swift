@@ -32,8 +32,10 @@ import Testing
         return try withBackend(index < 2 ? .native : .composed) {
             try withError {
                 let outputs = (0..<40).map {
-                    attend(tokens, $0..<$0 + 1, cache).asArray(Float.self)
-                }
+                    let output = attend(tokens, $0..<$0 + 1, cache)
+                    asyncEval([output] + cache.state)  // as mlx-swift-lm does, a step ahead
+                    return output
+                }.map { $0.asArray(Float.self) }
                 return Kept(positions: sortedPositions(cache.positions), outputs: outputs)
             }
         }

@@ -10,17 +10,18 @@ import MLX
 public struct H2OPolicy: EvictionPolicy {
     /// Of the rows that ranks decide about, the share that is kept for the diversity of their keys.
     public let diversity: Double
+    /// Whether rows that go are folded into others; else they are dropped.
+    public let folds: Bool
 
     /// `diversity` is from 0 to 1; not checked here.
-    public init(diversity: Double = 0.5) {
-        self.diversity = diversity
+    public init(diversity: Double = 0.5, folds: Bool = true) {
+        (self.diversity, self.folds) = (diversity, folds)
     }
 
     public var needsScores: Bool { true }
     public var needsWeights: Bool { true }
     public var chunkQueries: Int? { nil }
     public var kind: ChunkScores? { .mass }
-    public var folds: Bool { true }
     public var foldShare: Double { 0.5 }
 
     /// None is folded into rows that stay for their diversity.

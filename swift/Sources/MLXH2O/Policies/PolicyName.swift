@@ -31,7 +31,7 @@ extension H2OConfiguration {
     /// The policy that is named, with its settings.
     public func makePolicy() -> any EvictionPolicy {
         switch policy.name {
-        case .h2o: H2OPolicy(diversity: policy.diversity)
+        case .h2o: H2OPolicy(diversity: policy.diversity, folds: policy.folds)
         case .h2oEma: H2OEmaPolicy(decay: policy.decay)
         case .window: WindowPolicy()
         case .keydiff: KeyDiffPolicy()
