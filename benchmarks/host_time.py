@@ -172,9 +172,8 @@ def gpu_without_one() -> Iterator[None]:
     """The back end "metal", whose kernels are stand-ins, as the one that is named."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(mx.fast, "metal_kernel", _stand_in))
-        stack.enter_context(mock.patch.object(metal, "unavailable_reason", str))
-        stack.enter_context(mock.patch.object(metal, "runs_on_gpu", _on_a_gpu))
-        stack.enter_context(mock.patch.object(metal._rows, "_serves", _on_a_gpu))
+        stack.enter_context(mock.patch.object(metal.BACKEND, "unavailable_reason", str))
+        stack.enter_context(mock.patch.object(metal.BACKEND, "serves", _on_a_gpu))
         stack.enter_context(mlx_h2o.use_backend("metal"))
         yield
 

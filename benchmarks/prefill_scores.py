@@ -20,8 +20,8 @@ import mlx.core as mx
 
 from mlx_h2o import fast
 from mlx_h2o.demo import report
-from mlx_h2o.operations import composed, prefill, requests
-from mlx_h2o.operations.composed import ema
+from mlx_h2o.operations import composed, requests
+from mlx_h2o.operations.composed import ema, prefill
 
 SIZE = 64
 SCALE = SIZE**-0.5
@@ -54,12 +54,11 @@ def rows_of(heads: int, kv_heads: int, queries: int, keys: int) -> dict[str, dic
 
     def whole_average() -> mx.array:
         nothing = mx.full((1, kv_heads, keys), mx.nan)
-        return ema.accumulate(nothing, prefill.last_scores(q, k, **options), decay=0.95)
+        return ema.accumulate_scores(nothing, prefill.last_scores(q, k, **options), decay=0.95)
 
     def whole_mass() -> mx.array:
         scores = composed.logits(requests.attention_request(q, k, k, **options))
-        weights, total, _ = composed.softmax_parts(scores, None)
-        return (weights / total).reshape(1, kv_heads, -1, keys).sum(axis=2)
+        return composed.weights(scores).reshape(1, kv_heads, -1, keys).sum(axis=2)
 
     return {
         "attention of MLX": measured(

@@ -96,7 +96,7 @@ def errors(samples: list[Sample]) -> dict[str, Any]:
             out = resolve().attention(
                 q.astype(mx.float32) if name != "float16" else q, *_wide(rows),
                 scale=sample.scale, **rows[2],
-            ).out  # fmt: skip
+            )[0]  # fmt: skip
             expected = exact(sample)
             wrong += float(((np.array(out.astype(mx.float32)) - expected) ** 2).sum())
             length += float((expected**2).sum())
@@ -139,7 +139,7 @@ def times(rows: int, repeats: int, threads: int) -> dict[str, Any]:
         start = time.perf_counter()
         attention = resolve().attention
         mx.eval(
-            [attention(queries, *one, scale=SCALE, **settings[name]).out for one in layers[name]]
+            [attention(queries, *one, scale=SCALE, **settings[name])[0] for one in layers[name]]
         )
         return (time.perf_counter() - start) / len(layers[name])
 

@@ -67,8 +67,6 @@ float max(float, float);
 int max(int, int);
 float min(float, float);
 int min(int, int);
-float rint(float);
-float round(float);
 float abs(float);
 
 float simd_sum(float);

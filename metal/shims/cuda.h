@@ -47,8 +47,6 @@ __device__ inline T min(T a, T b) {
 
 __device__ inline float abs(float x) { return ::fabsf(x); }
 
-__device__ inline float round(float x) { return ::roundf(x); }
-
 namespace fast {
 __device__ inline float exp(float x) { return __expf(x); }
 }  // namespace fast

@@ -88,9 +88,6 @@ inline T min(T a, T b) {
   return b < a ? b : a;
 }
 
-inline float rint(float x) { return std::rint(x); }
-inline float round(float x) { return std::round(x); }
-
 inline float abs(float x) { return std::fabs(x); }
 
 // Collectives know where they stand in the kernel, so that the emulator can

@@ -23,37 +23,6 @@ Outputs launched(const mlx_h2o_kernel_text& text, Names& names, int width, int h
   return launch(text, flags, names, {width, height, 1}, {threads, 1, 1}, stream);
 }
 
-// New keys and values packed in one launch, one simdgroup per group of elements.
-Written packed(const AppendRequest& r) {
-  Names names;
-  names.buffers = {{"new_keys", r.new_keys}, {"new_values", r.new_values}};
-  names.arguments = {{"T", dtype_of(r.new_keys)},
-                     {"S", dtype_of(r.new_values)},
-                     {"KB", r.keys.bits},
-                     {"VB", r.values.bits},
-                     {"G", r.keys.group_size}};
-  size_t groups = 0;
-  const auto add = [&](const std::string& name, mlx_array rows, int bits) {
-    Shape shape = shape_of(rows);
-    const int size = std::exchange(shape[3], shape[3] / r.keys.group_size);
-    groups += mlx_array_size(rows) / r.keys.group_size;
-    names.outputs[name + "_scales"] = {shape, dtype_of(rows)};
-    names.outputs[name + "_biases"] = {shape, dtype_of(rows)};
-    shape[3] = static_cast<int>(int64_t{size} * bits / 32);
-    names.outputs[name + "_words"] = {shape, MLX_UINT32};
-  };
-  add("key", r.new_keys, r.keys.bits);
-  add("value", r.new_values, r.values.bits);
-  Outputs made = launch(mlx_h2o_pack_rows_text, {}, names, {static_cast<int>(groups) * lanes, 1, 1},
-                        {lanes, 1, 1}, r.stream);
-  Written result;
-  for (const char* part : {"_words", "_scales", "_biases"}) {
-    result.keys.push_back(std::move(made[std::string("key") + part]));
-    result.values.push_back(std::move(made[std::string("value") + part]));
-  }
-  return result;
-}
-
 }  // namespace
 
 // One thread per row and KV head; any number of queries and of heads.
@@ -86,8 +55,7 @@ Array keep_indices(const RetentionRequest& r) {
 }
 
 Written quantize_append(const AppendRequest& r) {
-  const bool scaled = r.keys.parts.size() == 3 && r.values.parts.size() == 3;
-  return composed::appended(r, scaled ? packed(r) : composed::as_stored(r, encode_rows));
+  return composed::appended(r, composed::as_stored(r, encode_rows));
 }
 
 // One simdgroup per row.

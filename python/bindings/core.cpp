@@ -40,26 +40,51 @@ mx::array keep_indices(const mx::array& scores, const mx::array& positions, int 
   return mlx_h2o::keep_indices(scores, positions, keep, sink_size, as_array(recent_start), s);
 }
 
-std::vector<mx::array> attention(const mx::array& queries, const std::vector<mx::array>& keys,
-                                 const std::vector<mx::array>& values, float scale, bool causal,
-                                 const std::optional<mx::array>& mask,
-                                 const std::optional<mx::array>& sinks,
-                                 const std::optional<mx::array>& importance,
-                                 std::optional<double> decay, float sparse_v_threshold, int bits,
-                                 int v_bits, int group_size, bool return_scores, bool return_lse,
-                                 bool return_skipped, const std::optional<mx::array>& row_bias,
-                                 mx::StreamOrDevice s) {
-  const mlx_h2o::AttentionOptions options{
-      {scale, causal, sparse_v_threshold, return_scores, return_lse, return_skipped},
-      mask,
-      sinks,
-      importance,
-      decay,
-      bits,
-      v_bits,
-      group_size,
-      row_bias};
-  return mlx_h2o::attention(queries, keys, values, options, s);
+/// Keys or values as they are stored: an array, or the arrays that a packed one has.
+using Rows = std::variant<mx::array, std::vector<mx::array>>;
+
+std::vector<mx::array> parts(const Rows& rows) {
+  if (const auto* alone = std::get_if<mx::array>(&rows)) return {*alone};
+  return std::get<std::vector<mx::array>>(rows);
+}
+
+nb::tuple attention(const mx::array& queries, const Rows& keys, const Rows& values, float scale,
+                    bool causal, const std::optional<mx::array>& mask,
+                    const std::optional<mx::array>& sinks, float sparse_v_threshold, int bits,
+                    int v_bits, int group_size, bool return_scores, bool return_lse,
+                    bool return_skipped, const std::optional<mx::array>& row_bias,
+                    mx::StreamOrDevice s) {
+  mlx_h2o::AttentionOptions options{
+      {scale, causal, sparse_v_threshold, return_scores, return_lse, return_skipped}, mask, sinks};
+  options.bits = bits;
+  options.v_bits = v_bits;
+  options.group_size = group_size;
+  options.row_bias = row_bias;
+  const auto found = mlx_h2o::attention(queries, parts(keys), parts(values), options, s);
+  auto next = found.begin();
+  const auto given = [&](bool asked) { return asked ? nb::cast(*next++) : nb::none(); };
+  nb::object out = given(true), scores = given(return_scores), lse = given(return_lse);
+  return nb::make_tuple(out, scores, lse, given(return_skipped));
+}
+
+nb::tuple attention_and_accumulate(const mx::array& queries, const Rows& keys, const Rows& values,
+                                   const mx::array& importance, float scale,
+                                   std::optional<double> decay, bool causal,
+                                   const std::optional<mx::array>& mask,
+                                   const std::optional<mx::array>& sinks, float sparse_v_threshold,
+                                   int bits, int v_bits, int group_size,
+                                   const std::optional<mx::array>& row_bias, mx::StreamOrDevice s) {
+  const mlx_h2o::AttentionOptions options{{scale, causal, sparse_v_threshold},
+                                          mask,
+                                          sinks,
+                                          importance,
+                                          decay,
+                                          bits,
+                                          v_bits,
+                                          group_size,
+                                          row_bias};
+  const auto found = mlx_h2o::attention(queries, parts(keys), parts(values), options, s);
+  return nb::make_tuple(found[0], found[1]);
 }
 
 }  // namespace
@@ -100,20 +125,24 @@ NB_MODULE(_core, m) {
         "sinks"_a = nb::none(), "stream"_a = nb::none(), "The output of attention alone.");
   m.def("attention", &attention, "queries"_a, "keys"_a, "values"_a, nb::kw_only(), "scale"_a,
         "causal"_a = false, "mask"_a = nb::none(), "sinks"_a = nb::none(),
-        "importance"_a = nb::none(), "decay"_a = nb::none(), "sparse_v_threshold"_a = 0.0f,
-        "bits"_a = 8, "v_bits"_a = 8, "group_size"_a = 64, "return_scores"_a = false,
-        "return_lse"_a = false, "return_skipped"_a = false, "row_bias"_a = nb::none(),
-        "stream"_a = nb::none(),
-        "Keys and values in one to three arrays each; [out] and, where asked for, scores, lse, "
-        "skipped and importance.");
+        "sparse_v_threshold"_a = 0.0f, "bits"_a = 8, "v_bits"_a = 8, "group_size"_a = 64,
+        "return_scores"_a = false, "return_lse"_a = false, "return_skipped"_a = false,
+        "row_bias"_a = nb::none(), "stream"_a = nb::none(),
+        "Keys and values are an array each, or the arrays of packed rows. (out, scores, lse, "
+        "skipped), with None for what is not asked for.");
+  m.def("attention_and_accumulate", &attention_and_accumulate, "queries"_a, "keys"_a, "values"_a,
+        "importance"_a, nb::kw_only(), "scale"_a, "decay"_a.none(), "causal"_a = false,
+        "mask"_a = nb::none(), "sinks"_a = nb::none(), "sparse_v_threshold"_a = 0.0f, "bits"_a = 8,
+        "v_bits"_a = 8, "group_size"_a = 64, "row_bias"_a = nb::none(), "stream"_a = nb::none(),
+        "(out, importance), of the mass where decay is None; see mlx_h2o.fast.");
   m.def("plain_read", &mlx_h2o::plain_read, "arrays"_a, nb::call_guard<nb::gil_scoped_release>(),
         "Reads all of the memory of evaluated arrays: what benchmarks compare with.");
-  m.def("attention_and_accumulate", &mlx_h2o::attention_and_accumulate, "queries"_a, "keys"_a,
-        "values"_a, "importance"_a, nb::kw_only(), "scale"_a, "decay"_a.none(), "causal"_a = false,
-        "mask"_a = nb::none(), "sinks"_a = nb::none(), "stream"_a = nb::none(),
-        "[out, importance]; see mlx_h2o.fast.");
-  m.def("accumulate_scores", &mlx_h2o::accumulate_scores, "importance"_a, "scores"_a, nb::kw_only(),
-        "decay"_a, "stream"_a = nb::none(), "The new importance; see mlx_h2o.fast.");
+  m.def(
+      "accumulate_scores",
+      [](const mx::array& importance, const mx::array& scores, double decay, bool,
+         mx::StreamOrDevice s) { return mlx_h2o::accumulate_scores(importance, scores, decay, s); },
+      "importance"_a, "scores"_a, nb::kw_only(), "decay"_a, "masked"_a = true,
+      "stream"_a = nb::none(), "The new importance; `masked` says nothing here.");
   m.def("prefill_scores", &mlx_h2o::prefill_scores, "queries"_a, "keys"_a, nb::kw_only(), "scale"_a,
         "causal"_a = false, "mask"_a = nb::none(), "sinks"_a = nb::none(), "decay"_a = nb::none(),
         "importance"_a = nb::none(), "row_bias"_a = nb::none(), "stream"_a = nb::none(),

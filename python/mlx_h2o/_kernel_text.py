@@ -39,7 +39,6 @@ KERNELS: dict[str, tuple[str, frozenset[str]]] = {
     "prefill_lse": ("prefill_lse", frozenset("".split())),
     "accumulate_scores": ("accumulate_scores", frozenset("".split())),
     "keep_rows": ("keep_rows", frozenset("".split())),
-    "pack_rows": ("pack_rows", frozenset("".split())),
     "encode_rows": ("encode_rows", frozenset("".split())),
 }
 
@@ -80,13 +79,6 @@ TEMPLATE: dict[str, Pairs] = {
     ),
     "keep_rows": (
         ("NS", ""),
-    ),
-    "pack_rows": (
-        ("T", ""),
-        ("S", ""),
-        ("KB", ""),
-        ("VB", ""),
-        ("G", ""),
     ),
     "encode_rows": (
         ("T", ""),
@@ -153,10 +145,6 @@ INPUTS: dict[str, Pairs] = {
         ("recent_starts", ""),
         ("zones", ""),
     ),
-    "pack_rows": (
-        ("new_keys", ""),
-        ("new_values", ""),
-    ),
     "encode_rows": (
         ("rows", ""),
         ("signs", ""),
@@ -192,14 +180,6 @@ OUTPUTS: dict[str, Pairs] = {
     ),
     "keep_rows": (
         ("kept", ""),
-    ),
-    "pack_rows": (
-        ("key_words", ""),
-        ("key_scales", ""),
-        ("key_biases", ""),
-        ("value_words", ""),
-        ("value_scales", ""),
-        ("value_biases", ""),
     ),
     "encode_rows": (
         ("words", ""),
@@ -409,7 +389,6 @@ __device__ inline T min(T a, T b) {
   return b < a ? b : a;
 }
 __device__ inline float abs(float x) { return ::fabsf(x); }
-__device__ inline float round(float x) { return ::roundf(x); }
 namespace fast {
 __device__ inline float exp(float x) { return __expf(x); }
 }
@@ -1093,76 +1072,6 @@ SEGMENTS: dict[str, Pairs] = {
         counts[group] = found;
       }
       metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-    }
-  }
-"""),
-    ),
-    "pack_rows": (
-        ("", """  constexpr int LANES = 32;
-  constexpr float LEAST_SCALE = 1e-7f;
-  const int lane = int(thread_index_in_simdgroup);
-  const int heads = new_keys_shape[1];
-  const int rows = new_keys_shape[2];
-  const int key_groups = new_keys_shape[3] / G;
-  const int value_groups = new_values_shape[3] / G;
-  const int64_t all_key_groups = int64_t(new_keys_shape[0]) * heads * rows * key_groups;
-  const int64_t index = int64_t(threadgroup_position_in_grid.x);
-  const bool is_key = index < all_key_groups;
-  const int64_t group = is_key ? index : index - all_key_groups;
-  const int groups = is_key ? key_groups : value_groups;
-  const int64_t row = group / groups;
-  const int first = int(group % groups) * G;
-  const int batch = int(row / (int64_t(heads) * rows));
-  const int head = int(row / rows % heads);
-  const int token = int(row % rows);
-  const int64_t key_start = h2o_offset(new_keys_strides, batch, head, token, first);
-  const int64_t value_start = h2o_offset(new_values_strides, batch, head, token, first);
-  float least = H2O_NEGATIVE_INFINITY;
-  float most = 0.0f;
-  for (int j = lane; j < G; j += LANES) {
-    const float element = is_key
-        ? static_cast<float>(new_keys[key_start + j * new_keys_strides[3]])
-        : static_cast<float>(new_values[value_start + j * new_values_strides[3]]);
-    least = metal::max(least, -element);
-    most = metal::max(most, element);
-  }
-  least = -metal::simd_max(least);
-  most = metal::simd_max(most);
-  const int bits = is_key ? KB : VB;
-  const float highest = float((1 << bits) - 1);
-  float scale = metal::max((most - least) / highest, LEAST_SCALE);
-  const bool is_low = metal::abs(least) > metal::abs(most);
-  scale = is_low ? scale : -scale;
-  const float edge = is_low ? least : most;
-  const float steps = metal::round(edge / scale);
-  const bool is_zero = steps == 0.0f;
-  scale = is_zero ? scale : edge / steps;
-  const float bias = is_zero ? 0.0f : edge;
-  if (lane == 0) {
-    if (is_key) {
-      key_scales[group] = static_cast<T>(scale);
-      key_biases[group] = static_cast<T>(bias);
-    } else {
-      value_scales[group] = static_cast<S>(scale);
-      value_biases[group] = static_cast<S>(bias);
-    }
-  }
-  const int words = G * bits / 32;
-  if (lane < words) {
-    uint32_t word = 0;
-    for (int j = lane * 32 / bits; j * bits < (lane + 1) * 32; j++) {
-      const float element = is_key
-          ? static_cast<float>(new_keys[key_start + j * new_keys_strides[3]])
-          : static_cast<float>(new_values[value_start + j * new_values_strides[3]]);
-      const uint32_t level =
-          uint32_t(metal::min(metal::round((element - bias) / scale), highest));
-      const int shift = j * bits - lane * 32;
-      word |= shift < 0 ? level >> -shift : level << shift;
-    }
-    if (is_key) {
-      key_words[group * words + lane] = word;
-    } else {
-      value_words[group * words + lane] = word;
     }
   }
 """),

@@ -4,32 +4,19 @@ Each call is checked from the table of operations (metal/operations.toml), then 
 back end on this machine (see ``backends``).
 """
 
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import mlx.core as mx
 
-from mlx_h2o.operations import arguments, composed
-from mlx_h2o.operations.arguments import StreamLike
-from mlx_h2o.operations.backends import resolve, serve
+from mlx_h2o.operations.arguments import StreamLike, checked
+from mlx_h2o.operations.backends import resolve
 from mlx_h2o.operations.composed import ema
-from mlx_h2o.operations.composed import prefill as composed_prefill
-from mlx_h2o.operations.composed import rows as composed_rows
-from mlx_h2o.operations.prefill import last_queries
 from mlx_h2o.operations.requests import (
-    ATTENTION,
-    QUANTIZED_ATTENTION,
-    AccumulateRequest,
-    AttentionAccumulateRequest,
-    AttentionRequest,
-    KeyDiversityRequest,
     Packed,
     Parts,
     PerSequence,
-    PrefillRequest,
-    QuantizeAppendRequest,
-    RetentionRequest,
     attention_request,
-    in_parts,
+    last_queries,
 )
 
 __all__ = [
@@ -85,17 +72,11 @@ def scaled_dot_product_attention_with_scores(
         ``row_bias`` makes the output of each query that it meets NaN, and of no other.
 
     Raises:
-        ValueError: wrong number of dimensions, empty or unequal sizes, head counts that do not
-            divide, dtypes that differ or are not served, a mask, sinks or row_bias of the wrong
-            shape or dtype, a scale that is not finite, or a named back end that cannot serve the
-            call.
+        ValueError: sizes that do not fit together, dtypes that differ or are not served, a scale
+            that is not finite, or a named back end that cannot serve the call.
         TypeError: an argument that is not an array, a number or a stream where one is expected.
     """
-    request = attention_request(
-        q, k, v, scale=scale, mask=mask, sinks=sinks, row_bias=row_bias, return_lse=return_lse,
-        stream=stream,
-    )  # fmt: skip
-    return _attended(request, ATTENTION)
+    return _attended("scaled_dot_product_attention_with_scores", locals())
 
 
 def scaled_dot_product_attention_quantized_with_scores(
@@ -156,25 +137,16 @@ def scaled_dot_product_attention_quantized_with_scores(
 
     Returns:
         ``(out, scores)``, and then ``lse`` and ``skipped`` where asked for. The first three are as
-        the dense operation gives them for the dequantised rows: ``out`` [B, Hq, Lq, Dv] in the
-        dtype of the queries, ``scores`` float32 [B, Hq, Lq, N], ``lse`` float32 [B, Hq, Lq].
-        ``skipped`` is float32 [B, Hq, Lq]: the share of the N rows that added nothing to ``out``
-        because their weight was below the threshold; masked pairs are not among them.
+        the dense operation gives them for the dequantised rows. ``skipped`` is float32
+        [B, Hq, Lq]: the share of the N rows that added nothing to ``out`` because their weight was
+        below the threshold; masked pairs are not among them.
 
     Raises:
-        ValueError: sizes that do not fit together or to ``bits`` and ``group_size``, empty arrays,
-            dtypes, bits or group sizes that are not served, a threshold that is not 0 or more and
-            below 1, a mask, sinks or row_bias of the wrong shape or dtype, a scale that is not
-            finite, or a named back end that cannot serve the call.
-        TypeError: an argument that is not an array, a number or a stream where one is expected.
+        ValueError: as the dense operation; and sizes that do not fit to ``bits`` and
+            ``group_size``, or a threshold that is not 0 or more and below 1.
+        TypeError: as the dense operation.
     """
-    keys, values = in_parts((k_w, k_s, k_b)), in_parts((v_w, v_s, v_b))
-    request = attention_request(
-        q, keys, values, scale=scale, bits=bits, group_size=group_size, v_bits=v_bits, mask=mask,
-        sinks=sinks, row_bias=row_bias, sparse_v_threshold=sparse_v_threshold,
-        return_lse=return_lse, return_skipped=return_skipped, stream=stream, op=QUANTIZED_ATTENTION,
-    )  # fmt: skip
-    return _attended(request, QUANTIZED_ATTENTION)
+    return _attended("scaled_dot_product_attention_quantized_with_scores", locals())
 
 
 def attention_and_accumulate(
@@ -212,25 +184,16 @@ def attention_and_accumulate(
         [B, Hkv, N]. Evaluating ``out`` evaluates both.
     """
     op = "attention_and_accumulate"
-    keys, values = in_parts(k), in_parts(v)
-    if isinstance(keys, tuple) != isinstance(values, tuple):
-        raise TypeError(
-            f"[{op}] keys and values are {type(k).__name__} and {type(v).__name__}, "
-            "expected two arrays, or two tuples of words, scales and biases."
-        )
-    attention = attention_request(
-        q, keys, values, scale=scale, mask=mask, sinks=sinks, row_bias=row_bias, bits=bits,
-        group_size=group_size, v_bits=v_bits, sparse_v_threshold=sparse_v_threshold, stream=stream,
-        op=op, importance=arguments.array(op, "importance", importance),
-    )  # fmt: skip
-    if attention.sparse_v_threshold != 0 and not isinstance(keys, tuple):
+    given = checked(op, locals())
+    _check_pair(op, given)
+    if sparse_v_threshold != 0 and not isinstance(given["keys"], tuple):
         raise ValueError(
             f"[{op}] sparse_v_threshold is {sparse_v_threshold}, expected 0 with dense rows."
         )
-    factor = arguments.number(op, "decay", decay)
-    wanted = factor if arguments.one_of(op, "kind", kind) == "ema" else None
-    request = AttentionAccumulateRequest(attention, importance, wanted)
-    return resolve(attention.stream, op=op).serve_accumulating(request)
+    before, factor = given.pop("importance"), given.pop("decay")
+    factor = factor if given.pop("kind") == "ema" else None
+    served = resolve(given["stream"], op=op)
+    return served.serve_accumulating(attention_request(**given), before, factor)
 
 
 def prefill_scores(
@@ -283,24 +246,18 @@ def prefill_scores(
         where that is more. On GPU streams kernels serve head sizes that are multiples of 32 up to
         576, without ``row_bias``: no logit is stored, and "mass" makes each product twice.
 
-    Raises:
-        ValueError: shapes, dtypes, a mask, sinks or settings other than these.
-        TypeError: an argument has the wrong type.
+    Raises ValueError for shapes, dtypes or settings other than these, TypeError for other types.
     """
     op = "prefill_scores"
-    attention = attention_request(
-        q, k, k, scale=scale, mask=mask, sinks=sinks, row_bias=row_bias, stream=stream, op=op,
-        importance=importance,
-    )  # fmt: skip
-    arguments.one_of(op, "kind", kind)
-    decay = arguments.number(op, "decay", decay)
-    queries = arguments.integer(op, "queries", queries)
-    if importance is not None and kind != "ema":
+    given = checked(op, locals())
+    before, factor, count = (given.pop(n) for n in ("importance", "decay", "counted_queries"))
+    if given.pop("kind") == "ema":
+        request = last_queries(attention_request(values=k, **given), count)
+    elif before is None:
+        request, factor = attention_request(values=k, **given), None
+    else:
         raise ValueError(f"[{op}] importance is given with kind {kind!r}, expected it with 'ema'.")
-    if kind == "ema":
-        attention = last_queries(attention, queries)
-    request = PrefillRequest(attention, kind, importance, decay)
-    return serve(composed_prefill.prefill_scores, request)
+    return resolve(request.stream, op=op).prefill_scores(request, before, factor)
 
 
 def accumulate_scores(
@@ -329,15 +286,11 @@ def accumulate_scores(
         float32 [B, H, N]. With one query the arithmetic, and so every bit, is the same on all
         CPU back ends.
 
-    Raises:
-        ValueError: shapes, dtypes or a decay other than these.
-        TypeError: an argument that is not an array or a number where one is expected.
+    Raises ValueError for shapes, dtypes or a decay other than these, TypeError for other types.
     """
     op = "accumulate_scores"
-    arguments.sizes(op, importance, scores)
-    factor, place = arguments.number(op, "decay", decay), arguments.stream(op, stream)
-    request = AccumulateRequest(importance, scores, factor, bool(masked), place)
-    return serve(composed_rows.accumulate_scores, request)
+    given = checked(op, locals())
+    return resolve(given["stream"], op=op).accumulate_scores(**given, masked=bool(masked))
 
 
 def keep_indices(
@@ -367,17 +320,11 @@ def keep_indices(
     Returns:
         uint32 [B, H, keep], ascending.
 
-    Raises:
-        ValueError: shapes, dtypes or counts other than these.
-        TypeError: an argument that is not an array or an integer where one is expected.
+    Raises ValueError for shapes, dtypes or counts other than these, TypeError for other types.
     """
     op = "keep_indices"
-    known = arguments.sizes(op, scores, positions)
-    keep = arguments.integer(op, "keep", keep, known)
-    zones = arguments.zones(op, sink_size, recent_start, known["B"])
-    place = arguments.stream(op, stream)
-    request = RetentionRequest(scores, positions, known["N"] - keep, *zones, place)
-    return serve(composed.keep_indices, request)
+    given = checked(op, locals())
+    return resolve(given["stream"], op=op).keep_indices(**given)
 
 
 def key_diversity(keys: mx.array, *, stream: StreamLike = None) -> mx.array:
@@ -390,14 +337,11 @@ def key_diversity(keys: mx.array, *, stream: StreamLike = None) -> mx.array:
     Returns:
         float32 [B, H, N]; a key of zeros gets 0. Computed in float32.
 
-    Raises:
-        ValueError: another shape or dtype.
-        TypeError: ``keys`` is not an array.
+    Raises ValueError for another shape or dtype, TypeError for another type.
     """
     op = "key_diversity"
-    arguments.sizes(op, keys)
-    request = KeyDiversityRequest(keys, arguments.stream(op, stream))
-    return serve(composed_rows.key_diversity, request)
+    given = checked(op, locals())
+    return resolve(given["stream"], op=op).key_diversity(**given)
 
 
 def quantize_append(
@@ -444,35 +388,42 @@ def quantize_append(
         evaluates all. The arrays that were passed never change; where nothing else holds them,
         their memory may be used.
 
-    Raises:
-        ValueError: shapes, dtypes or numbers other than these.
-        TypeError: an argument that is not an array or an integer where one is expected.
+    Raises ValueError for shapes, dtypes or numbers other than these, TypeError for other types.
     """
     op = "quantize_append"
-    how = arguments.packing(op, bits, v_bits, group_size)
     for name, stored in (("keys", quantised_keys), ("values", quantised_values)):
-        if not isinstance(stored, tuple | list) or not 1 <= len(stored) <= 3:
+        if not isinstance(stored, tuple | list):
             raise TypeError(
                 f"[{op}] quantised {name} must be a tuple of words, scales and biases, of words "
                 "and norms, or of the rows alone."
             )
-    keys, values = tuple(quantised_keys), tuple(quantised_values)
-    arguments.sizes(op, new_keys, new_values, keys, values, slots, **how)
-    return serve(
-        composed_rows.quantize_append,
-        QuantizeAppendRequest(
-            keys, values, new_keys, new_values, slots, how["bits"], how["group_size"],
-            how["v_bits"], arguments.stream(op, stream),
-        ),
-    )  # fmt: skip
+    given = checked(op, locals())
+    count = len(given["keys"])
+    found = resolve(given["stream"], op=op).quantize_append(**given)
+    return tuple(found[:count]), tuple(found[count:])
 
 
-def _attended(request: AttentionRequest, op: str) -> tuple[mx.array, ...]:
-    """Output, scores, and what else a request to attention asked for."""
+def _attended(op: str, arguments: dict[str, Any]) -> tuple[mx.array, ...]:
+    """Output, scores, and what else a call of attention asks for."""
+    given, wanted = checked(op, arguments), ("return_lse", "return_skipped")
+    _check_pair(op, given)
+    asked: Any = {name: bool(arguments[name]) for name in wanted if name in arguments}
+    request = attention_request(**given, **asked)
     found = resolve(request.stream, op=op).serve_attention(request, op)
-    results = [found.out, found.scores]
-    if request.return_lse:
-        results.append(found.lse)
-    if request.return_skipped:
-        results.append(found.skipped)
-    return tuple(cast("list[mx.array]", results))
+    more = [found.lse] * request.return_lse + [found.skipped] * request.return_skipped
+    return tuple(cast("list[mx.array]", [found.out, found.scores, *more]))
+
+
+def _check_pair(op: str, given: dict[str, Any]) -> None:
+    """Whether keys and values go together."""
+    keys, values = given["keys"], given["values"]
+    if isinstance(keys, tuple) != isinstance(values, tuple):
+        raise TypeError(
+            f"[{op}] keys and values are {type(keys).__name__} and {type(values).__name__}, "
+            "expected two arrays, or two tuples of words, scales and biases."
+        )
+    if isinstance(keys, tuple) and (len(values) == 1 or (len(keys), len(values)) == (1, 3)):
+        raise ValueError(
+            f"[{op}] keys and values are {len(keys)} and {len(values)} arrays, expected both "
+            "packed, or one array of keys beside codes."
+        )

@@ -39,24 +39,16 @@ def test_a_full_cache_copies_nothing(benchmark, policy, bits, wait):
 
 
 @NATIVE
-def test_packed_keys_that_are_held_are_copied_once(benchmark):
+@pytest.mark.parametrize("bits", [None, 8])
+def test_keys_that_are_held_are_copied_once(benchmark, bits):
     """And so the count sees a copy of each of their arrays."""
-    arm = benchmark.Arm("held", "h2o-ema", "native", hold=True, bits=8)
+    arm = benchmark.Arm("held", "h2o-ema", "native", hold=True, bits=bits)
     found = benchmark.measure(arm, tiny_qwen3(layers=2, head_dim=32), BUDGET, 20)
     assert found["held_keys_unchanged"]
-    copies = found["at the budget"]["copies_of_an_array"]
-    assert copies == {f"keys, {part}": 2 for part in benchmark.PARTS}
-    assert found["at the budget"]["copied_bytes"] == 2 * (2 * BUDGET) * (32 + 4 + 4)
-
-
-@NATIVE
-def test_keys_that_are_held_are_copied_once(benchmark):
-    """And so the count sees a copy where there is one."""
-    arm = benchmark.Arm("held", "h2o-ema", "native", hold=True)
-    found = benchmark.measure(arm, tiny_qwen3(layers=2), BUDGET, 20)
-    assert found["held_keys_unchanged"]
-    assert found["at the budget"]["copies_of_an_array"] == {"keys": 2}
-    assert found["at the budget"]["copied_bytes"] == 2 * (2 * BUDGET * 16) * 4
+    arrays = [f"keys, {part}" for part in benchmark.PARTS] if bits else ["keys"]
+    assert found["at the budget"]["copies_of_an_array"] == dict.fromkeys(arrays, 2)
+    row = 32 + 4 + 4 if bits else 32 * 4
+    assert found["at the budget"]["copied_bytes"] == 2 * (2 * BUDGET) * row
 
 
 @NATIVE

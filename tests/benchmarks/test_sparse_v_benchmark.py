@@ -53,7 +53,6 @@ def test_an_ablation_keeps_its_bounds(benchmark):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.exhaustive
 @pytest.mark.emulator
 @pytest.mark.skipif(compiler() is None, reason="no C++ compiler found (g++ or clang++)")
 def test_the_emulated_kernel_reads_what_the_rule_leaves(benchmark):

@@ -288,3 +288,11 @@ def test_all_rows_but_the_newest_are_those_of_a_cache_that_packs_at_once(bits, v
     assert cache.trim(20) == again.trim(20) == 20
     assert mx.array_equal(true_rows(cache._table, "keys"), true_rows(again._table, "keys")).item()
     assert cache.size() == 100
+
+
+@pytest.mark.parametrize("policy", ["h2o", "keydiff"])
+def test_rows_are_packed_beside_drafts_before_any_goes(policy):
+    course = Course("8 and 4", policy, speculative=3, evict_every=4)
+    course.chunk(9)
+    course.draft(1, 3)
+    course.draft(4, 0)

@@ -35,7 +35,7 @@ def test_h2o_by_hand():
 
 def test_a_score_that_is_nan_counts_as_masked():
     before = mx.array([[[1.0, 2.0]]])
-    after = ema.accumulate(before, mx.array([[[[float("nan"), 2.0]]]]), decay=0.5)
+    after = ema.accumulate_scores(before, mx.array([[[[float("nan"), 2.0]]]]), decay=0.5)
     assert after.tolist() == [[[1.0, 2.0]]]
 
 

@@ -12,52 +12,24 @@ import mlx.core as mx
 import numpy as np
 
 import reference
-import reference_turbo
 from emulator.backend import EmulatorBackend
 from emulator.kernel import Run
-from golden.build import row_bias
-from mlx_h2o.config import KV_FORMATS
-from mlx_h2o.operations.composed import turbo
-from mlx_h2o.operations.requests import (
-    AttentionRequest,
-    AttentionResult,
-    StoredRows,
-    TurboRows,
-    attention_request,
-)
+from golden import build as golden
+from golden.build import DTYPES
+from mlx_h2o.operations.requests import AttentionRequest, AttentionResult, StoredRows
+from parity import operations
+from parity.calls import Call
 
-DTYPES = {"f32": mx.float32, "f16": mx.float16, "bf16": mx.bfloat16}
+__all__ = ["DTYPES", "Case", "compile_all", "dequantized", "errors"]
 
 
 @dataclass(frozen=True)
-class Case:
-    """One call. ``mask`` is "", "causal", "bool", or "add-f32" and its like for an additive one.
+class Case(Call):
+    """One call, and the launch that it asks for; the first query of a mask sees nothing."""
 
-    ``bits`` of keys and values make it a quantised one, in groups of ``group``, with scales of
-    the dtype ``scales`` (that of the queries where it is empty), and ``kv_format`` one of codes.
-    ``bias``: with a bias of rows, a slice of what has the slack of the rows too.
-    """
-
-    dtype: str = "f32"
-    sizes: tuple[int, int] = (64, 64)
-    batch: int = 1
-    heads: tuple[int, int] = (2, 1)
-    queries: int = 1
-    rows: int = 33
-    mask: str = ""
-    sinks: str = ""
-    lse: bool = True
-    scores: bool = True
-    slack: int = 0
+    empty: bool = True
     simdgroups: int | None = None
     blocks: int | None = None
-    bits: tuple[int, int] | None = None
-    kv_format: str = ""
-    group: int = 64
-    scales: str = ""
-    sparse: float = 0.0
-    skipped: bool = False
-    bias: bool = False
 
     def __str__(self) -> str:
         changed = {name: value for name, value in vars(self).items() if value != vars(Case())[name]}
@@ -68,86 +40,24 @@ class Case:
         return EmulatorBackend(run or Run(), simdgroups=self.simdgroups, blocks=self.blocks)
 
     def request(self) -> AttentionRequest:
-        """The call, with data that depends on the case alone."""
-        rng = np.random.default_rng(list(str(self).encode()))
-        shape = (self.batch, self.heads[0], self.queries, self.rows)
-        dtype = DTYPES[self.dtype]
-
-        def normal(*shape: int) -> mx.array:
-            return mx.array(rng.standard_normal(shape).astype(np.float32)).astype(dtype)
-
-        def cached(size: int) -> mx.array:
-            return normal(self.batch, self.heads[1], self.rows + self.slack, size)
-
-        def live(rows: mx.array) -> mx.array:
-            return rows[:, :, : self.rows]
-
-        mask: mx.array | str | None = self.mask or None
-        if self.mask == "bool":
-            mask = mx.array(_visible(rng, shape))
-        elif self.mask.startswith("add-"):
-            bias = rng.standard_normal(shape).astype(np.float32)
-            wide = mx.where(mx.array(_visible(rng, shape)), mx.array(bias), -math.inf)
-            mask = wide.astype(DTYPES[self.mask[4:]])
-        sinks = None
-        if self.sinks:
-            sinks = mx.array(rng.standard_normal(self.heads[0]).astype(np.float32))
-            sinks = sinks.astype(DTYPES[self.sinks])
-        queries = normal(self.batch, self.heads[0], self.queries, self.sizes[0])
-        rows = [cached(size) for size in self.sizes]
-        options = {
-            "scale": self.sizes[0] ** -0.5,
-            "mask": mask,
-            "sinks": sinks,
-            "return_scores": self.scores,
-            "return_lse": self.lse,
-        }
-        if self.bias:
-            shape = (self.batch, self.heads[1], self.rows + self.slack)
-            options["row_bias"] = row_bias(rng, shape)[:, :, : self.rows]
-        bits = KV_FORMATS[self.kv_format] if self.kv_format else self.bits
-        if bits is None:
-            return attention_request(queries, *map(live, rows), **options)
-        scales = DTYPES[self.scales or self.dtype]
-        packed = []
-        for each, width, seed in zip(rows, bits, (turbo.KEYS, turbo.VALUES), strict=True):
-            # Whole buffers are packed, and the live rows are a slice of them.
-            if width == 0:
-                packed.append((live(each), None, None))
-            elif self.kv_format and width < 8:
-                packed.append((*map(live, turbo.encode_rows(each, width, seed)), None))
-            else:
-                parts = mx.quantize(each.astype(scales), group_size=self.group, bits=width)
-                packed.append(tuple(map(live, parts)))
-        return attention_request(
-            queries,
-            *packed,
-            bits=bits[0] or 8,
-            v_bits=bits[1],
-            group_size=self.group,
-            sparse_v_threshold=self.sparse,
-            return_skipped=self.skipped,
-            **options,
-        )
-
-
-def _visible(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """About two thirds true; the first query of the first head sees nothing."""
-    visible = rng.random(shape) < 0.66
-    visible[0, 0, 0] = False
-    return visible
+        """The call, with data that depends on the case alone; a bias of rows is a slice of what has
+        the slack of the rows too."""
+        fields, tensors, _, _ = self.made(np.random.default_rng(list(str(self).encode())))
+        asked = {"out": 0, "scores": self.scores, "lse": self.lse}
+        fields["tolerance"] = {name: 0 for name, is_asked in asked.items() if is_asked}
+        request = operations.request(golden.Case(fields, tensors))
+        if request.row_bias is not None:
+            poison = mx.full((*request.row_bias.shape[:2], self.slack), math.nan)
+            wide = mx.concatenate([request.row_bias, poison], axis=2)
+            request.row_bias = wide[:, :, : self.rows]
+        return request
 
 
 def dequantized(rows: StoredRows, side: str = "") -> mx.array:
     """The rows as float32, by the reference's own reading of the format; ``side`` of codes."""
-    if isinstance(rows, mx.array):
-        return rows.astype(mx.float32)
-    if isinstance(rows, TurboRows):
-        dense = reference_turbo.rows(*rows.parts, bits=rows.bits, side=side)
-        return mx.array(dense.astype(np.float32))
-    arrays = (rows.words, rows.scales, rows.biases)
-    dense = reference.dequantized(*arrays, bits=rows.bits, group_size=rows.group_size)
-    return mx.array(dense.astype(np.float32))
+    parts = (rows,) if isinstance(rows, mx.array) else rows.parts
+    packing = {"bits": getattr(rows, "bits", 0), "group_size": getattr(rows, "group_size", 0)}
+    return mx.array(operations.dense_rows(parts, **packing, side=side).astype(np.float32))
 
 
 def errors(request: AttentionRequest, result: AttentionResult) -> dict[str, float]:

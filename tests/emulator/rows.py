@@ -5,31 +5,15 @@ from __future__ import annotations
 import mlx.core as mx
 
 from emulator.backend import stand_ins
-from mlx_h2o.operations import prefill
 from mlx_h2o.operations.composed import turbo
 from mlx_h2o.operations.gpu import launch_prefill, launch_rows
 from mlx_h2o.operations.gpu.launches import LaunchPlan
-from mlx_h2o.operations.requests import (
-    AccumulateRequest,
-    PrefillRequest,
-    RetentionRequest,
-    attention_request,
-)
+from mlx_h2o.operations.requests import attention_request
 
 
 def every_row_launch() -> dict[str, LaunchPlan]:
     """A plan of one launch for each variant, by name."""
     return dict(_launches())
-
-
-def _packings():
-    """Each dtype, all bits and groups; a row of one element more than a few."""
-    settings = ((8, 8, 64), (4, 4, 32), (4, 8, 64), (8, 4, 128), (2, 3, 32), (5, 6, 32))
-    for index, (bits, v_bits, group) in enumerate(settings):
-        dtype = (mx.float32, mx.float16, mx.bfloat16)[index % 3]
-        keys, values = mx.zeros((1, 2, 3, group), dtype), mx.zeros((1, 2, 3, 2 * group), dtype)
-        packing = launch_rows.pack_rows(keys, values, bits=bits, v_bits=v_bits, group_size=group)
-        yield f"pack_rows-{bits}-{v_bits}-{group}", packing
 
 
 def _encodings():
@@ -51,23 +35,20 @@ def _prefills():
         dtype = (mx.float32, mx.float16, mx.bfloat16)[index % 3]
         size = (32, 64, 192, 576)[index]
         q, k = mx.zeros((1, 4, 3, size), dtype), mx.zeros((1, 2, 5, size), dtype)
-        for kind in prefill.KINDS:
+        for decay in (0.95, None):
             sinks = mx.zeros((4,), dtype) if index % 2 else None
-            attention = attention_request(q, k, k, scale=1.0, mask=mask, sinks=sinks)
-            request = PrefillRequest(attention, kind, None, 0.95)
-            for each, inputs in stand_ins(launch_prefill.plan(request)):
+            request = attention_request(q, k, k, scale=1.0, mask=mask, sinks=sinks)
+            for each, inputs in stand_ins(launch_prefill.plan(request, None, decay)):
                 given = dict(zip(each.kernel.inputs, inputs, strict=True))
                 yield f"{each.kernel.name}-{name or 'unmasked'}", LaunchPlan((each,), given)
 
 
 def _launches():
-    yield from _packings()
     yield from _encodings()
     yield from _prefills()
     # Few elements come in another address space.
     for name, rows in (("short", 3), ("long", 40)):
-        request = AccumulateRequest(mx.zeros((1, 2, rows)), mx.zeros((1, 4, 2, rows)), 0.9)
-        yield f"accumulate_scores-{name}", launch_rows.accumulate_scores(request)
+        given = mx.zeros((1, 2, rows)), mx.zeros((1, 4, 2, rows))
+        yield f"accumulate_scores-{name}", launch_rows.accumulate_scores(*given, 0.9)
         rows_of_head = mx.zeros((1, 2, rows)), mx.zeros((1, 2, rows), mx.int32)
-        keeping = RetentionRequest(*rows_of_head, 1)
-        yield f"keep_rows-{name}", launch_rows.keep_rows(keeping)
+        yield f"keep_rows-{name}", launch_rows.keep_rows(*rows_of_head, rows - 1)

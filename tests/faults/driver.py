@@ -19,13 +19,6 @@ SECONDS = 600
 
 
 @dataclass(frozen=True)
-class Fault(Edit):
-    """An edit of core/src, and the words with which the driver must complain."""
-
-    caught: str = ""
-
-
-@dataclass(frozen=True)
 class Toolchain:
     """A compiler, and what runs its programs where this machine does not."""
 
@@ -72,7 +65,7 @@ class Toolchain:
                 limit.cancel()
         return f"status {driver.returncode}: {''.join(lines[-5:])}"
 
-    def assert_caught(self, objects: Path, folder: Path, fault: Fault) -> None:
+    def assert_caught(self, objects: Path, folder: Path, fault: Edit) -> None:
         """Compiles what the fault is in again and runs the driver."""
         units = {source.stem: objects / f"{source.stem}.o" for source in (DRIVER, *kernels())}
         file, text = fault.apply_to([*sorted(SOURCES.glob("*/*.h")), *kernels()])

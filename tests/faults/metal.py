@@ -11,7 +11,6 @@ from mlx_h2o import _kernel_text
 from mlx_h2o.operations.gpu.launches import Launch
 
 HEADER = "h2o.h"
-BARRIER = "metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);"
 
 
 def kernel_of(name: str) -> str:
@@ -20,7 +19,7 @@ def kernel_of(name: str) -> str:
     return next(kernel for kernel in longest if name.startswith(f"h2o_{kernel}"))
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class SeededBackend(EmulatorBackend):
     """The emulator with an edit in what it runs; the text of each kernel has it in ``edited``.
 

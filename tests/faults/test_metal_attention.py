@@ -12,15 +12,34 @@ import pytest
 from emulator import EmulatorBackend, KernelError, Run
 from emulator.cases import Case, errors
 from emulator.marks import EMULATED
-from faults import attention_faults as dense
-from faults import sparse_faults as sparse
-from faults.attention_faults import WRONG, Fault
 from faults.metal import in_one_kernel, seeded
+from faults.text import table
 from mlx_h2o.operations.requests import AttentionRequest
 
 pytestmark = EMULATED
 
-FAULTS = dense.FAULTS | sparse.FAULTS
+FAULTS = table("attention")
+WRONG = "differs from the reference"
+SMALL = Case(heads=(4, 2), queries=2, rows=40)
+MASKED = replace(SMALL, mask="add-f32", sinks="f32")
+PACKED = replace(SMALL, sizes=(96, 192), bits=(3, 6), group=32)
+CODES = replace(SMALL, sizes=(128, 64), kv_format="turbo2v3")
+SPARSE = Case(
+    rows=200, heads=(4, 2), bits=(8, 8), sparse=5e-3, mask="bool", simdgroups=2, skipped=True
+)
+CASES = {
+    "": replace(SMALL, rows=70, mask="causal", slack=2),
+    "masked": MASKED,
+    "biased": replace(SMALL, mask="bool", bias=True),
+    "two passes": replace(MASKED, blocks=3, simdgroups=2),
+    "packed": PACKED,
+    "packed slice": replace(PACKED, slack=2),
+    "codes": CODES,
+    "codes slice": replace(CODES, slack=2),
+    "sparse": SPARSE,
+    "sparse unskipped": replace(SPARSE, skipped=False),
+    "sparse blocks": replace(SPARSE, blocks=3),
+}
 # The last with an exp and a max that lose NaN, as those of a GPU may.
 SCHEDULES = (
     Run("forward"),
@@ -63,19 +82,7 @@ def symptom(backend: EmulatorBackend, request: AttentionRequest) -> str:
         return str(error)
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        Fault.case,
-        dense.MASKED,
-        dense.TWO_PASS,
-        dense.PACKED,
-        sparse.SPARSE,
-        sparse.SPARSE_BLOCKS,
-        dense.BIASED,
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_the_kernel_without_a_fault_passes(case: Case) -> None:
     for run in SCHEDULES:
         assert symptom(case.backend(run), request_for(case)) == ""
@@ -84,11 +91,11 @@ def test_the_kernel_without_a_fault_passes(case: Case) -> None:
 @pytest.mark.parametrize("name", FAULTS)
 def test_fault_is_caught(name: str) -> None:
     fault = FAULTS[name]
-    found = []
+    case, caught, found = CASES[fault.case], fault.caught or WRONG, []
     for run in SCHEDULES:
-        backend = seeded(fault, fault.case.backend(run))
-        found.append(symptom(backend, request_for(fault.case)))
+        backend = seeded(fault, case.backend(run))
+        found.append(symptom(backend, request_for(case)))
         in_one_kernel(fault, backend.edited)
-        if fault.caught in found[-1]:
+        if caught in found[-1]:
             return
-    raise AssertionError(f"expected {fault.caught!r}, found {found}")
+    raise AssertionError(f"expected {caught!r}, found {found}")

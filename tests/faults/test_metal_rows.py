@@ -15,8 +15,7 @@ from emulator import EmulatorBackend, KernelError, Run
 from emulator.marks import EMULATED
 from emulator.row_cases import SCHEDULES, on_the_emulator, rows_with_ties
 from faults.metal import in_one_kernel, seeded
-from faults.row_faults import FAULTS
-from gpu.test_emulator_append import expected_of, rows_of
+from faults.text import table
 from gpu.test_emulator_prefill import SCALE, arrays, mask_of
 from gpu.test_emulator_rows import averages
 from mlx_h2o import fast, use_backend
@@ -25,17 +24,17 @@ from mlx_h2o.operations.composed import turbo
 
 pytestmark = EMULATED
 
+FAULTS = table("rows")
 LOOSE = Run(defines=("H2O_LOOSE_NAN",))
 Call = Callable[[], object]
 
 
 @dataclass(frozen=True)
 class Work:
-    """Calls on rows; what they give, by the composition unless ``expected`` says it otherwise."""
+    """Calls on rows, of which the composition says what they give."""
 
     calls: Callable[[], list[Call]]
     runs: tuple[Run, ...] = SCHEDULES
-    expected: Callable[[Call], object] | None = None
     nearly: bool = False
 
     def is_wrong(self, call: Call, backend: EmulatorBackend) -> bool:
@@ -43,7 +42,7 @@ class Work:
             found = on_the_emulator(call, backend)
         except KernelError:
             return True
-        return not all(map(self.equal, _arrays(found), _arrays(expected_result(self, call))))
+        return not all(map(self.equal, _arrays(found), _arrays(expected_result(call))))
 
     def equal(self, one: mx.array, other: mx.array) -> bool:
         if self.nearly:
@@ -61,9 +60,7 @@ def calls_of(work: Work) -> list[Call]:
 
 
 @cache
-def expected_result(work: Work, call: Call) -> object:
-    if work.expected is not None:
-        return work.expected(call)
+def expected_result(call: Call) -> object:
     with use_backend("composed"):
         return call()
 
@@ -103,17 +100,6 @@ def scoring(kind: str) -> list[Call]:
     return [causal, partial(call, mask=mask_of("bool", q, k)), partial(call, mask=bias)]
 
 
-PACKED = rows_of(4, "f32", 1, 2, 4, 64), rows_of(5, "f32", 1, 2, 4, 96)
-
-
-def packing() -> list[Call]:
-    return [lambda: backends.get("emulator").pack_rows(*PACKED, bits=4, v_bits=3, group_size=32)]
-
-
-def packed(call: Call) -> object:
-    return [*expected_of(PACKED[0], 4, 32), *expected_of(PACKED[1], 3, 32)]
-
-
 def encoding() -> list[Call]:
     """Rows of which a lane has several elements; one of them zeros."""
     rows = mx.random.normal((1, 2, 3, 128), key=mx.random.key(1))
@@ -133,7 +119,6 @@ WORK = {
     "keep": Work(keeping, runs=(Run(), Run("random", seed=1))),
     "average": Work(partial(scoring, "ema"), nearly=True, runs=(Run(), Run("reverse"), LOOSE)),
     "mass": Work(partial(scoring, "mass"), nearly=True, runs=(Run(), Run("reverse"), LOOSE)),
-    "pack": Work(packing, expected=packed, runs=SCHEDULES[:1]),
     "encode": Work(encoding, nearly=True),
 }
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from lm.test_given import KNOWN
 from lm.test_given import test_tokens_that_are_none as no_tokens
 from lm.test_head_groups import test_each_group_is_a_cache_of_its_heads as by_hand
 from mlx_h2o import fast, load_prompt_cache, save_prompt_cache, use_backend
+from mlx_h2o.operations import backends
 
 
 @dataclass(frozen=True)
@@ -62,10 +63,7 @@ def given(**changes: Callable[[Any], Any]) -> Callable[[Any], Any]:
 def asked(**changes: Any) -> Callable[[Any], Any]:
     """Served as if the request had these fields."""
 
-    def changed(request: Any) -> Any:
-        return replace(request, **changes) if is_dataclass(request) else request._replace(**changes)
-
-    return lambda original: lambda request: original(changed(request))
+    return lambda original: lambda request, *more: original(replace(request, **changes), *more)
 
 
 def gives(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -244,10 +242,11 @@ FAULTS = (
     Fault("queries are not scaled", f"{COMPOSED}:attention", asked(scale=1.0), attention),
     Fault("all values are added", f"{COMPOSED}:attention", asked(sparse_v_threshold=0.0), packed),
     # The other operations.
-    Fault("sinks go", f"{COMPOSED}:keep_indices", asked(sink_size=0), selection),
-    Fault("recent rows go", f"{COMPOSED}:keep_indices", asked(recent_start=None), selection),
-    Fault("the average forgets", "operations.composed.rows:accumulate_scores", asked(decay=0.5),
-          averages),
+    Fault("sinks go", f"{COMPOSED}:keep_indices", given(sink_size=lambda size: 0), selection),
+    Fault("recent rows go", f"{COMPOSED}:keep_indices",
+          given(recent_start=lambda start: None), selection),
+    Fault("the average forgets", "operations.composed.rows:accumulate_scores",
+          given(decay=lambda decay: 0.5), averages),
     Fault("the future is seen", "operations.composed.prefill:prefill_scores",
           asked(causal=False), mass),
     # The budget, and which rows go.
@@ -312,6 +311,10 @@ def test_fault_is_caught(fault: Fault) -> None:
         faulty = fault.wrap(original)
         faulty.__name__ = original.__name__  # by which back ends are asked for an operation
     fault.check()
-    with mock.patch.object(owner, name, faulty), pytest.raises(NOTICED) as found:
-        fault.check()
+    try:
+        with mock.patch.object(owner, name, faulty), pytest.raises(NOTICED) as found:
+            backends.forget()  # and the functions that were looked up
+            fault.check()
+    finally:
+        backends.forget()
     print(f"{fault.what}: {found.value!r:.120}")

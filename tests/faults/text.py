@@ -6,15 +6,18 @@
 ``...`` is anything within a statement, and is the same text again in ``put``. The place is the
 name of a function, a struct or a namespace, as far as it must be qualified, "" for a whole text
 (the body of a kernel), or a comment of the line that is meant, "// fault: its name". A find that
-is not in its place, or is there more than once, is a PlaceError.
+is not in its place, or is there more than once, is a PlaceError. The ``*.toml`` files here are
+tables of such edits, by what is wrong.
 """
 
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 LITERAL = re.compile(r"\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])'")
@@ -37,13 +40,18 @@ class PlaceError(Exception):
 
 @dataclass(frozen=True)
 class Edit:
-    """In ``place``, the tokens ``find`` become the text ``put``; ``at`` says which, from 1."""
+    """In ``place``, the tokens ``find`` become the text ``put``; ``at`` says which, from 1.
+
+    It shows by a complaint with the words ``caught``, in the call that ``case`` names.
+    """
 
     place: str
     find: str
     put: str
     at: int | None = None
     every: bool = False
+    caught: str = ""
+    case: str = ""
 
     def apply(self, text: str) -> str:
         """The text with the fault. Raises PlaceError."""
@@ -76,6 +84,17 @@ class Edit:
             for match in _pattern(self.find).finditer(code, start, end)
         }
         return [found[start] for start in sorted(found)]
+
+
+def table(name: str) -> dict[str, Any]:
+    """The edits of a file of this folder, in their sections where it has some."""
+
+    def made(found: Any) -> Any:
+        if isinstance(found, dict):
+            return {what: made(one) for what, one in found.items()}
+        return Edit(*found[:3], **(found[3] if len(found) > 3 else {}))
+
+    return made(tomllib.loads(Path(__file__).with_name(f"{name}.toml").read_text("utf-8")))
 
 
 def places(text: str, place: str) -> list[tuple[int, int]]:

@@ -9,6 +9,7 @@ from functools import partial
 import mlx.core as mx
 import numpy as np
 
+from golden import build
 from golden.build import (
     Case,
     additive_mask,
@@ -23,7 +24,7 @@ from golden.build import (
 from parity.trace_reference import run_reference
 
 BOUNDARIES = (1, 31, 32, 33, 1023, 1024, 1025)
-DTYPES = ("f32", "f16", "bf16")
+DTYPES = tuple(build.DTYPES)
 SIZES = (
     (32, 32),
     (64, 64),
@@ -111,7 +112,7 @@ def _bool_masks() -> Iterator[Case]:
 
 def _additive_masks() -> Iterator[Case]:
     case = partial(attention_case, heads=(4, 1), queries=3, rows=33)
-    kinds = {"f32": mx.float32, "f16": mx.float16, "bf16": mx.bfloat16}
+    kinds = build.DTYPES
     shapes = {"row": (33,), "query": (3, 33), "head": (4, 1, 33), "full": (4, 3, 33)}
     for (dtype, kind), (of, shape) in itertools.product(kinds.items(), shapes.items()):
         mask = partial(additive_mask, shape=shape, dtype=kind)
@@ -273,7 +274,7 @@ def random_cases(seed: int, count: int = 24) -> list[Case]:
         batch, queries = int(rng.integers(1, 3)), int(rng.integers(1, 9))
         rows = int(rng.integers(1, 80))
         dtype = str(rng.choice(DTYPES))
-        kind = {"f32": mx.float32, "f16": mx.float16, "bf16": mx.bfloat16}[dtype]
+        kind = build.DTYPES[dtype]
         full = (batch, kv_heads * group, queries, rows)
         shape = (*(n if rng.random() < 0.6 else 1 for n in full[:-1]), rows)
         masks = (

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 
 import mlx.core as mx
 import numpy as np
@@ -14,7 +11,6 @@ import pytest
 from golden.build import Case
 from golden.cases import golden_cases
 from golden.make import FILE, VERSION, read
-from paths import IMPORTS
 
 COMMITTED = {case.name: case for case in read()}
 GENERATED = {case.name: case for case in golden_cases()}
@@ -72,17 +68,3 @@ def test_slack_rows_are_poison() -> None:
         for key in ("keys", "values"):
             behind = case.tensors[key][:, :, -case.fields["slack"] :]
             assert mx.isnan(behind).all()
-
-
-def test_the_command_writes_the_file(tmp_path) -> None:
-    target = tmp_path / "cases.safetensors"
-    command = [sys.executable, "-m", "golden.make", str(target)]
-    result = subprocess.run(
-        command,
-        env=os.environ | {"PYTHONPATH": IMPORTS},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    assert [case.name for case in read(target)] == list(COMMITTED)

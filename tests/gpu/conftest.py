@@ -50,9 +50,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], PipelineLim
     def make(limit: int = 1024) -> PipelineLimit:
         made = PipelineLimit(limit)
         monkeypatch.setattr(mx.fast, "metal_kernel", made)
-        monkeypatch.setattr(metal, "_simdgroups", {})
-        monkeypatch.setattr(metal._rows, "_serves", lambda stream: True)
-        monkeypatch.setattr(metal, "unavailable_reason", lambda: "")
+        monkeypatch.setattr(metal.BACKEND, "simdgroups", {})
+        monkeypatch.setattr(metal.BACKEND, "serves", lambda stream: True)
+        monkeypatch.setattr(metal.BACKEND, "unavailable_reason", lambda: "")
         return made
 
     metal._metal_kernel.cache_clear()

@@ -15,7 +15,7 @@ import nvrtc
 from emulator.backend import stand_ins
 from emulator.cases import DTYPES, Case
 from emulator.rows import every_row_launch
-from emulator.variants import every_variant, request
+from emulator.variants import every_variant
 from mlx_h2o.operations.gpu import launch
 from mlx_h2o.operations.gpu.launches import Launch
 from mlx_h2o.operations.requests import AttentionRequest
@@ -92,8 +92,8 @@ def test_every_variant_compiles_and_fits(threads: int, part: int) -> None:
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_100"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_of_128_needs_no_memory_for_spills(dtype: str, architecture: str) -> None:
-    dense = request(DTYPES[dtype], (128, 128), "additive", True, True, True, True)
     full = Case(dtype=dtype, sizes=(128, 128), mask=f"add-{dtype}", sinks=dtype)
+    dense = replace(full, bias=True).request()
     # A bias of packed rows, without scores: with them, or an additive mask, some kernels of two
     # passes spill 8 or 16 bytes on sm_100.
     biased = replace(full, mask="causal", bias=True, scores=False)
@@ -134,8 +134,7 @@ def test_kernels_on_rows_compile_and_fit(threads: int) -> None:
 def test_launch_bounds_are_in_force() -> None:
     """The same kernel for more threads gets by on fewer registers."""
     wide, narrow = (
-        compiled(prepared(request(DTYPES["f32"], (256, 256), "", False, True, False), n))[0]
-        for n in (8, 32)
+        compiled(prepared(Case(sizes=(256, 256), lse=False).request(), n))[0] for n in (8, 32)
     )
     assert narrow.registers <= 64 < wide.registers
 

@@ -15,7 +15,7 @@ from emulator import EmulatorBackend, KernelError, Run, metal_kernel
 from emulator.cases import DTYPES, Case, errors
 from emulator.marks import EMULATED
 from mlx_h2o.operations.gpu import kernels, metal
-from mlx_h2o.operations.requests import AttentionRequest, attention_request
+from mlx_h2o.operations.requests import AttentionRequest
 
 pytestmark = EMULATED
 
@@ -103,91 +103,28 @@ def check(request: AttentionRequest, run: Run | None = None) -> None:
     assert max(errors(request, result).values()) <= 1, errors(request, result)
 
 
+def columns(array: mx.array) -> mx.array:
+    """The same values, with another last stride than 1."""
+    return mx.contiguous(array.swapaxes(-1, -2)).swapaxes(-1, -2)
+
+
+def interleaved(array: mx.array) -> mx.array:
+    """The same values as every third element of something longer."""
+    return mx.repeat(array, 3, axis=-1)[..., ::3]
+
+
+def heads_inside(array: mx.array) -> mx.array:
+    """The layout of a projection that was reshaped: [B, L, H, D] in memory."""
+    return mx.contiguous(array.swapaxes(1, 2)).swapaxes(1, 2)
+
+
 @pytest.mark.slow
-def test_any_strides() -> None:
-    request = plain_request()
-
-    def columns(array: mx.array) -> mx.array:
-        """The same values, with another last stride than 1."""
-        return mx.contiguous(array.swapaxes(-1, -2)).swapaxes(-1, -2)
-
-    def interleaved(array: mx.array) -> mx.array:
-        """The same values as every third element of something longer."""
-        return mx.repeat(array, 3, axis=-1)[..., ::3]
-
-    def backwards(array: mx.array) -> mx.array:
-        """The same values in memory that runs from the last row to the first."""
-        return mx.contiguous(array[:, :, ::-1])[:, :, ::-1]
-
-    def heads_inside(array: mx.array) -> mx.array:
-        """The layout of a projection that was reshaped: [B, L, H, D] in memory."""
-        return mx.contiguous(array.swapaxes(1, 2)).swapaxes(1, 2)
-
-    def heads_first(array: mx.array) -> mx.array:
-        """The layout [Hkv, B, N] in memory."""
-        return mx.contiguous(array.swapaxes(0, 1)).swapaxes(0, 1)
-
-    for view in (columns, interleaved, backwards, heads_inside):
-        arrays = {name: view(getattr(request, name)) for name in ("queries", "keys", "values")}
-        check(replace(request, **arrays))
-    one_row = request.keys[:, :, :1]
-    check(replace(request, keys=mx.broadcast_to(one_row, request.keys.shape)))
+def test_sinks_of_any_stride_and_biases_of_more_rows_than_there_are_keys() -> None:
     sinks = mx.arange(8).astype(mx.float32)[::2]
-    check(replace(request, sinks=sinks))
+    check(plain_request(sinks=sinks))
     bias = Case(heads=(4, 2), batch=2, rows=40, bias=True).request().row_bias
-    for view in (columns, interleaved, heads_first):
-        check(replace(request, row_bias=view(bias)))
-    check(replace(request, row_bias=mx.broadcast_to(bias[:1, :1], bias.shape)))
-    # Room for more rows than there are keys.
-    check(replace(request, row_bias=mx.concatenate([bias, mx.full((2, 2, 9), math.nan)], axis=2)))
-
-
-@pytest.mark.slow
-def test_a_broadcast_mask_is_not_copied_out() -> None:
-    request = plain_request()
-    arrays = (request.queries, request.keys, request.values)
-    visible = mx.arange(40) % 3 != 0
-    columns = mx.arange(2).reshape(2, 1, 1, 1) * mx.array([[-1.0], [-math.inf]])
-    for mask in (visible, mx.where(visible, 0.0, -math.inf), columns.astype(mx.float16)):
-        check(attention_request(*arrays, scale=0.1, mask=mask, return_lse=True))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_lowest_finite_bias_masks(dtype: str) -> None:
-    lowest = float(mx.finfo(DTYPES[dtype]).min)
-    # At half the lowest value a pair is masked; well above, it is only very unlikely.
-    bias = mx.array([0.0, lowest, lowest / 2, lowest / 4, -math.inf]).astype(DTYPES[dtype])
-    request = Case(dtype=dtype, rows=5).request()
-    arrays = (request.queries, request.keys, request.values)
-    request = attention_request(*arrays, scale=1.0, mask=bias, return_lse=True)
-    check(request)
-    scores = EmulatorBackend().attention(request).scores
-    assert mx.isinf(scores[0, 0, 0]).tolist() == [False, True, True, False, True]
-
-
-@pytest.mark.slow
-@pytest.mark.matrix(3)
-@pytest.mark.parametrize("sink", [None, 0.5, -math.inf], ids=str)
-@pytest.mark.parametrize("blocks", [None, 2], ids=["one pass", "two passes"])
-def test_a_query_that_sees_nothing(sink: float | None, blocks: int | None) -> None:
-    request = plain_request()
-    arrays = (request.queries, request.keys, request.values)
-    sinks = None if sink is None else mx.full((4,), sink)
-    for mask in (mx.zeros((40,), mx.bool_), mx.full((40,), -math.inf)):
-        nothing = attention_request(*arrays, scale=1.0, mask=mask, sinks=sinks, return_lse=True)
-        out, scores, lse, *_ = EmulatorBackend(blocks=blocks).attention(nothing)
-        assert not mx.any(out) and mx.all(scores == -math.inf)
-        assert mx.all(lse == (-math.inf if sink is None else sink))
-
-
-@pytest.mark.slow
-def test_more_queries_than_keys() -> None:
-    """The first queries of a bottom-right mask see nothing."""
-    request = Case(mask="causal", queries=8, rows=3).request()
-    out, _, lse, *_ = EmulatorBackend().attention(request)
-    assert not mx.any(out[:, :, :5]) and mx.all(lse[:, :, :5] == -math.inf)
-    check(request)
+    wide = mx.concatenate([bias, mx.full((2, 2, 9), math.nan)], axis=2)
+    check(plain_request(row_bias=wide))
 
 
 # Metal does not say what max and the fast exp make of NaN: the answer must be the same.
@@ -195,8 +132,11 @@ def test_more_queries_than_keys() -> None:
 @pytest.mark.matrix(2)
 @pytest.mark.parametrize("defines", [(), ("H2O_LOOSE_NAN",)], ids=["strict", "loose"])
 @pytest.mark.parametrize("blocks", [None, 2], ids=["one pass", "two passes"])
-def test_nan_in_the_mask_stays_in_its_query(defines: tuple[str, ...], blocks: int | None) -> None:
-    request = Case(mask="add-f32", queries=4, heads=(4, 2), batch=2).request()
+@pytest.mark.parametrize("rows", [{}, {"bits": (8, 8), "sparse": 1e-3}], ids=["dense", "sparse"])
+def test_nan_in_the_mask_stays_in_its_query(
+    rows: dict[str, object], defines: tuple[str, ...], blocks: int | None
+) -> None:
+    request = Case(mask="add-f32", queries=4, heads=(4, 2), batch=2, **rows).request()
     mask = np.array(request.mask)
     clean = EmulatorBackend(blocks=blocks).attention(request)
     mask[1, 2, 3, 5] = math.nan
@@ -259,38 +199,25 @@ def test_serves_the_public_operation() -> None:
 def test_metal_back_end_finds_its_simdgroups(gpu, limit: int, tried: list[int]) -> None:
     calls = gpu(limit).calls
     request = Case(mask="add-f32", sinks="f32", queries=2).request()
-    result = metal.attention(request)
+    result = metal.BACKEND.attention(request)
     assert max(errors(request, result).values()) <= 1
     assert calls == [*tried, tried[-1]]
-    metal.attention(request)
+    metal.BACKEND.attention(request)
     assert calls == [*tried, tried[-1], tried[-1]]
-
-
-@pytest.mark.slow
-def test_metal_back_end_runs_both_passes(gpu) -> None:
-    """The search for the simdgroups is that of the first pass; the blocks stay what they were."""
-    calls = gpu(512).calls
-    request = Case(rows=1030, mask="causal", queries=2).request()
-    result = metal.attention(request)
-    assert max(errors(request, result).values()) <= 1
-    assert calls == [1024, 512, 32, 512, 32]
-    shorter = Case(rows=1000, mask="causal", queries=2).request()
-    assert max(errors(shorter, metal.attention(shorter)).values()) <= 1
-    assert calls[5:] == [1024, 512, 512]
 
 
 def test_metal_back_end_reports_other_errors(gpu) -> None:
     gpu(16)
     with pytest.raises(ValueError, match="Thread group size"):
-        metal.attention(plain_request())
-    assert not metal._simdgroups
+        metal.BACKEND.attention(plain_request())
+    assert not metal.BACKEND.simdgroups
 
 
 def test_back_ends_without_a_gpu_say_why() -> None:
     request = plain_request(stream=mx.Device(mx.cpu))
-    assert "found a CPU stream" in metal.refuses(request)
+    assert "found a CPU stream" in metal.BACKEND.refuses(request)
     if not mx.metal.is_available():
-        assert "no Metal device" in metal.unavailable_reason()
+        assert "no Metal device" in metal.BACKEND.unavailable_reason()
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ import pytest
 from emulator import EmulatorBackend, Run
 from emulator.cases import DTYPES, Case, errors
 from emulator.marks import EMULATED
-from gpu.test_emulator import same_bits
+from gpu.test_emulator import columns, heads_inside, interleaved, same_bits
 from mlx_h2o.config import KV_FORMATS
 from mlx_h2o.operations.gpu import metal
 from mlx_h2o.operations.requests import AttentionRequest, attention_request
@@ -125,21 +125,10 @@ def test_any_strides() -> None:
     request = case.request()
     expected = EmulatorBackend().attention(request)
 
-    def columns(array: mx.array) -> mx.array:
-        return mx.contiguous(array.swapaxes(-1, -2)).swapaxes(-1, -2)
-
-    def interleaved(array: mx.array) -> mx.array:
-        return mx.repeat(array, 3, axis=-1)[..., ::3]
-
-    def heads_inside(array: mx.array) -> mx.array:
-        return mx.contiguous(array.swapaxes(1, 2)).swapaxes(1, 2)
-
     for view in (columns, interleaved, heads_inside):
 
         def viewed(rows, view=view):
-            return replace(
-                rows, words=view(rows.words), scales=view(rows.scales), biases=view(rows.biases)
-            )
+            return replace(rows, parts=tuple(map(view, rows.parts)))
 
         other = replace(request, keys=viewed(request.keys), values=viewed(request.values))
         found = EmulatorBackend().attention(other)
@@ -163,31 +152,13 @@ COUNTING = (17, 30, 59)
 
 
 @pytest.mark.slow
-@pytest.mark.matrix(2)
-@pytest.mark.parametrize("blocks", [None, 2], ids=["one pass", "two passes"])
-@pytest.mark.parametrize("defines", [(), ("H2O_LOOSE_NAN",)], ids=["strict", "loose"])
-def test_nan_in_the_mask_stays_in_its_query(defines: tuple[str, ...], blocks: int | None) -> None:
-    case = Case(mask="add-f32", queries=2, heads=(4, 2), bits=EIGHT, sparse=1e-3)
-    request = case.request()
-    mask = np.array(request.mask)
-    mask[0, 2, 1, 5] = math.nan
-    request = replace(request, mask=mx.array(mask))
-    backend = EmulatorBackend(Run(defines=defines), blocks=blocks)
-    out, _, lse, *_ = backend.attention(request)
-    hit = np.zeros((1, 4, 2), bool)
-    hit[0, 2, 1] = True
-    assert np.array_equal(np.isnan(np.array(lse)), hit)
-    assert np.array_equal(np.isnan(np.array(out)).all(-1), hit)
-    assert not np.isnan(np.array(out)[~hit]).any()
-
-
-@pytest.mark.slow
 def test_rows_that_are_masked_are_not_read() -> None:
     request = Case(mask="bool", heads=(2, 2), bits=EIGHT).request()
     masked = mx.logical_not(request.mask)[:, :, 0, :, None]
 
     def poisoned(rows):
-        return replace(rows, scales=mx.where(masked, math.nan, rows.scales))
+        words, scales, biases = rows.parts
+        return replace(rows, parts=(words, mx.where(masked, math.nan, scales), biases))
 
     other = replace(request, keys=poisoned(request.keys), values=poisoned(request.values))
     clean, found = (EmulatorBackend().attention(each) for each in (request, other))
@@ -206,11 +177,15 @@ def test_metal_back_end_runs_it(
     calls = gpu(300).calls
     case = Case(rows=rows, bits=EIGHT, sinks="f32", sparse=1e-4, skipped=True)
     request = case.request()
-    result = metal.attention(request)
+    result = metal.BACKEND.attention(request)
     assert max(errors(request, result).values()) <= 1
     assert calls == [1024, 512, *sparse_passes, *sparse_passes]
     # Without the threshold, and with other bits, they are other kernels.
-    for other in (replace(case, sparse=0.0), Case(rows=rows, bits=FOUR)):
+    for other in (
+        replace(case, sparse=0.0),
+        Case(rows=rows, bits=FOUR),
+        Case(rows=rows, mask="bool"),
+    ):
         calls.clear()
-        metal.attention(other.request())
+        metal.BACKEND.attention(other.request())
         assert calls == [1024, 512, *passes, *passes]

@@ -12,10 +12,14 @@ import numpy as np
 import pytest
 
 import c_api
-import c_api_golden
 import reference
 from c_api import CError, Handle, Library
+from golden.make import read
+from parity.c_leg import failures
 from paths import IMPORTS
+
+# The C interface has no cache, so no traces.
+GOLDEN = [case for case in read() if case.fields["op"] != "trace"]
 
 
 def inputs(seed: int = 0, *, batch=2, heads=(4, 2), queries=3, rows=37, sizes=(40, 24)):
@@ -31,8 +35,7 @@ def inputs(seed: int = 0, *, batch=2, heads=(4, 2), queries=3, rows=37, sizes=(4
 @pytest.mark.parametrize("backend", c_api.BACKENDS)
 def test_golden_cases(library: Library, backend: str) -> None:
     with c_api.named(library, backend):
-        assert c_api_golden.failures(library) == []
-    assert len(c_api_golden.cases()[0]) > 150
+        assert failures(library, GOLDEN, backend) == []
 
 
 def test_results_replace_what_their_handles_held(library: Library) -> None:
@@ -153,34 +156,3 @@ def test_threads_with_their_own_streams(library: Library) -> None:
     for thread in threads:
         thread.join()
     assert len(errors) == 80 and max(errors) < 1e-4
-
-
-def test_files_keep_tensors_and_metadata(library: Library, tmp_path) -> None:
-    c, ffi = library.c, library.ffi
-    path = str(tmp_path / "a.safetensors").encode()
-    values = np.arange(6, dtype=np.float32).reshape(2, 3)
-    tensors = Handle(library, "mlx_map_string_to_array", c.mlx_map_string_to_array_new())
-    metadata = Handle(library, "mlx_map_string_to_string", c.mlx_map_string_to_string_new())
-    array = library.array(values)
-    library.check(c.mlx_map_string_to_array_insert(tensors.value, b"x", array.value))
-    library.check(c.mlx_map_string_to_string_insert(metadata.value, b"key", b"value"))
-    library.check(c.mlx_save_safetensors(path, tensors.value, metadata.value))
-
-    tensors = Handle(library, "mlx_map_string_to_array", c.mlx_map_string_to_array_new())
-    metadata = Handle(library, "mlx_map_string_to_string", c.mlx_map_string_to_string_new())
-    places = (tensors.pointer, metadata.pointer)
-    library.check(c.mlx_load_safetensors(*places, path, library.stream.value))
-    key, text, found = (
-        ffi.new("char const**"),
-        ffi.new("char const**"),
-        Handle(library, "mlx_array"),
-    )
-    iterator = c.mlx_map_string_to_array_iterator_new(tensors.value)
-    assert c.mlx_map_string_to_array_iterator_next(key, found.pointer, iterator) == 0
-    assert ffi.string(key[0]) == b"x" and np.array_equal(library.numpy(found), values)
-    assert c.mlx_map_string_to_array_iterator_next(key, found.pointer, iterator) == 2
-    library.check(c.mlx_map_string_to_array_iterator_free(iterator))
-    assert c.mlx_map_string_to_string_get(text, metadata.value, b"key") == 0
-    assert ffi.string(text[0]) == b"value"
-    assert c.mlx_map_string_to_string_get(text, metadata.value, b"no key") == 2
-    library.check(0)

@@ -25,20 +25,16 @@ def fill(library: Library, values: dict[str, Any]) -> tuple[Any, Any]:
     """A C struct with the defaults and ``values``, and what must live as long."""
     config = library.ffi.new("mlx_h2o_config*", library.c.mlx_h2o_config_new())
     policy = None
+    parts = (config.budget, config.format, config.policy)
     for name, value in values.items():
+        if name == "policy":
+            config.policy.name = policy = library.ffi.new("char[]", value.encode())
+            continue
+        (part,) = (one for one in parts if hasattr(one, name))
         if name in (*SIZES, *BITS):
-            optional = getattr(config.budget if name in SIZES else config.format, name)
-            optional.has_value = value is not None
-            optional.value = value or 0
-        elif name == "policy":
-            policy = library.ffi.new("char[]", value.encode())
-            config.policy.name = policy
-        elif name in SHARES:
-            setattr(config.policy, name, value)
-        elif name == "kv_group_size":
-            config.format.kv_group_size = value
+            setattr(part, name, {"value": value or 0, "has_value": value is not None})
         else:
-            setattr(config.budget, name, value or 0)
+            setattr(part, name, value or 0)
     return config, policy
 
 

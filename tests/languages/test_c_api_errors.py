@@ -16,11 +16,6 @@ from mlx_h2o import use_backend
 from wrong_calls import ATTENTION
 
 Q, K, V = (1, 4, 2, 32), (1, 2, 5, 32), (1, 2, 5, 24)
-FLOAT, INT = "float32", "int32"
-
-
-def python_array(shape: tuple[int, ...], dtype: str) -> mx.array:
-    return mx.zeros(shape, getattr(mx, dtype.replace("bool", "bool_")))
 
 
 def message_of_python(function: Any, *arguments: Any, **more: Any) -> str:
@@ -46,67 +41,32 @@ def test_a_back_end_that_cannot_be_named(library: Library, name: str) -> None:
             library.backend_status(name)
 
 
-def test_mask_mode_and_mask_go_together(library: Library) -> None:
-    arrays = [library.array(python_array(shape, FLOAT)) for shape in (Q, K, V)]
-    mask = library.array(python_array((2, 5), "bool"))
-    calls = {
-        "mask_mode is 'Causal', expected '', 'causal' or 'array'.": ("Causal", None),
-        "mask_mode is 'array' and mask_arr an empty handle, expected a mask.": ("array", None),
-        "mask_mode is 'causal' and mask_arr an array, expected mask_mode 'array'.": (
-            "causal",
-            mask,
-        ),
-        "mask_mode is '' and mask_arr an array, expected mask_mode 'array'.": ("", mask),
-        "mask_mode is '%s%n%n', expected '', 'causal' or 'array'.": ("%s%n%n", None),
-    }
-    for text, (mode, given) in calls.items():
-        out, scores = Handle(library, "mlx_array"), Handle(library, "mlx_array")
-        status = library.c.mlx_h2o_scaled_dot_product_attention_with_scores(
-            *(out.pointer, scores.pointer, library.ffi.NULL, *(a.value for a in arrays), 1.0),
-            *(mode.encode(), given.value if given else library.nothing),
-            *(library.nothing, library.nothing),
-            library.stream.value,
-        )
-        with pytest.raises(CError) as caught:
-            library.check(status)
-        assert str(caught.value) == f"[{ATTENTION}] {text}"
-        assert not out.value.ctx and not scores.value.ctx
+MASK = mx.ones((2, 5), mx.bool_)
+MODES = {
+    "mask_mode is 'Causal', expected '', 'causal' or 'array'.": ("Causal", None),
+    "mask_mode is 'array' and mask_arr an empty handle, expected a mask.": ("array", None),
+    "mask_mode is 'causal' and mask_arr an array, expected mask_mode 'array'.": ("causal", MASK),
+    "mask_mode is '' and mask_arr an array, expected mask_mode 'array'.": ("", MASK),
+    "mask_mode is '%s%n%n', expected '', 'causal' or 'array'.": ("%s%n%n", None),
+}
 
 
-def test_null_places_and_empty_handles(library: Library) -> None:
-    c, null, nothing = library.c, library.ffi.NULL, library.nothing
-    q, k, v = (library.array(python_array(shape, FLOAT)) for shape in (Q, K, V))
-    out, scores = Handle(library, "mlx_array"), Handle(library, "mlx_array")
-    no_stream = library.ffi.new("mlx_stream*")[0]
-    rows = library.array(np.zeros((1, 1, 3), np.float32)), library.array(np.zeros((1, 1, 3)), INT)
+@pytest.mark.parametrize("text", MODES)
+def test_mask_mode_and_mask_go_together(library: Library, text: str) -> None:
+    mode, mask = MODES[text]
+    with pytest.raises(CError) as caught:
+        library.attention(*map(mx.zeros, (Q, K, V)), scale=1.0, mask_mode=mode, mask_arr=mask)
+    assert str(caught.value) == f"[{ATTENTION}] {text}"
 
-    def attend(out=out.pointer, scores=scores.pointer, q=q.value, k=k.value, s=None):
-        return c.mlx_h2o_scaled_dot_product_attention_with_scores(
-            *(out, scores, null, q, k, v.value, 1.0, b"", nothing, nothing, nothing),
-            library.stream.value if s is None else s,
-        )
 
-    def keep(res=out.pointer, scores=rows[0].value, s=None):
-        return c.mlx_h2o_keep_indices(
-            *(res, scores, rows[1].value, 1, 0, nothing), library.stream.value if s is None else s
-        )
-
-    calls = {
-        "out is NULL, expected a place for the result.": (attend, {"out": null}),
-        "scores is NULL, expected a place for the result.": (attend, {"scores": null}),
-        "queries are an empty handle, expected an array [B, Hq, Lq, D].": (attend, {"q": nothing}),
-        "keys are an empty handle, expected an array [B, Hkv, N, D].": (attend, {"k": nothing}),
-        "the stream is an empty handle, expected a stream.": (attend, {"s": no_stream}),
-        "res is NULL, expected a place for the result": (keep, {"res": null}),
-        "scores are an empty handle, expected an array [B, H, N].": (keep, {"scores": nothing}),
-        "the stream is an empty handle, expected a stream": (keep, {"s": no_stream}),
-    }
-    for text, (function, wrong) in calls.items():
-        with pytest.raises(CError) as caught:
-            library.check(function(**wrong))
-        op = "keep_indices" if function is keep else ATTENTION
-        assert str(caught.value).rstrip(".") == f"[{op}] {text}".rstrip(".")
-    assert not out.value.ctx and not scores.value.ctx
+def test_an_empty_stream(library: Library) -> None:
+    """Other handles that are empty: test_c_api_operation_errors.py."""
+    nowhere, rows = Handle(library, "mlx_stream"), mx.zeros((1, 1, 3))
+    text = "the stream is an empty handle, expected a stream"
+    with pytest.raises(CError, match=text):
+        library.attention(*map(mx.zeros, (Q, K, V)), scale=1.0, s=nowhere)
+    with pytest.raises(CError, match=text):
+        library.keep_indices(rows, rows.astype(mx.int32), 1, s=nowhere)
 
 
 def test_a_failed_call_leaves_results_untouched(library: Library) -> None:

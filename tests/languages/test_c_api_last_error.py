@@ -49,28 +49,6 @@ def test_a_thread_starts_without_one(library: Library) -> None:
     assert on_a_thread(lambda: last_error(library)) == ""
 
 
-def test_threads_that_fail_at_once_read_their_own(library: Library) -> None:
-    count, rounds = 4, 200
-    together = threading.Barrier(count)
-    found: list[tuple[str, str]] = []
-
-    def run(who: int) -> None:
-        for i in range(rounds):
-            together.wait()
-            expected = fail(library, f"thread {who}, call {i}")
-            together.wait()  # all have failed; nobody has read
-            found.append((last_error(library), expected))
-
-    threads = [threading.Thread(target=run, args=(who,)) for who in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    library.messages.clear()
-    assert len(found) == count * rounds
-    assert all(text == expected for text, expected in found)
-
-
 @pytest.fixture(scope="module")
 def upstream(library: Library, tmp_path_factory: pytest.TempPathFactory) -> Library:
     """The H2O part over an mlx-c whose reports end with a source position, and whose calls fail

@@ -5,40 +5,27 @@ from __future__ import annotations
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
-import c_api_operations as operations
 from c_api import CError, Library
 from mlx_h2o import fast
-from wrong_calls import ATTENTION, QUANTIZED, ROWS, K, codes, wrong_calls, z
+from wrong_calls import ROWS, K, codes, wrong_calls, z
 
-COUNTS = {
-    "accumulate_scores": 2, "attention_and_accumulate": 4, "key_diversity": 1, "keep_indices": 2,
-    "quantize_append": 5, "prefill_scores": 2, ATTENTION: 3, QUANTIZED: 3,
+NAMES = {
+    "q": "queries", "k": "keys", "v": "values", "quantised_keys": "keys",
+    "quantised_values": "values", "new_keys": "key_rows", "new_values": "value_rows",
 }  # fmt: skip
-"""Arguments of each operation that come by their place."""
-
-
-def handles(library: Library, argument: Any) -> Any:
-    if isinstance(argument, tuple):
-        return tuple(handles(library, each) for each in argument)
-    return library.array(argument) if isinstance(argument, mx.array) else argument
+"""C's, of what Python calls otherwise."""
 
 
 def in_c(library: Library, op: str, given: dict[str, Any]) -> None:
-    if op == QUANTIZED:
-        parts = [given.pop(name) for name in ("k_w", "k_s", "k_b", "v_w", "v_s", "v_b")]
-        sides = (tuple(one for one in side if one is not None) for side in (parts[:3], parts[3:]))
-        given = dict(zip("qkv", (given.pop("q"), *sides), strict=True)) | given
+    named = {NAMES.get(name, name): value for name, value in given.items()}
     if "queries" in given:
-        given["counted"] = given.pop("queries")
-    named = {name: handles(library, value) for name, value in given.items()}
-    arrays = [named.pop(name) for name in list(named)[: COUNTS[op]]]
-    if op in (ATTENTION, "keep_indices"):
-        getattr(library, "attention" if op == ATTENTION else op)(*arrays, **named)
-    else:
-        own = "quantized_attention" if op == QUANTIZED else op
-        getattr(operations, own)(library, *arrays, **named)
+        named |= {"queries": given["q"], "counted_queries": given["queries"]}
+    if isinstance(named.get("recent_start"), int):
+        named["recent_start"] = np.array(named["recent_start"], np.int32)
+    library.call(op, **named)
 
 
 @pytest.mark.parametrize(("op", "text", "given"), wrong_calls())
@@ -48,15 +35,15 @@ def test_c_refuses_with_the_words_of_the_python_package(
     with pytest.raises(ValueError) as expected:
         getattr(fast, op)(**given)
     with pytest.raises(CError) as found:
-        in_c(library, op, dict(given))
+        in_c(library, op, given)
     assert str(found.value) == str(expected.value)
 
 
 @pytest.mark.parametrize("wrong", [mx.zeros((3,), mx.int32), mx.zeros((), mx.float32)])
 def test_one_number_per_sequence(library: Library, wrong: mx.array) -> None:
-    rows = [library.array(z(*ROWS, dtype=dtype)) for dtype in (mx.float32, mx.int32)]
+    rows = [z(*ROWS, dtype=dtype) for dtype in (mx.float32, mx.int32)]
     with pytest.raises(CError) as caught:
-        library.keep_indices(*rows, 2, 0, library.array(wrong))
+        library.keep_indices(*rows, 2, recent_start=wrong)
     found = f"{str(wrong.dtype).removeprefix('mlx.core.')} {wrong.shape}"
     assert str(caught.value) == (
         f"[keep_indices] recent_start is {found}, expected int32 () or [B] = (1,)."
@@ -86,9 +73,7 @@ def test_folds_are_refused(library: Library, text: str) -> None:
     right |= {name: z(*ROWS) for name in ("bias", "mass", "weights")}
     right |= {"eligible": z(*ROWS) > 0, "kept": z(1, 2, 4, dtype=mx.uint32)}
     with pytest.raises(CError) as caught:
-        operations.fold(
-            library, *(library.array(it) for it in (right | WRONG_FOLDS[text]).values())
-        )
+        library.call("fold", **(right | WRONG_FOLDS[text]))
     assert str(caught.value) == f"[fold] {text}"
 
 
@@ -98,11 +83,11 @@ def test_rows_without_codes_and_codes_that_do_not_fit_are_refused(library: Libra
         (z(*K), 5, "bits is 5, expected one of (2, 3, 4)."),
     ):
         with pytest.raises(CError) as caught:
-            operations.encode_rows(library, library.array(rows), bits=bits, of_values=False)
+            library.call("encode_rows", rows=rows, bits=bits, of_values=False)
         assert str(caught.value) == f"[encode_rows] {text}"
-    words, norms = (library.array(part) for part in codes(3))
+    words, norms = codes(3)
     with pytest.raises(CError, match=r"^\[decode_rows\] rows have 6 words per row and codes of 4"):
-        operations.decode_rows(library, words, norms, bits=4, of_values=True)
+        library.call("decode_rows", words=words, norms=norms, bits=4, of_values=True)
 
 
 ERRORS = ("last_error", "keep_error")
@@ -143,4 +128,5 @@ def test_empty_arguments_are_refused_by_name(library: Library, places: bool) -> 
         library.messages.clear()
         assert text.startswith(f"[{name.removeprefix('mlx_h2o_')}] ")
         assert ("is NULL, expected a place" in text) != places
+        assert not places or "an empty handle" in text or "bits is 0" in text
         assert not any(place[0].ctx for place in kept)

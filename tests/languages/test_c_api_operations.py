@@ -12,37 +12,31 @@ import numpy as np
 import pytest
 
 import c_api
-import c_api_operations as operations
 from c_api import CError, Library
 from c_api_headers import ROOT
 from golden.build import Case
 from mlx_h2o import fast, use_backend
-from parity import judge
-from parity.c_leg import FOLLOWED
+from parity.c_leg import failures
 from parity.decode_cases import decode_cases
 from parity.fold_cases import fold_cases
 from parity.operations import FUNCTIONS
-from parity.outcome import Outcome
 from parity.row_cases import row_cases
+from parity.step_cases import step_cases
 
 
 @functools.cache
 def served() -> tuple[Case, ...]:
-    drawn = itertools.chain(row_cases(1), fold_cases(1), decode_cases(1))
-    return tuple(case for case in drawn if case.fields["op"] in operations.RUN)
+    """Drawn anew, of every operation but those of the golden cases."""
+    families = (row_cases, fold_cases, decode_cases, step_cases)
+    drawn = itertools.chain(*(family(1) for family in families))
+    return tuple(case for case in drawn if case.fields["op"] != "without_scores")  # not public
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", c_api.BACKENDS)
-@pytest.mark.parametrize("op", operations.RUN)
-def test_cases_against_the_reference(library: Library, backend: str, op: str) -> None:
-    cases = [case for case in served() if case.fields["op"] == op]
-    assert len(cases) >= 8
+def test_cases_against_the_reference(library: Library, backend: str) -> None:
     with c_api.named(library, backend):
-        for case in cases:
-            found = operations.run_case(library, case.fields, case.tensors)
-            verdict = judge.judge(case, Outcome(found))
-            assert verdict.ok, f"{case.name}: {verdict.note}"
+        assert failures(library, served(), backend) == []
 
 
 @functools.cache
@@ -50,18 +44,17 @@ def declared() -> frozenset[str]:
     """The functions of the headers that are operations."""
     folder = ROOT / "mlx-c" / "h2o" / "include" / "mlx_h2o" / "c"
     texts = [(folder / f"{name}.h").read_text() for name in ("attention", "rows", "selection")]
-    return frozenset(re.findall(r"^int (mlx_h2o_\w+)\(", "\n".join(texts), re.M))
+    return frozenset(re.findall(r"^int mlx_h2o_(\w+)\(", "\n".join(texts), re.M))
 
 
-def test_swift_and_both_parity_legs_have_every_operation() -> None:
-    """An operation of C that Swift does not call, or that a leg leaves out, fails here."""
+def test_swift_and_its_parity_leg_have_every_operation() -> None:
+    """An operation of C that Swift does not call, or that its leg leaves out, fails here."""
     folder = ROOT / "swift" / "Sources"
     swift = "\n".join(path.read_text() for path in (folder / "MLXH2O").glob("*.swift"))
-    assert all(f"{name}(" in swift for name in declared())
+    assert all(f"mlx_h2o_{name}(" in swift for name in declared())
     parity_main = (folder / "mlx-h2o-parity" / "main.swift").read_text()
-    for op in FUNCTIONS:
-        if op != "without_scores":  # no public call asks for it
-            assert op in (*operations.RUN, *FOLLOWED) and f'"{op}": run' in parity_main, op
+    ops = FUNCTIONS.keys() - {"without_scores"}
+    assert [op for op in ops if f'"{op}": run' not in parity_main] == []
 
 
 @pytest.mark.slow
@@ -69,25 +62,10 @@ def test_every_operation_has_a_parity_case(library: Library, monkeypatch) -> Non
     """A function that is declared, and that no case of the C legs calls, fails here."""
     assert len(declared()) >= 11
     called: set[str] = set()
-
-    class Noting:
-        def __getattr__(self, name: str) -> Any:
-            called.add(name)
-            return getattr(real, name)
-
-    real = library.c
-    monkeypatch.setattr(library, "c", Noting())
-    firsts = {case.fields["op"]: case for case in served()}
-    for case in firsts.values():
-        operations.run_case(library, case.fields, case.tensors)
-    # Served by other cases: golden ones, and traces.
-    elsewhere = {
-        "mlx_h2o_scaled_dot_product_attention_with_scores",
-        "mlx_h2o_key_diversity",
-        "mlx_h2o_attention_and_accumulate",
-        "mlx_h2o_keep_indices",
-    }
-    assert declared() - called == elsewhere
+    real = library.call
+    monkeypatch.setattr(library, "call", lambda op, **given: (called.add(op), real(op, **given))[1])
+    assert failures(library, {case.fields["op"]: case for case in served()}.values()) == []
+    assert declared() - called == {"key_diversity"}  # in traces
 
 
 def normal(seed: int, *shape: int) -> np.ndarray:
@@ -95,57 +73,39 @@ def normal(seed: int, *shape: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("backend", c_api.BACKENDS)
-@pytest.mark.parametrize("mask", [None, "causal", "array"])
-def test_attention_and_accumulate_is_one_after_the_other(
-    library: Library, backend: str, mask: str | None
-) -> None:
-    q, k, v = (
-        library.array(normal(i, *s)) for i, s in enumerate([(2, 4, 3, 40)] + [(2, 2, 9, 40)] * 2)
-    )
-    before = normal(4, 2, 2, 9)
-    before[..., ::2] = np.nan
-    importance = library.array(np.abs(before))
-    given = library.array(normal(5, 3, 9) > 0) if mask == "array" else mask
-    with c_api.named(library, backend):
-        attended = library.attention(q, k, v, scale=0.2, mask=given)
-        expected = operations.accumulate_scores(library, importance, attended["scores"], decay=0.9)
-        found = operations.attention_and_accumulate(
-            library, q, k, v, importance, scale=0.2, decay=0.9, mask=given
-        )
-        near = {"rtol": 1e-5, "atol": 1e-6}
-        out, old = library.numpy(found["out"]), library.numpy(attended["out"])
-        assert np.allclose(out, old, **near)
-        importance = library.numpy(found["importance"])
-        assert np.allclose(importance, library.numpy(expected), equal_nan=True, **near)
-
-
-@pytest.mark.parametrize("backend", c_api.BACKENDS)
-def test_key_diversity_is_that_of_the_python_package(library: Library, backend: str) -> None:
-    keys = normal(0, 2, 3, 50, 24)
+def test_results_are_those_of_the_python_package(library: Library, backend: str) -> None:
+    """Of a key of zeros, and of a chunk of which only the last queries count."""
+    q, keys = mx.array(normal(1, 2, 6, 9, 24)), mx.array(normal(0, 2, 3, 50, 24))
     keys[0, 0, 3] = 0
+    chunk: dict[str, Any] = {"scale": 0.2, "mask": "causal"}
     with c_api.named(library, backend), use_backend(backend):
-        found = library.numpy(operations.key_diversity(library, library.array(keys)))
-        expected = np.array(fast.key_diversity(mx.array(keys)))
-    assert np.allclose(found, expected, atol=1e-6) and found[0, 0, 3] == 0
+        found = library.call("key_diversity", keys=keys)["res"]
+        scored = library.call("prefill_scores", queries=q, keys=keys, counted_queries=4, **chunk)
+        pairs = (
+            (library.mlx(found), fast.key_diversity(keys)),
+            (library.mlx(scored["res"]), fast.prefill_scores(q, keys, queries=4, **chunk)),
+        )
+        for one, other in pairs:
+            assert mx.allclose(one, other, atol=1e-6)
+    assert pairs[0][0][0, 0, 3] == 0
 
 
 def test_a_result_may_take_the_place_of_its_input(library: Library) -> None:
     """Written in place: the buffer of the keys stays where it is over many rows."""
     with c_api.named(library, "native"):
-        places = [library.array(normal(i, 1, 2, 64, 32)) for i in range(2)]
-        keys, values = (operations.vector(library, rows) for rows in places)
-        del places
+        keys, values = (library.vector(library.array(normal(i, 1, 2, 64, 32))) for i in range(2))
         addresses, written = set(), []
         for step in range(26):
             written.append(normal(step, 1, 2, 1, 32))
             row = library.array(written[-1])
             slots = library.array(np.full((1, 2, 1), step), "uint32")
+            v_bits = {"value": 0, "has_value": False}
             status = library.c.mlx_h2o_quantize_append(
                 keys.pointer, values.pointer, keys.value, values.value, row.value, row.value,
-                slots.value, 8, 64, operations.optional(library, None), library.stream.value,
+                slots.value, 8, 64, v_bits, library.stream.value,
             )  # fmt: skip
             library.check(status)
-            (item,) = operations.items(library, keys)
+            (item,) = library.items(keys)
             library.check(library.c.mlx_array_eval(item.value))
             addresses.add(
                 int(library.ffi.cast("intptr_t", library.c.mlx_array_data_float32(item.value)))
@@ -153,12 +113,6 @@ def test_a_result_may_take_the_place_of_its_input(library: Library) -> None:
         assert len(addresses) == 1
         found = library.numpy(item)[:, :, :26]
         np.testing.assert_array_equal(found, np.concatenate(written, axis=2))
-
-
-def handles(library: Library, rows: Any) -> Any:
-    if isinstance(rows, tuple):
-        return tuple(library.array(part) for part in rows)
-    return library.array(rows)
 
 
 def test_threads_are_set_for_the_process(library: Library) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,29 +21,21 @@ import numpy as np
 from c_api_headers import ROOT, declarations
 
 ENVIRONMENT = "MLX_H2O_C_LIBRARY"
+ATTENTION = "scaled_dot_product_attention_with_scores"
+QUANTIZED = "scaled_dot_product_attention_quantized_with_scores"
 
-#: Operations of parity cases that the C interface has; it has no cache, so no traces.
-OPERATIONS = ("attention", "keep")
-
-# In the order of mlx_dtype; bfloat16 has no NumPy type and travels as its bits.
+# In the order of mlx_dtype.
 DTYPES = (
-    ("bool", "bool"),
-    ("uint8", "uint8"),
-    ("uint16", "uint16"),
-    ("uint32", "uint32"),
-    ("uint64", "uint64"),
-    ("int8", "int8"),
-    ("int16", "int16"),
-    ("int32", "int32"),
-    ("int64", "int64"),
-    ("float16", "uint16"),
-    ("float32", "float32"),
-    ("float64", "float64"),
-    ("bfloat16", "uint16"),
-    ("complex64", "complex64"),
+    *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16"),
+    *("float32", "float64", "bfloat16", "complex64"),
 )
-CODES = {name: code for code, (name, _) in enumerate(DTYPES)}
+CODES = {name: code for code, name in enumerate(DTYPES)}
 
+DEFAULTS = {
+    "mask": None, "kind": "ema", "decay": 0.95, "masked": True, "counted_queries": 128,
+    "bits": 8, "group_size": 64, "sparse_v_threshold": 0.0, "sink_size": 0, "share": 1.0,
+}  # fmt: skip
+"""Of what is neither an array nor optional."""
 
 _FFI = cffi.FFI()
 
@@ -67,6 +60,17 @@ def library_path() -> Path | None:
         return Path(named)
     built = sorted(ROOT.glob("build/**/libmlxh2oc.*"), key=lambda path: path.stat().st_mtime)
     return built[-1] if built else None
+
+
+@functools.cache
+def parameters() -> dict[str, list[tuple[str, str]]]:
+    """Type and name of each, by the function of ours that returns a status, as the headers say."""
+    text = " ".join(re.sub(r"/\*.*?\*/", "", declarations(), flags=re.DOTALL).split())
+    found = {}
+    for name, given in re.findall(r"int (mlx_h2o_\w+)\(([^)]*)\);", text):
+        pairs = (re.fullmatch(r"(.*[ *])(\w+)", one.strip()) for one in given.split(","))
+        found[name] = [(pair[1].replace("const", "").strip(), pair[2]) for pair in pairs if pair]
+    return found
 
 
 class Handle:
@@ -114,55 +118,53 @@ class Library:
         assert not text, f"success, yet the handler received: {text}"
 
     def array(self, values: Any, dtype: str | None = None) -> Handle:
-        """A C array of the values of an mlx.core or NumPy array; ``dtype`` converts NumPy's."""
+        """A C array of the values of an mlx.core or NumPy array; ``dtype`` converts NumPy's. A view
+        of MLX's stays one, with all that lies between its elements."""
         if isinstance(values, mx.array):
             dtype = str(values.dtype).removeprefix("mlx.core.")
-            bits = values.view(mx.uint16) if dtype in ("float16", "bfloat16") else values
-            data = np.array(bits)
+            data = np.asarray(values.view(mx.uint16) if values.dtype == mx.bfloat16 else values)
         else:
             data = np.asarray(values)
             dtype = dtype or str(data.dtype)
-            if dtype == "float16":
-                data = data.astype(np.float16).view(np.uint16)
-            else:
-                data = data.astype(DTYPES[CODES[dtype]][1])
-        data = np.ascontiguousarray(data).reshape(data.shape)
-        handle = Handle(self, "mlx_array")
+            data = np.array(data.astype(dtype))
+        steps = [step // data.itemsize for step in data.strides]
+        places = [(count - 1) * step for count, step in zip(data.shape, steps, strict=True)]
+        if data.size == 0 or data.flags.c_contiguous or min(places) < 0:
+            return self._copied(np.array(data, order="C"), dtype)
+        memory = np.lib.stride_tricks.as_strided(data, (sum(places) + 1,), (data.itemsize,))
+        view, whole = Handle(self, "mlx_array"), self._copied(np.array(memory), dtype)
+        layout = (list(data.shape), data.ndim, steps, data.ndim, 0)
+        self.check(self.c.mlx_as_strided(view.pointer, whole.value, *layout, self.stream.value))
+        return view
+
+    def _copied(self, data: np.ndarray, dtype: str) -> Handle:
+        handle, memory = Handle(self, "mlx_array"), self.ffi.from_buffer(data)
         handle.pointer[0] = self.c.mlx_array_new_data(
-            self.ffi.from_buffer(data), list(data.shape), data.ndim, CODES[dtype]
+            memory, list(data.shape), data.ndim, CODES[dtype]
         )
         self.check(not handle.value.ctx)
         return handle
 
-    def numpy(self, handle: Handle) -> np.ndarray:
-        """The values; bfloat16 as float32."""
+    def mlx(self, handle: Handle) -> mx.array:
+        """The values, as an array of this process's MLX."""
         row_major = Handle(self, "mlx_array")
-        name = DTYPES[self.c.mlx_array_dtype(handle.value)][0]
-        if name == "bfloat16":
-            name = "float32"
-            arguments = (row_major.pointer, handle.value, CODES[name], self.stream.value)
-            self.check(self.c.mlx_astype(*arguments))
-        else:
-            self.check(self.c.mlx_array_set(row_major.pointer, handle.value))
-        self.check(
-            self.c.mlx_contiguous(row_major.pointer, row_major.value, False, self.stream.value)
-        )
+        stream = self.stream.value
+        self.check(self.c.mlx_contiguous(row_major.pointer, handle.value, False, stream))
         self.check(self.c.mlx_array_eval(row_major.value))
         ndim = self.c.mlx_array_ndim(row_major.value)
         shape = [self.c.mlx_array_dim(row_major.value, axis) for axis in range(ndim)]
-        stored = DTYPES[CODES[name]][1]
+        name = DTYPES[self.c.mlx_array_dtype(row_major.value)]
+        stored = "uint16" if name in ("float16", "bfloat16") else name
         pointer = getattr(self.c, f"mlx_array_data_{stored}")(row_major.value)
         self.check(pointer == self.ffi.NULL)
         buffer = self.ffi.buffer(pointer, self.c.mlx_array_nbytes(row_major.value))
-        return np.frombuffer(buffer, stored).view(name).reshape(shape).copy()
+        found = mx.array(np.frombuffer(buffer, stored).reshape(shape))
+        return found if stored == name else found.view(getattr(mx, name))
 
-    def first_rows(self, handle: Handle, rows: int) -> Handle:
-        """[:, :, :rows] of a four-dimensional array, as a strided view."""
-        shape = [self.c.mlx_array_dim(handle.value, axis) for axis in range(4)]
-        view = Handle(self, "mlx_array")
-        bounds = ([0] * 4, 4, [*shape[:2], rows, shape[3]], 4, [1] * 4, 4)
-        self.check(self.c.mlx_slice(view.pointer, handle.value, *bounds, self.stream.value))
-        return view
+    def numpy(self, handle: Handle) -> np.ndarray:
+        """The values; bfloat16 as float32."""
+        found = self.mlx(handle)
+        return np.array(found.astype(mx.float32) if found.dtype == mx.bfloat16 else found)
 
     @contextlib.contextmanager
     def using(self, backend: str) -> Iterator[None]:
@@ -180,90 +182,70 @@ class Library:
         self.check(self.c.mlx_h2o_backend_status(name.encode(), available, reason.pointer))
         return available[0], self.ffi.string(self.c.mlx_string_data(reason.value)).decode()
 
-    def attention(
-        self,
-        queries: Handle,
-        keys: Handle,
-        values: Handle,
-        *,
-        scale: float,
-        mask: Handle | str | None = None,
-        sinks: Handle | None = None,
-        row_bias: Handle | None = None,
-        return_lse: bool = True,
-    ) -> dict[str, Handle]:
-        """Attention with scores; the mask is None, "causal" or an array."""
-        names = ("out", "scores", "lse") if return_lse else ("out", "scores")
-        results = {name: Handle(self, "mlx_array") for name in names}
-        mode = "" if mask is None else mask if isinstance(mask, str) else "array"
-        self.check(
-            self.c.mlx_h2o_scaled_dot_product_attention_with_scores(
-                results["out"].pointer,
-                results["scores"].pointer,
-                results["lse"].pointer if return_lse else self.ffi.NULL,
-                queries.value,
-                keys.value,
-                values.value,
-                scale,
-                mode.encode(),
-                mask.value if isinstance(mask, Handle) else self.nothing,
-                self.nothing if sinks is None else sinks.value,
-                self.nothing if row_bias is None else row_bias.value,
-                self.stream.value,
-            )
-        )
-        return results
+    def call(self, op: str, *, without: Sequence[str] = (), **given: Any) -> dict[str, Any]:
+        """Call ``mlx_h2o_`` and this, by the names of the header; the results, by theirs.
 
-    def keep_indices(
-        self,
-        scores: Handle,
-        positions: Handle,
-        keep: int,
-        sink_size: int = 0,
-        recent_start: int | Handle | None = None,
-    ) -> Handle:
-        result = Handle(self, "mlx_array")
-        start = self.of_sequences(recent_start)
-        place, rows = result.pointer, (scores.value, positions.value)
-        zones = (sink_size, start.value)
-        self.check(self.c.mlx_h2o_keep_indices(place, *rows, keep, *zones, self.stream.value))
-        return result
-
-    def of_sequences(self, value: int | Handle | None) -> Handle:
-        """A number for all sequences as int32 [], or what is an array or nothing already."""
-        if value is None:
-            return Handle(self, "mlx_array")
-        return value if isinstance(value, Handle) else self.array(np.array(value, np.int32))
-
-    def run_case(self, case: dict[str, Any], tensors: dict[str, Any]) -> dict[str, np.ndarray]:
-        """Run one parity case of an operation in OPERATIONS.
-
-        ``tensors`` has the case's inputs by their names; the result has its outputs by theirs,
-        floats as float32. An error of the library raises CError.
+        Arrays are handles, or what ``array`` takes; rows are arrays or tuples; a mask is None,
+        "causal" or an array, under "mask". Results ``without`` are not asked for.
         """
-        inputs = {name: self.array(values) for name, values in tensors.items()}
-        if case["op"] == "keep":
-            zones = (case["sink_size"], inputs.get("recent_start", case["recent_start"]))
-            rows = (inputs["scores"], inputs["positions"])
-            return {"keep": self.numpy(self.keep_indices(*rows, case["keep"], *zones))}
-        if case["op"] != "attention":
-            raise NotImplementedError(f"the C interface has no {case['op']}")
-        slack = case.get("slack", 0)
-        if slack:
-            rows = self.c.mlx_array_dim(inputs["keys"].value, 2) - slack
-            for name in ("keys", "values"):
-                inputs[name] = self.first_rows(inputs[name], rows)
-        results = self.attention(
-            inputs["queries"],
-            inputs["keys"],
-            inputs["values"],
-            scale=case["scale"],
-            mask=inputs["mask"] if case["mask"] == "array" else case["mask"] or None,
-            sinks=inputs.get("sinks"),
-            row_bias=inputs.get("row_bias"),
-            return_lse=case["return_lse"],
-        )
-        return {name: self.numpy(a).astype(np.float32) for name, a in results.items()}
+        results: dict[str, Handle] = {}
+        held = {name: self._handles(value) for name, value in given.items()}
+        mask = held.pop("mask", None)
+        mode = "" if mask is None else mask if isinstance(mask, str) else "array"
+        held = {"mask_mode": mode, "mask_arr": mask if mode == "array" else None} | held
+        arguments: list[Any] = []
+        for kind, name in parameters()[f"mlx_h2o_{op}"]:
+            value = held.get(name, DEFAULTS.get(name))
+            if kind.endswith("*") and kind.startswith("mlx_"):
+                asked = name not in without
+                if asked:
+                    new = getattr(self.c, f"{kind[:-1]}_new")()
+                    results[name] = Handle(self, kind[:-1], new)
+                arguments.append(results[name].pointer if asked else self.ffi.NULL)
+            elif kind == "mlx_array":
+                arguments.append(self.nothing if value is None else value.value)
+            elif kind == "mlx_vector_array":
+                held[name] = vector = self.vector(value)  # lives until the call
+                arguments.append(vector.value)
+            elif kind == "mlx_optional_int":
+                arguments.append({"value": value or 0, "has_value": value is not None})
+            elif kind == "char*":
+                arguments.append(value.encode())
+            else:
+                arguments.append((value or self.stream).value if kind == "mlx_stream" else value)
+        self.check(getattr(self.c, f"mlx_h2o_{op}")(*arguments))
+        return {
+            name: self.items(one) if kind == "mlx_vector_array*" else one
+            for kind, name in parameters()[f"mlx_h2o_{op}"]
+            if (one := results.get(name)) is not None
+        }
+
+    def _handles(self, value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(map(self._handles, value))
+        return self.array(value) if isinstance(value, mx.array | np.ndarray) else value
+
+    def vector(self, rows: Handle | tuple[Handle, ...]) -> Handle:
+        handle = Handle(self, "mlx_vector_array", self.c.mlx_vector_array_new())
+        for part in rows if isinstance(rows, tuple) else (rows,):
+            self.check(self.c.mlx_vector_array_append_value(handle.value, part.value))
+        return handle
+
+    def items(self, vector: Handle) -> tuple[Handle, ...]:
+        count = self.c.mlx_vector_array_size(vector.value)
+        found = tuple(Handle(self, "mlx_array") for _ in range(count))
+        for index, item in enumerate(found):
+            self.check(self.c.mlx_vector_array_get(item.pointer, vector.value, index))
+        return found
+
+    def attention(self, queries: Any, keys: Any, values: Any, **given: Any) -> dict[str, Handle]:
+        """Attention with scores, and lse."""
+        rows = {"queries": queries, "keys": keys, "values": values}
+        return self.call(ATTENTION, **rows, **given)
+
+    def keep_indices(self, scores: Any, positions: Any, keep: int, **zones: Any) -> Handle:
+        rows = {"scores": scores, "positions": positions, "keep": keep}
+        return self.call("keep_indices", **rows, **zones)["res"]
 
 
 @functools.cache
@@ -286,14 +268,6 @@ def required() -> Library:
     if library is None:
         missing(f"libmlxh2oc is not built (docs/internals/c-api.md), and {ENVIRONMENT} names none")
     return library
-
-
-def run_case(case: dict[str, Any], tensors: dict[str, Any]) -> dict[str, np.ndarray]:
-    """``Library.run_case`` of the library under test."""
-    library = load()
-    if library is None:
-        raise RuntimeError(f"libmlxh2oc is not built; set {ENVIRONMENT}")
-    return library.run_case(case, tensors)
 
 
 BACKENDS = ("composed", "native")

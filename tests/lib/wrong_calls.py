@@ -274,6 +274,8 @@ _TYPES: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
     "attention_and_accumulate": (("keys and values are arr", {"v": pack(*K)}),),
     "quantize_append": (
         ("quantised keys must be a tuple of words, scales and biases", {"quantised_keys": WORDS}),
+        ("keys must be words, scales and biases, words and norms, or the rows alone, found 4",
+         {"quantised_keys": (*pack(*K), WORDS)}),
         ("bits must be an integer, found float", {"bits": 8.0}),
     ),
     "prefill_scores": tuple(

@@ -20,8 +20,6 @@ from mlx_h2o.lm.prompt_cache import evicting_caches
 from . import tiny
 from .dequantised import DequantisedCache
 
-__all__ = ["Verdict", "check"]
-
 BUDGET = 32
 PROMPT = 48
 STEPS = 40

@@ -5,8 +5,6 @@ from __future__ import annotations
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache
 
-__all__ = ["DequantisedCache"]
-
 
 class DequantisedCache(KVCache):
     """mlx_lm's KVCache, whose rows are what quantising and dequantising them gives.

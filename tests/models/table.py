@@ -9,8 +9,6 @@ from paths import ROOT
 
 from .check import BUDGET, PROMPT, STEPS, Verdict
 
-__all__ = ["END", "PAGE", "START", "broken", "table"]
-
 PAGE = ROOT / "docs" / "models.md"
 
 START = "<!-- table: nox -s models -->"

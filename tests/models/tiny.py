@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import importlib
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,15 @@ import mlx.core as mx
 import mlx_lm.models
 from mlx.utils import tree_map
 
-from .settings import COMMON, SPECIAL
-
-__all__ = ["NotBuiltError", "architectures", "build"]
-
+_SETTINGS = json.loads(Path(__file__).with_name("settings.json").read_text())
+COMMON: dict[str, Any] = _SETTINGS["common"]
+"""Small sizes by the names that model files use."""
+SPECIAL: dict[str, dict[str, Any]] = _SETTINGS["special"]
+"""What differs, by model file; a model inside of another has a name and settings of its own."""
+SPECIAL |= {
+    name: {"text_config": COMMON | {"model_type": inner} | SPECIAL.get(inner, {}) | more}
+    for name, (inner, more) in _SETTINGS["inside"].items()
+}
 _PACKED = {"prism_hadamard_qwen35": "its weights exist only packed; its layers are qwen3_5's"}
 
 

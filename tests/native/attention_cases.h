@@ -20,9 +20,6 @@ using kernels::AttentionArguments;
 using kernels::MaskType;
 using kernels::SimdTarget;
 
-inline constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
-inline constexpr double kInf = std::numeric_limits<double>::infinity();
-
 /// One random call with everything that it points to.
 class AttentionCase {
  public:
@@ -290,7 +287,6 @@ inline void AttentionCase::check(SimdTarget target, Report& report) {
             sinks_.empty() ? -kInf : static_cast<double>(sinks_[static_cast<size_t>(h)]);
         const double* query = queries_.elements.from(queries_.at(b, h, i));
         const double unpacking = size_of(query) * keys_.rounding();
-        double peak = sink;
         double error = 0;
         bool is_nan = false;
         for (int n = 0; n < a_.key_count; ++n) {
@@ -313,12 +309,10 @@ inline void AttentionCase::check(SimdTarget target, Report& report) {
           }
           if (logit != -kInf) error = std::max(error, tolerance);
           is_nan |= std::isnan(logit);
-          if (logit > peak) peak = logit;
         }
-        double total = peak == -kInf ? 0 : std::exp(sink - peak);
-        for (double logit : logits) total += peak == -kInf ? 0 : std::exp(logit - peak);
-        if (is_nan) total = kNan;
-        const double expected_lse = total == 0 ? -kInf : peak + std::log(total);
+        const Softmax softmax(logits, sink);
+        const double total = is_nan ? kNan : softmax.total;
+        const double expected_lse = total == 0 ? -kInf : softmax.peak + std::log(total);
         expect(target, report, "lse", b, h, i, 0, static_cast<double>(lse[row]), expected_lse,
                error + 0x1p-20 * (1 + std::abs(expected_lse)));
         // Which side of the threshold a pair falls on is open where it is as near as the error.
@@ -328,7 +322,7 @@ inline void AttentionCase::check(SimdTarget target, Report& report) {
         double fewest = 0, most = 0;
         for (size_t n = 0; n < logits.size(); ++n) {
           if (logits[n] == -kInf || total == 0) continue;
-          weights[n] = std::exp(logits[n] - peak) / total;
+          weights[n] = softmax.weight(logits[n]);
           if (threshold == 0 || is_nan) continue;
           open[n] = std::abs(weights[n] - threshold) <= (2 * error + 1e-5) * threshold;
           if (weights[n] < threshold || open[n]) most += 1;

@@ -14,11 +14,6 @@
 
 namespace mlx_h2o::test {
 
-inline bool near(double found, double expected, double tolerance) {
-  if (std::isnan(expected)) return std::isnan(found);
-  return std::fabs(found - expected) <= tolerance * std::max(1.0, std::fabs(expected));
-}
-
 inline void test_accumulation(Random& random, int cases, Report& report) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   for (int i = 0; i < cases; ++i) {
@@ -51,10 +46,7 @@ inline void test_accumulation(Random& random, int cases, Report& report) {
     const std::vector<float> before = importance;
     a.scores = scores.data();
     a.importance = importance.data();
-    kernels::SimdTarget target;
-    do {
-      target = random.choose(kernels::kSimdTargets);
-    } while (!kernels::is_supported(target));
+    const kernels::SimdTarget target = random_target(random);
     kernels::accumulate_scores(a, target);
     for (size_t cell = 0; cell < before.size(); ++cell) {
       const auto row = static_cast<int64_t>(cell) % rows;
@@ -158,17 +150,12 @@ inline void test_quantization(Random& random, int cases, Report& report) {
     a.start = random.between(0, a.rows - a.new_rows);
     const bool follow = random.one_in(3);  // the slots from `start` on, without naming them
     std::vector<uint32_t> slots;
-    for (int head = 0; head < a.heads && follow; ++head) {
+    for (int head = 0; head < a.heads; ++head) {
+      const int first = follow ? a.start : random.between(0, 1);
       for (int row = 0; row < a.new_rows; ++row) {
-        slots.push_back(static_cast<uint32_t>(a.start + row));
-      }
-    }
-    for (int head = 0; head < a.heads && !follow; ++head) {
-      const int first = random.between(0, 1);
-      for (int row = 0; row + 1 < a.new_rows; ++row) {
         slots.push_back(static_cast<uint32_t>(first + row));
       }
-      slots.push_back(UINT32_MAX);
+      if (!follow) slots.back() = UINT32_MAX;
     }
     const int words_per_row = a.width * bits / 32;
     const int groups = a.width / group_size;
@@ -179,10 +166,7 @@ inline void test_quantization(Random& random, int cases, Report& report) {
     a.from = from.data();
     a.slots = follow ? nullptr : slots.data();
     a.to = {words.data(), scales.data(), biases.data(), bits, group_size};
-    kernels::SimdTarget target;
-    do {
-      target = random.choose(kernels::kSimdTargets);
-    } while (!kernels::is_supported(target));
+    const kernels::SimdTarget target = random_target(random);
     kernels::quantize_rows(a, target);
     for (int head = 0; head < a.heads; ++head) {
       for (int row = 0; row < a.new_rows; ++row) {

@@ -1,12 +1,18 @@
-// What both suites of the native test share: random numbers, and a count of mismatches.
+// What the suites of the native test share: random numbers, a count of mismatches, a softmax.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <cstdarg>
 #include <cstdio>
 #include <cstring>
+#include <limits>
 #include <map>
 #include <random>
 #include <string>
+#include <vector>
+
+#include "attention/attention_kernel.h"
 
 namespace mlx_h2o::test {
 
@@ -48,6 +54,34 @@ class Report {
  private:
   long mismatches_ = 0;
   std::map<std::string, int> kinds_;
+};
+
+inline bool near(double found, double expected, double tolerance) {
+  if (std::isnan(expected)) return std::isnan(found);
+  return std::fabs(found - expected) <= tolerance * std::max(1.0, std::fabs(expected));
+}
+
+inline kernels::SimdTarget random_target(Random& random) {
+  for (;;) {
+    const kernels::SimdTarget target = random.choose(kernels::kSimdTargets);
+    if (kernels::is_supported(target)) return target;
+  }
+}
+
+inline constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+inline constexpr double kInf = std::numeric_limits<double>::infinity();
+
+/// Of logits and a sink, -inf where there is none; a weight is exp(logit - peak) / total.
+struct Softmax {
+  double peak, total = 0;
+
+  Softmax(const std::vector<double>& logits, double sink) : peak(sink) {
+    for (const double logit : logits) peak = logit > peak ? logit : peak;  // never NaN
+    if (peak == -kInf) return;
+    total = std::exp(sink - peak);
+    for (const double logit : logits) total += std::exp(logit - peak);
+  }
+  double weight(double logit) const { return total == 0 ? 0 : std::exp(logit - peak) / total; }
 };
 
 }  // namespace mlx_h2o::test

@@ -102,10 +102,7 @@ inline void test_folding(Random& random, int cases, Report& report) {
     a.new_values = new_values.data();
     a.new_bias = new_bias.data();
     a.new_mass = new_mass.data();
-    kernels::SimdTarget target;
-    do {
-      target = random.choose(kernels::kSimdTargets);
-    } while (!kernels::is_supported(target));
+    const kernels::SimdTarget target = random_target(random);
     kernels::fold(a, target);
 
     for (int head = 0; head < heads; ++head) {

@@ -9,7 +9,6 @@
 #include "pool_cases.h"
 #include "prefill_cases.h"
 #include "selection_cases.h"
-#include "step_cases.h"
 #include "turbo_cases.h"
 
 int main(int argc, char** argv) {
@@ -22,9 +21,8 @@ int main(int argc, char** argv) {
   }
   Report report;
   // Attention last, as it takes nearly all the time: a fault elsewhere is found before it.
-  for (auto* test :
-       {test_pool, test_selection, test_accumulation, test_key_diversity, test_quantization,
-        test_codes, test_folding, test_scored_blocks, test_prefill, test_attention}) {
+  for (auto* test : {test_pool, test_selection, test_accumulation, test_key_diversity,
+                     test_quantization, test_codes, test_folding, test_prefill, test_attention}) {
     mlx_h2o::kernels::set_thread_count(3);       // whatever this machine has
     Random random(static_cast<unsigned>(seed));  // more cases of one change no other's
     test(random, cases, report);

@@ -8,7 +8,6 @@
 #include "attention/prefill_kernel.h"
 #include "check.h"
 #include "elements.h"
-#include "step_cases.h"
 
 namespace mlx_h2o::test {
 
@@ -70,19 +69,14 @@ inline void test_prefill(Random& random, int cases, Report& report) {
           std::vector<double> sums(static_cast<size_t>(a.key_count), 0.0);
           for (int member = 0; member < group; ++member) {
             std::vector<double> logits;
-            const double sink =
-                a.sinks == nullptr ? -kInf : sinks[static_cast<size_t>(h * group + member)];
-            double peak = sink;
             for (int key = 0; key < a.key_count; ++key) {
               logits.push_back(logit(b, h * group + member, query, key));
-              peak = std::max(peak, logits.back());
             }
-            double total = peak == -kInf ? 0 : std::exp(sink - peak);
-            for (double value : logits) total += peak == -kInf ? 0 : std::exp(value - peak);
+            const bool none = a.sinks == nullptr;
+            const Softmax softmax(logits,
+                                  none ? -kInf : sinks[static_cast<size_t>(h * group + member)]);
             for (size_t key = 0; key < logits.size(); ++key) {
-              sums[key] += !call.mass   ? logits[key]
-                           : total == 0 ? 0
-                                        : std::exp(logits[key] - peak) / total;
+              sums[key] += call.mass ? softmax.weight(logits[key]) : logits[key];
             }
           }
           for (size_t key = 0; key < sums.size(); ++key) {

@@ -101,9 +101,10 @@ def test_attention_without_scores_has_the_same_output():
 def test_key_diversity_equals_the_reference(backend, dtype, rows, width):
     rng = np.random.default_rng(rows)
     keys = mx.array(rng.standard_normal((2, 3, rows, width)) + 0.3).astype(dtype)
-    found = fast.key_diversity(keys)
-    assert found.dtype == mx.float32
-    np.testing.assert_allclose(np.array(found), reference.key_diversity(keys), atol=2e-6)
+    for view in (keys, keys[:, :, -6:], keys[..., ::2], keys.transpose(0, 1, 3, 2)):
+        found = fast.key_diversity(view)
+        assert found.dtype == mx.float32
+        np.testing.assert_allclose(np.array(found), reference.key_diversity(view), atol=2e-6)
 
 
 def test_a_key_of_zeros_ranks_in_the_middle(backend):
@@ -112,15 +113,6 @@ def test_a_key_of_zeros_ranks_in_the_middle(backend):
     assert found[1] == 0
     assert max(found[0], found[2]) < -0.9
     assert not np.any(np.array(fast.key_diversity(mx.zeros((1, 1, 3, 2)))))
-
-
-@NATIVE
-def test_key_diversity_of_views_needs_no_contiguous_keys():
-    keys = mx.array(np.random.default_rng(5).standard_normal((1, 2, 16, 20)).astype(np.float32))
-    for view in (keys[:, :, 3:9], keys[..., ::2], keys.transpose(0, 1, 3, 2)):
-        np.testing.assert_allclose(
-            np.array(fast.key_diversity(view)), reference.key_diversity(view), atol=2e-6
-        )
 
 
 @NATIVE

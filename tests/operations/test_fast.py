@@ -11,84 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import reference
-from golden.build import Case, row_bias
-from golden.make import read
+from golden.build import row_bias
 from mlx_h2o import backends, fast, use_backend
 from mlx_h2o.operations import requests
-from mlx_h2o.operations.backends import get, resolve
+from mlx_h2o.operations.backends import get
 from sizes import examples
 
-CASES = read()
-ATTENTION = [case for case in CASES if case.fields["op"] == "attention"]
-KEEP = [case for case in CASES if case.fields["op"] == "keep"]
 AVAILABLE = [None, *(name for name, status in backends().items() if status.available)]
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
-
-
-def arguments(case: Case) -> dict[str, object]:
-    fields, tensors = case.fields, case.tensors
-    mask = tensors["mask"] if fields["mask"] == "array" else fields["mask"] or None
-    return {"scale": fields["scale"], "mask": mask, "sinks": tensors.get("sinks")}
-
-
-def rows_in_use(case: Case) -> tuple[mx.array, mx.array, mx.array]:
-    q, k, v = (case.tensors[key] for key in ("queries", "keys", "values"))
-    rows = k.shape[2] - case.fields["slack"]
-    return q, k[:, :, :rows], v[:, :, :rows]
-
-
-@pytest.mark.parametrize("backend", AVAILABLE, ids=str)
-@pytest.mark.parametrize("case", ATTENTION, ids=lambda case: case.name)
-def test_attention_equals_the_golden_vectors(case: Case, backend: str | None) -> None:
-    with use_backend(backend):
-        found = fast.scaled_dot_product_attention_with_scores(
-            *rows_in_use(case), **arguments(case), return_lse=case.fields["return_lse"]
-        )
-    assert len(found) == (3 if case.fields["return_lse"] else 2)
-    assert found[0].dtype == case.tensors["queries"].dtype
-    for key, array in zip(("out", "scores", "lse"), found, strict=False):
-        expected = case.tensors[f"{key}64"]
-        assert key == "out" or array.dtype == mx.float32
-        error = reference.worst_error(array, expected)
-        assert reference.error_ratio(error, case.fields["tolerance"][key]) <= 1, key
-
-
-@pytest.mark.parametrize("backend", AVAILABLE, ids=str)
-@pytest.mark.parametrize("case", KEEP, ids=lambda case: case.name)
-def test_selection_equals_the_golden_vectors(case: Case, backend: str | None) -> None:
-    scores, positions = case.tensors["scores"], case.tensors["positions"]
-    zones = {key: case.fields[key] for key in ("sink_size", "recent_start")}
-    with use_backend(backend):
-        kept = fast.keep_indices(scores, positions, keep=case.fields["keep"], **zones)
-    assert kept.dtype == mx.uint32
-    np.testing.assert_array_equal(np.array(kept), np.array(case.tensors["keep"]))
-
-
-@pytest.mark.parametrize("backend", AVAILABLE, ids=str)
-def test_views_with_any_strides(backend: str | None) -> None:
-    q = mx.random.normal((1, 3, 4, 32)).swapaxes(1, 2)
-    k = mx.random.normal((1, 40, 2, 64)).swapaxes(1, 2)[:, :, 3:36, ::2]
-    v = mx.random.normal((1, 2, 32, 40)).swapaxes(2, 3)[:, :, 3:36]
-    mask = mx.random.normal((33, 3)).T
-    given_ = {"scale": 0.2, "mask": mask}
-    with use_backend(backend):
-        found = fast.scaled_dot_product_attention_with_scores(q, k, v, **given_, return_lse=True)
-    expected = reference.attention(q, k, v, **given_)
-    allowed = reference.tolerances(q, k, v, **given_, expected=expected)
-    for a, b, c in zip(found, expected, allowed, strict=True):
-        assert reference.worst_error(a, b) <= c
-
-
-def test_scores_and_lse_are_made_only_on_request() -> None:
-    q = mx.random.normal((1, 2, 1, 32))
-    request = requests.attention_request(q, q, q, scale=1.0, return_scores=False)
-    for name in AVAILABLE:
-        if name is None:
-            continue
-        with use_backend(name):
-            out, scores, lse, *_ = resolve().serve_attention(request)
-        assert scores is None and lse is None
-        assert reference.worst_error(out, reference.attention(q, q, q, scale=1.0).out) < 1e-5
 
 
 @pytest.mark.parametrize("backend", AVAILABLE, ids=str)

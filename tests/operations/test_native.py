@@ -32,7 +32,7 @@ def random(shape, dtype=mx.float32, seed=0):
     return mx.random.normal(shape, key=key).astype(dtype)
 
 
-def inputs(batch=1, heads=2, kv_heads=1, queries=1, rows=33, width=16, value_width=16, dtype=None):
+def inputs(batch=1, heads=2, kv_heads=1, queries=1, rows=33, width=32, value_width=32, dtype=None):
     dtype = dtype or mx.float32
     return (
         random((batch, heads, queries, width), dtype, 1),
@@ -136,24 +136,16 @@ def test_a_query_that_sees_nothing_gives_zeros(sinks):
     assert np.array_equal(lse[0, :, 0], expected)
 
 
+@pytest.mark.parametrize("others", [0.0, -math.inf])
 @pytest.mark.parametrize("where", [0, 20, 44])
-def test_nan_in_a_mask_reaches_its_query_alone(where):
+def test_nan_in_a_mask_reaches_its_query_alone(where, others):
     q, k, v = inputs(batch=2, heads=4, kv_heads=2, queries=3, rows=45)
-    mask = np.zeros((2, 4, 3, 45), np.float32)
+    mask = np.full((2, 4, 3, 45), others, np.float32)
     mask[1, 2, 1, where] = math.nan
     out, scores, lse = check(q, k, v, mask=mx.array(mask))
     assert np.isnan(out[1, 2, 1]).all()
     assert np.isnan(out).sum() == out.shape[-1]
     assert np.isnan(scores).sum() == np.isnan(lse).sum() == 1
-
-
-def test_nan_beside_masked_pairs_still_reaches_its_query():
-    q, k, v = inputs(rows=20)
-    mask = np.full((20,), -math.inf, np.float32)
-    mask[7] = math.nan
-    out, _, lse = check(q, k, v, mask=mx.array(mask))
-    assert np.isnan(out).all()
-    assert np.isnan(lse).all()
 
 
 @pytest.mark.parametrize("heads", [1, 2, 5])
@@ -163,7 +155,7 @@ def test_masked_rows_may_hold_anything(heads):
     poison = mx.where(mx.array(allowed)[None, None, :, None], 0, math.nan)
     clean = check(q, k, v, mask=mx.array(allowed))
     found = fast.scaled_dot_product_attention_with_scores(
-        q, k + poison, v + poison, scale=0.25, mask=mx.array(allowed), return_lse=True
+        q, k + poison, v + poison, scale=32**-0.5, mask=mx.array(allowed), return_lse=True
     )
     for one, other in zip(found, clean, strict=True):
         assert np.array_equal(reference.float64(one), other)
@@ -221,10 +213,3 @@ def test_large_logits_neither_overflow_nor_lose_the_maximum():
 
 def test_long_rows_stay_accurate():
     check(*inputs(heads=1, rows=40_000, width=8, value_width=8), scale=0.0)
-
-
-def test_selection_reads_broadcast_positions():
-    scores = random((2, 3, 40))
-    positions = mx.broadcast_to(mx.arange(40, dtype=mx.int32), (2, 3, 40))
-    kept = fast.keep_indices(scores.swapaxes(0, 1).swapaxes(0, 1), positions, keep=9)
-    assert np.array_equal(kept, reference.keep_indices(scores, positions, keep=9))

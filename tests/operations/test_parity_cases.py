@@ -1,6 +1,7 @@
 """The cases that all languages answer (tests/parity), on the back ends of the CPU.
 
-Every flag, packing and length astride a boundary, against the float64 reference.
+Golden vectors, and every flag, packing and length astride a boundary, against the float64
+reference.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from functools import cache
 import pytest
 
 from golden.build import Case
-from mlx_h2o.operations.backends import get
+from golden.make import read
 from parity import judge, operations
 from parity.decode_cases import decode_cases
 from parity.fold_cases import fold_cases
+from parity.legs import PackageLeg
 from parity.row_cases import row_cases
 from parity.step_cases import step_cases
 
@@ -22,17 +24,18 @@ FAMILIES = (decode_cases, row_cases, fold_cases, step_cases)
 
 
 @cache
-def drawn() -> dict[str, list[Case]]:
+def cases() -> dict[str, list[Case]]:
     found = defaultdict(list)
-    for case in (case for family in FAMILIES for case in family(0)):
+    for case in (*read(), *(case for family in FAMILIES for case in family(0))):
         found[case.fields["op"]].append(case)
     return found
 
 
-@pytest.mark.parametrize("op", operations.FUNCTIONS)
+@pytest.mark.parametrize("op", ["attention", "keep", *operations.FUNCTIONS])
 def test_every_case_is_right(op: str, backend: str) -> None:
-    assert len(drawn()[op]) >= 8
-    for case in drawn()[op]:
-        assert not operations.absent(case, get(backend), backend), case.name
-        verdict = judge.judge(case, operations.run(case, get(backend)))
+    leg = PackageLeg(backend)
+    assert len(cases()[op]) >= 8
+    for case in cases()[op]:
+        assert not leg.absent(case), case.name
+        verdict = judge.judge(case, leg.outcome(case))
         assert verdict.ok, f"{case.name}: {verdict.note}"

@@ -9,7 +9,6 @@ import pytest
 import reference_turbo
 from back_ends import NATIVE
 from mlx_h2o import fast, use_backend
-from mlx_h2o.config import KV_FORMATS
 from mlx_h2o.operations.backends import resolve
 from mlx_h2o.operations.composed import buffers
 from mlx_h2o.operations.composed.buffers import padded
@@ -99,60 +98,38 @@ def test_a_slot_beyond_the_end_is_the_last_row(backend):
         np.testing.assert_array_equal(bits_of(one), bits_of(other))
 
 
-@NATIVE
-def test_the_memory_of_inputs_that_nobody_holds_is_written_in_place():
-    def address(array: mx.array) -> int:
-        mx.eval(array)
-        mx.synchronize()
-        return int(np.array(array, copy=False).__array_interface__["data"][0])
-
-    with use_backend("native"):
-        packed, new, slots = packed_and_new(12)
-        flat = [part + 0 for parts in packed for part in parts]
-        del packed
-        before = [address(part) for part in flat]
-        for _ in range(3):
-            k, v = tuple(flat[:3]), tuple(flat[3:])
-            del flat
-            k, v = fast.quantize_append(k, v, *new, mx.array(slots))
-            flat = [*k, *v]
-            del k, v
-            assert [address(part) for part in flat] == before
-
-
-PARTS = {0: 1, 8: 3}
-
-
-def stored_and_new(kv_format: str, dtype: mx.Dtype, sizes: tuple[int, int]):
-    """Nine rows of keys and values as the format keeps them, two new ones of each, and slots."""
-    rng = np.random.default_rng(len(kv_format))
-    stored, new = [], []
-    widths = KV_FORMATS[kv_format]
-    for size, bits, seed in zip(sizes, widths, reference_turbo.SEEDS.values(), strict=True):
-        rows = mx.array(rng.standard_normal((2, 3, 11, size)).astype(np.float32)).astype(dtype)
-        parts = buffers.packed(rows[:, :, :9], PARTS.get(bits, 2), bits, 32, seed)
-        stored.append(tuple(part[...] for part in parts))
-        new.append(rows[:, :, 9:])
-    slots = np.argsort(rng.random((2, 3, 9)), axis=2)[:, :, :2].astype(np.uint32)
-    bits, v_bits = widths
-    return stored, new, slots, {"bits": bits or 8, "v_bits": v_bits, "group_size": 32}
+def codes_and_new():
+    """Nine rows of keys and values as codes, two new ones of each, and slots."""
+    rows = [mx.random.normal((2, 3, 11, size), key=mx.random.key(size)) for size in (64, 128)]
+    seeds = reference_turbo.SEEDS.values()
+    stored = [
+        [*buffers.packed(each[:, :, :9], 2, 3, 32, seed)]
+        for each, seed in zip(rows, seeds, strict=True)
+    ]
+    slots = np.argsort(np.random.default_rng(1).random((2, 3, 9)), axis=2)[:, :, :2]
+    return stored, [each[:, :, 9:] for each in rows], slots.astype(np.uint32)
 
 
 @NATIVE
-def test_codes_are_written_in_place():
-    stored, new, slots, packing = stored_and_new("turbo3", mx.float32, (64, 128))
-    flat = [part + 0 for parts in stored for part in parts]
+@pytest.mark.parametrize(
+    ("make", "bits"), [(lambda: packed_and_new(12), 8), (codes_and_new, 3)], ids=["affine", "codes"]
+)
+def test_the_memory_of_inputs_that_nobody_holds_is_written_in_place(make, bits):
+    stored, new, slots = make()
+    flat, half = [part + 0 for parts in stored for part in parts], len(stored[0])
+    del stored
     mx.eval(flat)
     before = [address(part) for part in flat]
     with use_backend("native"):
         for _ in range(3):
-            k, v = tuple(flat[:2]), tuple(flat[2:])
+            k, v = tuple(flat[:half]), tuple(flat[half:])
             del flat
-            k, v = fast.quantize_append(k, v, *new, mx.array(slots), **packing)
+            k, v = fast.quantize_append(k, v, *new, mx.array(slots), bits=bits)
             flat = [*k, *v]
             del k, v
             mx.eval(flat)
-    assert before == [address(part) for part in flat]
+            mx.synchronize()
+            assert [address(part) for part in flat] == before
 
 
 @pytest.mark.parametrize("capacities", [(10, 10), (10, 14)], ids=str)

@@ -10,7 +10,7 @@ import pytest
 
 import mlx_h2o
 import reference_turbo
-from mlx_h2o import H2OConfig, H2OKVCache, demo, fast, use_backend
+from mlx_h2o import H2OConfig, H2OKVCache, demo, fast
 from mlx_h2o.caches.turbo import TurboColumn
 from mlx_h2o.config import KV_FORMATS
 from mlx_h2o.operations.backends import resolve
@@ -18,7 +18,6 @@ from mlx_h2o.operations.composed import turbo
 from mlx_h2o.operations.composed.buffers import packed as packed_rows
 
 SIZES = (32, 64, 128, 256, 512, 1024)
-BACKENDS = [name for name in ("composed", "native") if mlx_h2o.backends()[name].available]
 
 
 def normal(seed: int, *shape: int, dtype: mx.Dtype = mx.float32) -> mx.array:
@@ -40,18 +39,16 @@ def test_levels_are_those_of_the_density(size, bits):
         np.testing.assert_allclose(half, reference_turbo.MERGED[size, bits], rtol=0, atol=2.2e-4)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("side", ["keys", "values"])
 @pytest.mark.parametrize("bits", turbo.BITS)
 @pytest.mark.parametrize(
-    ("size", "dtype"), [(32, mx.float32), (128, mx.float16), (256, mx.bfloat16)]
+    ("size", "dtype"), [(32, mx.float32), (128, mx.float16), (256, mx.bfloat16), (1024, mx.float32)]
 )
 def test_rows_are_packed_as_the_format_says(size, dtype, bits, side, backend):
     given = normal(size + bits, 2, 3, 5, size, dtype=dtype) * mx.array([1e-3, 1, 40]).reshape(
         1, 3, 1, 1
     ).astype(dtype)
-    with use_backend(backend):
-        words, norms = resolve().encode_rows(given, bits, reference_turbo.SEEDS[side])
+    words, norms = resolve().encode_rows(given, bits, reference_turbo.SEEDS[side])
     assert words.shape == (2, 3, 5, size * bits // 32)
     assert words.dtype == mx.uint32
     assert norms.shape == (2, 3, 5, 1)
@@ -65,13 +62,12 @@ def test_three_bits_of_128_elements_take_52_bytes():
 
 
 @pytest.mark.parametrize("bits", turbo.BITS)
-def test_a_row_of_zeros_stays_one(bits):
+def test_a_row_of_zeros_stays_one(bits, backend):
     column = TurboColumn(bits, turbo.KEYS, mx.float32)
     found = column.decode(column.encode(mx.zeros((1, 1, 2, 64))))
     assert (np.array(found) == 0).all()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kv_format", KV_FORMATS)
 def test_new_rows_go_to_their_slots_in_memory_of_their_own(kv_format, backend):
     bits, v_bits = KV_FORMATS[kv_format]
@@ -81,25 +77,20 @@ def test_new_rows_go_to_their_slots_in_memory_of_their_own(kv_format, backend):
         return list(packed_rows(rows, {0: 1, 8: 3}.get(width, 2), width, 64, seed))
 
     both = stored(rows[0], bits, turbo.KEYS), stored(rows[1], v_bits, turbo.VALUES)
-    with use_backend(backend):
-        empty = [[mx.zeros_like(part) for part in parts] for parts in both]
-        start, given = 0, []
-        for count in (2, 1, 3):
-            new = [array[:, :, start : start + count] for array in rows]
-            found = resolve().append_quantized(*empty, *new, start, bits or 8, 64, v_bits)
-            given = found[len(found) // 2 :]
-            empty = [found[: len(both[0])], found[len(both[0]) : len(found) // 2]]
-            start += count
-            assert all(part.shape[2] == start for part in given)
-        mx.eval(given)
+    empty = [[mx.zeros_like(part) for part in parts] for parts in both]
+    start, given = 0, []
+    for count in (2, 1, 3):
+        new = [array[:, :, start : start + count] for array in rows]
+        found = resolve().append_quantized(*empty, *new, start, bits or 8, 64, v_bits)
+        given = found[len(found) // 2 :]
+        empty = [found[: len(both[0])], found[len(both[0]) : len(found) // 2]]
+        start += count
+        assert all(part.shape[2] == start for part in given)
     for part, expected in zip(given, [*both[0], *both[1]], strict=True):
         if part.dtype == mx.uint32:  # a code at the border of two levels may be the other one
             assert np.mean(np.array(part) != np.array(expected)) < 0.02
         else:
             np.testing.assert_allclose(np.array(part), np.array(expected), rtol=1e-6)
-
-
-# Attention over them
 
 
 # Caches of them

@@ -1,8 +1,9 @@
-"""The C leg: the same calls through the C library, by cffi."""
+"""The C leg: the package on the operations of the C library, by cffi."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,48 +11,38 @@ import mlx.core as mx
 import numpy as np
 
 from golden.build import Case
-from mlx_h2o.operations.backends import get, register, use_backend
-from mlx_h2o.operations.composed import folding
+from mlx_h2o.operations.backends import get, register
+from mlx_h2o.operations.composed import folding, turbo
 from mlx_h2o.operations.requests import (
-    AccumulateRequest,
-    AttentionAccumulateRequest,
     AttentionRequest,
     AttentionResult,
-    KeyDiversityRequest,
-    Packed,
-    Parts,
-    QuantizeAppendRequest,
-    QuantizedRows,
-    RetentionRequest,
+    Codes,
+    PackedRows,
     StoredRows,
 )
 
 try:
     import c_api
-    import c_api_operations
 except ModuleNotFoundError as error:
     if error.name != "cffi":
         raise
     c_api = None
 
-from parity import operations, traces
-from parity.legs import Leg
+from parity import judge, operations
+from parity.legs import PackageLeg
 from parity.outcome import Outcome
 
 LIBRARY = "libmlxh2oc.*"
-PACKING = ("bits", "group_size", "v_bits")
-
-#: Cases that the package runs, with its operations those of C.
-FOLLOWED = ("attend",)
 
 
 class CBackend:
     """The C operations as a back end of the package, so that its cache can run on them.
 
-    The C interface has no cache: in a trace the steps are Python's, the operations C's.
+    The C interface has no cache: in a trace the steps are Python's, the operations C's. ``backend``
+    is the one of C; "" leaves the choice to it.
     """
 
-    def __init__(self, library, name: str, backend: str) -> None:
+    def __init__(self, library: Any, name: str, backend: str) -> None:
         self.library, self.name, self.backend = library, name, backend
 
     def unavailable_reason(self) -> str:
@@ -60,135 +51,140 @@ class CBackend:
     def refuses(self, request: AttentionRequest) -> str:
         return ""
 
+    def _called(self, op: str, **given: Any) -> dict[str, Any]:
+        with self.library.using(self.backend):
+            found = self.library.call(op, **given)
+            return {
+                name: tuple(map(self.library.mlx, one))
+                if isinstance(one, tuple)
+                else self.library.mlx(one)
+                for name, one in found.items()
+            }
+
     def attention(self, request: AttentionRequest) -> AttentionResult:
         """Dense or packed rows."""
-        queries = self.library.array(request.queries)
-        sides = [self._rows(_parts(side)) for side in (request.keys, request.values)]
-        asked = self._asked(request) | {"return_lse": request.return_lse}
-        with self.library.using(self.backend):
-            if request.is_packed:
-                asked["return_skipped"] = request.return_skipped
-                found = c_api_operations.quantized_attention(self.library, queries, *sides, **asked)
-            else:
-                found = self.library.attention(queries, *sides, **asked)
-            arrays = {name: mx.array(self.library.numpy(a)) for name, a in found.items()}
-        arrays["out"] = arrays["out"].astype(request.queries.dtype)
-        return AttentionResult(**arrays)
+        given = _asked(request)
+        asked = {"lse": request.return_lse, "skipped": request.return_skipped}
+        given["without"] = [name for name, is_asked in asked.items() if not is_asked]
+        if request.is_packed:
+            for side, rows in (("k", request.keys), ("v", request.values)):
+                names = (f"{side}_{part}" for part in "wsb")
+                given |= dict(zip(names, _parts(rows), strict=False))
+        else:
+            given |= {"keys": request.keys, "values": request.values}
+        op = c_api.QUANTIZED if request.is_packed else c_api.ATTENTION
+        return AttentionResult(**self._called(op, **given))
 
     def attention_and_accumulate(
-        self, request: AttentionAccumulateRequest
+        self, request: AttentionRequest, importance: mx.array, decay: float | None
     ) -> tuple[mx.array, mx.array]:
-        attention, array = request.attention, self.library.array
-        rows = attention.keys.shape[2]  # C takes no importance of others
-        with self.library.using(self.backend):
-            found = c_api_operations.attention_and_accumulate(
-                self.library,
-                array(attention.queries),
-                *(self._rows(_parts(side)) for side in (attention.keys, attention.values)),
-                array(request.importance[:, :, :rows]),
-                kind="mass" if request.decay is None else "ema",
-                decay=request.decay or 0.0,
-                **self._asked(attention),
-            )
-            out, importance = (mx.array(self.library.numpy(a)) for a in found.values())
-        importance = mx.concatenate([importance, request.importance[:, :, rows:]], axis=2)
-        return out.astype(attention.queries.dtype), importance
+        rows = request.keys.shape[2]  # C takes no importance of others
+        out, new = self._called(
+            "attention_and_accumulate",
+            keys=_parts(request.keys),
+            values=_parts(request.values),
+            importance=importance[:, :, :rows],
+            **_kind(decay),
+            **_asked(request),
+        ).values()
+        return out, mx.concatenate([new, importance[:, :, rows:]], axis=2)
 
-    def _asked(self, request: AttentionRequest) -> dict[str, Any]:
-        """scale, mask, sinks, row_bias and packing, as the C operations take them."""
-        array = self.library.array
-        asked: dict[str, Any] = {
-            "scale": request.scale,
-            "mask": "causal" if request.causal else request.mask,
-            "sinks": None if request.sinks is None else array(request.sinks),
-        }
-        if isinstance(asked["mask"], mx.array):
-            asked["mask"] = array(asked["mask"])
-        if request.row_bias is not None:
-            rows = request.keys.shape[2]  # C takes no bias of others
-            asked["row_bias"] = array(request.row_bias[:, :, :rows])
-        if request.is_packed:
-            asked |= {"bits": getattr(request.keys, "bits", 8), "v_bits": request.values.bits}
-            affine = [
-                rows for rows in (request.keys, request.values) if isinstance(rows, QuantizedRows)
-            ]
-            asked["group_size"] = affine[0].group_size if affine else 64
-            asked["sparse_v_threshold"] = request.sparse_v_threshold
-        return asked
+    def prefill_scores(
+        self, request: AttentionRequest, importance: mx.array | None, decay: float | None
+    ) -> mx.array:
+        given = {"keys": request.keys, "importance": importance} | _kind(decay)
+        given["counted_queries"] = request.queries.shape[2]
+        return self._called("prefill_scores", **given, **_asked(request))["res"]
 
-    def keep_indices(self, request: RetentionRequest) -> mx.array:
-        rows = (self.library.array(request.scores), self.library.array(request.positions))
-        with self.library.using(self.backend):
-            zones = (request.sink_size, self._of_sequences(request.recent_start))
-            keep = request.scores.shape[2] - request.count
-            return mx.array(self.library.numpy(self.library.keep_indices(*rows, keep, *zones)))
+    def keep_indices(
+        self, scores: mx.array, positions: mx.array, *, recent_start=None, stream=None, **given: int
+    ) -> mx.array:
+        given |= {"scores": scores, "positions": positions}
+        one_for_all = isinstance(recent_start, int)
+        given["recent_start"] = np.array(recent_start, np.int32) if one_for_all else recent_start
+        return self._called("keep_indices", **given)["res"]
 
-    def accumulate_scores(self, request: AccumulateRequest) -> mx.array:
-        given = map(self.library.array, (request.importance, request.scores))
-        with self.library.using(self.backend):
-            found = c_api_operations.accumulate_scores(
-                self.library, *given, decay=request.decay, masked=request.masked
-            )
-            return mx.array(self.library.numpy(found))
+    def accumulate_scores(
+        self, importance: mx.array, scores: mx.array, *, stream=None, **given: Any
+    ) -> mx.array:
+        given |= {"importance": importance, "scores": scores}
+        return self._called("accumulate_scores", **given)["res"]
 
-    def key_diversity(self, request: KeyDiversityRequest) -> mx.array:
-        with self.library.using(self.backend):
-            found = c_api_operations.key_diversity(self.library, self.library.array(request.keys))
-            return mx.array(self.library.numpy(found))
+    def key_diversity(self, keys: mx.array, *, stream=None) -> mx.array:
+        return self._called("key_diversity", keys=keys)["res"]
 
     def fold(self, *rows: mx.array, share: float = 1.0) -> folding.Folded:
-        with self.library.using(self.backend):
-            found = c_api_operations.fold(self.library, *map(self.library.array, rows), share=share)
-            made = folding.Folded(*(mx.array(self.library.numpy(a)) for a in found.values()))
-        dtype = rows[0].dtype
-        return made._replace(keys=made.keys.astype(dtype), values=made.values.astype(dtype))
+        names = ("keys", "values", "bias", "mass", "weights", "eligible", "kept")
+        found = self._called("fold", share=share, **dict(zip(names, rows, strict=True)))
+        return folding.Folded(*found.values())
 
-    def _of_sequences(self, value: int | mx.array | None) -> Any:
-        return self.library.array(value) if isinstance(value, mx.array) else value
+    def quantize_append(
+        self, keys: Any, values: Any, new_keys, new_values, slots, *, stream=None, **packing: int
+    ) -> list[mx.array]:
+        new = {"key_rows": new_keys, "value_rows": new_values, "slots": slots}
+        found = self._called("quantize_append", keys=keys, values=values, **new, **packing)
+        return [part for side in found.values() for part in side]
 
-    def _rows(self, rows: mx.array | Packed) -> Any:
-        if isinstance(rows, tuple):
-            return tuple(map(self.library.array, rows))
-        return self.library.array(rows)
+    def encode_rows(self, rows: mx.array, bits: int, seed: int) -> Codes:
+        given = {"bits": bits, "of_values": seed == turbo.VALUES}
+        words, norms = self._called("encode_rows", rows=rows, **given).values()
+        return words, norms
 
-    def _like(self, found: tuple[Any, ...], given: mx.array | Packed) -> Any:
-        """The arrays found, as mx.array of the dtypes of those given."""
-        parts = given if isinstance(given, tuple) else (given,)
-        made = tuple(
-            mx.array(self.library.numpy(part)).astype(like.dtype)
-            for part, like in zip(found, parts, strict=True)
-        )
-        return made if isinstance(given, tuple) else made[0]
-
-    def quantize_append(self, request: QuantizeAppendRequest) -> tuple[Parts, Parts]:
-        sides = (request.keys, request.values)
-        new = map(self.library.array, (request.new_keys, request.new_values, request.slots))
-        packing = {name: getattr(request, name) for name in PACKING}
-        with self.library.using(self.backend):
-            found = c_api_operations.quantize_append(
-                self.library, *map(self._rows, sides), *new, **packing
-            )
-            keys, values = (
-                self._like(side, given) for side, given in zip(found, sides, strict=True)
-            )
-        return keys, values
+    def decode_rows(
+        self, words: mx.array, norms: mx.array, bits: int, seed: int, dtype: mx.Dtype
+    ) -> mx.array:
+        given = {"bits": bits, "of_values": seed == turbo.VALUES}
+        return self._called("decode_rows", words=words, norms=norms, **given)["res"].astype(dtype)
 
 
-def _parts(rows: StoredRows) -> Any:
-    return rows if isinstance(rows, mx.array) else rows.parts
+def _asked(request: AttentionRequest) -> dict[str, Any]:
+    """Queries, scale, mask, sinks, row_bias and packing, by C's names."""
+    asked: dict[str, Any] = {
+        "queries": request.queries,
+        "scale": request.scale,
+        "mask": "causal" if request.causal else _narrow(request.mask),
+        "sinks": request.sinks,
+    }
+    if request.row_bias is not None:
+        asked["row_bias"] = request.row_bias[:, :, : request.keys.shape[2]]  # no bias of others
+    if request.is_packed:
+        asked |= request.packing | {"sparse_v_threshold": request.sparse_v_threshold}
+    return asked
 
 
-class CLeg(Leg):
+def _kind(decay: float | None) -> dict[str, Any]:
+    return {"kind": "mass" if decay is None else "ema", "decay": decay or 0.0}
+
+
+def _narrow(mask: mx.array | None) -> mx.array | None:
+    """A mask as it was before it was broadcast, which C has to do too."""
+    if mask is None:
+        return None
+    bits = mask.view(mx.uint16) if mask.dtype == mx.bfloat16 else mask
+    steps = np.asarray(bits).strides
+    narrow = mask[tuple(slice(0, 1 if step == 0 else None) for step in steps)]
+    first = next((axis for axis, count in enumerate(narrow.shape) if count > 1), 3)
+    return narrow.reshape(narrow.shape[first:])
+
+
+def _parts(rows: StoredRows) -> tuple[mx.array, ...]:
+    return rows.parts if isinstance(rows, PackedRows) else (rows,)
+
+
+class CLeg(PackageLeg):
     """libmlxh2oc with one of its back ends named."""
 
-    def __init__(self, name: str, backend: str, build: Path) -> None:
-        self.name, self.trace_of, self.build = name, backend, build
-        self.library = None
+    def __init__(self, name: str, backend: str, build: Path | None = None) -> None:
+        super().__init__(name)
+        self.trace_of, self.build = backend, build
+        self.library: Any = None
 
     def not_run(self) -> str:
         if c_api is None:
             return "cffi is not installed"
-        built = sorted(self.build.glob(f"**/{LIBRARY}"), key=lambda path: path.stat().st_mtime)
+        built = sorted(
+            (self.build or Path()).glob(f"**/{LIBRARY}"), key=lambda path: path.stat().st_mtime
+        )
         named = os.environ.get(c_api.ENVIRONMENT)
         path = Path(named) if named else built[-1] if built else c_api.library_path()
         if path is None or not path.is_file():
@@ -209,24 +205,19 @@ class CLeg(Leg):
         found = self.library.ffi.string(self.library.c.mlx_string_data(text.value)).decode()
         return {"mlx": found, "back end": self.trace_of}
 
-    def outcome(self, case: Case) -> Outcome:
-        op = case.fields["op"]
-        if op == "trace" or op in FOLLOWED:
-            remove = register(self.name, CBackend(self.library, self.name, self.trace_of))
-            run = traces.run_python if op == "trace" else operations.run
-            try:
-                with use_backend(self.name):
-                    return run(case, get(self.name))
-            finally:
-                remove()
-        with self.library.using(self.trace_of):
-            if op in c_api_operations.RUN:
-                return Outcome(c_api_operations.run_case(self.library, case.fields, case.tensors))
-            found = self.library.run_case(case.fields, _inputs(case))
-        return Outcome({name: np.asarray(array) for name, array in found.items()})
+    def run(self, cases: Iterable[Case], directory: Path) -> Iterator[tuple[str, Outcome]]:
+        remove = register(self.name, CBackend(self.library, self.name, self.trace_of))
+        try:
+            yield from super().run(cases, directory)
+        finally:
+            remove()
 
 
-def _inputs(case: Case) -> dict[str, mx.array]:
-    names = ("queries", "keys", "values", "mask", "sinks", "row_bias", "scores", "positions")
-    names += ("recent_start",)
-    return {name: case.tensors[name] for name in names if name in case.tensors}
+def failures(library: Any, cases: Iterable[Case], backend: str = "composed") -> list[str]:
+    """The cases, none a trace, that a back end of this library fails, and why."""
+    leg = CLeg("c-library", backend)
+    leg.library, by_name = library, {case.name: case for case in cases}
+    found = (
+        (name, judge.judge(by_name[name], one)) for name, one in leg.run(by_name.values(), Path())
+    )
+    return [f"{name}: {verdict.note}" for name, verdict in found if not verdict.ok]

@@ -15,18 +15,16 @@ import mlx.core as mx
 import numpy as np
 
 import reference
-import reference_turbo
 from golden.build import (
     DTYPES,
     Case,
     additive_mask,
     attention_case,
-    bool_mask,
     generator,
     row_bias,
 )
 from mlx_h2o.config import KV_FORMATS
-from mlx_h2o.operations.composed import turbo
+from parity.calls import Call, drawn_case
 
 # The combinations that bring both sides of every flag: mask, sinks, scores, lse. Those at even
 # places have a bias of rows in one pass, the others in two.
@@ -69,7 +67,7 @@ def decode_cases(seed: int) -> Iterator[Case]:
         if not scores:
             yield case(f"without-scores-{flags}-{dtype}", sizes=(64, 32))
         elif passes == "two-pass":
-            yield _dense(f"{flags}-{dtype}", rows, dtype, mask, sinks, bias, lse, seed)
+            yield case(f"{flags}-{dtype}", queries=2, heads=(4, 2), slack=3)
         sizes, bits, group = PACKED[index]
         kind = "packed" if scores else "packed-without-scores"
         packing = f"{bits[0]}.{bits[1]}-g{group}"
@@ -83,16 +81,6 @@ def decode_cases(seed: int) -> Iterator[Case]:
     yield from _lengths(seed)
     yield from _row_biases(seed)
     yield from _codes(seed)
-
-
-def _dense(
-    name: str, rows: int, dtype: str, mask: str, sinks: bool, bias: Any, lse: bool, seed: int
-) -> Case:
-    """Plain attention, which every leg serves."""
-    return attention_case(
-        name, rows=rows, dtype=dtype, queries=2, heads=(4, 2), mask=_mask(mask, dtype, (2, rows)),
-        sinks=(0.5, -1.5, 3, 8) if sinks else None, bias=bias, return_lse=lse, slack=3, seed=seed,
-    )  # fmt: skip
 
 
 def _row_biases(seed: int) -> Iterator[Case]:
@@ -142,69 +130,15 @@ def _codes(seed: int) -> Iterator[Case]:
             yield make(f"{name}-without-scores-{dtype}", scores=False)
 
 
-def decode_case(
-    name: str,
-    *,
-    dtype: str = "f32",
-    rows: int = 33,
-    sizes: tuple[int, int] = (64, 64),
-    heads: tuple[int, int] = (2, 1),
-    queries: int = 1,
-    mask: str = "",
-    sinks: bool = False,
-    scores: bool = True,
-    lse: bool = True,
-    bits: tuple[int, int] | None = None,
-    kv_format: str = "",
-    group: int = 64,
-    scales: str = "",
-    sparse: float = 0.0,
-    skipped: bool = False,
-    bias: Any = None,
-    slack: int = 0,
-    seed: int = 0,
-) -> Case:
-    """One case; ``bits`` of keys and values pack them, with scales of the dtype ``scales``, or a
-    ``kv_format`` with codes of rotated rows.
-
-    The ``slack`` rows behind keys and values are NaN. Expected is float64 attention on the rows
-    as they dequantise.
-    """
-    rng, kind = generator(name, seed), DTYPES[dtype]
-
-    def normal(*shape: int) -> mx.array:
-        return mx.array(rng.standard_normal(shape).astype(np.float32)).astype(kind)
-
-    tensors = {"queries": normal(1, heads[0], queries, sizes[0])}
-    live: list[Any] = []
-    bits = KV_FORMATS[kv_format] if kv_format else bits
-    for index, name_of in enumerate(("keys", "values")):
-        dense = normal(1, heads[1], rows, sizes[index])
-        if bits is None or bits[index] == 0:
-            live.append(dense)
-            tensors[name_of] = _with_slack(dense, slack)
-            continue
-        if kv_format and bits[index] < 8:
-            packed = turbo.encode_rows(dense, bits[index], reference_turbo.SEEDS[name_of])
-            live.append(reference_turbo.rows(*packed, bits=bits[index], side=name_of))
-            for part, array in zip(("words", "norms"), packed, strict=True):
-                tensors[f"{name_of}_{part}"] = _with_slack(array, slack)
-            continue
-        wide = dense.astype(DTYPES[scales or dtype])
-        packed = mx.quantize(wide, group_size=group, bits=bits[index])
-        live.append(reference.dequantized(*packed, bits=bits[index], group_size=group))
-        for part, array in zip(("words", "scales", "biases"), packed, strict=True):
-            tensors[f"{name_of}_{part}"] = _with_slack(array, slack)
-    made = _mask(mask, dtype, (queries, rows))
+def decode_case(name: str, *, seed: int = 0, mask: str = "", **given: Any) -> Case:
+    """One case of a ``Call``. Expected is float64 attention on the rows as they dequantise; that of
+    dense rows with scores is plain attention, which every leg serves."""
+    dtype, sparse = given.get("dtype", "f32"), given.get("sparse", 0.0)
     # Sparse V needs pairs to drop, so logits that lie far apart.
-    scale = float(np.float32(0.4 if sparse else sizes[0] ** -0.5))
-    arguments: dict[str, Any] = {"scale": scale, "mask": made or None, "sinks": None}
-    if callable(made):
-        arguments["mask"] = tensors["mask"] = made(rng)
-    if sinks:
-        arguments["sinks"] = tensors["sinks"] = normal(heads[0])
-    if bias is not None:
-        arguments["row_bias"] = tensors["row_bias"] = bias(rng, (1, heads[1], rows))
+    given["scale"] = 0.4 if sparse else 0.0
+    given["sinks"] = dtype if given.get("sinks") else ""
+    call = Call(mask=f"add-{dtype}" if mask == "additive" else mask, **given)
+    fields, tensors, live, arguments = call.made(generator(name, seed))
     q = tensors["queries"]
     expected = reference.attention(q, *live, **arguments)
     narrow = [a if isinstance(a, mx.array) else mx.array(a.astype(np.float32)) for a in live]
@@ -213,43 +147,15 @@ def decode_case(
         expected = reference.attention(q, *live, **arguments, sparse_v_threshold=sparse)
         # A kernel may add pairs that the definition drops.
         dropped = reference.dropped_mass(expected, sparse)
-        allowed["out"] += dropped * float(np.abs(live[1]).max())
+        allowed["out"] += dropped * float(mx.abs(narrow[1]).max())
     results = expected._asdict()
-    if skipped:
+    if call.skipped:
         results["skipped"] = reference.skipped(expected, sparse)
         # A row whose weight is about the threshold is skipped or not.
         edges = [reference.skipped(expected, sparse * (1 + part)) for part in (-1e-4, 1e-4)]
         allowed["skipped"] = 1e-6 + float((edges[1] - edges[0]).max())
-    asked = {"scores": scores, "lse": lse}
-    fields = {
-        "name": name,
-        "op": "quantized" if scores else "without_scores",
-        "scale": scale,
-        "mask": "array" if callable(made) else mask,
-        "bits": bits and (bits[0] or 8, bits[1]),
-        "kv_format": kv_format,
-        "group_size": group,
-        "sparse_v_threshold": sparse,
-        "return_lse": lse,
-        "slack": slack,
-        "return_skipped": skipped,
-        "tolerance": {key: allowed[key] for key in results if asked.get(key, True)},
-    }
-    tensors |= {f"{key}64": mx.array(results[key].astype(np.float32)) for key in results}
-    return Case(fields, tensors)
-
-
-def _with_slack(array: mx.array, slack: int) -> mx.array:
-    if not slack:
-        return array
-    poison = 2**32 - 1 if array.dtype == mx.uint32 else np.nan
-    shape = (*array.shape[:2], slack, array.shape[3])
-    return mx.concatenate([array, mx.full(shape, poison, dtype=array.dtype)], axis=2)
-
-
-def _mask(mask: str, dtype: str, shape: tuple[int, int]) -> Any:
-    if mask == "bool":
-        return partial(bool_mask, shape=shape)
-    if mask == "additive":
-        return partial(additive_mask, shape=shape, dtype=DTYPES[dtype], masked=(-np.inf,))
-    return mask
+    left_out = {"scores": not call.scores, "lse": not call.lse}
+    tolerance = {key: allowed[key] for key in results if not left_out.get(key)}
+    packed = "quantized" if fields["bits"] else "attention"
+    fields |= {"name": name, "op": packed if call.scores else "without_scores"}
+    return drawn_case(fields, tensors, results, tolerance)

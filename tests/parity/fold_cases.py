@@ -13,7 +13,7 @@ import reference
 import reference_folding
 from cache_folded import MADE
 from golden.build import DTYPES, Case, generator
-from parity.row_cases import drawn_case
+from parity.calls import drawn_case
 
 SUMMED = 2.0**-23
 """A mass is a sum of float32 numbers: one rounding of it."""

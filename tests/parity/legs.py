@@ -9,17 +9,16 @@ import subprocess
 from collections.abc import Iterable, Iterator
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
-import mlx.core as mx
 import numpy as np
 
 import mlx_h2o
 import reference
+from emulator import BuildError, EmulatorBackend, compiler
+from emulator.cases import compile_all
 from golden.build import Case
-from mlx_h2o import fast, use_backend
-from mlx_h2o.operations import requests
-from mlx_h2o.operations.backends import Backend, get, register
+from mlx_h2o import use_backend
+from mlx_h2o.operations.backends import get, register
 from mlx_h2o.operations.gpu import launch
 from mlx_h2o.operations.requests import AttentionRequest
 from parity import operations, traces
@@ -40,8 +39,7 @@ class Leg:
 
     def absent(self, case: Case) -> str:
         """Why the case is not for this leg, which shows "n/a" then; empty if it is."""
-        op = case.fields["op"]
-        return f"it has no operation {op!r} yet" if op in operations.FUNCTIONS else ""
+        return ""
 
     def versions(self) -> dict[str, str]:
         """What ran, for the JSON file."""
@@ -63,49 +61,21 @@ class Leg:
         raise NotImplementedError
 
 
-def inputs(case: Case) -> tuple[mx.array, mx.array, mx.array]:
-    """Queries, keys and values; without the slack, whose rows are behind the views."""
-    q, k, v = (case.tensors[name] for name in ("queries", "keys", "values"))
-    rows = k.shape[2] - case.fields["slack"]
-    return q, k[:, :, :rows], v[:, :, :rows]
-
-
-def options(case: Case) -> dict[str, object]:
-    """scale, mask, sinks and row_bias as the operation takes them."""
-    mask = case.tensors["mask"] if case.fields["mask"] == "array" else case.fields["mask"] or None
-    return {
-        "scale": case.fields["scale"],
-        "mask": mask,
-        "sinks": case.tensors.get("sinks"),
-        "row_bias": case.tensors.get("row_bias"),
-    }
-
-
-def zones(case: Case) -> dict[str, Any]:
-    """sink_size and recent_start of a selection case."""
-    start = case.tensors.get("recent_start", case.fields["recent_start"])
-    return {"sink_size": case.fields["sink_size"], "recent_start": start}
-
-
 class ReferenceLeg(Leg):
     """The float64 reference, afresh: the committed expectations must be what it says today."""
 
     name = "reference"
-
-    def absent(self, case: Case) -> str:
-        return ""
 
     def versions(self) -> dict[str, str]:
         return {"python": platform.python_version(), "numpy": np.__version__}
 
     def outcome(self, case: Case) -> Outcome:
         if case.fields["op"] == "attention":
-            found = reference.attention(*inputs(case), **options(case))
+            found = reference.attention(*operations.inputs(case), **operations.options(case))
             return Outcome({k: a.astype(np.float32) for k, a in found._asdict().items()})
         if case.fields["op"] == "keep":
             rows = (case.tensors["scores"], case.tensors["positions"])
-            keep = reference.keep_indices(*rows, keep=case.fields["keep"], **zones(case))
-            return Outcome({"keep": keep})
+            return Outcome({"keep": reference.keep_indices(*rows, **operations.zones(case))})
         if case.fields["op"] in operations.FUNCTIONS:
             return Outcome()  # the runner has just drawn the case, expectations and all
         return Outcome(run_reference(case))
@@ -135,29 +105,9 @@ class PackageLeg(Leg):
 
     def outcome(self, case: Case) -> Outcome:
         with use_backend(self.name):
-            if case.fields["op"] == "attention":
-                return self._attention(case)
             if case.fields["op"] == "trace":
                 return traces.run_python(case, get(self.name))
-            if case.fields["op"] in operations.FUNCTIONS:
-                return operations.run(case, get(self.name))
-            rows = (case.tensors["scores"], case.tensors["positions"])
-            keep = fast.keep_indices(*rows, keep=case.fields["keep"], **zones(case))
-            return Outcome({"keep": np.array(keep)})
-
-    def refusal(self, case: Case) -> str:
-        """Why this leg may leave an attention case out; the package's own may not."""
-        return ""
-
-    def _attention(self, case: Case) -> Outcome:
-        refusal = self.refusal(case)
-        if refusal:
-            return Outcome(refused=refusal)
-        found = fast.scaled_dot_product_attention_with_scores(
-            *inputs(case), **options(case), return_lse=case.fields["return_lse"]
-        )
-        names = ("out", "scores", "lse")
-        return Outcome({n: reference.float64(a) for n, a in zip(names, found, strict=False)})
+            return operations.run(case)
 
 
 class EmulatorLeg(PackageLeg):
@@ -165,22 +115,17 @@ class EmulatorLeg(PackageLeg):
 
     def __init__(self) -> None:
         super().__init__("emulator")
-        self._reason: str | None = None
 
     def not_run(self) -> str:
-        if self._reason is None:
-            try:
-                backend: Backend = importlib.import_module("emulator").EmulatorBackend()
-                self._reason = backend.unavailable_reason()
-                if not self._reason and "emulator" not in mlx_h2o.backends():
-                    register("emulator", backend)
-            except ImportError as error:
-                self._reason = f"the emulator cannot be imported: {error}"
-        return self._reason
+        backend = EmulatorBackend()
+        reason = backend.unavailable_reason()
+        if not reason and "emulator" not in mlx_h2o.backends():
+            register("emulator", backend)
+        return reason
 
     def versions(self) -> dict[str, str]:
-        compiler = str(importlib.import_module("emulator").compiler())
-        told = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
+        command = [str(compiler()), "--version"]
+        told = subprocess.run(command, capture_output=True, text=True, check=False)
         return super().versions() | {"compiler": told.stdout.partition("\n")[0]}
 
     def run(self, cases: Iterable[Case], directory: Path) -> Iterator[tuple[str, Outcome]]:
@@ -190,7 +135,6 @@ class EmulatorLeg(PackageLeg):
 
     def _compile(self, cases: list[Case]) -> None:
         """All kernels of decode attention side by side; whatever fails here fails its case."""
-        compile_all = importlib.import_module("emulator.cases").compile_all
         backend = get("emulator")
         work = {}
         for case in cases:
@@ -199,18 +143,16 @@ class EmulatorLeg(PackageLeg):
                 plan = launch.plan(request)
                 key = tuple((each.kernel.name, str(each.template)) for each in plan.passes)
                 work.setdefault(key, (backend, request))
-        with contextlib.suppress(importlib.import_module("emulator").BuildError):
+        with contextlib.suppress(BuildError):
             compile_all(work.values())
 
     def _request(self, case: Case) -> AttentionRequest | None:
-        if case.fields["op"] in operations.DECODE:
-            return operations.request(case)
-        if case.fields["op"] != "attention":
-            return None
-        return requests.attention_request(
-            *inputs(case), **options(case), return_lse=case.fields["return_lse"]
-        )
+        served = (*operations.DECODE, "attention")
+        return operations.request(case) if case.fields["op"] in served else None
 
-    def refusal(self, case: Case) -> str:
-        request = requests.attention_request(*inputs(case), **options(case))
-        return get("emulator").refuses(request)
+    def outcome(self, case: Case) -> Outcome:
+        if case.fields["op"] == "attention":
+            refusal = get("emulator").refuses(operations.request(case))
+            if refusal:
+                return Outcome(refused=refusal)
+        return super().outcome(case)

@@ -1,4 +1,4 @@
-"""The operations beyond attention and selection: how a leg of the package runs a case of each.
+"""The operations: how a leg of the package runs a case of each.
 
 A back end that has no function of its own for one shows "n/a", in C and Swift too: its column
 would only repeat another's.
@@ -24,7 +24,8 @@ from parity.outcome import Outcome
 
 DECODE = ("quantized", "without_scores")
 
-# Functions of a back end, any of which makes it serve the operation itself.
+# Functions of a back end, any of which makes it serve an operation itself; attention and selection
+# every one has.
 FUNCTIONS: Mapping[str, tuple[str, ...]] = {
     "quantized": ("attention",),
     "without_scores": ("attention",),
@@ -46,22 +47,24 @@ def absent(case: Case, backend: object, name: str) -> str:
     return f"it has no {op!r} of its own"
 
 
-def run(case: Case, backend: Any) -> Outcome:
-    """The case on the package; ``backend`` is the one that is named."""
-    return Outcome(_RUN[case.fields["op"]](case, backend))
+def run(case: Case) -> Outcome:
+    """The case on the package, by the back end that is named."""
+    return Outcome(_RUN[case.fields["op"]](case))
 
 
 def request(case: Case) -> AttentionRequest:
     """The validated call of a case of decode attention; scores are left out where not expected."""
-    fields, tensors = case.fields, case.tensors
-    options = _options(case) | {
-        "return_scores": "scores" in fields["tolerance"],
-        "return_lse": "lse" in fields["tolerance"],
-    }
-    q, rows = tensors["queries"], [_rows(case, name) for name in ("keys", "values")]
-    if fields["bits"]:
-        options |= _packing(case) | {"return_skipped": fields["return_skipped"]}
-    return requests.attention_request(q, *rows, **options)
+    fields, asked = case.fields, options(case)
+    for name in ("scores", "lse"):
+        asked[f"return_{name}"] = name in fields["tolerance"] and fields.get(f"return_{name}", True)
+    if fields.get("bits"):
+        asked |= _packing(case) | {"return_skipped": fields["return_skipped"]}
+    return requests.attention_request(*inputs(case), **asked)
+
+
+def inputs(case: Case) -> tuple[Any, ...]:
+    """Queries, keys and values; without the slack, whose rows are behind the views."""
+    return (case.tensors["queries"], *(_rows(case, name) for name in ("keys", "values")))
 
 
 def _rows(case: Case, name: str) -> Any:
@@ -80,7 +83,8 @@ def _live(case: Case, array: mx.array) -> mx.array:
     return array[:, :, : array.shape[2] - case.fields["slack"]]
 
 
-def _options(case: Case) -> dict[str, Any]:
+def options(case: Case) -> dict[str, Any]:
+    """scale, mask, sinks and row_bias as the operation takes them."""
     mask = case.tensors["mask"] if case.fields["mask"] == "array" else case.fields["mask"] or None
     given = {"scale": case.fields["scale"], "mask": mask, "sinks": case.tensors.get("sinks")}
     # Not every operation has one.
@@ -97,6 +101,13 @@ def _packing(case: Case) -> dict[str, Any]:
     }
 
 
+def zones(case: Case) -> dict[str, Any]:
+    """keep, sink_size and recent_start of a selection case."""
+    start = case.tensors.get("recent_start", case.fields["recent_start"])
+    names = ("keep", "sink_size")
+    return {name: case.fields[name] for name in names} | {"recent_start": start}
+
+
 def _named(names: str, found: Any) -> dict[str, np.ndarray]:
     return {
         name: reference.float64(array)
@@ -105,34 +116,43 @@ def _named(names: str, found: Any) -> dict[str, np.ndarray]:
     }
 
 
-def _quantized(case: Case, backend: Any) -> dict[str, np.ndarray]:
-    del backend
+def _attention(case: Case) -> dict[str, np.ndarray]:
+    found = fast.scaled_dot_product_attention_with_scores(
+        *inputs(case), **options(case), return_lse=case.fields["return_lse"]
+    )
+    return _named("out scores lse", found)
+
+
+def _keep(case: Case) -> dict[str, np.ndarray]:
+    rows = (case.tensors["scores"], case.tensors["positions"])
+    return {"keep": np.array(fast.keep_indices(*rows, **zones(case)))}
+
+
+def _quantized(case: Case) -> dict[str, np.ndarray]:
     asked = {name: case.fields[name] for name in ("return_lse", "return_skipped")}
     found = fast.scaled_dot_product_attention_quantized_with_scores(
         case.tensors["queries"], *_rows(case, "keys"), *_rows(case, "values"),
-        **_options(case), **_packing(case), **asked,
+        **options(case), **_packing(case), **asked,
     )  # fmt: skip
     more = [name.removeprefix("return_") for name, is_asked in asked.items() if is_asked]
     return _named(" ".join(["out scores", *more]), found)
 
 
-def _without_scores(case: Case, backend: Any) -> dict[str, np.ndarray]:
+def _without_scores(case: Case) -> dict[str, np.ndarray]:
     """No public call asks for this; the package's own attention does."""
-    found = backend.attention(request(case))
+    found = resolve().serve_attention(request(case))
     if found[1] is not None:
         raise AssertionError("scores were made that nobody asked for")
     return _named("out scores lse skipped", found)
 
 
-def _accumulate(case: Case, backend: Any) -> dict[str, np.ndarray]:
-    del backend
+def _accumulate(case: Case) -> dict[str, np.ndarray]:
     given = (case.tensors["importance"], case.tensors["scores"])
     return _named("importance", [fast.accumulate_scores(*given, decay=case.fields["decay"])])
 
 
-def _append(case: Case, backend: Any) -> dict[str, np.ndarray]:
+def _append(case: Case) -> dict[str, np.ndarray]:
     """The rows that were written, and all others, as they dequantise: back ends may round apart."""
-    del backend
     fields, tensors = case.fields, case.tensors
     stored = [
         tuple(part for part in _rows(case, name) if part is not None) for name in ("keys", "values")
@@ -166,20 +186,18 @@ def dense_rows(rows: Any, *, bits: int, group_size: int, side: str) -> np.ndarra
     return reference.dequantized(*rows, bits=bits, group_size=group_size)
 
 
-def _codes(case: Case, backend: Any) -> dict[str, np.ndarray]:
+def _codes(case: Case) -> dict[str, np.ndarray]:
     """What the codes of rows stand for."""
-    del backend
     bits, seed = case.fields["bits"][0], reference_turbo.SEEDS[case.fields["kind"]]
     parts = resolve().encode_rows(case.tensors["rows"], bits, seed)
     return _named("rows", [resolve().decode_rows(*parts, bits, seed, mx.float32)])
 
 
-def _attend(case: Case, backend: Any) -> dict[str, np.ndarray]:
-    del backend
+def _attend(case: Case) -> dict[str, np.ndarray]:
     fields, tensors = case.fields, case.tensors
     found = fast.attention_and_accumulate(
         tensors["queries"], _rows(case, "keys"), _rows(case, "values"), tensors["importance"],
-        **_options(case), **(_packing(case) if fields["bits"] else {}), decay=fields["decay"],
+        **options(case), **(_packing(case) if fields["bits"] else {}), decay=fields["decay"],
         kind=fields["kind"],
     )  # fmt: skip
     return _named("out importance", found)
@@ -193,19 +211,17 @@ def split(rows: np.ndarray, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.take_along_axis(rows, at, axis=2), others
 
 
-def _prefill(case: Case, backend: Any) -> dict[str, np.ndarray]:
-    del backend
+def _prefill(case: Case) -> dict[str, np.ndarray]:
     fields = case.fields
     found = fast.prefill_scores(
-        case.tensors["queries"], case.tensors["keys"], **_options(case), kind=fields["kind"],
+        case.tensors["queries"], case.tensors["keys"], **options(case), kind=fields["kind"],
         importance=case.tensors.get("importance"), decay=fields["decay"],
         queries=fields["queries"],
     )  # fmt: skip
     return _named("importance", [found])
 
 
-def _fold(case: Case, backend: Any) -> dict[str, np.ndarray]:
-    del backend
+def _fold(case: Case) -> dict[str, np.ndarray]:
     names = ("keys", "values", "bias", "mass", "weights", "eligible", "kept")
     found = resolve().function(folding.fold)(
         *(case.tensors[name] for name in names), share=case.fields["share"]
@@ -213,7 +229,9 @@ def _fold(case: Case, backend: Any) -> dict[str, np.ndarray]:
     return _named("into keys values bias mass", found)
 
 
-_RUN: dict[str, Callable[[Case, Any], dict[str, np.ndarray]]] = {
+_RUN: dict[str, Callable[[Case], dict[str, np.ndarray]]] = {
+    "attention": _attention,
+    "keep": _keep,
     "quantized": _quantized,
     "without_scores": _without_scores,
     "accumulate": _accumulate,

@@ -14,16 +14,14 @@ import reference_turbo
 from golden.build import (
     DTYPES,
     Case,
-    additive_mask,
-    bool_mask,
     generator,
     keep_case,
-    row_bias,
     shuffled_positions,
     spread_scores,
 )
 from mlx_h2o.config import KV_FORMATS
 from mlx_h2o.operations.composed import buffers, turbo
+from parity.calls import PARTS, Call, drawn_case
 from parity.operations import dense_rows, split
 
 # Astride a simdgroup, a threadgroup of the row kernels, and where decode takes a second pass.
@@ -111,10 +109,6 @@ def _appends(seed: int) -> Iterator[Case]:
                           sizes=sizes, count=1 + index % 3, seed=seed)  # fmt: skip
 
 
-PARTS = {1: ("",), 2: ("_words", "_norms"), 3: ("_words", "_scales", "_biases")}
-"""How the arrays of stored rows are named, by their number, behind the name of a side."""
-
-
 def append_case(
     name: str,
     *,
@@ -186,65 +180,42 @@ def _codes(seed: int) -> Iterator[Case]:
 
 
 def _prefills(seed: int) -> Iterator[Case]:
-    case = partial(prefill_case, seed=seed)
+    case = partial(prefill_case, seed=seed, queries=20)
     for kind in ("ema", "mass"):
         for index, dtype in enumerate(DTYPES):
             causal = "causal" if index else ""
             yield case(f"prefill-{kind}-{causal or 'unmasked'}-{dtype}", kind=kind, dtype=dtype,
-                       mask=causal, queries=20, batch=1 + index % 2)  # fmt: skip
-        mask = partial(bool_mask, shape=(20, 33), empty=(3,))
-        yield case(f"prefill-{kind}-masked-sinks", kind=kind, queries=20, mask=mask, sinks=True)
-        bias = partial(additive_mask, shape=(20, 33), dtype=mx.float16, masked=(-np.inf,))
-        yield case(f"prefill-{kind}-additive", kind=kind, queries=20, mask=bias)
-        yield case(f"prefill-{kind}-bias", kind=kind, queries=20, mask=mask, sinks=True, bias=True)
-        yield case(f"prefill-{kind}-bias-rows-1025", kind=kind, queries=20, rows=1025, bias=True,
-                   mask="causal")  # fmt: skip
-    yield case("prefill-ema-continues", kind="ema", before=True, queries=9, mask="causal")
-    yield case("prefill-ema-last-4-queries", kind="ema", queries=9, counted=4, mask="causal")
+                       mask=causal, batch=1 + index % 2)  # fmt: skip
+        masked = {"mask": "bool", "sinks": "f32", "empty": True}
+        yield case(f"prefill-{kind}-masked-sinks", kind=kind, **masked)
+        yield case(f"prefill-{kind}-additive", kind=kind, mask="add-f16")
+        yield case(f"prefill-{kind}-bias", kind=kind, bias=True, **masked)
+        yield case(f"prefill-{kind}-bias-rows-1025", kind=kind, rows=1025, bias=True, mask="causal")
+    few = partial(case, kind="ema", queries=9, mask="causal")
+    yield few("prefill-ema-continues", before=True)
+    yield few("prefill-ema-last-4-queries", counted=4)
     # Astride the blocks of 2 MiB: of keys, and of queries.
+    many = partial(case, heads=(4, 1), mask="causal")
     for rows in (1023, 1025):
-        yield case(f"prefill-ema-rows-{rows}", kind="ema", queries=130, rows=rows, heads=(4, 1),
-                   mask="causal", size=32)  # fmt: skip
-    yield case("prefill-mass-rows-1025", kind="mass", queries=200, rows=1025, heads=(4, 1),
-               mask="causal", size=32)  # fmt: skip
+        yield many(f"prefill-ema-rows-{rows}", kind="ema", queries=130, rows=rows)
+    yield many("prefill-mass-rows-1025", kind="mass", queries=200, rows=1025)
 
 
 def prefill_case(
     name: str,
     *,
     kind: str,
-    queries: int,
-    rows: int = 33,
-    heads: tuple[int, int] = (4, 2),
-    batch: int = 1,
-    size: int = 32,
-    dtype: str = "f32",
-    mask: Any = "",
-    sinks: bool = False,
     before: bool = False,
-    bias: bool = False,
     counted: int = reference.EMA_QUERIES,
     seed: int = 0,
+    **given: Any,
 ) -> Case:
-    """What a chunk of ``queries`` says of its keys; ``before`` gives C an earlier value."""
-    rng, of = generator(name, seed), DTYPES[dtype]
-
-    def normal(*shape: int) -> mx.array:
-        return mx.array(rng.standard_normal(shape).astype(np.float32)).astype(of)
-
-    tensors = {
-        "queries": normal(batch, heads[0], queries, size),
-        "keys": normal(batch, heads[1], rows, size),
-    }
-    scale, decay = float(np.float32(size**-0.5)), 0.95
-    arguments: dict[str, Any] = {"scale": scale, "mask": mask or None, "sinks": None}
-    if callable(mask):
-        arguments["mask"] = tensors["mask"] = mask(rng)
-    if sinks:
-        arguments["sinks"] = tensors["sinks"] = normal(heads[0])
-    if bias:
-        arguments["row_bias"] = tensors["row_bias"] = row_bias(rng, (batch, heads[1], rows))
-    importance = np.full((batch, heads[1], rows), np.nan, np.float32)
+    """What a chunk, a ``Call``, says of its keys; ``before`` gives C an earlier value."""
+    rng, decay = generator(name, seed), 0.95
+    call = Call(**{"sizes": (32, 32), "heads": (4, 2)} | given)
+    fields, tensors, _, arguments = call.made(rng)
+    del tensors["values"]
+    importance = np.full(tensors["keys"].shape[:3], np.nan, np.float32)
     if before:
         importance[..., ::2] = rng.random(importance[..., ::2].shape)
         tensors["importance"] = mx.array(importance)
@@ -255,27 +226,9 @@ def prefill_case(
         expected = reference.accumulate(importance, exact.scores, decay=decay, queries=counted)
         bound = allowed.scores + reference.tolerance(0.0, np.nanmax(np.abs(expected)), "float32")
     else:
-        expected = reference.attention_mass(exact.scores, exact.lse, heads[1])
+        expected = reference.attention_mass(exact.scores, exact.lse, importance.shape[1])
         # A weight is off by as much, relative, as its logit and the denominator together.
         relative = allowed.scores + allowed.lse
         bound = expected.max() * (relative + 4 * reference.ULP["float32"])
-    fields = {
-        "name": name,
-        "op": "prefill",
-        "kind": kind,
-        "scale": scale,
-        "mask": "array" if callable(mask) else mask,
-        "decay": decay,
-        "queries": counted,
-    }
+    fields |= {"name": name, "op": "prefill", "kind": kind, "decay": decay, "queries": counted}
     return drawn_case(fields, tensors, {"importance": expected}, {"importance": float(bound)})
-
-
-def drawn_case(
-    fields: dict[str, Any],
-    tensors: dict[str, mx.array],
-    expected: dict[str, np.ndarray],
-    tolerance: dict[str, float],
-) -> Case:
-    wanted = {f"{key}64": mx.array(array.astype(np.float32)) for key, array in expected.items()}
-    return Case(fields | {"tolerance": tolerance}, tensors | wanted)

@@ -66,19 +66,10 @@ class SwiftLeg(Leg):
             yield from ((case.name, Outcome(error=problem)) for case in cases)
             return
         tensors, metadata = mx.load(str(results), return_metadata=True)
-        self._versions = self._parse_versions(metadata)
+        self._versions = json.loads(metadata.get("versions", "{}"))
         errors = json.loads(metadata.get("errors", "{}"))
         for case in cases:
             yield case.name, _outcome(case, tensors, errors)
-
-    @staticmethod
-    def _parse_versions(metadata: dict[str, str]) -> dict[str, str]:
-        text = metadata.get("versions", "")
-        try:
-            found = json.loads(text)
-        except ValueError:
-            found = text
-        return found if isinstance(found, dict) else {"swift": str(found)}
 
 
 def _outcome(case: Case, tensors: dict[str, mx.array], errors: dict[str, str]) -> Outcome:

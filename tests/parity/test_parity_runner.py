@@ -1,70 +1,61 @@
-"""The parity runner finds a fault in a leg and names the case."""
+"""The parity runner finds a fault in a leg and names its cases; what cannot run, it says."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
+from emulator import EmulatorBackend
 from golden.build import Case, trace_case
 from mlx_h2o.operations import composed
 from mlx_h2o.operations.backends import register
-from mlx_h2o.operations.requests import AttentionRequest, RetentionRequest
+from mlx_h2o.operations.composed import rows as composed_rows
 from parity import runner, traces
 from parity.__main__ import main
+from parity.c_leg import CLeg
+from parity.legs import EmulatorLeg, PackageLeg
+from parity.operations import FUNCTIONS
 from parity.outcome import Outcome
 from parity.swift_leg import SwiftLeg
 from parity.trace_reference import run_reference
 
-
-class Broken:
-    """The composed back end with a fault; ``fault`` sees request and results of attention."""
-
-    name = "broken"
-
-    def __init__(self, fault=None, select=None) -> None:
-        self.fault = fault or (lambda request, found: found)
-        self.select = select or (lambda request, slots: slots)
-
-    def unavailable_reason(self) -> str:
-        return ""
-
-    def refuses(self, request: AttentionRequest) -> str:
-        return ""
-
-    def attention(self, request: AttentionRequest):
-        return self.fault(request, composed.attention(request))
-
-    def keep_indices(self, request: RetentionRequest) -> mx.array:
-        return self.select(request, composed.keep_indices(request))
+Run = Callable[..., tuple[int, str, dict[str, Any]]]
+COMPOSED = {
+    "attention": composed.attention,
+    "keep_indices": composed.keep_indices,
+    "accumulate_scores": composed_rows.accumulate_scores,
+    "quantize_append": composed_rows.quantize_append,
+}
 
 
 @pytest.fixture
-def broken(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
-    """Run the runner on a leg with the given faults: (exit status, standard error, JSON)."""
-    removals = []
+def run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Run:
+    """Run the runner on a back end of these functions: exit status, standard error, JSON."""
 
-    def run(cases: str, **faults):
-        removals.append(register("broken", Broken(**faults)))
+    def runs(cases: str, **functions: Any) -> tuple[int, str, dict[str, Any]]:
+        asked = {"unavailable_reason": lambda: "", "refuses": lambda request: ""}
+        remove = register("broken", SimpleNamespace(name="broken", **asked, **functions))
         path = tmp_path / "parity.json"
         options = ["--legs", "reference,composed,broken", "--cases", cases, "--json", str(path)]
-        status = main([*options, "--build-dir", str(tmp_path)])
+        try:
+            status = main([*options, "--build-dir", str(tmp_path)])
+        finally:
+            remove()
         return status, capfd.readouterr().err, json.loads(path.read_text())
 
-    yield run
-    for remove in removals:
-        remove()
+    return runs
 
 
-def names(stderr: str) -> set[str]:
-    return {line.split(" (")[0] for line in stderr.splitlines()}
-
-
-def test_a_leg_without_a_fault_passes(broken) -> None:
-    status, stderr, found = broken("sinks-*")
+def test_a_leg_without_a_fault_passes(run: Run) -> None:
+    status, stderr, found = run("sinks-*", **COMPOSED)
     assert (status, stderr, found["failures"]) == (0, "", [])
     assert len(found["cases"]) == 9
     for column in found["cases"].values():
@@ -73,42 +64,107 @@ def test_a_leg_without_a_fault_passes(broken) -> None:
     assert found["legs"]["broken"]["versions"]["mlx"]
 
 
-def one_score_off(request, found):
+def one_score_off(request):
+    found = composed.attention(request)
     if request.queries.shape[2] == 3:
         found.scores[..., -1] += 1e-4
     return found
 
 
-def test_a_small_error_in_scores_names_its_cases(broken) -> None:
-    status, stderr, found = broken("queries-*", fault=one_score_off)
-    assert status == 1
+def raises(request):
+    if request.causal:
+        raise RuntimeError("boom")
+    return composed.attention(request)
+
+
+def one_scale(request):
+    """The scale of a row's first group serves all of them."""
+    words, scales, biases = request.keys.parts
+    first = mx.broadcast_to(scales[..., :1], scales.shape)
+    keys = replace(request.keys, parts=(words, first, biases))
+    return composed.attention(replace(request, keys=keys))
+
+
+def another_heads_bias(request):
+    return composed.attention(replace(request, row_bias=mx.roll(request.row_bias, 1, axis=1)))
+
+
+def one_clock(*rows, recent_start, **given):
+    """The window of the first sequence is that of all."""
+    return composed.keep_indices(*rows, recent_start=recent_start.reshape(-1)[0], **given)
+
+
+def next_slots(scores, *rows, **given):
+    return (composed.keep_indices(scores, *rows, **given) + 1) % scores.shape[2]
+
+
+def next_slot(*, slots, **given):
+    return composed_rows.quantize_append(slots=slots + 1, **given)
+
+
+def decays_where_masked(importance, scores, *, decay, **given):
+    found = composed_rows.accumulate_scores(importance, scores, decay=decay, **given)
+    return mx.where(found == importance, decay * found, found)
+
+
+PACKED = "packed-one-pass-causal-sinks-no-lse-4.4-g32"
+FAULTS: dict[str, tuple[str, Any, set[str]]] = {
     # A masked last key stays -inf, so of the two cases at Lq = 3 both see it in the last query.
-    assert names(stderr) == {"queries-3-group-4", "queries-3-group-4-causal"}
-    assert "(broken)" in stderr and "scores is off by 0.0001" in stderr
-    assert len(found["failures"]) == 2
+    "queries-*": ("attention", one_score_off, {"queries-3-group-4", "queries-3-group-4-causal"}),
+    "slack-*": ("attention", raises, {f"slack-causal-{kind}" for kind in ("f32", "f16", "bf16")}),
+    "packed-one-pass-*-?.?-g32*": (
+        "attention", one_scale, {f"{PACKED}-f16", f"{PACKED}-sparse-skipped-f16"}
+    ),
+    "bias-counts-one-*": (
+        "attention", another_heads_bias, {"bias-counts-one-pass-f32", "bias-counts-one-pass-bf16"}
+    ),
+    "keep-??-of-two-clocks": (
+        "keep_indices", one_clock, {"keep-39-of-two-clocks", "keep-33-of-two-clocks"}
+    ),
+    "append-?.*-f32": ("quantize_append", next_slot, {"append-8.8-g64-f32", "append-4.8-g64-f32"}),
+    "accumulate-*masked": ("accumulate_scores", decays_where_masked, {"accumulate-all-masked"}),
+    "trace-window": ("keep_indices", next_slots, {"trace-window"}),
+}  # fmt: skip
+SAID = {"queries-*": "scores is off by 0.0001", "slack-*": "RuntimeError: boom"}
 
 
-def test_a_leg_that_raises_fails_its_case_only(broken) -> None:
-    def fault(request, found):
-        if request.causal:
-            raise RuntimeError("boom")
-        return found
-
-    status, stderr, found = broken("slack-*", fault=fault)
+@pytest.mark.parametrize("cases", FAULTS)
+def test_a_fault_names_its_cases(run: Run, cases: str) -> None:
+    name, function, expected = FAULTS[cases]
+    status, stderr, found = run(cases, **COMPOSED | {name: function})
     assert status == 1
-    assert names(stderr) == {f"slack-causal-{kind}" for kind in ("f32", "f16", "bf16")}
-    assert "RuntimeError: boom" in stderr
-    assert found["cases"]["slack-f32"]["broken"]["ok"]
+    assert {line.split(" (")[0] for line in stderr.splitlines()} == expected
+    assert len(found["failures"]) == len(expected) and SAID.get(cases, "") in stderr
 
 
-@pytest.mark.slow
-def test_a_trace_whose_eviction_is_off_by_one(broken) -> None:
-    def select(request, slots):
-        return (slots + 1) % request.scores.shape[2]
+def test_a_back_end_without_the_operation_shows_na(run: Run) -> None:
+    status, _, found = run("append-all-31-rows", attention=composed.attention)
+    assert status == 0
+    cell = found["cases"]["append-all-31-rows"]["broken"]
+    assert cell == {"cell": "n/a", "note": "it has no 'append' of its own"}
+    assert found["cases"]["append-all-31-rows"]["composed"]["ok"]
 
-    status, stderr, _ = broken("trace-window", select=select)
-    assert status == 1
-    assert names(stderr) == {"trace-window"}
+
+def test_what_a_leg_does_not_have_is_absent(tmp_path: Path) -> None:
+    codes = [case for case in runner.all_cases(0) if case.fields.get("kv_format")]
+    others = (case for case in runner.all_cases(0) if not case.fields.get("kv_format"))
+    by_op = {case.fields["op"]: case for case in others}
+    assert {*FUNCTIONS} <= {*by_op}
+    swift, c = SwiftLeg("swift", "native"), CLeg("c", "native", tmp_path)
+    legs = (swift, c, PackageLeg("native"))
+    some = [case for case in codes if case.fields["op"] != "without_scores"]
+    assert some and not any(leg.absent(case) for case in some for leg in legs)
+    absent = [{op for op, case in by_op.items() if leg.absent(case)} for leg in legs]
+    # No public call asks for attention without scores; the rest is what the back end has.
+    assert absent[0] == absent[1] == absent[2] | {"without_scores"}
+    remove = register("emulator", EmulatorBackend())
+    try:
+        # Rows merge by no kernel.
+        assert {op for op, case in by_op.items() if EmulatorLeg().absent(case)} == {"fold"}
+    finally:
+        remove()
+    composition = PackageLeg("composed")
+    assert not any(composition.absent(case) for case in by_op.values())
 
 
 # Legs that cannot run

@@ -21,16 +21,16 @@ MOST = {
     "python/mlx_h2o/evaluation": 1_851,
     "python/mlx_h2o/hardware": 504,
     "python/mlx_h2o/lm": 3_076,
-    "python/mlx_h2o/operations": 3_865,
+    "python/mlx_h2o/operations": 3_168,
     "python/mlx_h2o/policies": 632,
     "python/mlx_h2o/serving": 2_652,
-    "core": 7_835,
-    "metal": 2_213,
-    "mlx-c/h2o": 3_158,
+    "core": 7_806,
+    "metal": 2_130,
+    "mlx-c/h2o": 3_126,
     "swift/Sources/MLXH2O": 1_433,
     "swift/Sources/MLXH2OLM": 2_908,
     "benchmarks": 3_968,
-    "tests": 35_844,
+    "tests": 32_591,
 }
 
 

@@ -30,23 +30,17 @@ mlx::core::array scaled_dot_product_attention(
     float scale, bool causal = false, const std::optional<mlx::core::array>& mask = std::nullopt,
     const std::optional<mlx::core::array>& sinks = std::nullopt, mlx::core::StreamOrDevice s = {});
 
-/// The same attention, whose scores are not stored: with `decay` they go straight into the moving
-/// average of accumulate_scores, without it the weights exp(score - lse) of all queries and query
-/// heads of a KV head are added to the importance, where NaN counts as 0 (the attention mass of
-/// Zhang et al. 2023, H2O). {out, importance}. At most 128 queries.
-std::vector<mlx::core::array> attention_and_accumulate(
-    const mlx::core::array& queries, const mlx::core::array& keys, const mlx::core::array& values,
-    const mlx::core::array& importance, float scale, std::optional<double> decay,
-    bool causal = false, const std::optional<mlx::core::array>& mask = std::nullopt,
-    const std::optional<mlx::core::array>& sinks = std::nullopt, mlx::core::StreamOrDevice s = {});
-
 /// What `attention` may be told beside its arrays.
 struct AttentionOptions : AttentionNumbers {
   std::optional<mlx::core::array> mask = std::nullopt;
   std::optional<mlx::core::array> sinks = std::nullopt;
-  std::optional<mlx::core::array> importance = std::nullopt;  // of attention_and_accumulate
-  std::optional<double> decay = 0;                            // with importance; none: the mass
-  int bits = 8;                                               // of packed keys
+  // Scores are not stored: with `decay` they go straight into the moving average of
+  // accumulate_scores, without it the weights exp(score - lse) of all queries and query heads of a
+  // KV head are added to the importance, where NaN counts as 0 (the attention mass of Zhang et al.
+  // 2023, H2O). At most 128 queries.
+  std::optional<mlx::core::array> importance = std::nullopt;
+  std::optional<double> decay = 0;
+  int bits = 8;  // of packed keys
   int v_bits = 8;
   int group_size = 64;
   // float32 [B, Hkv, at least N]: added to the products of all queries of a KV head, and so part of

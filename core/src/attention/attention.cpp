@@ -95,16 +95,6 @@ std::vector<mx::array> attend(const char* operation, const mx::array& queries, c
   return mx::array::make_arrays(std::move(shapes), dtypes, primitive, inputs);
 }
 
-AttentionOptions basic_options(float scale, bool causal, const std::optional<mx::array>& mask,
-                               const std::optional<mx::array>& sinks) {
-  AttentionOptions options;
-  options.scale = scale;
-  options.causal = causal;
-  options.mask = mask;
-  options.sinks = sinks;
-  return options;
-}
-
 }  // namespace
 
 std::vector<mx::array> attention(const mx::array& queries, const std::vector<mx::array>& keys,
@@ -116,25 +106,12 @@ std::vector<mx::array> attention(const mx::array& queries, const std::vector<mx:
   return attend(operation, queries, keys, values, options, s);
 }
 
-std::vector<mx::array> attention_and_accumulate(const mx::array& queries, const mx::array& keys,
-                                                const mx::array& values,
-                                                const mx::array& importance, float scale,
-                                                std::optional<double> decay, bool causal,
-                                                const std::optional<mx::array>& mask,
-                                                const std::optional<mx::array>& sinks,
-                                                mx::StreamOrDevice s) {
-  AttentionOptions options = basic_options(scale, causal, mask, sinks);
-  options.importance = importance;
-  options.decay = decay;
-  return attend(kAndAccumulate, queries, {keys}, {values}, options, s);
-}
-
 mx::array scaled_dot_product_attention(const mx::array& queries, const mx::array& keys,
                                        const mx::array& values, float scale, bool causal,
                                        const std::optional<mx::array>& mask,
                                        const std::optional<mx::array>& sinks,
                                        mx::StreamOrDevice s) {
-  const AttentionOptions options = basic_options(scale, causal, mask, sinks);
+  const AttentionOptions options{{scale, causal}, mask, sinks};
   return attend(kAttention, queries, {keys}, {values}, options, s)[0];
 }
 

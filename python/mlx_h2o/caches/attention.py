@@ -72,7 +72,7 @@ def attend(
     else:
         segments += packed_rows(table)
         segments += [Rows(*newest, {})] if newest[0].shape[2] else []
-    out, scores, lse, *_ = merged_attention(
+    out, scores, lse = merged_attention(
         segments, queries, scale=scale, mask=mask, sinks=sinks if shift is None else None,
         return_scores=policy.needs_scores, return_lse=shift is not None, row_bias=bias,
     )  # fmt: skip

@@ -13,7 +13,7 @@ import mlx.core as mx
 
 from ..config import H2OConfig
 from ..operations.backends import resolve
-from ..operations.composed import beside_rows, folding
+from ..operations.composed import beside_rows
 from ..operations.composed.buffers import gathered
 from ..operations.requests import PerSequence
 from ..policies import Policy, Rows
@@ -152,7 +152,7 @@ def fold(table: Table, policy: Policy, rows: Ranked, ranks: mx.array, kept: mx.a
     if BIAS not in table.beside:
         table.attach(BIAS)
     free = (rows.positions >= rows.sink_size) & (rows.positions < start) & policy.takes(ranks)
-    found = resolve().function(folding.fold)(
+    found = resolve().fold(
         rows.keys, rows.values, rows.beside(BIAS), rows.importance, ranks, free, kept,
         share=policy.fold_share,
     )  # fmt: skip

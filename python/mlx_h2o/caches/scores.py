@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from ..config import H2OConfig
-from ..operations import prefill
+from ..operations.composed import prefill
 from ..policies import Policy, scoring
 from .step import Step
 from .table import BIAS, IMPORTANCE, WAITING, Table

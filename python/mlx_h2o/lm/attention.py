@@ -13,8 +13,8 @@ from ..caches import handed_out
 from ..caches.attention import DECODE_QUERIES
 from ..caches.cache import H2OKVCache
 from ..caches.heads import HeadGroups
-from ..operations import prefill
 from ..operations.backends import resolve
+from ..operations.composed import prefill
 from ..operations.segments import masking
 
 

@@ -1,13 +1,15 @@
-"""Checks of the arguments of operations, from the table that metal/operations.toml is.
+"""The check of the arguments of operations, from the table that metal/operations.toml is.
 
 Every error is raised here or in ``fast``, before a back end is chosen, so that all of them refuse
 the same calls with the same words. A wrong type is a TypeError; a wrong
 value, ValueError.
 """
 
+import contextlib
 import math
 import numbers
-from collections.abc import Callable, Mapping
+import operator
+from collections.abc import Callable
 from functools import cache, lru_cache
 from typing import Any, NamedTuple, TypeVar
 
@@ -34,6 +36,7 @@ CODE_BITS: tuple[int, ...] = tuple(OPERATIONS["encode_rows"]["bits"]["one_of"])
 NUMBERS = tuple(name for name, given in _QUANTIZED.items() if "number" in given and name != "scale")
 """The numbers of attention beside its scale, which are off at 0."""
 
+_ANYWHERE = contextlib.nullcontext()
 _INT32 = 2**31 - 1
 _FLOAT32 = float(mx.finfo(mx.float32).max)
 
@@ -52,95 +55,201 @@ class Array(NamedTuple):
 
 
 @cache
-def _arrays(op: str) -> tuple[Array, ...]:
-    found = []
+def _arrays(op: str) -> dict[str, Array]:
+    found = {}
     for name, given in OPERATIONS[op].items():
         for kind in ("array", "mask", "rows"):
             if name != "sizes" and kind in given:
                 dtype, _, layout = given[kind].partition(" ")
                 names = tuple(layout[1:-1].split(", "))
                 more = "default" in given, given.get("scales", ""), given.get("bits", "")
-                found.append(Array(name, kind, dtype, layout, names, *more))
-    return tuple(found)
+                found[name] = Array(name, kind, dtype, layout, names, *more)
+    return found
 
 
-def sizes(op: str, *given: Any, **packing: int) -> Known:
-    """The sizes, by name, of the arrays of an operation, in the order of the table; None for those
-    that are not there, and a tuple for rows in parts. ``packing`` has the bits and the group size
-    of rows.
+def checked(op: str, given: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of an operation and its ``stream``, by the names of the table.
 
-    Raises ValueError where they do not fit the table, and TypeError where one is no array.
+    Rows are an array or a tuple of their parts, and "causal" is an argument of its own.
+
+    Args:
+        op: the operation.
+        given: what its function in ``fast`` was called with, by the names there.
+
+    Raises ValueError where they do not fit the table, and TypeError for another type.
     """
-    key = [
-        (hash(each.dtype), each.shape) if isinstance(each, mx.array)
-        else None if each is None else _signature(op, at, each)
-        for at, each in enumerate(given)
-    ]  # fmt: skip
-    return _sizes(op, tuple(key), *packing.items())
+    found: dict[str, Any] = {}
+    packing: dict[str, int] = {}
+    signatures, limited = [], []
+    for name, rule in OPERATIONS[op].items():
+        if name == "sizes":
+            continue
+        called = rule.get("python", name)
+        value = given[called] if called in given else tuple(map(given.get, called.split(", ")))
+        if "one_of" in rule:
+            value = found["bits"] if name == "v_bits" and value is None else value
+            value = _one_of(op, name, value, tuple(rule["one_of"]))
+            if isinstance(value, int):
+                packing[name] = value
+        elif "number" in rule:
+            value = _number(op, name, value, rule["number"])
+        elif "integer" in rule or "per_sequence" in rule:
+            limited.append((name, called))
+        elif "mask" in rule and isinstance(value, str):
+            if value != "causal":
+                raise ValueError(f"[{op}] mask is {value!r}, expected 'causal', an array or None.")
+            found["causal"], value = True, None
+        elif "rows" in rule and isinstance(value, tuple | list):
+            value = _stored(op, name, tuple(value))
+        if name in _arrays(op):
+            signatures.append(_signature(op, _arrays(op)[name], value))
+        found[name] = value
+    known = _sizes(op, tuple(signatures), *packing.items())
+    for name, called in limited:  # by sizes
+        rule = OPERATIONS[op][name]
+        if "per_sequence" in rule:
+            found[name] = _per_sequence(op, called, found[name], known)
+        else:
+            number = _bounded(op, called, whole(op, called, found[name]), rule["integer"], known)
+            found[name] = min(number, _INT32)  # which says the same
+    return found | {"stream": _stream(op, given["stream"])}
 
 
-def _signature(op: str, at: int, given: Any) -> Any:
-    """Dtypes and shapes of what is not one array."""
-    expected = _arrays(op)[at]
-    if not isinstance(given, tuple):
-        array(op, expected.name, given)
+def _stored(op: str, name: str, parts: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The parts of rows that there are."""
+    while parts and parts[-1] is None:
+        parts = parts[:-1]
+    if not 1 <= len(parts) <= 3:
+        raise TypeError(
+            f"[{op}] {name} must be words, scales and biases, words and norms, or the rows alone, "
+            f"found {len(parts)} arrays."
+        )
+    return parts
+
+
+def _signature(op: str, expected: Array, given: Any) -> Any:
+    """Dtype and shape of an array, those of each part of rows, and None of None."""
+    if given is None and expected.optional:
+        return None
+    if not isinstance(given, tuple) or expected.kind != "rows":
+        found = array(op, expected.name, given)
+        return found.dtype, found.shape
     parts = zip(_parts_of(expected.name, len(given)), given, strict=True)
-    return tuple((hash(part.dtype), part.shape) for part in (array(op, *named) for named in parts))
+    return tuple((part.dtype, part.shape) for part in (array(op, *named) for named in parts))
 
 
 @lru_cache(maxsize=512)
 def _sizes(op: str, given: tuple[Any, ...], *packing: tuple[str, int]) -> Known:
-    """Once for what is right, since this runs once per layer and token."""
-    given = tuple(_with_dtypes(found) for found in given)
-    known: Known = dict(packing)
-    rules = [rule.split() for rule in OPERATIONS[op].get("sizes", ())]
-    for expected, found in zip(_arrays(op), given, strict=True):
+    """The sizes by name. Once for what is right, since this runs once per layer and token."""
+    sizes = _Sizes(op, dict(packing))
+    for expected, found in zip(_arrays(op).values(), given, strict=True):
         if found is None:
-            if not expected.optional:
-                array(op, expected.name, None)
             continue
         if expected.kind == "mask":
-            _check_mask(op, expected, found[0], found[1], known)
+            sizes.take_mask(expected, *found)
         elif isinstance(found[0], tuple):
-            _check_parts(op, expected, found, known, rules)
+            sizes.take_parts(expected, found)
         else:
-            _match(op, expected, found[0], found[1], known, rules)
-    return known
+            sizes.take(expected, *found)
+    return sizes.known
 
 
-_DTYPES: dict[int, mx.Dtype] = {
-    hash(dtype): dtype for dtype in vars(mx).values() if isinstance(dtype, mx.Dtype)
-}
-"""By their hashes, which compare faster."""
+class _Sizes:
+    """Takes the arrays of a call, one after the other; each has to fit what is known by then."""
 
+    def __init__(self, op: str, known: Known) -> None:
+        self.op, self.known = op, known
+        self.rules = [rule.split() for rule in OPERATIONS[op].get("sizes", ())]
 
-def _with_dtypes(found: Any) -> Any:
-    if found is None or isinstance(found[0], tuple):
-        return found and tuple(map(_with_dtypes, found))
-    return _DTYPES[found[0]], found[1]
+    def take(self, expected: Array, dtype: mx.Dtype, shape: Shape) -> None:
+        names, known = expected.names, self.known
+        new: Known = dict(zip(names, shape, strict=False)) | known
+        fits = len(shape) == len(names) and dtype_name(dtype) in self._dtypes(expected)
+        fits = fits and all(
+            size == new[name] and size > 0 for name, size in zip(names, shape, strict=True)
+        )
+        if not fits or not all(_holds(rule, new) for rule in self.rules):
+            self._refuse(expected, dtype, shape, self._words(expected))
+        known |= new
+        known.setdefault(expected.dtype, dtype_name(dtype))
 
+    def take_mask(self, expected: Array, dtype: mx.Dtype, shape: Shape) -> None:
+        full = tuple(self.known[name] for name in expected.names)
+        last = full[len(full) - len(shape) :]
+        broadcasts = len(shape) <= len(full) and all(
+            size in (1, most) for size, most in zip(shape, last, strict=True)
+        )
+        if not broadcasts or (dtype != mx.bool_ and dtype not in FLOATS):
+            words = f"bool, {_FLOAT_NAMES} that broadcasts to {expected.layout} = {full}."
+            self._refuse(expected, dtype, shape, words)
 
-def _match(
-    op: str, expected: Array, dtype: mx.Dtype, shape: Shape, known: Known, rules: list[list[str]]
-) -> None:
-    """Whether one array is as expected; its sizes are known from then on."""
-    new: Known = dict(zip(expected.names, shape, strict=False)) | known
-    fits = len(shape) == len(expected.names) and dtype_name(dtype) in _dtypes(expected, known)
-    fits = fits and all(
-        size == new[name] and size > 0 for name, size in zip(expected.names, shape, strict=True)
-    )
-    if not fits or not all(_holds(rule, new) for rule in rules):
-        raise ValueError(f"[{op}] {_found(expected, dtype, shape)}{_words(expected, known, rules)}")
-    known |= new
-    known.setdefault(expected.dtype, dtype_name(dtype))
+    def take_parts(self, expected: Array, found: tuple[tuple[mx.Dtype, Shape], ...]) -> None:
+        if len(found) == 1:
+            return self.take(expected, *found[0])
+        known, codes, width = self.known, len(found) == 2, expected.names[3]
+        bits, scales = known[expected.bits], expected.scales
+        of_words, of_groups = f"{width} * {expected.bits} / 32", f"{width} / group_size"
+        if width in known:
+            self._check_width(expected, known[width], f"{known[width]} elements", codes)
+            known[of_words] = known[width] * bits // 32
+        known["1"] = 1
+        lasts = (of_words, "1") if codes else (of_words, of_groups, of_groups)
+        dtypes = ("uint32", "float32") if codes else ("uint32", scales, scales)
+        names = _parts_of(expected.name, len(found))
+        for name, dtype, last, part in zip(names, dtypes, lasts, found, strict=True):
+            sizes = (*expected.names[:3], last)
+            layout = f"[{', '.join(sizes)}]"
+            self.take(expected._replace(name=name, dtype=dtype, names=sizes, layout=layout), *part)
+            if last == of_words:
+                words = known[of_words]
+                size = -1 if words * 32 % bits else words * 32 // bits
+                self._check_width(expected, size, f"{words} words", codes)
+                known[width], known[of_groups] = size, size // known["group_size"]
+        return None
 
+    def _check_width(self, expected: Array, size: int, found: str, codes: bool) -> None:
+        bits, group_size = self.known[expected.bits], self.known["group_size"]
+        text = f"[{self.op}] {expected.name} have {found} per row"
+        if codes and (bits not in CODE_BITS or not codes_fit(size)):
+            raise ValueError(
+                f"{text} and codes of {bits} bits, expected a power of two of elements from "
+                f"{CODE_SIZES[0]} to {CODE_SIZES[1]}, and 2, 3 or 4 bits."
+            )
+        if not codes and (size < 0 or size % group_size):
+            raise ValueError(
+                f"{text} of {bits} bits, expected a multiple of group_size = {group_size} elements."
+            )
 
-def _dtypes(expected: Array, known: Known) -> tuple[str, ...]:
-    floats = tuple(map(dtype_name, FLOATS))
-    name = expected.dtype
-    if name == "F" or (name in ("T", "S", "U") and name not in known):
-        return floats
-    return ("bool", *floats) if name == "bool|F" else (known.get(name, name),)
+    def _dtypes(self, expected: Array) -> tuple[str, ...]:
+        name = expected.dtype
+        if name == "F" or (name in ("T", "S", "U") and name not in self.known):
+            return tuple(map(dtype_name, FLOATS))
+        return (self.known.get(name, name),)
+
+    def _refuse(self, expected: Array, dtype: mx.Dtype, shape: Shape, words: str) -> None:
+        name = expected.name
+        name = name.replace("_", " ") if name.startswith("new_") else name
+        verb = "are" if name.endswith("s") and not name.endswith(("ss", "bias")) else "is"
+        found = f"{name} {verb} {dtype_name(dtype)} {shape}"
+        raise ValueError(f"[{self.op}] {found}, expected {words}")
+
+    def _words(self, expected: Array) -> str:
+        """What an array was expected to be, with all that is known of it."""
+        known, allowed = self.known, self._dtypes(expected)
+        text = f"{_FLOAT_NAMES if len(allowed) > 1 else allowed[0]} {expected.layout}"
+        free = [name for name in expected.names if name not in known]
+        if len(free) < len(expected.names):
+            shown = ", ".join(str(known.get(name, name)) for name in expected.names)
+            text += f" = ({shown}{',' if len(expected.names) == 1 else ''})"
+        notes = ["every size at least 1"] if free else []
+        for first, relation, *_, second in self.rules:
+            limit = f"{second} = {known[second]}" if second in known else second
+            if first in free and (second in known or second.isdigit()):
+                words = {"divides": "a divisor of", "below": "below"}.get(relation, "at most")
+                notes.append(f"{first} {words} {limit}")
+            elif second in free and first in known:
+                notes.append(f"{second} a multiple of {first} = {known[first]}")
+        return ", ".join([text, *notes]) + "."
 
 
 def _holds(rule: list[str], known: Known) -> bool:
@@ -154,103 +263,11 @@ def _holds(rule: list[str], known: Known) -> bool:
     return bool(one < other) if relation == "below" else bool(one <= other)
 
 
-def _found(expected: Array, dtype: mx.Dtype, shape: Shape) -> str:
-    name = expected.name.replace("_", " ") if expected.name.startswith("new_") else expected.name
-    several = name.endswith("s") and not name.endswith(("ss", "bias"))
-    return f"{name} {'are' if several else 'is'} {dtype_name(dtype)} {shape}, expected "
-
-
-def _words(expected: Array, known: Known, rules: list[list[str]]) -> str:
-    """What an array was expected to be, with all that is known of it."""
-    allowed = _dtypes(expected, known)
-    text = " or ".join(filter(None, (", ".join(allowed[:-1]), allowed[-1]))) + f" {expected.layout}"
-    free = [name for name in expected.names if name not in known]
-    if len(free) < len(expected.names):
-        shown = ", ".join(str(known.get(name, name)) for name in expected.names)
-        text += f" = ({shown}{',' if len(expected.names) == 1 else ''})"
-    notes = ["every size at least 1"] if free else []
-    for first, relation, *_, second in rules:
-        limit = f"{second} = {known[second]}" if second in known else second
-        if first in free and (second in known or second.isdigit()):
-            words = {"divides": "a divisor of", "below": "below"}.get(relation, "at most")
-            notes.append(f"{first} {words} {limit}")
-        elif second in free and first in known:
-            notes.append(f"{second} a multiple of {first} = {known[first]}")
-    return ", ".join([text, *notes]) + "."
-
-
-def _check_mask(op: str, expected: Array, dtype: mx.Dtype, shape: Shape, known: Known) -> None:
-    full = tuple(known[name] for name in expected.names)
-    last = full[len(full) - len(shape) :]
-    broadcasts = len(shape) <= len(full) and all(
-        size in (1, most) for size, most in zip(shape, last, strict=True)
-    )
-    if not broadcasts or (dtype != mx.bool_ and dtype not in FLOATS):
-        raise ValueError(
-            f"[{op}] {_found(expected, dtype, shape)}bool, {_FLOAT_NAMES} that broadcasts to "
-            f"{expected.layout} = {full}."
-        )
-
-
 def _parts_of(name: str, count: int) -> tuple[str, ...]:
     """What parts of rows are called."""
     one = name.removesuffix("s")
     words = ("words", "norms") if count == 2 else ("words", "scales", "biases")
     return (name,) if count == 1 else tuple(f"{one} {word}" for word in words)
-
-
-def _check_parts(
-    op: str,
-    expected: Array,
-    found: tuple[tuple[mx.Dtype, Shape], ...],
-    known: Known,
-    rules: list[list[str]],
-) -> None:
-    """Whether the parts of rows fit each other, and the sizes that are known."""
-    bits, group_size, width = known[expected.bits], known.get("group_size"), expected.names[3]
-    if len(found) == 1:
-        _match(op, expected, *found[0], known, rules)
-        return
-    codes = len(found) == 2
-    of_words = f"{width} * {expected.bits} / 32"
-    if width in known:
-        size = known[width]
-        _check_width(op, expected.name, size, f"{size} elements", bits, codes, known)
-        known[of_words] = size * bits // 32
-    lasts = (of_words, "1") if codes else (of_words, *[f"{width} / group_size"] * 2)
-    dtypes = ("uint32", "float32") if codes else ("uint32", *[expected.scales] * 2)
-    known["1"] = 1
-    for name, dtype, last, part in zip(
-        _parts_of(expected.name, len(found)), dtypes, lasts, found, strict=True
-    ):
-        names = (*expected.names[:3], last)
-        spec = expected._replace(
-            name=name, dtype=dtype, names=names, layout=f"[{', '.join(names)}]"
-        )
-        _match(op, spec, *part, known, rules)
-        if last == of_words:
-            words = known[of_words]
-            size = -1 if words * 32 % bits else words * 32 // bits
-            _check_width(op, expected.name, size, f"{words} words", bits, codes, known)
-            known[width] = size
-            if group_size and not codes:
-                known[f"{width} / group_size"] = size // group_size
-
-
-def _check_width(
-    op: str, name: str, size: int, found: str, bits: int, codes: bool, known: Known
-) -> None:
-    group_size = known.get("group_size", 1)
-    if codes and (bits not in CODE_BITS or not codes_fit(size)):
-        raise ValueError(
-            f"[{op}] {name} have {found} per row and codes of {bits} bits, expected a power of two "
-            f"of elements from {CODE_SIZES[0]} to {CODE_SIZES[1]}, and 2, 3 or 4 bits."
-        )
-    if not codes and (size < 0 or size % group_size):
-        raise ValueError(
-            f"[{op}] {name} have {found} per row of {bits} bits, expected a multiple of "
-            f"group_size = {group_size} elements."
-        )
 
 
 def codes_fit(size: int) -> bool:
@@ -272,12 +289,21 @@ def whole(op: str, name: str, value: object) -> int:
     return int(value)
 
 
-def integer(op: str, name: str, value: object, known: Mapping[str, int] | None = None) -> int:
-    """The same within its bounds."""
-    return _bounded(op, name, whole(op, name, value), known)
+def _per_sequence(op: str, name: str, value: object, known: Known) -> int | mx.array | None:
+    """An integer or int32 [] or [B]; positions end far below the limits of int32."""
+    if value is None:
+        return None
+    if not isinstance(value, mx.array):
+        return max(-_INT32, min(whole(op, name, value), _INT32))
+    if value.dtype != mx.int32 or value.shape not in ((), (known["B"],)):
+        raise ValueError(
+            f"[{op}] {name} is {dtype_name(value.dtype)} {value.shape}, expected an integer, or "
+            f"int32 () or [B] = ({known['B']},)."
+        )
+    return value
 
 
-def number(op: str, name: str, value: object) -> float:
+def _number(op: str, name: str, value: object, bounds: dict[str, Any]) -> float:
     """``value`` as a float that is finite in float32 and within its bounds."""
     # The first test is for speed: this runs once per layer and token.
     if type(value) is not float and (
@@ -291,58 +317,38 @@ def number(op: str, name: str, value: object) -> float:
     # Every back end holds it in float32.
     if not abs(found) <= _FLOAT32:
         raise ValueError(f"[{op}] {name} is {found}, expected a finite number.")
-    return _bounded(op, name, found)
+    return _bounded(op, name, found, bounds, {})
 
 
-_RELATIONS: tuple[tuple[str, str, Callable[[float, float], bool]], ...] = (
-    ("least", "at least", lambda found, limit: found >= limit),
-    ("above", "above", lambda found, limit: found > limit),
-    ("most", "at most", lambda found, limit: found <= limit),
-    ("below", "below", lambda found, limit: found < limit),
-)
+_RELATIONS: dict[str, tuple[str, Callable[[float, float], bool]]] = {
+    "least": ("at least", operator.ge),
+    "above": ("above", operator.gt),
+    "most": ("at most", operator.le),
+    "below": ("below", operator.lt),
+}
 
 
-@cache
-def _bounds(op: str, name: str) -> tuple[tuple[str, Any, Callable[[float, float], bool]], ...]:
-    for key, given in OPERATIONS[op].items():
-        found = None if key == "sizes" else given.get("number", given.get("integer"))
-        if found is not None and name in (key, given.get("python")):
-            return tuple((words, found[k], holds) for k, words, holds in _RELATIONS if k in found)
-    raise KeyError(name)
-
-
-def _bounded(op: str, name: str, found: Number, known: Mapping[str, int] | None = None) -> Number:
-    bounds = _bounds(op, name)
-    for _, limit, holds in bounds:
-        if not holds(found, known[limit] if known and limit in known else limit):
-            break
-    else:
+def _bounded(op: str, name: str, found: Number, bounds: dict[str, Any], known: Known) -> Number:
+    """``found``, if it is within bounds, some of which are sizes."""
+    if all(_RELATIONS[bound][1](found, known.get(limit, limit)) for bound, limit in bounds.items()):
         return found
     limits = [
-        f"{words} {limit} = {known[limit]}" if known and limit in known else f"{words} {limit}"
-        for words, limit, _ in bounds
+        f"{_RELATIONS[bound][0]} {limit}" + (f" = {known[limit]}" if limit in known else "")
+        for bound, limit in bounds.items()
     ]
     raise ValueError(f"[{op}] {name} is {found}, expected {' and '.join(limits)}.")
 
 
-def one_of(op: str, name: str, value: Any) -> Any:
+def _one_of(op: str, name: str, value: Any, allowed: tuple[Any, ...]) -> Any:
     """``value``, if it is one of those of the table."""
-    known = tuple(OPERATIONS[op][name]["one_of"])
-    if isinstance(known[0], int):
+    if isinstance(allowed[0], int):
         value = whole(op, name, value)
-    if value not in known:
-        raise ValueError(f"[{op}] {name} is {value!r}, expected one of {known}.")
+    if value not in allowed:
+        raise ValueError(f"[{op}] {name} is {value!r}, expected one of {allowed}.")
     return value
 
 
-def packing(op: str, bits: object, v_bits: object, group_size: object) -> dict[str, int]:
-    """Bits of the keys and of the values, and the group size, of packed rows."""
-    found = {"bits": one_of(op, "bits", bits)}
-    found["v_bits"] = found["bits"] if v_bits is None else one_of(op, "v_bits", v_bits)
-    return found | {"group_size": one_of(op, "group_size", group_size)}
-
-
-def stream(op: str, value: object) -> StreamLike:
+def _stream(op: str, value: object) -> StreamLike:
     """``value``, if it names a place to run on; a device type becomes its device."""
     if value is None or isinstance(value, (mx.Stream, mx.Device)):
         return value
@@ -366,24 +372,11 @@ def runs_on_gpu(stream: StreamLike) -> bool:
     return bool(device_of(stream).type == mx.DeviceType.gpu)
 
 
+def placed(stream: StreamLike) -> contextlib.AbstractContextManager[Any]:
+    """Everything inside runs on ``stream``, or where it would run anyway if that is None."""
+    return _ANYWHERE if stream is None else mx.stream(stream)
+
+
 def dtype_name(dtype: mx.Dtype) -> str:
     """``mlx.core.float16`` is ``float16`` in messages, and ``mlx.core.bool`` ``bool``."""
     return str(dtype).removeprefix("mlx.core.")
-
-
-def zones(
-    op: str, sink_size: object, recent_start: object, batch: int
-) -> tuple[int, int | mx.array | None]:
-    """The protected zones. Positions end far below: a limit outside int32 says the same as the
-    nearest inside."""
-    sinks = min(integer(op, "sink_size", sink_size), _INT32)
-    if recent_start is None:
-        return sinks, None
-    if isinstance(recent_start, mx.array):
-        if recent_start.dtype != mx.int32 or recent_start.shape not in ((), (batch,)):
-            raise ValueError(
-                f"[{op}] recent_start is {dtype_name(recent_start.dtype)} {recent_start.shape}, "
-                f"expected an integer, or int32 () or [B] = ({batch},)."
-            )
-        return sinks, recent_start
-    return sinks, max(-_INT32, min(whole(op, "recent_start", recent_start), _INT32))

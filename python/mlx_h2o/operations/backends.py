@@ -1,9 +1,9 @@
 """Which implementation serves a call: Metal, CUDA, native CPU, or the composition of MLX ops.
 
-A back end is an object (usually a module) with ``name``, ``unavailable_reason() -> str``,
+A back end is an object or a module with ``name``, ``unavailable_reason() -> str``,
 ``refuses(request) -> str`` (both empty when there is nothing in the way) and
 ``attention(request)``, for rows that are packed or not. It may bring functions of the other
-operations (``resolved``), each of its request; else the composed ones serve.
+operations (``resolved``), of the same arguments; else the composed ones serve.
 
 Unnamed, the best back end that can serve the call runs; a back end that was named, by
 ``use_backend`` or the environment variable MLX_H2O_BACKEND, either serves the call or raises
@@ -12,17 +12,17 @@ ValueError. The variable is read once.
 
 import contextlib
 import contextvars
-import importlib
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Protocol, TypeVar, cast
+from typing import cast
 
 import mlx.core as mx
 
-from mlx_h2o.operations import composed
+from mlx_h2o.operations import composed, native
 from mlx_h2o.operations.arguments import StreamLike, device_of, runs_on_gpu
+from mlx_h2o.operations.gpu import cuda, metal
 from mlx_h2o.operations.resolved import Backend, Operations
 
 ENVIRONMENT = "MLX_H2O_BACKEND"
@@ -44,42 +44,23 @@ class BackendStatus:
     advice: str = ""
 
 
-_MODULES = {"metal": ".gpu.metal", "cuda": ".gpu.cuda"}
+_registered: dict[str, Backend] = {
+    "metal": metal.BACKEND,
+    "cuda": cuda.BACKEND,
+    "native": cast(Backend, native),
+    "composed": composed,
+}
 # In the order of preference. Composed is the last of both devices.
-_BUILT_IN = ("metal", "cuda", "native", "composed")
 _ON_GPU, _ON_CPU = ("metal", "cuda", "composed"), ("native", "composed")
-
-_registered: dict[str, Backend] = {"composed": composed}
-_missing: dict[str, str] = {}
 _current: contextvars.ContextVar[str | None] = contextvars.ContextVar(
     "mlx_h2o_backend", default=None
 )
 
 
-def _load(name: str) -> Backend | None:
-    """The back end, or None where its module cannot be imported (``_missing`` says why)."""
-    if name not in _registered and name not in _missing:
-        try:
-            module = importlib.import_module(_MODULES.get(name, f".{name}"), __package__)
-        except ImportError as error:
-            _missing[name] = f"{__package__}.{name} cannot be imported: {error}"
-        else:
-            _registered[name] = cast(Backend, module)
-    return _registered.get(name)
-
-
-def _names() -> tuple[str, ...]:
-    return (*_BUILT_IN, *(name for name in _registered if name not in _BUILT_IN))
-
-
-def _unavailable(name: str) -> str:
-    backend = _load(name)
-    return _missing[name] if backend is None else backend.unavailable_reason()
-
-
 def _known(name: str, where: str) -> str:
-    if name not in _names():
-        raise ValueError(f"[use_backend] {where} {name!r}, expected one of {', '.join(_names())}.")
+    if name not in _registered:
+        known = ", ".join(_registered)
+        raise ValueError(f"[use_backend] {where} {name!r}, expected one of {known}.")
     return name
 
 
@@ -100,13 +81,13 @@ def named() -> str | None:
 
 def backends() -> dict[str, BackendStatus]:
     """Every back end, preferred ones first: whether it is available, why not, and the default."""
-    reasons = {name: _unavailable(name) for name in _names()}
+    reasons = {name: backend.unavailable_reason() for name, backend in _registered.items()}
     preferred = _ON_GPU if runs_on_gpu(None) else _ON_CPU
     default = named() or next(name for name in preferred if not reasons[name])
     found, better = {}, True
     for name, reason in reasons.items():
         better = better and name != default
-        advice = getattr(_load(name), "advice", str)() if better and reason else ""
+        advice = getattr(_registered[name], "advice", str)() if better and reason else ""
         found[name] = BackendStatus(name, not reason, reason, name == default, advice)
     return found
 
@@ -135,7 +116,7 @@ def register(name: str, backend: Backend) -> Callable[[], None]:
 
     It serves only calls that name it. Raises ValueError where the name is taken.
     """
-    if name in _names():
+    if name in _registered:
         raise ValueError(f"[register] back end {name!r} exists already.")
     _registered[name] = backend
 
@@ -148,10 +129,11 @@ def register(name: str, backend: Backend) -> Callable[[], None]:
 
 def get(name: str, *, op: str = "use_backend") -> Backend:
     """The back end of this name. Raises ValueError where it is unknown or not available here."""
-    reason = _unavailable(_known(name, "unknown back end"))
+    backend = _registered[_known(name, "unknown back end")]
+    reason = backend.unavailable_reason()
     if reason:
         raise ValueError(f"[{op}] back end {name!r} is not available: {reason}")
-    return _registered[name]
+    return backend
 
 
 _latest: tuple[str | None, mx.Device | None, Operations | None] = (None, None, None)
@@ -185,26 +167,10 @@ def _operations(wanted: str | None, gpu: bool, op: str) -> Operations:
     if wanted is not None:
         candidates = [get(wanted, op=op)]
     else:
-        names = _ON_GPU if gpu else _ON_CPU
-        candidates = [_registered[name] for name in names if not _unavailable(name)]
+        served = [_registered[name] for name in (_ON_GPU if gpu else _ON_CPU)]
+        candidates = [backend for backend in served if not backend.unavailable_reason()]
     make = getattr(candidates[0], "Operations", Operations)
     return cast(Operations, make(wanted, candidates))
-
-
-class Request(Protocol):
-    """Checked arguments of an operation."""
-
-    @property
-    def stream(self) -> StreamLike: ...
-
-
-Checked = TypeVar("Checked", bound=Request)
-Result = TypeVar("Result")
-
-
-def serve(definition: Callable[[Checked], Result], request: Checked) -> Result:
-    """What the best back end makes of a request to the operation of this definition."""
-    return resolve(request.stream, op=definition.__name__).function(definition)(request)
 
 
 def forget() -> None:

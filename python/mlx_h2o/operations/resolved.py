@@ -1,42 +1,29 @@
 """The operations as some back ends serve them, for arguments that are known to be right.
 
 ``backends.resolve`` hands them out. Our caches call them; the functions of ``fast`` check what a
-user passed, and serve the request they made of it by the same object.
+user passed, and call the same object.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import mlx.core as mx
 
 from mlx_h2o.operations import composed
-from mlx_h2o.operations.arguments import StreamLike
-from mlx_h2o.operations.composed import buffers, compaction, turbo
-from mlx_h2o.operations.composed import rows as composed_cache
+from mlx_h2o.operations.composed import buffers, compaction, folding, prefill, turbo
+from mlx_h2o.operations.composed import rows as composed_rows
 from mlx_h2o.operations.composed import segments as composed_segments
 from mlx_h2o.operations.requests import (
-    MASK_THRESHOLDS,
-    AccumulateRequest,
-    AttentionAccumulateRequest,
     AttentionRequest,
     AttentionResult,
-    Codes,
-    KeyDiversityRequest,
-    Packed,
-    PerSequence,
-    RetentionRequest,
-    stored_rows,
+    attention_request,
 )
 
-if TYPE_CHECKING:
-    from typing import Required
-
-    from typing_extensions import Unpack
-
 Function = TypeVar("Function", bound=Callable[..., Any])
-Rows = mx.array | Packed | Codes
+Attended = tuple[mx.array, mx.array | None, mx.array | None, mx.array | None]
+"""Out, scores, lse and skipped; None where it was not asked for."""
 
 
 class Backend(Protocol):
@@ -52,38 +39,13 @@ class Backend(Protocol):
     def attention(self, request: AttentionRequest) -> AttentionResult: ...
 
 
-class RowOptions(TypedDict, total=False):
-    """What attention over rows may be told; in ``fast`` each of them is explained.
-
-    ``mask`` is an array that broadcasts to [B, Hq, Lq, N], and excludes ``causal``.
-    """
-
-    scale: Required[float]
-    causal: bool
-    mask: mx.array | None
-    sinks: mx.array | None
-    row_bias: mx.array | None
-    bits: int
-    group_size: int
-    v_bits: int
-    sparse_v_threshold: float
-
-
-class AttentionOptions(RowOptions, total=False):
-    """And what it may be asked for."""
-
-    return_scores: bool
-    return_lse: bool
-    stream: StreamLike
-
-
 class Operations:
     """What ``candidates`` serve, the preferred first; ``named``, if one of them was asked for.
 
-    Arguments are those of ``fast``, and nobody checks them. ``keys`` and ``values`` are arrays, or
-    tuples of words, scales and biases, or of words and norms, with ``bits``, ``v_bits`` and
-    ``group_size``. A ``row_bias`` masks no row. Numbers per sequence are an int, or int32 [] or
-    [B].
+    Arguments are those of ``fast`` under the names of the table, and nobody checks them. ``keys``
+    and ``values`` are arrays, or tuples of words, scales and biases, or of words and norms, with
+    ``bits``, ``v_bits`` and ``group_size``. ``mask`` is an array, and excludes ``causal``. A
+    ``row_bias`` masks no row. Numbers per sequence are an int, or int32 [] or [B].
     """
 
     def __init__(self, named: str | None, candidates: Sequence[Backend]) -> None:
@@ -91,12 +53,22 @@ class Operations:
         self._candidates = tuple(candidates)
         self.name = candidates[0].name
         # What a back end may take over whole, so that a step costs no call in between.
+        self.attention: Callable[..., Attended] = self._attention
+        """Of queries, keys and values, and what they are told and asked for by name."""
+        self.attention_and_accumulate: Callable[..., tuple[mx.array, mx.array]] = self._accumulating
+        """Of the same and ``importance``: out and the new one, the mass where ``decay`` is None."""
         self.output: Callable[..., mx.array] = self._output
         """Attention over arrays without scores, of the arguments of ``attention``."""
+        self.accumulate_scores = self.function(composed_rows.accumulate_scores)
+        self.keep_indices = self.function(composed.keep_indices)
+        self.key_diversity = self.function(composed_rows.key_diversity)
+        self.prefill_scores = self.function(prefill.prefill_scores)
+        self.quantize_append = self.function(composed_rows.quantize_append)
         self.append_rows = self.function(buffers.append_rows)
         self.append_quantized = self.function(buffers.append_quantized)
         self.put_rows = self.function(buffers.put_rows)
         self.compact_rows = self.function(compaction.compact_rows)
+        self.fold = self.function(folding.fold)
         self.merge_segments = self.function(composed_segments.merge_segments)
         self.segment_rows = self.function(composed_segments.segment_rows)
         self.encode_rows = self.function(turbo.encode_rows)
@@ -129,86 +101,27 @@ class Operations:
     def serve_attention(self, request: AttentionRequest, op: str = "attention") -> AttentionResult:
         return self.backend_for(request, op).attention(request)
 
-    def serve_accumulating(self, request: AttentionAccumulateRequest) -> tuple[mx.array, mx.array]:
+    def serve_accumulating(
+        self, request: AttentionRequest, importance: mx.array, decay: float | None
+    ) -> tuple[mx.array, mx.array]:
         """``attention_and_accumulate``, in one operation where a back end has it."""
-        attention, op = request.attention, "attention_and_accumulate"
-        attention.return_lse = request.decay is None
-        backend = self.backend_for(attention, op)
+        op, request.return_lse = "attention_and_accumulate", decay is None
+        backend = self.backend_for(request, op)
         fused = getattr(backend, op, None)
         if fused is not None:
-            return cast("tuple[mx.array, mx.array]", fused(request))
-        return composed_cache.attention_and_accumulate(request, backend.attention)
+            return cast("tuple[mx.array, mx.array]", fused(request, importance, decay))
+        return composed_rows.attention_and_accumulate(request, importance, decay, backend.attention)
 
-    def attention(
-        self, queries: mx.array, keys: Rows, values: Rows, **options: Unpack[AttentionOptions]
-    ) -> AttentionResult:
-        """Out; and where asked for scores and lse."""
-        return self.serve_attention(_attention_request(queries, keys, values, **options))
+    def _attention(self, *rows: Any, return_scores: bool = False, **options: Any) -> Attended:
+        request = attention_request(*rows, return_scores=return_scores, bias_masks=False, **options)
+        return self.serve_attention(request)[:4]
 
-    def attention_and_accumulate(
-        self,
-        queries: mx.array,
-        keys: Rows,
-        values: Rows,
-        importance: mx.array,
-        *,
-        decay: float | None,
-        **options: Unpack[RowOptions],
+    def _accumulating(
+        self, *rows: Any, decay: float | None, **options: Any
     ) -> tuple[mx.array, mx.array]:
-        """Out and the new importance; the mass where ``decay`` is None."""
-        attention = _attention_request(queries, keys, values, True, **options)
-        return self.serve_accumulating(AttentionAccumulateRequest(attention, importance, decay))
+        *rows_, importance = rows
+        request = attention_request(*rows_, bias_masks=False, **options)
+        return self.serve_accumulating(request, importance, decay)
 
-    def _output(self, *rows: mx.array, **options: Unpack[AttentionOptions]) -> mx.array:
-        return self.attention(rows[0], rows[1], rows[2], **options).out
-
-    def accumulate_scores(
-        self, importance: mx.array, scores: mx.array, *, decay: float, masked: bool
-    ) -> mx.array:
-        request = AccumulateRequest(importance, scores, decay, masked)
-        return self.function(composed_cache.accumulate_scores)(request)
-
-    def keep_indices(
-        self,
-        scores: mx.array,
-        positions: mx.array,
-        *,
-        keep: int,
-        sink_size: int = 0,
-        recent_start: PerSequence | None = None,
-    ) -> mx.array:
-        count = scores.shape[2] - keep
-        request = RetentionRequest(scores, positions, count, sink_size, recent_start)
-        return self.function(composed.keep_indices)(request)
-
-    def key_diversity(self, keys: mx.array) -> mx.array:
-        return self.function(composed_cache.key_diversity)(KeyDiversityRequest(keys))
-
-
-def _attention_request(
-    queries: mx.array,
-    keys: Rows,
-    values: Rows,
-    return_scores: bool = False,
-    *,
-    scale: float,
-    causal: bool = False,
-    mask: mx.array | None = None,
-    sinks: mx.array | None = None,
-    row_bias: mx.array | None = None,
-    bits: int = 8,
-    group_size: int = 64,
-    v_bits: int = 8,
-    sparse_v_threshold: float = 0.0,
-    return_lse: bool = False,
-    stream: StreamLike = None,
-) -> AttentionRequest:
-    stored = stored_rows(keys, bits, group_size)
-    threshold = 0.0
-    if mask is not None:
-        threshold = MASK_THRESHOLDS.get(mask.dtype, 0.0)
-        mask = mx.broadcast_to(mask, (*queries.shape[:3], stored.shape[2]), stream=stream)
-    return AttentionRequest(
-        queries, stored, stored_rows(values, v_bits, group_size), scale, causal, mask, sinks,
-        threshold, sparse_v_threshold, return_scores, return_lse, False, stream, row_bias, False,
-    )  # fmt: skip
+    def _output(self, *rows: mx.array, **options: Any) -> mx.array:
+        return self.attention(*rows, **options)[0]

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 import mlx.core as mx
 
 from mlx_h2o.operations.backends import resolve
-from mlx_h2o.operations.requests import AttentionResult
+from mlx_h2o.operations.resolved import Attended
 
 
 class Rows(NamedTuple):
@@ -53,7 +53,7 @@ def biased_attention(
     given: Any = {"scale": scale, "sinks": sinks, "row_bias": bias}
     length = queries.shape[2]
     if length <= _QUERIES or operations.name == "native":
-        return operations.attention(queries, keys, values, causal=causal, mask=shown, **given).out
+        return operations.attention(queries, keys, values, causal=causal, mask=shown, **given)[0]
     found = []
     rows = keys.shape[2]
     for start in range(0, length, _QUERIES):
@@ -64,7 +64,7 @@ def biased_attention(
             queries[:, :, start:stop], keys[:, :, :seen], values[:, :, :seen], causal=causal,
             mask=part, **given,
         )  # fmt: skip
-        found.append(one.out)
+        found.append(one[0])
     return mx.concatenate(found, axis=2)
 
 
@@ -78,7 +78,7 @@ def merged_attention(
     return_scores: bool = True,
     return_lse: bool = False,
     row_bias: mx.array | None = None,
-) -> AttentionResult:
+) -> tuple[mx.array, mx.array | None, mx.array | None]:
     """Attention over the rows of all segments, each read on its own, as if they were one array.
 
     The outputs are averaged by the shares ``exp(lse_i - lse)`` that the segments have in the
@@ -117,11 +117,11 @@ def merged_attention(
             )
         )  # fmt: skip
     if not several:
-        return found[0]
-    shares = [cast(mx.array, one.lse) for one in found]
-    out, lse = operations.merge_segments([one.out for one in found], shares)
-    scores = [one.scores for one in found if one.scores is not None]
-    return AttentionResult(out, mx.concatenate(scores, axis=-1) if scores else None, lse)
+        return found[0][:3]
+    outs, each, lses, _ = zip(*found, strict=True)
+    out, lse = operations.merge_segments(outs, lses)
+    scores = [one for one in each if one is not None]
+    return out, mx.concatenate(scores, axis=-1) if scores else None, lse
 
 
 def _in_dtype(rows: Rows, queries: mx.array) -> Rows:
@@ -132,7 +132,7 @@ def _in_dtype(rows: Rows, queries: mx.array) -> Rows:
     return rows._replace(keys=keys, values=values)
 
 
-def _over_shared(rows: Rows, queries: mx.array, scale: float) -> AttentionResult:
+def _over_shared(rows: Rows, queries: mx.array, scale: float) -> Attended:
     """The sequences are further query heads of each KV head, so that rows are read once."""
     keys, values, settings, _ = rows
     heads = (keys[0] if isinstance(keys, tuple) else keys).shape[1]
@@ -142,9 +142,10 @@ def _over_shared(rows: Rows, queries: mx.array, scale: float) -> AttentionResult
     found = resolve().attention(queries, keys, values, scale=scale, return_lse=True, **settings)
     if batch == 1:
         return found
-    out = _turned(found.out.reshape(heads, batch, -1, length, found.out.shape[3]), batch)
-    lse = _turned(cast(mx.array, found.lse).reshape(heads, batch, -1, length), batch)
-    return AttentionResult(out, lse=lse)
+    out, _, lse, _ = found
+    out = _turned(out.reshape(heads, batch, -1, length, out.shape[3]), batch)
+    lse = _turned(cast(mx.array, lse).reshape(heads, batch, -1, length), batch)
+    return out, None, lse, None
 
 
 def _turned(array: mx.array, batch: int) -> mx.array:

@@ -7,7 +7,8 @@ from typing import Any
 import mlx.core as mx
 
 from .. import fast
-from ..operations import composed, prefill
+from ..operations import composed
+from ..operations.composed import prefill
 from .base import Policy
 
 

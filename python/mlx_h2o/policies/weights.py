@@ -5,7 +5,6 @@ from __future__ import annotations
 import mlx.core as mx
 
 from ..operations import composed
-from ..operations.requests import RetentionRequest
 
 
 def per_kv_head(weights: mx.array, heads: int) -> mx.array:
@@ -20,6 +19,6 @@ def order(values: mx.array, positions: mx.array) -> mx.array:
     Of equal values the lower position is the greater, whatever the slots: as in evictions.
     O(N log N) per head.
     """
-    key = composed.retention_key(RetentionRequest(values, positions, 1, 0, None, None))
+    key = composed.retention_key(values, positions)
     places = mx.broadcast_to(mx.arange(values.shape[2], dtype=mx.float32), values.shape)
     return mx.put_along_axis(mx.zeros(values.shape), mx.argsort(key, axis=2), places, axis=2)

@@ -139,7 +139,21 @@ struct Thread {
   void failures(int who) const {
     Array kept;
     fails(mlx_h2o_keep_indices(kept.out(), importance, positions, rows + who, 0, nothing, s),
-          "[keep_indices] keep is " + std::to_string(rows + who) + ", expected at least 1 and at most N = 16.");
+          "[keep_indices] keep is " + std::to_string(rows + who) +
+              ", expected at least 1 and at most N = 16.");
+    // After the mask was broadcast, and in the checks of the rows.
+    Array out, scores;
+    const Array mask = values({1, 1, rows}, 0.5F);
+    fails(mlx_h2o_scaled_dot_product_attention_with_scores(out.out(), scores.out(), nullptr,
+                                                           queries, keys, keys, 1, "array", mask,
+                                                           importance, nothing, s),
+          "[scaled_dot_product_attention_with_scores] sinks are float32 (1, 2, 16), expected "
+          "float32, float16 or bfloat16 [Hq] = (2,).");
+    fails(mlx_h2o_scaled_dot_product_attention_with_scores(out.out(), scores.out(), nullptr,
+                                                           queries, keys, new_row, 1, "", nothing,
+                                                           nothing, nothing, s),
+          "[scaled_dot_product_attention_with_scores] values are float32 (1, 2, 1, 64), expected "
+          "float32 [B, Hkv, N, Dv] = (1, 2, 16, Dv), every size at least 1.");
     Array sum;
     if (mlx_add(sum.out(), keys, importance, s) == 0 ||
         std::strstr(mlx_h2o_last_error(), "broadcast") == nullptr) {

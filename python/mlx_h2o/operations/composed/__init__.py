@@ -10,16 +10,15 @@ from typing import cast
 
 import mlx.core as mx
 
+from mlx_h2o.operations.arguments import StreamLike, placed
 from mlx_h2o.operations.composed import turbo
-from mlx_h2o.operations.composed.placement import placed
 from mlx_h2o.operations.requests import (
     AttentionRequest,
     AttentionResult,
+    PackedRows,
     PerSequence,
-    QuantizedRows,
-    RetentionRequest,
     StoredRows,
-    TurboRows,
+    are_codes,
 )
 
 name = "composed"
@@ -71,9 +70,10 @@ def _logits(request: AttentionRequest) -> mx.array:
 def _product(left: mx.array, rows: StoredRows, transpose: bool = False) -> mx.array:
     """``left`` [B, Hkv, n, ...] times rows as float32; packed ones from scales and biases upcast
     first."""
-    if isinstance(rows, QuantizedRows):
+    if isinstance(rows, PackedRows) and not are_codes(rows):
+        words, scales, biases = rows.parts
         return mx.quantized_matmul(
-            left, rows.words, _float32(rows.scales), _float32(rows.biases), transpose=transpose,
+            left, words, _float32(scales), _float32(biases), transpose=transpose,
             group_size=rows.group_size, bits=rows.bits,
         )  # fmt: skip
     right = dense(rows)
@@ -119,12 +119,13 @@ def _float32(array: mx.array) -> mx.array:
 def dense(rows: StoredRows) -> mx.array:
     """The rows as float32 [B, Hkv, N, D]; packed ones from scales and biases upcast first, codes in
     their own basis."""
-    if isinstance(rows, mx.array):
+    if not isinstance(rows, PackedRows):
         return _float32(rows)
-    if isinstance(rows, TurboRows):
+    if are_codes(rows):
         return turbo.dense(rows)
-    pair = _float32(rows.scales), _float32(rows.biases)
-    return mx.dequantize(rows.words, *pair, group_size=rows.group_size, bits=rows.bits)
+    words, scales, biases = rows.parts
+    pair = _float32(scales), _float32(biases)
+    return mx.dequantize(words, *pair, group_size=rows.group_size, bits=rows.bits)
 
 
 def attention(request: AttentionRequest) -> AttentionResult:
@@ -132,8 +133,8 @@ def attention(request: AttentionRequest) -> AttentionResult:
     with placed(request.stream):
         if request.has_codes:
             keys, values = dense(request.keys), dense(request.values)
-            turned = replace(turbo.turned(request), keys=keys, values=values)
-            return turbo.turned_back(request, attention(turned))
+            found = attention(replace(turbo.turned(request), keys=keys, values=values))
+            return found._replace(out=turbo.output(request, found.out))
         return _attend(request)
 
 
@@ -176,17 +177,21 @@ def _ordered_bits(scores: mx.array) -> mx.array:
     return mx.where(bits < 0, bits ^ _GREATEST, bits)
 
 
-def retention_key(request: RetentionRequest) -> mx.array:
+def retention_key(
+    scores: mx.array,
+    positions: mx.array,
+    sink_size: int = 0,
+    recent_start: PerSequence | None = None,
+) -> mx.array:
     """int64 [B, H, N], higher is kept longer; distinct within a head, so no tie remains.
 
     rank << 32 - position. The rank of a scored row is its score's; protected rows are above all
     of these, unscored ones below, and below them padding, which has its slot in the place of a
     position.
     """
-    scores, positions = request.scores, request.positions
-    protected = positions < request.sink_size
-    if request.recent_start is not None:
-        protected = protected | (positions >= beside_rows(request.recent_start))
+    protected = positions < sink_size
+    if recent_start is not None:
+        protected = protected | (positions >= beside_rows(recent_start))
     padding = positions < 0
     ranks = mx.where(mx.isnan(scores), _UNSCORED, _ordered_bits(scores))
     ranks = mx.where(protected, _GREATEST, ranks)
@@ -195,12 +200,20 @@ def retention_key(request: RetentionRequest) -> mx.array:
     return (ranks.astype(mx.int64) << 32) - place
 
 
-def keep_indices(request: RetentionRequest) -> mx.array:
-    """Slots of the rows to keep, uint32 [B, H, N - count], ascending."""
-    with placed(request.stream):
-        key = retention_key(request)
-        if request.count == 0:
-            slots = mx.arange(key.shape[-1], dtype=mx.uint32)
-            return mx.broadcast_to(slots, key.shape)
-        order = mx.argpartition(key, request.count, axis=-1)
-        return mx.sort(order[..., request.count :], axis=-1)
+def keep_indices(
+    scores: mx.array,
+    positions: mx.array,
+    *,
+    keep: int,
+    sink_size: int = 0,
+    recent_start: PerSequence | None = None,
+    stream: StreamLike = None,
+) -> mx.array:
+    """Slots of the rows to keep, uint32 [B, H, keep], ascending."""
+    with placed(stream):
+        key = retention_key(scores, positions, sink_size, recent_start)
+        count = key.shape[2] - keep
+        if count == 0:
+            return mx.broadcast_to(mx.arange(keep, dtype=mx.uint32), key.shape)
+        order = mx.argpartition(key, count, axis=-1)
+        return mx.sort(order[..., count:], axis=-1)

@@ -11,9 +11,8 @@ from functools import lru_cache
 
 import mlx.core as mx
 
-from mlx_h2o.operations.arguments import StreamLike
+from mlx_h2o.operations.arguments import StreamLike, placed
 from mlx_h2o.operations.composed.buffers import gathered, put_rows, wide
-from mlx_h2o.operations.composed.placement import placed
 
 LAST = mx.array(2**32 - 1, mx.uint32)
 """Above every slot."""

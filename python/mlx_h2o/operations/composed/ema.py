@@ -1,39 +1,35 @@
 """The moving average of scores: one value per (sequence, KV head, row).
 
 All in float32. ``a`` is the decay; ``1 - a`` is computed in double precision, then rounded once.
-Other languages repeat the operations of :func:`accumulate` with one query in the same order.
+Other languages repeat the operations of ``accumulate_scores`` with one query in the same order.
 """
 
 from __future__ import annotations
 
 import mlx.core as mx
 
+from mlx_h2o.operations.arguments import StreamLike, placed
+
 MAX_QUERIES = 128
 """Queries of a chunk that are scored, counted from its end; at a = 0.95 older ones weigh 0.14 %."""
 
 
-def accumulate(
-    importance: mx.array, scores: mx.array, *, decay: float, masked: bool = True
+def accumulate_scores(
+    importance: mx.array,
+    scores: mx.array,
+    *,
+    decay: float,
+    masked: bool = True,
+    stream: StreamLike = None,
 ) -> mx.array:
-    """``C = a*C + (1-a)*|s|`` for each query in order.
+    """The importance after these scores [B, Hq, L, N], as ``fast.accumulate_scores`` defines it.
 
-    ``s`` is the mean of a row's scores over the unmasked query heads of its KV head. A pair that
-    is masked for every head of the group leaves C unchanged, and the first unmasked score of a
-    row sets ``C = |s|`` (AtomGradient 2026, sec. 3.2, whose C starts at 0).
-
-    Args:
-        importance: C, float32 [B, H, N], NaN where a row has not been scored.
-        scores: float32 [B, Hq, L, N], -inf (or NaN) where masked; Hq a multiple of H.
-        decay: a, at least 0 and below 1.
-        masked: False promises that every score is finite.
-
-    Returns:
-        float32 [B, H, N]. O(B * Hq * L * N) time and memory, so L should be at most MAX_QUERIES.
+    O(B * Hq * L * N) time and memory, so L should be at most MAX_QUERIES.
     """
-    mean, unmasked = _group_mean(scores, importance.shape[1], masked)
-    if scores.shape[2] == 1:
-        return _one_query(importance, mean, unmasked, decay)
-    return _many_queries(importance, mean, unmasked, decay)
+    with placed(stream):
+        mean, unmasked = _group_mean(scores, importance.shape[1], masked)
+        update = _one_query if scores.shape[2] == 1 else _many_queries
+        return update(importance, mean, unmasked, decay)
 
 
 def _group_mean(scores: mx.array, heads: int, masked: bool) -> tuple[mx.array, mx.array | None]:

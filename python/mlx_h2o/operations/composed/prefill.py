@@ -4,24 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import mlx.core as mx
 
 from mlx_h2o.operations import composed
+from mlx_h2o.operations.arguments import placed
 from mlx_h2o.operations.composed import ema
-from mlx_h2o.operations.composed.placement import placed
-from mlx_h2o.operations.requests import AttentionRequest, PrefillRequest
+from mlx_h2o.operations.requests import AttentionRequest, attention_request, last_queries
 
 BLOCK_BYTES = 1 << 21
 """The logits of one block, in float32, take at most this much, or one row or column of them."""
 
 
-def prefill_scores(request: PrefillRequest) -> mx.array:
-    """The definition: logits in blocks, never all of them."""
+def prefill_scores(
+    request: AttentionRequest, importance: mx.array | None, decay: float | None
+) -> mx.array:
+    """The definition: logits in blocks, never all of them; the mass where ``decay`` is None.
+
+    The request has the queries that count, its values are ignored; ``importance`` is None where no
+    row has been scored.
+    """
     with placed(request.stream):
-        if request.kind == "mass":
-            return _mass(request.attention)
-        return _moving_average(request.attention, request.importance, request.decay)
+        if decay is None:
+            return _mass(request)
+        return _moving_average(request, importance, decay)
+
+
+def last_scores(
+    q: mx.array, k: mx.array, *, queries: int = ema.MAX_QUERIES, **given: Any
+) -> mx.array:
+    """The scores of the last ``queries`` queries themselves, float32 [B, Hq, queries or Lq, N], for
+    policies that want more than a number per key; ``given`` as in ``fast.prefill_scores``."""
+    return composed.logits(last_queries(attention_request(q, k, k, **given), queries))
 
 
 def _causal(request: AttentionRequest, first: int, last: int, start: int, stop: int) -> mx.array:
@@ -75,7 +90,7 @@ def _moving_average(
     for start, stop in _ranges(keys, batch * heads * length * 4):
         scores = _block(request, (0, length), (start, stop), parts[-1])
         before = importance[:, :, start:stop]
-        parts.append(ema.accumulate(before, scores, decay=decay, masked=masked))
+        parts.append(ema.accumulate_scores(before, scores, decay=decay, masked=masked))
     return mx.concatenate(parts[1:], axis=2)
 
 

@@ -6,7 +6,7 @@ from typing import cast
 
 import mlx.core as mx
 
-Parts = tuple[mx.array, ...]
+from mlx_h2o.operations.requests import Parts
 
 _WORD = 32
 

@@ -3,53 +3,39 @@
 Part of the composed back end: what the other back ends are compared with.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import cast
 
 import mlx.core as mx
 
-from mlx_h2o.operations.composed import buffers, ema, turbo
-from mlx_h2o.operations.composed.placement import placed
-from mlx_h2o.operations.requests import (
-    AccumulateRequest,
-    AttentionAccumulateRequest,
-    AttentionRequest,
-    AttentionResult,
-    KeyDiversityRequest,
-    Parts,
-    QuantizeAppendRequest,
-)
+from mlx_h2o.operations.arguments import StreamLike, placed
+from mlx_h2o.operations.composed import buffers, turbo
+from mlx_h2o.operations.composed.ema import accumulate_scores as accumulate_scores
+from mlx_h2o.operations.requests import AttentionRequest, AttentionResult, Parts
 
 _START = mx.array([0])
 LEAST_NORM = 1e-12  # a key of zeros has the direction 0, not NaN
 
 
-def accumulate_scores(request: AccumulateRequest) -> mx.array:
-    """The moving average as ``ema`` defines it."""
-    with placed(request.stream):
-        return ema.accumulate(
-            request.importance, request.scores, decay=request.decay, masked=request.masked
-        )
-
-
 def attention_and_accumulate(
-    request: AttentionAccumulateRequest,
+    request: AttentionRequest,
+    importance: mx.array,
+    decay: float | None,
     attend: Callable[[AttentionRequest], AttentionResult],
 ) -> tuple[mx.array, mx.array]:
     """Attention, then ``add_mass`` of its weights, or the moving average of its scores."""
-    attention, whole = request.attention, request.importance
-    attention.return_scores, attention.return_lse = request.decay is not None, False
-    found = attend(attention)
-    with placed(attention.stream):
-        if request.decay is None:
-            importance = add_mass(whole, cast(mx.array, found.weights))
+    request.return_scores, request.return_lse = decay is not None, False
+    found = attend(request)
+    with placed(request.stream):
+        if decay is None:
+            new = add_mass(importance, cast(mx.array, found.weights))
         else:
-            scores, masked = cast(mx.array, found.scores), attention.hides
-            part = _first(whole, scores.shape[3])
-            part = ema.accumulate(part, scores, decay=request.decay, masked=masked)
-            importance = _with_first(whole, part)
+            scores = cast(mx.array, found.scores)
+            part = _first(importance, scores.shape[3])
+            part = accumulate_scores(part, scores, decay=decay, masked=request.hides)
+            new = _with_first(importance, part)
         # Untied, the scores of every step would wait for someone to ask, graph and all.
-        return mx.depends(found.out, [importance]), importance
+        return mx.depends(found.out, [new]), new
 
 
 def add_mass(importance: mx.array, weights: mx.array) -> mx.array:
@@ -74,17 +60,13 @@ def _with_first(importance: mx.array, part: mx.array) -> mx.array:
     return mx.slice_update(importance, part, _START, [2])
 
 
-def key_diversity(request: KeyDiversityRequest) -> mx.array:
-    with placed(request.stream):
-        return diversity(request.keys)
-
-
-def diversity(keys: mx.array) -> mx.array:
+def key_diversity(keys: mx.array, *, stream: StreamLike = None) -> mx.array:
     """Minus the cosine of each of the keys [B, H, N, D] with the mean of the normalised keys of its
     head, float32."""
-    directions = _normalised(keys.astype(mx.float32))
-    mean = _normalised(mx.mean(directions, axis=2, keepdims=True))
-    return -mx.squeeze(directions @ mx.swapaxes(mean, -1, -2), -1)
+    with placed(stream):
+        directions = _normalised(keys.astype(mx.float32))
+        mean = _normalised(mx.mean(directions, axis=2, keepdims=True))
+        return -mx.squeeze(directions @ mx.swapaxes(mean, -1, -2), -1)
 
 
 def _normalised(vectors: mx.array) -> mx.array:
@@ -93,32 +75,27 @@ def _normalised(vectors: mx.array) -> mx.array:
 
 
 def quantize_append(
-    request: QuantizeAppendRequest, encode: buffers.Encode = turbo.encode_rows
-) -> tuple[Parts, Parts]:
-    """The new rows packed, by ``encode`` where they become codes, then a scatter of each part."""
-    size = request.group_size
-    with placed(request.stream):
-        return appended(
-            request,
-            buffers.packed(
-                request.new_keys, len(request.keys), request.bits, size, turbo.KEYS, encode
-            ),
-            buffers.packed(
-                request.new_values, len(request.values), request.v_bits, size, turbo.VALUES, encode
-            ),
-        )
-
-
-def appended(
-    request: QuantizeAppendRequest, keys: Sequence[mx.array], values: Sequence[mx.array]
-) -> tuple[Parts, Parts]:
-    """The stored arrays with packed rows [B, H, L, ...] in their slots, by MLX's own scatter."""
-    count = len(request.keys)
-    with placed(request.stream):
-        last = mx.array(request.keys[0].shape[2] - 1, mx.uint32)
-        slots = mx.minimum(request.slots, last)
-        pairs = zip((*request.keys, *request.values), (*keys, *values), strict=True)
+    keys: Parts,
+    values: Parts,
+    new_keys: mx.array,
+    new_values: mx.array,
+    slots: mx.array,
+    *,
+    bits: int,
+    group_size: int,
+    v_bits: int,
+    stream: StreamLike = None,
+    encode: buffers.Encode = turbo.encode_rows,
+) -> list[mx.array]:
+    """The new rows packed, by ``encode`` where they become codes, then MLX's own scatter of each
+    part into its slots: the arrays of the keys, then of the values."""
+    with placed(stream):
+        new = [
+            *buffers.packed(new_keys, len(keys), bits, group_size, turbo.KEYS, encode),
+            *buffers.packed(new_values, len(values), v_bits, group_size, turbo.VALUES, encode),
+        ]
+        slots = mx.minimum(slots, mx.array(keys[0].shape[2] - 1, mx.uint32))
+        pairs = zip((*keys, *values), new, strict=True)
         first, *others = (buffers.put_rows(stored, slots, part) for stored, part in pairs)
         # The rows of one step hang together, or the graph of what nobody reads would grow.
-        parts = (mx.depends(first, others), *others)
-    return parts[:count], parts[count:]
+        return [mx.depends(first, others), *others]

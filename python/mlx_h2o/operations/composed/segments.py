@@ -8,11 +8,10 @@ from typing import cast
 import mlx.core as mx
 
 from mlx_h2o.operations import composed
-from mlx_h2o.operations.arguments import StreamLike
+from mlx_h2o.operations.arguments import StreamLike, placed
 from mlx_h2o.operations.composed.buffers import gathered
-from mlx_h2o.operations.composed.placement import placed
 from mlx_h2o.operations.composed.recoding import recoded
-from mlx_h2o.operations.requests import QuantizedRows
+from mlx_h2o.operations.requests import PackedRows
 
 
 def merge_segments(
@@ -47,13 +46,13 @@ def segment_rows(
     with placed(stream):
         parts: list[Sequence[mx.array]] = []
         for at, width in enumerate(bits):
-            words, scales, biases = tiers[3 * at : 3 * at + 3]
-            if words.shape[2] == 0:  # MLX refuses none
+            packed = tuple(tiers[3 * at : 3 * at + 3])
+            if packed[0].shape[2] == 0:  # MLX refuses none
                 continue
             if to:
-                parts.append(recoded((words, scales, biases), width, to))
+                parts.append(recoded(packed, width, to))
             else:
-                rows = composed.dense(QuantizedRows(words, scales, biases, width, group_size))
+                rows = composed.dense(PackedRows(packed, width, group_size))
                 parts.append([rows.astype(newest.dtype)])
         if not to:
             parts.append([newest])

@@ -29,7 +29,7 @@ import mlx.core as mx
 from mlx_h2o.operations.arguments import CODE_BITS as BITS
 from mlx_h2o.operations.arguments import CODE_SIZES
 from mlx_h2o.operations.arguments import codes_fit as serves
-from mlx_h2o.operations.requests import AttentionRequest, AttentionResult, TurboRows
+from mlx_h2o.operations.requests import AttentionRequest, PackedRows, are_codes
 
 __all__ = ["BITS", "LARGEST_SIZE", "LEAST_SIZE", "serves"]  # beside the functions
 LEAST_SIZE, LARGEST_SIZE = CODE_SIZES
@@ -132,35 +132,30 @@ def decode_rows(
     words: mx.array, norms: mx.array, bits: int, seed: int, dtype: mx.Dtype
 ) -> mx.array:
     """The rows [B, H, N, D] that they stand for: the definition."""
-    return restored(dense(TurboRows(words, norms, bits)), seed).astype(dtype)
+    return restored(dense(PackedRows((words, norms), bits, 0)), seed).astype(dtype)
 
 
-def dense(rows: TurboRows) -> mx.array:
+def dense(rows: PackedRows) -> mx.array:
     """The rows as float32 [B, Hkv, N, D], in the basis of the codes."""
-    words, shape = rows.words, rows.shape
+    (words, norms), shape = rows.parts, rows.shape
     if shape[2] == 0:  # MLX refuses none
         return mx.zeros(shape)
     # Codes lie in the words as those of mx.quantize do.
     scales = mx.ones((*shape[:3], shape[3] // 32))
     codes = mx.dequantize(words, scales, mx.zeros_like(scales), group_size=32, bits=rows.bits)
-    return codebook(shape[3], rows.bits)[codes.astype(mx.uint32)] * rows.norms
+    return codebook(shape[3], rows.bits)[codes.astype(mx.uint32)] * norms
 
 
 def turned(request: AttentionRequest) -> AttentionRequest:
     """The request with its queries, float32, in the basis of the keys."""
     queries = request.queries.astype(mx.float32)
-    if isinstance(request.keys, TurboRows):
+    if are_codes(request.keys):
         queries = rotated(queries, KEYS)
     return replace(request, queries=queries)
 
 
-def turned_back(request: AttentionRequest, found: AttentionResult) -> AttentionResult:
-    """What attention made of a turned ``request``, with the output that belongs to it."""
-    return found._replace(out=output(request, found.out))
-
-
 def output(request: AttentionRequest, out: mx.array) -> mx.array:
-    """Its output, in the basis and the dtype in which values and queries came."""
-    if isinstance(request.values, TurboRows):
+    """The output of its turned one, in the basis and the dtype of its own values and queries."""
+    if are_codes(request.values):
         out = restored(out, VALUES)
     return out.astype(request.queries.dtype)

@@ -7,29 +7,15 @@ and grids, and the Metal, CUDA and test back ends hand that to MLX in their own 
 from __future__ import annotations
 
 from functools import cache, lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from mlx_h2o.operations.arguments import NUMBERS
+from mlx_h2o.operations.arguments import NUMBERS, placed
 from mlx_h2o.operations.composed import turbo
-from mlx_h2o.operations.composed.placement import placed
 from mlx_h2o.operations.gpu import kernels
-from mlx_h2o.operations.gpu.launches import (
-    LANES,
-    Launch,
-    LaunchPlan,
-    Results,
-    Triple,
-    launch_of,
-    params,
-)
-from mlx_h2o.operations.requests import (
-    AttentionRequest,
-    QuantizedRows,
-    StoredRows,
-    TurboRows,
-)
+from mlx_h2o.operations.gpu.launches import LANES, Launch, LaunchPlan, launch_of, params
+from mlx_h2o.operations.requests import AttentionRequest, PackedRows, are_codes
 
 LONGEST_QUERY = 8
 WIDEST_HEAD = 576
@@ -39,22 +25,24 @@ TWO_PASS_KEYS = 1024
 KEYS_OF_A_SIMDGROUP = 16
 MOST_BLOCKS = LANES  # a lane of the second pass takes a block
 
-_NONE: frozenset[str] = frozenset()
-_SCORES = frozenset(("scores",))
-
 
 def refuses(request: AttentionRequest) -> str:
     """Why the decode kernels cannot serve this request; empty if they can."""
     length, head_size = request.queries.shape[2:]
     if length > LONGEST_QUERY:
         return f"decode kernels take up to {LONGEST_QUERY} queries, found Lq = {length}"
-    for name, size in (("D", head_size), ("Dv", request.values.shape[3])):
-        if size % LANES or size > WIDEST_HEAD:
-            return (
-                f"the kernels take head sizes that are multiples of {LANES} "
-                f"up to {WIDEST_HEAD}, found {name} = {size}"
-            )
-    return ""
+    value_size = request.values.shape[3]
+    return refuses_size("D", head_size) or refuses_size("Dv", value_size)
+
+
+def refuses_size(name: str, size: int) -> str:
+    """Why the kernels cannot serve heads of this size; empty if they can."""
+    if size % LANES == 0 and size <= WIDEST_HEAD:
+        return ""
+    return (
+        f"the kernels take head sizes that are multiples of {LANES} up to {WIDEST_HEAD}, found "
+        f"{name} = {size}"
+    )
 
 
 def preferred_simdgroups(head_size: int, value_size: int) -> int:
@@ -80,26 +68,20 @@ def preferred_blocks(key_count: int, simdgroups: int) -> int:
     return min(MOST_BLOCKS, 1 << (most.bit_length() - 1))
 
 
-def is_sparse(request: AttentionRequest) -> bool:
-    """Whether value rows of little weight are left out, which takes kernels of its own."""
-    return request.sparse_v_threshold > 0
-
-
 def flags_of(request: AttentionRequest) -> frozenset[str]:
     """The flags that this request turns on."""
-    masked = request.mask is not None
-    boolean = request.mask is not None and request.mask.dtype == mx.bool_
+    mask = None if request.mask is None else request.mask.dtype
     return _flags(
-        boolean,
-        masked and not boolean,
+        mask is not None and mask == mx.bool_,
+        mask is not None and mask != mx.bool_,
         request.sinks is not None,
         request.return_scores,
         request.return_lse,
-        is_sparse(request) and request.return_skipped,
+        request.return_skipped and request.sparse_v_threshold > 0,
         request.row_bias is not None,
         request.is_packed and isinstance(request.keys, mx.array),
-        isinstance(request.keys, TurboRows),
-        isinstance(request.values, TurboRows),
+        are_codes(request.keys),
+        are_codes(request.values),
         *[getattr(request, name) != 0 for name in NUMBERS],
     )
 
@@ -123,53 +105,51 @@ def _given(request: AttentionRequest) -> dict[str, mx.array]:
         scalars.pop()
     given = {"queries": request.queries, "params": params(*scalars)}
     for side, rows in (("key", request.keys), ("value", request.values)):
-        if isinstance(rows, mx.array):
+        if not isinstance(rows, PackedRows):
             given[f"{side}s"] = rows
             continue
-        given |= zip(
-            (f"{side}_words", f"{side}_scales", f"{side}_biases"), rows.parts, strict=False
-        )
-        if isinstance(rows, TurboRows):
+        names = (f"{side}_words", f"{side}_scales", f"{side}_biases")
+        given |= zip(names, rows.parts, strict=False)
+        if are_codes(rows):
             given[f"{side}_levels"] = turbo.codebook(rows.shape[3], rows.bits)
-    if request.mask is not None:
-        given["mask"] = request.mask
-    if request.sinks is not None:
-        given["sinks"] = request.sinks
-    if request.row_bias is not None:
-        given["row_bias"] = request.row_bias
-    return given
+    optional = {"mask": request.mask, "sinks": request.sinks, "row_bias": request.row_bias}
+    return given | {name: array for name, array in optional.items() if array is not None}
 
 
-class Text(NamedTuple):
-    """What the compiled text depends on, but for the number of simdgroups."""
+class Variant(NamedTuple):
+    """What the launches for a request depend on: all but the elements of its arrays."""
 
     flags: frozenset[str]
     sparse: bool
+    """Whether value rows of little weight are left out, which takes kernels of its own."""
     causal: bool
     dtype: mx.Dtype
     mask: mx.Dtype | None
     sinks: mx.Dtype | None
     head_size: int
     value_size: int
-    packing: tuple[mx.Dtype, int, int, int] | None
+    packing: tuple[Any, ...] | None
     """Dtype of the scales, bits of keys and of values, group size; None: dense rows."""
-
-
-class Variant(NamedTuple):
-    """What the launches for a request depend on: all but the elements of its arrays."""
-
-    text: Text
     queries: tuple[int, ...]
     key_count: int
+
+    @property
+    def text(self) -> tuple[Any, ...]:
+        """What the compiled text depends on, but for the number of simdgroups."""
+        return self[:-2]
 
 
 def variant_of(request: AttentionRequest) -> Variant:
     """The variant of a request that was not refused."""
     keys, values, mask, sinks = request.keys, request.values, request.mask, request.sinks
-    packing = _packing(keys, values) if request.is_packed else None
-    text = Text(
+    packing = None
+    if request.is_packed:
+        affine = [r for r in (keys, values) if isinstance(r, PackedRows) and not are_codes(r)]
+        scales = affine[0].parts[1].dtype if affine else mx.float32
+        packing = scales, *request.packing.values()
+    return Variant(
         flags_of(request),
-        is_sparse(request),
+        request.sparse_v_threshold > 0,
         request.causal,
         mx.float32 if request.has_codes else request.queries.dtype,
         None if mask is None else mask.dtype,
@@ -177,17 +157,9 @@ def variant_of(request: AttentionRequest) -> Variant:
         keys.shape[3],
         values.shape[3],
         packing,
+        request.queries.shape,
+        keys.shape[2],
     )
-    return Variant(text, request.queries.shape, keys.shape[2])
-
-
-def _packing(*both: StoredRows) -> tuple[mx.Dtype, int, int, int]:
-    """As ``Text`` has it, of keys and values."""
-    bits = [8 if isinstance(rows, mx.array) else rows.bits for rows in both]
-    affine = [rows for rows in both if isinstance(rows, QuantizedRows)]
-    if affine:
-        return affine[0].scales.dtype, bits[0], bits[1], affine[0].group_size
-    return mx.float32, bits[0], bits[1], LANES
 
 
 def plan(
@@ -206,68 +178,55 @@ def plan(
     """
     if variant is None:
         variant = variant_of(request)
-    text = variant.text
     if simdgroups is None:
-        simdgroups = preferred_simdgroups(text.head_size, text.value_size)
+        simdgroups = preferred_simdgroups(variant.head_size, variant.value_size)
     if blocks is None:
         blocks = preferred_blocks(variant.key_count, simdgroups)
-    given = request
     if request.has_codes:
         with placed(request.stream):
-            given = turbo.turned(request)
-    known = {}
-    if request.return_skipped and "skipped" not in text.flags:
-        known["skipped"] = mx.zeros(variant.queries[:3], stream=request.stream)
-    # The sweep over the values takes the logits from memory, whoever asked for them.
-    scratch = _NONE if request.return_scores else _SCORES
-    launches = _launches(variant, simdgroups, blocks)
-    return LaunchPlan(
-        launches, _given(given), scratch, known, request if request.has_codes else None
-    )
+            request = turbo.turned(request)
+    return LaunchPlan(_launches(variant, simdgroups, blocks), _given(request))
 
 
 @lru_cache(maxsize=1024)
 def _launches(variant: Variant, simdgroups: int, blocks: int) -> tuple[Launch, ...]:
     """Without buffers; the same for all layers, and at a full budget for all steps."""
-    text, (batch, heads, length, _) = variant.text, variant.queries
-    rows, key_count, value_size = (batch, heads, length), variant.key_count, text.value_size
-    arguments: dict[str, int | bool | mx.Dtype] = {
-        "T": text.dtype,
-        "D": text.head_size,
+    batch, heads, length, _ = variant.queries
+    rows, key_count, value_size = (batch, heads, length), variant.key_count, variant.value_size
+    arguments: dict[str, Any] = {
+        "T": variant.dtype,
+        "D": variant.head_size,
         "V": value_size,
         "NS": simdgroups,
-        "CAUSAL": text.causal,
+        "CAUSAL": variant.causal,
     }
-    if text.packing is not None:
-        arguments |= zip(("S", "KB", "VB", "G"), text.packing, strict=True)
-    results: Results = {
-        "out": ((*rows, value_size), text.dtype),
-        "scores": ((*rows, key_count), mx.float32),
-        "lse": (rows, mx.float32),
-        "skipped": (rows, mx.float32),
-        "partial_sums": ((*rows, blocks, value_size), mx.float32),
-        "partial_maxima": ((*rows, blocks), mx.float32),
-        "partial_totals": ((*rows, blocks), mx.float32),
-        "partial_skipped": ((*rows, blocks), mx.float32),
-    }
-
-    def launch(name: str, grid: Triple, threads: int) -> Launch:
-        return launch_of(name, text.flags, arguments, grid, threads, results)
-
+    if variant.packing is not None:
+        arguments |= zip(("S", "KB", "VB", "G"), variant.packing, strict=True)
+    made = (
+        ("out", (*rows, value_size), variant.dtype),
+        ("scores", (*rows, key_count), mx.float32),
+        ("lse", rows, mx.float32),
+        ("skipped", rows, mx.float32),
+        ("partial_sums", (*rows, blocks, value_size), mx.float32),
+        ("partial_maxima", (*rows, blocks), mx.float32),
+        ("partial_totals", (*rows, blocks), mx.float32),
+        ("partial_skipped", (*rows, blocks), mx.float32),
+    )
+    if variant.sparse:
+        passes = ("sparse",) if blocks == 1 else ("sparse_keys", "sparse_values")
+    else:
+        passes = ("",) if blocks == 1 else ("2pass_1",)
+    packed = "" if variant.packing is None else "quantized"
     threads = simdgroups * LANES
-    grid = (batch * heads * threads, length, blocks)
-    launches = [launch(name, grid, threads) for name in _decode_kernels(text, blocks)]
+    each = [
+        ("_".join(filter(None, ("sdpa_vector", one, packed))), threads,
+         (batch * heads * threads, length, blocks))
+        for one in passes
+    ]  # fmt: skip
     if blocks > 1:
         columns = (batch * heads * length * value_size, 1, 1)
-        launches.append(launch("sdpa_vector_2pass_2", columns, LANES))
-    return tuple(launches)
-
-
-def _decode_kernels(text: Text, blocks: int) -> tuple[str, ...]:
-    """The kernels that see keys and values, in order."""
-    if text.sparse:
-        if blocks == 1:
-            return ("sdpa_vector_sparse_quantized",)
-        return ("sdpa_vector_sparse_keys_quantized", "sdpa_vector_sparse_values_quantized")
-    first = "sdpa_vector" if blocks == 1 else "sdpa_vector_2pass_1"
-    return (first,) if text.packing is None else (f"{first}_quantized",)
+        each.append(("sdpa_vector_2pass_2", LANES, columns))
+    return tuple(
+        launch_of(name, grid, threads, made, variant.flags, **arguments)
+        for name, threads, grid in each
+    )

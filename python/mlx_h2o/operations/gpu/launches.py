@@ -5,21 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from mlx_h2o.operations.composed import turbo
-from mlx_h2o.operations.composed.placement import placed
 from mlx_h2o.operations.gpu import kernels
 from mlx_h2o.operations.gpu.kernels import Kernel
-from mlx_h2o.operations.requests import AttentionRequest, AttentionResult
 
 LANES = 32  # threads of a simdgroup
 
-TemplateArgument = tuple[str, int | bool | mx.Dtype]
-TemplateArguments = Mapping[str, int | bool | mx.Dtype]
+TemplateArgument = int | bool | mx.Dtype
 Triple = tuple[int, int, int]
 
 
@@ -29,7 +24,7 @@ class Launch:
     buffers."""
 
     kernel: Kernel
-    template: tuple[TemplateArgument, ...]
+    template: tuple[tuple[str, TemplateArgument], ...]
     grid: Triple
     threadgroup: Triple
     output_shapes: tuple[tuple[int, ...], ...]
@@ -51,68 +46,54 @@ class Launch:
         }
 
 
-Results = Mapping[str, tuple[tuple[int, ...], mx.Dtype]]
-"""Shape and dtype of what a kernel makes, by name."""
+Made = tuple[str, tuple[int, ...], mx.Dtype]
+"""Name, shape and dtype of what a kernel may make."""
 
 
+@lru_cache(maxsize=1024)
 def launch_of(
     name: str,
-    flags: frozenset[str],
-    arguments: TemplateArguments,
     grid: Triple,
     threads: int,
-    results: Results,
+    made: tuple[Made, ...],
+    flags: frozenset[str] = frozenset(),
+    **arguments: TemplateArgument,
 ) -> Launch:
     """The launch of a kernel, which takes by name what it wants of all that is there."""
     kernel = kernels.resolve(name, flags)
+    results = {one: (shape, dtype) for one, shape, dtype in made}
     return Launch(
         kernel=kernel,
-        template=tuple((name, arguments[name]) for name in kernel.template),
+        template=tuple((one, arguments[one]) for one in kernel.template),
         grid=grid,
         threadgroup=(threads, 1, 1),
-        output_shapes=tuple(results[name][0] for name in kernel.outputs),
-        output_dtypes=tuple(results[name][1] for name in kernel.outputs),
+        output_shapes=tuple(results[one][0] for one in kernel.outputs),
+        output_dtypes=tuple(results[one][1] for one in kernel.outputs),
     )
-
-
-Execute = Callable[[Launch, list[mx.array]], list[mx.array]]
 
 
 class LaunchPlan(NamedTuple):
     """The launches that serve a request, in order; a later one takes what the earlier made.
 
-    ``given`` are the buffers that come with the request, by name. ``scratch`` names what they make
-    for each other alone; ``known`` is what needs no launch.
+    ``given`` are the buffers that come with the request, by name.
     """
 
     passes: tuple[Launch, ...]
     given: Mapping[str, mx.array]
-    scratch: frozenset[str] = frozenset()
-    known: Mapping[str, mx.array] = MappingProxyType({})
-    codes: AttentionRequest | None = None
-    """Whose rows are codes: the output comes back from their basis."""
 
-    def run(self, execute: Execute) -> AttentionResult:
-        """``execute`` each launch; None where something was not asked for."""
-        made = self.outputs(execute)
-        return AttentionResult(made["out"], *map(made.get, AttentionResult._fields[1:]))
-
-    def outputs(self, execute: Execute) -> dict[str, mx.array]:
-        """``execute`` each launch; everything that was made but scratch, by name."""
-        made, there = {**self.known}, {**self.given}
+    def outputs(
+        self, execute: Callable[[Launch, list[mx.array]], list[mx.array]]
+    ) -> dict[str, mx.array]:
+        """``execute`` each launch; everything that was made, by name."""
+        made, there = {}, {**self.given}
         for launch in self.passes:
             outputs = execute(launch, launch.inputs(there))
             for name, output in zip(launch.kernel.outputs, outputs, strict=True):
                 there[name] = made[name] = output
-        for name in self.scratch:
-            made.pop(name, None)
-        if self.codes is not None:
-            with placed(self.codes.stream):
-                made["out"] = turbo.output(self.codes, made["out"])
         return made
 
 
 @lru_cache(maxsize=64)
-def params(*numbers: float) -> mx.array:
+def params(*numbers: float, dtype: mx.Dtype = mx.float32) -> mx.array:
     """The scalars of a kernel: one short array, the same for all layers of a model."""
-    return mx.array(numbers, mx.float32)
+    return mx.array(numbers, dtype)

@@ -1,0 +1,136 @@
+"""The operations by kernels, for every machine that runs them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import mlx.core as mx
+
+from mlx_h2o.operations import composed
+from mlx_h2o.operations.arguments import StreamLike, placed, runs_on_gpu
+from mlx_h2o.operations.composed import buffers, turbo
+from mlx_h2o.operations.composed import prefill as composed_prefill
+from mlx_h2o.operations.composed import rows as composed_rows
+from mlx_h2o.operations.gpu import launch, launch_prefill, launch_rows
+from mlx_h2o.operations.gpu.launches import Launch, LaunchPlan
+from mlx_h2o.operations.requests import AttentionRequest, AttentionResult, Codes
+
+
+class KernelBackend:
+    """A back end of the packaged kernels; a machine says how it runs a launch.
+
+    On a stream that it does not serve, operations on rows are composed.
+    """
+
+    name: str
+    title: str
+    """As messages have it."""
+
+    def __init__(self) -> None:
+        # The definitions, but for the codes.
+        self.append_quantized = partial(buffers.append_quantized, encode=self.encode_rows)
+        self.quantize_append = partial(composed_rows.quantize_append, encode=self.encode_rows)
+
+    def execute(self, each: Launch, inputs: list[mx.array], stream: StreamLike) -> list[mx.array]:
+        """The outputs of one launch."""
+        raise NotImplementedError
+
+    def serves(self, stream: StreamLike) -> bool:
+        """Whether kernels run on this stream."""
+        return runs_on_gpu(stream)
+
+    def plan(self, request: AttentionRequest) -> LaunchPlan:
+        """The launches for a request that was not refused."""
+        return launch.plan(request)
+
+    def refuses(self, request: AttentionRequest) -> str:
+        """Why the back end cannot serve this request; empty if it can."""
+        if not self.serves(request.stream):
+            return f"{self.title} kernels run on GPU streams, found a CPU stream"
+        return launch.refuses(request)
+
+    def attention(self, request: AttentionRequest) -> AttentionResult:
+        """Attention with scores."""
+        made = self._attended(request)
+        if not request.return_scores:
+            made.pop("scores", None)  # which the sweep over the values takes from memory
+        if request.return_skipped and "skipped" not in made:
+            made["skipped"] = mx.zeros(request.queries.shape[:3], stream=request.stream)
+        return AttentionResult(made["out"], *map(made.get, AttentionResult._fields[1:]))
+
+    def _attended(self, request: AttentionRequest) -> dict[str, mx.array]:
+        """Everything that its launches make; the output comes back from the basis of codes."""
+        made = self.outputs(self.plan(request), request.stream)
+        if request.has_codes:
+            with placed(request.stream):
+                made["out"] = turbo.output(request, made["out"])
+        return made
+
+    def attention_and_accumulate(
+        self, request: AttentionRequest, importance: mx.array, decay: float | None
+    ) -> tuple[mx.array, mx.array]:
+        """The same, and the moving average of its scores, by a kernel of its own, or the mass of
+        its weights, composed."""
+        found = self._attended(request)
+        scores = found["scores"]
+        if decay is not None:
+            plan = launch_rows.accumulate_scores(importance, scores, decay)
+            new = self.outputs(plan, request.stream)["accumulated"]
+        with placed(request.stream):
+            if decay is None:
+                weights = composed.weights_of(scores, found["lse"])
+                weights = weights.reshape(*importance.shape[:2], -1, scores.shape[3])
+                new = composed_rows.add_mass(importance, weights)
+            return mx.depends(found["out"], [new]), new
+
+    def accumulate_scores(
+        self,
+        importance: mx.array,
+        scores: mx.array,
+        *,
+        decay: float,
+        stream: StreamLike = None,
+        **masked: Any,
+    ) -> mx.array:
+        """The moving average in one kernel."""
+        if not self.serves(stream):
+            given = importance, scores
+            return composed_rows.accumulate_scores(*given, decay=decay, stream=stream, **masked)
+        plan = launch_rows.accumulate_scores(importance, scores, decay)
+        return self.outputs(plan, stream)["accumulated"]
+
+    def keep_indices(
+        self,
+        scores: mx.array,
+        positions: mx.array,
+        *,
+        keep: int,
+        stream: StreamLike = None,
+        **zones: Any,
+    ) -> mx.array:
+        """The rows that stay, by partial selection in one kernel; all of them, composed."""
+        if keep == scores.shape[2] or not self.serves(stream):
+            return composed.keep_indices(scores, positions, keep=keep, stream=stream, **zones)
+        plan = launch_rows.keep_rows(scores, positions, keep, **zones)
+        return self.outputs(plan, stream)["kept"]
+
+    def encode_rows(self, rows: mx.array, bits: int, seed: int, stream: StreamLike = None) -> Codes:
+        """Codes of rows [B, H, L, D], and their norms, in one kernel."""
+        if not self.serves(stream):
+            return turbo.encode_rows(rows, bits, seed)
+        made = self.outputs(launch_rows.encode_rows(rows, bits, seed), stream)
+        return made["words"], made["norms"]
+
+    def prefill_scores(
+        self, request: AttentionRequest, importance: mx.array | None, decay: float | None
+    ) -> mx.array:
+        """The scores of a chunk in one kernel, its mass in two; other head sizes, composed."""
+        if launch_prefill.refuses(request) or not self.serves(request.stream):
+            return composed_prefill.prefill_scores(request, importance, decay)
+        plan = launch_prefill.plan(request, importance, decay)
+        return self.outputs(plan, request.stream)["accumulated"]
+
+    def outputs(self, plan: LaunchPlan, stream: StreamLike) -> dict[str, mx.array]:
+        """What the launches make, by name."""
+        return plan.outputs(lambda each, inputs: self.execute(each, inputs, stream))

@@ -1,0 +1,122 @@
+"""Calls of attention of every kind: random inputs, and the rows as they dequantise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+import reference_turbo
+from golden.build import DTYPES, Case, additive_mask, bool_mask, row_bias
+from mlx_h2o.config import KV_FORMATS
+from mlx_h2o.operations.composed import turbo
+from parity.operations import dense_rows
+
+PARTS = {1: ("",), 2: ("_words", "_norms"), 3: ("_words", "_scales", "_biases")}
+"""How the arrays of stored rows are named, by their number, behind the name of a side."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call. ``mask`` is "", "causal", "bool", or "add-f32" and its like for an additive one.
+
+    ``bits`` of keys and values pack them in groups of ``group``, with scales of a dtype ``scales``
+    (that of the queries where it is empty), and ``kv_format`` as codes of rotated rows. The
+    ``slack`` rows behind keys and values are NaN. ``empty``: the mask is of every head, and the
+    first query sees nothing. ``bias``: of rows, or a function that makes one.
+    """
+
+    dtype: str = "f32"
+    sizes: tuple[int, int] = (64, 64)
+    batch: int = 1
+    heads: tuple[int, int] = (2, 1)
+    queries: int = 1
+    rows: int = 33
+    mask: str = ""
+    sinks: str = ""
+    lse: bool = True
+    scores: bool = True
+    slack: int = 0
+    bits: tuple[int, int] | None = None
+    kv_format: str = ""
+    group: int = 64
+    scales: str = ""
+    sparse: float = 0.0
+    skipped: bool = False
+    bias: Any = False
+    scale: float = 0.0
+    empty: bool = False
+
+    def made(
+        self, rng: np.random.Generator
+    ) -> tuple[dict[str, Any], dict[str, mx.array], list[Any], dict[str, Any]]:
+        """Fields and tensors of a case; keys and values as they dequantise; and scale, mask, sinks
+        and bias as the reference takes them."""
+
+        def normal(*shape: int, dtype: str = self.dtype) -> mx.array:
+            return mx.array(rng.standard_normal(shape).astype(np.float32)).astype(DTYPES[dtype])
+
+        (heads, kv_heads), scale = self.heads, self.scale or self.sizes[0] ** -0.5
+        bits = KV_FORMATS[self.kv_format] if self.kv_format else self.bits
+        tensors, live = {"queries": normal(self.batch, heads, self.queries, self.sizes[0])}, []
+        for (side, seed), size, width in zip(
+            reference_turbo.SEEDS.items(), self.sizes, bits or (0, 0), strict=True
+        ):
+            parts: tuple[mx.array, ...] = (normal(self.batch, kv_heads, self.rows, size),)
+            if self.kv_format and 0 < width < 8:
+                parts = turbo.encode_rows(*parts, width, seed)
+            elif width:
+                wide = parts[0].astype(DTYPES[self.scales or self.dtype])
+                parts = tuple(mx.quantize(wide, group_size=self.group, bits=width))
+            dense = dense_rows(parts, bits=width, group_size=self.group, side=side)
+            live.append(parts[0] if len(parts) == 1 else dense)
+            for end, part in zip(PARTS[len(parts)], parts, strict=True):
+                tensors[f"{side}{end}"] = with_slack(part, self.slack)
+        given: dict[str, Any] = {"scale": float(np.float32(scale)), "mask": self.mask or None}
+        shape: dict[str, Any] = {"shape": (self.queries, self.rows)}
+        if self.empty:
+            whole = (self.batch, heads, self.queries, self.rows)
+            shape = {"shape": whole, "empty": (0, 0, 0)}
+        if self.mask == "bool":
+            given["mask"] = tensors["mask"] = bool_mask(rng, **shape)
+        elif self.mask.startswith("add-"):
+            shape |= {"dtype": DTYPES[self.mask[4:]], "masked": (-np.inf,)}
+            given["mask"] = tensors["mask"] = additive_mask(rng, **shape)
+        if self.sinks:
+            given["sinks"] = tensors["sinks"] = normal(heads, dtype=self.sinks)
+        if self.bias:
+            draw = self.bias if callable(self.bias) else row_bias
+            given["row_bias"] = tensors["row_bias"] = draw(rng, (self.batch, kv_heads, self.rows))
+        fields = {
+            "scale": given["scale"],
+            "mask": "array" if "mask" in tensors else self.mask,
+            "bits": bits and (bits[0] or 8, bits[1]),
+            "kv_format": self.kv_format,
+            "group_size": self.group,
+            "sparse_v_threshold": self.sparse,
+            "return_lse": self.lse,
+            "return_skipped": self.skipped,
+            "slack": self.slack,
+        }
+        return fields, tensors, live, given
+
+
+def with_slack(array: mx.array, slack: int) -> mx.array:
+    """So many rows behind, that nothing may read."""
+    if not slack:
+        return array
+    poison = 2**32 - 1 if array.dtype == mx.uint32 else np.nan
+    shape = (*array.shape[:2], slack, array.shape[3])
+    return mx.concatenate([array, mx.full(shape, poison, dtype=array.dtype)], axis=2)
+
+
+def drawn_case(
+    fields: dict[str, Any],
+    tensors: dict[str, mx.array],
+    expected: dict[str, np.ndarray],
+    tolerance: dict[str, float],
+) -> Case:
+    wanted = {f"{key}64": mx.array(array.astype(np.float32)) for key, array in expected.items()}
+    return Case(fields | {"tolerance": tolerance}, tensors | wanted)
