@@ -25,7 +25,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import KVCache
 
 from mlx_h2o import H2OConfig
-from mlx_h2o.caches.quantized import evicting_cache
+from mlx_h2o.caches.cache import evicting_cache
 
 HEADS, SIZE = 8, 128
 SCALE = SIZE**-0.5

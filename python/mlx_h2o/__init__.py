@@ -26,10 +26,8 @@ from mlx_h2o.operations.backends import BackendStatus, backends, use_backend
 from mlx_h2o.operations.native.processors import set_threads, threads
 
 if TYPE_CHECKING:
-    from mlx_h2o.caches.batch import BatchH2OKVCache
-    from mlx_h2o.caches.cache import H2OKVCache
+    from mlx_h2o.caches.cache import BatchH2OKVCache, H2OKVCache, QuantizedH2OKVCache
     from mlx_h2o.caches.heads import HeadGroups
-    from mlx_h2o.caches.quantized import QuantizedH2OKVCache
     from mlx_h2o.config import Affine, Budget, Codes, Dense, H2OConfig, Mixed, SettingError
     from mlx_h2o.lm.evicting import evicting
     from mlx_h2o.lm.generate import (
@@ -79,10 +77,10 @@ _SETTINGS = ("Affine", "Budget", "Codes", "Dense", "H2OConfig", "Mixed", "Settin
 _LAZY = {
     **dict.fromkeys(_GENERATE, "mlx_h2o.lm.generate"),
     **dict.fromkeys(_SETTINGS, "mlx_h2o.config"),
-    "BatchH2OKVCache": "mlx_h2o.caches.batch",
+    "BatchH2OKVCache": "mlx_h2o.caches.cache",
     "H2OKVCache": "mlx_h2o.caches.cache",
     "HeadGroups": "mlx_h2o.caches.heads",
-    "QuantizedH2OKVCache": "mlx_h2o.caches.quantized",
+    "QuantizedH2OKVCache": "mlx_h2o.caches.cache",
     "evicting": "mlx_h2o.lm.evicting",
     "fit_bytes": "mlx_h2o.lm.prompt_cache",
     "load_prompt_cache": "mlx_h2o.lm.saving",

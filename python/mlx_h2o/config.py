@@ -79,8 +79,6 @@ class Budget:
             rows are then provisional: they count in the budget, are never evicted, and ``trim``
             takes them back exactly, also after evictions. 0: a cache can be trimmed until its
             first eviction.
-        shared_heads: all KV heads of a layer keep the same positions, by their mean rank; else
-            each head chooses independently.
         preallocate: allocate all rows with the first, so that decoding allocates and copies
             nothing for them: True for ``max_kv_size`` rows, or a number of rows, which an unbounded
             cache needs. On Linux with the native back end, memory is taken page by page as rows are
@@ -103,7 +101,6 @@ class Budget:
     prefix_size: int = 0
     context_size: int | None = None
     speculative: int = 0
-    shared_heads: bool = False
     preallocate: bool | int = False
     rows_at: tuple[tuple[int, int], ...] = ()
 
@@ -114,7 +111,6 @@ class Budget:
             _check_int(name, getattr(self, name), 1, optional=True)
         for name in ("heavy_size", "recent_size", "context_size"):
             _check_int(name, getattr(self, name), 0, optional=True)
-        check_bool("shared_heads", self.shared_heads)
         if not isinstance(self.preallocate, bool):
             _check_int("preallocate", self.preallocate, 0)
         self._check_rows_at()
@@ -355,7 +351,6 @@ class H2OConfig:
     protected = _Of[int]("budget")
     context_size = _Of[int | None]("budget")
     speculative = _Of[int]("budget")
-    shared_heads = _Of[bool]("budget")
     preallocate = _Of[bool | int]("budget")
     rows_at = _Of[tuple[tuple[int, int], ...]]("budget")
     kv_bits = _Of[int | None]("format")

@@ -16,9 +16,8 @@ from mlx_lm.models import cache as mlx_lm_cache
 from mlx_vlm.apc_adapters import Capability, register_capability
 from mlx_vlm.models import cache as mlx_vlm_cache
 
-from .caches.cache import H2OKVCache
+from .caches.cache import H2OKVCache, QuantizedH2OKVCache
 from .caches.heads import HeadGroups
-from .caches.quantized import QuantizedH2OKVCache
 from .lm.prompt_cache import evicting_caches, make_prompt_cache
 from .lm.routing import routing_for
 

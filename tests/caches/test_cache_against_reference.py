@@ -121,31 +121,14 @@ def test_every_life(column, policy):
 
 
 @pytest.mark.matrix(10)
-@pytest.mark.parametrize("shared_heads", [False, True])
 @pytest.mark.parametrize("policy", policies.names())
-def test_long_chunks_and_shared_heads(policy, shared_heads):
+def test_long_chunks(policy):
     """More queries than the average looks back, of sequences that stand apart."""
-    settings = {"shared_heads": shared_heads, "evict_every": 4}
-    course = Course("dense", policy, 2, max_kv_size=40, recent_size=10, **settings)
+    course = Course("dense", policy, 2, max_kv_size=40, recent_size=10, evict_every=4)
     course.prompts([150, 33])
     course.tokens(6)
     course.prompts([31, 64])
     course.tokens(6)
-    if shared_heads:
-        assert all(r.positions()[0] == r.positions()[1] for r in course.references)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("column", ["8 and 4", "K8 V4, newest dense"])
-@pytest.mark.parametrize("policy", ["h2o-ema", "keydiff"])
-def test_the_newest_32_rows_dense(column, policy):
-    """The default of ``light_bits``, at a budget that has room for it."""
-    given = {"max_kv_size": 64, "recent_size": 40, "dense_size": None if column[-1] == "4" else 32}
-    course = Course(column, policy, evict_every=8, **given)
-    course.chunk(50)
-    course.tokens(30)
-    course.chunk(20)
-    course.tokens(12)
 
 
 @pytest.mark.matrix(4)
@@ -178,15 +161,3 @@ def test_small_budgets(policy, budget):
     batch = Course("dense", policy, 2, max_kv_size=budget, sink_size=1, recent_size=1)
     batch.prompts([1, budget + 1], step=1)
     batch.tokens(4)
-
-
-@pytest.mark.parametrize("group", [1, 3, 7, 8, 9])
-def test_as_many_rows_go_together_as_the_settings_say(group):
-    """Never more rows than the budget, and at most ``heavy_size + 1`` go at once."""
-    course = Course("dense", "h2o-ema", evict_every=group)
-    sizes = []
-    for _ in range(50):
-        course.tokens(1)
-        sizes.append(course.cache.size())
-    assert max(sizes) == 14
-    assert min(sizes[13:]) == 14 - min(group, 8) + 1

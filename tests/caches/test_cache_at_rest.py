@@ -81,18 +81,6 @@ def test_bytes_stay_below_those_of_full_caches(model, settings):
             assert max(cache.size() for cache in caches) <= ROWS
 
 
-@pytest.mark.matrix(6)
-@pytest.mark.parametrize("settings", [*MODE, *BOTH])
-def test_who_looks_changes_no_answer(model, settings):
-    looked, alone = caches_of(model, settings), caches_of(model, settings)
-    with mlx_h2o.routing(model):
-        for number, length in enumerate((*CHUNKS, 1, 1, 1)):
-            tokens = random_prompt(length, seed=number)
-            found, expected = (read(model, caches, tokens) for caches in (looked, alone))
-            assert mx.array_equal(found, expected).item(), length
-            nbytes(looked)
-
-
 @pytest.mark.parametrize("name", ["dense", "8 bits", "8 and 4"])
 def test_padding_leaves_no_room_behind(model, name):
     """A batch whose fuller sequence gets padding: none is beyond its budget."""

@@ -102,16 +102,6 @@ def test_merging_leaves_the_caches_as_they_were(column):
     course.tokens(3)
 
 
-@pytest.mark.parametrize("column", KINDS)
-def test_a_batch_below_its_budget_may_be_trimmed(column):
-    course = Course(column, batch=2)
-    course.prompts([8, 4])
-    course.trim(2)
-    course.tokens(12)
-    with pytest.raises(ValueError, match=r"trim\] .* has evicted rows"):
-        course.cache.trim(1)
-
-
 def test_more_is_taken_back_than_one_sequence_has():
     course = Course(batch=2)
     course.prompts([8, 4])

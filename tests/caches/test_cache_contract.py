@@ -128,17 +128,6 @@ def test_a_window_is_refused():
 # Trims
 
 
-@pytest.mark.parametrize("column", COLUMNS)
-def test_trim_is_exact_before_the_first_eviction(column):
-    course = Course(column, "keydiff")
-    course.tokens(12)
-    course.trim(5)
-    assert (course.cache.offset, course.cache.size()) == (7, 7)
-    for length in (3, 1, 9, 1, 1):
-        course.chunk(length)
-    assert course.cache.evicted > 0
-
-
 def test_trim_takes_at_most_all():
     cache, rng = filled(tokens=5)
     assert cache.trim(9) == 5
@@ -192,15 +181,6 @@ def test_keys_and_values_may_be_set(column):
         cache.keys = mx.zeros((1, 2, 3, SIZE))
     with pytest.raises(ValueError, match=r"\[H2OKVCache.values\].*no rows are stored"):
         new_cache(course.config).values = mx.zeros((1, 1, 1, 4))
-
-
-def test_values_that_are_set_are_kept():
-    cache, rng = filled("window", tokens=10)
-    cache.values = cache.values * 2
-    expected = np.array(cache.values)
-    _, keys, values = random_tokens(rng, 1)
-    _, stored = cache.update_and_fetch(mx.array(keys), mx.array(values))
-    np.testing.assert_array_equal(np.array(stored)[:, :, :-1], expected)
 
 
 def test_keys_that_are_set_are_ranked_anew():

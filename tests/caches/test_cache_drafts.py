@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 
 from cache_columns import POLICY_COLUMNS
 from cache_courses import Course
 from cache_invariants import check_same, seen_from_outside
-from mlx_h2o import H2OConfig, H2OKVCache
+from mlx_h2o import H2OKVCache
 
 
 def draft_apart(one: Course, other: Course, accepted: int, rejected: int) -> None:
@@ -38,33 +36,6 @@ def test_what_was_rejected_does_not_matter(policy, column):
         draft_apart(one, other, accepted, rejected)
 
 
-@pytest.mark.parametrize("policy", ["h2o-ema", "window", "keydiff", "h2o"])
-def test_the_last_tokens_are_never_evicted(policy):
-    """Without a recent window too, and at the least budget that there may be."""
-    given = {"sink_size": 1, "recent_size": 0, "heavy_size": 5, "max_kv_size": 6}
-    course = Course("dense", policy, speculative=3, **given)
-    for _ in range(30):
-        course.chunk(1)
-        newest = list(range(max(0, course.cache.offset - 4), course.cache.offset))
-        for found in np.array(course.cache.positions)[0].tolist():
-            assert sorted(found)[-len(newest) :] == newest
-    for rejected in (4, 1, 0, 3, 2, 4):
-        course.draft(4 - rejected, rejected)
-
-
-def test_drafts_cost_no_rows():
-    """The budget counts them; some rows go up to ``speculative + 1`` tokens earlier."""
-    with_drafts, without = Course(speculative=3, evict_every=1), Course(evict_every=1)
-    for course in (with_drafts, without):
-        course.tokens(11)
-        assert course.cache.evicted == 0
-    with_drafts.draft(0, 4)
-    assert (with_drafts.cache.size(), with_drafts.cache.evicted) == (10, 1)
-    for course in (with_drafts, without):
-        course.tokens(4)
-    assert (without.cache.size(), without.cache.evicted) == (14, 1)
-
-
 def test_trims_that_reach_too_far_are_refused():
     course = Course(speculative=2)
     course.chunk(30)
@@ -80,30 +51,6 @@ def test_trims_that_reach_too_far_are_refused():
     course.tokens(2)
 
 
-@pytest.mark.parametrize("column", ["dense", "8 bits", "8 and 4"])
-@pytest.mark.parametrize("how", ["copy", "state"])
-def test_copies_take_back_drafts_too(how, column):
-    course = Course(column, speculative=3)
-    course.chunk(30)
-    course.chunk(1, 3)
-    twin = course.copied(how)
-    for one in (course, twin):
-        one.trim(3)
-        one.draft(2, 2)
-    found, expected = (seen_from_outside(one.cache) for one in (twin, course))
-    for name in ("nbytes", "settings"):  # a copy has no more room than it needs
-        del found[name], expected[name]
-    check_same(found, expected)
-
-
 def test_batches_take_no_drafts():
     with pytest.raises(ValueError, match=r"\[BatchH2OKVCache.merge\] speculative is 2, expected 0"):
         H2OKVCache.merge([Course(speculative=2).cache])
-
-
-def test_settings_of_drafts():
-    # One row must be left that may go.
-    with pytest.raises(ValueError, match=r"\[H2OConfig\].*speculative"):
-        H2OConfig.of(max_kv_size=8, sink_size=3, speculative=4)
-    H2OConfig.of(max_kv_size=9, sink_size=3, speculative=4)
-    assert json.loads(Course(speculative=2).cache.state[8])["speculative"] == 2

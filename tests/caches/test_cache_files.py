@@ -45,14 +45,6 @@ def test_a_saved_cache_goes_on(policy, column, tokens, speculative, tmp_path):
     check_same(seen_from_outside(course.cache), seen_from_outside(loaded))
 
 
-def test_saving_lets_the_surplus_go(tmp_path):
-    course = Course()
-    course.chunk(31)  # an odd number: nobody has looked
-    save_prompt_cache(tmp_path / "cache", [course.cache])
-    (loaded,) = load_prompt_cache(tmp_path / "cache")
-    assert loaded.positions.shape[2] == 14
-
-
 def test_a_state_remembers_that_scores_are_due():
     course = Course()
     course.tokens(20)

@@ -66,7 +66,6 @@ class Life(RuleBasedStateMachine):
             heavy_size=heavy,
             speculative=speculative,
             evict_every=data.draw(st.sampled_from([1, 2, 4, 16]), "evict_every"),
-            shared_heads=data.draw(st.booleans(), "shared_heads"),
             context_size=data.draw(st.sampled_from([None, 8, 24]), "context_size"),
             preallocate=not COLUMNS[column].mixed and data.draw(st.booleans(), "preallocate"),
         )

@@ -15,8 +15,7 @@ from back_ends import NATIVE
 from cache_checks import SCALE, edges, random_tokens, small, step
 from cache_columns import COLUMNS, POLICY_COLUMNS, new_cache
 from cache_courses import Course, Sequence
-from mlx_h2o import H2OConfig, policies, use_backend
-from mlx_h2o.caches.quantized import evicting_cache
+from mlx_h2o import H2OConfig, policies
 
 POLICIES = policies.names()
 KINDS = ("dense", "8 bits", "8 and 4", "published", "latents")
@@ -188,34 +187,3 @@ def test_room_grows_in_steps_up_to_the_budget():
         rooms.add(cache.nbytes // 16)
     assert len(rooms) <= 4
     assert cache.nbytes == 300 * 16 + 299 * 4  # keys and values, and all positions but the newest
-
-
-def peak_of_chunks(bits: int, in_turns: bool) -> int:
-    """Bytes at the peak while six layers read three chunks; ``in_turns`` each evaluates its own."""
-    caches = [
-        evicting_cache(H2OConfig.of(max_kv_size=2048, policy="keydiff", kv_bits=bits))
-        for _ in range(6)
-    ]
-    rows = mx.random.normal((1, 8, 2048, 128), mx.float16)
-    mx.eval(rows)
-    mx.reset_peak_memory()
-    for _ in range(3):
-        before = mx.zeros((), mx.float16)
-        for cache in caches:
-            keys, values = cache.update_and_fetch(rows + before, rows + before)
-            before = 0 * (keys[0, 0, 0, 0] + values[0, 0, 0, 0])
-            del keys, values
-            if in_turns:
-                mx.eval(before)
-        mx.eval(before, [cache.state for cache in caches])
-    return mx.get_peak_memory()
-
-
-@NATIVE
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("bits", [8, 4])
-def test_unpacked_rows_of_one_layer_at_a_time_are_alive(bits):
-    """MLX takes memory for layers that it has not come to; not for their unpacked rows."""
-    unpacked = 2 * 8 * 4096 * 128 * 2  # keys and values of a layer in float16
-    with use_backend("native"):
-        assert peak_of_chunks(bits, False) < peak_of_chunks(bits, True) + unpacked

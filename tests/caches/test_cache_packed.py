@@ -9,12 +9,14 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+import mlx_h2o
 import reference_frame
 from cache_columns import SIZE, new_cache, rounded
 from cache_courses import SMALL, Course
 from cache_invariants import arrays_of
 from mlx_h2o import Affine, H2OConfig, QuantizedH2OKVCache, policies
 from mlx_h2o.caches import affine
+from models import tiny
 
 WIDTHS = [(8, None), (4, None), (8, 4), (3, 6), (2, None)]
 
@@ -110,19 +112,6 @@ def test_an_array_is_handed_out_where_a_model_computes_with_keys():
         assert isinstance(k, mx.array) and isinstance(v, mx.array)
 
 
-@pytest.mark.parametrize("policy", policies.names())
-def test_the_output_does_not_depend_on_how_the_tokens_come(policy):
-    """A chunk reads what is stored, so it and single tokens see the same rows, once there is a
-    frame."""
-    whole, by_one = (Course("8 bits", policy) for _ in range(2))
-    for course in (whole, by_one):
-        course.chunk(5)
-    whole.chunk(9)
-    by_one.tokens(9)
-    for one, other in zip(arrays_of(whole.cache.state)[:6], arrays_of(by_one.cache.state)[:6]):  # noqa: B905
-        np.testing.assert_array_equal(np.array(one), np.array(other))
-
-
 @pytest.mark.parametrize(("bits", "v_bits"), WIDTHS)
 @pytest.mark.parametrize("dtype", [mx.float16, mx.float32])
 def test_nbytes_counts_every_array(bits, v_bits, dtype):
@@ -135,6 +124,17 @@ def test_nbytes_counts_every_array(bits, v_bits, dtype):
     # And positions, but for the newest row, whose place is known; the policy wants no scores.
     centre = 2 * SIZE * dtype.size
     assert cache.nbytes == 2 * (14 * row + 13 * 4 + centre)
+
+
+def test_latents_are_packed_and_rotary_parts_are_not():
+    model = tiny.build("deepseek_v3", num_hidden_layers=1)
+    (cache,) = mlx_h2o.make_prompt_cache(model, 20, kv_bits=4, kv_group_size=32)
+    with mlx_h2o.routing(model):
+        mx.eval(model(mx.arange(12)[None], cache=[cache]))
+    words, scales, _ = cache.keys
+    assert (words.dtype, words.shape[-1]) == (mx.uint32, 64 * 4 // 32)
+    assert scales.shape[-1] == 64 // 32
+    assert (cache.values.dtype, cache.values.shape[-1]) == (mx.float32, 32)
 
 
 # Sizes of groups

@@ -73,7 +73,6 @@ def test_more_than_the_budget_is_an_error():
             {"policy": "lru"},
             "policy is 'lru', expected one of: h2o, h2o-ema, h2o-sum, window, random, ",
         ),
-        ({"shared_heads": 1}, "shared_heads is 1, expected a bool"),
         ({"fold": None}, "fold is None, expected a bool"),
         ({"random_seed": -1}, "random_seed is -1, expected an int of at least 0"),
         ({"random_seed": 2**64}, f"random_seed is {2**64}, expected at most {2**64 - 1}"),

@@ -107,19 +107,6 @@ def test_no_token_is_lost(column, evict_every):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shared_heads", [False, True])
-def test_no_token_of_a_batch_is_lost(shared_heads):
-    with everything_folds():
-        given = {"evict_every": 4, "shared_heads": shared_heads}
-        # By the mean of their ranks, rows that are diverse in one head take none in in the others.
-        course = Course("8 bits", "h2o", 3, diversity=0.0 if shared_heads else 0.5, **given)
-        course.prompts([5, 30, 18], step=12)
-        for _ in range(20):
-            course.tokens(1)
-            check_counts(course)
-
-
-@pytest.mark.slow
 @pytest.mark.matrix(3)
 @pytest.mark.parametrize("speculative", [0, 3])
 @pytest.mark.parametrize("column", FOLDED)
@@ -306,9 +293,6 @@ def test_a_model_is_the_same_on_every_back_end(kv_bits):
     (one, places), (other, others) = found
     np.testing.assert_array_equal(places, others)
     np.testing.assert_allclose(one, other, rtol=0, atol=2e-3 * np.abs(one).max())
-
-
-# Batches, drafts, files
 
 
 # What is refused, and what there is no room for

@@ -59,7 +59,7 @@ def check(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cache of codes lives as a dense one that is given the rows that the codes stand for."""
     expected = life(rounded)
     # The line of caches/formats.py that a new format takes.
-    monkeypatch.setattr(formats, "_tail", lambda config, size, dtype: (CodeColumn(), CodeColumn()))
+    monkeypatch.setattr(formats, "columns", lambda *_: [(CodeColumn(), CodeColumn())])
     found = life(as_it_is)
     assert len(found) == len(expected)
     for ours, theirs in zip(found, expected, strict=True):
@@ -99,18 +99,6 @@ def test_steps_and_chunks(policy, evict_every, monkeypatch):
 
     def life(change):
         return fed(H2OKVCache(config(policy, evict_every=evict_every)), lengths, change)
-
-    check(life, monkeypatch)
-
-
-def test_drafts_that_are_taken_back(monkeypatch):
-    def life(change):
-        cache = H2OKVCache(config(speculative=3))
-        found = fed(cache, (9, 1, 4, 1), change)
-        for _ in range(5):
-            found += fed(cache, (4,), change)
-            cache.trim(2)
-        return [*found, *fed(cache, (1, 1), change)]
 
     check(life, monkeypatch)
 

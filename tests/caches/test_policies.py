@@ -6,7 +6,6 @@ import re
 
 import mlx.core as mx
 import numpy as np
-import pytest
 
 from mlx_h2o import H2OConfig, H2OKVCache, policies
 from mlx_h2o.operations.composed import ema
@@ -23,22 +22,6 @@ def rows(*, keys, importance=None, positions=None, offset=100):
         positions=mx.broadcast_to(mx.arange(shape[2]), shape) if positions is None else positions,
         offset=offset,
     )
-
-
-@pytest.mark.parametrize("name", policies.names())
-def test_ranks_are_float32_and_one_per_row(name):
-    keys = np.random.default_rng(0).standard_normal((2, 3, 10, 8)).astype(np.float16)
-    ranks = H2OConfig.of(policy=name).policy.rank(rows(keys=keys))
-    assert ranks.dtype == mx.float32
-    assert ranks.shape == (2, 3, 10)
-
-
-@pytest.mark.parametrize("name", ["window", "keydiff"])
-def test_policies_without_scores_ignore_them(name):
-    policy = H2OConfig.of(policy=name).policy
-    importance = mx.array([[[1.0, float("nan")]]])
-    after = policy.accumulate(importance, mx.ones((1, 2, 1, 2)))
-    np.testing.assert_array_equal(np.array(after), np.array(importance))
 
 
 def test_h2o_by_hand():

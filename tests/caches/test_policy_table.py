@@ -66,13 +66,10 @@ def test_what_it_needs(name):
 
 
 @each
-def test_heads_choose_by_themselves_unless_shared(name):
-    def different(**settings) -> int:
-        kept = rows_by_position(filled(name, **settings)[0])[0]
-        return len({tuple(positions) for (sequence, _), positions in kept.items() if sequence == 0})
-
-    assert different() == 1 + TABLE[name].heads_differ
-    assert different(shared_heads=True) == 1
+def test_heads_choose_by_themselves(name):
+    kept = rows_by_position(filled(name)[0])[0]
+    found = {tuple(positions) for (sequence, _), positions in kept.items() if sequence == 0}
+    assert len(found) == 1 + TABLE[name].heads_differ
 
 
 @each
@@ -144,23 +141,6 @@ def test_a_fully_masked_query_says_nothing_that_is_not_a_number(name):
     cache.update_scores(mx.full((2, 4, 2, 16), -mx.inf), lse=mx.full((2, 4, 2), -mx.inf))
     if TABLE[name].weights:
         assert np.isfinite(np.array(cache.scores)).all()
-
-
-@each
-def test_nothing_leaks_into_the_next_generation(name):
-    """Two generations, their policies' settings before and after, and a third in between."""
-    config = H2OConfig.of(max_kv_size=24, policy=name)
-    model = tiny_qwen3()
-    kept = []
-    for seed in (1, 2, 1):
-        caches = mlx_h2o.make_prompt_cache(model, config)
-        settings = [dict(vars(cache.policy)) for cache in caches]
-        prefill(model, caches, random_prompt(70, seed=seed), chunk=16)
-        assert [vars(cache.policy) for cache in caches] == settings
-        kept.append([rows_by_position(cache) for cache in caches])
-    assert repr(kept[0]) == repr(kept[2])
-    if name not in ("window", "random"):
-        assert repr(kept[0]) != repr(kept[1])
 
 
 @each

@@ -13,7 +13,7 @@ import pytest
 
 from back_ends import BACKENDS, NATIVE
 from mlx_h2o import H2OConfig, H2OKVCache
-from mlx_h2o.caches.quantized import evicting_cache
+from mlx_h2o.caches.cache import evicting_cache
 from mlx_h2o.operations.backends import resolve, use_backend
 
 HEADS, SIZE = 2, 64
@@ -87,21 +87,6 @@ def test_the_rows_are_those_of_a_cache_that_grows(kind: str, backend: str) -> No
 def pair(config: dict[str, Any]) -> list[Any]:
     """A cache whose room grows, and one whose room is made at once."""
     return [evicting_cache(H2OConfig.of(**config, preallocate=ahead)) for ahead in (False, True)]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["dense", "8", "turbo3"])
-def test_rows_stay_where_they_are(kind: str) -> None:
-    settings = {name: value for name, value in COLUMNS[kind].items() if name != "policy"}
-    places = []
-    for ahead in (2000, False):
-        cache = evicting_cache(H2OConfig.of(max_kv_size=None, preallocate=ahead, **settings))
-        found = set()
-        for seed in range(600):
-            step(cache, seed)
-            found.add(tuple(address(part) for part in cache._table.tail.keys.parts))
-        places.append(len(found))
-    assert places[0] == 1 < places[1]
 
 
 @NATIVE
@@ -178,30 +163,3 @@ def test_what_somebody_holds_is_not_given_back(by_pages: None) -> None:
     assert mx.array_equal(keys, k).item()
     del keys
     assert cache._table.tail.keys.nbytes < 2 * k.nbytes
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("kind", COLUMNS)
-def test_ten_thousand_tokens_take_no_more_memory(kind: str) -> None:
-    """Of MLX, and of the whole process, once a budget is full."""
-    cache = evicting_cache(H2OConfig.of(max_kv_size=256, preallocate=True, **COLUMNS[kind]))
-    for seed in range(500):
-        step(cache, seed)
-    mx.reset_peak_memory()
-    step(cache, 0)
-    peak, process = mx.get_peak_memory(), _highest()
-    places = set()
-    for seed in range(10_000):
-        step(cache, seed)
-        tail = cache._table.tail
-        places.add(tuple(address(part) for part in (*tail.keys.parts, *tail.values.parts)))
-        del tail
-    assert len(places) == 1  # no step allocates rows
-    # A group of rows leaves, or is folded, with arrays of its own: some hundred kilobytes.
-    assert mx.get_peak_memory() <= peak + 500_000
-    assert _highest() <= process + 4_000_000
-
-
-def _highest() -> int:
-    """Bytes of the process when it was largest."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import copy
-
 import mlx.core as mx
 import mlx_lm
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
-from mlx_lm.generate import BatchGenerator
-from mlx_lm.models import cache as mlx_lm_cache
 
 from lm.test_batch_generate import tiny_gemma3
 from mlx_h2o import (
@@ -18,10 +14,8 @@ from mlx_h2o import (
     H2OConfig,
     H2OKVCache,
     batch_generate,
-    load_prompt_cache,
     make_prompt_cache,
     routing,
-    save_prompt_cache,
 )
 from mlx_h2o.lm.sharing import common_tokens
 from prefix_checks import LENGTH, PACKED, PREFIX, PROMPTS, SMALL, alone, merged, ran, standing
@@ -41,7 +35,6 @@ SETTINGS = {
     "protects more than is shared": {"max_kv_size": 80, "prefix_size": LENGTH + 9},
     "shares less than is common": {"max_kv_size": 80, "prefix_size": 40, "evict_every": 1},
     "sinks behind it": {"max_kv_size": 80, "prefix_size": 40, "sink_size": 45},
-    "one choice for all heads": SMALL | {"shared_heads": True},
 }
 
 
@@ -121,40 +114,6 @@ def test_logits_are_close_to_those_alone(policy, rows):
     assert batch[0].evicted > 0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("policy", ["h2o-ema", "keydiff"])
-def test_there_are_never_more_rows_than_the_budget_and_sequences_come_and_go(policy):
-    model = tiny_qwen3()
-    prompts = [PREFIX + random_prompt(3 + 6 * place, seed=place) for place in range(5)]
-    limits, tokens, ended = [3, 40, 11, 25, 18], {uid: [] for uid in range(5)}, {}
-    given = SMALL | {"policy": policy, "max_kv_size": 64}
-    caches = standing(model, 5, **given)
-    shared = caches[0][0]._table.prefix
-    with routing(model):
-        batches = BatchGenerator(
-            model, completion_batch_size=3, prefill_batch_size=2, prefill_step_size=24
-        )
-        uids = batches.insert([p[LENGTH:] for p in prompts[:3]], limits[:3], caches[:3])
-        for turn in range(400):
-            if turn == 12:
-                uids += batches.insert([p[LENGTH:] for p in prompts[3:]], limits[3:], caches[3:])
-            _, responses = batches.next()
-            for response in responses:
-                tokens[response.uid].append(response.token)
-                if response.finish_reason is not None:
-                    ended[response.uid] = response.prompt_cache
-            held = batches._generation_batch.prompt_cache
-            assert all(cache.size() <= 64 for cache in held)
-            assert all(cache._table.prefix is shared for cache in held[:1])
-            if len(ended) == 5:
-                break
-        batches.close()
-    for uid, prompt, limit in zip(uids, prompts, limits, strict=True):
-        assert tokens[uid] == alone(model, prompt, limit, **given)
-        assert ended[uid][0]._table.prefix is shared
-        assert ended[uid][0].size() == min(64, len(prompt) + limit)
-
-
 def test_bytes_of_shared_rows_count_once():
     model = tiny_qwen3()
     batch = merged(standing(model))[0]
@@ -200,38 +159,6 @@ def test_sequences_on_other_rows_take_copies(rows):
     nobody = BatchH2OKVCache(first[0][0].config)
     nobody.extend(H2OKVCache.merge([one[0] for one in first]))
     assert nobody._table.prefix is first[0][0]._table.prefix
-
-
-@pytest.mark.slow
-def test_copies_of_every_kind_go_on_alike(tmp_path):
-    model = tiny_qwen3()
-    given, whole = standing(model, 1)[0], make_prompt_cache(model, **SMALL)
-    ran(model, whole, [PREFIX])
-    for caches in (given, whole):
-        ran(model, caches, [PROMPTS[1][LENGTH:]])
-        ran(model, caches, [[9]])
-    files = [tmp_path / name for name in ("ours.safetensors", "mlx_lm.safetensors")]
-    save_prompt_cache(files[0], given, model=model)
-    mlx_lm_cache.save_prompt_cache(str(files[1]), given)
-    found = {
-        "file": load_prompt_cache(files[0], model=model),
-        "file of mlx_lm": load_prompt_cache(files[1]),
-        "state": [H2OKVCache.from_state(one.state) for one in given],
-        "batch": [
-            BatchH2OKVCache.from_state(H2OKVCache.merge([one, one]).state).extract(1)
-            for one in given
-        ],
-        "copy": copy.deepcopy(given),
-        "unshared": [one.unshared() for one in given],
-    }
-    shares = {name: caches[0].prefix_rows for name, caches in found.items()}
-    assert shares == dict.fromkeys(found, LENGTH) | {"file": 0, "unshared": 0}
-    for caches in found.values():
-        same_rows(caches[0], given[0])
-    for turn in range(10):
-        expected = ran(model, whole, [[turn]])
-        for caches in found.values():
-            np.testing.assert_allclose(ran(model, caches, [[turn]]), expected, rtol=1e-3, atol=1e-3)
 
 
 def test_a_trim_that_reaches_into_the_prefix_takes_rows_of_its_own():
@@ -367,19 +294,3 @@ def test_a_model_that_changes_the_keys_before_attention_is_refused():
 )
 def test_common_tokens(prompts, expected):
     assert common_tokens(prompts) == expected
-
-
-def test_weights_are_of_all_rows():
-    """The weights that the policy gets are those of the common softmax."""
-    model = tiny_qwen3()
-    batch, single = (
-        merged(standing(model, policy="tova")),
-        make_prompt_cache(model, **SMALL, policy="tova"),
-    )
-    ran(model, single, [PREFIX])
-    ran(model, batch, [[3]] * 3)
-    ran(model, single, [[3]])
-    np.testing.assert_allclose(
-        np.array(batch[0].scores)[0, :, LENGTH:], np.array(single[0].scores)[0, :, LENGTH:],
-        rtol=1e-4,
-    )  # fmt: skip

@@ -12,7 +12,6 @@ import pytest
 
 from cache_checks import filled
 from mlx_h2o import (
-    H2OConfig,
     H2OKVCache,
     generate,
     load_prompt_cache,
@@ -69,17 +68,6 @@ def test_what_was_saved_comes_back(model, saved):
         for found in (caches, loaded)
     ]
     assert texts[0] == texts[1]
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_settings_and_empty_caches_come_back(policy, tmp_path):
-    cache, _ = filled(policy, decay=0.5)
-    empty = H2OKVCache(H2OConfig.of(max_kv_size=cache.config.max_kv_size))
-    save_prompt_cache(tmp_path / "cache", [cache, empty])
-    assert [path.name for path in tmp_path.iterdir()] == ["cache.safetensors"]
-    loaded = load_prompt_cache(tmp_path / "cache")
-    same(loaded, [cache, empty])
-    assert (loaded[0].config, loaded[1].empty()) == (cache.config, True)
 
 
 def test_caches_of_other_kinds_are_saved_beside_ours(tmp_path):
@@ -247,6 +235,8 @@ def test_unknown_classes_are_refused(saved):
         ({"temperature": 3}, "temperature"),
         ({"turbo_guard": 1}, "turbo_guard is 1, expected 0: this setting of earlier versions is"),
         ({"turbo_guard": 0}, ""),
+        ({"shared_heads": True}, "shared_heads is True, expected False: this setting of earlier"),
+        ({"shared_heads": False}, ""),
     ],
 )
 def test_settings_of_another_version(saved, monkeypatch, settings, said):

@@ -170,12 +170,12 @@ def test_the_benchmark_runs_with_evicting_caches(batch, capsys, monkeypatch):
 
 ALL_FLAGS = (
     "--max-kv-size 60 --policy window --sink-size 2 --heavy-size 30 --recent-size 28 --decay 0.5 "
-    "--evict-every 4 --shared-heads --random-seed 3 --kv-bits 8 --kv-group-size 32 --light-bits 4 "
+    "--evict-every 4 --random-seed 3 --kv-bits 8 --kv-group-size 32 --light-bits 4 "
     "--dense-size 0 --sparse-v 1e-6"
 )
 ASKED = H2OConfig.of(
     max_kv_size=60, policy="window", sink_size=2, heavy_size=30, recent_size=28, decay=0.5,
-    evict_every=4, shared_heads=True, random_seed=3, kv_bits=8, kv_group_size=32, light_bits=4,
+    evict_every=4, random_seed=3, kv_bits=8, kv_group_size=32, light_bits=4,
     dense_size=0, sparse_v=1e-6,
 )  # fmt: skip
 COMMANDS = {

@@ -251,12 +251,13 @@ FAULTS = (
           asked(causal=False), mass),
     # The budget, and which rows go.
     Fault("the recent window is off by one", EVICTION,
-          given(recent_start=lambda starts: [n + 1 for n in starts]),
+          given(recent_size=lambda rows: rows - 1),
           partial(life, policy="random", recent_size=9)),
     Fault("one row more goes", EVICTION, given(keep=lambda keep: keep - 1), life),
     Fault("drafts are ranked", EVICTION, given(tail=lambda tail: 0),
           partial(drafts, policy="keydiff")),
-    Fault("rows beyond the context stay", EVICTION, given(context_start=lambda starts: ()),
+    Fault("rows beyond the context stay", "caches.eviction:Eviction.ranks",
+          lambda original: lambda own, rows: own.config.policy.rank(rows),
           partial(life, policy="keydiff", context_size=16)),
     Fault("eviction is off, and nobody says so", "policies.base:Policy.needs_attention",
           lambda original: lambda own: False, unscored),
@@ -277,7 +278,7 @@ FAULTS = (
           gives(lambda ranks: -ranks), light),
     # Batches, heads and layers.
     Fault("a token sees what follows", "caches.step:Step.mask", nothing, batch),
-    Fault("sequences are mixed up", "caches.batch:select", lambda original: lambda table, chosen:
+    Fault("sequences are mixed up", "caches.cache:select", lambda original: lambda table, chosen:
           original(table, chosen[::-1]), batch),
     Fault("heads are mixed up", "caches.heads:HeadGroups.attended_by",
           gives(lambda out: out[:, ::-1]), partial(by_hand, "keydiff", {})),

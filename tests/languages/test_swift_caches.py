@@ -18,7 +18,7 @@ import mlx_h2o
 from benchmark_scripts import script
 from golden.build import Case
 from mlx_h2o import H2OConfig, H2OKVCache
-from mlx_h2o.caches.quantized import evicting_cache
+from mlx_h2o.caches.cache import evicting_cache
 from mlx_h2o.config import setting_names
 from mlx_h2o.operations.backends import get, use_backend
 from parity import traces

@@ -112,8 +112,6 @@ class ReferenceCache:
             reference_ranks.ranks(self.config, head, rows, len(rows) - count, recent_start)
             for head, rows in enumerate(ranked)
         ]
-        if self.config.shared_heads:
-            ranks = [np.mean(ranks, axis=0)] * len(ranks)
         for head, rows in enumerate(self.heads):
             by_position = {
                 row.position: np.nan if row.leaves else rank

@@ -12,8 +12,8 @@ from mlx_lm.models import cache as mlx_lm_cache
 
 import mlx_h2o
 from mlx_h2o import H2OConfig, HeadGroups, make_prompt_cache, routing
+from mlx_h2o.caches.cache import evicting_cache
 from mlx_h2o.caches.handed_out import HandedOut, owner_of
-from mlx_h2o.caches.quantized import evicting_cache
 from mlx_h2o.lm.attention import attend
 from mlx_h2o.lm.prompt_cache import evicting_caches
 from models import tiny

@@ -13,7 +13,6 @@ import mlx.core as mx
 import pytest
 
 from fetched_models import fetched
-from mlx_h2o.lm.prompt_cache import make_prompt_cache
 from mlx_h2o.lm.ranks import ALONE, Ranks, ranks_of
 from rank_processes import LIBRARY, LONGEST, PYTHON, ended, pausing, saved, started
 from ranks_program import HEADS, MODELS, SETTINGS
@@ -104,7 +103,6 @@ def test_a_command_speaks_once(saved: str, tmp_path: Path, pausing: dict[str, st
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--shared-heads"], "the model's heads are dealt out over 2 processes"),
         (["--draft-model", "demo"], "--draft-model is for one process, found 2"),
     ],
 )
@@ -147,4 +145,3 @@ def test_a_model_that_is_whole_has_one_process() -> None:
     assert ranks_of(model) is ALONE
     assert ALONE.told({"a": 1}) == {"a": 1} and ALONE.least(3, 4) == [3, 4]
     assert str(ALONE) == ""
-    assert len(make_prompt_cache(model, 40, shared_heads=True)) == 2

@@ -262,16 +262,13 @@ def test_where_there_is_nothing_to_probe_for(demo, monkeypatch):
         {"kv_format": "turbo3"},
         {"evict_every": 7},
         {"policy": "h2o"},
-        {"shared_heads": True},
     ],
 )
 def test_other_settings_hold_in_every_layer(demo, given):
     config = H2OConfig.of(max_kv_size=60, **given)
     caches = make_prompt_cache(demo, config)
     assert total(rows_of(caches)) <= 720 and len({*map(str, rows_of(caches))}) > 1
-    caches_of_heads = list(evicting_caches(caches))
-    assert not config.shared_heads or caches_of_heads == caches
-    for cache in caches_of_heads:
+    for cache in evicting_caches(caches):
         assert cache.config.protected == config.protected
         assert cache.config.speculative == config.speculative
         assert cache.config.dense_rows == config.dense_rows
@@ -286,7 +283,7 @@ def test_other_settings_hold_in_every_layer(demo, given):
     with mlx_h2o.routing(demo):
         prefill(demo, caches, text, chunk=48)
         prefill(demo, caches, text[:4])
-    for cache in caches_of_heads:
+    for cache in evicting_caches(caches):
         later = [rows for tokens, rows in cache.config.rows_at if tokens >= cache.offset]
         assert cache.size() <= [*later, cache.config.max_kv_size][0]
 

@@ -14,7 +14,7 @@ from cache_folded import MADE
 from golden.build import Case
 from mlx_h2o import H2OKVCache, load_prompt_cache
 from mlx_h2o.caches.attention import DECODE_QUERIES
-from mlx_h2o.caches.quantized import evicting_cache
+from mlx_h2o.caches.cache import evicting_cache
 from mlx_h2o.operations import composed, requests
 from mlx_h2o.operations.backends import Backend, use_backend
 from mlx_h2o.operations.requests import AttentionRequest

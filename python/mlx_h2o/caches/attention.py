@@ -9,7 +9,6 @@ import mlx.core as mx
 from ..config import H2OConfig
 from ..operations.backends import resolve
 from ..operations.segments import Rows, biased_attention, masking, merged_attention
-from ..policies import Policy
 from .column import packing_of
 from .frame import share_of_rows
 from .scores import biases
@@ -32,7 +31,6 @@ def packing(table: Table, config: H2OConfig) -> dict[str, Any]:
 
 def attend(
     table: Table,
-    policy: Policy,
     config: H2OConfig,
     asked: Asked,
     newest: tuple[mx.array, mx.array] | None,
@@ -42,13 +40,12 @@ def attend(
 
     Args:
         table: the rows.
-        policy: what takes in the scores.
         config: settings of the cache.
         asked: what is asked.
         newest: the rows of mixed precision that are not packed, which are read as they are.
         in_order: whether all queries are the sequences' own, and none will be taken back.
     """
-    queries, keys, values, scale, mask, sinks = asked
+    policy, (queries, keys, values, scale, mask, sinks) = config.policy, asked
     stored = keys[0] if isinstance(keys, tuple) else keys
     own = stored.shape[1] == table.shape[1]  # and not spread over further heads
     newest, bias = newest if own else None, biases(table, stored)
@@ -82,10 +79,8 @@ def attend(
     out = out if frame is None else frame.output(out)
     if shift is None:
         return out, scores, lse
-    lse, scores = (
-        cast(mx.array, lse) + shift.squeeze(-1),
-        None if scores is None else scores + shift,
-    )
+    lse = cast(mx.array, lse) + shift.squeeze(-1)
+    scores = None if scores is None else scores + shift
     if sinks is None:
         return out, scores, lse
     total = mx.logaddexp(lse, sinks.astype(mx.float32)[:, None])

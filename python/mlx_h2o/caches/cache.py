@@ -13,15 +13,15 @@ import mlx.core as mx
 from ..config import Affine, H2OConfig
 from ..operations.backends import resolve
 from ..policies import scoring
-from . import attention, formats, saved, tiers
+from . import attention, checks, formats, saved, tiers
 from .attention import DECODE_QUERIES
-from .checks import check_rows, check_seen
 from .column import Parts
 from .frame import as_they_came
 from .handed_out import EachLayersMask, HandedOut
 from .room import Room
 from .scores import cut, of_chunk, of_scores, settle, store, wait
-from .step import Padding, Step
+from .sequences import join, select
+from .step import NO_PADDING, Padding, Step
 from .table import BIAS, IMPORTANCE, Table
 from .torn import Torn, changes
 from .views import dense
@@ -35,14 +35,14 @@ def _side(side: str) -> Any:
 
     def stored(cache: H2OKVCache) -> Any:
         table = cache._table
-        return None if table is None else formats.stored(table.whole, side)
+        return None if table is None else saved.stored(table.whole, side)
 
     def put(cache: H2OKVCache, rows: Any) -> None:
         if cache._table is None:
             raise ValueError(f"[H2OKVCache.{side}] an array was set, but no rows are stored.")
         cache._unshare()
         cache._release()
-        formats.set_rows(cache._table, side, rows)
+        saved.set_rows(cache._table, side, rows)
 
     doc = f"""The stored {side} [B, H, N, size], or None. May be set to others of the same shape.
 
@@ -76,9 +76,6 @@ class H2OKVCache:
     """Whether rows must be quantised; None: either way."""
     _in_batch: ClassVar[bool] = False
     """Whether sequences may differ, so that every step has a mask."""
-    _batch: ClassVar[Any]
-    _packed: ClassVar[Any]
-    """The classes of several sequences and of packed rows, which name themselves here."""
 
     _table: Table | None
     """The rows, their scores and the tokens seen; None while there are none."""
@@ -88,7 +85,7 @@ class H2OKVCache:
         self._configure(config if config is not None else H2OConfig(), name)
         self._hold(None)
 
-    def _configure(self, config: H2OConfig, name: str) -> None:
+    def _configure(self, config: H2OConfig, name: str, unequal_budgets: bool = False) -> None:
         if self._quantized not in (None, config.kv_bits is not None):
             expected = (
                 "a number, or H2OKVCache" if self._quantized else "None, or QuantizedH2OKVCache"
@@ -96,20 +93,17 @@ class H2OKVCache:
             raise ValueError(
                 f"[{type(self).__name__}] kv_bits is {config.kv_bits}, expected {expected}."
             )
-        self.config = config
-        self.name = name
-        self.policy = config.policy
-        self.unequal_budgets = False
+        self.config, self.policy = config, config.policy
+        self.name, self.unequal_budgets = name, unequal_budgets
 
     @changes
-    def _hold(self, table: Table | None, count: int = 1) -> None:
-        """These rows, at rest; None: those of so many sequences that have seen no token."""
-        self._table, self._count = table, count
+    def _hold(self, table: Table | None, padding: Sequence[Padding] = (NO_PADDING,)) -> None:
+        """These rows, at rest, None: none yet; with the padding of each sequence to come."""
+        self._table, self._padding = table, list(padding)
         self._handed = HandedOut(self)
         self._free = 0  # tokens that may come before anything else happens
         self._like: tuple[Any, ...] = ()  # shapes and dtypes of the last update
-        self._takes_step(Step(1, count))
-        self._padding: list[Padding] = [(0, None)] * count
+        self._takes_step(Step(1, len(self._padding)))
         self._own_mask_due = False  # the mask of each layer's own has not been read yet
         self._stand()
 
@@ -130,8 +124,16 @@ class H2OKVCache:
     @property
     def offset(self) -> Any:
         """Tokens seen, which only ``trim`` lowers: RoPE is driven by it, not by ``size()``
-        (AtomGradient 2026, sec. 3.3)."""
-        return 0 if self._table is None else self._table.tokens[0]
+        (AtomGradient 2026, sec. 3.3). In a batch int32 [B], less the padding still to come."""
+        if not self._in_batch:
+            return 0 if self._table is None else self._table.tokens[0]
+        pairs = zip(self._tokens, self._padding, strict=True)
+        return mx.array([seen - left for seen, (left, _) in pairs], mx.int32)
+
+    @property
+    def _tokens(self) -> list[int]:
+        """Of each sequence, those seen."""
+        return [0] * len(self._padding) if self._table is None else self._table.tokens
 
     @property
     def scores(self) -> mx.array | None:
@@ -206,19 +208,21 @@ class H2OKVCache:
         """
         like, held = (keys.shape, values.shape, keys.dtype, values.dtype), self._table
         if self._like != like:
-            self._check_rows(keys, values)
+            stored = () if held is None else held.layouts
+            count = len(self._padding) if self._in_batch else None
+            checks.check_rows(self, keys, values, stored, count)
         elif held is not None and self._free >= self._step.length and not held.unscored:
             return self._append_few(held, keys, values)
-        self._check_scored()
+        checks.check_scored(self)
         if self._table is None:
-            given = self._count, self._described(), self.policy.needs_scores
+            given = len(self._padding), self._described()
             self._table = formats.new_table(self.config, keys, values, *given)
             self._stand()
         step = Step.of(keys.shape[2], self._padding)
         table = self._make_room(step.counts)
         self._like = like
         self._takes_step(step)
-        padded = any(one != (0, None) for one in self._padding)
+        padded = any(one != NO_PADDING for one in self._padding)
         if not padded and (free := self._room.free(table, step.length)) >= step.length:
             self._free = free
             return self._append_few(table, keys, values)
@@ -233,9 +237,6 @@ class H2OKVCache:
         table.unscored = self._needs_attention
         self._padding = step.after(self._padding)
         return self._hand_out(table)
-
-    def _check_rows(self, keys: mx.array, values: mx.array) -> None:
-        check_rows("H2OKVCache", keys, values, () if self._table is None else self._table.layouts)
 
     def _takes_step(self, step: Step) -> None:
         """Know the last update's step, and whether packed rows are handed out as arrays for it."""
@@ -267,7 +268,7 @@ class H2OKVCache:
     def _make_room(self, counts: Sequence[int]) -> Table:
         """Let go what is due before so many rows of each sequence come; at once again, nothing."""
         self._release()
-        self._table = table = self._room.make(cast(Table, self._table), self.policy, counts)
+        self._table = table = self._room.make(cast(Table, self._table), counts)
         return table
 
     def _release(self) -> None:
@@ -282,7 +283,7 @@ class H2OKVCache:
         Raises RuntimeError where the chunk still waits for its scores.
         """
         if self._room.surplus(self._table):
-            self._check_scored()
+            checks.check_scored(self)
         self._at_rest()
 
     def _at_rest(self) -> Table | None:
@@ -333,31 +334,9 @@ class H2OKVCache:
         Raises ValueError where that attention would be given what only ours can read: codes of
         rotated rows, or the mask of layers with unequal budgets.
         """
-        table, config = self._table, self.config
-        arrays = table is not None and (self.in_segments or self._hands_arrays)
-        kept, inside = table is not None and not arrays, "within mlx_h2o.routing(model)"
-        unknown = "of which mlx_lm's own attention does not know: expected"
-        found = ""
-        if self.prefix_rows:
-            found = f"shares its first {self.prefix_rows} rows, {unknown} the model to be called"
-        elif self._own_mask_due:
-            found = (
-                "is of layers with unequal budgets, which need a mask each, and found mlx_lm's own "
-                "attention, which takes one for all: expected one budget for all layers, or the "
-                "model to be called"
-            )
-        elif kept and config.kv_format is not None:
-            found = (
-                f"has kv_format {config.kv_format!r}, whose codes mlx_lm's own attention cannot "
-                "read: expected mlx_h2o.generate, or the call"
-            )
-        elif kept and config.framed:
-            found = (
-                f"keeps its rows in a frame (kv_frame), {unknown} kv_frame=False, "
-                "mlx_h2o.generate, or the call"
-            )
-        if found:
-            raise ValueError(f"[{type(self).__name__}] {self._described()} {found} {inside}.")
+        config, held = self.config, self._table is not None
+        arrays = held and (self.in_segments or self._hands_arrays)
+        checks.check_stock_attention(self, packed=held and not arrays, own_mask=self._own_mask_due)
         if config.kv_bits is None or arrays:
             raise AttributeError("bits: the rows of the last update were returned as arrays")
         return config.kv_bits
@@ -403,14 +382,15 @@ class H2OKVCache:
         if self.unequal_budgets and (self._in_batch or (return_array and length > 1)):
             self._own_mask_due = True
             return EachLayersMask()
-        if self._free and length == self._count == 1:  # nearly always
+        count = len(self._padding)
+        if self._free and length == count == 1:  # nearly always
             return None
-        step, rows = Step(length, self._count), [[0] * self._count]
+        step, rows = Step(length, count), [[0] * count]
         if self._free < length:
             step = Step.of(length, self._padding)
         if self._table is not None:
             if self._free < length:
-                self._check_scored()
+                checks.check_scored(self)
                 self._make_room(step.counts)
             rows = [one.rows for one in self._table.segments]
         return self._shaped(step.mask(rows, return_array))
@@ -458,7 +438,7 @@ class H2OKVCache:
         table, known = self._table, self._handed.rows
         if table is None or known is None or known[0] is not keys:
             stored = keys[0] if isinstance(keys, tuple) else keys
-            table = check_seen("attend", stored, 2, table)
+            table = checks.check_seen("attend", stored, 2, table)
         asked = queries, keys, values, scale, mask, sinks
         long = queries.shape[2] > DECODE_QUERIES
         if long and (table.prefix is not None or BIAS in table.beside):
@@ -466,10 +446,8 @@ class H2OKVCache:
             self.score_chunk(queries, keys, scale=scale, mask=mask, sinks=sinks)
         else:
             in_order = not (self._room.reach or self._step.spans)
-            newest = self._handed.newest
-            out, found, lse = attention.attend(
-                table, self.policy, self.config, asked, newest, in_order
-            )
+            given = self._handed.newest, in_order
+            out, found, lse = attention.attend(table, self.config, asked, *given)
             if found is not None:
                 self.update_scores(found, lse=lse, masked=mask is not None)
             elif self.policy.needs_scores:  # which took them in at once
@@ -503,10 +481,10 @@ class H2OKVCache:
         Raises:
             ValueError: no rows yet, or another shape or dtype.
         """
-        table = check_seen("update_scores", scores, 3, self._table)
+        table = checks.check_seen("update_scores", scores, 3, self._table)
         if self.policy.needs_scores:
             given = scoring.seen(self.policy, scores, lse)
-            self._take(of_scores(self.policy, table, self._step, self._room.reach, given, masked))
+            self._take(of_scores(self.config, table, self._step, given, masked))
 
     def score_chunk(
         self,
@@ -525,10 +503,10 @@ class H2OKVCache:
         Raises:
             ValueError: no rows yet, keys that are not the stored rows, or as ``prefill_scores``.
         """
-        table = check_seen("attend", keys, 2, self._table)
+        table = checks.check_seen("attend", keys, 2, self._table)
         if self.policy.needs_scores:
             asked = queries, keys, scale, mask, sinks
-            self._take(of_chunk(self.policy, table, self._step, self._room.reach, *asked))
+            self._take(of_chunk(self.config, table, self._step, *asked))
 
     @changes
     def _take(self, found: tuple[Any, mx.array | None]) -> None:
@@ -648,53 +626,44 @@ class H2OKVCache:
         settings are JSON. Later updates do not change what was read. With speculation two more:
         the scores of the newest queries, which wait, and the positions and numbers of these (JSON).
         With shared rows one more: their keys and values; the first four are then of the others.
-        Where rows have been folded, scores are a pair: those, and the biases of the rows.
+        Where rows have been folded, scores are a pair: those, and the biases of the rows. Of a
+        batch, behind the first four: unscored, name, sequences (JSON), settings.
         """
         table = self._at_rest()
         unscored = table is not None and table.unscored
-        about = self.offset, self.evicted, unscored, self.name, saved.settings_text(self)
+        rows, settings = saved.rows_of(table), saved.settings_text(self)
+        if self._in_batch:
+            about = unscored, self.name, saved.lines_of(self._tokens, self._padding, table)
+            return (*rows, *about, settings, *saved.shared_of(table))
         more = saved.waiting_of(self) if self._room.reach else saved.shared_of(table)
-        return (*saved.rows_of(table), *about, *more)
+        return (*rows, self.offset, self.evicted, unscored, self.name, settings, *more)
 
     @state.setter
     def state(self, state: Sequence[Any]) -> None:
         # Also serves objects that were made without __init__.
-        if len(state) not in (9, 10, 11, 12):
+        least, most = (8, 9) if self._in_batch else (9, 12)
+        if not least <= len(state) <= most:
             raise ValueError(
-                f"[H2OKVCache.state] found {len(state)} parts, expected 9: keys, values, scores, "
-                "positions, offset, evicted, unscored, name, settings; 10 with shared rows; or 11 "
-                "with speculation."
+                f"[{type(self).__name__}.state] found {len(state)} parts, expected {least} to "
+                f"{most}, as the state of another cache has."
             )
-        offset, _, unscored, name, settings, *more = state[4:]
-        shared = more[0] if len(more) == 1 else None
-        table = self._restore(settings, name, [int(offset)], state, unscored, shared=shared)
-        if len(more) > 1 and table is not None and more[-2] is not None:
-            ends = len(more) == 3  # in earlier versions, in the place of numbers
-            pairs = json.loads(more[-1])
-            places = [(start, count - start if ends else count) for start, count in pairs]
-            wait(self.policy, table, more[-2], places)
-
-    def _restore(
-        self,
-        settings: str,
-        name: str,
-        tokens: list[int],
-        state: Sequence[Any],
-        unscored: bool,
-        rows: Any = None,
-        shared: Any = None,
-    ) -> Table | None:
-        """Hold the keys, values, scores and positions of a state, so many ``rows`` in each
-        segment; None: all; and the keys and values that are ``shared``."""
+        if self._in_batch:
+            unscored, name, text, settings, *more = state[4:]
+            lines = json.loads(text)
+            padding = list(zip(lines["before"], lines["remaining"], strict=True))
+            tokens, rows = lines["tokens"], lines["rows"]
+        else:
+            offset, _, unscored, name, settings, *more = state[4:]
+            tokens, rows, padding = [int(offset)], None, [NO_PADDING]
         config, unequal, kept = saved.read_settings(settings)
-        self._configure(config, name)
-        self.unequal_budgets = unequal
-        scored = self.policy.needs_scores
-        table = saved.table_of(config, scored, tokens, state, rows, shared, *kept)
+        self._configure(config, name, unequal)
+        shared = more[0] if len(more) == 1 else None
+        table = saved.table_of(config, tokens, state, rows, shared, *kept)
         if table is not None:
             table.unscored = bool(unscored)
-        self._hold(table, len(tokens))
-        return table
+            if len(more) > 1 and more[-2] is not None:
+                wait(self.policy, table, more[-2], saved.positions_of(more))
+        self._hold(table, padding)
 
     @classmethod
     def from_state(cls, state: Sequence[Any]) -> H2OKVCache:
@@ -723,11 +692,6 @@ class H2OKVCache:
         found._room = copy.copy(self._room)
         return found
 
-    @classmethod
-    def merge(cls, caches: Sequence[Any]) -> Any:
-        """One cache of several sequences, for batches: see ``BatchH2OKVCache.merge``."""
-        return cls._batch.merge(caches)
-
     def to_quantized(self, group_size: int = 64, bits: int = 4) -> Any:
         """The same rows, scores and positions in a cache that quantises: QuantizedH2OKVCache.
 
@@ -740,39 +704,185 @@ class H2OKVCache:
             RuntimeError: a chunk still waits for its scores.
         """
         own = self.config.kv_group_size, self.config.kv_bits
-        if self._quantized and (group_size, bits) != own:
+        if self.config.packs and (group_size, bits) != own:
             raise ValueError(
                 f"[QuantizedH2OKVCache.to_quantized] found group_size {group_size} and bits "
                 f"{bits}, expected {own[0]} and {own[1]} as {self._described()} has: rows are "
                 "quantised once."
             )
-        if self._quantized:
+        if self.config.packs:
             return self
         config = replace(self.config, format=Affine(bits, kv_group_size=group_size))
         self.flush()
-        cache = self._packed(config, name=self.name)
-        if self._table is not None:
-            cache._hold(formats.quantized(config, self._table, self._described()))
-        cache.unequal_budgets = self.unequal_budgets
-        return cache
-
-    def _check_scored(self) -> None:
-        """Eviction is never silently off."""
-        if self._table is None or not self._table.unscored:
-            return
-        wanted, them = (
-            ("scores", "them") if self.policy.needs_scores else ("attention of mlx_h2o's", "it")
-        )
-        found = f"[H2OKVCache] {self._described()} got no {wanted} for its last update, and"
-        inside = "call the model within mlx_h2o.routing(model)"
-        if self.prefix_rows and not self.policy.needs_attention:
-            raise RuntimeError(
-                f"{found} shares its first {self.prefix_rows} rows, which need it: {inside}."
-            )
-        raise RuntimeError(
-            f"{found} the policy {self.policy.name!r} needs {them}: {inside}, or choose a policy "
-            "that needs none."
-        )
+        packed = self._table and formats.quantized(config, self._table, self._described())
+        return self._another(config, packed)
 
     def _described(self) -> str:
         return f"the cache of {self.name}" if self.name else "this cache"
+
+    # Sequences that join
+
+    @classmethod
+    def merge(cls, caches: Sequence[Any]) -> BatchH2OKVCache:
+        """The sequences of caches of one sequence each, settings and evictions included.
+
+        Raises ValueError for no caches, settings that differ, another class, or batches; and where
+        layers have unequal budgets and the model's attention can be given one mask only.
+        """
+        checks.check_mergeable(caches, H2OKVCache)
+        first = caches[0]
+        batch = BatchH2OKVCache(first.config, name=first.name)
+        batch._join(caches)
+        return batch
+
+    def _another(self, config: H2OConfig, table: Table | None) -> H2OKVCache:
+        """A cache of one sequence, with these rows and settings."""
+        found = evicting_cache(config, name=self.name)
+        found.unequal_budgets = self.unequal_budgets
+        found._hold(table)
+        return found
+
+
+class QuantizedH2OKVCache(H2OKVCache):
+    """An :class:`H2OKVCache` whose rows are quantised once, when they come (``config.kv_bits``).
+
+    Rows are evicted, moved, saved and copied as they are packed; only those that others are folded
+    into are quantised again. Up to 8 tokens at a time, updates return packed rows (words, scales
+    and biases of the keys, and of the values), which the fused kernels read within
+    ``mlx_h2o.routing``; for longer chunks arrays. ``keys`` and ``values`` are packed.
+
+    In mixed precision (``config.light_bits``, ``config.dense_size``) the newest rows stay as they
+    come, and older ones are quantised once, when they leave those. Updates then return arrays,
+    which are computed only where attention does not read the rows as they are stored.
+
+    Outside of ``mlx_h2o.routing`` mlx_lm's own attention reads the rows as of its QuantizedKVCache,
+    unfused; values of other bits than the keys it refuses.
+
+    Args:
+        config: the settings; None for the defaults with 8 bits.
+        name: what error messages call this cache, such as "qwen3 layer 3".
+
+    Raises:
+        ValueError: ``config.kv_bits`` is None; at the first update, rows whose size neither
+            ``kv_group_size`` nor 32 divides.
+    """
+
+    _quantized = True
+
+    def __init__(self, config: H2OConfig | None = None, *, name: str = "") -> None:
+        super().__init__(H2OConfig(format=Affine()) if config is None else config, name=name)
+
+
+class BatchH2OKVCache(H2OKVCache):
+    """Several sequences of one layer, each of which evicts as it would alone.
+
+    ``H2OKVCache.merge`` makes one, ``extract`` gives a sequence back. The rows of a sequence fill
+    the first slots; unused slots behind them, and padding among the tokens that come, are masked,
+    never kept where a row could be, and their queries never score.
+    """
+
+    _quantized = None
+    _in_batch = True
+
+    def __init__(
+        self, config: H2OConfig | None = None, batch_size: int = 0, *, name: str = ""
+    ) -> None:
+        super().__init__(config, name=name)
+        self._hold(None, [NO_PADDING] * batch_size)
+
+    def prepare(
+        self,
+        *,
+        left_padding: Sequence[int] | None = None,
+        lengths: Sequence[int] | None = None,
+        right_padding: Sequence[int] | None = None,
+    ) -> None:
+        """Announce padding among the tokens to come, before the model is called.
+
+        Args:
+            left_padding: tokens of padding that come first; only while the batch is empty.
+            lengths: own tokens of each sequence before ``finalize``; what comes then is padding.
+            right_padding: how much that is; needs ``lengths``.
+
+        Raises:
+            ValueError: numbers other than one per sequence, or padding at a wrong moment.
+        """
+        op = "[BatchH2OKVCache.prepare]"
+        given = {"left_padding": left_padding, "lengths": lengths, "right_padding": right_padding}
+        for name, numbers in given.items():
+            if numbers is None:
+                continue
+            if len(numbers) != len(self._padding) or min(numbers, default=0) < 0:
+                raise ValueError(
+                    f"{op} {name} is {list(numbers)}, expected {len(self._padding)} numbers of at "
+                    "least 0, one per sequence."
+                )
+        if left_padding is not None and not self.empty():
+            raise ValueError(f"{op} left_padding is given, expected it before the first tokens.")
+        if right_padding is not None and max(right_padding, default=0) > 0 and lengths is None:
+            raise ValueError(f"{op} right_padding is given without lengths, expected both.")
+        self._free = 0
+        more = left_padding or [0] * len(self._padding)
+        self._padding = [
+            (left + int(more[n]), own if lengths is None else int(lengths[n]))
+            for n, (left, own) in enumerate(self._padding)
+        ]
+
+    def finalize(self) -> None:
+        """End what ``prepare`` announced on the right."""
+        self._padding = [(left, None) for left, _ in self._padding]
+
+    def _join(self, caches: Sequence[H2OKVCache]) -> None:
+        """Hold the sequences of these, on the rows that all of them share or on none."""
+        for one in caches:
+            one.flush()
+        self.unequal_budgets = any(one.unequal_budgets for one in caches)
+        padding = [each for one in caches for each in one._padding]
+        prefixes = {one._table and one._table.prefix for one in caches if one._padding}
+        if len(prefixes) > 1:
+            caches = [one.unshared() for one in caches]
+        tables = [one._table.copy() if one._table else len(one._padding) for one in caches]
+        self._hold(join(tables), padding)
+
+    def extend(self, other: BatchH2OKVCache) -> None:
+        """Add the sequences of another batch behind these.
+
+        Raises ValueError for a cache of another kind or with other settings.
+        """
+        op = "[BatchH2OKVCache.extend]"
+        if not isinstance(other, BatchH2OKVCache):
+            raise ValueError(f"{op} found a {type(other).__name__}, expected a BatchH2OKVCache.")
+        checks.check_alike(op, [self, other])
+        self._join([self, other])
+
+    def extract(self, index: int) -> H2OKVCache:
+        """The cache of one sequence, in arrays of its own.
+
+        Raises ValueError where there is no such sequence.
+        """
+        return self._another(self.config, self._some("extract", [index]))
+
+    def filter(self, batch_indices: Sequence[int] | mx.array) -> None:
+        """Keep only some sequences, in the order given; none is allowed."""
+        keep = [int(index) for index in cast(Any, batch_indices)]
+        table = self._some("filter", keep)
+        self._hold(table, [self._padding[index] for index in keep])
+
+    def _some(self, operation: str, indices: Sequence[int]) -> Table | None:
+        """The rows of these sequences, in arrays of their own; None where they have seen none."""
+        count = len(self._padding)
+        wrong = [index for index in indices if not 0 <= index < count]
+        if wrong:
+            raise ValueError(
+                f"[BatchH2OKVCache.{operation}] found the indices {wrong}, expected 0 to "
+                f"{count - 1}."
+            )
+        self.flush()
+        seen = any(self._tokens[index] for index in indices)
+        return select(self._table, indices) if self._table and seen else None
+
+
+def evicting_cache(config: H2OConfig, *, name: str = "") -> H2OKVCache:
+    """An empty cache of the class that ``config`` asks for."""
+    cls = H2OKVCache if config.kv_bits is None else QuantizedH2OKVCache
+    return cls(config, name=name)

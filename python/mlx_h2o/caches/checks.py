@@ -9,12 +9,19 @@ import mlx.core as mx
 
 from .table import Table
 
+_ROUTED = "call the model within mlx_h2o.routing(model)"
+
 
 def check_rows(
-    owner: str, keys: mx.array, values: mx.array, stored: Sequence[tuple[Any, ...]]
+    cache: Any,
+    keys: mx.array,
+    values: mx.array,
+    stored: Sequence[tuple[Any, ...]] = (),
+    sequences: int | None = None,
 ) -> None:
-    """New rows [B, H, L, D] and [B, H, L, Dv] that fit each other and the layouts ``stored``."""
-    op = f"[{owner}.update_and_fetch]"
+    """New rows [B, H, L, D] and [B, H, L, Dv] that fit each other and the layouts ``stored``, of
+    so many ``sequences``; None: of any number."""
+    op = f"[{type(cache).__name__}.update_and_fetch]"
     shape, other = keys.shape, values.shape
     if len(shape) != 4 or len(other) != 4 or shape[:3] != other[:3]:
         raise ValueError(
@@ -23,6 +30,8 @@ def check_rows(
         )
     if 0 in shape[:3]:
         raise ValueError(f"{op} keys have shape {keys.shape}, expected B, H, L of at least 1.")
+    if sequences not in (None, shape[0]):
+        raise ValueError(f"{op} keys have shape {shape}, expected B = {sequences} sequences.")
     for name, new, expected in zip(("keys", "values"), (keys, values), stored, strict=False):
         found = (*new.shape[:2], new.shape[3], new.dtype)
         if found != expected:
@@ -53,3 +62,81 @@ def check_seen(operation: str, array: mx.array, axis: int, table: Table | None) 
             f"multiple of {heads}, N = {width} as the stored rows."
         )
     return table
+
+
+def check_scored(cache: Any) -> None:
+    """Eviction is never silently off: the last update has had the attention that it needs."""
+    table, policy = cache._table, cache.policy
+    if table is None or not table.unscored:
+        return
+    wanted, them = ("scores", "them") if policy.needs_scores else ("attention of mlx_h2o's", "it")
+    found = f"[H2OKVCache] {cache._described()} got no {wanted} for its last update, and"
+    if policy.needs_attention:
+        raise RuntimeError(
+            f"{found} the policy {policy.name!r} needs {them}: {_ROUTED}, or choose a policy that "
+            "needs none."
+        )
+    raise RuntimeError(
+        f"{found} shares its first {table.prefix_rows} rows, which need it: {_ROUTED}."
+    )
+
+
+def check_stock_attention(cache: Any, packed: bool, own_mask: bool) -> None:
+    """mlx_lm's own attention is not given what only ours can read: where it gets ``packed`` rows,
+    or is to read a mask of the layer's own."""
+    config = cache.config
+    refused = (
+        (cache.prefix_rows, f"shares its first {cache.prefix_rows} rows", ""),
+        (
+            own_mask,
+            "is of layers with unequal budgets, which need a mask each",
+            "set one budget for all layers, or ",
+        ),
+        (packed and config.kv_format, f"has kv_format {config.kv_format!r}", ""),
+        (
+            packed and config.framed,
+            "keeps its rows in a frame (kv_frame)",
+            "set kv_frame=False, or ",
+        ),
+    )
+    for found, said, instead in refused:
+        if found:
+            raise ValueError(
+                f"[{type(cache).__name__}] {cache._described()} {said}, of which mlx_lm's own "
+                f"attention does not know: {instead}{_ROUTED}."
+            )
+
+
+def check_mergeable(caches: Sequence[Any], kind: type[Any]) -> None:
+    """Caches of one sequence each, of this ``kind``, that can become a batch."""
+    op = "[BatchH2OKVCache.merge]"
+    if not caches:
+        raise ValueError(f"{op} found no caches, expected at least one.")
+    for cache in caches:
+        if not isinstance(cache, kind):
+            raise ValueError(f"{op} found a {type(cache).__name__}, expected H2OKVCache only.")
+        if cache.config.speculative:
+            raise ValueError(
+                f"{op} speculative is {cache.config.speculative}, expected 0: there is no "
+                "speculative decoding of batches."
+            )
+        held = cache._table.shape[0] if cache._table else len(cache._padding)
+        if held != 1:
+            raise ValueError(f"{op} found a cache of {held} sequences, expected one.")
+        if cache.unequal_budgets and cache.config.kv_handed == "fused":
+            raise ValueError(
+                f"{op} {cache._described()} is of a model whose own attention takes one mask for "
+                "all layers, and found unequal budgets: expected one budget for all layers, or one "
+                "sequence at a time."
+            )
+    check_alike(op, caches)
+
+
+def check_alike(op: str, caches: Sequence[Any]) -> None:
+    """Caches with the same settings."""
+    first, *others = dict.fromkeys(cache.config for cache in caches)
+    if others:
+        raise ValueError(
+            f"{op} found the settings {others[0]} beside {first}, expected the same: a batch has "
+            "one budget and one policy."
+        )

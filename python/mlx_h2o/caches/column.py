@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from itertools import repeat
 from typing import Any
 
 import mlx.core as mx
@@ -128,10 +127,6 @@ class Column(ABC):
             )  # fmt: skip
         rows = [*self.encode(new_keys), *values.encode(new_values)]
         return resolve().append_rows([*self.parts, *values.parts], rows, start)
-
-    def put(self, slots: mx.array, parts: Parts) -> None:
-        """Write kept rows at ``slots`` [B, H, n]."""
-        self.parts = tuple(map(resolve().put_rows, self.parts, repeat(slots), parts))
 
     def resized(self, capacity: int) -> Column:
         """The first slots, up to ``capacity``, in arrays of their own of that size."""

@@ -17,7 +17,7 @@ from ..operations.composed import beside_rows
 from ..operations.composed.buffers import gathered
 from ..operations.requests import PerSequence
 from ..policies import Policy, Rows
-from .table import BIAS, FILLS, IMPORTANCE, Table
+from .table import BIAS, FILLS, IMPORTANCE, Table, behind
 from .views import true_rows
 
 
@@ -25,30 +25,36 @@ class Eviction(NamedTuple):
     """One eviction from ``table``.
 
     keep: rows that stay of each sequence in ``due``; the others stay as they are.
-    recent_start: for each sequence the first position of its protected recent range.
+    ends: of each sequence, the tokens seen when those that come are there.
+    recent_size: the newest of these are protected.
     tail: the newest rows, which are neither ranked nor evicted, and stay the last ones in order.
-    skip: the first slots, of a prefix, which are neither ranked nor evicted.
-    sinks: rows of the first positions, which stay, ``skip`` included.
-    context_start: for each sequence the first position within the context that the model was
-        trained for: rows before it go first. Empty while there can be none.
     """
 
     table: Table
-    policy: Policy
     config: H2OConfig
     due: Sequence[int]
     keep: int
-    recent_start: Sequence[int]
+    ends: Sequence[int]
+    recent_size: int
     tail: int = 0
-    skip: int = 0
-    sinks: int = 0
-    context_start: Sequence[int] = ()
 
     @property
     def protected(self) -> list[int]:
         """Of each sequence, how many of the newest rows are protected."""
-        both = zip(self.table.tokens, self.recent_start, strict=True)
-        return [max(0, offset - start) for offset, start in both]
+        both = zip(self.table.tokens, self.ends, strict=True)
+        return [max(0, seen - end + self.recent_size) for seen, end in both]
+
+    @property
+    def sinks(self) -> int:
+        """Own rows of the first positions, which stay."""
+        return max(0, self.config.protected - self.table.prefix_rows)
+
+    @property
+    def skip(self) -> int:
+        """The first slots, of a prefix, which are neither ranked nor evicted. Rows of mixed
+        precision are not in order."""
+        config = self.config
+        return 0 if config.mixed else max(0, config.prefix_size - self.table.prefix_rows)
 
     def run(self) -> None:
         """Evict. The rows behind move into the slots of those that go: no more than that moves."""
@@ -64,11 +70,10 @@ class Eviction(NamedTuple):
             ranks = self.ranks(first) if first.keep else None
             kept = self.kept(first, ranks)
             if ranks is not None and self.config.folds:
-                fold(table, self.policy, first, ranks, kept)
-            if self.skip:  # which stay, and from which on slots were counted
-                before = mx.arange(self.skip, dtype=mx.uint32)
-                before = mx.broadcast_to(before, (*kept.shape[:2], self.skip))
-                kept = mx.concatenate([before, kept + mx.array(self.skip, mx.uint32)], axis=2)
+                fold(table, self.config.policy, first, ranks, kept)
+            if skip := first.skip:  # which stay, and from which on slots were counted
+                before = mx.arange(skip, dtype=mx.uint32)[None, None]
+                kept = behind(before, kept + mx.array(skip, mx.uint32))
             sequences = range(table.shape[0]) if first.sequences is None else due
             table.close_gaps(kept, first.whole, sequences, rows, ranked, self.tail)
 
@@ -83,14 +88,12 @@ class Eviction(NamedTuple):
         )  # fmt: skip
 
     def ranks(self, rows: Ranked) -> mx.array:
-        """float32 [sequences, H, N]."""
-        found = self.policy.rank(cast(Rows, rows))
-        if self.config.shared_heads:
-            # The same rows in the same slots of every head: NaN in one is NaN in the mean.
-            found = mx.broadcast_to(mx.mean(found, axis=1, keepdims=True), found.shape)
-        if not self.context_start:
+        """float32 [sequences, H, N]; of rows beyond the context that the model was trained for,
+        which go first, NaN."""
+        found, context = self.config.policy.rank(cast(Rows, rows)), self.config.context_size
+        if not context or max(self.ends) - context <= self.config.protected:
             return found
-        start = beside_rows(_of_each(self.context_start, rows.due))
+        start = beside_rows(_of_each([end - context for end in self.ends], rows.due))
         return mx.where(rows.positions < start, mx.nan, found)
 
 
@@ -111,7 +114,8 @@ class Ranked:
         self.keep = keep - eviction.skip
         self.places = max(0, keep - eviction.sinks - recent)
         self.sink_size = eviction.config.protected
-        self.recent_start = _of_each(eviction.recent_start, due)
+        starts = [end - eviction.recent_size for end in eviction.ends]
+        self.recent_start = _of_each(starts, due)
 
     def _some(self, array: mx.array) -> mx.array:
         whole = not self.skip and array.shape[2] == self._end
@@ -157,11 +161,12 @@ def fold(table: Table, policy: Policy, rows: Ranked, ranks: mx.array, kept: mx.a
     if frame is not None:
         own = frame if some is None else frame.each(lambda centre: centre[some])
         made = own.into(*made)
-    for column, new in zip((table.tail.keys, table.tail.values), made, strict=True):
-        pairs = zip(column.parts, column.encode(new), strict=True)
-        column.parts = tuple(_written(part, into, one, some) for part, one in pairs)
-    for name, new in ((IMPORTANCE, found.mass), (BIAS, found.bias)):
-        table.beside[name] = _written(table.beside[name], into, new, some)
+    tail = table.tail
+    new = [*tail.keys.encode(made[0]), *tail.values.encode(made[1])]
+    pairs = zip(tail.parts, new, strict=True)
+    tail.parts = [_written(part, into, one, some) for part, one in pairs]
+    for name, one in ((IMPORTANCE, found.mass), (BIAS, found.bias)):
+        table.beside[name] = _written(table.beside[name], into, one, some)
 
 
 def _written(array: mx.array, slots: mx.array, rows: mx.array, some: mx.array | None) -> mx.array:

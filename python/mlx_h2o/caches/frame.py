@@ -33,16 +33,13 @@ class Frame:
     of the first rows, which take the attention that nothing else gets, are near zero.
 
     Args:
-        centre: [B, H, 1, D], or of batch 1 for all sequences, in the dtype of the rows.
+        centre: [B, H, 1, D], in the dtype of the rows.
         value_size: elements of a value.
-        shared: whether rows that others have too are in it, so that it stays though a sequence has
-            no rows of its own.
     """
 
-    def __init__(self, centre: mx.array, value_size: int, shared: bool = False) -> None:
+    def __init__(self, centre: mx.array, value_size: int) -> None:
         self.centre = centre
         self.sizes = centre.shape[3], value_size
-        self.shared = shared
         self._whole = all(size % _GROUP == 0 == size & (size - 1) for size in self.sizes)
 
     @classmethod
@@ -56,7 +53,7 @@ class Frame:
         starts = [
             rows == 0 and (not spans or spans[n][1] > spans[n][0]) for n, rows in enumerate(held)
         ]
-        if self.shared or not any(starts):
+        if not any(starts):
             return self
         centre = _centre(keys, spans)
         if not all(starts):
@@ -98,25 +95,8 @@ class Frame:
     # Sequences
 
     def each(self, change: Callable[[mx.array], mx.array]) -> Frame:
-        """The frame of other sequences, whose centre is ``change`` of this; a shared one stays."""
-        return self if self.shared else Frame(change(self.centre), self.sizes[1])
-
-    def as_shared(self) -> Frame:
-        """The same, of rows that others have too."""
-        return Frame(self.centre, self.sizes[1], shared=True)
-
-    def of_sequences(self, count: int) -> Frame:
-        """A shared frame as that of so many sequences of their own."""
-        shape = (count, *self.centre.shape[1:])
-        return Frame(mx.broadcast_to(self.centre, shape), self.sizes[1])
-
-
-def joined(frames: Sequence[Frame | None]) -> Frame | None:
-    """That of the sequences of several tables, one behind the other."""
-    given = [one for one in frames if one is not None]
-    if not given or given[0].shared:
-        return given[0] if given else None
-    return Frame(mx.concatenate([one.centre for one in given]), given[0].sizes[1])
+        """The frame of other sequences, whose centre is ``change`` of this."""
+        return Frame(change(self.centre), self.sizes[1])
 
 
 def as_they_came(frame: Frame | None, rows: mx.array, side: str) -> mx.array:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import mlx.core as mx
 
 from ..config import H2OConfig
-from .batch import BatchH2OKVCache
-from .cache import H2OKVCache
+from .cache import BatchH2OKVCache, H2OKVCache, QuantizedH2OKVCache, evicting_cache
 from .checks import check_rows
 from .handed_out import EachLayersMask, HandedOut
-from .quantized import QuantizedH2OKVCache, evicting_cache
 
 _CLASSES = {cls.__name__: cls for cls in (H2OKVCache, QuantizedH2OKVCache, BatchH2OKVCache)}
 
@@ -22,15 +20,22 @@ Attend = Callable[[H2OKVCache, mx.array, Any, mx.array | None], mx.array]
 """The output for one cache, queries [B, hq, L, D] of its heads, and the mask and sinks of these."""
 
 
-def _of_each(method: Callable[..., Any], makes: bool = False) -> Callable[..., Any]:
-    """A method that does this for each group, or gives groups of what it ``makes`` of each."""
+def _of_each(
+    method: Callable[..., Any], of_all: Callable[[list[Any]], Any] | None = None
+) -> Callable[..., Any]:
+    """A method that does this for each group, and gives what ``of_all`` makes of the results; None:
+    groups of what it makes of each."""
 
-    def call(self: HeadGroups, *args: Any, **given: Any) -> HeadGroups | None:
+    def call(self: HeadGroups, *args: Any, **given: Any) -> Any:
         found = [getattr(one, method.__name__)(*args, **given) for one in self.caches]
-        return HeadGroups(found, self.heads) if makes else None
+        return HeadGroups(found, self.heads) if of_all is None else of_all(found)
 
     call.__doc__ = f"As ``{method.__qualname__}``, of each group."
     return call
+
+
+def _nothing(found: list[None]) -> None:
+    """For methods that give nothing."""
 
 
 class HeadGroups:
@@ -54,9 +59,8 @@ class HeadGroups:
         self.caches = tuple(caches)
         self.heads = tuple(tuple(group) for group in heads)
         given = [head for group in self.heads for head in group]
-        whole = sorted(given) == [*range(len(given))] and all(
-            [*one] == sorted(one) for one in heads
-        )
+        in_order = all([*one] == sorted(one) for one in heads)
+        whole = in_order and sorted(given) == [*range(len(given))]
         if len(self.caches) != len(self.heads) or not whole:
             raise ValueError(
                 f"[HeadGroups] found {len(self.caches)} caches of the KV heads {self.heads}, "
@@ -93,7 +97,7 @@ class HeadGroups:
         ValueError for another number of heads.
         """
         if keys.ndim != 4 or keys.shape[1] != self._count or values.shape[:2] != keys.shape[:2]:
-            check_rows("HeadGroups", keys, values, ())
+            check_rows(self, keys, values)
             raise ValueError(
                 f"[HeadGroups.update_and_fetch] keys have shape {keys.shape} and values "
                 f"{values.shape}, expected {self._count} KV heads as the budgets of "
@@ -121,30 +125,21 @@ class HeadGroups:
         ``attend`` is attention over the rows of one of the caches, and ``queries`` are
         [B, Hq, L, D]; a mask with an axis of Hq heads is cut.
         """
-        owns, order = self._of_queries(queries.shape[1])
-        of_heads = isinstance(mask, mx.array) and mask.ndim > 2
-        of_heads = of_heads and mask.shape[-3] == queries.shape[1] > 1
-        outs = [
-            attend(
-                cache,
-                _taken(queries, own),
-                _taken(mask, own, axis=mask.ndim - 3) if of_heads else mask,
-                None if sinks is None else sinks[own],
-            )
-            for cache, own in zip(self.caches, owns, strict=True)
-        ]
+        count, outs = queries.shape[1], []
+        owns, order = self._of_queries(count)
+        of_heads = isinstance(mask, mx.array) and mask.ndim > 2 and mask.shape[-3] == count > 1
+        for cache, own in zip(self.caches, owns, strict=True):
+            part = _taken(mask, own, axis=mask.ndim - 3) if of_heads else mask
+            found = None if sinks is None else sinks[own]
+            outs.append(attend(cache, _taken(queries, own), part, found))
         return mx.take(mx.concatenate(outs, axis=1), order, axis=1)
 
     def _of_queries(self, count: int) -> tuple[list[Any], mx.array]:
         """The query heads of each group, and the place of each head behind those of the groups."""
         if count not in self._queries:
             each = count // self._count
-            own = [
-                [head * each + place for head in group for place in range(each)]
-                for group in self.heads
-            ]
-            placed = {head: n for n, head in enumerate(head for heads in own for head in heads)}
-            order = mx.array([placed[head] for head in range(count)], mx.uint32)
+            own = [[head * each + n for head in one for n in range(each)] for one in self.heads]
+            order = mx.argsort(mx.array([head for heads in own for head in heads]))
             self._queries[count] = [_index(heads) for heads in own], order
         return self._queries[count]
 
@@ -175,25 +170,13 @@ class HeadGroups:
         """Bytes of all groups."""
         return sum(one.nbytes for one in self.caches)
 
-    def size(self) -> int:
-        """Rows of the heads that hold most."""
-        return max(one.size() for one in self.caches)
-
-    def empty(self) -> bool:
-        """Whether no token has come."""
-        return self.caches[0].empty()
-
-    def is_trimmable(self) -> bool:
-        """Whether ``trim`` is exact, for each."""
-        return all(one.is_trimmable() for one in self.caches)
-
-    def trim(self, n: int) -> int:
-        """As ``H2OKVCache.trim``, of each. The heads of fewer rows refuse first."""
-        return max([one.trim(n) for one in self.caches])
-
-    flush = _of_each(H2OKVCache.flush)
-    to_quantized = _of_each(H2OKVCache.to_quantized, makes=True)
-    unshared = _of_each(H2OKVCache.unshared, makes=True)
+    size = _of_each(H2OKVCache.size, max)
+    empty = _of_each(H2OKVCache.empty, all)
+    is_trimmable = _of_each(H2OKVCache.is_trimmable, all)
+    trim = _of_each(H2OKVCache.trim, max)
+    flush = _of_each(H2OKVCache.flush, _nothing)
+    to_quantized = _of_each(H2OKVCache.to_quantized)
+    unshared = _of_each(H2OKVCache.unshared)
 
     def __copy__(self) -> HeadGroups:
         return copy.deepcopy(self)
@@ -231,20 +214,20 @@ class HeadGroups:
     @classmethod
     def merge(cls, caches: Sequence[Any]) -> HeadGroups:
         """The sequences of the same groups; errors as of ``BatchH2OKVCache.merge`` of each."""
-        first = _alike("merge", caches)
-        pairs: Iterator[Sequence[H2OKVCache]] = zip(*(one.caches for one in caches), strict=True)
-        return cls([BatchH2OKVCache.merge(group) for group in pairs], first.heads)
+        _check_alike("merge", caches)
+        groups = zip(*(one.caches for one in caches), strict=True)
+        return cls([H2OKVCache.merge(group) for group in groups], caches[0].heads)
 
     def extend(self, other: HeadGroups) -> None:
         """As ``BatchH2OKVCache.extend``, of each."""
-        _alike("extend", [self, other])
-        for own, added in zip(self.caches, other.caches, strict=True):
-            cast(BatchH2OKVCache, own).extend(cast(BatchH2OKVCache, added))
+        _check_alike("extend", [self, other])
+        for own, added in zip(self.caches, cast(Any, other.caches), strict=True):
+            cast(BatchH2OKVCache, own).extend(added)
 
-    extract = _of_each(BatchH2OKVCache.extract, makes=True)
-    filter = _of_each(BatchH2OKVCache.filter)
-    prepare = _of_each(BatchH2OKVCache.prepare)
-    finalize = _of_each(BatchH2OKVCache.finalize)
+    extract = _of_each(BatchH2OKVCache.extract)
+    filter = _of_each(BatchH2OKVCache.filter, _nothing)
+    prepare = _of_each(BatchH2OKVCache.prepare, _nothing)
+    finalize = _of_each(BatchH2OKVCache.finalize, _nothing)
 
 
 def _index(heads: Sequence[int]) -> Any:
@@ -258,10 +241,10 @@ def _index(heads: Sequence[int]) -> Any:
 def _taken(array: mx.array, index: Any, axis: int = 1) -> mx.array:
     if isinstance(index, slice):
         return array[(slice(None),) * axis + (index,)]
-    return mx.take(array, index, axis=axis)
+    return mx.take(array, index, axis=axis)  # which takes less of the host than array[:, index]
 
 
-def _alike(operation: str, caches: Sequence[Any]) -> HeadGroups:
+def _check_alike(operation: str, caches: Sequence[Any]) -> None:
     op = f"[HeadGroups.{operation}]"
     if not caches:
         raise ValueError(f"{op} found no caches, expected at least one.")
@@ -269,5 +252,3 @@ def _alike(operation: str, caches: Sequence[Any]) -> HeadGroups:
         if not isinstance(one, HeadGroups) or one.heads != caches[0].heads:
             found = getattr(one, "heads", type(one).__name__)
             raise ValueError(f"{op} found {found}, expected the same groups of KV heads in all.")
-    first: HeadGroups = caches[0]
-    return first

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..config import H2OConfig
-from ..policies import Policy
 from . import tiers
 from .eviction import Eviction
 from .scores import settle
@@ -28,8 +27,6 @@ class Room:
         self._mixed, self._group, self.reach = config.mixed, config.group, config.reach
         self._few = max(1, self.reach)  # tokens of a step at which single rows go
         self._sinks = max(0, config.protected - shared)
-        # Rows of mixed precision are not in order.
-        self._skip = 0 if self._mixed else max(0, config.prefix_size - shared)
         self._plan(0)
 
     def _plan(self, tokens: int) -> None:
@@ -59,9 +56,9 @@ class Room:
         """Whether the table has no more rows than it may, nor room for more."""
         return not self.surplus(table) and table.tail.capacity <= self.tail_limit
 
-    def make(self, table: Table, policy: Policy, counts: Sequence[int]) -> Table:
+    def make(self, table: Table, counts: Sequence[int]) -> Table:
         """Let go what is due before so many rows of each sequence come; at once again, nothing."""
-        added, seen = max(counts), table.tokens[0]
+        added, seen, policy = max(counts), table.tokens[0], self._config.policy
         if self._config.rows_at:
             self._plan(max(table.tokens) + added)
         if self._config.preallocate:
@@ -71,16 +68,16 @@ class Room:
         due = [n for n, (rows, new) in both if rows > self.budget or new > self.tail_limit]
         if due:
             settle(policy, table, seen - self.reach)
-            table = self._evict(table, policy, due, self.budget, [0] * len(counts))
+            table = self._evict(table, due, self.budget, [0] * len(counts))
             lengths = table.lengths
         if self.reach:
             settle(policy, table, seen + added - self.reach)
         keeps = [self._kept(rows, count) for rows, count in zip(lengths, counts, strict=True)]
         due = [n for n, keep in enumerate(keeps) if keep < lengths[n]]
-        table = self._evict(table, policy, due, keeps[due[0]] if due else 0, counts)
+        table = self._evict(table, due, keeps[due[0]] if due else 0, counts)
         if self._mixed:
             full = [n for n, rows in enumerate(table.tail.rows) if rows >= self.tail_limit]
-            table = self._evict(table, policy, full if added else [], _UNBOUNDED, counts)
+            table = self._evict(table, full if added else [], _UNBOUNDED, counts)
         if added <= self._few:
             table.fit(self.tail_limit)
         return table
@@ -94,26 +91,19 @@ class Room:
         evictable = rows - self._sinks - max(0, self._recent_size - added)
         return rows - max(need, min(self._group, evictable))
 
-    def _evict(
-        self, table: Table, policy: Policy, due: Sequence[int], keep: int, counts: Sequence[int]
-    ) -> Table:
+    def _evict(self, table: Table, due: Sequence[int], keep: int, counts: Sequence[int]) -> Table:
         """Let all but the best ``keep`` rows of the sequences in ``due`` go, before rows come."""
         if not due:
             return table
         ends = [seen + new for seen, new in zip(table.tokens, counts, strict=True)]
-        context = self._config.context_size
-        beyond = context and max(ends) - context > self._config.protected
         eviction = Eviction(
             table=table,
-            policy=policy,
             config=self._config,
             due=due,
             keep=min(keep, table.width),
-            recent_start=[end - self._recent_size for end in ends],
+            ends=ends,
+            recent_size=self._recent_size,
             tail=min(table.tail.rows[0], max(0, self.reach - max(counts))),
-            skip=self._skip,
-            sinks=self._sinks,
-            context_start=[end - context for end in ends] if context and beyond else (),
         )
         if self._mixed:
             return tiers.packed(eviction)

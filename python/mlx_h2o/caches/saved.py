@@ -11,10 +11,11 @@ import mlx.core as mx
 from ..config import H2OConfig
 from ..operations.arguments import dtype_name
 from . import formats, scores
-from .frame import kept_size
-from .table import BIAS, IMPORTANCE, Table
+from .frame import Frame, kept_size
+from .step import Padding
+from .table import BIAS, IMPORTANCE, Segment, Table
 
-_GONE = {"turbo_guard": 0}
+_GONE = {"turbo_guard": 0, "shared_heads": False}
 """Settings of earlier versions, which files name, and the value at which they changed nothing."""
 
 _USUAL = {"prefix_size": 0, "context_size": None, "fold": True, "rows_at": ()}
@@ -69,16 +70,44 @@ def scores_of(table: Table) -> mx.array:
     return mx.full((*table.shape, table.width), mx.nan, mx.float32)
 
 
+def stored(table: Table, side: str) -> Any:
+    """The "keys", or the "values", in use as they are kept: an array, or words, scales and biases;
+    of mixed precision those of each segment."""
+    parts = [part for one in table.segments for part in getattr(one, side).view(one.width)]
+    return parts[0] if len(parts) == 1 else tuple(parts)
+
+
+def set_rows(table: Table, side: str, rows: Any) -> None:
+    """Put ``rows``, in the form of ``stored``, in the place of the "keys" or of the "values".
+
+    Raises ValueError for rows of other shapes or dtypes.
+    """
+    parts, before = _parts(rows), _parts(stored(table, side))
+    found, expected = ([(part.shape, part.dtype) for part in some] for some in (parts, before))
+    if found != expected:
+        raise ValueError(f"[H2OKVCache.{side}] found {found}, expected {expected} as stored.")
+    left = iter(parts)
+    for one in table.segments:
+        column, one.read = getattr(one, side), None
+        column.parts, column.ahead = tuple(next(left)[...] for _ in column.parts), 0
+
+
+def _parts(rows: Any) -> list[mx.array]:
+    return list(rows) if isinstance(rows, tuple | list) else [rows]
+
+
 def rows_of(table: Table | None) -> tuple[Any, ...]:
-    """Keys, values, scores and positions, without those that are shared. Where rows have been
-    folded, scores are a pair: those, and the biases of the rows."""
+    """Keys, with the centre of their frame behind them, values, scores and positions, without those
+    that are shared. Where rows have been folded, scores are a pair: those, and the biases."""
     if table is None:
         return None, None, None, None
     found: Any = scores_of(table)
     if BIAS in table.beside:
         found = found, table.beside[BIAS][:, :, : table.width]
-    keys, values = (formats.state_of(table, side) for side in ("keys", "values"))
-    return keys, values, found, table.positions
+    keys = stored(table, "keys")
+    if table.frame is not None:
+        keys = (*keys, table.frame.centre)
+    return keys, stored(table, "values"), found, table.positions
 
 
 def shared_of(table: Table | None) -> tuple[Any, ...]:
@@ -89,14 +118,31 @@ def shared_of(table: Table | None) -> tuple[Any, ...]:
 def waiting_of(cache: Any) -> tuple[mx.array | None, str]:
     """What waits, [B, Hq, queries, N], and the positions and numbers of these queries."""
     table = cache._table
-    if table is None:
-        return None, "[]"
-    return scores.waiting(cache.policy, table), json.dumps(table.waiting)
+    places = [] if table is None else [(position, 1) for position in table.waiting]
+    return table and scores.waiting(cache.policy, table), json.dumps(places)
+
+
+def positions_of(more: Sequence[Any]) -> list[int]:
+    """The positions of the queries that wait, from those of the first ones and their numbers; in
+    earlier versions, which had one part more, where they end in the place of numbers."""
+    ends, runs = len(more) == 3, json.loads(more[-1])
+    found = (range(start, count if ends else start + count) for start, count in runs)
+    return [position for run in found for position in run]
+
+
+def lines_of(tokens: Sequence[int], padding: Sequence[Padding], table: Table | None) -> str:
+    """The sequences of a batch, as JSON."""
+    found = {
+        "tokens": tokens,
+        "rows": [] if table is None else [one.rows for one in table.segments],
+        "before": [left for left, _ in padding],
+        "remaining": [own for _, own in padding],
+    }
+    return json.dumps(found)
 
 
 def table_of(
     config: H2OConfig,
-    scored: bool,
     tokens: Sequence[int],
     state: Sequence[Any],
     rows: Any,
@@ -104,21 +150,45 @@ def table_of(
     dtype: mx.Dtype,
     value_size: int,
 ) -> Table | None:
-    """The rows of a state, so many ``rows`` of each sequence in each segment, and those that are
-    ``shared``."""
+    """The rows of a state, so many ``rows`` of each sequence in each segment, None: all, and those
+    that are ``shared``."""
     keys, values, importance, positions = state[:4]
     if importance is None:
         return None
     importance, bias = importance if isinstance(importance, tuple | list) else (importance, None)
-    table = formats.restored_table(config, tokens, keys, values, rows, dtype, value_size)
+    sides = [_parts(keys), _parts(values)]
+    centre = sides[0].pop() if config.framed else None
+    segments = _segments(config, sides, rows, dtype)
+    table = Table(segments, tokens)
+    if centre is not None:
+        if shared is not None:  # in earlier versions one for all sequences
+            centre = mx.broadcast_to(centre, (len(tokens), *centre.shape[1:]))
+        table.frame = Frame(centre, value_size or segments[0].values.layout[2])
     table.place(positions)
-    if scored:
+    if config.policy.needs_scores:
         table.attach(IMPORTANCE, importance)
     if bias is not None:
         table.attach(BIAS, bias)
     if shared is not None:
-        keys, values = shared
-        frame = table.frame = table.frame and table.frame.as_shared()
-        keys = keys if frame is None else (*keys, frame.centre)
-        table.prefix = formats.restored_table(config, tokens, keys, values, None, dtype).tail
+        (table.prefix,) = _segments(config, [_parts(rows) for rows in shared], None, dtype)
     return table
+
+
+def _segments(
+    config: H2OConfig, sides: Sequence[list[mx.array]], rows: Any, dtype: mx.Dtype
+) -> list[Segment]:
+    """Of the parts of keys and of values, so many ``rows`` of each sequence in each segment; None:
+    of one, all. ``dtype`` is that in which rows came, where what is stored does not say it."""
+    found, size = [], 0
+    if len(sides[0]) >= 3:
+        words, scales = sides[0][:2]
+        size = words.shape[3] * 32 // (config.kv_bits or 8) // scales.shape[3]
+    for place, pair in enumerate(formats.columns(config, size, dtype)):
+        # Other objects than those given, because they are written in place later.
+        keys, values = (
+            column.like(tuple(part[...] for part in parts[3 * place : 3 * place + 3]))
+            for column, parts in zip(pair, sides, strict=True)
+        )
+        count = [keys.capacity] if rows is None else list(rows[place])
+        found.append(Segment(keys, values, count))
+    return found

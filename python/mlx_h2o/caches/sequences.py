@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import mlx.core as mx
 
 from ..operations.composed.buffers import padded
-from .column import Column
-from .frame import joined
-from .table import FILLS, NONE, Segment, Table
-
-Change = Callable[[mx.array], mx.array]
+from .frame import Frame
+from .table import FILLS, NONE, Change, Table
 
 
 def select(table: Table, sequences: Sequence[int]) -> Table:
@@ -42,14 +39,14 @@ def _stacked(
 ) -> Table:
     """What ``change`` makes of the sequences of tables, one behind the other: so many ``rows`` of
     each in each segment, without room for more."""
-    widths = [max(one) for one in rows]
-
-    def columns(place: int, side: str) -> Column:
-        width = widths[place]
-        found: list[Column] = [getattr(table.segments[place], side) for table in tables]
-        parts = zip(*(one.parts for one in found), strict=True)
-        cut = ([padded(change(part)[:, :, :width], width, 0) for part in same] for same in parts)
-        return found[0].like(tuple(mx.concatenate(same) for same in cut))
+    widths, segments = [max(one) for one in rows], []
+    for place, (count, width) in enumerate(zip(rows, widths, strict=True)):
+        same = [table.segments[place] for table in tables]
+        segments.append(same[0].each(lambda part: part, count))
+        segments[-1].parts = [
+            mx.concatenate([padded(change(part)[:, :, :width], width, 0) for part in parts])
+            for parts in zip(*(one.parts for one in same), strict=True)
+        ]
 
     def spread(table: Table, array: mx.array, fill: float) -> mx.array:
         """An array of all slots of a table, in segments of these widths."""
@@ -59,12 +56,10 @@ def _stacked(
             start += one.width
         return mx.concatenate(parts, axis=2) if len(parts) > 1 else parts[0]
 
-    found = Table(
-        [Segment(columns(n, "keys"), columns(n, "values"), one) for n, one in enumerate(rows)],
-        tokens,
-        joined([table.frame and table.frame.each(change) for table in tables]),
-        tables[0].prefix,
-    )
+    found = Table(segments, tokens, None, tables[0].prefix)
+    frames = [table.frame.each(change) for table in tables if table.frame is not None]
+    if frames:
+        found.frame = Frame(mx.concatenate([one.centre for one in frames]), frames[0].sizes[1])
     found.unscored = any(table.unscored for table in tables)
     found.place(mx.concatenate([spread(table, table.positions, NONE) for table in tables]))
     for name in dict.fromkeys(name for table in tables for name in table.beside):
@@ -80,7 +75,7 @@ def _none_like(table: Table, count: int) -> Table:
     def none(array: mx.array) -> mx.array:
         return mx.zeros((count, array.shape[1], 0, *array.shape[3:]), array.dtype)
 
-    segments = [one.each(lambda column: column.each(none), [0] * count) for one in table.segments]
+    segments = [one.each(none, [0] * count) for one in table.segments]
     frame = table.frame and table.frame.each(
         lambda one: mx.zeros((count, *one.shape[1:]), one.dtype)
     )

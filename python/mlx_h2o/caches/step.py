@@ -9,6 +9,7 @@ import mlx.core as mx
 
 Padding = tuple[int, int | None]
 """Tokens of padding to come, and own ones before more of it comes, None: no more comes."""
+NO_PADDING: Padding = (0, None)
 
 
 class Step(NamedTuple):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import mlx.core as mx
 
@@ -20,6 +19,8 @@ from ..operations.segments import Rows
 from .column import Column, Layout, Parts, packing_of
 from .frame import Frame
 from .step import Step
+
+Change = Callable[[mx.array], mx.array]
 
 NONE = -1
 """The position of an unused slot."""
@@ -63,8 +64,19 @@ class Segment:
             self.read = Rows(*given, packing_of(self.keys, self.values), shared)
         return self.read
 
-    def each(self, change: Callable[[Column], Column], rows: Sequence[int] = ()) -> Segment:
-        return Segment(change(self.keys), change(self.values), list(rows or self.rows))
+    @property
+    def parts(self) -> list[mx.array]:
+        """Those of the keys, and then those of the values."""
+        return [*self.keys.parts, *self.values.parts]
+
+    @parts.setter
+    def parts(self, parts: Sequence[mx.array]) -> None:
+        count = len(self.keys.parts)
+        self.keys.parts, self.values.parts = tuple(parts[:count]), tuple(parts[count:])
+
+    def each(self, change: Change, rows: Sequence[int] = ()) -> Segment:
+        """Other rows that are kept so, whose arrays are ``change`` of these."""
+        return Segment(self.keys.each(change), self.values.each(change), list(rows or self.rows))
 
 
 class Table:
@@ -81,7 +93,7 @@ class Table:
             sequences had padding, as many as if none had.
         beside: arrays [B, H, slots, ...] of what else goes with a row, with as many slots as the
             segments have room for.
-        waiting: positions and numbers of the queries whose scores wait.
+        waiting: positions of the queries whose scores wait.
         unscored: whether the last rows still wait for their attention.
     """
 
@@ -99,7 +111,7 @@ class Table:
         self.packed_width = sum(segment.width for segment in segments[:-1])
         self.shown = self.width
         self.beside: dict[str, mx.array] = {}
-        self.waiting: list[tuple[int, int]] = []
+        self.waiting: list[int] = []
         self.unscored = False
         self.changed = False  # beside attention, which reads what it changes
         # The rows of the tail beyond ``known`` have come one after the other.
@@ -212,33 +224,29 @@ class Table:
     def append(self, keys: mx.array, values: mx.array, limit: int, step: Step) -> None:
         """Add the rows [B, H, L, D] of a step behind those of each sequence; no room is made in
         advance for more than ``limit``. Padding lies behind them, in slots that stay unused."""
-        tail, added, counts = self.tail, step.length, step.counts
-        spans, slots = step.spans, None
+        tail, spans, counts = self.tail, step.spans, step.counts
         if self.frame is not None:
-            self.frame = self.frame.starting(keys, spans, self.lengths)
+            held = [rows + self.prefix_rows for rows in self.lengths]
+            self.frame = self.frame.starting(keys, spans, held)
             keys, values = self.frame.into(keys, values)
-        width = tail.width + added
-        if not (spans or self.ragged):
-            tail.keys.append(tail.rows[0], keys, limit)
-            tail.values.append(tail.rows[0], values, limit)
-        else:
-            token = mx.arange(added, dtype=mx.int32)
-            if spans:
-                token = (token - _column([start for start, _ in spans])) % added
-            slots = (token + _column(tail.rows)).astype(mx.uint32)
-            slots = mx.broadcast_to(slots, keys.shape[:3])
-            for column, rows in ((tail.keys, keys), (tail.values, values)):
+        width, apart = tail.width + step.length, spans or self.ragged
+        for column, rows in ((tail.keys, keys), (tail.values, values)):
+            if apart:
                 column.reserve(width, limit)
-                column.put(slots, column.encode(rows))
-        tail.rows = [rows + count for rows, count in zip(tail.rows, counts, strict=True)]
-        self.tokens = [seen + count for seen, count in zip(self.tokens, counts, strict=True)]
-        self.shown = self.packed_width + width
+            else:
+                column.append(tail.rows[0], rows, limit)
         for name, array in self.beside.items():
             if array.shape[2] < self.packed_width + tail.keys.capacity:
                 self.changed = True
                 self.attach(name, array)
-        if slots is not None:
-            self._renew(slots + mx.array(self.packed_width, mx.uint32))
+        if apart:
+            token = mx.arange(step.length, dtype=mx.int32)
+            if spans:
+                token = (token - _column([start for start, _ in spans])) % step.length
+            self._put((token + _column(tail.rows)).astype(mx.uint32), keys, values)
+        tail.rows = [rows + count for rows, count in zip(tail.rows, counts, strict=True)]
+        self.tokens = [seen + count for seen, count in zip(self.tokens, counts, strict=True)]
+        self.shown = self.packed_width + width
 
     def append_few(self, keys: mx.array, values: mx.array, added: int) -> tuple[Parts, Parts]:
         """The same of so many rows of all sequences where there is room: nearly all steps.
@@ -254,13 +262,8 @@ class Table:
         if len(rows) > 1 and min(rows) != max(rows):  # in one segment
             slots = mx.array(rows, mx.uint32)[:, None, None]
             slots = slots if added == 1 else slots + mx.arange(added, dtype=mx.uint32)
-            slots = mx.broadcast_to(slots, keys.shape[:3])
-            new, put = [*kept.encode(keys), *others.encode(values)], resolve().put_rows
-            pairs = zip([*kept.parts, *others.parts], new, strict=True)
-            found = [put(part, slots, one) for part, one in pairs]
-            kept.parts, others.parts = tuple(found[:count]), tuple(found[count:])
+            self._put(slots, keys, values)
             self.shown = width = max(tail.rows)
-            self._renew(slots)
             return kept.view(width), others.view(width)
         found = kept.append_both(others, keys, values, rows[0])
         middle = len(found) // 2
@@ -268,12 +271,18 @@ class Table:
         self.shown = self.packed_width + rows[0] + added
         return tuple(found[middle : middle + count]), tuple(found[middle + count :])
 
-    def _renew(self, slots: mx.array) -> None:
-        """Have beside rows at ``slots`` [B, H, n] what unused ones have: queries may have changed
-        it."""
+    def _put(self, slots: mx.array, keys: mx.array, values: mx.array) -> None:
+        """Write rows at ``slots`` [B, 1, n] of the tail, and beside them what unused ones have:
+        queries may have changed it."""
+        tail, put = self.segments[-1], resolve().put_rows
+        slots = mx.broadcast_to(slots, keys.shape[:3])
+        new = [*tail.keys.encode(keys), *tail.values.encode(values)]
+        tail.parts = [put(part, slots, one) for part, one in zip(tail.parts, new, strict=True)]
+        if self.packed_width:
+            slots = slots + mx.array(self.packed_width, mx.uint32)
         for name, array in self.beside.items():
             fresh = mx.full((*slots.shape, *array.shape[3:]), FILLS[name], array.dtype)
-            self.beside[name] = resolve().put_rows(array, slots, fresh)
+            self.beside[name] = put(array, slots, fresh)
 
     def attach(self, name: str, array: mx.array | None = None) -> None:
         """Keep ``array`` [B, H, n, ...], None: nothing yet, beside the first n rows."""
@@ -298,12 +307,10 @@ class Table:
 
         Only of a table of one segment.
         """
-        columns = (self.tail.keys, self.tail.values)
-        buffers = [*(part for one in columns for part in one.parts), *self.beside.values()]
-        found = resolve().compact_rows([*buffers, positions], kept, sequences, start, tail)
-        for column in columns:
-            count = len(column.parts)
-            column.parts, found = tuple(found[:count]), found[count:]
+        parts, segment = self.tail.parts, self.tail
+        buffers = [*parts, *self.beside.values(), positions]
+        found = resolve().compact_rows(buffers, kept, sequences, start, tail)
+        segment.parts, found = found[: len(parts)], found[len(parts) :]
         self.beside = dict(zip(self.beside, found[:-1], strict=True))
         self._cut(list(rows))
         self.place(found[-1][:, :, : self.width])
@@ -345,19 +352,18 @@ class Table:
         tail = self.tail
         capacity = max(limit, *tail.rows)
         if tail.keys.capacity > capacity or tail.values.capacity > capacity:
-            self.segments[-1] = tail.each(lambda column: column.resized(capacity))
+            columns = tail.keys.resized(capacity), tail.values.resized(capacity)
+            self.segments[-1] = Segment(*columns, tail.rows)
             end = self.packed_width + capacity
             self.beside = {name: mx.contiguous(a[:, :, :end]) for name, a in self.beside.items()}
 
     # Other tables
 
-    def each(
-        self, change: Callable[[mx.array], mx.array], rows: Sequence[int] = (), prefix: Any = None
-    ) -> Table:
+    def each(self, change: Change, rows: Sequence[int] = ()) -> Table:
         """The table whose arrays are ``change`` of these, with so many ``rows`` of each sequence
         in each segment; none given: as they are. Positions are to be placed."""
-        segments = [one.each(lambda column: column.each(change), rows) for one in self.segments]
-        found = Table(segments, self.tokens, self.frame, prefix or self.prefix)
+        segments = [one.each(change, rows) for one in self.segments]
+        found = Table(segments, self.tokens, self.frame, self.prefix)
         found.beside = {name: change(array) for name, array in self.beside.items()}
         found.waiting, found.unscored = self.waiting, self.unscored
         return found
@@ -373,15 +379,11 @@ class Table:
 
     def standing(self, rows: int) -> Table:
         """Of one sequence, the rows behind the first ones, and those as its prefix."""
-        width, frame = self.width, self.frame and self.frame.as_shared()
-        prefix = self.tail.each(
-            lambda column: column.each(lambda part: mx.contiguous(part[:, :, :rows])), [rows]
-        )
-        found = self.each(
-            lambda array: mx.contiguous(array[:, :, rows:width]), [width - rows], prefix
-        )
+        width = self.width
+        prefix = self.tail.each(lambda part: mx.contiguous(part[:, :, :rows]), [rows])
+        found = self.each(lambda part: mx.contiguous(part[:, :, rows:width]), [width - rows])
+        found.prefix = prefix
         found.place(self.positions[:, :, rows:])
-        found.frame = frame
         return found
 
     @property
@@ -390,11 +392,11 @@ class Table:
         prefix, tail = self.prefix, self.tail
         if prefix is None:
             return self
-        frame, width = self.frame and self.frame.of_sequences(len(self.tokens)), tail.width
+        width = tail.width
         sides = zip((tail.keys, tail.values), prefix.state, tail.state, strict=True)
         keys, values = (column.like(tuple(map(behind, *both))) for column, *both in sides)
         rows = [prefix.width + count for count in tail.rows]
-        found = Table([Segment(keys, values, rows)], self.tokens, frame)
+        found = Table([Segment(keys, values, rows)], self.tokens, self.frame)
         found.unscored = self.unscored
         found.place(self.behind_prefix(self.positions, None))
         for name, array in self.beside.items():

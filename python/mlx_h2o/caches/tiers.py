@@ -45,15 +45,9 @@ def packed(eviction: Eviction) -> Table:
         return _arranged(eviction)
     tables = [select(table, [n]) for n in range(len(table.tokens))]
     for n in due:
-        tables[n] = _arranged(
-            eviction._replace(
-                table=tables[n],
-                due=[0],
-                recent_start=[eviction.recent_start[n]],
-                context_start=eviction.context_start[n : n + 1],
-                keep=min(eviction.keep, tables[n].lengths[0]),
-            )
-        )
+        keep = min(eviction.keep, tables[n].lengths[0])
+        alone = eviction._replace(table=tables[n], due=[0], keep=keep, ends=[eviction.ends[n]])
+        tables[n] = _arranged(alone)
     return cast(Table, join(tables))
 
 
@@ -114,11 +108,9 @@ def _rearranged(
     pairs = zip(table.segments, chosen, strict=False)
     segments = [_gathered(table, segment, some) for segment, some in pairs]
     tail = table.tail.each(
-        lambda column: column.each(
-            lambda part: padded(part[:, :, start : start + newest], tail_limit(config), 0)
-        )
+        lambda part: padded(part[:, :, start : start + newest], tail_limit(config), 0),
+        [newest] * len(table.tokens),
     )
-    tail.rows = [newest] * len(table.tokens)
     found = Table([*segments, tail], table.tokens, table.frame)
     found.waiting, found.unscored = table.waiting, table.unscored
     order = mx.concatenate([*chosen, slots[:, :, slots.shape[2] - newest :]], axis=2)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
+from typing import Any, NoReturn, TypeVar, cast
 
-_Given = ParamSpec("_Given")
-_Found = TypeVar("_Found")
+_Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 class Torn:
@@ -23,18 +22,16 @@ class Torn:
         )
 
 
-def changes(
-    method: Callable[Concatenate[Any, _Given], _Found],
-) -> Callable[Concatenate[Any, _Given], _Found]:
+def changes(method: _Method) -> _Method:
     """Of a method that changes rows step by step: where it does not come to its end, such as for
     want of memory, the cache holds no rows, so that no one can read wrong ones."""
 
     @functools.wraps(method)
-    def whole(cache: Any, /, *args: _Given.args, **kwargs: _Given.kwargs) -> _Found:
+    def whole(cache: Any, /, *args: Any, **given: Any) -> Any:
         try:
-            return method(cache, *args, **kwargs)
+            return method(cache, *args, **given)
         except BaseException:
             cache._give_up()
             raise
 
-    return whole
+    return cast(_Method, whole)

@@ -29,7 +29,8 @@ def shared_rows(table: Table, framed: bool) -> list[Rows]:
 def _shared(table: Table, side: str) -> mx.array:
     """Shared "keys", or "values", as they came."""
     column: Column = getattr(table.prefix, side)
-    return as_they_came(table.frame, column.decode(column.view(table.prefix_rows)), side)
+    frame = table.frame and table.frame.each(lambda centre: centre[:1])  # the same in all
+    return as_they_came(frame, column.decode(column.view(table.prefix_rows)), side)
 
 
 def behind_shared(

@@ -110,7 +110,6 @@ _CACHE: dict[str, dict[str, tuple[Any, ...]]] = {
         "--context-size": (int, "TOKENS", "rows further back go first (0: none do)"),
         "--decay": (float, "DECAY", f"of h2o's scores (default: {policies.H2OEma.decay})"),
         "--evict-every": (int, "ROWS", "rows evicted at a time (default: 1/32 of them)"),
-        "--shared-heads": (bool, "", "the same rows in all KV heads of a layer"),
         "--random-seed": (int, "SEED", "of the policy random (default: 0)"),
     },
     "bits of rows": {

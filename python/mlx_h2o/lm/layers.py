@@ -118,8 +118,6 @@ def rows_by_head(
         return None
     known = length, config.context_size or int_setting(model, "max_position_embeddings")
     most = min((tokens for tokens in known if tokens), default=LONGEST * rows)
-    if config.shared_heads:  # which keep the same rows
-        found = tuple((sum(layer) / len(layer),) * len(layer) for layer in found)
     parts, least = parts_of_mean(found), _least(config)
 
     def shared(most: int) -> list[list[int]]:

@@ -117,11 +117,6 @@ def make_prompt_cache(
             "whose rows could be evicted."
         )
     ranks = ranks_of(model)
-    if config.shared_heads and ranks.size > 1:
-        raise ValueError(
-            "[make_prompt_cache] shared_heads = True, and the model's heads are dealt out over "
-            f"{ranks.size} processes: expected rows of their own for each."
-        )
     if budgets is None and layers == "probe" and config.max_kv_size is not None:
         budgets = rows_by_head(model, config, count, length)
     given = [config] * count if budgets is None else layer_configs(config, budgets, count)

@@ -19,10 +19,8 @@ from mlx.nn.layers.base import Module
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.models import cache as mlx_lm_cache
 
-from ..caches.batch import BatchH2OKVCache
-from ..caches.cache import H2OKVCache
+from ..caches.cache import BatchH2OKVCache, H2OKVCache, QuantizedH2OKVCache
 from ..caches.heads import HeadGroups
-from ..caches.quantized import QuantizedH2OKVCache
 from ..version import __version__
 from .files import replacing
 from .prompt_cache import evicting_caches, with_own_rows

@@ -13,8 +13,8 @@ from .weights import per_kv_head
 class Tova(Policy):
     """``C`` is the weight that the last query gave to a row, its query heads averaged.
 
-    The paper averages over all heads of the layer, which is ``shared_heads=True``, and protects
-    no window, which is ``sink_size=0, recent_size=0``.
+    The paper averages over all heads of the layer, and protects no window, which is
+    ``sink_size=0, recent_size=0``.
     """
 
     name = "tova"
