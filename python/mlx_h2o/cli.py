@@ -15,7 +15,7 @@ _COMMANDS = {
     "server": "serve requests over HTTP, in batches",
     "plan": "say what a model takes, and what fits",
     "cache_prompt": "read a prompt and save its cache",
-    "layers": "show which layers retrieve, and write the rows of each",
+    "layers": "show which heads retrieve, and write the rows of each",
     "evaluate": "measure what smaller caches cost on your texts",
     "benchmark": "measure speed and memory",
 }

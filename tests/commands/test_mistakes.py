@@ -170,11 +170,6 @@ def test_what_does_not_go_with_the_model(flags, message, capsys):
     assert "Prompt:" not in found.out
 
 
-def test_the_end_of_the_input_ends_a_chat(monkeypatch, capsys):
-    monkeypatch.setattr("sys.stdin", io.StringIO(""))
-    assert cli.main(("chat", "--model", "demo")) == 0
-
-
 def test_standard_input_that_is_no_text(monkeypatch, capsys):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe text")))
     with pytest.raises(SystemExit) as ended:

@@ -54,6 +54,8 @@ def _run(flags: argparse.ArgumentParser, args: argparse.Namespace, ranks: Ranks)
         importlib.import_module("readline")
     mx.random.seed(args.seed)
     model, tokenizer = loaded(args, ranks)
+    if not tokenizer.has_chat_template:
+        raise ValueError(f"{args.model} has no chat template, expected one: try mlx_h2o generate")
     settings = settings.fitted(model)
     chooses = sampler(args, model, tokenizer)
     length = "any length" if args.max_tokens < 0 else f"at most {args.max_tokens} tokens"

@@ -128,10 +128,11 @@ def _fits(name: str, outline: Outline, limit: int, context: int, count: int) -> 
         return [make_prompt_cache(cast(Any, outline), **settings)]
 
     try:
-        free = Memory([outline], make, limit, PROMPT_CHUNK, 1, count).free
+        memory = Memory([outline], make, limit, PROMPT_CHUNK, 1, count)
     except ValueError as error:  # which names flags of the server too
         raise ValueError(str(error).partition(" (")[0]) from error
-    yield f"memory: {size_of(limit)}, of which caches may have {size_of(free)}\n"
+    free, read = memory.free, size_of(memory.reserved)
+    yield f"memory: {size_of(limit)}, of which {read} to read prompts, {size_of(free)} for caches\n"
     rows = [[f"sequences of {context:,} tokens, by rows that stay", *_PARTS]]
     for form in FORMATS:
         sizes = [_held(outline, form, part, context) for part in _PARTS.values()]
@@ -144,13 +145,8 @@ def _fits(name: str, outline: Outline, limit: int, context: int, count: int) -> 
         kept, flags = _kept(outline, stored, context, each), f"--max-kv-bytes {each // 10**6}MB"
     yield f"\n{size_of(each)} for {'it' if count == 1 else f'each of {count}'}: {kept}"
     flags = f"--model {name} {flags}"
-    if count == 1:
-        yield f"mlx_h2o chat {flags}"
-        return
-    yield (
-        f"mlx_h2o server {flags} --memory {limit // 10**6}MB --decode-concurrency {count} "
-        "--prompt-concurrency 1"
-    )
+    more = f"--memory {limit // 10**6}MB --decode-concurrency {count} --prompt-concurrency 1"
+    yield f"mlx_h2o chat {flags}" if count == 1 else f"mlx_h2o server {flags} {more}"
 
 
 def _many(free: int, size: int) -> str:

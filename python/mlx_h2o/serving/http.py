@@ -326,10 +326,9 @@ def _first_of(error: RequestValidationError) -> tuple[str, str | None]:
     path = [str(part)[:80] for part in found["loc"][1:] if _NAMES.fullmatch(str(part))]
     if found["type"] == "json_invalid" and len(found["loc"]) < 3:  # or it is that of a field
         return f"the body is not JSON: {found['ctx']['error']}.", None
-    if not path and found["type"] == "value_error":
-        return f"{message}.", None
     if not path:
-        return f"the body is wrong: {message}, with Content-Type: application/json.", None
+        wrong = "the body is no JSON object with Content-Type: application/json"
+        return f"{message if found['type'] == 'value_error' else wrong}.", None
     name = ".".join(path)
     said = "is not supported" if found["type"] == "extra_forbidden" else f"is wrong: {message}"
     return f"{name} {said}.", path[0]

@@ -75,10 +75,11 @@ class Memory:
         self.free, full, more, rows = least(free, -self._full, -math.ceil(self._more), -self._rows)
         self._full, self._more, self._rows = -full, -more, -rows
         if self.free <= 0:
+            own = ", three quarters of this machine's" if limit == usual_bytes() else ""
             raise ValueError(
-                f"--memory is {limit:,} bytes, expected more than {limit - self.free:,}: the "
-                f"weights have {weights:,}, and {prompts} prompts that are read together "
-                f"{self.reserved:,} (fewer with --prompt-concurrency or --prefill-step-size)."
+                f"--memory is {limit:,} bytes{own}, expected more than {limit - self.free:,}: the "
+                f"weights have {weights:,}, and reading prompts, {prompts} at a time, takes "
+                f"{self.reserved:,} (less with --prompt-concurrency or --prefill-step-size)."
             )
 
     def apply(self) -> None:
