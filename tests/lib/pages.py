@@ -12,6 +12,7 @@ from paths import ROOT
 
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
+PAGES += [ROOT / room / "README.md" for room in ("core", "metal", "tests")]
 SESSIONS = {
     node.name: ast.get_docstring(node)
     for node in ast.parse((ROOT / "noxfile.py").read_text()).body
