@@ -11,6 +11,7 @@ import pytest
 
 from emulator import EmulatorBackend
 from emulator.build import SHIMS
+from emulator.cases import Case
 from emulator.rows import every_row_launch
 from emulator.text import MetalText
 from emulator.variants import every_variant
@@ -114,7 +115,7 @@ MISTAKES = {
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_wrong_address_space_is_an_error(compiler: str, name: str) -> None:
     backend = seeded(MISTAKES[name])
-    request, _ = VARIANTS["f32-192x128-unmasked-scores"]
+    request = Case(sizes=(192, 128)).request()
     (changed,), (right,) = backend.texts(request), EmulatorBackend().texts(request)
     assert changed.text != right.text
     assert "error: " in complaints(compiler, changed)

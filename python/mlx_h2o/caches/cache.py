@@ -662,7 +662,7 @@ class H2OKVCache:
         if table is not None:
             table.unscored = bool(unscored)
             if len(more) > 1 and more[-2] is not None:
-                wait(self.policy, table, more[-2], saved.positions_of(more))
+                wait(self.policy, table, more[-2], saved.places_of(more))
         self._hold(table, padding)
 
     @classmethod

@@ -118,16 +118,16 @@ def shared_of(table: Table | None) -> tuple[Any, ...]:
 def waiting_of(cache: Any) -> tuple[mx.array | None, str]:
     """What waits, [B, Hq, queries, N], and the positions and numbers of these queries."""
     table = cache._table
-    places = [] if table is None else [(position, 1) for position in table.waiting]
-    return table and scores.waiting(cache.policy, table), json.dumps(places)
+    if table is None:
+        return None, "[]"
+    return scores.waiting(cache.policy, table), json.dumps(table.waiting)
 
 
-def positions_of(more: Sequence[Any]) -> list[int]:
-    """The positions of the queries that wait, from those of the first ones and their numbers; in
-    earlier versions, which had one part more, where they end in the place of numbers."""
+def places_of(more: Sequence[Any]) -> list[tuple[int, int]]:
+    """The first positions and the numbers of the queries that wait; in earlier versions, which had
+    one part more, where they end stood in the place of numbers."""
     ends, runs = len(more) == 3, json.loads(more[-1])
-    found = (range(start, count if ends else start + count) for start, count in runs)
-    return [position for run in found for position in run]
+    return [(start, count - start if ends else count) for start, count in runs]
 
 
 def lines_of(tokens: Sequence[int], padding: Sequence[Padding], table: Table | None) -> str:

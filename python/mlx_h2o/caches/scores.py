@@ -6,8 +6,7 @@ With speculation, what the newest queries say waits beside the rows as long as t
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from itertools import groupby
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -134,15 +133,16 @@ def store(
             slots = slice(importance.shape[2]) if part.slots is None else part.slots
             table.beside[IMPORTANCE][part.sequences, :, slots] = importance
     if waiting is not None and (count := waiting.shape[2]):
-        wait(policy, table, waiting, range(table.tokens[0] - count, table.tokens[0]))
+        wait(policy, table, waiting, [(table.tokens[0] - count, count)])
     table.unscored = False
 
 
 # Speculation: what queries say that may be taken back
 
 
-def wait(policy: Policy, table: Table, given: mx.array, positions: Iterable[int]) -> None:
-    """Keep beside the rows what queries at these positions say, ``given`` [B, Hq, L, N]."""
+def wait(policy: Policy, table: Table, given: mx.array, places: Sequence[tuple[int, int]]) -> None:
+    """Keep beside the rows what queries say, ``given`` [B, Hq, L, N]: their first positions and
+    numbers."""
     name = WAITING[policy.needs_weights]
     (batch, heads), count, width = table.shape, *given.shape[2:]
     rows = given.reshape(batch, heads, -1, count, width).transpose(0, 1, 4, 3, 2)
@@ -150,41 +150,47 @@ def wait(policy: Policy, table: Table, given: mx.array, positions: Iterable[int]
     if name in table.beside:
         rows = mx.concatenate([table.beside[name][:, :, :width], rows], axis=3)
     table.attach(name, rows)
-    table.waiting = [*table.waiting, *positions]
+    table.waiting = [*table.waiting, *places]
 
 
-def waiting(policy: Policy, table: Table) -> Any:
-    """What the queries that wait said, as the policy takes it, [B, Hq, L, N]."""
+def waiting(policy: Policy, table: Table, first: int = 0, stop: int | None = None) -> Any:
+    """What these of the queries that wait said, as the policy takes it, [B, Hq, L, N]."""
     if not table.waiting:
         return None
+    (batch, heads), count = table.shape, sum(count for _, count in table.waiting)
     rows = table.beside[WAITING[policy.needs_weights]][:, :, : table.width]
-    rows = rows.reshape(*rows.shape[:3], len(table.waiting), -1).transpose(0, 1, 4, 3, 2)
-    return rows.reshape(rows.shape[0], -1, *rows.shape[3:])
+    rows = rows.reshape(batch, heads, table.width, count, -1)[:, :, :, first:stop]
+    return rows.transpose(0, 1, 4, 3, 2).reshape(batch, -1, rows.shape[3], table.width)
 
 
 def settle(policy: Policy, table: Table, border: int) -> None:
     """Take in what queries before the position ``border`` say."""
-    given, due = waiting(policy, table), enumerate(table.waiting)
-    before = [(n, position) for n, position in due if position < border]
-    for _, run in groupby(before, lambda one: one[1] - one[0]):  # which follow each other
-        queries = list(run)
-        (first, _), (last, position) = queries[0], queries[-1]
-        held = table.width - (table.tokens[0] - position - 1)  # then there
-        part = Part(slice(None), slice(None), slice(held))
-        said = given[:, :, first : last + 1, :held]
-        old, positions = part.of(table.beside[IMPORTANCE]), part.of(table.positions)
-        store(policy, table, [(part, scoring.fold(policy, old, said, positions))])
+    first = 0
+    for start, count in table.waiting:
+        if start < border:
+            done = min(count, border - start)
+            held = table.width - (table.tokens[0] - start - done)
+            part = Part(slice(None), slice(None), slice(held))
+            given = waiting(policy, table, first, first + done)[..., part.slots]  # then there
+            old, places = part.of(table.beside[IMPORTANCE]), part.of(table.positions)
+            store(policy, table, [(part, scoring.fold(policy, old, given, places))])
+        first += count
     cut(policy, table, border)
 
 
 def cut(policy: Policy, table: Table, begin: int = 0, end: int = sys.maxsize) -> None:
     """Forget what queries before the position ``begin`` and from ``end`` on said."""
-    count, name = len(table.waiting), WAITING[policy.needs_weights]
-    kept = [n for n, position in enumerate(table.waiting) if begin <= position < end]
-    if len(kept) == count:
-        return
-    array = table.beside.pop(name)
-    if kept:
-        rows = array.reshape(*array.shape[:3], count, -1)[:, :, :, mx.array(kept)]
-        table.beside[name] = rows.reshape(*array.shape[:3], -1)
-    table.waiting = [table.waiting[n] for n in kept]
+    left, kept, place, name = [], [], 0, WAITING[policy.needs_weights]
+    for start, count in table.waiting:
+        stay = range(max(0, begin - start), min(count, end - start))
+        kept += [place + n for n in stay]
+        left += [(start + stay[0], len(stay))] if stay else []
+        place += count
+    if len(kept) < place:
+        array = table.beside.pop(name)
+        if kept:
+            run = kept[-1] - kept[0] + 1 == len(kept)
+            some: Any = slice(kept[0], kept[-1] + 1) if run else mx.array(kept)
+            rows = array.reshape(*array.shape[:3], place, -1)[:, :, :, some]
+            table.beside[name] = rows.reshape(*array.shape[:3], -1)
+    table.waiting = left

@@ -93,7 +93,7 @@ class Table:
             sequences had padding, as many as if none had.
         beside: arrays [B, H, slots, ...] of what else goes with a row, with as many slots as the
             segments have room for.
-        waiting: positions of the queries whose scores wait.
+        waiting: positions and numbers of the queries whose scores wait.
         unscored: whether the last rows still wait for their attention.
     """
 
@@ -111,7 +111,7 @@ class Table:
         self.packed_width = sum(segment.width for segment in segments[:-1])
         self.shown = self.width
         self.beside: dict[str, mx.array] = {}
-        self.waiting: list[int] = []
+        self.waiting: list[tuple[int, int]] = []
         self.unscored = False
         self.changed = False  # beside attention, which reads what it changes
         # The rows of the tail beyond ``known`` have come one after the other.
