@@ -30,7 +30,7 @@ def app_of(limits: Limits | None = None, **settings: Any) -> Iterator[Any]:
     with engine_of([model], tokenizer, limits=limits or Limits(step=256)) as engine:
         listener = listen("127.0.0.1", 0)
         app = make_app(engine, Settings("demo", **{"max_tokens": 8} | settings))
-        server = uvicorn.Server(uvicorn.Config(app, log_config=None))
+        server = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_keep_alive=75))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:
