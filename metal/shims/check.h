@@ -73,7 +73,6 @@ float simd_sum(float);
 int simd_sum(int);
 float simd_max(float);
 int simd_max(int);
-float simd_min(float);
 template <typename T>
 T simd_broadcast(T, ushort);
 template <typename T>

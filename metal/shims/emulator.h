@@ -31,7 +31,7 @@ struct ThreadInfo {
 };
 
 enum class Schedule { forward, reverse, random };
-enum class Collective { sum, maximum, minimum, exchange };
+enum class Collective { sum, maximum, exchange };
 using Site = std::source_location;
 using Body = std::function<void(const ThreadInfo&)>;
 
@@ -154,10 +154,8 @@ void Threadgroup::reduce(Simdgroup& simdgroup, unsigned round) {
         const T b = values[i + half];
         if constexpr (kind == Collective::sum) {
           values[i] = static_cast<T>(a + b);
-        } else if constexpr (kind == Collective::maximum) {
-          values[i] = a < b ? b : a;
         } else {
-          values[i] = b < a ? b : a;
+          values[i] = a < b ? b : a;
         }
       }
     }

@@ -106,11 +106,6 @@ inline T simd_max(T x, Site site = Site::current()) {
 }
 
 template <class T>
-inline T simd_min(T x, Site site = Site::current()) {
-  return emulator::running->combine<Collective::minimum>(x, site);
-}
-
-template <class T>
 inline T simd_broadcast(T x, ushort lane, Site site = Site::current()) {
   return emulator::running->exchange(x, lane, site);
 }

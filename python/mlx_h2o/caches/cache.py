@@ -22,7 +22,7 @@ from .room import Room
 from .scores import cut, of_chunk, of_scores, settle, store, wait
 from .sequences import join, select
 from .step import NO_PADDING, Padding, Step
-from .table import BIAS, IMPORTANCE, Table
+from .table import BIAS, Table
 from .torn import Torn, changes
 from .views import dense
 
@@ -515,13 +515,6 @@ class H2OKVCache:
         store(self.policy, table, *found)
         if self._room.reach:
             settle(self.policy, table, table.tokens[0] - self._room.reach)
-
-    def reset_scores(self) -> None:
-        """Forget what was accumulated for every row, as if none had been scored yet."""
-        table = self._table
-        if table is not None and self.policy.needs_scores:
-            table.attach(IMPORTANCE)
-            cut(self.policy, table, end=0)
 
     # Rows that are taken back
 

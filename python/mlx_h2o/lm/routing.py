@@ -11,10 +11,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from types import FunctionType, ModuleType
+from types import FunctionType
 from typing import Any, cast
 
 import mlx.core as mx
@@ -22,7 +21,7 @@ import mlx_lm.models.base
 from mlx.nn.layers.base import Module
 
 from . import attention
-from .replaced import NAME, replaced
+from .replaced import NAME, loaded, replaced
 
 
 @contextlib.contextmanager
@@ -39,7 +38,7 @@ def routing(model: Module | None = None) -> Iterator[None]:
     Raises:
         ValueError: the model does not call mlx_lm's attention anywhere.
     """
-    namespaces = _callers(model) if model is not None else _loaded()
+    namespaces = _callers(model) if model is not None else _naming(loaded("mlx_lm.models."))
     if not namespaces:
         raise ValueError(
             f"[routing] {model_name(model)} does not call mlx_lm's attention function, so its "
@@ -96,11 +95,6 @@ def _callers(model: Module) -> list[dict[str, Any]]:
     """The namespaces that name the function, of the modules whose code this model runs."""
     functions = (function for cls in model_classes(model) for function in _functions(cls))
     return _naming(function.__globals__ for function in functions)
-
-
-def _loaded() -> list[dict[str, Any]]:
-    modules = [one for name, one in sys.modules.copy().items() if name.startswith("mlx_lm.models.")]
-    return _naming(vars(one) for one in modules if isinstance(one, ModuleType))
 
 
 def _naming(namespaces: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
