@@ -64,14 +64,12 @@ def _serve(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> N
         models = [model] if args.draft_model is None else [model, load(args.draft_model)[0]]
         mx.eval([one.parameters() for one in models])
         make = partial(_made, models, settings.fitted(*models))
-        limits = Limits(
-            args.decode_concurrency, args.prompt_concurrency, args.max_queue,
-            args.prefill_step_size, args.num_draft_tokens,
-        )  # fmt: skip
-        memory = Memory(
-            models, make, args.memory or usual_bytes(), limits.step,
-            min(limits.prompts, limits.decode), limits.decode,
-        )  # fmt: skip
+        step, limit = args.prefill_step_size, args.memory or usual_bytes()
+        memory = Memory(models, make, limit, step, args.prompt_concurrency, args.decode_concurrency)
+        limits = Limits(memory.decode, memory.prompts, args.max_queue, step, args.num_draft_tokens)
+        if memory.lowered:
+            said = "%s bytes: room to read %d prompts and make %d answers at a time"
+            _LOG.warning(said, f"{limit:,}", memory.prompts, memory.decode)
         most = memory.free // 4 if args.prompt_cache_bytes is None else args.prompt_cache_bytes
         snapshots = Snapshots(most, args.prompt_cache_size, ranks)
         store: PromptStore | None = None

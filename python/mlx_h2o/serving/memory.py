@@ -14,8 +14,10 @@ from ..lm.prompt_cache import evicting_caches
 from ..lm.ranks import ranks_of
 from ..lm.routing import int_setting, routing_for
 
-__all__ = ["COPIED", "Memory", "bounds", "usual_bytes"]
+__all__ = ["ANSWERS", "COPIED", "PROMPTS", "Memory", "bounds", "usual_bytes"]
 
+PROMPTS, ANSWERS = 8, 32
+"""Prompts that are read, and answers that are made, together where that is not said."""
 _FREED = 16
 """MLX keeps one in so many of the bytes for buffers that were freed."""
 COPIED = 1.5
@@ -44,16 +46,22 @@ class Memory:
         make: their caches, one list for each.
         limit: bytes of all arrays together, weights included.
         step: tokens of a prompt that are read at a time.
-        prompts: prompts that are read together.
-        decode: answers that are made together.
+        prompts: prompts that are read together; None: 8, or as many as take half at most.
+        decode: answers that are made together; None: 32, or as many as leave room for one.
+
+    Attributes:
+        prompts, decode: those that fit.
+        lowered: whether they are fewer than usual.
+        reserved: bytes that reading and choosing tokens take.
+        free: bytes that are left for caches.
 
     Raises:
-        ValueError: the weights and one chunk of a prompt do not fit.
+        ValueError: the weights and these chunks of prompts, one at least, do not fit.
     """
 
     def __init__(
         self, models: list[Any], make: Callable[[], list[list[Any]]], limit: int,
-        step: int, prompts: int, decode: int,
+        step: int, prompts: int | None = None, decode: int | None = None,
     ) -> None:  # fmt: skip
         self.limit = limit
         weights = sum(
@@ -67,19 +75,30 @@ class Memory:
         self._more = (_held(models, make, full + _FAR) - self._full) / _FAR
         chunk = min(full, step)
         read = _held(models, make, chunk, step) - _held(models, make, chunk)
-        self.reserved = prompts * (max(0, read) + _activations(models[0], step, step + chunk))
-        self.reserved += _OF_LOGITS * decode * (int_setting(models[0], "vocab_size") or 1 << 17)
-        free = limit - limit // _FREED - weights - self.reserved
+        of_prompt = max(0, read) + _activations(models[0], step, step + chunk)
+        of_answer = _OF_LOGITS * (int_setting(models[0], "vocab_size") or 1 << 17)
+        beside = limit - limit // _FREED - weights
         # Of several ranks, what fits in each.
         least = ranks_of(models[0]).least
-        self.free, full, more, rows = least(free, -self._full, -math.ceil(self._more), -self._rows)
-        self._full, self._more, self._rows = -full, -more, -rows
+        found = least(beside, -self._full, -math.ceil(self._more), -self._rows, -of_prompt)
+        beside, self._full, self._more, self._rows, of_prompt = found[0], *(-n for n in found[1:])
+        sequence = self.of_request(max(full, step))
+
+        def fit(most: int, each: int, others: int) -> int:
+            return max(1, min(most, (beside - others) // each))
+
+        most = min(prompts or PROMPTS, decode or ANSWERS)
+        self.prompts = most if prompts else fit(most, 2 * of_prompt, 0)
+        self.decode = decode or fit(ANSWERS, of_answer, self.prompts * of_prompt + sequence)
+        self.lowered = (self.prompts, self.decode) != (most, decode or ANSWERS)
+        self.reserved = self.prompts * of_prompt + self.decode * of_answer
+        self.free = beside - self.reserved
         if self.free <= 0:
             own = ", three quarters of this machine's" if limit == usual_bytes() else ""
             raise ValueError(
                 f"--memory is {limit:,} bytes{own}, expected more than {limit - self.free:,}: the "
-                f"weights have {weights:,}, and reading prompts, {prompts} at a time, takes "
-                f"{self.reserved:,} (less with --prompt-concurrency or --prefill-step-size)."
+                f"weights have {weights:,}, and reading prompts, {self.prompts} at a time, takes "
+                f"{self.reserved:,} (less with a smaller --prefill-step-size, or fewer at a time)."
             )
 
     def apply(self) -> None:

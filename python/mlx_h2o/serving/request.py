@@ -12,6 +12,7 @@ import mlx.core as mx
 from mlx_lm.sample_utils import make_logits_processors
 
 from .grammar import constrain
+from .memory import ANSWERS, PROMPTS
 from .sampling import Sampling, greedy
 from .text import TokenLogprob, Writer, logprobs_of
 
@@ -27,8 +28,8 @@ class Limits:
     """decode, prompts: requests that are answered and that are read together. queue: requests that
     wait beside them. step: tokens of a prompt read at a time. drafts: tokens drafted at a time."""
 
-    decode: int = 32
-    prompts: int = 8
+    decode: int = ANSWERS
+    prompts: int = PROMPTS
     queue: int = 512
     step: int = 2048
     drafts: int = 3
