@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import runpy
 import shutil
 from typing import Any
@@ -178,7 +179,7 @@ def test_a_model_with_weights_is_what_loading_it_shows(capsys):
     assert sum(outline.rows) * 512 == outline.nbytes(512)
     found = said(capsys, "demo", "--memory", "1GB", "--context", "2K")
     assert f"{sum(outline.rows) / 1000:.1f} KB a token" in found
-    assert "mlx_h2o chat --model demo --max-kv-size none" in found
+    assert "mlx_h2o generate --model demo --max-kv-size none" in found  # it has no chat template
 
 
 def test_weights_that_are_not_there_are_estimated_from_the_settings(quantised, tmp_path):
@@ -220,6 +221,29 @@ def test_what_is_said_to_fit_is_let_in_by_the_server(capsys):
     assert 4 * memory.of_request(context) <= memory.free
     settings["max_kv_size"] = rows * 11 // 10
     assert 4 * Memory([outline], make, 40 * 10**9, 2048, 1, 4).of_request(context) > memory.free
+
+
+def test_a_model_with_a_chat_template_is_for_chats(capsys, quantised, tmp_path):
+    folder = shutil.copytree(quantised, tmp_path / "llama")
+    flags = folder, "--memory", "1GB", "--context", "1K"
+    assert f"mlx_h2o generate --model {folder} " in said(capsys, *flags)
+    (folder / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
+    assert f"mlx_h2o chat --model {folder} " in said(capsys, *flags)
+    (folder / "tokenizer_config.json").unlink()
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    assert f"mlx_h2o chat --model {folder} " in said(capsys, *flags)
+
+
+def test_smaller_steps_of_a_prompt_leave_more_for_caches(capsys):
+    flags = "qwen3-8b-4bit", "--memory", "8GB", "--concurrency", "2"
+    usual, small = said(capsys, *flags), said(capsys, *flags, "--prefill-step-size", "512")
+
+    def kept(found: str) -> int:
+        return int(re.search(r"--max-kv-bytes (\d+)MB", found)[1])
+
+    assert kept(small) > 1.1 * kept(usual)
+    assert small.rstrip().endswith("--prompt-concurrency 1 --prefill-step-size 512")
+    assert "--prefill-step-size" not in usual
 
 
 def test_a_model_that_is_refused_says_why_and_what_it_takes(capsys):
@@ -271,7 +295,7 @@ def test_a_model_of_the_hub_is_planned_from_its_settings(capsys, quantised, monk
 
     monkeypatch.setattr(mlx_h2o.lm.plan, "snapshot_download", fetch)
     assert "layers that grow: 2 of 2" in said(capsys, "someone/llama-4bit", "--memory", "1GB")
-    assert asked == [("someone/llama-4bit", ["*.json"])]
+    assert asked == [("someone/llama-4bit", ["*.json", "*.jinja"])]
 
 
 def test_the_command_has_the_name_on_the_hub(capsys):

@@ -41,6 +41,8 @@ def run(arguments: Sequence[str]) -> int:
     add("model", help="a directory, a name on the hub or of docs/models.md, or demo")
     add("--memory", type=nbytes, metavar="BYTES",
         help="such as 24GB (default: three quarters of this machine's)")  # fmt: skip
+    add("--prefill-step-size", type=number(1), default=PROMPT_CHUNK, metavar="N",
+        help="prompt tokens read at a time, which take memory beside the caches")  # fmt: skip
     add("--context", type=_tokens, metavar="TOKENS",
         help="of a sequence, such as 128K (default: what the model was trained on)")  # fmt: skip
     add("--concurrency", type=number(1), default=1, metavar="N", help="sequences (default: 1)")
@@ -52,7 +54,8 @@ def run(arguments: Sequence[str]) -> int:
         return 1
     context = args.context or outline.context or LENGTHS["32K"]
     limit = args.memory or usual_bytes()
-    print("\n".join(_fits(name, outline, limit, context, args.concurrency)))
+    step = args.prefill_step_size
+    print("\n".join(_fits(name, outline, limit, context, args.concurrency, step)))
     return 0
 
 
@@ -118,17 +121,19 @@ def _held(outline: Outline, stored: str, part: int, context: int) -> int | None:
         return None
 
 
-def _fits(name: str, outline: Outline, limit: int, context: int, count: int) -> Iterator[str]:
+def _fits(
+    name: str, outline: Outline, limit: int, context: int, count: int, step: int
+) -> Iterator[str]:
     """How many sequences fit, what each of ``count`` gets, and the command."""
     stored = "unquantised" if _held(outline, FEW, 1, context) is None else FEW
-    most = {"max_kv_size": max(context, PROMPT_CHUNK), "layers": "equal"}
+    most = {"max_kv_size": max(context, step), "layers": "equal"}
     settings = _settings(outline, stored) | most
 
     def make() -> list[list[Any]]:
         return [make_prompt_cache(cast(Any, outline), **settings)]
 
     try:
-        memory = Memory([outline], make, limit, PROMPT_CHUNK, 1, count)
+        memory = Memory([outline], make, limit, step, 1, count)
     except ValueError as error:  # which names flags of the server too
         raise ValueError(str(error).partition(" (")[0]) from error
     free, read = memory.free, size_of(memory.reserved)
@@ -144,9 +149,12 @@ def _fits(name: str, outline: Outline, limit: int, context: int, count: int) -> 
     else:
         kept, flags = _kept(outline, stored, context, each), f"--max-kv-bytes {each // 10**6}MB"
     yield f"\n{size_of(each)} for {'it' if count == 1 else f'each of {count}'}: {kept}"
-    flags = f"--model {name} {flags}"
-    more = f"--memory {limit // 10**6}MB --decode-concurrency {count} --prompt-concurrency 1"
-    yield f"mlx_h2o chat {flags}" if count == 1 else f"mlx_h2o server {flags} {more}"
+    command = "chat" if outline.chats else "generate"
+    if count > 1:
+        command = "server"
+        flags += f" --memory {limit // 10**6}MB --decode-concurrency {count} --prompt-concurrency 1"
+    flags += f" --prefill-step-size {step}" if step != PROMPT_CHUNK else ""
+    yield f"mlx_h2o {command} --model {name} {flags}"
 
 
 def _many(free: int, size: int) -> str:

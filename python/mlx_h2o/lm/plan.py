@@ -52,10 +52,11 @@ class Outline:
 
     Attributes:
         rows: bytes of a token in each cache of mlx_lm's; 0 in those that do not grow.
+        chats: whether it has a chat template, as far as is known.
     """
 
     def __init__(self, model: Any, config: Mapping[str, Any], name: str = "") -> None:
-        self._model, self._config, self.name = model, config, name
+        self._model, self._config, self.name, self.chats = model, config, name, True
         self.args, self.model_type = model.args, getattr(model, "model_type", None)
         self.modules, self.parameters = model.modules, model.parameters
         caches = self.make_cache()
@@ -134,12 +135,16 @@ def outline_of(name: str) -> Outline:
         if not folder.is_dir():
             if (found := _known(name)) is not None:
                 return outlined(*found)
-            folder = Path(snapshot_download(name, allow_patterns=["*.json"]))
+            folder = Path(snapshot_download(name, allow_patterns=["*.json", "*.jinja"]))
         if not list(folder.glob("model*.safetensors")):
-            return outlined(load_config(folder))
-        model, config = load_model(folder, lazy=True)
-        model.update(tree_map(widened, model.parameters()))
-        return Outline(model, config)
+            made = outlined(load_config(folder))
+        else:
+            model, config = load_model(folder, lazy=True)
+            model.update(tree_map(widened, model.parameters()))
+            made = Outline(model, config)
+        said = (file.read_text("utf-8") for file in folder.glob("tokenizer_config.json"))
+        made.chats = any(folder.glob("chat_template*")) or any("chat_template" in s for s in said)
+        return made
 
 
 def outlined(config: dict[str, Any], name: str = "") -> Outline:
