@@ -19,9 +19,9 @@ from ..lm.prompt_cache import beyond_context, context_length, evicting_caches
 from ..lm.ranks import ranks_of
 from ..lm.routing import routing_for
 from .disk import PromptStore
+from .kept import common
 from .lanes import Lanes
 from .memory import Memory, bounds
-from .radix import common
 from .request import BusyError, Event, Limits, Request
 from .sampling import greedy
 from .snapshots import Snapshots, is_cuttable, places
