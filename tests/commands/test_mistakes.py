@@ -22,7 +22,6 @@ EVALUATE = ("evaluate", "--model", "demo")
         ((*GENERATE, "--max-kv-size", "4"), "--sink-size is 4, expected fewer than --max-kv-size"),
         ((*GENERATE, "--heavy-size", "64", "--max-kv-size", "64"), "--recent-size = 4 + 64 + 0 ="),
         ((*GENERATE, "--kv-bits", "8", "--quantized-kv-start", "9"), "--quantized-kv-start must"),
-        ((*GENERATE, "--image", "x.png"), "--image is not available in this version"),
         ((*GENERATE, "--draft-model", "demo", "--max-kv-size", "8"), "speculative + 2 = 9"),
         ((*GENERATE, "--sparse-v", "1e-6"), "--sparse-v is 1e-06, expected --kv-bits too"),
         ((*GENERATE, "--max-kv-size", "many"), "'many' is not a number of rows"),
@@ -156,6 +155,7 @@ def test_a_cache_that_cannot_be_written(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
+        ("--image x.png", "--image is not available in this version"),
         ("--top-k 4096", "--top-k is 4096, expected fewer than all 4096 tokens"),
         ("--system-prompt x", "--system-prompt or --prefill-response is given, and no chat"),
         ("--prefill-response x", "--system-prompt or --prefill-response is given, and no chat"),

@@ -10,6 +10,7 @@ from ..config import KV_FORMATS, H2OConfig
 from ..lm.budgets import read as read_budgets
 from ..lm.layers import LAYERS
 from .parsing import (
+    OneLineParser,
     checked,
     folder,
     is_yes,
@@ -136,6 +137,23 @@ _CACHE: dict[str, dict[str, tuple[Any, ...]]] = {
 """Flags of caches by their groups, likewise, but without a default."""
 
 
+def cache_parser(
+    command: str, said: str, first: str, groups: dict[str, str], **defaults: Any
+) -> OneLineParser:
+    """The parser of a command that has caches: it has their flags too.
+
+    Args:
+        first: flags that --help explains.
+        groups: flags by the titles of their groups; "": of none.
+        defaults: as in :func:`add_flags`.
+    """
+    found = OneLineParser(command, said, first)
+    for title, flags in groups.items():
+        add_flags(found.add_argument_group(title) if title else found, flags, **defaults)
+    add_cache_flags(found)
+    return found
+
+
 def add_flags(parser: Any, flags: str, **defaults: Any) -> None:
     """Flags of the table by their names, with these defaults instead of the table's.
 
@@ -152,6 +170,7 @@ def add_flags(parser: Any, flags: str, **defaults: Any) -> None:
 
 def add_cache_flags(parser: argparse.ArgumentParser, only: str = "") -> None:
     """The flags of caches, or some of them. What is not given is not among the parsed arguments."""
+    parser.set_defaults(has_caches=True)
     for title, flags in _CACHE.items():
         group = parser.add_argument_group(title)
         for name, (reading, *more) in flags.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, cast
 
 from ..caches.cache import PROMPT_CHUNK
@@ -29,15 +29,15 @@ _PARTS = {"all": 1, "1/4": 4, "1/8": 8, "1/16": 16}
 LENGTHS = {"8K": 1 << 13, "32K": 1 << 15, "128K": 1 << 17}
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Say what a model takes and what fits; the exit status, 1 where it is refused."""
-    parser = OneLineParser(
+def parser() -> OneLineParser:
+    """Of its flags."""
+    found = OneLineParser(
         "plan",
         "Say what the KV cache of a model takes, what fits into a memory, and how to run it: from "
         "its settings and the header of its weights, without loading it.",
         usage="%(prog)s MODEL [options]",
     )
-    add = parser.add_argument
+    add = found.add_argument
     add("model", help="a directory, a name on the hub or of docs/models.md, or demo")
     add("--memory", type=nbytes, metavar="BYTES",
         help="such as 24GB (default: three quarters of this machine's)")  # fmt: skip
@@ -46,7 +46,11 @@ def run(arguments: Sequence[str]) -> int:
     add("--context", type=_tokens, metavar="TOKENS",
         help="of a sequence, such as 128K (default: what the model was trained on)")  # fmt: skip
     add("--concurrency", type=number(1), default=1, metavar="N", help="sequences (default: 1)")
-    args = parser.parse_args(arguments)
+    return found
+
+
+def run(args: argparse.Namespace) -> int:
+    """Say what a model takes and what fits; the exit status, 1 where it is refused."""
     outline = outline_of(args.model)
     name = outline.name or args.model
     print("\n".join(_facts(name, outline)))
