@@ -30,8 +30,8 @@ from transformers import PreTrainedTokenizerFast
 import mlx_h2o
 from mlx_h2o.evaluation.statistics import in_turns
 from mlx_h2o.serving.engine import Engine
-from mlx_h2o.serving.memory import Memory
-from mlx_h2o.serving.request import Limits, Request
+from mlx_h2o.serving.memory import Limits, Memory
+from mlx_h2o.serving.request import Request
 from mlx_h2o.serving.snapshots import Snapshots
 
 MARK, VOCABULARY, STEP, ANSWER = 1, 512, 512, 120
@@ -143,11 +143,10 @@ class Ours:
         def make() -> list[list[Any]]:
             return [mlx_h2o.make_prompt_cache(model, layers="equal", **settings)]
 
-        memory = Memory([model], make, 8 << 30, STEP, 1, 4)
-        limits = Limits(step=STEP, prompts=1, decode=4)
+        memory = Memory([model], make, 8 << 30, Limits(step=STEP, prompts=1, decode=4))
         self.engine = Engine(
             [model], TokenizerWrapper(plain, eos_token_ids=[0]), make, memory,
-            Snapshots(1 << 28), limits,
+            Snapshots(1 << 28),
         )  # fmt: skip
 
     def keep(self) -> Any:

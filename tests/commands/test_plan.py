@@ -19,7 +19,7 @@ import mlx_h2o
 from mlx_h2o.cli import main
 from mlx_h2o.lm.plan import Outline, configs, outline_of, outlined
 from mlx_h2o.lm.routing import routing_for
-from mlx_h2o.serving.memory import Memory
+from mlx_h2o.serving.memory import Limits, Memory
 from paths import ROOT
 
 CONFIGS = configs()
@@ -217,10 +217,10 @@ def test_what_is_said_to_fit_is_let_in_by_the_server(capsys):
     def make() -> list[list[Any]]:
         return [mlx_h2o.make_prompt_cache(outline, **settings)]
 
-    memory = Memory([outline], make, 40 * 10**9, 2048, 1, 4)
+    memory = Memory([outline], make, 40 * 10**9, Limits(4, 1))
     assert 4 * memory.of_request(context) <= memory.free
     settings["max_kv_size"] = rows * 11 // 10
-    assert 4 * Memory([outline], make, 40 * 10**9, 2048, 1, 4).of_request(context) > memory.free
+    assert 4 * Memory([outline], make, 40 * 10**9, Limits(4, 1)).of_request(context) > memory.free
 
 
 def test_a_model_with_a_chat_template_is_for_chats(capsys, quantised, tmp_path):

@@ -21,7 +21,7 @@ import pytest
 
 from mlx_h2o import H2OConfig, cli, load, make_prompt_cache
 from mlx_h2o.commands.options import CacheSettings
-from mlx_h2o.serving.memory import Memory
+from mlx_h2o.serving.memory import Limits, Memory
 from tiny_models import tiny_qwen3
 
 pytestmark = pytest.mark.downstream
@@ -187,14 +187,14 @@ def test_as_many_prompts_and_answers_at_a_time_as_fit(tmp_path, capsys):
 def test_prompts_that_are_read_take_half_of_what_the_weights_leave():
     model = load("demo")[0]
 
-    def fits(limit: int, *together: int) -> Memory:
-        return Memory([model], lambda: [make_prompt_cache(model)], limit * 10**6, 2048, *together)
+    def fits(limit: int, *given: int) -> Memory:
+        return Memory([model], lambda: [make_prompt_cache(model)], limit * 10**6, Limits(*given))
 
     for limit, prompts in ((400, 1), (1000, 2), (8000, 8)):
         found = fits(limit)
         assert (found.prompts, found.lowered) == (prompts, prompts < 8)
         assert found.free > found.of_request(2048)
-    asked = fits(900, 1, 7)
+    asked = fits(900, 7, 1)
     assert (asked.prompts, asked.decode, asked.lowered) == (1, 7, False)
 
 

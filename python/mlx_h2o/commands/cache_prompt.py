@@ -14,7 +14,7 @@ from ..lm.generate import read_prompt
 from ..lm.ranks import Ranks
 from ..lm.saving import save_prompt_cache, with_suffix
 from .flags import cache_parser
-from .models import loaded, prompt_of, say_summary, say_where_beyond
+from .models import loaded, prompt_of, say_summary, say_where_beyond, templated
 from .options import CacheSettings
 from .parsing import OneLineParser, checked
 from .watch import EVERY, Watch
@@ -43,10 +43,8 @@ def run(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None
         config["eos_token"] = args.eos_token
     model, tokenizer = loaded(args, ranks, **config)
     if tokenizer.has_chat_template:
-        asked = [{"role": "user", "content": text}]
-        tokens = tokenizer.apply_chat_template(
-            asked, add_generation_prompt=False, continue_final_message=True
-        )
+        open_end = {"add_generation_prompt": False, "continue_final_message": True}
+        tokens = templated(tokenizer, None, text, None, **open_end)
     else:
         tokens = tokenizer.encode(text)
     caches = settings.fitted(model).caches(model)

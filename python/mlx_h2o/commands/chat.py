@@ -17,7 +17,7 @@ from mlx_lm.generate import DEFAULT_MODEL
 from ..lm.generate import stream_generate, summary
 from ..lm.ranks import Ranks, ranks_of
 from .flags import cache_parser
-from .models import loaded, read_whole_characters, sampler, say_summary, say_where_beyond
+from .models import loaded, read_whole_characters, sampler, say_summary, say_where_beyond, templated
 from .options import CacheSettings
 from .parsing import OneLineParser
 from .watch import EVERY, Watch
@@ -57,9 +57,7 @@ def run(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None
         elif said == "h":
             print(HELP)
         else:
-            own = [("system", args.system_prompt), ("user", said)]
-            messages = [{"role": role, "content": text} for role, text in own if text is not None]
-            tokens = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+            tokens = templated(tokenizer, args.system_prompt, said)
             given = {"max_tokens": args.max_tokens, "prefill_step_size": args.prefill_step_size}
             caches = _answered(model, tokenizer, tokens, caches, sampler=chooses, **given)
             beyond = beyond or say_where_beyond(model, caches)

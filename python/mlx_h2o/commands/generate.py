@@ -14,7 +14,7 @@ from ..lm.generate import generate, load, tokens_ahead
 from ..lm.ranks import Ranks
 from ..lm.saving import load_prompt_cache, saved_texts
 from .flags import cache_parser
-from .models import loaded, prompt_of, sampler, say_summary, say_where_beyond
+from .models import loaded, prompt_of, sampler, say_summary, say_where_beyond, templated
 from .options import CacheSettings
 from .parsing import OneLineParser
 from .watch import EVERY, Watch
@@ -112,22 +112,10 @@ def _prompt(args: argparse.Namespace, tokenizer: Any, text: str) -> tuple[str, b
                 "--system-prompt or --prefill-response is given, and no chat template to put it in"
             )
         return text, False
-    begun = args.prefill_response is not None
-
-    def templated(question: str, **more: Any) -> str:
-        said = [("system", args.system_prompt), ("user", question)]
-        said.append(("assistant", args.prefill_response))
-        found: str = tokenizer.apply_chat_template(
-            [{"role": role, "content": one} for role, one in said if one is not None],
-            tokenize=False,
-            continue_final_message=begun,
-            add_generation_prompt=not begun,
-            **more,
-        )
-        return found
-
-    whole = templated(text, **args.chat_template_config)
+    said = partial(templated, tokenizer, args.system_prompt, begun=args.prefill_response)
+    whole: str = said(text, tokenize=False, **args.chat_template_config)
     if args.prompt_cache_file is None:
         return whole, True
     # What stands before the question is in the file.
-    return whole[templated("<query>", **args.chat_template_config).index("<query>") :], True
+    before = said("<query>", tokenize=False, **args.chat_template_config).index("<query>")
+    return whole[before:], True

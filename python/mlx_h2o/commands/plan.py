@@ -12,7 +12,7 @@ from ..lm.plan import Outline, outline_of
 from ..lm.prompt_cache import make_prompt_cache
 from ..lm.sizing import least_rows, most_rows
 from ..policies.h2o import H2O
-from ..serving.memory import COPIED, Memory, usual_bytes
+from ..serving.memory import COPIED, Limits, Memory, usual_bytes
 from .parsing import OneLineParser, nbytes, number
 
 FEW = "8 and 5 bits"
@@ -137,7 +137,7 @@ def _fits(
         return [make_prompt_cache(cast(Any, outline), **settings)]
 
     try:
-        memory = Memory([outline], make, limit, step, 1, count)
+        memory = Memory([outline], make, limit, Limits(count, 1, step=step))
     except ValueError as error:  # which names flags of the server too
         raise ValueError(str(error).partition(" (")[0]) from error
     free, read = memory.free, size_of(memory.reserved)

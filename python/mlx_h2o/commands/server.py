@@ -37,8 +37,7 @@ def run(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None
     except ImportError as error:
         missing = f"{error.name} is missing, expected pip install 'mlx-h2o[server]'"
         raise ValueError(missing) from error
-    from ..serving.memory import Memory, usual_bytes
-    from ..serving.request import Limits
+    from ..serving.memory import Limits, Memory, usual_bytes
     from ..serving.sampling import Sampling
     from ..serving.snapshots import Snapshots
 
@@ -50,9 +49,12 @@ def run(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None
         models = [model] if args.draft_model is None else [model, load(args.draft_model)[0]]
         mx.eval([one.parameters() for one in models])
         make = partial(_made, models, settings.fitted(*models))
-        step, limit = args.prefill_step_size, args.memory or usual_bytes()
-        memory = Memory(models, make, limit, step, args.prompt_concurrency, args.decode_concurrency)
-        limits = Limits(memory.decode, memory.prompts, args.max_queue, step, args.num_draft_tokens)
+        limit = args.memory or usual_bytes()
+        limits = Limits(
+            args.decode_concurrency, args.prompt_concurrency, args.max_queue,
+            args.prefill_step_size, args.num_draft_tokens,
+        )  # fmt: skip
+        memory = Memory(models, make, limit, limits)
         if memory.lowered:
             said = "%s bytes: room to read %d prompts and make %d answers at a time"
             _LOG.warning(said, f"{limit:,}", memory.prompts, memory.decode)
@@ -62,7 +64,7 @@ def run(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None
         if args.cache_dir is not None:
             store = PromptStore(args.cache_dir, args.cache_size, _name(models, make))
             stack.enter_context(contextlib.closing(store))
-        engine = Engine(models, tokenizer, make, memory, snapshots, limits, store)
+        engine = Engine(models, tokenizer, make, memory, snapshots, store)
         memory.apply()
         for one in (signal.SIGINT, signal.SIGTERM):  # uvicorn hears of them, on the first rank
             signal.signal(one, signal.SIG_IGN)

@@ -8,6 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
+from mlx_lm.utils import common_prefix_len
 
 from ..caches.cache import H2OKVCache
 from ..caches.formats import unshareable
@@ -42,9 +43,8 @@ def shareable(
 def common_tokens(prompts: Sequence[Sequence[int]]) -> int:
     """How many first tokens are the same in all prompts; one at least of each is another."""
     first, last = min(map(list, prompts)), max(map(list, prompts))  # which differ soonest of all
-    most = max(0, min(map(len, prompts)) - 1)
-    pairs = zip(first[:most], last[:most], strict=True)
-    return next((place for place, (one, other) in enumerate(pairs) if one != other), most)
+    common: Any = common_prefix_len
+    return max(0, min(int(common(first, last)), min(map(len, prompts)) - 1))
 
 
 def _unshared_because(model: Module, caches: Sequence[Any]) -> str:

@@ -22,7 +22,7 @@ from .disk import PromptStore
 from .kept import common
 from .lanes import Lanes
 from .memory import Memory, bounds
-from .request import BusyError, Event, Limits, Request
+from .request import BusyError, Event, Request
 from .sampling import greedy
 from .snapshots import Snapshots, is_cuttable, places
 from .text import Writer
@@ -54,7 +54,6 @@ class Engine:
         make: new caches of the models, one list for each.
         memory: what fits.
         snapshots: what was read before; the engine's own from here on.
-        limits: how much at a time.
         store: where snapshots outlive the process.
 
     Attributes:
@@ -67,13 +66,11 @@ class Engine:
 
     def __init__(
         self, models: Sequence[Any], tokenizer: Any, make: Callable[[], list[list[Any]]],
-        memory: Memory, snapshots: Snapshots, limits: Limits | None = None,
-        store: PromptStore | None = None,
+        memory: Memory, snapshots: Snapshots, store: PromptStore | None = None,
     ) -> None:  # fmt: skip
         self.model, *drafting = models
         self.models, self.tokenizer, self.make = list(models), tokenizer, make
         self.memory, self.snapshots, self.store = memory, snapshots, store
-        self.limits = limits if limits is not None else Limits()
         self.ranks = ranks_of(self.model)
         self._greedy = self.ranks.agreed(greedy)
         self.vocabulary = vocabulary(self.model)
@@ -139,7 +136,7 @@ class Engine:
         with self._wake:
             if self._closing or self.ended.is_set():
                 raise BusyError("the server is about to end")
-            if self.waiting + len(requests) > self.limits.queue:
+            if self.waiting + len(requests) > self.memory.limits.queue:
                 raise BusyError(f"{self.waiting:,} requests wait already")
             for one in requests:
                 self._submitted += 1
@@ -259,7 +256,7 @@ class Engine:
             self._join(self._suspects.popleft())
             return
         later: list[Request] = []
-        while self.running < self.limits.decode:
+        while self.running < self.memory.decode:
             if not self._waiting:
                 break
             request = self._waiting.popleft()
@@ -347,12 +344,12 @@ class Engine:
     # The batch
 
     def _new_batch(self) -> Any:
+        memory = self.memory
         if not self._batches:
-            return Lanes(self.models, self._layers, self.limits)
-        together = min(self.limits.prompts, self.limits.decode)
+            return Lanes(self.models, self._layers, memory.limits)
         return BatchGenerator(
-            self.model, completion_batch_size=self.limits.decode, prefill_batch_size=together,
-            prefill_step_size=self.limits.step, sampler=self._greedy, stream=generation_stream,
+            self.model, completion_batch_size=memory.decode, prefill_batch_size=memory.prompts,
+            prefill_step_size=memory.limits.step, sampler=self._greedy, stream=generation_stream,
         )  # fmt: skip
 
     def _step(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import mlx.core as mx
@@ -14,10 +15,10 @@ from ..lm.prompt_cache import evicting_caches
 from ..lm.ranks import ranks_of
 from ..lm.routing import int_setting, routing_for
 
-__all__ = ["ANSWERS", "COPIED", "PROMPTS", "Memory", "bounds", "usual_bytes"]
+__all__ = ["COPIED", "Limits", "Memory", "bounds", "usual_bytes"]
 
-PROMPTS, ANSWERS = 8, 32
-"""Prompts that are read, and answers that are made, together where that is not said."""
+_PROMPTS, _ANSWERS = 8, 32
+"""The most that are read, and made, together where that is not said."""
 _FREED = 16
 """MLX keeps one in so many of the bytes for buffers that were freed."""
 COPIED = 1.5
@@ -36,6 +37,24 @@ def usual_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * 3 // 4
 
 
+@dataclass(frozen=True)
+class Limits:
+    """How much at a time.
+
+    decode: answers that are made together; None: 32, or as many as leave room for one.
+    prompts: prompts that are read together; None: 8, or as many as take half at most.
+    queue: requests that wait beside them.
+    step: tokens of a prompt that are read at a time.
+    drafts: tokens that are drafted at a time.
+    """
+
+    decode: int | None = None
+    prompts: int | None = None
+    queue: int = 512
+    step: int = 2048
+    drafts: int = 3
+
+
 class Memory:
     """The bytes of a server, and what requests take of them.
 
@@ -45,12 +64,10 @@ class Memory:
         models: the model and, if there is one, a draft model.
         make: their caches, one list for each.
         limit: bytes of all arrays together, weights included.
-        step: tokens of a prompt that are read at a time.
-        prompts: prompts that are read together; None: 8, or as many as take half at most.
-        decode: answers that are made together; None: 32, or as many as leave room for one.
+        limits: how much at a time.
 
     Attributes:
-        prompts, decode: those that fit.
+        prompts, decode: of the limits, those that fit.
         lowered: whether they are fewer than usual.
         reserved: bytes that reading and choosing tokens take.
         free: bytes that are left for caches.
@@ -60,10 +77,9 @@ class Memory:
     """
 
     def __init__(
-        self, models: list[Any], make: Callable[[], list[list[Any]]], limit: int,
-        step: int, prompts: int | None = None, decode: int | None = None,
-    ) -> None:  # fmt: skip
-        self.limit = limit
+        self, models: list[Any], make: Callable[[], list[list[Any]]], limit: int, limits: Limits
+    ) -> None:
+        self.limit, self.limits, step = limit, limits, limits.step
         weights = sum(
             array.nbytes
             for model in models
@@ -87,10 +103,12 @@ class Memory:
         def fit(most: int, each: int, others: int) -> int:
             return max(1, min(most, (beside - others) // each))
 
-        most = min(prompts or PROMPTS, decode or ANSWERS)
-        self.prompts = most if prompts else fit(most, 2 * of_prompt, 0)
-        self.decode = decode or fit(ANSWERS, of_answer, self.prompts * of_prompt + sequence)
-        self.lowered = (self.prompts, self.decode) != (most, decode or ANSWERS)
+        decode = limits.decode or _ANSWERS
+        most = min(limits.prompts or _PROMPTS, decode)
+        self.prompts = most if limits.prompts else fit(most, 2 * of_prompt, 0)
+        others = self.prompts * of_prompt + sequence
+        self.decode = limits.decode or fit(decode, of_answer, others)
+        self.lowered = (self.prompts, self.decode) != (most, decode)
         self.reserved = self.prompts * of_prompt + self.decode * of_answer
         self.free = beside - self.reserved
         if self.free <= 0:

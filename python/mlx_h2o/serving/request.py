@@ -12,27 +12,14 @@ import mlx.core as mx
 from mlx_lm.sample_utils import make_logits_processors
 
 from .grammar import constrain
-from .memory import ANSWERS, PROMPTS
 from .sampling import Sampling, greedy
 from .text import TokenLogprob, Writer, logprobs_of
 
-__all__ = ["BusyError", "Event", "Limits", "Request"]
+__all__ = ["BusyError", "Event", "Request"]
 
 
 class BusyError(Exception):
     """The queue is full, or the engine is about to end."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """decode, prompts: requests that are answered and that are read together. queue: requests that
-    wait beside them. step: tokens of a prompt read at a time. drafts: tokens drafted at a time."""
-
-    decode: int = ANSWERS
-    prompts: int = PROMPTS
-    queue: int = 512
-    step: int = 2048
-    drafts: int = 3
 
 
 @dataclass(frozen=True)
