@@ -16,7 +16,7 @@ from .flags import cache_parser
 from .models import loaded, say_summary
 from .options import CacheSettings
 from .parsing import OneLineParser
-from .watch import EVERY, Watch
+from .watch import Watch
 
 _REPORTED = ("prompt_tps", "generation_tps", "peak_memory")
 
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None
     length, written, batch = args.prompt_tokens, args.generation_tokens, args.batch_size
     drawn: Any = mx.random.randint(0, vocabulary(model), (batch, length)).tolist()
     settings = settings.fitted(model, length=length + written)
-    watch = Watch(after=EVERY)
+    watch = Watch()
 
     def measured(said: str) -> tuple[Any, list[Any]]:
         every = [settings.caches(model, length=length + written) for _ in drawn]

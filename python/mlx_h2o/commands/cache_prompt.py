@@ -17,7 +17,7 @@ from .flags import cache_parser
 from .models import loaded, prompt_of, say_summary, say_where_beyond, templated
 from .options import CacheSettings
 from .parsing import OneLineParser, checked
-from .watch import EVERY, Watch
+from .watch import Watch
 
 
 def parser() -> OneLineParser:
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None
         tokens = tokenizer.encode(text)
     caches = settings.fitted(model).caches(model)
     began = time.perf_counter()
-    with Watch(after=EVERY) as watch:
+    with Watch() as watch:
         read_prompt(model, caches, tokens, args.prefill_step_size, partial(watch, "reading"))
     speed = len(tokens) / (time.perf_counter() - began)
     print(f"Processed {len(tokens):6d} tokens ({speed:6.2f} tok/s)")

@@ -20,7 +20,7 @@ from .flags import cache_parser
 from .models import loaded, read_whole_characters, sampler, say_summary, say_where_beyond, templated
 from .options import CacheSettings
 from .parsing import OneLineParser
-from .watch import EVERY, Watch
+from .watch import Watch
 
 HELP = "q: quit   r: reset   h: help   Ctrl-C: end an answer"
 
@@ -90,7 +90,7 @@ def _answered(
     # Ctrl-C reaches several processes at different tokens, and ends them.
     several = ranks_of(model).size > 1
     stopping: AbstractContextManager[list[int]] = nullcontext([]) if several else _ctrl_c()
-    with Watch(after=EVERY) as watch, stopping as pressed:
+    with Watch() as watch, stopping as pressed:
 
         def reading(done: int, total: int) -> None:
             watch("reading", done, total)

@@ -16,7 +16,6 @@ from ..evaluation.run import SHARES, evaluate
 from ..evaluation.settings import Settings
 from ..evaluation.tasks import TASKS
 from ..lm.generate import load
-from .blas import hint
 from .parsing import OneLineParser, new_file, told
 from .watch import Watch
 
@@ -50,8 +49,6 @@ def run(args: argparse.Namespace) -> int:
         arms = [parsed(text) for text in args.arms]
         texts = [_text(name) for name in args.texts] or [("embedded text", demo.text())]
         model, tokenizer = load(args.model)
-        if slow := hint():
-            print(f"mlx_h2o evaluate: {slow}", file=sys.stderr)
         with Watch() as watch:
             result = evaluate(
                 model, tokenizer, texts, arms, model_name=args.model, tasks=args.tasks,

@@ -17,7 +17,7 @@ from .flags import cache_parser
 from .models import loaded, prompt_of, sampler, say_summary, say_where_beyond, templated
 from .options import CacheSettings
 from .parsing import OneLineParser
-from .watch import EVERY, Watch
+from .watch import Watch
 
 
 def parser() -> OneLineParser:
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None
         both = model, draft and draft[0], tokens_ahead(tokens, args.max_tokens)
         caches = settings.fitted(*both).caches(*both)
     drafts = {"draft_model": draft[0], "num_draft_tokens": drafted} if draft else {}
-    with Watch(after=EVERY) as watch:
+    with Watch() as watch:
         written = generate(
             model, tokenizer, tokens, args.verbose, max_tokens=args.max_tokens, sampler=chooses,
             prefill_step_size=args.prefill_step_size, prompt_cache=caches,

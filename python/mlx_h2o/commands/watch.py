@@ -9,22 +9,17 @@ from contextlib import AbstractContextManager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-EVERY = 5.0
-"""Seconds between lines."""
-
 
 class Watch(AbstractContextManager["Watch"]):
     """Says on standard error what goes on.
 
     Args:
-        after: seconds for which a piece of work says nothing, if it is no terminal. What is done by
-            then says nothing at all.
+        every: seconds between lines, if it is no terminal.
     """
 
-    def __init__(self, after: float = 0.0) -> None:
-        self._after = after
-        self._said, self._spoke = "", False
-        self._began = self._next = time.monotonic()
+    def __init__(self, every: float = 5.0) -> None:
+        self._every, self._said = every, ""
+        self._began = self._spoke = time.monotonic()
         self._bar: Progress | None = None
         if sys.stderr.isatty():
             said = TextColumn("{task.description}", markup=False)
@@ -46,10 +41,9 @@ class Watch(AbstractContextManager["Watch"]):
             return
         now = time.monotonic()
         if said != self._said:
-            self._said, self._began, self._next, self._spoke = said, now, now + self._after, False
-        ended = done >= total and (self._spoke or not self._after)
-        if now >= self._next or ended:
-            self._next, self._spoke = now + EVERY, True
+            self._said, self._began = said, now
+        if now >= self._spoke + self._every:
+            self._spoke = now
             what = f"{done} of {total}, {now - self._began:.0f} s" if total else "sizing its caches"
             print(f"{said}: {what}", file=sys.stderr, flush=True)
 

@@ -107,7 +107,7 @@ def measure(name: str, model: Any, tokenizer: Any, given: argparse.Namespace) ->
         raise ValueError(f"--max-kv-bytes is {given.max_kv_bytes}, which the whole text fits into")
     made = {arm.name: sizes.made(arm, given.length, int(whole * share)) for arm in ARMS}
     texts = [("the text", text())]
-    with Watch(after=math.inf) as watch:
+    with Watch(every=math.inf) as watch:
         result = evaluate(
             model, tokenizer, texts, ARMS, model_name=name, tasks=("loss", "facts"),
             shares=(share,), settings=settings, watch=watch,

@@ -81,45 +81,35 @@ def loading(folder: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # of mlx_lm, MLX or transformers
-        said = f"{folder} cannot be loaded: "
-        if damaged := _damaged(folder):
-            said = f"{damaged} is damaged, expected an object in JSON: "
+        said, damaged = f"{folder} cannot be loaded: ", [*filter(_damaged, folder.glob("*.json"))]
+        if damaged:
+            said = f"{min(damaged)} is damaged, expected an object in JSON: "
         elif isinstance(error, OSError) and not folder.is_dir():
             said = f"{folder} is not a directory, and could not be fetched from the hub: "
         why = str(error) if isinstance(error, OSError | ValueError) else repr(error)
         raise ValueError(f"[load] {said}{why}") from error
 
 
-def _damaged(folder: Path) -> Path | None:
-    """The first of a model's settings that is not a JSON object, if any."""
-    for file in sorted(folder.glob("*.json")):
-        try:
-            if not isinstance(json.loads(file.read_bytes()), dict):
-                return file
-        except ValueError:
-            return file
-    return None
+def _damaged(file: Path) -> bool:
+    """Whether a file of settings holds no JSON object."""
+    try:
+        return not isinstance(json.loads(file.read_bytes()), dict)
+    except ValueError:
+        return True
 
 
 def check_path(name: str) -> None:
     """Raises ValueError for what can only be a directory, and holds no model of mlx_lm."""
     if not isinstance(name, str) or not name:
         raise ValueError(f'[load] found {name!r}, expected a directory, a name, or "{DEMO}".')
-    if name == DEMO:
-        return
-    if Path(name).is_dir():
-        if not (Path(name) / "config.json").exists():
-            raise ValueError(f"[load] {name} has no config.json, expected a model of mlx_lm.")
-    elif _is_path(name):
+    folder, is_path = Path(name), name.startswith(("/", ".", "~")) or name.count("/") > 1
+    if name != DEMO and folder.is_dir() and not (folder / "config.json").exists():
+        raise ValueError(f"[load] {name} has no config.json, expected a model of mlx_lm.")
+    if name != DEMO and is_path and not folder.is_dir():
         raise ValueError(
             f"[load] {name} is not a directory, expected one that holds a model, a name on the "
             f'hub, or "{DEMO}".'
         )
-
-
-def _is_path(name: str) -> bool:
-    """Whether it cannot be a name on the hub, which is ``name`` or ``owner/name``."""
-    return name.startswith(("/", ".", "~")) or name.count("/") > 1
 
 
 def stream_generate(

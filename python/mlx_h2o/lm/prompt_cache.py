@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import EllipsisType
@@ -23,7 +23,7 @@ from .budgets import Budgets, layer_configs
 from .layers import LAYERS, probe, reason_of, rows_by_head
 from .models import handed, refusal
 from .probing import BITS
-from .ranks import Ranks, ranks_of
+from .ranks import ranks_of
 from .routing import int_setting, model_name, routing_for
 from .sizing import (
     SCARCE,
@@ -110,21 +110,40 @@ def make_prompt_cache(
         )
     config = _for_model(model, config)
     stock = mlx_lm_cache.make_prompt_cache(model)
-    count = len(list(_plain(stock)))
+    count = sum(_plain(cache) for cache in stock)
     if not count:
         raise ValueError(
             f"[make_prompt_cache] {name} makes no plain KVCache, expected at least one layer "
             "whose rows could be evicted."
         )
-    ranks = ranks_of(model)
     if budgets is None and layers == "probe" and config.max_kv_size is not None:
         budgets = rows_by_head(model, config, count, length)
     given = [config] * count if budgets is None else layer_configs(config, budgets, count)
-    unequal = len({one for own in given for one in _of_heads(own)}) > 1
+    heads = [[own] if isinstance(own, H2OConfig) else own for own in given]
+    unequal = len({one for own in heads for one in own}) > 1
+    wrong = [one.kv_bits for own in heads for one in own if one.kv_bits != config.kv_bits]
+    if wrong:
+        raise ValueError(
+            f"[make_prompt_cache] a budget has kv_bits {wrong[0]}, expected {config.kv_bits} as "
+            "the other settings."
+        )
+    ranks, making = ranks_of(model), iter(heads)
     for_model = functools.cache(partial(_for_model, model))  # which looks at all of its modules
-    of_layer = partial(_of_layer, for_model, config, ranks)
-    making = (partial(_evicting, of_layer(own), unequal) for own in given)
-    return [_replaced(one, f"{name} layer {layer}", making) for layer, one in enumerate(stock)]
+
+    def replaced(cache: Any, name: str) -> Any:
+        if type(cache) is mlx_lm_cache.CacheList:
+            parts = [replaced(part, name) for part in cache.caches]
+            return cast(Any, mlx_lm_cache.CacheList)(*parts)
+        if type(cache) is not mlx_lm_cache.KVCache:
+            return cache
+        own = next(making)
+        configs = [for_model(one) for one in (ranks.own(own) if len(own) > 1 else own)]
+        found = HeadGroups.of_rows(configs, name=name)
+        for one in evicting_caches([found]):
+            one.unequal_budgets = unequal
+        return found
+
+    return [replaced(cache, f"{name} layer {layer}") for layer, cache in enumerate(stock)]
 
 
 def fit_bytes(
@@ -165,12 +184,10 @@ def fit_bytes(
     limit = parsed_bytes(max_kv_bytes)
     scored = "policy" not in settings
     shared = {"layers": layers, "length": length}
-
-    def draft_nbytes(config: H2OConfig, chunk: int = 0) -> int:
-        return 0 if draft_model is None else _full_nbytes(draft_model, config, shared, chunk)
+    drafting = [] if draft_model is None else [draft_model]
 
     def nbytes_of(config: H2OConfig, chunk: int = 0) -> int:
-        return _full_nbytes(model, config, shared, chunk) + draft_nbytes(config, chunk)
+        return sum(_full_nbytes(one, config, shared, chunk) for one in (model, *drafting))
 
     def config_of(rows: int, bits: _Bits) -> H2OConfig:
         packs = bits[0] is not None or "kv_format" in settings
@@ -189,8 +206,7 @@ def fit_bytes(
     def packs() -> bool:
         return measured(measuring(bits if known else free), least + 64) < math.inf
 
-    served = packs()
-    if scored and not served:
+    if not (served := packs()) and scored:
         scored = False
         served = packs()
     context, why = context_length(model), ""
@@ -217,7 +233,8 @@ def fit_bytes(
     rows = rows if bits == few else most()
     config = config_of(rows, bits)
     peak = nbytes_of(config, PROMPT_CHUNK)
-    return Sizing(config, nbytes_of(config), peak, draft_nbytes(config), why)
+    drafts = sum(_full_nbytes(one, config, shared, 0) for one in drafting)
+    return Sizing(config, nbytes_of(config), peak, drafts, why)
 
 
 _Bits = tuple[int | None, int | None]
@@ -390,54 +407,11 @@ def _config(
     return H2OConfig.of(**settings)
 
 
-def _plain(caches: Sequence[Any]) -> Iterator[Any]:
-    """Those in whose places evicting ones come, caches in lists included."""
-    for cache in caches:
-        if type(cache) is mlx_lm_cache.CacheList:
-            yield from _plain(cache.caches)
-        elif type(cache) is mlx_lm_cache.KVCache:
-            yield cache
-
-
-_Given = H2OConfig | Sequence[H2OConfig]
-"""Settings of a layer, or of each of its KV heads."""
-
-
-def _of_layer(
-    for_model: Callable[[H2OConfig], H2OConfig], config: H2OConfig, ranks: Ranks, given: _Given
-) -> list[H2OConfig]:
-    """The settings given for a layer as this rank takes them; ``config`` are those of all."""
-
-    def settled(one: H2OConfig) -> H2OConfig:
-        if one.kv_bits != config.kv_bits:
-            raise ValueError(
-                f"[make_prompt_cache] a budget has kv_bits {one.kv_bits}, expected "
-                f"{config.kv_bits} as the other settings."
-            )
-        return for_model(one)
-
-    heads = _of_heads(given)
-    return [settled(one) for one in (ranks.own(heads) if len(heads) > 1 else heads)]
-
-
-def _of_heads(given: _Given) -> Sequence[H2OConfig]:
-    return [given] if isinstance(given, H2OConfig) else given
-
-
-def _evicting(configs: Sequence[H2OConfig], unequal: bool, name: str) -> Any:
-    found = HeadGroups.of_rows(configs, name=name)
-    for cache in evicting_caches([found]):
-        cache.unequal_budgets = unequal
-    return found
-
-
-def _replaced(cache: Any, name: str, making: Iterator[Callable[[str], Any]]) -> Any:
-    if type(cache) is mlx_lm_cache.KVCache:
-        return next(making)(name)
+def _plain(cache: Any) -> int:
+    """In how many places evicting caches come, those in lists included."""
     if type(cache) is mlx_lm_cache.CacheList:
-        parts = [_replaced(part, name, making) for part in cache.caches]
-        return cast(Any, mlx_lm_cache.CacheList)(*parts)
-    return cache
+        return sum(map(_plain, cache.caches))
+    return int(type(cache) is mlx_lm_cache.KVCache)
 
 
 def _for_model(model: Module, config: H2OConfig) -> H2OConfig:

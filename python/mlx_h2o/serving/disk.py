@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
 
 from ..lm.files import check_folder
 from ..lm.prompt_cache import with_own_rows
@@ -142,8 +141,7 @@ class PromptStore:
                 _LOG.warning("a prompt cache is not kept on disk: %s", error)
 
     def _write(self, tokens: list[int], caches: list[Any]) -> None:
-        arrays: Any = tree_flatten([cache.state for cache in caches])
-        size = sum(getattr(array, "nbytes", 0) for _, array in arrays)
+        size = sum(int(one.nbytes) for one in caches)
         if size > self.max_bytes:
             raise ValueError(f"it has {size:,} bytes, expected at most {self.max_bytes:,}")
         self._make_room(size)

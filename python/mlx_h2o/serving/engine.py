@@ -92,8 +92,7 @@ class Engine:
         self._running: dict[int, Request] = {}
         self._come: list[Request] = []  # of which other threads tell
         self._submitted = 0
-        self._waiting: deque[Request] = deque()
-        self._suspects: deque[Request] = deque()  # were running when a step failed
+        self._waiting: deque[Request] = deque()  # first those that ran when a step failed
         self._lone_failures = 0
         self._told = False
         self._closing = self._giving_up = False
@@ -156,7 +155,7 @@ class Engine:
 
     @property
     def waiting(self) -> int:
-        return len(self._come) + len(self._waiting) + len(self._suspects)
+        return len(self._come) + len(self._waiting)
 
     @property
     def fault(self) -> str:
@@ -192,7 +191,7 @@ class Engine:
             if not isinstance(error, BusyError):
                 self.error = error
                 _LOG.exception("the engine has ended")
-            for request in [*self._running.values(), *self._waiting, *self._suspects, *self._come]:
+            for request in [*self._running.values(), *self._waiting, *self._come]:
                 request.sink(Event(error=error))
         finally:
             with suppress(RuntimeError):  # of MLX, once a connection was lost
@@ -214,7 +213,7 @@ class Engine:
         except Exception as error:
             self._recover(error)
         self._let_join()
-        return bool(self._waiting or self._suspects or self._running or not closing)
+        return bool(self._waiting or self._running or not closing)
 
     def _news(self) -> _News:
         """What others have called since, for which it waits where there is nothing to do.
@@ -222,7 +221,7 @@ class Engine:
         Of several ranks what the first one had a step before: so none waits for the others' steps.
         """
         alone, untold = self.ranks.size == 1, any(self._untold[0])
-        here = [*self._running.values(), *self._waiting, *self._suspects]
+        here = [*self._running.values(), *self._waiting]
         with self._wake:
             if not (here or untold):
                 beat = None if alone else _BEAT
@@ -240,9 +239,8 @@ class Engine:
         gone = {uid: one for uid, one in self._running.items() if one.number in left}
         for uid in gone:
             self._part(uid)
-        waiting = [one for one in (*self._waiting, *self._suspects) if one.number in left]
-        for one in waiting:
-            (self._waiting if one in self._waiting else self._suspects).remove(one)
+        waiting = [one for one in self._waiting if one.number in left]
+        self._waiting = deque(one for one in self._waiting if one.number not in left)
         for one in (*gone.values(), *waiting):
             if one.failure is None:
                 self.counts["left"] += 1
@@ -251,9 +249,10 @@ class Engine:
     def _let_join(self) -> None:
         if any(one._tried for one in self._running.values()):
             return
-        if self._suspects:
-            self._suspects[0]._tried = True
-            self._join(self._suspects.popleft())
+        if self._waiting and self._waiting[0]._suspect:
+            one = self._waiting.popleft()
+            one._suspect, one._tried = False, True
+            self._join(one)
             return
         later: list[Request] = []
         while self.running < self.memory.decode:
@@ -439,7 +438,10 @@ class Engine:
         self._batch = self._new_batch()
         if guilty is not None:
             self._end(guilty, Event(error=error))
-        self._suspects.extendleft(one for one in reversed(running) if one is not guilty)
+        for one in reversed(running):
+            if one is not guilty:
+                one._suspect = True
+                self._waiting.appendleft(one)
 
     def _tell_where_beyond(self, tokens: int) -> None:
         said = beyond_context(context_length(self.model), tokens)

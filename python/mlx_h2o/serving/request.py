@@ -69,6 +69,7 @@ class Request:
     """Tokens of the prompt that were not read again, once that is known."""
     answer: list[int] = field(default_factory=list)
     begun: float = field(default_factory=time.monotonic)
+    _suspect: bool = False  # it was running when a step failed
     _tried: bool = False  # it joined again behind a step that failed, and has no token yet
     _nbytes: int = 0
     _failures: int = 0
