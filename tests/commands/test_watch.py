@@ -23,6 +23,7 @@ def test_a_log_has_a_line_every_few_seconds(monkeypatch, capsys):
         say("reading", done, 5)
     say("another", 0, 0)
     say("another", 5, 5)
+    say.close()
     assert capsys.readouterr().err.splitlines() == [
         "reading: 2 of 5, 6 s", "reading: 4 of 5, 12 s", "another: sizing its caches"
     ]  # fmt: skip

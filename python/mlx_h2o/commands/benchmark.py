@@ -35,7 +35,7 @@ def parser() -> OneLineParser:
 def run(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None:
     """Measure, and print what was found."""
     mx.random.seed(0)
-    model, tokenizer = loaded(args, ranks)
+    model, tokenizer = loaded(args)
     tokenizer.eos_token_ids = []  # so that no text ends early
     length, written, batch = args.prompt_tokens, args.generation_tokens, args.batch_size
     drawn: Any = mx.random.randint(0, vocabulary(model), (batch, length)).tolist()

@@ -41,7 +41,7 @@ def run(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None
     config = {"trust_remote_code": args.trust_remote_code}
     if args.eos_token is not None:
         config["eos_token"] = args.eos_token
-    model, tokenizer = loaded(args, ranks, **config)
+    model, tokenizer = loaded(args, **config)
     if tokenizer.has_chat_template:
         open_end = {"add_generation_prompt": False, "continue_final_message": True}
         tokens = templated(tokenizer, None, text, None, **open_end)

@@ -33,7 +33,7 @@ def run(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None
     config = settings.config
     if config.max_kv_size is None:
         raise ValueError("--max-kv-size is none, expected a number of rows")
-    model, _ = load(args.model, group=ranks.group)
+    model, _ = load(args.model)
     rows = budgets_of(make_prompt_cache(model, config))
     found = probe(model)
     if found.reason:
