@@ -11,11 +11,11 @@ import hashlib
 import json
 import logging
 import os
-import queue
 import re
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,9 +68,8 @@ class PromptStore:
             elif _BEGUN.fullmatch(file.name) and _used(file) < time.time() - 60:
                 _remove(file)
         self._make_room(0)
-        self._queue: queue.Queue[tuple[list[int], list[Any]] | None] = queue.Queue(_WAITING)
-        self._writer = threading.Thread(target=self._write_all, name="prompt store", daemon=True)
-        self._writer.start()
+        self._room = threading.Semaphore(_WAITING)
+        self._writer = ThreadPoolExecutor(1, "prompt store")
 
     @property
     def nbytes(self) -> int:
@@ -119,36 +118,32 @@ class PromptStore:
                 return
         caches = with_own_rows(caches)
         mx.eval([cache.state for cache in caches])  # in the thread and stream that made them
-        try:
-            self._queue.put_nowait((list(tokens), list(caches)))
-        except queue.Full:
+        if self._room.acquire(blocking=False):
+            self._writer.submit(self._write, list(tokens), list(caches))
+        else:
             _LOG.warning("prompt caches come faster than they are written: one is not kept")
 
-    def close(self, timeout: float = 30) -> None:
-        """Write what waits, for this many seconds at most; entries may be read on."""
-        with contextlib.suppress(queue.Full):
-            self._queue.put(None, timeout=timeout)
-            self._writer.join(timeout)
+    def close(self) -> None:
+        """Write what waits; entries may be read on."""
+        self._writer.shutdown()
 
     def _path(self, key: bytes) -> Path:
         return self.folder / f"{hashlib.sha256(key).hexdigest()[:32]}.safetensors"
 
-    def _write_all(self) -> None:
-        while (waiting := self._queue.get()) is not None:
-            try:
-                self._write(*waiting)
-            except Exception as error:  # a full disk, say: the server goes on without
-                _LOG.warning("a prompt cache is not kept on disk: %s", error)
-
     def _write(self, tokens: list[int], caches: list[Any]) -> None:
-        size = sum(int(one.nbytes) for one in caches)
-        if size > self.max_bytes:
-            raise ValueError(f"it has {size:,} bytes, expected at most {self.max_bytes:,}")
-        self._make_room(size)
-        file = self._path(_key(self.of, tokens))
-        save_prompt_cache(file, caches, {"of": self.of, "tokens": json.dumps(tokens)})
-        self._add(file)
-        self._make_room(0)
+        try:
+            size = sum(int(one.nbytes) for one in caches)
+            if size > self.max_bytes:
+                raise ValueError(f"it has {size:,} bytes, expected at most {self.max_bytes:,}")
+            self._make_room(size)
+            file = self._path(_key(self.of, tokens))
+            save_prompt_cache(file, caches, {"of": self.of, "tokens": json.dumps(tokens)})
+            self._add(file)
+            self._make_room(0)
+        except Exception as error:  # a full disk, say: the server goes on without
+            _LOG.warning("a prompt cache is not kept on disk: %s", error)
+        finally:
+            self._room.release()
 
     def _add(self, file: Path) -> None:
         """An entry that is there; one that is damaged goes."""

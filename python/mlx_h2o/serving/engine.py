@@ -254,19 +254,12 @@ class Engine:
             one._suspect, one._tried = False, True
             self._join(one)
             return
-        later: list[Request] = []
-        while self.running < self.memory.decode:
-            if not self._waiting:
+        for request in [*self._waiting]:
+            if self.running >= self.memory.decode or not self._is_room(request):
                 break
-            request = self._waiting.popleft()
-            if not self._is_room(request):
-                later.append(request)
-                break
-            if self._is_read_by_another(request):
-                later.append(request)
-                continue
-            self._join(request)
-        self._waiting.extendleft(reversed(later))
+            if not self._is_read_by_another(request):
+                self._waiting.remove(request)
+                self._join(request)
 
     def _is_room(self, request: Request) -> bool:
         """Whether its bytes fit; prompts that were read before give way."""

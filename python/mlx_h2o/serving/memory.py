@@ -39,14 +39,9 @@ def usual_bytes() -> int:
 
 @dataclass(frozen=True)
 class Limits:
-    """How much at a time.
-
-    decode: answers that are made together; None: 32, or as many as leave room for one.
-    prompts: prompts that are read together; None: 8, or as many as take half at most.
-    queue: requests that wait beside them.
-    step: tokens of a prompt that are read at a time.
-    drafts: tokens that are drafted at a time.
-    """
+    """decode: answers that are made together; None: 32, or as many as leave room for one. prompts:
+    those that are read together; None: 8, or as many as take half at most. queue: requests that
+    wait beside them. step, drafts: tokens of a prompt, and of a draft, at a time."""
 
     decode: int | None = None
     prompts: int | None = None
