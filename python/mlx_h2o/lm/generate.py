@@ -198,7 +198,7 @@ def batch_generate(
     prompt_caches: Sequence[list[Any]] | None = None,
     max_tokens: int | list[int] = 128,
     *,
-    share_prefix: bool | None = None,
+    share_prefix: bool = True,
     **kwargs: Any,
 ) -> BatchResponse:
     """``mlx_lm.batch_generate`` with evicting caches, one set per sequence.
@@ -210,16 +210,15 @@ def batch_generate(
         prompt_caches: for each prompt the caches of :func:`make_prompt_cache`, all with the same
             settings. They are not changed; ``return_prompt_caches=True`` returns what they became.
         max_tokens: tokens to generate, at least 1, for all prompts or for each.
-        share_prefix: read the tokens that all prompts begin with once, and share their rows, as
-            far as they are never evicted: the first ``prefix_size`` of a bounded cache, all of an
-            unbounded one. None: if there are several prompts, at least 32 such tokens, and nothing
-            prevents it. Answers are the same, except for rounding.
+        share_prefix: where it can be, read the tokens that all prompts begin with once, and share
+            their rows, as far as they are never evicted: the first ``prefix_size`` of a bounded
+            cache, all of an unbounded one, at least 32. Answers are the same, except for rounding.
         kwargs: mlx_lm's own arguments, and those of :func:`make_prompt_cache` without
             ``prompt_caches``.
 
     Raises:
         ValueError: no prompts, or texts; numbers of caches or ``max_tokens`` other than that of the
-            prompts; ``share_prefix=True`` if it is impossible, or as in :func:`stream_generate`.
+            prompts; or as in :func:`stream_generate`.
     """
     if kwargs.get("draft_model") is not None:
         raise ValueError(
@@ -252,15 +251,9 @@ def batch_generate(
     if not isinstance(tokenizer, TokenizerWrapper):
         tokenizer = TokenizerWrapper(tokenizer)
     shared, begun = 0, time.perf_counter()
-    if share_prefix is not False and (share_prefix or len(own) > 1):
-        # Processors look at the whole prompt, of which mlx_lm sees what is not read yet.
-        beside = {"prompt_caches": prompt_caches, **kwargs}
-        names = [name for name in ("prompt_caches", "logits_processors") if beside.get(name)]
-        shared, why = shareable(model, caches[0], own) if not names else (0, f"{names[0]} is given")
-        if why and share_prefix:
-            raise ValueError(
-                f"[{operation}] share_prefix is True, and {why}: expected share_prefix=False."
-            )
+    # Processors look at the whole prompt, of which mlx_lm sees what is not read yet.
+    if share_prefix and len(own) > 1 and not (prompt_caches or kwargs.get("logits_processors")):
+        shared = shareable(model, caches[0], own)
     if shared:
         step = kwargs.get("prefill_step_size", PROMPT_CHUNK)
         read_prompt(model, caches[0], own[0][:shared], step)
