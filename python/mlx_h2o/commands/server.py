@@ -56,7 +56,7 @@ def run(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None
         )  # fmt: skip
         memory = Memory(models, make, limit, limits)
         if memory.lowered:
-            said = "%s bytes: room to read %d prompts and make %d answers at a time"
+            said = "%s bytes: prompts are read %d at a time, answers made %d at a time"
             _LOG.warning(said, f"{limit:,}", memory.prompts, memory.decode)
         most = memory.free // 4 if args.prompt_cache_bytes is None else args.prompt_cache_bytes
         snapshots = Snapshots(most, args.prompt_cache_size, ranks)

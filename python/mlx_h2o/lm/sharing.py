@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice, takewhile
 from typing import Any
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
-from mlx_lm.utils import common_prefix_len
 
 from ..caches.cache import H2OKVCache
 from ..caches.formats import unshareable
@@ -33,9 +33,9 @@ def shareable(model: Module, caches: Sequence[Any], prompts: Sequence[Sequence[i
 
 def common_tokens(prompts: Sequence[Sequence[int]]) -> int:
     """How many first tokens are the same in all prompts; one at least of each is another."""
-    first, last = min(map(list, prompts)), max(map(list, prompts))  # which differ soonest of all
-    common: Any = common_prefix_len
-    return max(0, min(int(common(first, last)), min(map(len, prompts)) - 1))
+    most = max(0, min(map(len, prompts)) - 1)
+    same = takewhile(lambda place: len(set(place)) == 1, zip(*prompts, strict=False))
+    return len(list(islice(same, most)))
 
 
 def _shares(cache: Any) -> bool:

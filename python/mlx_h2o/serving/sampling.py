@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import mlx.core as mx
-from mlx_lm.sample_utils import greedy_sampler as greedy
 
 __all__ = ["Sampling", "greedy"]
 
@@ -73,3 +72,8 @@ class Sampling:
             least = mx.sort(logprobs, axis=-1)[..., -self.top_k, None]
             logprobs = mx.where(logprobs < least, none, logprobs)
         return logprobs
+
+
+def greedy(logprobs: mx.array) -> mx.array:
+    """The likeliest tokens."""
+    return mx.argmax(logprobs, axis=-1)
