@@ -62,7 +62,7 @@ class Server:
             try:
                 urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5)
                 return
-            except (urllib.error.URLError, ConnectionError):
+            except OSError:  # it does not listen yet, or loads its model
                 assert self.process.poll() is None, self.log.read_text()
                 time.sleep(0.1)
 
