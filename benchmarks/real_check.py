@@ -63,7 +63,7 @@ def losses(model: Any, tokens: mx.array) -> dict[str, float]:
 def recalled(model: Any, tokenizer: Any, make: Callable[[], list[Any]]) -> float:
     """The share of the tokens of answers that are right."""
     settings = Settings(documents=PASSAGES, lengths=(TOKENS,))
-    (case,) = cases(model, tokenizer, [("demo", demo.text())], ("facts",), 0, settings)
+    (case,) = cases(model, tokenizer, [("demo", demo.text())], ("facts",), settings)
     right = case.measure(make, reading.silent)["tokens"]
     return sum(right) / len(right)
 

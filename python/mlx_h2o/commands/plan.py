@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 from ..caches.cache import PROMPT_CHUNK
-from ..lm.plan import Outline, outline_of
+from ..lm.plan import Plan, outline_of
 from ..lm.prompt_cache import make_prompt_cache
 from ..lm.sizing import least_rows, most_rows
 from ..policies.h2o import H2O
@@ -70,12 +70,12 @@ def aligned(rows: list[list[str]], left: int = 1) -> str:
     return "\n".join(lines)
 
 
-def growing(outline: Outline) -> list[int]:
+def growing(outline: Plan) -> list[int]:
     """The layers whose caches grow."""
     return [layer for layer, row in enumerate(outline.rows) if row]
 
 
-def _facts(name: str, outline: Outline) -> Iterator[str]:
+def _facts(name: str, outline: Plan) -> Iterator[str]:
     """What the model keeps, and whether it is served."""
     context = f", trained on {outline.context:,} tokens" if outline.context else ""
     yield f"{name}: {outline.file}{context}, weights of {size_of(outline.weights)}"
@@ -90,7 +90,7 @@ def _facts(name: str, outline: Outline) -> Iterator[str]:
     yield f"served: {served(outline)}"
 
 
-def served(outline: Outline) -> str:
+def served(outline: Plan) -> str:
     """Whether the caches here serve a model, and how."""
     if outline.refused:
         why = outline.refused.partition("cannot be served: ")[2] or outline.refused
@@ -101,12 +101,12 @@ def served(outline: Outline) -> str:
     return f"yes, without {', '.join(missing)}" if missing else "yes"
 
 
-def _settings(outline: Outline, stored: str) -> dict[str, Any]:
+def _settings(outline: Plan, stored: str) -> dict[str, Any]:
     folds = {"policy": H2O.name} if FORMATS[stored] and outline.scored else {}
     return FORMATS[stored] | folds
 
 
-def _held(outline: Outline, stored: str, part: int, context: int) -> int | None:
+def _held(outline: Plan, stored: str, part: int, context: int) -> int | None:
     """Bytes after this many tokens, where rows of one in ``part`` stay; None where the model has no
     rows of this format."""
     if part == 1 and not FORMATS[stored]:
@@ -118,7 +118,7 @@ def _held(outline: Outline, stored: str, part: int, context: int) -> int | None:
         return None
 
 
-def _fits(name: str, outline: Outline, limit: int, context: int, count: int) -> Iterator[str]:
+def _fits(name: str, outline: Plan, limit: int, context: int, count: int) -> Iterator[str]:
     """How many sequences fit, what each of ``count`` gets, and the command."""
     stored = "unquantised" if _held(outline, FEW, 1, context) is None else FEW
     most = {"max_kv_size": max(context, PROMPT_CHUNK), "layers": "equal"}
@@ -154,7 +154,7 @@ def _many(free: int, size: int) -> str:
     return f"{max(int(free / (COPIED * size)), int(size <= free)):,}"
 
 
-def _kept(outline: Outline, stored: str, context: int, limit: int) -> str:
+def _kept(outline: Plan, stored: str, context: int, limit: int) -> str:
     """The rows that a sequence keeps in this many bytes, and their bits."""
     if (_held(outline, stored, 1, context) or limit + 1) <= limit:
         return "all rows, in the fewest bits that cost nothing"

@@ -84,7 +84,7 @@ def evaluate(
     result: Result = {**what, "records": _known(file, what)}
     _turn(model)
     sizes = Sizes(model, settings.seed)
-    for case in cases(model, tokenizer, texts, tasks, sizes.vocabulary, settings):
+    for case in cases(model, tokenizer, texts, tasks, settings):
         whole = sizes.full(case.tokens)
         for arm, share in _pairs(arms, shares):
             key = {

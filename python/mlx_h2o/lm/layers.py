@@ -24,6 +24,7 @@ from ..config import H2OConfig
 from .files import write_text
 from .fingerprint import fingerprint
 from .models import computes_with_keys
+from .outline import Outline
 from .probing import BITS, gives
 from .ranks import ranks_of
 from .routing import calls_attention, int_setting
@@ -87,8 +88,9 @@ def probe(model: Any) -> Probe:
     model, mlx_lm and the random state are left as they were.
 
     Args:
-        model: an mlx_lm model.
+        model: an mlx_lm model, or the outline of one.
     """
+    model = model.model if isinstance(model, Outline) else model
     held = _known.get(id(model))
     if held is not None and held[0]() is model:
         return held[1]
