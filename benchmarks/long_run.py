@@ -26,7 +26,7 @@ MARKS = (1_000, 8_000, 32_000, 64_000)
 
 def begun(model: Any, arm: str, budget: int) -> Timed:
     """One that has read its prompt."""
-    found = Timed(model, maker(arm, model, budget), prompt_of(model, budget), None)
+    found = Timed(model, maker(arm, model, budget), prompt_of(model, budget))
     found.read()
     found.begin()
     found.write(20)

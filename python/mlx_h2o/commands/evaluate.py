@@ -57,7 +57,7 @@ def run(arguments: Sequence[str]) -> int:
             print(f"mlx_h2o evaluate: {slow}", file=sys.stderr)
         with Watch() as watch:
             result = evaluate(
-                model, tokenizer, texts, arms, model_name=args.model, tasks=args.tasks,
+                model, tokenizer, texts, arms, model_name=Path(args.model).name, tasks=args.tasks,
                 shares=args.bytes, settings=settings, file=args.output, watch=watch,
             )  # fmt: skip
         print(report.table(result), end="\n\n")

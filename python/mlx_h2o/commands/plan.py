@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 from ..caches.cache import PROMPT_CHUNK
+from ..evaluation.report import markdown
 from ..lm.plan import Plan, outline_of
 from ..lm.prompt_cache import make_prompt_cache
 from ..lm.sizing import least_rows, most_rows
@@ -54,20 +55,6 @@ def run(arguments: Sequence[str]) -> int:
     limit = args.memory or usual_bytes()
     print("\n".join(_fits(name, outline, limit, context, args.concurrency)))
     return 0
-
-
-def aligned(rows: list[list[str]], left: int = 1) -> str:
-    """A table in Markdown, with a head, whose first columns are ``left``."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    rule = [
-        "-" * width if at < left else "-" * (width - 1) + ":" for at, width in enumerate(widths)
-    ]
-    lines = []
-    for row in [rows[0], rule, *rows[1:]]:
-        cells = enumerate(zip(row, widths, strict=True))
-        padded = [text.ljust(n) if at < left else text.rjust(n) for at, (text, n) in cells]
-        lines.append(f"| {' | '.join(padded)} |")
-    return "\n".join(lines)
 
 
 def growing(outline: Plan) -> list[int]:
@@ -133,11 +120,11 @@ def _fits(name: str, outline: Plan, limit: int, context: int, count: int) -> Ite
         raise ValueError(str(error).partition(" (")[0]) from error
     free, read = memory.free, size_of(memory.reserved)
     yield f"memory: {size_of(limit)}, of which {read} to read prompts, {size_of(free)} for caches\n"
-    rows = [[f"sequences of {context:,} tokens, by rows that stay", *_PARTS]]
+    rows = []
     for form in FORMATS:
         sizes = [_held(outline, form, part, context) for part in _PARTS.values()]
         rows.append([form, *("-" if size is None else _many(free, size) for size in sizes)])
-    yield aligned(rows)
+    yield markdown([f"sequences of {context:,} tokens, by rows that stay", *_PARTS], rows)
     each = free if count == 1 else int(free / COPIED) // count
     if outline.nbytes(context) <= each:
         kept, flags = "all rows, unquantised", "--max-kv-size none"

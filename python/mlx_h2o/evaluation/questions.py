@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from .facts import Fact, Tokenizer, Tokens, draw, insert
+from .facts import Fact, Tokenizer, Tokens, draw, encode, insert
 from .settings import Settings
 
 __all__ = ["Asked", "chats", "planted_texts", "samples", "windows"]
@@ -42,7 +42,7 @@ def windows(
     found: list[Tokens] = []
     for number, (name, text) in enumerate(texts):
         share = count // len(texts) + (number < count % len(texts))
-        tokens = _encode(tokenizer, text) if share else ()
+        tokens = encode(tokenizer, text) if share else ()
         if len(tokens) < share * size:
             raise ValueError(
                 f"{name} has {len(tokens):,} tokens, expected at least {share * size:,}: "
@@ -94,9 +94,9 @@ def samples(tokenizer: Tokenizer, file: str, count: int) -> list[Asked]:
                     "and outputs"
                 ) from error
             text, newline, question = said.rpartition("\n")
-            asked = _encode(tokenizer, question)
-            wanted = _encode(tokenizer, f"{question} {answer}")[len(asked) :]
-            read = (*_front(tokenizer), *_encode(tokenizer, text + newline))
+            asked = encode(tokenizer, question)
+            wanted = encode(tokenizer, f"{question} {answer}")[len(asked) :]
+            read = (*_front(tokenizer), *encode(tokenizer, text + newline))
             found.append(Asked(read, ((asked, wanted),)))
     return found
 
@@ -130,7 +130,7 @@ def _frame(tokenizer: Any) -> tuple[Tokens, Tokens, Tokens]:
         first = _front(tokenizer)
     before, _, rest = chat.partition("@1@")
     between, _, behind = rest.partition("@2@")
-    one, two, three = (_encode(tokenizer, part) for part in (before, between, behind))
+    one, two, three = (encode(tokenizer, part) for part in (before, between, behind))
     return (*first, *one), two, three
 
 
@@ -139,7 +139,3 @@ def _front(tokenizer: Tokenizer) -> Tokens:
     alone = tokenizer.encode("")
     first = getattr(tokenizer, "bos_token_id", None)
     return (first,) if first is not None and alone[:1] == [first] else ()
-
-
-def _encode(tokenizer: Tokenizer, text: str) -> Tokens:
-    return tuple(tokenizer.encode(text, add_special_tokens=False))

@@ -13,7 +13,6 @@ import os
 import weakref
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,7 +24,7 @@ from .files import write_text
 from .fingerprint import fingerprint
 from .models import computes_with_keys
 from .outline import Outline
-from .probing import BITS, gives
+from .probing import BITS, Probe, gives
 from .ranks import ranks_of
 from .routing import calls_attention, int_setting
 
@@ -52,27 +51,8 @@ LONGEST = 32
 STEP = 1.125
 """By how much a text grows until rows are shared out anew: wide heads get more of them."""
 
-_FORMAT = 4
 _FEWEST_TOKENS = 80
 """Fewer say too little."""
-_MODELS_KEPT = 64
-
-
-@dataclass(frozen=True)
-class Probe:
-    """What the first copy gives to the heads of a model that reads random tokens twice.
-
-    gives: per layer whose cache grows, and of each of its KV heads, those of other processes too,
-        by how much it changes the layer's output, as a part of that; 0 in a model that does not
-        retrieve. Empty if that cannot be found out.
-    errors: what packing keys, and values, into ``probing.BITS`` changes of the output of attention,
-        as a part of it. Empty if that cannot be found out.
-    reason: why not, in words that follow the model's name; else empty.
-    """
-
-    gives: tuple[tuple[float, ...], ...]
-    reason: str = ""
-    errors: tuple[tuple[float, ...], ...] = ()
 
 
 _known: dict[int, tuple[weakref.ref[Any], Probe]] = {}
@@ -84,8 +64,8 @@ def probe(model: Any) -> Probe:
     It is made once: one forward of 128 tokens and one of 1 + H times as many, H the KV heads of a
     layer, without logits (20 teraflop for 8 billion weights and 8 heads, as a prompt of 1,280
     tokens). A file in the user's cache folder
-    (``MLX_H2O_CACHE``, default ``~/.cache/mlx-h2o``) remembers it by the weights' fingerprint. The
-    model, mlx_lm and the random state are left as they were.
+    (``MLX_H2O_CACHE``, default ``~/.cache/mlx-h2o``) remembers it, named by the weights'
+    fingerprint. The model, mlx_lm and the random state are left as they were.
 
     Args:
         model: an mlx_lm model, or the outline of one.
@@ -239,43 +219,30 @@ def _probed(model: Any) -> Probe:
     growing = sum(type(one) is mlx_lm_cache.KVCache for one in stock)
     if not growing or any(type(one) is mlx_lm_cache.CacheList for one in stock):
         return Probe((), "has lists of caches in the place of some that grow")
-    kept, key, ranks = _kept(), fingerprint(model), ranks_of(model)
-    found = kept.get(key)
-    if not ranks.least(_fits(found, growing))[0]:  # all of them probe, or none
+    ranks, file = ranks_of(model), _folder() / f"{fingerprint(model)}.json"
+    found = _read(file, growing)
+    if not ranks.least(found is not None)[0]:  # all of them probe, or none
         found = gives(model, vocabulary, tokens)
-        if isinstance(found, str):
-            return Probe((), found)
-        _keep(dict([*kept.items(), (key, found)][-_MODELS_KEPT:]))
-    given, errors = cast(Any, found)
-    return Probe(tuple(map(tuple, given)), errors=tuple(map(tuple, errors)))
+        if not found.reason:
+            with contextlib.suppress(OSError):  # then it is probed again next time
+                file.parent.mkdir(parents=True, exist_ok=True)
+                write_text(file, json.dumps({"gives": found.gives, "errors": found.errors}))
+    return cast(Probe, found)
 
 
-def _file() -> Path:
+def _folder() -> Path:
     folder = os.environ.get("MLX_H2O_CACHE") or Path("~/.cache/mlx-h2o").expanduser()
-    return Path(folder) / "layers.json"
+    return Path(folder) / "layers"
 
 
-def _kept() -> dict[str, Any]:
-    """What was found of models that were probed before, by their fingerprints."""
+def _read(file: Path, layers: int) -> Probe | None:
+    """What a file remembers of so many layers, if it does."""
     try:
-        found = json.loads(_file().read_text(encoding="utf-8"))
-        return dict(found["gives"]) if found["format"] == _FORMAT else {}
+        said = json.loads(file.read_text(encoding="utf-8"))
+        given, errors = (
+            tuple(tuple(map(float, one)) for one in said[name]) for name in ("gives", "errors")
+        )
     except (OSError, ValueError, TypeError, KeyError):
-        return {}
-
-
-def _keep(found: dict[str, Any]) -> None:
-    file = _file()
-    with contextlib.suppress(OSError):  # then it is probed again next time
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_text(file, json.dumps({"format": _FORMAT, "gives": found}))
-
-
-def _fits(found: Any, layers: int) -> bool:
-    try:
-        given, errors = found
-        numbers = [number for part in found for one in part for number in one]
-        whole = all(isinstance(number, float) and number >= 0 for number in numbers) and all(given)
-        return whole and len(given) == layers and [*map(len, errors)] == [len(BITS)] * 2
-    except (TypeError, ValueError):
-        return False
+        return None
+    whole = len(given) == layers and [*map(len, errors)] == [len(BITS)] * 2
+    return Probe(given, errors=errors) if whole else None

@@ -15,7 +15,7 @@ from .probing import BITS
 
 FREE = 0.04
 """What packing may change of the output of attention, as a part of it, and lose nothing that can be
-measured: benchmarks/real_models.py."""
+measured: docs/internals/quality.md."""
 UNKNOWN = 8, 5
 """Bits of keys and of values where the errors of a model cannot be measured."""
 SCARCE = 5
