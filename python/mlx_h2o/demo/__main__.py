@@ -168,7 +168,7 @@ def note(found: dict[str, Any]) -> str:
         f"agreement are of a text read {STEP} tokens at a time. One text: a demonstration, not a "
         f"study. Of {facts} facts planted in it the full cache itself recalls {recalled:.0f}. "
     )
-    return textwrap.fill(said + environment_line(), 100)
+    return textwrap.fill(said + environment_line(), 100, break_on_hyphens=False)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

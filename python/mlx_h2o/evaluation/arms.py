@@ -140,7 +140,7 @@ class Sizes:
 
     def __init__(self, model: Any, seed: int = 0) -> None:
         self._model, self._seed, self._outline = model, seed, Outline(model, narrow=True)
-        self._known: dict[tuple[str, int, int], list[Any]] = {}
+        self._known: dict[tuple[str, int, int], Made] = {}
         stock, kinds = stock_cache(model), (KVCache, mlx_lm_cache.CacheList)
         self._places = [at for at, one in enumerate(stock) if isinstance(one, kinds)]
         if not self._places:
@@ -158,14 +158,13 @@ class Sizes:
 
         Raises ValueError where it cannot be: settings that are refused, fewer bytes than it needs.
         """
-        if arm.kind == "ours":
-            key = arm.name, tokens, nbytes if arm.sized else 0
-            if key not in self._known:
-                self._known[key] = self._ours(arm, tokens, nbytes)
-            make = partial(copy.deepcopy, self._known[key])
-        else:
+        key = arm.name, tokens, nbytes
+        if key not in self._known:
             make = partial(self._stock, arm, nbytes * tokens // self.full(tokens))
-        return Made(make, self._held(make(), tokens))
+            if arm.kind == "ours":
+                make = partial(copy.deepcopy, self._ours(arm, tokens, nbytes))
+            self._known[key] = Made(make, self._held(make(), tokens))
+        return self._known[key]
 
     def _stock(self, arm: Arm, rows: int) -> list[Any]:
         """mlx_lm's caches of an arm; a window has so many rows, unless it has its own number."""

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ..config import H2OConfig
 
@@ -61,5 +61,4 @@ def read(path: str | PathLike[str]) -> Sequence[Any]:
             f"[make_prompt_cache] {path} holds {type(found).__name__}, expected an object with a "
             'list under "budgets".'
         )
-    budgets: list[Any] = found["budgets"]
-    return budgets
+    return cast(list[Any], found["budgets"])

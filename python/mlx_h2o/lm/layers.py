@@ -161,8 +161,7 @@ def shares(
         level = (low + high) / 2
         low, high = (low, level) if filled(level).sum() > mean * share.size else (level, high)
     found = fixed + np.floor(filled(low) + 1e-6).astype(int)
-    ends = np.cumsum([len(layer) for layer in parts])[:-1]
-    return [layer.tolist() for layer in np.split(found, ends)]
+    return [layer.tolist() for layer in _by_layer(found, parts)]
 
 
 def parts_of_mean(given: Sequence[Sequence[float]]) -> list[Any]:
@@ -175,8 +174,11 @@ def parts_of_mean(given: Sequence[Sequence[float]]) -> list[Any]:
     gains = np.array([gain for layer in given for gain in layer], float)
     wide = np.where(gains >= BEST * gains.max(), np.sqrt(gains), 0)
     share = FLOOR + (1 - FLOOR) * wide / (wide.mean() or 1)
-    ends = np.cumsum([len(layer) for layer in given])[:-1]
-    return [_two_levels(layer) for layer in np.split(share, ends)]
+    return [_two_levels(layer) for layer in _by_layer(share, given)]
+
+
+def _by_layer(heads: Any, like: Sequence[Any]) -> list[Any]:
+    return np.split(heads, np.cumsum([len(layer) for layer in like])[:-1])
 
 
 def _two_levels(share: Any) -> Any:
