@@ -23,6 +23,7 @@ from mlx_lm.models.cache import make_prompt_cache as stock_cache
 import mlx_h2o
 from mlx_h2o import demo
 from mlx_h2o.evaluation import reading
+from mlx_h2o.evaluation.arms import Sizes
 from mlx_h2o.evaluation.environment import environment
 from mlx_h2o.evaluation.settings import Settings
 from mlx_h2o.evaluation.tasks import cases
@@ -70,10 +71,7 @@ def recalled(model: Any, tokenizer: Any, make: Callable[[], list[Any]]) -> float
 
 def bounded(model: Any, part: int, **settings: Any) -> list[Any]:
     """What ``--max-kv-bytes`` makes of this part of float16's bytes, with further settings."""
-    caches = stock_cache(model)
-    mx.eval(model(mx.array([[0]]), cache=caches))
-    elements = sum(cache.keys[:, :, 0].size + cache.values[:, :, 0].size for cache in caches)
-    limit = elements * 2 * TOKENS // part
+    limit = Sizes(model).full(TOKENS) // part
     return mlx_h2o.make_prompt_cache(model, max_kv_bytes=limit, length=TOKENS, **settings)
 
 

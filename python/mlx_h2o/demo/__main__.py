@@ -17,7 +17,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.sample_utils import make_sampler
 
 import mlx_h2o
-from mlx_h2o.commands.parsing import new_file
+from mlx_h2o.commands.parsing import OneLineParser, nbytes, new_file, number, told
 from mlx_h2o.commands.watch import Watch
 from mlx_h2o.demo import DEMO, text
 from mlx_h2o.evaluation import arms
@@ -28,7 +28,6 @@ from mlx_h2o.evaluation.run import evaluate
 from mlx_h2o.evaluation.settings import Settings
 from mlx_h2o.evaluation.speed import timed
 from mlx_h2o.lm.files import write_text
-from mlx_h2o.lm.sizing import parsed_bytes
 
 LONGEST_STEP = 0.05
 """Seconds for eight tokens with which the demo takes less than two minutes."""
@@ -39,32 +38,6 @@ ARMS = [
 ]
 """The whole text in full and in 4 bits, and caches of a tenth of the bytes."""
 TURNS, STEP, ENOUGH = 5, 8, 0.8
-
-
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m mlx_h2o.demo",
-        description="Read a text with facts planted in it, ask for them, write on, and compare the "
-        "full KV cache, unquantised and in 4 bits, with caches of a tenth of its bytes: mlx_lm's "
-        "window, keydiff in 4 bits, and what --max-kv-bytes makes of them.",
-    )
-    add = parser.add_argument
-    for name, default, meaning in (
-        ("--length", 900, "tokens of text, facts included"),
-        ("--facts", 8, "facts to plant"),
-        ("--generate", 64, "tokens to write"),
-        ("--seed", 0, "draws the facts"),
-    ):
-        add(name, type=int, default=default, metavar="N", help=f"{meaning} (default {default})")
-    add("--model", default=DEMO, help="a model's folder, unless it is too slow here (default: the "
-        "one in the package)")  # fmt: skip
-    add("--max-kv-bytes", metavar="SIZE", help="what the bounded caches may hold, such as 200KB "
-        "(default a tenth of the full cache)")  # fmt: skip
-    add("--json", type=new_file, metavar="FILE", help="write the figures, unrounded, to FILE")
-    parsed = parser.parse_args(arguments)
-    if parsed.generate < TURNS:
-        parser.error(f"--generate must be at least {TURNS}")
-    return parsed
 
 
 def load(name: str) -> tuple[str, Any, Any]:
@@ -99,10 +72,9 @@ def measure(name: str, model: Any, tokenizer: Any, given: argparse.Namespace) ->
         documents=1, length=given.length, step=STEP, lengths=(given.length,), facts=given.facts,
         wordings=("secret" if name == DEMO else "number",), seed=given.seed,
     )  # fmt: skip
-    sizes, share = arms.Sizes(model, given.seed), Fraction(1, 10)
+    sizes = arms.Sizes(model, given.seed)
     whole = sizes.full(given.length)
-    if given.max_kv_bytes is not None:
-        share = Fraction(parsed_bytes(given.max_kv_bytes), whole)
+    share = Fraction(given.max_kv_bytes or Fraction(whole, 10)) / whole
     if share >= 1:
         raise ValueError(f"--max-kv-bytes is {given.max_kv_bytes}, which the whole text fits into")
     made = {arm.name: sizes.made(arm, given.length, int(whole * share)) for arm in ARMS}
@@ -172,12 +144,29 @@ def note(found: dict[str, Any]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    given = parse(arguments)
+    parser = OneLineParser(
+        "", "Read a text with facts planted in it, ask for them, write on, and compare the full KV "
+        "cache, unquantised and in 4 bits, with caches of a tenth of its bytes: mlx_lm's window, "
+        "keydiff in 4 bits, and what --max-kv-bytes makes of them.",
+    )  # fmt: skip
+    parser.prog, add = "python -m mlx_h2o.demo", parser.add_argument
+    for name, least, default, meaning in (
+        ("--length", 1, 900, "tokens of text, facts included"),
+        ("--facts", 1, 8, "facts to plant"),
+        ("--generate", TURNS, 64, "tokens to write"),
+        ("--seed", 0, 0, "draws the facts"),
+    ):
+        add(name, type=number(least), default=default, metavar="N", help=meaning)
+    add("--model", default=DEMO, help="a model's folder, unless it is too slow here (default: the "
+        "one in the package)")  # fmt: skip
+    add("--max-kv-bytes", type=nbytes, metavar="SIZE", help="what the bounded caches may hold, "
+        "such as 200KB (default: a tenth of the full cache)")  # fmt: skip
+    add("--json", type=new_file, metavar="FILE", help="write the figures, unrounded, to FILE")
+    given = parser.parse_args(arguments)
     try:
         found = measure(*load(given.model), given)
     except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        parser.error(told(error))
     if given.json is not None:
         write_text(given.json, json.dumps(found, indent=2) + "\n")
     print(table(found), end="\n\n")
