@@ -25,7 +25,7 @@ from mlx_h2o import demo
 from mlx_h2o.evaluation import reading
 from mlx_h2o.evaluation.arms import Sizes
 from mlx_h2o.evaluation.environment import environment
-from mlx_h2o.evaluation.settings import Settings
+from mlx_h2o.evaluation.questions import Settings
 from mlx_h2o.evaluation.tasks import cases
 
 __all__ = ["COMMITTED", "PARTS", "TOLERANCE", "beyond", "loss", "losses", "passages", "recalled"]

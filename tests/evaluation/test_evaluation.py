@@ -18,8 +18,8 @@ from mlx_lm.models.cache import RotatingKVCache, make_prompt_cache
 import mlx_h2o
 from mlx_h2o import demo
 from mlx_h2o.evaluation import arms, facts, questions, reading, report
+from mlx_h2o.evaluation.questions import PROMPT, Settings
 from mlx_h2o.evaluation.run import evaluate as evaluation
-from mlx_h2o.evaluation.settings import PROMPT, Settings
 from mlx_h2o.evaluation.speed import timed
 from mlx_h2o.evaluation.statistics import in_turns, paired, ratios
 from mlx_h2o.lm.prompt_cache import evicting_caches

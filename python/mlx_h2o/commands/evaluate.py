@@ -13,8 +13,8 @@ from typing import Any
 from .. import demo
 from ..evaluation import report
 from ..evaluation.arms import ARMS, DEFAULT, parsed
+from ..evaluation.questions import Settings
 from ..evaluation.run import SHARES, evaluate
-from ..evaluation.settings import Settings
 from ..evaluation.tasks import TASKS
 from ..lm.generate import load
 from .blas import hint

@@ -22,10 +22,9 @@ from mlx_h2o.commands.watch import Watch
 from mlx_h2o.demo import DEMO, text
 from mlx_h2o.evaluation import arms
 from mlx_h2o.evaluation.environment import environment_line
-from mlx_h2o.evaluation.questions import windows
+from mlx_h2o.evaluation.questions import Settings, windows
 from mlx_h2o.evaluation.report import markdown
 from mlx_h2o.evaluation.run import evaluate
-from mlx_h2o.evaluation.settings import Settings
 from mlx_h2o.evaluation.speed import timed
 from mlx_h2o.lm.files import write_text
 

@@ -18,8 +18,8 @@ from ..lm.prompt_cache import context_length
 from .arms import DEFAULT, Arm, Sizes
 from .environment import blas, environment
 from .facts import Tokenizer
+from .questions import Settings
 from .reading import Progress, silent
-from .settings import Settings
 from .tasks import Case, cases
 
 __all__ = ["SHARES", "Watch", "evaluate"]

@@ -24,9 +24,8 @@ from mlx_lm.models.cache import make_prompt_cache as stock_cache
 
 from ..lm.checks import vocabulary
 from .facts import Tokenizer, Tokens
-from .questions import Asked, chats, planted_texts, samples, windows
+from .questions import PROMPT, Asked, Settings, chats, planted_texts, samples, windows
 from .reading import Forced, Progress, answers, forced, read, routed
-from .settings import PROMPT, Settings
 
 __all__ = ["TASKS", "Case", "cases"]
 

@@ -1,4 +1,4 @@
-"""Which KV heads of a model retrieve, found without a text, and rows shared out by that.
+"""A budget for each layer, or each of its KV heads: of a list, a file, or by what heads retrieve.
 
 Most heads attend nearby; a few find what a text said before. Their rows decide what a model
 recalls, and others do not need as many. :mod:`mlx_h2o.lm.probing` finds them.
@@ -13,6 +13,7 @@ import os
 import weakref
 from bisect import bisect_left
 from collections.abc import Sequence
+from os import PathLike
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,7 +29,8 @@ from .probing import BITS, Probe, gives
 from .ranks import ranks_of
 from .routing import calls_attention, int_setting
 
-__all__ = ["LAYERS", "Probe", "parts_of_mean", "probe", "rows_by_head", "shares"]
+__all__ = ["LAYERS", "Budgets", "Probe", "layer_configs", "parts_of_mean", "probe", "read_budgets"]
+__all__ += ["rows_by_head", "shares"]
 
 LAYERS = ("probe", "equal")
 """How rows are shared out over layers and KV heads that have no budgets of their own."""
@@ -53,6 +55,60 @@ STEP = 1.125
 
 _FEWEST_TOKENS = 80
 """Fewer say too little."""
+
+
+_Own = int | H2OConfig
+Budgets = Sequence[_Own | Sequence[_Own]] | str | PathLike[str]
+"""Per evicting layer: ``max_kv_size``, or all settings, or a list of these, one for each KV head;
+or a file that holds them."""
+
+
+def layer_configs(
+    config: H2OConfig, budgets: Budgets, layers: int
+) -> list[H2OConfig | list[H2OConfig]]:
+    """The settings of each evicting layer, or of each of its KV heads.
+
+    Raises:
+        ValueError: not one budget for each layer, an invalid budget, or a file without any.
+    """
+    given: Any = read_budgets(budgets) if isinstance(budgets, str | PathLike) else budgets
+    count = len(given) if isinstance(given, list | tuple) else f"{given!r} as"
+    if count != layers:
+        raise ValueError(
+            f"[make_prompt_cache] found {count} budgets, expected one for each of the {layers} "
+            "layers that evict."
+        )
+    return [
+        [_config(config, budget) for budget in own]
+        if isinstance(own, list | tuple) and own
+        else _config(config, own)
+        for own in given
+    ]
+
+
+def _config(config: H2OConfig, budget: Any) -> H2OConfig:
+    if isinstance(budget, H2OConfig):
+        return budget
+    if isinstance(budget, int) and not isinstance(budget, bool):
+        return config.scaled(budget)
+    raise ValueError(
+        f"[make_prompt_cache] a budget is {budget!r}, expected an int, an H2OConfig, or a list of "
+        "these, one for each KV head."
+    )
+
+
+def read_budgets(path: str | PathLike[str]) -> Sequence[Any]:
+    """The budgets of a file; raises ValueError where it has none, or OSError."""
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+    except ValueError as error:  # also of text that is no UTF-8
+        raise ValueError(f"[make_prompt_cache] {path!s:.200} is not JSON: {error}.") from error
+    if not isinstance(found, dict) or not isinstance(found.get("budgets"), list):
+        raise ValueError(
+            f"[make_prompt_cache] {path} holds {type(found).__name__}, expected an object with a "
+            'list under "budgets".'
+        )
+    return cast(list[Any], found["budgets"])
 
 
 _known: dict[int, tuple[weakref.ref[Any], Probe]] = {}

@@ -42,7 +42,7 @@ class Outline:
 
     def __init__(self, model: Any, narrow: bool = False) -> None:
         self.model = model
-        self.args, self.model_type = model.args, getattr(model, "model_type", None)
+        self.args, self.model_type = (getattr(model, n, None) for n in ("args", "model_type"))
         self.modules, self.parameters = model.modules, model.parameters
         caches = self.make_cache()
         model(mx.zeros((1, 1), mx.int32), cache=caches)

@@ -18,8 +18,7 @@ from ..caches.heads import HeadGroups
 from ..config import H2OConfig
 from ..errors import SettingError, check_int
 from ..policies.h2o import H2O
-from .budgets import Budgets, layer_configs
-from .layers import LAYERS, probe, reason_of, rows_by_head
+from .layers import LAYERS, Budgets, layer_configs, probe, reason_of, rows_by_head
 from .models import handed, refusal
 from .outline import Outline, nbytes
 from .outline import evicting_caches as evicting_caches

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from bisect import bisect_right
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -140,7 +140,7 @@ def most_rows(measure: Measure, least: int, limit: int, *, name: str = "") -> in
     high = 2 * low
     while nbytes(high) <= limit:
         high *= 2
-    return low + bisect_right(range(low + 1, high), limit, key=nbytes)
+    return low + bisect_left(range(low + 1, high), True, key=lambda rows: nbytes(rows) > limit)
 
 
 def measured(measure: Measure, rows: int) -> float:
