@@ -15,13 +15,13 @@ GENERATED = {"_kernel_text.py", "kernel_text.h", "_operation_table.py", "operati
 CODE = {".py", ".pyi", ".h", ".c", ".cpp", ".metal", ".swift"}
 
 MOST = {
-    "python": 18_306,
+    "python": 18_274,
     "python/mlx_h2o/caches": 3_556,
-    "python/mlx_h2o/commands": 1_651,
-    "python/mlx_h2o/demo": 208,
-    "python/mlx_h2o/evaluation": 1_679,
+    "python/mlx_h2o/commands": 1_650,
+    "python/mlx_h2o/demo": 207,
+    "python/mlx_h2o/evaluation": 1_669,
     "python/mlx_h2o/hardware": 441,
-    "python/mlx_h2o/lm": 2_919,
+    "python/mlx_h2o/lm": 2_899,
     "python/mlx_h2o/operations": 3_168,
     "python/mlx_h2o/policies": 632,
     "python/mlx_h2o/serving": 2_611,
@@ -30,8 +30,8 @@ MOST = {
     "mlx-c/h2o": 3_126,
     "swift/Sources/MLXH2O": 1_433,
     "swift/Sources/MLXH2OLM": 2_908,
-    "benchmarks": 2_885,
-    "tests": 31_578,
+    "benchmarks": 2_851,
+    "tests": 31_556,
 }
 
 

@@ -18,10 +18,6 @@ from ..caches.heads import HeadGroups
 from . import attention
 from .routing import routing_for
 
-# mlx_lm has no types.
-ArraysCache: Any = mlx_lm_cache.ArraysCache
-CacheList: Any = mlx_lm_cache.CacheList
-
 _ASKED = 64
 """Queries of a chunk: scores have the same shape after any number."""
 
@@ -83,9 +79,9 @@ def evicting_caches(caches: Sequence[Any]) -> Iterator[H2OKVCache]:
 
 
 def _kept(cache: Any, narrow: bool) -> Any:
-    if isinstance(cache, CacheList):
+    if isinstance(cache, mlx_lm_cache.CacheList):
         return [_kept(part, narrow) for part in cache.caches]
-    if isinstance(cache, ArraysCache):
+    if isinstance(cache, mlx_lm_cache.ArraysCache):
         return cache.state
     wide = narrow and cache.keys is not None and cache.keys.dtype == mx.float32
     kept = cache.keys, cache.values
@@ -93,10 +89,10 @@ def _kept(cache: Any, narrow: bool) -> Any:
 
 
 def _feed(cache: Any, kept: Any, tokens: int) -> None:
-    if isinstance(cache, CacheList):
+    if isinstance(cache, mlx_lm_cache.CacheList):
         for part, own in zip(cache.caches, kept, strict=True):
             _feed(part, own, tokens)
-    elif isinstance(cache, ArraysCache):
+    elif isinstance(cache, mlx_lm_cache.ArraysCache):
         cache.state = kept
     elif kept[0] is not None:  # or the layer reads another's
         if hasattr(cache, "maybe_trim_front"):
