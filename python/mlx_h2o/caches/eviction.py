@@ -79,8 +79,8 @@ class Eviction(NamedTuple):
 
     def kept(self, rows: Ranked, ranks: mx.array | None) -> mx.array:
         """Slots uint32 [sequences, H, keep], ascending, of the best of these rows, counted from the
-        first of them; None: all of them go."""
-        if ranks is None:
+        first of them."""
+        if ranks is None or not rows.keep:
             return mx.zeros((*rows.positions.shape[:2], 0), mx.uint32)
         return resolve().keep_indices(
             ranks, rows.positions,
