@@ -23,8 +23,6 @@ from mlx_h2o import H2OConfig, H2OKVCache, load_prompt_cache, save_prompt_cache
 from reference_cache import ReferenceCache
 
 SCALE = 0.25
-PACKED_QUERIES = 8
-"""Up to so many tokens at a time are attended by the cache itself."""
 
 __all__ = ["HEADS", "SCALE", "SMALL", "Course", "Sequence"]
 
@@ -283,13 +281,7 @@ class Course:
             else:
                 self.references[b].flush()
         self._take_rows()
-        if length <= PACKED_QUERIES or cache.prefix_rows or cache.row_bias is not None:
-            out = cache.attend(mx.array(queries), k, attended, **given)
-        else:
-            out = mx.fast.scaled_dot_product_attention(mx.array(queries), k, attended, **given)
-            cache.attended()
-            if cache.policy.needs_scores:
-                cache.score_chunk(mx.array(queries), k, **given)
+        out = cache.attend(mx.array(queries), k, attended, **given)
         assert np.isfinite(np.array(out)).all()
         for b, (start, stop) in enumerate(spans):
             if stop > start:

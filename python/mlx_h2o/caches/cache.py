@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, cast
 
@@ -424,44 +424,54 @@ class H2OKVCache:
         scale: float,
         mask: mx.array | str | None = None,
         sinks: mx.array | None = None,
+        stock: Callable[[], mx.array] | None = None,
     ) -> mx.array:
         """Attention over the rows of the last update, whose scores the policy takes in.
 
         As ``fast.scaled_dot_product_attention_with_scores`` followed by ``update_scores``, but
         where the policy allows it in one operation that need not store the scores. Evaluating
-        the output evaluates both. At most 128 queries, or any number where rows are shared or have
-        been folded.
+        the output evaluates both. Of more than 8 queries the scores that the policy counts are
+        computed beside the output, where it allows it in blocks, so that they are never in memory
+        all at once.
+
+        Args:
+            stock: other attention over the same arrays, which gives the output where it can: of
+                rows that are not shared, packed or folded, and where no scores are wanted, or
+                more than 8 queries come.
 
         Raises:
             ValueError: no rows yet, keys that are not the stored rows, or as the operation.
         """
-        table, known = self._table, self._handed.rows
+        table, known, scored = self._table, self._handed.rows, self.policy.needs_scores
+        asked = queries, keys, values, scale, mask, sinks
+        short = queries.shape[2] <= DECODE_QUERIES
+        if table is not None and (table.prefix is not None or BIAS in table.beside):
+            stock = None
+        packed = isinstance(keys, tuple) or isinstance(values, tuple) or self.in_segments
+        if stock is not None and not (scored or (short and packed)):
+            if table is not None:
+                table.unscored = False
+            return attention.without_scores(asked, stock) if short else stock()
         if table is None or known is None or known[0] is not keys:
             stored = keys[0] if isinstance(keys, tuple) else keys
             table = checks.check_seen("attend", stored, 2, table)
-        asked = queries, keys, values, scale, mask, sinks
-        long = queries.shape[2] > DECODE_QUERIES
-        if long and (table.prefix is not None or BIAS in table.beside):
-            out = attention.attend_chunk(table, asked)
-            self.score_chunk(queries, keys, scale=scale, mask=mask, sinks=sinks)
-        else:
+        if short:
             in_order = not (self._room.reach or self._step.spans)
             given = self._handed.newest, in_order
             out, found, lse = attention.attend(table, self.config, asked, *given)
             if found is not None:
                 self.update_scores(found, lse=lse, masked=mask is not None)
-            elif self.policy.needs_scores:  # which took them in at once
+            elif scored:  # which took them in at once
                 return out
-        if not self.policy.needs_scores:
-            self.attended()
+        else:
+            out = attention.attend_chunk(table, asked) if stock is None else stock()
+            if scored:
+                self._take(of_chunk(self.config, table, self._step, asked))
+        if not scored:
+            table.unscored = False
             return out
         tied: mx.array = mx.depends(out, list(table.beside.values()))
         return tied
-
-    def attended(self) -> None:
-        """Say that attention of ours has read the last update, which a policy that folds wants."""
-        if self._table is not None and not self.policy.needs_scores:
-            self._table.unscored = False
 
     def update_scores(
         self, scores: mx.array, *, lse: mx.array | None = None, masked: bool = True
@@ -469,7 +479,7 @@ class H2OKVCache:
         """Take in the scores of the attention that followed an update.
 
         Layers that share their keys may call this several times for one update; each call counts
-        as further queries. Policies that need no scores ignore it.
+        as further queries. To policies that need no scores it says that attention has been.
 
         Args:
             scores: float32 [B, Hq, L, N], logits before the softmax, -inf where masked, the
@@ -485,28 +495,7 @@ class H2OKVCache:
         if self.policy.needs_scores:
             given = scoring.seen(self.policy, scores, lse)
             self._take(of_scores(self.config, table, self._step, given, masked))
-
-    def score_chunk(
-        self,
-        queries: mx.array,
-        keys: mx.array,
-        *,
-        scale: float,
-        mask: mx.array | str | None = None,
-        sinks: mx.array | None = None,
-    ) -> None:
-        """Take in the scores of a long chunk, which its attention did not return.
-
-        As ``update_scores`` with the scores of the queries that the policy counts; where it allows
-        it they are computed in blocks, so that they are never in memory all at once.
-
-        Raises:
-            ValueError: no rows yet, keys that are not the stored rows, or as ``prefill_scores``.
-        """
-        table = checks.check_seen("attend", keys, 2, self._table)
-        if self.policy.needs_scores:
-            asked = queries, keys, scale, mask, sinks
-            self._take(of_chunk(self.config, table, self._step, *asked))
+        table.unscored = False
 
     @changes
     def _take(self, found: tuple[Any, mx.array | None]) -> None:
