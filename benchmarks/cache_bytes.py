@@ -71,8 +71,8 @@ def chunk(caches: list[Any], length: int, seed: int) -> None:
         queries = new[:, :, -QUERIES:]
         out = keys[0, 0, 0, 0] + values[0, 0, 0, 0]
         if hasattr(cache, "attend"):  # the scores alone
-            given = {"scale": SCALE, "mask": "causal", "stock": partial(mx.array, out)}
-            out = cache.attend(queries, keys, values, **given)
+            given = {"mask": "causal", "stock": partial(mx.array, out)}
+            out = cache.attend(queries, keys, values, scale=SCALE, **given)
         before = 0 * out
         outs.append(before)
     mx.eval(outs, [cache.state for cache in caches])

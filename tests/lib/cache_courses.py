@@ -267,7 +267,6 @@ class Course:
         k, v = cache.update_and_fetch(mx.array(keys), mx.array(values))
         in_chunk = length if length > max(1, self.config.reach) else 0
         assert self.held <= self.config.max_kv_size + in_chunk
-        given = {"scale": SCALE, "mask": mask}
         attended = k if self.column.latents else v
         self.coming = [n - start for n, (start, _) in zip(self.coming, spans, strict=True)]
         for b, (start, stop) in enumerate(spans):
@@ -281,7 +280,7 @@ class Course:
             else:
                 self.references[b].flush()
         self._take_rows()
-        out = cache.attend(mx.array(queries), k, attended, **given)
+        out = cache.attend(mx.array(queries), k, attended, scale=SCALE, mask=mask)
         assert np.isfinite(np.array(out)).all()
         for b, (start, stop) in enumerate(spans):
             if stop > start:

@@ -334,9 +334,13 @@ class H2OKVCache:
         Raises ValueError where that attention would be given what only ours can read: codes of
         rotated rows, or the mask of layers with unequal budgets.
         """
-        config, held = self.config, self._table is not None
-        arrays = held and (self.in_segments or self._hands_arrays)
-        checks.check_stock_attention(self, packed=held and not arrays, own_mask=self._own_mask_due)
+        config, table = self.config, self._table
+        # In parts the rows are read by ours alone; the arrays handed out then serve others.
+        arrays = table is not None and (
+            self._hands_arrays or table.prefix is not None or len(table.segments) > 1
+        )
+        packed = table is not None and not arrays
+        checks.check_stock_attention(self, packed, own_mask=self._own_mask_due)
         if config.kv_bits is None or arrays:
             raise AttributeError("bits: the rows of the last update were returned as arrays")
         return config.kv_bits
@@ -409,12 +413,6 @@ class H2OKVCache:
 
     # Attention
 
-    @property
-    def in_segments(self) -> bool:
-        """Whether attention reads the rows in parts; the arrays handed out then serve others."""
-        table = self._table
-        return table is not None and (table.prefix is not None or len(table.segments) > 1)
-
     def attend(
         self,
         queries: mx.array,
@@ -447,11 +445,13 @@ class H2OKVCache:
         short = queries.shape[2] <= DECODE_QUERIES
         if table is not None and (table.prefix is not None or BIAS in table.beside):
             stock = None
-        packed = isinstance(keys, tuple) or isinstance(values, tuple) or self.in_segments
-        if stock is not None and not (scored or (short and packed)):
-            if table is not None:
-                table.unscored = False
-            return attention.without_scores(asked, stock) if short else stock()
+        if stock is not None and not scored:
+            packed = isinstance(keys, tuple) or isinstance(values, tuple)
+            mixed = table is not None and len(table.segments) > 1
+            if not (short and (packed or mixed)):
+                if table is not None:
+                    table.unscored = False
+                return attention.without_scores(asked, stock) if short else stock()
         if table is None or known is None or known[0] is not keys:
             stored = keys[0] if isinstance(keys, tuple) else keys
             table = checks.check_seen("attend", stored, 2, table)
