@@ -212,7 +212,7 @@ class H2OKVCache:
             count = len(self._padding) if self._in_batch else None
             checks.check_rows(self, keys, values, stored, count)
         elif held is not None and self._free >= self._step.length and not held.unscored:
-            return self._append_few(held, keys, values)
+            return self._append(held, keys, values)
         checks.check_scored(self)
         if self._table is None:
             given = len(self._padding), self._described()
@@ -225,18 +225,29 @@ class H2OKVCache:
         padded = any(one != NO_PADDING for one in self._padding)
         if not padded and (free := self._room.free(table, step.length)) >= step.length:
             self._free = free
-            return self._append_few(table, keys, values)
+            return self._append(table, keys, values)
         return self._append(table, keys, values, step)
 
-    @changes
     def _append(
-        self, table: Table, keys: mx.array, values: mx.array, step: Step
+        self, table: Table, keys: mx.array, values: mx.array, step: Step | None = None
     ) -> tuple[Any, Any]:
-        """Any tokens, behind the others."""
-        table.append(keys, values, self._room.tail_limit, step)
-        table.unscored = self._needs_attention
-        self._padding = step.after(self._padding)
-        return self._hand_out(table)
+        """Add a step's tokens behind the others; None, nearly always: as many of each sequence as
+        the last time, for which there is room."""
+        self._handed.release()
+        views = None
+        try:  # as ``changes``, in the place where a call more would count
+            if step is None:
+                added = self._step.length
+                self._free -= added
+                views = table.append_few(keys, values, added)
+            else:
+                table.append(keys, values, self._room.tail_limit, step)
+                self._padding = step.after(self._padding)
+            table.unscored = self._needs_attention
+            return self._hand_out(table, views)
+        except BaseException:
+            self._give_up()
+            raise
 
     def _takes_step(self, step: Step) -> None:
         """Know the last update's step, and whether packed rows are handed out as arrays for it."""
@@ -244,19 +255,6 @@ class H2OKVCache:
         most = 1 if handed == "latents" else DECODE_QUERIES
         self._hands_arrays = handed not in ("packed", "latents") or step.length > most
         self._step = step
-
-    def _append_few(self, table: Table, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
-        """Append one token, or drafts, when there is room: the common case."""
-        self._handed.release()
-        added = self._step.length
-        self._free -= added
-        try:  # as ``changes``, in the place where a call more would count
-            views = table.append_few(keys, values, added)
-            table.unscored = self._needs_attention
-            return self._hand_out(table, views)
-        except BaseException:
-            self._give_up()
-            raise
 
     def _give_up(self) -> None:
         """Hold no rows, and say so to whoever asks for them."""
