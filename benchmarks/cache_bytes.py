@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +70,7 @@ def chunk(caches: list[Any], length: int, seed: int) -> None:
         queries = new[:, :, -QUERIES:]
         out = keys[0, 0, 0, 0] + values[0, 0, 0, 0]
         if hasattr(cache, "attend"):  # the scores alone
-            given = {"mask": "causal", "stock": partial(mx.array, out)}
+            given = {"mask": "causal", "stock": lambda found=out: found}
             out = cache.attend(queries, keys, values, scale=SCALE, **given)
         before = 0 * out
         outs.append(before)
