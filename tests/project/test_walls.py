@@ -15,15 +15,15 @@ GENERATED = {"_kernel_text.py", "kernel_text.h", "_operation_table.py", "operati
 CODE = {".py", ".pyi", ".h", ".c", ".cpp", ".metal", ".swift"}
 
 MOST = {
-    "python": 18_274,
-    "python/mlx_h2o/caches": 3_556,
+    "python": 18_240,
+    "python/mlx_h2o/caches": 3_550,
     "python/mlx_h2o/commands": 1_650,
     "python/mlx_h2o/demo": 207,
     "python/mlx_h2o/evaluation": 1_669,
     "python/mlx_h2o/hardware": 441,
-    "python/mlx_h2o/lm": 2_899,
+    "python/mlx_h2o/lm": 2_878,
     "python/mlx_h2o/operations": 3_168,
-    "python/mlx_h2o/policies": 632,
+    "python/mlx_h2o/policies": 625,
     "python/mlx_h2o/serving": 2_611,
     "core": 7_806,
     "metal": 2_122,
@@ -31,7 +31,7 @@ MOST = {
     "swift/Sources/MLXH2O": 1_433,
     "swift/Sources/MLXH2OLM": 2_908,
     "benchmarks": 2_851,
-    "tests": 31_556,
+    "tests": 31_553,
 }
 
 
