@@ -22,7 +22,7 @@ from typing import Any
 import common
 import mlx.core as mx
 import numpy as np
-from mlx_lm.models import cache, gemma3_text, lfm2, qwen3
+from mlx_lm.models import cache, gemma3_text, lfm2
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
@@ -46,11 +46,7 @@ def model_of(kind: str) -> Any:
     }  # fmt: skip
     wide: dict[str, Any] = {"intermediate_size": 128, "head_dim": 16, "rms_norm_eps": 1e-6}
     if kind == "full attention":
-        args: Any = qwen3.ModelArgs(
-            model_type="qwen3", **size, **wide, max_position_embeddings=8192, rope_theta=1e4,
-            tie_word_embeddings=True,
-        )  # fmt: skip
-        return qwen3.Model(args)
+        return common.qwen(**size, **wide, max_position_embeddings=8192, rope_theta=1e4)
     if kind == "sliding windows":
         return gemma3_text.Model(
             gemma3_text.ModelArgs(

@@ -17,7 +17,7 @@ from mlx_lm.utils import _get_classes, quantize_model, save_model
 
 import mlx_h2o
 from mlx_h2o.cli import main
-from mlx_h2o.lm.plan import Outline, configs, outline_of, outlined
+from mlx_h2o.lm.plan import Plan, configs, outline_of, outlined
 from mlx_h2o.lm.routing import routing_for
 from mlx_h2o.serving.memory import Limits, Memory
 from paths import ROOT
@@ -109,7 +109,7 @@ def quick_and_slow() -> list[Any]:
 def test_the_table_says_what_happens_and_bytes_are_right_within_a_hundredth(name):
     said = served(name.rpartition("/")[2])
     model, config = small_model(name)
-    outline = Outline(model, config)
+    outline = Plan(model, config)
     if said.startswith("refused: "):
         with pytest.raises(ValueError, match=said.removeprefix("refused: ")):
             mlx_h2o.make_prompt_cache(model, ROWS)

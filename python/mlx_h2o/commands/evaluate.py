@@ -12,8 +12,8 @@ from typing import Any
 from .. import demo
 from ..evaluation import report
 from ..evaluation.arms import ARMS, DEFAULT, parsed
+from ..evaluation.questions import Settings
 from ..evaluation.run import SHARES, evaluate
-from ..evaluation.settings import Settings
 from ..evaluation.tasks import TASKS
 from ..lm.generate import load
 from .parsing import OneLineParser, new_file, told
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         model, tokenizer = load(args.model)
         with Watch() as watch:
             result = evaluate(
-                model, tokenizer, texts, arms, model_name=args.model, tasks=args.tasks,
+                model, tokenizer, texts, arms, model_name=Path(args.model).name, tasks=args.tasks,
                 shares=args.bytes, settings=settings, file=args.output, watch=watch,
             )  # fmt: skip
         print(report.table(result), end="\n\n")

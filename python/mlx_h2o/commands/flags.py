@@ -7,8 +7,7 @@ from typing import Any
 
 from .. import policies
 from ..config import KV_FORMATS, H2OConfig
-from ..lm.budgets import read as read_budgets
-from ..lm.layers import LAYERS
+from ..lm.layers import LAYERS, read_budgets
 from .parsing import (
     OneLineParser,
     checked,

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 from ..caches.cache import PROMPT_CHUNK
-from ..lm.plan import Outline, outline_of
+from ..evaluation.report import markdown
+from ..lm.plan import Plan, outline_of
 from ..lm.prompt_cache import make_prompt_cache
 from ..lm.sizing import least_rows, most_rows
 from ..policies.h2o import H2O
@@ -63,26 +64,12 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def aligned(rows: list[list[str]], left: int = 1) -> str:
-    """A table in Markdown, with a head, whose first columns are ``left``."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    rule = [
-        "-" * width if at < left else "-" * (width - 1) + ":" for at, width in enumerate(widths)
-    ]
-    lines = []
-    for row in [rows[0], rule, *rows[1:]]:
-        cells = enumerate(zip(row, widths, strict=True))
-        padded = [text.ljust(n) if at < left else text.rjust(n) for at, (text, n) in cells]
-        lines.append(f"| {' | '.join(padded)} |")
-    return "\n".join(lines)
-
-
-def growing(outline: Outline) -> list[int]:
+def growing(outline: Plan) -> list[int]:
     """The layers whose caches grow."""
     return [layer for layer, row in enumerate(outline.rows) if row]
 
 
-def _facts(name: str, outline: Outline) -> Iterator[str]:
+def _facts(name: str, outline: Plan) -> Iterator[str]:
     """What the model keeps, and whether it is served."""
     context = f", trained on {outline.context:,} tokens" if outline.context else ""
     yield f"{name}: {outline.file}{context}, weights of {size_of(outline.weights)}"
@@ -97,7 +84,7 @@ def _facts(name: str, outline: Outline) -> Iterator[str]:
     yield f"served: {served(outline)}"
 
 
-def served(outline: Outline) -> str:
+def served(outline: Plan) -> str:
     """Whether the caches here serve a model, and how."""
     if outline.refused:
         why = outline.refused.partition("cannot be served: ")[2] or outline.refused
@@ -108,12 +95,12 @@ def served(outline: Outline) -> str:
     return f"yes, without {', '.join(missing)}" if missing else "yes"
 
 
-def _settings(outline: Outline, stored: str) -> dict[str, Any]:
+def _settings(outline: Plan, stored: str) -> dict[str, Any]:
     folds = {"policy": H2O.name} if FORMATS[stored] and outline.scored else {}
     return FORMATS[stored] | folds
 
 
-def _held(outline: Outline, stored: str, part: int, context: int) -> int | None:
+def _held(outline: Plan, stored: str, part: int, context: int) -> int | None:
     """Bytes after this many tokens, where rows of one in ``part`` stay; None where the model has no
     rows of this format."""
     if part == 1 and not FORMATS[stored]:
@@ -126,7 +113,7 @@ def _held(outline: Outline, stored: str, part: int, context: int) -> int | None:
 
 
 def _fits(
-    name: str, outline: Outline, limit: int, context: int, count: int, step: int
+    name: str, outline: Plan, limit: int, context: int, count: int, step: int
 ) -> Iterator[str]:
     """How many sequences fit, what each of ``count`` gets, and the command."""
     stored = "unquantised" if _held(outline, FEW, 1, context) is None else FEW
@@ -142,11 +129,11 @@ def _fits(
         raise ValueError(str(error).partition(" (")[0]) from error
     free, read = memory.free, size_of(memory.reserved)
     yield f"memory: {size_of(limit)}, of which {read} to read prompts, {size_of(free)} for caches\n"
-    rows = [[f"sequences of {context:,} tokens, by rows that stay", *_PARTS]]
+    rows = []
     for form in FORMATS:
         sizes = [_held(outline, form, part, context) for part in _PARTS.values()]
         rows.append([form, *("-" if size is None else _many(free, size) for size in sizes)])
-    yield aligned(rows)
+    yield markdown([f"sequences of {context:,} tokens, by rows that stay", *_PARTS], rows)
     each = free if count == 1 else int(free / COPIED) // count
     if outline.nbytes(context) <= each:
         kept, flags = "all rows, unquantised", "--max-kv-size none"
@@ -166,7 +153,7 @@ def _many(free: int, size: int) -> str:
     return f"{max(int(free / (COPIED * size)), int(size <= free)):,}"
 
 
-def _kept(outline: Outline, stored: str, context: int, limit: int) -> str:
+def _kept(outline: Plan, stored: str, context: int, limit: int) -> str:
     """The rows that a sequence keeps in this many bytes, and their bits."""
     if (_held(outline, stored, 1, context) or limit + 1) <= limit:
         return "all rows, in the fewest bits that cost nothing"

@@ -13,9 +13,7 @@ from ..caches import handed_out
 from ..caches.attention import DECODE_QUERIES
 from ..caches.cache import H2OKVCache
 from ..caches.heads import HeadGroups
-from ..operations.backends import resolve
 from ..operations.composed import prefill
-from ..operations.segments import masking
 
 
 def attend(
@@ -75,27 +73,8 @@ def attend(
         mask = None if owner is None else owner.mask_of_update()
         stock = functools.partial(stock, mask=mask)
     if owner is None:
-        return _foreign(cache, stock, queries, keys, values, scale, mask, sinks)
-    short = queries.shape[2] <= DECODE_QUERIES
-    scored = owner.policy.needs_scores
-    ours = bool(owner.prefix_rows) or owner.row_bias is not None
-    if scored and not short and not ours:
-        out = stock()
-        owner.score_chunk(queries, keys, scale=scale, mask=mask, sinks=sinks)
-        # mlx_lm evaluates outputs only: untied, the scores of every step would wait, graph and all.
-        tied: mx.array = mx.depends(out, [cast(mx.array, owner.scores)])
-        return tied
-    if scored or ours or (short and (owner.in_segments or packed)):
-        # mlx_lm's attention over packed rows is not fused and takes no sinks.
-        return owner.attend(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
-    owner.attended()
-    operations = resolve()
-    if not short or operations.name != "native":  # which is ahead of MLX's own on a CPU
-        return stock()
-    causal, shown = masking(mask)
-    return operations.output(
-        queries, keys, values, scale=scale, causal=causal, mask=shown, sinks=sinks
-    )
+        return _foreign(cache, stock, queries, keys, values, sinks, scale=scale, mask=mask)
+    return owner.attend(queries, keys, values, scale=scale, mask=mask, sinks=sinks, stock=stock)
 
 
 def _attend_group(
@@ -117,25 +96,18 @@ def _attend_group(
 
 
 def _foreign(
-    cache: Any,
-    stock: Callable[[], mx.array],
-    queries: mx.array,
-    keys: Any,
-    values: Any,
-    scale: float,
-    mask: mx.array | str | None,
-    sinks: mx.array | None,
-) -> mx.array:
+    cache: Any, stock: Callable[[], mx.array], queries: mx.array, keys: Any, values: Any,
+    sinks: mx.array | None, **given: Any,
+) -> mx.array:  # fmt: skip
     """For a cache of somebody else's that asks for scores, float32 [B, Hq, L, N]."""
-    if queries.shape[2] > DECODE_QUERIES or isinstance(keys, tuple):
-        out = stock()
-        if isinstance(keys, tuple):
-            packing: Any = {"group_size": cache.group_size, "bits": cache.bits}
-            keys = mx.dequantize(*keys, **packing)
-        scores = prefill.last_scores(queries, keys, scale=scale, mask=mask)
+    if isinstance(keys, tuple):
+        packing: Any = {"group_size": cache.group_size, "bits": cache.bits}
+        keys, values = mx.dequantize(*keys, **packing), None
+    if values is None or queries.shape[2] > DECODE_QUERIES:
+        out, scores = stock(), prefill.last_scores(queries, keys, **given)
     else:
         out, scores = fast.scaled_dot_product_attention_with_scores(
-            queries, keys, values, scale=scale, mask=mask, sinks=sinks
+            queries, keys, values, sinks=sinks, **given
         )
     cache.update_scores(scores)
     return out

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import EllipsisType
 from typing import Any, cast
 
-import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx_lm.models import cache as mlx_lm_cache
 
@@ -19,12 +18,13 @@ from ..caches.heads import HeadGroups
 from ..config import H2OConfig
 from ..errors import SettingError, check_int
 from ..policies.h2o import H2O
-from .budgets import Budgets, layer_configs
-from .layers import LAYERS, probe, reason_of, rows_by_head
+from .layers import LAYERS, Budgets, layer_configs, probe, reason_of, rows_by_head
 from .models import handed, refusal
+from .outline import Outline, nbytes
+from .outline import evicting_caches as evicting_caches
 from .probing import BITS
 from .ranks import ranks_of
-from .routing import int_setting, model_name, routing_for
+from .routing import int_setting, model_name
 from .sizing import (
     SCARCE,
     SOME,
@@ -183,11 +183,12 @@ def fit_bytes(
     check_given("fit_bytes", model, draft_model, length)
     limit = parsed_bytes(max_kv_bytes)
     scored = "policy" not in settings
-    shared = {"layers": layers, "length": length}
-    drafting = [] if draft_model is None else [draft_model]
+    outlines = [Outline(one) for one in (model, draft_model) if one is not None]
 
-    def nbytes_of(config: H2OConfig, chunk: int = 0) -> int:
-        return sum(_full_nbytes(one, config, shared, chunk) for one in (model, *drafting))
+    def nbytes_of(config: H2OConfig, chunk: int = 0) -> list[int]:
+        """Of the model, and of the draft model."""
+        of = {"layers": layers, "length": length}
+        return [_full_nbytes(one, config, of, chunk) for one in outlines]
 
     def config_of(rows: int, bits: _Bits) -> H2OConfig:
         packs = bits[0] is not None or "kv_format" in settings
@@ -196,7 +197,7 @@ def fit_bytes(
         return _config(..., packing | chosen | settings | {"max_kv_size": rows})
 
     def measuring(bits: _Bits) -> Measure:
-        return lambda rows: nbytes_of(config_of(rows, bits))
+        return lambda rows: sum(nbytes_of(config_of(rows, bits)))
 
     least = least_rows(settings)
     bits: _Bits = settings.get("kv_bits"), None
@@ -232,9 +233,8 @@ def fit_bytes(
         bits, why = more, "the most that hold every token"
     rows = rows if bits == few else most()
     config = config_of(rows, bits)
-    peak = nbytes_of(config, PROMPT_CHUNK)
-    drafts = sum(_full_nbytes(one, config, shared, 0) for one in drafting)
-    return Sizing(config, nbytes_of(config), peak, drafts, why)
+    full, peak = nbytes_of(config), sum(nbytes_of(config, PROMPT_CHUNK))
+    return Sizing(config, sum(full), peak, sum(full[1:]), why)
 
 
 _Bits = tuple[int | None, int | None]
@@ -256,25 +256,20 @@ def _one_size(bits: _Bits, step: int) -> _Bits:
     return keys, values
 
 
-def _full_nbytes(model: Module, config: H2OConfig, shared: dict[str, Any], chunk: int) -> int:
+def _full_nbytes(outline: Outline, config: H2OConfig, shared: dict[str, Any], chunk: int) -> int:
     """Bytes of full caches at rest, or while they take in a chunk of a prompt more."""
-    run: Any = model
-    caches = make_prompt_cache(model, config, **shared)
+    caches = make_prompt_cache(outline.model, config, **shared)
     ours = list(evicting_caches(caches))
     budgets = [one.config.max_kv_size or 1 for one in ours]
     rows = max([*budgets, *(getattr(one, "max_size", 1) for one in caches)])
     # Dense rows of mixed precision come until they are packed, and scores wait for drafts.
     steps = config.reach + (config.group if config.mixed else 0) + 2
-    most = 0
-    with routing_for(model, ours):
-        for tokens in (rows + 1, chunk) if chunk else (rows + 1, *([1] * steps)):
-            run(mx.zeros((1, tokens), mx.int32), cache=caches)
-            held = sum(one.held_nbytes for one in ours)
-            own = sum(one.nbytes for one in ours)
-            most = max(most, own)
+    most = held = own = 0
+    for _ in outline.fed(caches, rows + 1, *([chunk] if chunk else [1] * steps)):
+        held, own = sum(one.held_nbytes for one in ours), nbytes(ours)
+        most = max(most, own)
     # Windows of mlx_lm's hold a chunk until the next token.
-    windows = sum(int(cache.nbytes) for cache in caches) - own
-    return most + windows + (held - own if chunk else 0)
+    return most + nbytes(caches) - own + (held - own if chunk else 0)
 
 
 def check_given(
@@ -360,15 +355,6 @@ def _shared_out(caches: Sequence[H2OKVCache], model: Module | None) -> str:
         return f"{min(budgets):,} to {max(budgets):,} rows by KV head"
     reason = "" if model is None or budgets <= {0} else reason_of(model)
     return f"the same rows for every KV head: the model {reason}" if reason else ""
-
-
-def evicting_caches(caches: Sequence[Any]) -> Iterator[H2OKVCache]:
-    """The H2OKVCache among ``caches``, those inside of cache lists included."""
-    for cache in caches:
-        if isinstance(cache, H2OKVCache):
-            yield cache
-        elif isinstance(cache, mlx_lm_cache.CacheList | HeadGroups):
-            yield from evicting_caches(cache.caches)
 
 
 def budgets_of(caches: Sequence[Any]) -> list[Any]:

@@ -11,9 +11,9 @@ from typing import Any, cast
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from ..lm.prompt_cache import evicting_caches
+from ..lm.outline import Outline, evicting_caches, nbytes
 from ..lm.ranks import ranks_of
-from ..lm.routing import int_setting, routing_for
+from ..lm.routing import int_setting
 
 __all__ = ["COPIED", "Limits", "Memory", "bounds", "usual_bytes"]
 
@@ -81,11 +81,11 @@ class Memory:
             for _, array in cast(Any, tree_flatten)(model.parameters())
         )
         self._rows = max(bounds([one for caches in make() for one in caches]), default=0)
-        full = self._rows + 1
-        self._full = _held(models, make, full)
-        self._more = (_held(models, make, full + _FAR) - self._full) / _FAR
+        full, outlines = self._rows + 1, [Outline(model) for model in models]
+        self._full = _held(outlines, make, full)
+        self._more = (_held(outlines, make, full + _FAR) - self._full) / _FAR
         chunk = min(full, step)
-        read = _held(models, make, chunk, step) - _held(models, make, chunk)
+        read = _held(outlines, make, chunk, step) - _held(outlines, make, chunk)
         of_prompt = max(0, read) + _activations(models[0], step, step + chunk)
         of_answer = _OF_LOGITS * (int_setting(models[0], "vocab_size") or 1 << 17)
         beside = limit - limit // _FREED - weights
@@ -129,15 +129,12 @@ class Memory:
         return int(COPIED * (bounded + self._more * max(0, tokens - self._rows)))
 
 
-def _held(models: list[Any], make: Callable[[], list[list[Any]]], *counts: int) -> int:
+def _held(outlines: list[Outline], make: Callable[[], list[list[Any]]], *counts: int) -> int:
     """Bytes of new caches behind so many tokens, read in parts of these counts, and behind one more
     if there is one part."""
-    made = make()
-    for model, caches in zip(models, made, strict=True):
-        with routing_for(model, list(evicting_caches(caches))):
-            for count in counts if len(counts) > 1 else (*counts, 1):
-                model(mx.zeros((1, count), mx.int32), cache=caches)
-    return sum(int(one.nbytes) for caches in made for one in caches)
+    counts = counts if len(counts) > 1 else (*counts, 1)
+    pairs = zip(outlines, make(), strict=True)
+    return sum(nbytes([*one.fed(caches, *counts)][-1]) for one, caches in pairs)
 
 
 def bounds(caches: Sequence[Any]) -> list[int]:
