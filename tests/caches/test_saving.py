@@ -269,6 +269,16 @@ def test_caches_of_another_model_are_refused(saved, tmp_path):
         load_prompt_cache(unknown, model=tiny_llama())
 
 
+def test_files_of_earlier_versions_say_less_of_their_model(tmp_path, monkeypatch):
+    """The shapes of its weights alone, in 16 digits."""
+    file, model = tmp_path / "earlier.safetensors", tiny_qwen3()
+    caches = make_prompt_cache(model, 32)
+    monkeypatch.setattr("mlx_h2o.lm.saving.fingerprint", lambda model: "0123456789abcdef")
+    save_prompt_cache(file, caches, model=model)
+    monkeypatch.undo()
+    assert len(load_prompt_cache(file, model=model)) == len(caches)
+
+
 # Saving
 
 

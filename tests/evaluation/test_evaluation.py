@@ -18,6 +18,7 @@ from mlx_lm.models.cache import RotatingKVCache, make_prompt_cache
 import mlx_h2o
 from mlx_h2o import demo
 from mlx_h2o.evaluation import arms, facts, questions, reading, report
+from mlx_h2o.evaluation.environment import slow_blas
 from mlx_h2o.evaluation.questions import PROMPT, Settings
 from mlx_h2o.evaluation.run import evaluate as evaluation
 from mlx_h2o.evaluation.speed import timed
@@ -314,6 +315,23 @@ def test_speeds_are_of_what_mlx_lm_writes(tiny):
     weights = sum(array.nbytes for _, array in tree_flatten(model.parameters()))
     assert weights + 600 * 2 * 2 * 2 * 32 * 4 < found["full"].peaks["decode"]
     assert found["ours"].peaks["decode"] < found["full"].peaks["decode"] - 200_000
+
+
+@pytest.mark.parametrize(
+    ("files", "slow"),
+    [
+        (["mlx_cpu.libs/libblas-bd8a282c.so.3.10.0"], True),
+        (["blas/libblas.so.3.11.0", "home/openblas/readme"], True),
+        (["openblas-pthread/libblas.so.3"], False),
+        (["mlx_cpu.libs/libblas-bd8a282c.so.3", "lib/libmkl_rt.so.2"], False),
+        (["x86_64-linux-gnu/libblake3.so.1"], False),
+    ],
+)
+def test_a_slow_blas_is_said(files, slow, tmp_path):
+    maps = tmp_path / "maps"
+    maps.write_text("".join(f"7f00-7f10 r-xp 00 08:01 42  /usr/{name}\n" for name in files))
+    on_cpu = mx.default_device().type == mx.DeviceType.cpu
+    assert bool(slow_blas(maps)) is (slow and on_cpu)
 
 
 def test_a_result_is_taken_up_again(tiny, tmp_path):

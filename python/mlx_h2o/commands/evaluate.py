@@ -12,6 +12,7 @@ from typing import Any
 from .. import demo
 from ..evaluation import report
 from ..evaluation.arms import ARMS, DEFAULT, parsed
+from ..evaluation.environment import slow_blas
 from ..evaluation.questions import Settings
 from ..evaluation.run import SHARES, evaluate
 from ..evaluation.tasks import TASKS
@@ -49,6 +50,8 @@ def run(args: argparse.Namespace) -> int:
         arms = [parsed(text) for text in args.arms]
         texts = [_text(name) for name in args.texts] or [("embedded text", demo.text())]
         model, tokenizer = load(args.model)
+        if slow := slow_blas():
+            print(f"mlx_h2o evaluate: {slow}", file=sys.stderr)
         with Watch() as watch:
             result = evaluate(
                 model, tokenizer, texts, arms, model_name=Path(args.model).name, tasks=args.tasks,

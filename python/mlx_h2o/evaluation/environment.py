@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 from importlib.metadata import version
 from pathlib import Path
 
+import mlx.core as mx
+
 import mlx_h2o
 
-__all__ = ["blas", "environment", "environment_line"]
+__all__ = ["blas", "environment", "environment_line", "slow_blas"]
+
+_FAST = re.compile(r"(openblas|mkl|blis|atlas|flexiblas|armpl)[^/\n]*(/[^/\n]*)?\.so", re.I)
 
 
 def environment() -> dict[str, str]:
@@ -37,6 +42,20 @@ def blas() -> str:
     """The library that was preloaded, without its folder, or that MLX brings none."""
     preloaded = os.environ.get("LD_PRELOAD", "")
     return Path(preloaded).name if preloaded else "MLX's own"
+
+
+def slow_blas(maps: Path = Path("/proc/self/maps")) -> str:
+    """What helps, as a line, where MLX computes on the CPU with the reference BLAS of its Linux
+    wheels; else empty. Looks at what this process has loaded."""
+    loaded = maps.read_text() if maps.exists() else ""
+    on_cpu = mx.default_device().type == mx.DeviceType.cpu
+    if not on_cpu or not re.search(r"/libc?blas[-.]", loaded) or _FAST.search(loaded):
+        return ""
+    return (
+        "MLX computes with the reference BLAS, many times slower than OpenBLAS: install it "
+        "(Debian: libopenblas0-pthread) and preload it, "
+        "LD_PRELOAD=$(ls /usr/lib/*/openblas-pthread/libopenblas.so.0)"
+    )
 
 
 def _processor() -> str:
