@@ -36,6 +36,14 @@ def of_rows(found: dict[str, int]) -> int:
     return sum(count for name, count in found.items() if name.startswith(("key", "value")))
 
 
+def in_widest_gap(weights: np.ndarray, low: float, high: float) -> float:
+    """A threshold of about low to high that no weight is near: a kernel's may round apart."""
+    near = np.unique(weights[(weights > low) & (weights < high)])
+    at = np.diff(near).argmax()
+    assert near[at + 1] / near[at] > 1 + 1e-3
+    return float(near[at : at + 2].mean())
+
+
 @pytest.mark.slow
 @PASSES
 def test_dense_rows_are_read_once_and_the_slack_never(blocks: int | None) -> None:
@@ -92,20 +100,19 @@ def test_sparse_v_reads_values_at_or_above_the_threshold_exactly(
     mask: str, scores: bool, blocks: int | None
 ) -> None:
     """A row is read where one query of one head of its group needs it, and only there."""
-    threshold, case = 0.01, Case(
+    request = Case(
         sizes=(128, 64), heads=(4, 2), queries=2, rows=150, bits=(8, 8), mask=mask, slack=1,
-        sparse=0.01, scores=scores,
-    )  # fmt: skip
-    request = case.request()
+        scores=scores,
+    ).request()  # fmt: skip
     dense = (request.queries, dequantized(request.keys), dequantized(request.values))
     expected = reference.attention(*dense, scale=request.scale, mask=request.mask)
     with np.errstate(invalid="ignore"):
         weights = np.exp(expected.scores - expected.lse[..., None])
     weights = np.where(expected.scores == -np.inf, 0.0, weights)
-    assert not (np.abs(weights / threshold - 1) < 1e-4).any(), "a weight is at the threshold"
+    threshold = in_widest_gap(weights, 0.009, 0.011)
     needed = (weights >= threshold).reshape(1, 2, 4, 150).any(2).sum()
     assert 0.1 < needed / 300 < 0.9
-    found = reads(request, blocks)
+    found = reads(replace(request, sparse_v_threshold=threshold), blocks)
     assert found["value_words"] == needed * 64
     assert found["value_scales"] == found["value_biases"] == needed * 4
     if not mask:
