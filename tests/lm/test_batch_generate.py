@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import copy
 
-import mlx.core as mx
 import mlx_lm
 import numpy as np
 import pytest
 from mlx_lm.generate import BatchGenerator
-from mlx_lm.models import gemma3_text
 
 from mlx_h2o import (
     BatchH2OKVCache,
@@ -19,7 +17,7 @@ from mlx_h2o import (
     stream_generate,
 )
 from routing_checks import SETTINGS, mlx_lm_stays_as_it_is
-from tiny_models import random_prompt, tiny_qwen3, tiny_tokenizer
+from tiny_models import random_prompt, tiny_gemma3, tiny_qwen3, tiny_tokenizer
 
 __all__ = ["mlx_lm_stays_as_it_is"]  # a fixture around every test
 
@@ -147,27 +145,6 @@ def test_mlx_lms_own_function_takes_our_caches_within_the_context():
         assert tokens == alone(model, prompt, 20)[0]
     with pytest.raises(RuntimeError, match="qwen3 layer 0 got no scores.*routing"):
         mlx_lm.batch_generate(model, tokenizer, PROMPTS, caches, max_tokens=20)
-
-
-def tiny_gemma3():
-    """Two layers with a sliding window of 8, one without."""
-    mx.random.seed(1)
-    model = gemma3_text.Model(
-        gemma3_text.ModelArgs(
-            model_type="gemma3_text",
-            hidden_size=32,
-            num_hidden_layers=3,
-            intermediate_size=48,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            head_dim=16,
-            vocab_size=64,
-            sliding_window=8,
-            sliding_window_pattern=3,
-        )
-    )
-    mx.eval(model.parameters())
-    return model
 
 
 def test_layers_with_caches_of_other_kinds_in_the_same_batch():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -30,28 +28,6 @@ def packed(heads: int = 2, rows: int = 10, size: int = 64, bits: int = 8, group:
 
 
 QUERIES = mx.ones((1, 4, 1, 64))
-
-
-def test_skipped_counts_the_rows_that_add_nothing() -> None:
-    """One row takes almost all the weight; a sink and masked pairs change what is skipped."""
-    keys = mx.zeros((1, 2, 10, 64)).at[:, :, 3].add(20 / 64)
-    rows = tuple(mx.quantize(keys, group_size=64, bits=8))
-    options = {"scale": 1.0, "sparse_v_threshold": 1e-6, "return_skipped": True}
-    *_, skipped = operation(QUERIES, *rows, *packed(), **options)
-    assert skipped.dtype == mx.float32 and skipped.shape == (1, 4, 1)
-    assert mx.allclose(skipped, mx.array(0.9), atol=1e-6)
-    *_, skipped = operation(QUERIES, *rows, *packed(), mask=mx.arange(10) < 5, **options)
-    assert mx.allclose(skipped, mx.array(0.4), atol=1e-6)
-    *_, skipped = operation(QUERIES, *rows, *packed(), mask=mx.zeros(10, mx.bool_), **options)
-    assert mx.all(skipped == 0)
-    *_, skipped = operation(QUERIES, *rows, *packed(), sinks=mx.full((4,), 40.0), **options)
-    assert mx.allclose(skipped, mx.array(1.0))
-    mask = mx.zeros(10).at[3].add(math.nan)
-    *_, skipped = operation(QUERIES, *rows, *packed(), mask=mask, **options)
-    assert mx.all(skipped == 0)
-    options["sparse_v_threshold"] = 0.0
-    *_, skipped = operation(QUERIES, *rows, *packed(), **options)
-    assert mx.all(skipped == 0)
 
 
 @pytest.mark.parametrize("return_skipped", [False, True])

@@ -56,11 +56,6 @@ def test_rows_are_packed_as_the_format_says(size, dtype, bits, side, backend):
     reference_turbo.check_packed(words, norms, given, bits=bits, side=side)
 
 
-def test_three_bits_of_128_elements_take_52_bytes():
-    words, norms = turbo.encode_rows(normal(0, 1, 1, 1, 128), 3, turbo.KEYS)
-    assert (words.nbytes, norms.nbytes) == (48, 4)
-
-
 @pytest.mark.parametrize("bits", turbo.BITS)
 def test_a_row_of_zeros_stays_one(bits, backend):
     column = TurboColumn(bits, turbo.KEYS, mx.float32)
