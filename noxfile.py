@@ -40,6 +40,10 @@ QEMU = ("qemu-aarch64", "-L", "/usr/aarch64-linux-gnu")
 SIDE_BY_SIDE = ("-n", str(min(4, os.cpu_count() or 1)), "--dist", "worksteal")
 # The quick tests and the slow ones.
 UNSEEDED = "not faults and not exhaustive and not real"
+# Of real models, but for lm-evaluation-harness's.
+REAL = [f"tests/evaluation/test_{part}.py" for part in ("yardsticks", "real_check")]
+REAL += ["tests/lm/test_rows_by_head.py", "tests/lm/test_ranks.py"]
+REAL += ["tests/languages/test_swift_generate.py"]
 C_SOURCES = (
     *("core", "mlx-c", "python/bindings", "examples/c"),
     *("tests/allocation", "tests/fuzz", "tests/native"),
@@ -82,8 +86,9 @@ def fetched(session: nox.Session, *models: str) -> list[str]:
     return found.splitlines()
 
 
-def fast_blas(session: nox.Session) -> dict[str, str | None]:
-    """The environment in which MLX multiplies with OpenBLAS, where it is installed."""
+def fast_blas(session: nox.Session, threads: str | None = None) -> dict[str, str | None]:
+    """The environment in which MLX multiplies with OpenBLAS, where it is installed, on so many
+    threads; None: on all."""
     ask = "from mlx_h2o.commands.blas import fast_library; print(fast_library() or '')"
     found = session.run(PYTHON, "-c", ask, external=True, silent=True).strip()
     if not found:
@@ -91,7 +96,7 @@ def fast_blas(session: nox.Session) -> dict[str, str | None]:
         return {}
     # As the processor and not as the machine's settings have it.
     unset = dict.fromkeys(("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE"))
-    return {"LD_PRELOAD": found, **unset}
+    return {"LD_PRELOAD": found, "OPENBLAS_NUM_THREADS": threads, **unset}
 
 
 @contextlib.contextmanager
@@ -369,11 +374,12 @@ def yardsticks(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def real(session: nox.Session) -> None:
-    """What caches lose on SmolLM2 against committed figures (2 minutes with OpenBLAS)."""
-    package(session)
-    if not fetched(session, "smollm2-135m-instruct"):
-        session.skip("SmolLM2 cannot be had")
-    pytest(session, "-m", "real", "tests/evaluation/test_real_check.py", env=fast_blas(session))
+    """All tests of real models: what caches lose against committed figures, Swift, processes."""
+    env = legs(session, swift_or_warn(session))
+    if not fetched(session):
+        session.skip("the real models cannot be had")
+    quick = ("-m", "real and not exhaustive")
+    pytest(session, *SIDE_BY_SIDE, *quick, *REAL, env=env | fast_blas(session, "1"))
 
 
 @nox.session(venv_backend="none")

@@ -30,7 +30,7 @@ MARKERS = {
     "downstream": "mlx_lm's own behaviour, with caches of ours in the place of its own",
     "gpu": "needs a GPU that MLX can use",
     "swift": "needs the Swift toolchain",
-    "real": "reads a text with a real model (nox -s yardsticks)",
+    "real": "reads a text with a real model (nox -s real)",
     "data": "needs the models and corpora of the data directory",
 }
 

@@ -95,7 +95,7 @@ FORMATS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.real
 @pytest.mark.matrix(1)
 @pytest.mark.parametrize("kind", FORMATS)
 def test_a_real_model_writes_what_python_writes(kind: str) -> None:
