@@ -14,7 +14,7 @@ import mlx_lm.models.cache as mlx_lm_cache
 import numpy as np
 import pytest
 
-from mlx_h2o import H2OConfig, H2OKVCache, routing
+from mlx_h2o import H2OConfig, H2OKVCache, fast, routing
 from routing_checks import SETTINGS, base, llama, mlx_lm_stays_as_it_is, patched, qwen3
 from tiny_models import tiny_qwen3
 
@@ -122,6 +122,35 @@ def test_the_argument_serves_where_the_keys_are_not_the_ones_handed_out():
 
 
 # Outputs and scores
+
+
+@pytest.mark.parametrize("length", [1, 8, 9, 129])
+@pytest.mark.parametrize("mask", [None, "causal", "bool", "additive"])
+def test_output_and_scores_of_any_length(length, mask):
+    """The stock output, and the moving average of the last 128 queries' scores."""
+    rng = np.random.default_rng(length)
+    q, k, v = (
+        mx.array(rng.standard_normal((2, h, length, 16)).astype(np.float32)) for h in (4, 2, 2)
+    )
+    allowed = rng.random((length, length)) < 0.8
+    allowed[:, 0] = True
+    masks = {
+        None: None,
+        "causal": "causal",
+        "bool": mx.array(allowed),
+        "additive": mx.where(mx.array(allowed), 0.0, mx.finfo(mx.float32).min),
+    }
+    ours = H2OKVCache(H2OConfig.of(max_kv_size=256, policy="h2o-ema"))
+    with routing():
+        keys, values = ours.update_and_fetch(k, v)
+        found = base.scaled_dot_product_attention(q, keys, values, ours, 0.25, masks[mask])
+    expected = mx.fast.scaled_dot_product_attention(q, k, v, scale=0.25, mask=masks[mask])
+    np.testing.assert_allclose(np.array(found), np.array(expected), atol=1e-5)
+    _, scores = fast.scaled_dot_product_attention_with_scores(q, k, v, scale=0.25, mask=masks[mask])
+    slow = H2OKVCache(H2OConfig.of(max_kv_size=256, policy="h2o-ema"))
+    slow.update_and_fetch(k, v)
+    slow.update_scores(scores)
+    np.testing.assert_allclose(np.array(ours.scores), np.array(slow.scores), rtol=1e-4, atol=1e-6)
 
 
 def test_sinks_reach_attention():
