@@ -514,7 +514,7 @@ def sanitize_c(session: nox.Session) -> None:
         "UBSAN_OPTIONS": "print_stacktrace=1",
     }
     # The other C tests build libraries and programs of their own.
-    parts = ("", "_config", "_errors", "_leaks", "_operation_errors", "_operations", "_safety")
+    parts = ("", "_config", "_errors", "_leaks", "_operation_errors", "_operations")
     tests = [f"tests/languages/test_c_api{part}.py" for part in parts]
     # Not captured, or what a sanitizer says as it ends the process would be lost.
     pytest(session, "--capture=no", "-m", UNSEEDED, *tests, env=env)

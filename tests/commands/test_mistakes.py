@@ -16,19 +16,26 @@ GENERATE = ("generate", "--model", "demo", "--prompt", "a")
 EVALUATE = ("evaluate", "--model", "demo")
 
 
-MISTAKES = tomllib.loads(Path(__file__).with_name("mistakes.toml").read_text("ascii"))
+TABLE = tomllib.loads(Path(__file__).with_name("mistakes.toml").read_text("ascii"))
 
 
 def arguments_of(typed: str) -> tuple[str, ...]:
     command, *others = shlex.split(typed)
     whole = {"generate": GENERATE, "evaluate": EVALUATE}.get(command, (command,))
-    return *whole, *(word.replace("{here}", __file__) for word in others)
+    return *whole, *map(here, others)
+
+
+def here(text: str) -> str:
+    return text.replace("{here}", __file__)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        *((arguments_of(one), said.replace("{here}", __file__)) for one, said in MISTAKES.items()),
+        *(
+            (arguments_of(one), said.replace("{here}", __file__))
+            for one, said in TABLE["mistakes"].items()
+        ),
         ((*GENERATE, "--prompt", "\udcff"), "argument --prompt/-p: 'utf-8' codec can't encode"),
     ],
 )
@@ -41,20 +48,7 @@ def test_a_mistake_is_a_line(arguments, message, capsys):
     assert message in said and "[H2OConfig]" not in said and "usage" not in said
 
 
-OUT_OF_RANGE = (
-    "generate --temp nan; generate --temp inf; generate --temp -1; generate --top-p 1.5; "
-    "generate --top-k -1; generate --min-p -1; generate --xtc-probability 2; "
-    "generate --xtc-threshold 1; generate --min-tokens-to-keep 0; generate -m 0; "
-    "generate --max-tokens -4; generate --prefill-step-size 0; generate --num-draft-tokens -1; "
-    "chat --max-tokens 0; chat --prefill-step-size 0; benchmark --batch-size 0; "
-    "benchmark --num-trials 0; benchmark -p 0; benchmark -g -3; benchmark --delay -1; "
-    "server --grace -1; server --max-queue 0; server --prefill-step-size 0; server --port 65536; "
-    "server --max-tokens -1; server --prompt-concurrency 0; server --decode-concurrency 0; "
-    "server --prompt-cache-size -1"
-)
-
-
-@pytest.mark.parametrize("typed", OUT_OF_RANGE.split("; "))
+@pytest.mark.parametrize("typed", TABLE["out_of_range"])
 def test_a_number_that_is_out_of_range(typed, capsys):
     command, flag, value = typed.split()
     with pytest.raises(SystemExit) as ended:

@@ -74,11 +74,7 @@ def _queries() -> Iterator[Case]:
             )
     for dtype in DTYPES:
         yield attention_case(
-            f"causal-more-queries-than-rows-{dtype}",
-            dtype=dtype,
-            queries=8,
-            rows=5,
-            mask="causal",
+            f"causal-more-queries-than-rows-{dtype}", dtype=dtype, queries=8, rows=5, mask="causal"
         )
         yield attention_case(
             f"group-16-queries-8-{dtype}", dtype=dtype, heads=(16, 1), queries=8, rows=3

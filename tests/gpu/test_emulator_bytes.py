@@ -13,7 +13,6 @@ from emulator import EmulatorBackend, Run
 from emulator.cases import Case, dequantized
 from emulator.marks import EMULATED
 from gpu.test_emulator import same_bits
-from gpu.test_emulator_quantized import COUNTING, peaked_request
 from mlx_h2o.operations.requests import AttentionRequest
 
 pytestmark = EMULATED
@@ -77,18 +76,6 @@ def test_masked_rows_cost_nothing(blocks: int | None) -> None:
     found = reads(request, blocks)
     assert found["keys"] == found["values"] == 2 * 10 * 128 * 2
     assert found["mask"] == 40  # the heads share it
-
-
-@pytest.mark.slow
-@pytest.mark.matrix(1)
-@PASSES
-def test_sparse_v_reads_the_values_of_rows_that_count(blocks: int | None) -> None:
-    found = reads(peaked_request(COUNTING, 60, sparse_v_threshold=1e-6), blocks)
-    assert found["key_words"] == 60 * 64 and found["key_scales"] == 60 * 4
-    assert found["value_words"] == 3 * 64
-    assert found["value_scales"] == found["value_biases"] == 3 * 4
-    everything = reads(peaked_request(COUNTING, 60), blocks)
-    assert everything["value_words"] == 60 * 64
 
 
 @pytest.mark.slow

@@ -9,13 +9,7 @@ import numpy as np
 import pytest
 from mlx_lm.generate import BatchGenerator
 
-from mlx_h2o import (
-    BatchH2OKVCache,
-    batch_generate,
-    make_prompt_cache,
-    routing,
-    stream_generate,
-)
+from mlx_h2o import BatchH2OKVCache, batch_generate, make_prompt_cache, routing, stream_generate
 from routing_checks import SETTINGS, mlx_lm_stays_as_it_is
 from tiny_models import random_prompt, tiny_gemma3, tiny_qwen3, tiny_tokenizer
 
@@ -112,12 +106,7 @@ def test_a_conversation_goes_on_in_a_batch_and_out_of_it():
     before = [copy.deepcopy(caches) for caches in first.caches]
     turns = [random_prompt(6, seed=5), random_prompt(9, seed=6), random_prompt(2, seed=7)]
     second = batch_generate(
-        model,
-        tokenizer,
-        turns,
-        prompt_caches=first.caches,
-        max_tokens=12,
-        return_token_ids=True,
+        model, tokenizer, turns, prompt_caches=first.caches, max_tokens=12, return_token_ids=True
     )
     for turn, caches, left, tokens in zip(
         turns, before, first.caches, second.token_ids, strict=True

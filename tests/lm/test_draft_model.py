@@ -5,14 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 
-from mlx_h2o import (
-    H2OConfig,
-    batch_generate,
-    generate,
-    make_prompt_cache,
-    routing,
-    stream_generate,
-)
+from mlx_h2o import H2OConfig, batch_generate, generate, make_prompt_cache, routing, stream_generate
 from routing_checks import SETTINGS, mlx_lm_stays_as_it_is
 from tiny_models import random_prompt, stock_tokens, tiny_qwen3, tiny_tokenizer
 

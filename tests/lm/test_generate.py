@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import mlx.core as mx
 import mlx_lm
 import mlx_lm.models.cache as mlx_lm_cache
@@ -11,14 +9,7 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
-from mlx_h2o import (
-    generate,
-    load,
-    make_prompt_cache,
-    policies,
-    routing,
-    stream_generate,
-)
+from mlx_h2o import generate, load, make_prompt_cache, policies, routing, stream_generate
 from mlx_h2o.lm.generate import summary
 from tiny_models import random_prompt, stock_tokens, tiny_llama, tiny_qwen3, tiny_tokenizer
 
@@ -28,16 +19,11 @@ GENERATED = 60
 TOLERANCE = 1e-4
 
 
-def loaded(name: str, request):
-    """A model by name; those of the data directory are skipped, with the reason, where it lacks."""
-    if name == "demo":
-        return request.getfixturevalue("demo")[0]
-    if name in ("tiny qwen3", "tiny llama"):
-        return {"tiny qwen3": tiny_qwen3, "tiny llama": tiny_llama}[name]()
-    directory: Path = request.getfixturevalue("data_directory") / "models" / name
-    if not directory.is_dir():
-        pytest.skip(f"no model at {directory}")
-    return mlx_lm.utils.load_model(directory)[0]
+MODELS = {
+    "tiny qwen3": tiny_qwen3,
+    "tiny llama": tiny_llama,
+    "demo": lambda: load("demo")[0],
+}
 
 
 # At a budget of at least the length
@@ -57,10 +43,10 @@ def teacher_forced(model, caches, tokens, *, chunk: int = 16) -> np.ndarray:
 
 @pytest.mark.slow
 @pytest.mark.matrix(1)
-@pytest.mark.parametrize("name", ["tiny qwen3", "tiny llama", "demo", "books-5m", "stories260K"])
-def test_unbounded_equals_stock(name, request):
+@pytest.mark.parametrize("name", MODELS)
+def test_unbounded_equals_stock(name):
     """On stock mlx_lm's own tokens: the same logits, and the same token wherever stock is sure."""
-    model = loaded(name, request)
+    model = MODELS[name]()
     prompt = [1 + token % 60 for token in range(PROMPT)]
     tokens = prompt + stock_tokens(model, prompt, GENERATED)
     expected = teacher_forced(model, mlx_lm_cache.make_prompt_cache(model), tokens)

@@ -86,25 +86,6 @@ def test_each_group_is_a_cache_of_its_heads(policy, given):
     assert (groups.offset, groups.size(), groups.empty()) == (37, 20, False)
 
 
-@pytest.mark.parametrize("given", [{}, PACKED, {"policy": "h2o"}], ids=str)
-@pytest.mark.parametrize("heads", [((0, 2), (1,)), ((0, 1), (2,)), ((1,), (0, 2)), ((2,), (0, 1))])
-def test_groups_of_one_budget_are_the_ungrouped_run(heads, given):
-    model = three_heads()
-    settings = {"max_kv_size": 16, "policy": "keydiff", "sink_size": 2, **given}
-    plain = make_prompt_cache(model, layers="equal", **settings)
-    groups = []
-    for cache in plain:
-        parts = [type(cache)(cache.config) for _ in heads]
-        for part in parts:
-            part.unequal_budgets = True
-        groups.append(HeadGroups(parts, heads))
-    tokens = random_prompt(50)
-    with routing(model):
-        expected = read(model, plain, tokens, 24, 3, 9)
-        np.testing.assert_array_equal(read(model, groups, tokens, 24, 3, 9), expected)
-    assert [one.nbytes for one in groups] == [one.nbytes for one in plain]
-
-
 @pytest.mark.parametrize("policy", ["h2o", "keydiff"])
 def test_masks_with_an_axis_of_heads_are_cut(policy):
     rng = np.random.default_rng(5)

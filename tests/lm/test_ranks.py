@@ -101,10 +101,7 @@ def test_a_command_speaks_once(saved: str, tmp_path: Path, pausing: dict[str, st
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--draft-model", "demo"], "--draft-model is for one process, found 2"),
-    ],
+    ("flags", "said"), [(["--draft-model", "demo"], "--draft-model is for one process, found 2")]
 )
 def test_what_is_not_for_several_processes_is_refused(
     saved: str, tmp_path: Path, pausing: dict[str, str], flags: list[str], said: str

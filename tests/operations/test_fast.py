@@ -47,3 +47,17 @@ def test_zones_beyond_every_position(far: int) -> None:
 
 
 # Properties
+
+
+@pytest.mark.parametrize("return_skipped", [False, True])
+@pytest.mark.parametrize("return_lse", [False, True])
+def test_results_are_what_was_asked_for(return_lse: bool, return_skipped: bool) -> None:
+    rows = mx.quantize(mx.ones((1, 2, 10, 64)), bits=8)
+    found = fast.scaled_dot_product_attention_quantized_with_scores(
+        mx.ones((1, 4, 1, 64)), *rows, *rows, scale=0.1,
+        return_lse=return_lse, return_skipped=return_skipped,
+    )  # fmt: skip
+    small = [(1, 4, 1)] * (return_lse + return_skipped)
+    assert [array.shape for array in found] == [(1, 4, 1, 64), (1, 4, 1, 10), *small]
+    if return_lse and return_skipped:
+        assert mx.all(found[2] > 0) and mx.all(found[3] == 0)

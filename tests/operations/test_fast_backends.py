@@ -13,14 +13,7 @@ import pytest
 import mlx_h2o
 from mlx_h2o import backends, fast, use_backend
 from mlx_h2o.operations import composed, requests
-from mlx_h2o.operations.backends import (
-    ENVIRONMENT,
-    forget,
-    get,
-    named,
-    register,
-    resolve,
-)
+from mlx_h2o.operations.backends import ENVIRONMENT, forget, get, named, register, resolve
 from mlx_h2o.operations.resolved import Operations
 
 PACKAGE = Path(mlx_h2o.__file__).parents[1]
