@@ -64,6 +64,7 @@ nox.options.sessions = ["lint", "types", "tests"]
 nox.options.error_on_missing_interpreters = CI
 
 _installed: set[str] = set()
+_legs: dict[str, str] = {}
 
 
 def absent(session: nox.Session, what: str) -> None:
@@ -233,13 +234,18 @@ def c_library(session: nox.Session) -> dict[str, str]:
 
 
 def legs(session: nox.Session, swift: str | None) -> dict[str, str]:
-    """Build what tests call beside the package; returns the environment variables that name it."""
+    """Build what tests call beside the package, once; returns the environment variables that name
+    it."""
+    if _legs:
+        return dict(_legs)
     if swift is None:
-        return c_library(session)
+        _legs.update(c_library(session))
+        return dict(_legs)
     with beside(session, "swift-build", *swift_build_command(session, swift), env={}):
-        env = c_library(session)
+        _legs.update(c_library(session))
     folder = session.run(swift, "build", "--show-bin-path", external=True, silent=True).strip()
-    return env | {"MLX_H2O_SWIFT_PARITY": str(Path(folder) / "mlx-h2o-parity")}
+    _legs["MLX_H2O_SWIFT_PARITY"] = str(Path(folder) / "mlx-h2o-parity")
+    return dict(_legs)
 
 
 def pytest(
@@ -360,6 +366,8 @@ def slow(session: nox.Session) -> None:
     """Tests that take seconds each: whole commands, long texts, many emulated kernels."""
     env = legs(session, swift_or_warn(session))
     python(session, "-m", "pip", "install", "-q", *CUDA_COMPILER)
+    # The reference BLAS takes three times as long for the same model.
+    env |= fast_blas(session, "1")
     pytest(session, *SIDE_BY_SIDE, "-m", f"slow and {UNSEEDED}", env=env)
 
 

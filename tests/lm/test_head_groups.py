@@ -208,18 +208,6 @@ def test_a_file_and_a_copy_go_on_alike(tmp_path, given):
         HeadGroups.from_state(caches[0].state[:2])
 
 
-def test_a_batch_in_a_file_goes_on():
-    model = three_heads()
-    pairs = zip(grouped(model), grouped(model), strict=True)
-    batch = [one.merge([one, other]) for one, other in pairs]
-    with routing(model):
-        mx.eval(model(mx.array([random_prompt(30)] * 2), cache=batch))
-        again = [HeadGroups.from_state(one.state) for one in batch]
-        token = mx.array([[5], [9]])
-        found = model(token, cache=again)
-        np.testing.assert_array_equal(np.array(found), np.array(model(token, cache=batch)))
-
-
 def test_rows_that_are_quantised_later():
     model = three_heads()
     caches = grouped(model)
