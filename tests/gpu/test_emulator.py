@@ -13,6 +13,7 @@ import pytest
 from emulator import EmulatorBackend, KernelError, Run, metal_kernel
 from emulator.cases import DTYPES, Case, errors
 from emulator.marks import EMULATED
+from emulator.row_cases import same_bits
 from mlx_h2o.operations.gpu import kernels, metal
 from mlx_h2o.operations.requests import AttentionRequest
 
@@ -70,12 +71,6 @@ def _two_pass_cases() -> Iterator[Case]:
 
 
 CASES = list(dict.fromkeys(_cases()))
-
-
-def same_bits(one: mx.array | None, other: mx.array | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return bool(mx.array_equal(one.view(mx.uint8), other.view(mx.uint8)))
 
 
 @pytest.mark.slow

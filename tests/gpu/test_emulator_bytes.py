@@ -12,7 +12,7 @@ import reference
 from emulator import EmulatorBackend, Run
 from emulator.cases import Case, dequantized
 from emulator.marks import EMULATED
-from gpu.test_emulator import same_bits
+from emulator.row_cases import same_bits
 from mlx_h2o.operations.requests import AttentionRequest
 
 pytestmark = EMULATED

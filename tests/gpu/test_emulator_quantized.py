@@ -12,7 +12,8 @@ import pytest
 from emulator import EmulatorBackend, Run
 from emulator.cases import DTYPES, Case, errors
 from emulator.marks import EMULATED
-from gpu.test_emulator import columns, heads_inside, interleaved, same_bits
+from emulator.row_cases import same_bits
+from gpu.test_emulator import columns, heads_inside, interleaved
 from mlx_h2o.config import KV_FORMATS
 from mlx_h2o.operations.gpu import metal
 

@@ -62,44 +62,6 @@ def test_unbounded_equals_stock(name):
         assert (found.argmax(axis=-1) == expected.argmax(axis=-1))[sure].all()
 
 
-@pytest.mark.slow
-@pytest.mark.matrix(4)
-@pytest.mark.parametrize("policy", policies.names())
-def test_generation_equals_the_loop_over_the_model(policy):
-    """stream_generate keeps the rows that the cache keeps when the model is called by hand."""
-    model, prompt = tiny_qwen3(), random_prompt(50)
-    settings = {"max_kv_size": 24, "recent_size": 8, "policy": policy}
-    streamed = make_prompt_cache(model, **settings)
-    tokens = [
-        response.token
-        for response in stream_generate(
-            model,
-            tiny_tokenizer(),
-            prompt,
-            max_tokens=30,
-            prefill_step_size=16,
-            prompt_cache=streamed,
-        )
-    ]
-    by_hand, found = make_prompt_cache(model, **settings), []
-    with routing(model):
-        for at in range(0, 48, 16):
-            model(mx.array(prompt[at : at + 16])[None], cache=by_hand)
-            mx.eval([cache.state for cache in by_hand])
-        model(mx.array(prompt[48:49])[None], cache=by_hand)
-        mx.eval([cache.state for cache in by_hand])
-        token = prompt[49]
-        for _ in range(30):
-            token = int(model(mx.array([[token]]), cache=by_hand)[0, -1].argmax())
-            found.append(token)
-        model(mx.array([[token]]), cache=by_hand)  # mlx_lm runs one token ahead
-    assert tokens == found
-    assert streamed[0].size() == 24
-    assert streamed[0].offset == by_hand[0].offset
-    for one, other in zip(streamed, by_hand, strict=True):
-        np.testing.assert_array_equal(np.array(one.positions), np.array(other.positions))
-
-
 # Arguments
 
 
