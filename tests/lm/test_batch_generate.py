@@ -121,15 +121,8 @@ def test_mlx_lms_own_function_takes_our_caches_within_the_context():
     caches = [make_prompt_cache(model, 16, **SETTINGS) for _ in PROMPTS]
     tokenizer = mlx_lm.tokenizer_utils.TokenizerWrapper(tiny_tokenizer())
     with routing(model):
-        found = mlx_lm.batch_generate(
-            model,
-            tokenizer,
-            PROMPTS,
-            caches,
-            max_tokens=20,
-            return_token_ids=True,
-            prefill_step_size=8,
-        )
+        given = {"max_tokens": 20, "return_token_ids": True, "prefill_step_size": 8}
+        found = mlx_lm.batch_generate(model, tokenizer, PROMPTS, caches, **given)
     for prompt, tokens in zip(PROMPTS, found.token_ids, strict=True):
         assert tokens == alone(model, prompt, 20)[0]
     with pytest.raises(RuntimeError, match="qwen3 layer 0 got no scores.*routing"):

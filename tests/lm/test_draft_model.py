@@ -17,18 +17,8 @@ PROMPT = random_prompt(20)
 
 def drafted(model, draft, caches, tokens=40, number=3, **given):
     """Responses of the whole generation."""
-    return list(
-        stream_generate(
-            model,
-            tiny_tokenizer(),
-            PROMPT,
-            max_tokens=tokens,
-            draft_model=draft,
-            num_draft_tokens=number,
-            prompt_cache=caches,
-            **given,
-        )
-    )
+    given |= {"max_tokens": tokens, "draft_model": draft, "num_draft_tokens": number}
+    return [*stream_generate(model, tiny_tokenizer(), PROMPT, prompt_cache=caches, **given)]
 
 
 def both(model, draft, size, **given):

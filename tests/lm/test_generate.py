@@ -105,12 +105,3 @@ def test_what_is_refused(function):
     # mlx_lm's own arguments of no effect here are let through.
     text = call(max_tokens=2, kv_bits=None, draft_model=None, num_draft_tokens=2)
     assert "".join(getattr(part, "text", part) for part in text)
-
-
-def test_verbose_prints_as_mlx_lm_does(capsys):
-    model = tiny_qwen3()
-    given = {"max_tokens": 5, "verbose": True, "max_kv_size": 16}
-    text = generate(model, tiny_tokenizer(), random_prompt(20), **given)
-    printed = capsys.readouterr().out
-    assert text in printed
-    assert "Generation: 5 tokens" in printed
