@@ -61,7 +61,7 @@ class Server:
             try:
                 urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5)
                 return
-            except (urllib.error.URLError, ConnectionError):
+            except (urllib.error.URLError, ConnectionError, TimeoutError):
                 assert self.process.poll() is None, self.log.read_text()
                 time.sleep(0.1)
 
