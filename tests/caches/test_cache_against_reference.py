@@ -161,3 +161,15 @@ def test_small_budgets(policy, budget):
     batch = Course("dense", policy, 2, max_kv_size=budget, sink_size=1, recent_size=1)
     batch.prompts([1, budget + 1], step=1)
     batch.tokens(4)
+
+
+@pytest.mark.parametrize("batch", [None, 2])
+@pytest.mark.parametrize("policy", ["h2o", "keydiff"])
+@pytest.mark.parametrize("column", ["dense", "4 bits", "published", "turbo3"])
+def test_all_rows_may_leave_together(column, policy, batch):
+    """A group as large as the budget, one window row wide: the sequence starts again."""
+    sizes = {"max_kv_size": 3, "sink_size": 0, "recent_size": 1, "heavy_size": 2}
+    course = Course(column, policy, batch, evict_every=4, **sizes)
+    course.tokens(4)
+    assert course.cache.size() == 1
+    course.tokens(4)

@@ -39,7 +39,6 @@ def test_an_update_lets_go_of_what_was_handed_out_before(policy):
         weakref.ref(array) for array in cache.update_and_fetch(mx.array(keys), mx.array(values))
     ]
     cache.update_scores(mx.ones((2, 4, 1, 16)))
-    cache.attended()
     cache.update_and_fetch(mx.array(keys), mx.array(values))
     gc.collect()
     assert all(reference() is None for reference in gone)

@@ -201,5 +201,4 @@ def test_to_quantized_goes_on_with_the_same_rows(policy, tokens):
         rows = [mx.ones((1, 2, length, SIZE))] * 2
         packed.update_and_fetch(*rows)
         packed.update_scores(mx.ones((1, 4, length, packed.positions.shape[2])))
-        packed.attended()
     assert packed.offset == tokens + 14

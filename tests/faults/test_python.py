@@ -261,7 +261,8 @@ FAULTS = (
           partial(life, policy="keydiff", context_size=16)),
     Fault("eviction is off, and nobody says so", "policies.base:Policy.needs_attention",
           lambda original: lambda own: False, unscored),
-    Fault("a chunk has no scores", "caches.cache:H2OKVCache.score_chunk", nothing, life),
+    Fault("a chunk has no scores", "caches.cache:of_chunk",
+          lambda original: lambda *asked: ([], None), life),
     Fault("a trim does nothing", "caches.cache:H2OKVCache.trim", nothing, drafts),
     # Folding.
     Fault("rows are dropped", "caches.eviction:fold", nothing, partial(no_token_lost, "dense", 1)),

@@ -71,7 +71,6 @@ def step(cache, queries, keys, values, *, array_mask: bool = False) -> np.ndarra
             mx.array(queries), k, v, **given
         )
     cache.update_scores(scores, masked=mask is not None)
-    cache.attended()
     return np.array(out)
 
 

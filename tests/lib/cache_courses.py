@@ -23,8 +23,6 @@ from mlx_h2o import H2OConfig, H2OKVCache, load_prompt_cache, save_prompt_cache
 from reference_cache import ReferenceCache
 
 SCALE = 0.25
-PACKED_QUERIES = 8
-"""Up to so many tokens at a time are attended by the cache itself."""
 
 __all__ = ["HEADS", "SCALE", "SMALL", "Course", "Sequence"]
 
@@ -269,7 +267,6 @@ class Course:
         k, v = cache.update_and_fetch(mx.array(keys), mx.array(values))
         in_chunk = length if length > max(1, self.config.reach) else 0
         assert self.held <= self.config.max_kv_size + in_chunk
-        given = {"scale": SCALE, "mask": mask}
         attended = k if self.column.latents else v
         self.coming = [n - start for n, (start, _) in zip(self.coming, spans, strict=True)]
         for b, (start, stop) in enumerate(spans):
@@ -283,13 +280,7 @@ class Course:
             else:
                 self.references[b].flush()
         self._take_rows()
-        if length <= PACKED_QUERIES or cache.prefix_rows or cache.row_bias is not None:
-            out = cache.attend(mx.array(queries), k, attended, **given)
-        else:
-            out = mx.fast.scaled_dot_product_attention(mx.array(queries), k, attended, **given)
-            cache.attended()
-            if cache.policy.needs_scores:
-                cache.score_chunk(mx.array(queries), k, **given)
+        out = cache.attend(mx.array(queries), k, attended, scale=SCALE, mask=mask)
         assert np.isfinite(np.array(out)).all()
         for b, (start, stop) in enumerate(spans):
             if stop > start:

@@ -41,10 +41,12 @@ class Sequence:
         return [np.concatenate([a[:, start : start + count], d], axis=1) for a, d in parts]
 
     def takes(self, rows: list[np.ndarray]) -> None:
-        """Remember which keys and values come next."""
-        start = self.reference.offset
+        """Remember which keys and values come next, before which what is due goes."""
+        start, added = self.reference.offset, rows[0].shape[1]
+        if added:
+            self.reference.make_room(added)
         for came, new in zip(self.came, rows, strict=True):
             came[:, start : start + new.shape[1]] = new
-        if self.framed and self.reference.size == 0 and rows[0].shape[1]:
+        if self.framed and self.reference.size == 0 and added:  # it starts, or starts again
             self.centres = reference_frame.centres(*rows)
         self.reference.centres = self.centres

@@ -66,7 +66,17 @@ class ReferenceCache:
 
     def update(self, keys: np.ndarray, values: np.ndarray) -> None:
         """Rows go where that is due, then the new ones are appended."""
-        added, budget = keys.shape[1], self.config.max_kv_size
+        self.make_room(keys.shape[1])
+        for head, rows in enumerate(self.heads):
+            rows += [
+                Row(self.offset + i, keys[head, i], values[head, i]) for i in range(keys.shape[1])
+            ]
+        self.offset += keys.shape[1]
+        self.surplus = self.size > self.config.max_kv_size
+
+    def make_room(self, added: int) -> None:
+        """What is due goes before so many rows come; at once again, nothing."""
+        budget = self.config.max_kv_size
         self.flush()
         self.commit(self.offset + added - self.tail)
         excess = self.size + added - budget
@@ -75,12 +85,6 @@ class ReferenceCache:
             window = max(self.config.recent_size, self.tail) - added
             free = self.size - reference_folding.for_good(self.config) - max(0, window)
             self.evict(max(excess, min(group, free)), self.offset + added)
-        for head, rows in enumerate(self.heads):
-            rows += [
-                Row(self.offset + i, keys[head, i], values[head, i]) for i in range(keys.shape[1])
-            ]
-        self.offset += added
-        self.surplus = self.size > budget
 
     def flush(self) -> None:
         """The surplus of a chunk goes."""

@@ -157,8 +157,8 @@ def test_last_scores_are_those_of_attention(mask: str) -> None:
 def test_a_chunk_is_scored_after_its_rows_are_stored() -> None:
     q, k = arrays(15)
     with pytest.raises(ValueError, match="there are no rows to score"):
-        H2OKVCache().score_chunk(q, k, scale=SCALE)
+        H2OKVCache().attend(q, k, k, scale=SCALE)
     cache = H2OKVCache()
     cache.update_and_fetch(k, k)
     with pytest.raises(ValueError, match="expected .* as the stored rows"):
-        cache.score_chunk(q, k[:, :, :7], scale=SCALE)
+        cache.attend(q, k[:, :, :7], k, scale=SCALE)

@@ -66,15 +66,12 @@ def _routed(case, backend, cache, q, keys, values, mask) -> mx.array:
     scale = case.fields["scale"]
     if q.shape[2] <= DECODE_QUERIES:
         return cache.attend(q, keys, values, scale=scale, mask=mask)
-    if cache.row_bias is not None:
-        refused = backend.refuses(_request(case, q, keys, values, mask))
-        with use_backend("composed") if refused else contextlib.nullcontext():
-            return cache.attend(q, keys, values, scale=scale, mask=mask)
-    out, _ = _attended(case, backend, q, keys, values, mask)
-    if cache.policy.needs_scores:
-        cache.score_chunk(q, keys, scale=scale, mask=mask)
-    cache.attended()
-    return out
+    refused = cache.row_bias is not None and backend.refuses(_request(case, q, keys, values, mask))
+    with use_backend("composed") if refused else contextlib.nullcontext():
+        return cache.attend(
+            q, keys, values, scale=scale, mask=mask,
+            stock=lambda: _attended(case, backend, q, keys, values, mask)[0],
+        )  # fmt: skip
 
 
 def _attended(case, backend, q, keys, values, mask) -> tuple[mx.array, mx.array]:

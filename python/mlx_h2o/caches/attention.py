@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import mlx.core as mx
@@ -11,16 +12,12 @@ from ..operations.backends import resolve
 from ..operations.segments import Rows, biased_attention, masking, merged_attention
 from .column import packing_of
 from .frame import share_of_rows
-from .scores import biases
+from .scores import Asked, biases
 from .table import IMPORTANCE, Table
 from .views import behind_shared, packed_rows, shared_rows
 
 DECODE_QUERIES = 8
 """Up to here the kernels return output and scores together, and read packed rows as they are."""
-
-
-Asked = tuple[mx.array, Any, Any, float, mx.array | str | None, mx.array | None]
-"""Queries, the keys and values that a table handed out, the scale, the mask and sinks."""
 
 
 def packing(table: Table, config: H2OConfig) -> dict[str, Any]:
@@ -85,6 +82,18 @@ def attend(
         return out, scores, lse
     total = mx.logaddexp(lse, sinks.astype(mx.float32)[:, None])
     return share_of_rows(out, lse, sinks), scores, total
+
+
+def without_scores(asked: Asked, stock: Callable[[], mx.array]) -> mx.array:
+    """The output over arrays for few queries: of ``stock``, which the native one is ahead of."""
+    queries, keys, values, scale, mask, sinks = asked
+    operations = resolve()
+    if operations.name != "native":
+        return stock()
+    causal, shown = masking(mask)
+    return operations.output(
+        queries, keys, values, scale=scale, causal=causal, mask=shown, sinks=sinks
+    )
 
 
 def attend_chunk(table: Table, asked: Asked) -> mx.array:

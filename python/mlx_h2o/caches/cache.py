@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, cast
 
@@ -212,7 +212,7 @@ class H2OKVCache:
             count = len(self._padding) if self._in_batch else None
             checks.check_rows(self, keys, values, stored, count)
         elif held is not None and self._free >= self._step.length and not held.unscored:
-            return self._append_few(held, keys, values)
+            return self._append(held, keys, values)
         checks.check_scored(self)
         if self._table is None:
             given = len(self._padding), self._described()
@@ -225,18 +225,29 @@ class H2OKVCache:
         padded = any(one != NO_PADDING for one in self._padding)
         if not padded and (free := self._room.free(table, step.length)) >= step.length:
             self._free = free
-            return self._append_few(table, keys, values)
+            return self._append(table, keys, values)
         return self._append(table, keys, values, step)
 
-    @changes
     def _append(
-        self, table: Table, keys: mx.array, values: mx.array, step: Step
+        self, table: Table, keys: mx.array, values: mx.array, step: Step | None = None
     ) -> tuple[Any, Any]:
-        """Any tokens, behind the others."""
-        table.append(keys, values, self._room.tail_limit, step)
-        table.unscored = self._needs_attention
-        self._padding = step.after(self._padding)
-        return self._hand_out(table)
+        """Add a step's tokens behind the others; None, nearly always: as many of each sequence as
+        the last time, for which there is room."""
+        self._handed.release()
+        views = None
+        try:  # as ``changes``, in the place where a call more would count
+            if step is None:
+                added = self._step.length
+                self._free -= added
+                views = table.append_few(keys, values, added)
+            else:
+                table.append(keys, values, self._room.tail_limit, step)
+                self._padding = step.after(self._padding)
+            table.unscored = self._needs_attention
+            return self._hand_out(table, views)
+        except BaseException:
+            self._give_up()
+            raise
 
     def _takes_step(self, step: Step) -> None:
         """Know the last update's step, and whether packed rows are handed out as arrays for it."""
@@ -244,19 +255,6 @@ class H2OKVCache:
         most = 1 if handed == "latents" else DECODE_QUERIES
         self._hands_arrays = handed not in ("packed", "latents") or step.length > most
         self._step = step
-
-    def _append_few(self, table: Table, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
-        """Append one token, or drafts, when there is room: the common case."""
-        self._handed.release()
-        added = self._step.length
-        self._free -= added
-        try:  # as ``changes``, in the place where a call more would count
-            views = table.append_few(keys, values, added)
-            table.unscored = self._needs_attention
-            return self._hand_out(table, views)
-        except BaseException:
-            self._give_up()
-            raise
 
     def _give_up(self) -> None:
         """Hold no rows, and say so to whoever asks for them."""
@@ -334,9 +332,13 @@ class H2OKVCache:
         Raises ValueError where that attention would be given what only ours can read: codes of
         rotated rows, or the mask of layers with unequal budgets.
         """
-        config, held = self.config, self._table is not None
-        arrays = held and (self.in_segments or self._hands_arrays)
-        checks.check_stock_attention(self, packed=held and not arrays, own_mask=self._own_mask_due)
+        config, table = self.config, self._table
+        # In parts the rows are read by ours alone; the arrays handed out then serve others.
+        arrays = table is not None and (
+            self._hands_arrays or table.prefix is not None or len(table.segments) > 1
+        )
+        packed = table is not None and not arrays
+        checks.check_stock_attention(self, packed, own_mask=self._own_mask_due)
         if config.kv_bits is None or arrays:
             raise AttributeError("bits: the rows of the last update were returned as arrays")
         return config.kv_bits
@@ -409,12 +411,6 @@ class H2OKVCache:
 
     # Attention
 
-    @property
-    def in_segments(self) -> bool:
-        """Whether attention reads the rows in parts; the arrays handed out then serve others."""
-        table = self._table
-        return table is not None and (table.prefix is not None or len(table.segments) > 1)
-
     def attend(
         self,
         queries: mx.array,
@@ -424,44 +420,56 @@ class H2OKVCache:
         scale: float,
         mask: mx.array | str | None = None,
         sinks: mx.array | None = None,
+        stock: Callable[[], mx.array] | None = None,
     ) -> mx.array:
         """Attention over the rows of the last update, whose scores the policy takes in.
 
         As ``fast.scaled_dot_product_attention_with_scores`` followed by ``update_scores``, but
         where the policy allows it in one operation that need not store the scores. Evaluating
-        the output evaluates both. At most 128 queries, or any number where rows are shared or have
-        been folded.
+        the output evaluates both. Of more than 8 queries the scores that the policy counts are
+        computed beside the output, where it allows it in blocks, so that they are never in memory
+        all at once.
+
+        Args:
+            stock: other attention over the same arrays, which gives the output where it can: of
+                rows that are not shared, packed or folded, and where no scores are wanted, or
+                more than 8 queries come.
 
         Raises:
             ValueError: no rows yet, keys that are not the stored rows, or as the operation.
         """
-        table, known = self._table, self._handed.rows
+        table, known, scored = self._table, self._handed.rows, self.policy.needs_scores
+        asked = queries, keys, values, scale, mask, sinks
+        short = queries.shape[2] <= DECODE_QUERIES
+        if table is not None and (table.prefix is not None or BIAS in table.beside):
+            stock = None
+        if stock is not None and not scored:
+            packed = isinstance(keys, tuple) or isinstance(values, tuple)
+            mixed = table is not None and len(table.segments) > 1
+            if not (short and (packed or mixed)):
+                if table is not None:
+                    table.unscored = False
+                return attention.without_scores(asked, stock) if short else stock()
         if table is None or known is None or known[0] is not keys:
             stored = keys[0] if isinstance(keys, tuple) else keys
             table = checks.check_seen("attend", stored, 2, table)
-        asked = queries, keys, values, scale, mask, sinks
-        long = queries.shape[2] > DECODE_QUERIES
-        if long and (table.prefix is not None or BIAS in table.beside):
-            out = attention.attend_chunk(table, asked)
-            self.score_chunk(queries, keys, scale=scale, mask=mask, sinks=sinks)
-        else:
+        if short:
             in_order = not (self._room.reach or self._step.spans)
             given = self._handed.newest, in_order
             out, found, lse = attention.attend(table, self.config, asked, *given)
             if found is not None:
                 self.update_scores(found, lse=lse, masked=mask is not None)
-            elif self.policy.needs_scores:  # which took them in at once
+            elif scored:  # which took them in at once
                 return out
-        if not self.policy.needs_scores:
-            self.attended()
+        else:
+            out = attention.attend_chunk(table, asked) if stock is None else stock()
+            if scored:
+                self._take(of_chunk(self.config, table, self._step, asked))
+        if not scored:
+            table.unscored = False
             return out
         tied: mx.array = mx.depends(out, list(table.beside.values()))
         return tied
-
-    def attended(self) -> None:
-        """Say that attention of ours has read the last update, which a policy that folds wants."""
-        if self._table is not None and not self.policy.needs_scores:
-            self._table.unscored = False
 
     def update_scores(
         self, scores: mx.array, *, lse: mx.array | None = None, masked: bool = True
@@ -469,7 +477,7 @@ class H2OKVCache:
         """Take in the scores of the attention that followed an update.
 
         Layers that share their keys may call this several times for one update; each call counts
-        as further queries. Policies that need no scores ignore it.
+        as further queries. To policies that need no scores it says that attention has been.
 
         Args:
             scores: float32 [B, Hq, L, N], logits before the softmax, -inf where masked, the
@@ -485,28 +493,7 @@ class H2OKVCache:
         if self.policy.needs_scores:
             given = scoring.seen(self.policy, scores, lse)
             self._take(of_scores(self.config, table, self._step, given, masked))
-
-    def score_chunk(
-        self,
-        queries: mx.array,
-        keys: mx.array,
-        *,
-        scale: float,
-        mask: mx.array | str | None = None,
-        sinks: mx.array | None = None,
-    ) -> None:
-        """Take in the scores of a long chunk, which its attention did not return.
-
-        As ``update_scores`` with the scores of the queries that the policy counts; where it allows
-        it they are computed in blocks, so that they are never in memory all at once.
-
-        Raises:
-            ValueError: no rows yet, keys that are not the stored rows, or as ``prefill_scores``.
-        """
-        table = checks.check_seen("attend", keys, 2, self._table)
-        if self.policy.needs_scores:
-            asked = queries, keys, scale, mask, sinks
-            self._take(of_chunk(self.config, table, self._step, *asked))
+        table.unscored = False
 
     @changes
     def _take(self, found: tuple[Any, mx.array | None]) -> None:

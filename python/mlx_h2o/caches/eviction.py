@@ -26,7 +26,8 @@ class Eviction(NamedTuple):
 
     keep: rows that stay of each sequence in ``due``; the others stay as they are.
     ends: of each sequence, the tokens seen when those that come are there.
-    recent_size: the newest of these are protected.
+    sinks: own rows of the first positions, which stay.
+    recent_size: the newest of these tokens are protected.
     tail: the newest rows, which are neither ranked nor evicted, and stay the last ones in order.
     """
 
@@ -35,6 +36,7 @@ class Eviction(NamedTuple):
     due: Sequence[int]
     keep: int
     ends: Sequence[int]
+    sinks: int
     recent_size: int
     tail: int = 0
 
@@ -43,11 +45,6 @@ class Eviction(NamedTuple):
         """Of each sequence, how many of the newest rows are protected."""
         both = zip(self.table.tokens, self.ends, strict=True)
         return [max(0, seen - end + self.recent_size) for seen, end in both]
-
-    @property
-    def sinks(self) -> int:
-        """Own rows of the first positions, which stay."""
-        return max(0, self.config.protected - self.table.prefix_rows)
 
     @property
     def skip(self) -> int:
@@ -67,9 +64,9 @@ class Eviction(NamedTuple):
                 continue
             ranked = table.lengths[due[0]] - self.tail
             first = Ranked(self, due, ranked)
-            ranks = self.ranks(first) if first.keep else None
+            ranks = self.ranks(first)
             kept = self.kept(first, ranks)
-            if ranks is not None and self.config.folds:
+            if first.keep and self.config.folds:
                 fold(table, self.config.policy, first, ranks, kept)
             if skip := first.skip:  # which stay, and from which on slots were counted
                 before = mx.arange(skip, dtype=mx.uint32)[None, None]
@@ -77,10 +74,10 @@ class Eviction(NamedTuple):
             sequences = range(table.shape[0]) if first.sequences is None else due
             table.close_gaps(kept, first.whole, sequences, rows, ranked, self.tail)
 
-    def kept(self, rows: Ranked, ranks: mx.array | None) -> mx.array:
+    def kept(self, rows: Ranked, ranks: mx.array) -> mx.array:
         """Slots uint32 [sequences, H, keep], ascending, of the best of these rows, counted from the
-        first of them; None: all of them go."""
-        if ranks is None:
+        first of them."""
+        if not rows.keep:  # all of them go
             return mx.zeros((*rows.positions.shape[:2], 0), mx.uint32)
         return resolve().keep_indices(
             ranks, rows.positions,

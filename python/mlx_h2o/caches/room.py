@@ -102,6 +102,7 @@ class Room:
             due=due,
             keep=min(keep, table.width),
             ends=ends,
+            sinks=self._sinks,
             recent_size=self._recent_size,
             tail=min(table.tail.rows[0], max(0, self.reach - max(counts))),
         )

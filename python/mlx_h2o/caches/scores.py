@@ -18,6 +18,9 @@ from .step import Step
 from .table import BIAS, IMPORTANCE, WAITING, Table
 from .views import behind_shared
 
+Asked = tuple[mx.array, Any, Any, float, mx.array | str | None, mx.array | None]
+"""Queries, the keys and values that a table handed out, the scale, the mask and sinks."""
+
 
 class Part(NamedTuple):
     """Sequences, which of the queries are their own, and the slots that these see, None: all."""
@@ -76,13 +79,10 @@ def of_chunk(
     config: H2OConfig,
     table: Table,
     step: Step,
-    queries: mx.array,
-    keys: mx.array,
-    scale: float,
-    mask: mx.array | str | None,
-    sinks: mx.array | None,
+    asked: Asked,
 ) -> tuple[list[tuple[Part, mx.array]], mx.array | None]:
     """The same of a chunk whose attention returned no scores."""
+    queries, keys, _, scale, mask, sinks = asked
     policy, length, width = config.policy, queries.shape[2], keys.shape[2]
     last, bias = min(config.reach, length), biases(table, keys)
     bias = None if bias is None else bias[:, :, :width]

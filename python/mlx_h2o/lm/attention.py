@@ -13,9 +13,7 @@ from ..caches import handed_out
 from ..caches.attention import DECODE_QUERIES
 from ..caches.cache import H2OKVCache
 from ..caches.heads import HeadGroups
-from ..operations.backends import resolve
 from ..operations.composed import prefill
-from ..operations.segments import masking
 
 
 def attend(
@@ -76,26 +74,7 @@ def attend(
         stock = functools.partial(stock, mask=mask)
     if owner is None:
         return _foreign(cache, stock, queries, keys, values, scale, mask, sinks)
-    short = queries.shape[2] <= DECODE_QUERIES
-    scored = owner.policy.needs_scores
-    ours = bool(owner.prefix_rows) or owner.row_bias is not None
-    if scored and not short and not ours:
-        out = stock()
-        owner.score_chunk(queries, keys, scale=scale, mask=mask, sinks=sinks)
-        # mlx_lm evaluates outputs only: untied, the scores of every step would wait, graph and all.
-        tied: mx.array = mx.depends(out, [cast(mx.array, owner.scores)])
-        return tied
-    if scored or ours or (short and (owner.in_segments or packed)):
-        # mlx_lm's attention over packed rows is not fused and takes no sinks.
-        return owner.attend(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
-    owner.attended()
-    operations = resolve()
-    if not short or operations.name != "native":  # which is ahead of MLX's own on a CPU
-        return stock()
-    causal, shown = masking(mask)
-    return operations.output(
-        queries, keys, values, scale=scale, causal=causal, mask=shown, sinks=sinks
-    )
+    return owner.attend(queries, keys, values, scale=scale, mask=mask, sinks=sinks, stock=stock)
 
 
 def _attend_group(

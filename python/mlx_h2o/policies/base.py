@@ -116,3 +116,12 @@ class Policy(ABC):
     @abstractmethod
     def rank(self, rows: Rows) -> mx.array:
         """float32 [B, H, N], higher is kept; NaN goes first. Called only when rows must go."""
+
+
+class ByScores(Policy):
+    """Ranks rows by what ``accumulate`` makes of the scores of attention."""
+
+    needs_scores = True
+
+    def rank(self, rows: Rows) -> mx.array:
+        return rows.importance

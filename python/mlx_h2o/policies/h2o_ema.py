@@ -9,11 +9,11 @@ import mlx.core as mx
 
 from ..errors import check_share
 from ..operations.backends import resolve
-from .base import Policy, Rows
+from .base import ByScores
 
 
 @dataclass(frozen=True)
-class H2OEma(Policy):
+class H2OEma(ByScores):
     """Moving average of the absolute logit: ``C = a*C + (1-a)*|s|``.
 
     ``s`` is the mean over the query heads of the group; the first score sets ``C = |s|``, where
@@ -24,7 +24,6 @@ class H2OEma(Policy):
     """
 
     name = "h2o-ema"
-    needs_scores = True
     needs_positions = False
     kind = "ema"
     decay: float = 0.95
@@ -36,6 +35,3 @@ class H2OEma(Policy):
         self, importance: mx.array, scores: mx.array, *, masked: bool = True, **_: Any
     ) -> mx.array:
         return resolve().accumulate_scores(importance, scores, decay=self.decay, masked=masked)
-
-    def rank(self, rows: Rows) -> mx.array:
-        return rows.importance

@@ -7,10 +7,10 @@ from typing import Any
 import mlx.core as mx
 
 from ..operations.composed.rows import add_mass
-from .base import Policy, Rows
+from .base import ByScores
 
 
-class H2OSum(Policy):
+class H2OSum(ByScores):
     """``C`` is the attention mass of a row: its weights, summed over all queries since it came.
 
     Summed over the query heads of the KV head too. Nothing fades, so older rows have an advantage
@@ -18,7 +18,6 @@ class H2OSum(Policy):
     """
 
     name = "h2o-sum"
-    needs_scores = True
     needs_positions = False
     needs_weights = True
     chunk_queries = None
@@ -26,6 +25,3 @@ class H2OSum(Policy):
 
     def accumulate(self, importance: mx.array, scores: mx.array, **_: Any) -> mx.array:
         return add_mass(importance, scores.reshape(*importance.shape[:2], -1, scores.shape[3]))
-
-    def rank(self, rows: Rows) -> mx.array:
-        return rows.importance

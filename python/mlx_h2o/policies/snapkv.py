@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 import mlx.core as mx
 
 from .. import fast
-from .base import Policy, Rows
+from .base import ByScores
 from .weights import per_kv_head
 
 
-class SnapKV(Policy):
+class SnapKV(ByScores):
     """The votes of an observation window of 32 queries, pooled over 7 neighbouring positions.
 
     A chunk of 32 queries or more sets ``C`` anew: the mean weight that its last 32 gave to a row,
@@ -22,7 +22,6 @@ class SnapKV(Policy):
     """
 
     name = "snapkv"
-    needs_scores = True
     needs_weights = True
     window: ClassVar[int] = 32
     neighbours: ClassVar[int] = 3
@@ -42,9 +41,6 @@ class SnapKV(Policy):
             )
         votes = per_kv_head(scores[:, :, -self.window :], importance.shape[1])
         return self._pooled(mx.mean(votes, axis=(2, 3)), positions)
-
-    def rank(self, rows: Rows) -> mx.array:
-        return rows.importance
 
     def _pooled(self, votes: mx.array, positions: mx.array | None) -> mx.array:
         """The greatest vote of each row and its neighbours; slots are in no order."""

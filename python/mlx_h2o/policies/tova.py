@@ -6,11 +6,11 @@ from typing import Any
 
 import mlx.core as mx
 
-from .base import Policy, Rows
+from .base import ByScores
 from .weights import per_kv_head
 
 
-class Tova(Policy):
+class Tova(ByScores):
     """``C`` is the weight that the last query gave to a row, its query heads averaged.
 
     The paper averages over all heads of the layer, and protects no window, which is
@@ -18,13 +18,9 @@ class Tova(Policy):
     """
 
     name = "tova"
-    needs_scores = True
     needs_positions = False
     needs_weights = True
     chunk_queries = 1
 
     def accumulate(self, importance: mx.array, scores: mx.array, **_: Any) -> mx.array:
         return mx.mean(per_kv_head(scores, importance.shape[1])[:, :, :, -1], axis=2)
-
-    def rank(self, rows: Rows) -> mx.array:
-        return rows.importance
