@@ -14,7 +14,6 @@ all rows.
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -126,17 +125,14 @@ def seed_setting() -> dict[str, dict[str, Any]]:
     return found
 
 
-def _peak_rss() -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError("no VmHWM in /proc/self/status")
-
-
 def _forget_peaks() -> None:
     mx.clear_cache()
     mx.reset_peak_memory()
     Path("/proc/self/clear_refs").write_text("5")
+
+
+def _peaks(idle: int) -> dict[str, int]:
+    return {"mlx_peak": mx.get_peak_memory(), "process_peak": common.memory("VmHWM") - idle}
 
 
 def process(name: str, tokens: int, budget: int, layers: int, length: int) -> dict[str, Any]:
@@ -144,10 +140,10 @@ def process(name: str, tokens: int, budget: int, layers: int, length: int) -> di
     caches = [cache_of(name, budget) for _ in range(layers)]
     mx.eval(rows(1, 0))
     _forget_peaks()
-    idle = _peak_rss()
+    idle = common.memory("VmHWM")
     for index in range(tokens // length):
         chunk(caches, length, index)
-    reading = {"mlx_peak": mx.get_peak_memory(), "process_peak": _peak_rss() - idle}
+    reading = _peaks(idle)
     for cache in caches:
         if name != FULL:
             cache.flush()
@@ -156,14 +152,7 @@ def process(name: str, tokens: int, budget: int, layers: int, length: int) -> di
     _forget_peaks()
     for index in range(32):
         step(caches, tokens + 1 + index)
-    found["writing"] = {"mlx_peak": mx.get_peak_memory(), "process_peak": _peak_rss() - idle}
-    return found
-
-
-def _in_a_process(name: str, *numbers: int) -> dict[str, Any]:
-    command = [sys.executable, __file__, "--arm", name, *map(str, numbers)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    found: dict[str, Any] = json.loads(done.stdout)
+    found["writing"] = _peaks(idle)
     return found
 
 
@@ -178,7 +167,8 @@ def main() -> None:
         common.show(name, one)
     large = {}
     for name in (FULL, *ARMS):
-        large[name] = _in_a_process(name, args.tokens, 2048, args.layers, CHUNK)
+        numbers = args.tokens, 2048, args.layers, CHUNK
+        large[name] = common.in_a_process(__file__, "--arm", name, *numbers)
         common.show(name, large[name])
     found = {"tokens": args.tokens, "budget": 2048, "layers": args.layers, "chunk": CHUNK}
     shape = {"kv_heads": HEADS, "head_size": SIZE, "dtype": "float16"}

@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,30 +20,28 @@ import mlx_h2o
 from mlx_h2o.evaluation.environment import environment
 from mlx_h2o.evaluation.report import spread_text
 
-__all__ = ["MODELS", "arguments", "described", "loaded", "parameters", "save", "show", "write"]
+__all__ = ["MODELS", "arguments", "described", "in_a_process", "loaded", "memory", "parameters"]
+__all__ += ["qwen", "save", "show", "write"]
 
 _LOAD = round(os.getloadavg()[0], 2)
 
 
-def random_model() -> Any:
-    """Random weights in the shape of a model of about 100 million parameters."""
+def qwen(**shape: Any) -> Any:
+    """Random weights in the shape of a Qwen3."""
     mx.random.seed(0)
-    shape = {
-        "hidden_size": 768, "num_hidden_layers": 14, "intermediate_size": 2048,
-        "num_attention_heads": 12, "num_key_value_heads": 4, "head_dim": 64, "vocab_size": 8192,
-    }  # fmt: skip
+    given = {"rms_norm_eps": 1e-6, "max_position_embeddings": 4096, "rope_theta": 50000.0}
     return qwen3.Model(
-        qwen3.ModelArgs(
-            model_type="qwen3", rms_norm_eps=1e-6, max_position_embeddings=4096,
-            rope_theta=50000.0, tie_word_embeddings=True, **shape,
-        )
-    )  # fmt: skip
+        qwen3.ModelArgs(model_type="qwen3", tie_word_embeddings=True, **given | shape)
+    )
 
 
 MODELS: dict[str, Callable[[], Any]] = {
     "demo": lambda: mlx_h2o.load("demo")[0],  # 5.5 million parameters
-    "random-100m": random_model,
-}
+    "random-100m": partial(
+        qwen, hidden_size=768, num_hidden_layers=14, intermediate_size=2048, num_attention_heads=12,
+        num_key_value_heads=4, head_dim=64, vocab_size=8192,
+    ),
+}  # fmt: skip
 
 
 def loaded(name: str) -> Any:
@@ -74,6 +75,20 @@ def arguments(said: str, **flags: Any) -> argparse.Namespace:
     found = parser.parse_args()
     if getattr(found, "repeats", 5) < 5:
         parser.error("expected at least 5 repeats")
+    return found
+
+
+def memory(name: str, file: str = "self/status") -> int:
+    """Bytes that Linux says of a process: VmHWM or VmRSS, or Pss of its smaps_rollup."""
+    lines = (Path("/proc") / file).read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
+
+
+def in_a_process(*command: Any) -> dict[str, Any]:
+    """What a script prints, in a process of its own."""
+    given = [sys.executable, *map(str, command)]
+    done = subprocess.run(given, stdout=subprocess.PIPE, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 

@@ -11,7 +11,6 @@ own memory, the bytes of the cache and the scores are read there too.
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import common
@@ -26,7 +25,7 @@ MARKS = (1_000, 8_000, 32_000, 64_000)
 
 def begun(model: Any, arm: str, budget: int) -> Timed:
     """One that has read its prompt."""
-    found = Timed(model, maker(arm, model, budget), prompt_of(model, budget), None)
+    found = Timed(model, maker(arm, model, budget), prompt_of(model, budget))
     found.read()
     found.begin()
     found.write(20)
@@ -34,7 +33,6 @@ def begun(model: Any, arm: str, budget: int) -> Timed:
 
 
 def checkpoint(old: Timed, young: Timed, repeats: int) -> dict[str, Any]:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
     in_turns({"young": partial(young.write, 20), "old": partial(old.write, 20)}, repeats)
     scores = [cache.scores for cache in old.caches if cache.policy.needs_scores]
     mx.eval(scores)
@@ -43,7 +41,7 @@ def checkpoint(old: Timed, young: Timed, repeats: int) -> dict[str, Any]:
     return {
         "tokens": int(old.caches[0].offset),
         "speed_against_a_young_cache": ratios(young.decode[-repeats:], old.decode[-repeats:]),
-        "resident_megabytes": round(pages * 4096 / 1e6, 1),
+        "resident_megabytes": round(common.memory("VmRSS") / 1e6, 1),
         "mlx_active_megabytes": round(mx.get_active_memory() / 1e6, 1),
         "cache_bytes": sum(cache.nbytes for cache in old.caches),
         "rows": old.caches[0].size(),

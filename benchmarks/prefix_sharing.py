@@ -12,18 +12,15 @@ from __future__ import annotations
 
 import json
 import statistics
-import subprocess
 import sys
 import time
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import common
 import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.generate import BatchGenerator, generate_step
-from mlx_lm.models import qwen3
 
 import mlx_h2o
 from mlx_h2o.evaluation.statistics import in_turns, ratios, spread
@@ -38,11 +35,7 @@ SHAPE = {
 
 def small_model() -> Any:
     """Few layers, because MLX's matrix products on a CPU are slow; heads as of larger models."""
-    mx.random.seed(0)
-    arguments = {"max_position_embeddings": 4096, "rope_theta": 50000.0, "rms_norm_eps": 1e-6}
-    model = qwen3.Model(
-        qwen3.ModelArgs(model_type="qwen3", tie_word_embeddings=True, **arguments, **SHAPE)
-    )
+    model = common.qwen(**SHAPE)
     weights: Any = tree_flatten(model.parameters())
     # Large ones, so that attention is not flat and answers are not one token.
     model.load_weights([(name, 3 * one if one.ndim == 2 else one) for name, one in weights])
@@ -62,10 +55,7 @@ class Watched(BatchGenerator):
 
 def pss() -> int:
     """Bytes of this process in memory, shared pages in proportion."""
-    for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) * 1024
-    raise OSError("smaps_rollup has no Pss")
+    return common.memory("Pss", "self/smaps_rollup")
 
 
 def prompts_of(args: Any) -> list[list[int]]:
@@ -130,13 +120,6 @@ def run(args: Any) -> dict[str, Any]:
     }
 
 
-def in_a_process(arm: str) -> dict[str, Any]:
-    command = [sys.executable, __file__, *sys.argv[1:], "--arm", arm]
-    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-    found: dict[str, Any] = json.loads(output)
-    return found
-
-
 def main() -> None:
     args = common.arguments(
         __doc__, sequences=16, prefix=1024, own_rows=48, tokens=32, step=256, policy="keydiff",
@@ -145,8 +128,9 @@ def main() -> None:
     if args.arm:
         print(json.dumps(run(args)))
         return
-    runs = in_turns({arm: partial(in_a_process, arm) for arm in ARMS}, args.repeats)
-    alone = in_a_process("alone")["answers"]
+    process = partial(common.in_a_process, __file__, *sys.argv[1:], "--arm")
+    runs = in_turns({arm: partial(process, arm) for arm in ARMS}, args.repeats)
+    alone = process("alone")["answers"]
     arms: dict[str, Any] = {}
     for arm, each in runs.items():
         answers = [zip(one.pop("answers"), alone, strict=True) for one in each]

@@ -23,8 +23,9 @@ from mlx_lm.models.cache import make_prompt_cache as stock_cache
 import mlx_h2o
 from mlx_h2o import demo
 from mlx_h2o.evaluation import reading
+from mlx_h2o.evaluation.arms import Sizes
 from mlx_h2o.evaluation.environment import environment
-from mlx_h2o.evaluation.settings import Settings
+from mlx_h2o.evaluation.questions import Settings
 from mlx_h2o.evaluation.tasks import cases
 
 __all__ = ["COMMITTED", "PARTS", "TOLERANCE", "beyond", "loss", "losses", "passages", "recalled"]
@@ -63,17 +64,14 @@ def losses(model: Any, tokens: mx.array) -> dict[str, float]:
 def recalled(model: Any, tokenizer: Any, make: Callable[[], list[Any]]) -> float:
     """The share of the tokens of answers that are right."""
     settings = Settings(documents=PASSAGES, lengths=(TOKENS,))
-    (case,) = cases(model, tokenizer, [("demo", demo.text())], ("facts",), 0, settings)
+    (case,) = cases(model, tokenizer, [("demo", demo.text())], ("facts",), settings)
     right = case.measure(make, reading.silent)["tokens"]
     return sum(right) / len(right)
 
 
 def bounded(model: Any, part: int, **settings: Any) -> list[Any]:
     """What ``--max-kv-bytes`` makes of this part of float16's bytes, with further settings."""
-    caches = stock_cache(model)
-    mx.eval(model(mx.array([[0]]), cache=caches))
-    elements = sum(cache.keys[:, :, 0].size + cache.values[:, :, 0].size for cache in caches)
-    limit = elements * 2 * TOKENS // part
+    limit = Sizes(model).full(TOKENS) // part
     return mlx_h2o.make_prompt_cache(model, max_kv_bytes=limit, length=TOKENS, **settings)
 
 

@@ -22,7 +22,7 @@ from typing import Any
 import common
 import mlx.core as mx
 import numpy as np
-from mlx_lm.models import cache, gemma3_text, lfm2, qwen3
+from mlx_lm.models import cache, gemma3_text, lfm2
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
@@ -30,8 +30,8 @@ from transformers import PreTrainedTokenizerFast
 import mlx_h2o
 from mlx_h2o.evaluation.statistics import in_turns
 from mlx_h2o.serving.engine import Engine
-from mlx_h2o.serving.memory import Memory
-from mlx_h2o.serving.request import Limits, Request
+from mlx_h2o.serving.memory import Limits, Memory
+from mlx_h2o.serving.request import Request
 from mlx_h2o.serving.snapshots import Snapshots
 
 MARK, VOCABULARY, STEP, ANSWER = 1, 512, 512, 120
@@ -46,11 +46,7 @@ def model_of(kind: str) -> Any:
     }  # fmt: skip
     wide: dict[str, Any] = {"intermediate_size": 128, "head_dim": 16, "rms_norm_eps": 1e-6}
     if kind == "full attention":
-        args: Any = qwen3.ModelArgs(
-            model_type="qwen3", **size, **wide, max_position_embeddings=8192, rope_theta=1e4,
-            tie_word_embeddings=True,
-        )  # fmt: skip
-        return qwen3.Model(args)
+        return common.qwen(**size, **wide, max_position_embeddings=8192, rope_theta=1e4)
     if kind == "sliding windows":
         return gemma3_text.Model(
             gemma3_text.ModelArgs(
@@ -143,17 +139,16 @@ class Ours:
         def make() -> list[list[Any]]:
             return [mlx_h2o.make_prompt_cache(model, layers="equal", **settings)]
 
-        memory = Memory([model], make, 8 << 30, STEP, 1, 4)
-        limits = Limits(step=STEP, prompts=1, decode=4)
+        memory = Memory([model], make, 8 << 30, Limits(step=STEP, prompts=1, decode=4))
         self.engine = Engine(
             [model], TokenizerWrapper(plain, eos_token_ids=[0]), make, memory,
-            Snapshots(1 << 28), limits,
+            Snapshots(1 << 28),
         )  # fmt: skip
 
     def keep(self) -> Any:
         self.ask([2], [], 1)  # the answer before is kept by then
         kept = self.engine.snapshots._kept
-        return [(one.tokens.tolist(), copy.deepcopy(one.caches)) for one in [*kept]]
+        return [(np.frombuffer(one.key, ">u4"), copy.deepcopy(one.caches)) for one in kept]
 
     def restore(self, kept: Any) -> None:
         self.engine.snapshots = Snapshots(1 << 28)

@@ -14,16 +14,18 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 from pathlib import Path
 from typing import Any, NamedTuple
-
-from real_models import MODELS, RESULTS
 
 import mlx_h2o
 from mlx_h2o.commands.evaluate import Watch
 from mlx_h2o.evaluation.arms import ARMS, Arm, alone
+from mlx_h2o.evaluation.questions import Settings
 from mlx_h2o.evaluation.run import evaluate
-from mlx_h2o.evaluation.settings import Settings
+
+RESULTS = Path(__file__).parent / "results"
+MODELS = Path(os.environ.get("MLX_H2O_MODELS", Path.home() / ".cache" / "mlx-h2o" / "models"))
 
 
 class Row(NamedTuple):

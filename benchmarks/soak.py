@@ -266,9 +266,10 @@ def watch(process: int, ended: threading.Event, seconds: float) -> list[tuple[fl
     """Each so many seconds: when, megabytes resident, open files."""
     found, begun = [], time.monotonic()
     while not ended.wait(seconds):
-        pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
         files = len(list(Path(f"/proc/{process}/fd").iterdir()))
-        found.append((time.monotonic() - begun, pages * 4096 / 1e6, files))
+        found.append(
+            (time.monotonic() - begun, common.memory("VmRSS", f"{process}/status") / 1e6, files)
+        )
     return found
 
 

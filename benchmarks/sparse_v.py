@@ -4,14 +4,8 @@
 
 Decode attention over packed keys and values, with thresholds from 1e-4 to 1e-8 against 0 (Turney
 2026, sections 3.2 and 4.8), on what the demo model computes over its text, and on synthetic long
-contexts whose logits are normal with a given standard deviation. Two rules:
-
-- exact, which the definition and the GPU kernels apply: a pair is skipped where its weight is below
-  the threshold. The outputs come from the composed operation.
-- running, which a kernel of one sweep would apply: each simdgroup compares with the keys that it
-  has seen so far. Its share comes from a NumPy model of that rule, and is why the kernels take two
-  sweeps. The same rule with one state for all keys, in their order, shows what is lost because the
-  simdgroups know nothing of each other.
+contexts whose logits are normal with a given standard deviation. A pair is skipped where its weight
+is below the threshold. The outputs come from the composed operation.
 
 A row counts as skipped where no query head of its KV head needs it, for then it need not be read.
 Nothing here is a time: the composition does not say how fast a GPU is.
@@ -32,7 +26,6 @@ import mlx_h2o
 from mlx_h2o import demo, fast
 from mlx_h2o.evaluation.environment import environment
 from mlx_h2o.evaluation.report import markdown
-from mlx_h2o.operations.gpu import launch
 
 THRESHOLDS = (1e-4, 1e-5, 1e-6, 1e-7, 1e-8)
 GROUP_SIZE = 64
@@ -107,21 +100,6 @@ def attention(sample: Sample, packed: list[mx.array], bits: int, threshold: floa
     return [np.array(array).astype(np.float64) for array in found]
 
 
-def running_skips(scores: np.ndarray, threshold: float, simdgroups: int, blocks: int) -> np.ndarray:
-    """The pairs that kernels of one sweep would skip, bool as scores [..., N].
-
-    Simdgroup g of block b takes the keys b * simdgroups + g, and then every (simdgroups *
-    blocks)-th one; a pair is skipped where exp(score - m) < threshold * l, with the maximum m and
-    the denominator l of its simdgroup so far, the pair included.
-    """
-    skipped = np.zeros(scores.shape, bool)
-    stride = simdgroups * blocks
-    for first in range(min(stride, scores.shape[-1])):
-        mine = scores[..., first::stride]
-        skipped[..., first::stride] = mine < np.log(threshold) + np.logaddexp.accumulate(mine, -1)
-    return skipped
-
-
 def rows_of(pairs: np.ndarray, kv_heads: int) -> np.ndarray:
     """Rows [1, Hkv, N] that all query heads of their KV head skip, of pairs [1, Hq, 1, N]."""
     return pairs.reshape(1, kv_heads, -1, pairs.shape[-1]).all(axis=2)
@@ -142,23 +120,13 @@ def ablation(samples: list[Sample], bits: int) -> dict[str, Any]:
             sample.queries, sample.keys, sample.values, scale=sample.scale
         )
         packing.append(float(np.abs(full - np.array(dense)).max()) / largest)
-        sizes = (array.shape[-1] for array in (sample.keys, sample.values))
-        simdgroups = launch.preferred_simdgroups(*sizes)
-        blocks = launch.preferred_blocks(scores.shape[-1], simdgroups)
         for threshold, each in found.items():
             out, _, _ = attention(sample, packed, bits, threshold)
             below = weights < threshold
-            running = running_skips(scores, threshold, simdgroups, blocks)
-            # float32 may decide otherwise where a weight meets the threshold to the last digits.
-            assert not (running & (weights > threshold * (1 + 1e-4))).any()
-            single = running_skips(scores, threshold, 1, 1)
             error = np.abs(out - full).max() / largest
             each.append({
                 "pairs_below": below.mean(),
                 "rows_skipped_exact": rows_of(below, kv_heads).mean(),
-                "pairs_skipped_running": running.mean(),
-                "rows_skipped_running": rows_of(running, kv_heads).mean(),
-                "rows_skipped_running_single": rows_of(single, kv_heads).mean(),
                 "worst_dropped_mass": np.where(below, weights, 0.0).sum(-1).max(),
                 "bound_of_dropped_mass": threshold * scores.shape[-1],
                 "worst_error": error,
@@ -181,9 +149,7 @@ def ablation(samples: list[Sample], bits: int) -> dict[str, Any]:
 def table(result: dict[str, Any], bits: int = 8, threshold: float = 1e-6) -> str:
     """A line per sample, of one threshold."""
     columns = {
-        "pairs, exact": "{pairs_below:.1%}", "pairs, running": "{pairs_skipped_running:.1%}",
-        "rows, exact": "{rows_skipped_exact:.1%}", "rows, running": "{rows_skipped_running:.1%}",
-        "rows, one state": "{rows_skipped_running_single:.1%}",
+        "pairs": "{pairs_below:.1%}", "rows": "{rows_skipped_exact:.1%}",
         "worst dropped mass": "{worst_dropped_mass:.1e}", "worst error": "{worst_error:.1e}",
         "mean error": "{mean_error:.1e}",
     }  # fmt: skip

@@ -56,8 +56,7 @@ def measure(model_dir: Path, books: Path) -> tuple[float, float]:
     from mlx_lm.utils import load_model, load_tokenizer
 
     from mlx_h2o.evaluation import reading
-    from mlx_h2o.evaluation.questions import planted_texts
-    from mlx_h2o.evaluation.settings import Settings
+    from mlx_h2o.evaluation.questions import Settings, planted_texts
 
     model, _ = load_model(model_dir)
     model.set_dtype(mx.float32)

@@ -36,7 +36,7 @@ def models() -> str:
     far = plan.LENGTHS["128K"]
     quarter = {"max_kv_size": far // 4} | plan.FORMATS[plan.FEW]
     head = ["model", "served", "layers that grow", "KB a token", *plan.LENGTHS, "a quarter of 128K"]
-    rows = [[*head, "trained on"]]
+    rows = []
     for name, config in configs().items():
         outline = outlined(config)
         few = "" if outline.refused else plan.size_of(outline.nbytes(far, **quarter))
@@ -45,7 +45,7 @@ def models() -> str:
         row = f"{sum(outline.rows) / 1000:.1f}"
         own = [name.rpartition("/")[2], plan.served(outline), grow, row]
         rows.append([*own, *sizes, few, f"{outline.context or 0:,}"])
-    return plan.aligned(rows, 2)
+    return markdown([*head, "trained on"], rows, texts=2)
 
 
 def sparse_v(result: dict[str, Any]) -> str:

@@ -30,71 +30,37 @@ if TYPE_CHECKING:
     from mlx_h2o.caches.heads import HeadGroups
     from mlx_h2o.config import Affine, Budget, Codes, Dense, H2OConfig, Mixed, SettingError
     from mlx_h2o.lm.evicting import evicting
-    from mlx_h2o.lm.generate import (
-        batch_generate,
-        generate,
-        load,
-        make_prompt_cache,
-        stream_generate,
-    )
-    from mlx_h2o.lm.prompt_cache import fit_bytes
+    from mlx_h2o.lm.generate import batch_generate, generate, load, stream_generate
+    from mlx_h2o.lm.prompt_cache import fit_bytes, make_prompt_cache
     from mlx_h2o.lm.routing import routing
     from mlx_h2o.lm.saving import load_prompt_cache, save_prompt_cache
 
 __all__ = [
-    "Affine",
-    "BackendStatus",
-    "BatchH2OKVCache",
-    "Budget",
-    "Codes",
-    "Dense",
-    "H2OConfig",
-    "H2OKVCache",
-    "HeadGroups",
-    "Mixed",
-    "QuantizedH2OKVCache",
-    "SettingError",
-    "__version__",
-    "backends",
-    "batch_generate",
-    "evicting",
-    "fast",
-    "fit_bytes",
-    "generate",
-    "load",
-    "load_prompt_cache",
-    "make_prompt_cache",
-    "routing",
-    "save_prompt_cache",
-    "set_threads",
-    "stream_generate",
-    "threads",
-    "use_backend",
-]
+    "Affine", "BackendStatus", "BatchH2OKVCache", "Budget", "Codes", "Dense", "H2OConfig",
+    "H2OKVCache", "HeadGroups", "Mixed", "QuantizedH2OKVCache", "SettingError", "__version__",
+    "backends", "batch_generate", "evicting", "fast", "fit_bytes", "generate", "load",
+    "load_prompt_cache", "make_prompt_cache", "routing", "save_prompt_cache", "set_threads",
+    "stream_generate", "threads", "use_backend",
+]  # fmt: skip
 
-_GENERATE = ("batch_generate", "generate", "load", "make_prompt_cache", "stream_generate")
-_SETTINGS = ("Affine", "Budget", "Codes", "Dense", "H2OConfig", "Mixed", "SettingError")
 _LAZY = {
-    **dict.fromkeys(_GENERATE, "mlx_h2o.lm.generate"),
-    **dict.fromkeys(_SETTINGS, "mlx_h2o.config"),
-    "BatchH2OKVCache": "mlx_h2o.caches.cache",
-    "H2OKVCache": "mlx_h2o.caches.cache",
-    "HeadGroups": "mlx_h2o.caches.heads",
-    "QuantizedH2OKVCache": "mlx_h2o.caches.cache",
-    "evicting": "mlx_h2o.lm.evicting",
-    "fit_bytes": "mlx_h2o.lm.prompt_cache",
-    "load_prompt_cache": "mlx_h2o.lm.saving",
-    "routing": "mlx_h2o.lm.routing",
-    "save_prompt_cache": "mlx_h2o.lm.saving",
+    "mlx_h2o.caches.cache": ("BatchH2OKVCache", "H2OKVCache", "QuantizedH2OKVCache"),
+    "mlx_h2o.caches.heads": ("HeadGroups",),
+    "mlx_h2o.config": ("Affine", "Budget", "Codes", "Dense", "H2OConfig", "Mixed", "SettingError"),
+    "mlx_h2o.lm.evicting": ("evicting",),
+    "mlx_h2o.lm.generate": ("batch_generate", "generate", "load", "stream_generate"),
+    "mlx_h2o.lm.prompt_cache": ("fit_bytes", "make_prompt_cache"),
+    "mlx_h2o.lm.routing": ("routing",),
+    "mlx_h2o.lm.saving": ("load_prompt_cache", "save_prompt_cache"),
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(_LAZY[name]), name)
-    globals()[name] = value
-    return value
+    for module, names in _LAZY.items():
+        if name in names:
+            found = globals()[name] = getattr(importlib.import_module(module), name)
+            return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -146,8 +146,9 @@ class Budget:
         served = not self.speculative or least <= rows
         check(served, "max_kv_size", rows, f"{wanted}{least}", self._first, "speculative")
 
-    def filled(self, policy: policies.Policy) -> Budget:
-        """The same, with the sizes and the group that were not given."""
+    def filled(self, policy: policies.Policy, share: float | None = None) -> Budget:
+        """The same, with the sizes and the group that were not given; of a preset, this share of
+        the rows is heavy."""
         if self.max_kv_size is None:
             return self
         left = self.max_kv_size - self.protected - (self.recent_size or 0)
@@ -155,9 +156,9 @@ class Budget:
         if heavy is None:
             # At least one recent row, which gives the newest row time to be scored.
             spare = left if self.recent_size is not None else left - 1
-            recent = policy.recent_rows(self._shared_out)
+            recent = policy.recent_rows(self._shared_out) if share is None else None
             if recent is None:
-                heavy = int(self._shared_out * PRESETS["heavy"])
+                heavy = int(self._shared_out * (share or PRESETS["heavy"]))
             else:
                 heavy = left - (recent if self.recent_size is None else 0)
             heavy = max(0, min(heavy, spare))
@@ -176,14 +177,8 @@ class Budget:
                 heavy = max(0, min(share, rows - self.protected - 1))
         chosen = self.max_kv_size is None or self.evict_every != self._usual_group
         every = self.evict_every if chosen else None
-        return replace(
-            self,
-            max_kv_size=rows,
-            heavy_size=heavy,
-            recent_size=None,
-            evict_every=every,
-            rows_at=(),
-        )
+        sizes: dict[str, Any] = {"max_kv_size": rows, "heavy_size": heavy, "recent_size": None}
+        return replace(self, **sizes, evict_every=every, rows_at=())
 
     @property
     def protected(self) -> int:
@@ -422,12 +417,11 @@ class H2OConfig:
             wanted = f"one of: {', '.join(PRESETS)}"
             raise SettingError("name", name, wanted, operation="H2OConfig.preset")
         _check_int("max_kv_size", max_kv_size, 1)
-        if settings.get("heavy_size") is None:
-            sinks = settings.get("sink_size", Budget.sink_size)
-            beyond = max(0, settings.get("prefix_size", 0) - sinks)  # of the budget for the prefix
-            rows = max_kv_size - beyond
-            settings["heavy_size"] = max(0, min(int(rows * PRESETS[name]), rows - sinks - 1))
-        return cls.of(max_kv_size=max_kv_size, **({"policy": "h2o-ema"} | settings))
+        made = cls.of(max_kv_size=max_kv_size, **({"policy": "h2o-ema"} | settings))
+        if settings.get("heavy_size") is not None:
+            return made
+        free = replace(made.budget, heavy_size=None, recent_size=settings.get("recent_size"))
+        return replace(made, budget=free.filled(made.policy, PRESETS[name]))
 
     def named(self) -> dict[str, Any]:
         """All settings by the names that :meth:`of` takes, as files hold them."""

@@ -8,7 +8,6 @@ caches alone.
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,25 +17,20 @@ from mlx_vlm.models import cache as mlx_vlm_cache
 
 from .caches.cache import H2OKVCache, QuantizedH2OKVCache
 from .caches.heads import HeadGroups
-from .lm.prompt_cache import evicting_caches, make_prompt_cache
-from .lm.routing import routing_for
+from .lm.evicting import made_by
+from .lm.prompt_cache import make_prompt_cache
 
 __all__ = ["evicting"]
-
-
-def _snapshot(cache: Any) -> dict[str, Any]:
-    return {"state": cache.state}
 
 
 def _restore(cache: Any, found: dict[str, Any]) -> None:
     cache.state = found["state"]
 
 
-_CONTRACT = {"prefix_cache_snapshot": _snapshot, "prefix_cache_restore": _restore}
 for _cls in (H2OKVCache, QuantizedH2OKVCache, HeadGroups):
     register_capability(_cls, Capability.CHECKPOINT)
-    for _name, _method in _CONTRACT.items():
-        setattr(_cls, _name, _method)
+    setattr(_cls, "prefix_cache_snapshot", lambda cache: {"state": cache.state})  # noqa: B010
+    setattr(_cls, "prefix_cache_restore", _restore)  # noqa: B010
 
 
 @contextlib.contextmanager
@@ -58,11 +52,7 @@ def evicting(model: Any, **settings: Any) -> Iterator[None]:
         mlx_lm_cache.KVCache() if type(one) is mlx_vlm_cache.KVCache else one  # type: ignore[no-untyped-call]
         for one in mlx_vlm_cache.make_prompt_cache(language)
     ]
-    try:  # attributes of this one model, which shadow its class's
-        object.__setattr__(language, "make_cache", lambda: stock)
+    with made_by(language, stock):
         fresh = make_prompt_cache(language, **{"layers": "equal"} | settings)
-        object.__setattr__(language, "make_cache", lambda: copy.deepcopy(fresh))
-        with routing_for(language, list(evicting_caches(fresh))):
-            yield
-    finally:
-        object.__delattr__(language, "make_cache")
+    with made_by(language, fresh):
+        yield

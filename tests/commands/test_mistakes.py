@@ -94,6 +94,7 @@ def test_a_cache_that_cannot_be_written(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
+        ("--image x.png", "--image is not available in this version"),
         ("--top-k 4096", "--top-k is 4096, expected fewer than all 4096 tokens"),
         ("--system-prompt x", "--system-prompt or --prefill-response is given, and no chat"),
         ("--prefill-response x", "--system-prompt or --prefill-response is given, and no chat"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import runpy
 import shutil
 from typing import Any
@@ -16,9 +17,9 @@ from mlx_lm.utils import _get_classes, quantize_model, save_model
 
 import mlx_h2o
 from mlx_h2o.cli import main
-from mlx_h2o.lm.plan import Outline, configs, outline_of, outlined
+from mlx_h2o.lm.plan import Plan, configs, outline_of, outlined
 from mlx_h2o.lm.routing import routing_for
-from mlx_h2o.serving.memory import Memory
+from mlx_h2o.serving.memory import Limits, Memory
 from paths import ROOT
 
 CONFIGS = configs()
@@ -108,7 +109,7 @@ def quick_and_slow() -> list[Any]:
 def test_the_table_says_what_happens_and_bytes_are_right_within_a_hundredth(name):
     said = served(name.rpartition("/")[2])
     model, config = small_model(name)
-    outline = Outline(model, config)
+    outline = Plan(model, config)
     if said.startswith("refused: "):
         with pytest.raises(ValueError, match=said.removeprefix("refused: ")):
             mlx_h2o.make_prompt_cache(model, ROWS)
@@ -178,7 +179,7 @@ def test_a_model_with_weights_is_what_loading_it_shows(capsys):
     assert sum(outline.rows) * 512 == outline.nbytes(512)
     found = said(capsys, "demo", "--memory", "1GB", "--context", "2K")
     assert f"{sum(outline.rows) / 1000:.1f} KB a token" in found
-    assert "mlx_h2o chat --model demo --max-kv-size none" in found
+    assert "mlx_h2o generate --model demo --max-kv-size none" in found  # it has no chat template
 
 
 def test_weights_that_are_not_there_are_estimated_from_the_settings(quantised, tmp_path):
@@ -216,10 +217,33 @@ def test_what_is_said_to_fit_is_let_in_by_the_server(capsys):
     def make() -> list[list[Any]]:
         return [mlx_h2o.make_prompt_cache(outline, **settings)]
 
-    memory = Memory([outline], make, 40 * 10**9, 2048, 1, 4)
+    memory = Memory([outline], make, 40 * 10**9, Limits(4, 1))
     assert 4 * memory.of_request(context) <= memory.free
     settings["max_kv_size"] = rows * 11 // 10
-    assert 4 * Memory([outline], make, 40 * 10**9, 2048, 1, 4).of_request(context) > memory.free
+    assert 4 * Memory([outline], make, 40 * 10**9, Limits(4, 1)).of_request(context) > memory.free
+
+
+def test_a_model_with_a_chat_template_is_for_chats(capsys, quantised, tmp_path):
+    folder = shutil.copytree(quantised, tmp_path / "llama")
+    flags = folder, "--memory", "1GB", "--context", "1K"
+    assert f"mlx_h2o generate --model {folder} " in said(capsys, *flags)
+    (folder / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
+    assert f"mlx_h2o chat --model {folder} " in said(capsys, *flags)
+    (folder / "tokenizer_config.json").unlink()
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    assert f"mlx_h2o chat --model {folder} " in said(capsys, *flags)
+
+
+def test_smaller_steps_of_a_prompt_leave_more_for_caches(capsys):
+    flags = "qwen3-8b-4bit", "--memory", "8GB", "--concurrency", "2"
+    usual, small = said(capsys, *flags), said(capsys, *flags, "--prefill-step-size", "512")
+
+    def kept(found: str) -> int:
+        return int(re.search(r"--max-kv-bytes (\d+)MB", found)[1])
+
+    assert kept(small) > 1.1 * kept(usual)
+    assert small.rstrip().endswith("--prompt-concurrency 1 --prefill-step-size 512")
+    assert "--prefill-step-size" not in usual
 
 
 def test_a_model_that_is_refused_says_why_and_what_it_takes(capsys):
@@ -271,7 +295,7 @@ def test_a_model_of_the_hub_is_planned_from_its_settings(capsys, quantised, monk
 
     monkeypatch.setattr(mlx_h2o.lm.plan, "snapshot_download", fetch)
     assert "layers that grow: 2 of 2" in said(capsys, "someone/llama-4bit", "--memory", "1GB")
-    assert asked == [("someone/llama-4bit", ["*.json"])]
+    assert asked == [("someone/llama-4bit", ["*.json", "*.jinja"])]
 
 
 def test_the_command_has_the_name_on_the_hub(capsys):

@@ -19,8 +19,9 @@ from typing import Any
 
 import pytest
 
-from mlx_h2o import H2OConfig, cli
+from mlx_h2o import H2OConfig, cli, load, make_prompt_cache
 from mlx_h2o.commands.options import CacheSettings
+from mlx_h2o.serving.memory import Limits, Memory
 from tiny_models import tiny_qwen3
 
 pytestmark = pytest.mark.downstream
@@ -61,7 +62,7 @@ class Server:
             try:
                 urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5)
                 return
-            except (urllib.error.URLError, ConnectionError, TimeoutError):
+            except OSError:  # it does not listen yet, or loads its model
                 assert self.process.poll() is None, self.log.read_text()
                 time.sleep(0.1)
 
@@ -170,6 +171,31 @@ def test_caches_on_disk_are_of_a_model_and_of_settings():
             make = partial(server._made, models, asked)
             found |= {server._name(models, make), server._name(models, make)}
     assert len(found) == 6
+
+
+def test_as_many_prompts_and_answers_at_a_time_as_fit(tmp_path, capsys):
+    """Of the demo model in 600 MB there are fewer than usual, which is said; a number that was
+    asked for is kept or refused."""
+    with serving(tmp_path, "--memory 600MB") as server:
+        assert server.ask(TEXT)["usage"]["completion_tokens"] == 12
+        assert "600,000,000 bytes: prompts are read " in server.log.read_text()
+    given = ["--model", "demo", "--port", "0", "--memory", "600MB", "--prompt-concurrency", "8"]
+    assert cli.main(["server", *given]) == 2
+    assert "reading prompts, 8 at a time, takes" in capsys.readouterr().err
+
+
+def test_prompts_that_are_read_take_half_of_what_the_weights_leave():
+    model = load("demo")[0]
+
+    def fits(limit: int, *given: int) -> Memory:
+        return Memory([model], lambda: [make_prompt_cache(model)], limit * 10**6, Limits(*given))
+
+    for limit, prompts in ((400, 1), (1000, 2), (8000, 8)):
+        found = fits(limit)
+        assert (found.prompts, found.lowered) == (prompts, prompts < 8)
+        assert found.free > found.of_request(2048)
+    asked = fits(900, 7, 1)
+    assert (asked.prompts, asked.decode, asked.lowered) == (1, 7, False)
 
 
 def test_too_little_memory_is_said(capsys):

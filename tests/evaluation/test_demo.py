@@ -50,7 +50,7 @@ def test_the_demo_runs_quietly_and_writes_what_it_shows(
         assert f"{arm['perplexity']:.2f}" in said
         assert len(arm["tokens_per_second"]) == command.TURNS and arm["generated"]
     assert "\x1b" not in said
-    assert said.startswith("90 tokens, demo")
+    assert said.startswith("| 90 tokens, demo ")
     shown(written)
 
 
@@ -60,10 +60,13 @@ def shown(found: dict[str, Any]) -> None:
         other = copy.deepcopy(found)
         other["arms"][0]["facts_recalled"] = [1.0] * known + [0.0] * (2 - known)
         other["arms"][0]["tokens_per_second"] = [1.0, 2.0, 900.0]
-        labels, column, *_ = (list(one.cells) for one in command.table(other).columns)
-        assert ("facts recalled" in labels) is is_shown
-        assert column[labels.index("tokens/s")] == "2"
-        assert f"itself recalls {known} of 2" in command.notes(other)[0]
+        lines = [line.split("|")[1:3] for line in command.table(other).splitlines()]
+        cells = {label.strip(): cell.strip() for label, cell in lines}
+        assert ("facts recalled" in cells) is is_shown
+        assert cells["tokens/s"] == "2"
+        assert f"Of 2 facts planted in it the full cache itself recalls {known}." in (
+            command.note(other).replace("\n", " ")
+        )
 
 
 @pytest.mark.parametrize("longest", [0.0, 1000.0])

@@ -13,8 +13,8 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 import mlx_h2o
 from mlx_h2o.lm.prompt_cache import make_prompt_cache
 from mlx_h2o.serving.engine import Engine
-from mlx_h2o.serving.memory import Memory
-from mlx_h2o.serving.request import Event, Limits, Request
+from mlx_h2o.serving.memory import Limits, Memory
+from mlx_h2o.serving.request import Event, Request
 from mlx_h2o.serving.snapshots import Snapshots
 from tiny_models import random_prompt, tiny_qwen3, tiny_tokenizer
 
@@ -49,9 +49,9 @@ def engine_of(
     def fresh() -> list[list[Any]]:
         return [make_prompt_cache(model, **given) for model in models]
 
-    limits = limits if limits is not None else Limits(step=512)
-    fits = Memory(models, fresh, memory, limits.step, limits.prompts, limits.decode)
-    engine = Engine(models, tokenizer or tiny()[1], fresh, fits, Snapshots(kept), limits, store)
+    limits = limits if limits is not None else Limits(32, 8, step=512)
+    fits = Memory(models, fresh, memory, limits)
+    engine = Engine(models, tokenizer or tiny()[1], fresh, fits, Snapshots(kept), store)
     try:
         yield engine
     finally:

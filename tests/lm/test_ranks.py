@@ -101,12 +101,17 @@ def test_a_command_speaks_once(saved: str, tmp_path: Path, pausing: dict[str, st
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("flags", "said"), [(["--draft-model", "demo"], "--draft-model is for one process, found 2")]
+    ("command", "said"),
+    [
+        ("generate --draft-model demo", "--draft-model is for one process, found 2"),
+        ("benchmark", "mlx_h2o benchmark is for one process, found 2"),
+    ],
 )
 def test_what_is_not_for_several_processes_is_refused(
-    saved: str, tmp_path: Path, pausing: dict[str, str], flags: list[str], said: str
+    saved: str, tmp_path: Path, pausing: dict[str, str], command: str, said: str
 ) -> None:
-    processes = started(2, tmp_path, pausing, *generating(saved, *flags))
+    line = "-m", "mlx_h2o", *command.split(), "--model", saved
+    processes = started(2, tmp_path, pausing, *line)
     for _, error in ended(processes):
         assert said in error
     assert [one.returncode for one in processes] == [2, 2]

@@ -14,6 +14,7 @@ import mlx_h2o
 from mlx_h2o import H2OConfig, cli
 from mlx_h2o.commands.options import FEW, CacheSettings
 from mlx_h2o.lm.layers import probe
+from mlx_h2o.lm.outline import Outline, nbytes
 from mlx_h2o.lm.probing import BITS
 from mlx_h2o.lm.prompt_cache import context_length, fit_bytes
 from mlx_h2o.lm.sizing import FREE, UNKNOWN, fewest_bits, least_rows, most_rows, parsed_bytes
@@ -159,6 +160,19 @@ def test_bytes_that_are_left_over_go_into_bits():
     assert more.config.max_kv_size >= 500 and more.nbytes <= 900_000
     assert "(the most that hold every token)" in str(more)
     assert fit_bytes(model, 20_000_000, length=500).config.kv_bits is None
+
+
+@pytest.mark.parametrize("name", ["plamo3", "falcon_h1", "deepseek_v3", "gemma3"])
+def test_an_outline_counts_what_the_graph_of_the_model_keeps(name):
+    """Of a model that names no settings, lists of caches, latent attention, windows."""
+    model, of = tiny.build(name), []
+    for run in (model, Outline(model)):
+        caches = mlx_h2o.make_prompt_cache(model, 16, layers="equal", policy="h2o")
+        with mlx_h2o.routing(model):
+            for count in (17, 1, 9):
+                run(mx.zeros((1, count), mx.int32), cache=caches)
+                of.append(nbytes(caches))
+    assert of[:3] == of[3:]
 
 
 def test_rows_that_cannot_be_quantised_stay_as_they_come():

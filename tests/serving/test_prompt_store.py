@@ -18,7 +18,7 @@ import pytest
 
 from mlx_h2o import H2OConfig, H2OKVCache
 from mlx_h2o.lm.saving import saved_texts
-from mlx_h2o.serving.disk import PromptStore
+from mlx_h2o.serving.disk import PromptStore, _key
 from paths import IMPORTS
 from routing_checks import mlx_lm_stays_as_it_is
 
@@ -111,7 +111,7 @@ def test_what_was_used_longest_ago_goes(tmp_path):
     store = PromptStore(tmp_path / "all", int(2.5 * one), "model")
     for length in (30, 31, 32):
         store.keep(range(length), caches_of(length))
-        while not store._file(range(length)).exists():
+        while not store._path(_key("model", range(length))).exists():
             time.sleep(0.01)
         check_found(store, 31, 30)  # is used again and again
     store.close()

@@ -12,7 +12,8 @@ from mlx.utils import tree_flatten
 from mlx_lm.generate import generate_step
 
 from engines import TEXT, Asked, ask, demo, engine_of, fail, submit, tiny
-from mlx_h2o.serving.request import BusyError, Limits
+from mlx_h2o.serving.memory import Limits
+from mlx_h2o.serving.request import BusyError
 from mlx_h2o.serving.sampling import Sampling
 from mlx_h2o.serving.snapshots import Snapshots
 from mlx_h2o.serving.text import Writer, logprobs_of

@@ -18,7 +18,7 @@ import uvicorn
 from engines import demo, engine_of, fail
 from mlx_h2o.serving.http import Settings, make_app
 from mlx_h2o.serving.listening import listen
-from mlx_h2o.serving.request import Limits
+from mlx_h2o.serving.memory import Limits
 
 TEXT = "It was a dark night, and the wind was in the trees. The captain looked at the sea and"
 CHAT = [{"role": "user", "content": "What is the sea?"}]

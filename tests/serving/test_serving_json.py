@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 
 from engines import demo, engine_of, submit
-from mlx_h2o.serving.grammar import Grammars
+from mlx_h2o.serving.grammar import matcher
 from serving.test_serving_http import (
     CHAT,
     REFUSED,
@@ -126,10 +126,10 @@ class Tiring:
 
 def test_a_grammar_that_fails_ends_its_request_alone():
     model, tokenizer = demo()
-    matcher = Grammars(tokenizer, 4096).matcher(SCHEMA)
+    keeping = matcher(tokenizer, 4096, SCHEMA)
     with engine_of([model], tokenizer) as engine:
         alone = submit(engine, "The ship was").wait().text
-        both = [submit(engine, "The ship was", grammar=one) for one in (None, Tiring(matcher))]
+        both = [submit(engine, "The ship was", grammar=one) for one in (None, Tiring(keeping))]
         assert both[0].wait().text == alone
         assert "the schema is too much" in str(both[1].wait().error)
 
@@ -137,8 +137,8 @@ def test_a_grammar_that_fails_ends_its_request_alone():
 @pytest.mark.slow
 def test_drafts_keep_to_it():
     model, tokenizer = demo()
-    matcher = Grammars(tokenizer, 4096).matcher(SCHEMA)
-    given = {"max_tokens": 120, "grammar": matcher}
+    keeping = matcher(tokenizer, 4096, SCHEMA)
+    given = {"max_tokens": 120, "grammar": keeping}
     with engine_of([model], tokenizer) as engine:
         expected = submit(engine, "The ship was", **given).wait()
     check(expected.text)

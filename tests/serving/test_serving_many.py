@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from mlx_h2o.serving.request import Limits
+from mlx_h2o.serving.memory import Limits
 from serving.test_serving_http import CHAT, TEXT, WRONG, WRONG_CHATS, app_of, as_json, pieces
 
 ASKED: list[dict[str, Any]] = [

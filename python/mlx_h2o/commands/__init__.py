@@ -1,1 +1,1 @@
-"""Subcommands of `mlx_h2o`: each module has `run(arguments) -> exit status`."""
+"""Subcommands of `mlx_h2o`: each module has a `parser()`, and what `run`s."""

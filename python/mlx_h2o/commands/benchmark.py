@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -12,39 +11,36 @@ from mlx_lm.generate import DEFAULT_MODEL
 
 from ..lm.checks import vocabulary
 from ..lm.generate import batch_generate, stream_generate
-from .flags import add_cache_flags, add_flags
+from ..lm.ranks import Ranks
+from .flags import cache_parser
 from .models import loaded, say_summary
-from .options import settings_of
+from .options import CacheSettings
 from .parsing import OneLineParser
-from .watch import EVERY, Watch
+from .watch import Watch
 
 _REPORTED = ("prompt_tps", "generation_tps", "peak_memory")
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> OneLineParser:
     """Of its flags."""
-    said = "Measure speed and memory with KV caches of a fixed size."
-    first = "model prompt-tokens generation-tokens max-kv-bytes max-kv-size"
-    found = OneLineParser("benchmark", said, first)
     names = "model trust-remote-code quantize-activations prefill-step-size prompt-tokens "
     names += "generation-tokens batch-size num-trials delay"
-    add_flags(found, names, model=DEFAULT_MODEL)
-    add_cache_flags(found)
-    return found
+    return cache_parser(
+        "benchmark", "Measure speed and memory with KV caches of a fixed size.",
+        "model prompt-tokens generation-tokens max-kv-bytes max-kv-size", {"": names},
+        model=DEFAULT_MODEL,
+    )  # fmt: skip
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Run it with the command line's arguments; returns the exit status."""
-    flags = parser()
-    args = flags.parse_args(arguments)
-    settings = settings_of(flags, args)
+def run(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None:
+    """Measure, and print what was found."""
     mx.random.seed(0)
     model, tokenizer = loaded(args)
     tokenizer.eos_token_ids = []  # so that no text ends early
     length, written, batch = args.prompt_tokens, args.generation_tokens, args.batch_size
     drawn: Any = mx.random.randint(0, vocabulary(model), (batch, length)).tolist()
     settings = settings.fitted(model, length=length + written)
-    watch = Watch(after=EVERY)
+    watch = Watch()
 
     def measured(said: str) -> tuple[Any, list[Any]]:
         every = [settings.caches(model, length=length + written) for _ in drawn]
@@ -74,7 +70,6 @@ def run(arguments: Sequence[str]) -> int:
     averages = {name: sum(one[name] for one in found) / len(found) for name in _REPORTED}
     print(f"Averages: {_said(averages)}")
     say_summary(caches, model, f", for each of {batch} prompts" if batch > 1 else "")
-    return 0
 
 
 def _said(figures: dict[str, float]) -> str:

@@ -5,58 +5,51 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Sequence
 from functools import partial
 
 import mlx.core as mx
 
 from ..lm.files import check_writable
 from ..lm.generate import read_prompt
+from ..lm.ranks import Ranks
 from ..lm.saving import save_prompt_cache, with_suffix
-from .flags import add_cache_flags, add_flags
-from .models import loaded, prompt_of, say_summary, say_where_beyond
-from .options import settings_of
+from .flags import cache_parser
+from .models import loaded, prompt_of, say_summary, say_where_beyond, templated
+from .options import CacheSettings
 from .parsing import OneLineParser, checked
-from .watch import EVERY, Watch
+from .watch import Watch
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> OneLineParser:
     """Of its flags."""
-    found = OneLineParser(
-        "cache_prompt",
-        "Read a prompt and save its cache, for generate --prompt-cache-file.",
-        "model prompt prompt-cache-file max-kv-bytes max-kv-size",
-    )
     names = "model adapter-path trust-remote-code prefill-step-size prompt eos-token"
-    add_flags(found, names, model="mlx_model", prompt=...)
+    found = cache_parser(
+        "cache_prompt", "Read a prompt and save its cache, for generate --prompt-cache-file.",
+        "model prompt prompt-cache-file max-kv-bytes max-kv-size", {"": names},
+        model="mlx_model", prompt=...,
+    )  # fmt: skip
     found.add_argument(
         "--prompt-cache-file", required=True, metavar="FILE",
         type=checked(with_suffix, check_writable), help="the file to write",
     )  # fmt: skip
-    add_cache_flags(found)
     return found
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Run it with the command line's arguments; returns the exit status."""
-    flags = parser()
-    args = flags.parse_args(arguments)
-    settings = settings_of(flags, args)
+def run(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None:
+    """Read the prompt, and write the file."""
     text = prompt_of(args.prompt)
     config = {"trust_remote_code": args.trust_remote_code}
     if args.eos_token is not None:
         config["eos_token"] = args.eos_token
     model, tokenizer = loaded(args, **config)
     if tokenizer.has_chat_template:
-        asked = [{"role": "user", "content": text}]
-        tokens = tokenizer.apply_chat_template(
-            asked, add_generation_prompt=False, continue_final_message=True
-        )
+        open_end = {"add_generation_prompt": False, "continue_final_message": True}
+        tokens = templated(tokenizer, None, text, None, **open_end)
     else:
         tokens = tokenizer.encode(text)
     caches = settings.fitted(model).caches(model)
     began = time.perf_counter()
-    with Watch(after=EVERY) as watch:
+    with Watch() as watch:
         read_prompt(model, caches, tokens, args.prefill_step_size, partial(watch, "reading"))
     speed = len(tokens) / (time.perf_counter() - began)
     print(f"Processed {len(tokens):6d} tokens ({speed:6.2f} tok/s)")
@@ -66,4 +59,3 @@ def run(arguments: Sequence[str]) -> int:
     print(f"Saved {args.prompt_cache_file}")
     say_summary(caches, model)
     say_where_beyond(model, caches)
-    return 0

@@ -16,39 +16,28 @@ from mlx_lm.generate import DEFAULT_MODEL
 
 from ..lm.generate import stream_generate, summary
 from ..lm.ranks import Ranks, ranks_of
-from .flags import add_cache_flags, add_flags
-from .models import loaded, read_whole_characters, sampler, say_summary, say_where_beyond
-from .options import settings_of
+from .flags import cache_parser
+from .models import loaded, read_whole_characters, sampler, say_summary, say_where_beyond, templated
+from .options import CacheSettings
 from .parsing import OneLineParser
-from .together import together
-from .watch import EVERY, Watch
+from .watch import Watch
 
 HELP = "q: quit   r: reset   h: help   Ctrl-C: end an answer"
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> OneLineParser:
     """Of its flags."""
-    said = "Talk to a model, with KV caches of a fixed size."
-    found = OneLineParser("chat", said, "model system-prompt max-tokens max-kv-bytes max-kv-size")
     names = "model adapter-path trust-remote-code prefill-step-size system-prompt"
-    add_flags(found, names, model=DEFAULT_MODEL)
-    tokens = found.add_argument_group("answers")
-    names = "max-tokens temp top-p xtc-probability xtc-threshold seed"
-    add_flags(tokens, names, max_tokens=256, seed=0)
-    add_cache_flags(found)
-    return found
+    answers = "max-tokens temp top-p xtc-probability xtc-threshold seed"
+    return cache_parser(
+        "chat", "Talk to a model, with KV caches of a fixed size.",
+        "model system-prompt max-tokens max-kv-bytes max-kv-size", {"": names, "answers": answers},
+        model=DEFAULT_MODEL, max_tokens=256, seed=0,
+    )  # fmt: skip
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Run it with the command line's arguments; returns the exit status."""
-    flags = parser()
-    args = flags.parse_args(arguments)
-    with together(flags, args) as ranks:
-        return _run(flags, args, ranks)
-
-
-def _run(flags: argparse.ArgumentParser, args: argparse.Namespace, ranks: Ranks) -> int:
-    settings = settings_of(flags, args)
+def run(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None:
+    """Talk until the input ends."""
     read_whole_characters("replace")
     with suppress(ImportError):  # with it, what is typed can be edited
         importlib.import_module("readline")
@@ -68,14 +57,11 @@ def _run(flags: argparse.ArgumentParser, args: argparse.Namespace, ranks: Ranks)
         elif said == "h":
             print(HELP)
         else:
-            own = [("system", args.system_prompt), ("user", said)]
-            messages = [{"role": role, "content": text} for role, text in own if text is not None]
-            tokens = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+            tokens = templated(tokenizer, args.system_prompt, said)
             given = {"max_tokens": args.max_tokens, "prefill_step_size": args.prefill_step_size}
             caches = _answered(model, tokenizer, tokens, caches, sampler=chooses, **given)
             beyond = beyond or say_where_beyond(model, caches)
     say_summary(caches, model)
-    return 0
 
 
 def _asked() -> str:
@@ -104,7 +90,7 @@ def _answered(
     # Ctrl-C reaches several processes at different tokens, and ends them.
     several = ranks_of(model).size > 1
     stopping: AbstractContextManager[list[int]] = nullcontext([]) if several else _ctrl_c()
-    with Watch(after=EVERY) as watch, stopping as pressed:
+    with Watch() as watch, stopping as pressed:
 
         def reading(done: int, total: int) -> None:
             watch("reading", done, total)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,10 @@ from typing import Any
 from .. import demo
 from ..evaluation import report
 from ..evaluation.arms import ARMS, DEFAULT, parsed
+from ..evaluation.questions import Settings
 from ..evaluation.run import SHARES, evaluate
-from ..evaluation.settings import Settings
 from ..evaluation.tasks import TASKS
 from ..lm.generate import load
-from .blas import hint
 from .parsing import OneLineParser, new_file, told
 from .watch import Watch
 
@@ -34,10 +32,8 @@ _HELP = {
 }
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Run it with the command line's arguments; returns the exit status."""
-    parser = _parser()
-    args = parser.parse_args(arguments)
+def run(args: argparse.Namespace) -> int:
+    """Measure, and print a table; returns the exit status."""
     try:
         given: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value
@@ -47,17 +43,15 @@ def run(arguments: Sequence[str]) -> int:
         try:
             settings = Settings(**given)
         except ValueError as error:
-            parser.error(f"--{error}")
+            raise ValueError(f"--{error}") from error
         if args.plot is not None:
             report.plotting(args.plot)
         arms = [parsed(text) for text in args.arms]
         texts = [_text(name) for name in args.texts] or [("embedded text", demo.text())]
         model, tokenizer = load(args.model)
-        if slow := hint():
-            print(f"mlx_h2o evaluate: {slow}", file=sys.stderr)
         with Watch() as watch:
             result = evaluate(
-                model, tokenizer, texts, arms, model_name=args.model, tasks=args.tasks,
+                model, tokenizer, texts, arms, model_name=Path(args.model).name, tasks=args.tasks,
                 shares=args.bytes, settings=settings, file=args.output, watch=watch,
             )  # fmt: skip
         print(report.table(result), end="\n\n")
@@ -66,7 +60,7 @@ def run(arguments: Sequence[str]) -> int:
         if args.plot is not None:
             report.plot(result, args.plot, args.tasks[0])
     except (OSError, ValueError) as error:
-        parser.error(told(error))
+        parser().error(told(error))
     except KeyboardInterrupt:
         there = args.output is not None and args.output.exists()
         kept = f"; run the same command again to resume from {args.output}" if there else ""
@@ -75,38 +69,39 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = OneLineParser(
+def parser() -> OneLineParser:
+    """Of its flags."""
+    found = OneLineParser(
         "evaluate",
         "Compare caches at equal bytes on a model and texts: how well each predicts "
         "(loss, token by token; chunks, read in chunks of 512), which planted facts it recalls "
         "(facts, turns, ruler), and what it writes (writing).",
     )
-    parser.add_argument("--model", required=True, help="a directory, a name on the hub, or demo")
-    parser.add_argument(
+    found.add_argument("--model", required=True, help="a directory, a name on the hub, or demo")
+    found.add_argument(
         "--texts", nargs="+", default=[], metavar="FILE",
         help="text files, or - for standard input (default: a text in this package)",
     )  # fmt: skip
-    parser.add_argument(
+    found.add_argument(
         "--arms", nargs="+", default=_ARMS, metavar="ARM",
         help=f"what to compare: {', '.join(ARMS)}; or 'NAME: SETTING=VALUE ...', such as "
         f"'mine: policy=window kv_bits=8' (default: {' '.join(_ARMS)})",
     )  # fmt: skip
-    parser.add_argument(
+    found.add_argument(
         "--bytes", nargs="+", type=_share, default=SHARES, metavar="SHARE",
         help="shares of the full cache's bytes at the text's length (default: "
         f"{' '.join(map(str, SHARES))})",
     )  # fmt: skip
-    parser.add_argument(
+    found.add_argument(
         "--tasks", nargs="+", choices=TASKS, default=TASKS[:1], metavar="TASK",
         help=f"{', '.join(TASKS)} (default: loss)",
     )  # fmt: skip
-    parser.add_argument("--ruler", metavar="FILE", help="RULER's samples, one JSON object a line")
-    parser.add_argument(
+    found.add_argument("--ruler", metavar="FILE", help="RULER's samples, one JSON object a line")
+    found.add_argument(
         "--output", type=new_file, metavar="FILE", help="write all figures here as JSON, and go on "
         "from what is there",
     )  # fmt: skip
-    parser.add_argument(
+    found.add_argument(
         "--plot", type=new_file, metavar="FILE",
         help="draw loss against bytes: .svg, .png or .html (needs mlx-h2o[evaluate])",
     )  # fmt: skip
@@ -114,11 +109,11 @@ def _parser() -> argparse.ArgumentParser:
         default = getattr(_DEFAULT, name)
         several = isinstance(default, tuple)
         shown = " ".join(map(str, default)) if several else default
-        parser.add_argument(
+        found.add_argument(
             f"--{name}", type=int, nargs="+" if several else None, default=argparse.SUPPRESS,
             metavar="N", help=f"{said} (default: {shown})",
         )  # fmt: skip
-    return parser
+    return found
 
 
 def _share(text: str) -> Fraction:

@@ -7,9 +7,9 @@ from typing import Any
 
 from .. import policies
 from ..config import KV_FORMATS, H2OConfig
-from ..lm.budgets import read as read_budgets
-from ..lm.layers import LAYERS
+from ..lm.layers import LAYERS, read_budgets
 from .parsing import (
+    OneLineParser,
     checked,
     folder,
     is_yes,
@@ -75,8 +75,18 @@ _FLAGS: dict[str, tuple[Any, ...]] = {
     "--chat-template": (str, None, "TEXT", "a chat template instead of the model's"),
     "--chat-template-args": (json_object, {}, "JSON", 'such as {"enable_thinking": false}'),
     "--memory": (nbytes, None, "BYTES", "for weights, caches and the rest (default: 3/4 of all)"),
-    "--decode-concurrency": (number(1), 32, "N", "requests answered together"),
-    "--prompt-concurrency": (number(1), 8, "N", "prompts read together"),
+    "--decode-concurrency": (
+        number(1),
+        None,
+        "N",
+        "requests answered together (32, if they fit)",
+    ),
+    "--prompt-concurrency": (
+        number(1),
+        None,
+        "N",
+        "prompts read together (8, if they fit)",
+    ),
     "--max-queue": (number(1), 512, "N", "requests that may wait"),
     "--prompt-cache-size": (number(0), 1024, "N", "beginnings of prompts kept"),
     "--prompt-cache-bytes": (nbytes, None, "BYTES", "of these (default: 1/4 beside the weights)"),
@@ -126,6 +136,23 @@ _CACHE: dict[str, dict[str, tuple[Any, ...]]] = {
 """Flags of caches by their groups, likewise, but without a default."""
 
 
+def cache_parser(
+    command: str, said: str, first: str, groups: dict[str, str], **defaults: Any
+) -> OneLineParser:
+    """The parser of a command that has caches: it has their flags too.
+
+    Args:
+        first: flags that --help explains.
+        groups: flags by the titles of their groups; "": of none.
+        defaults: as in :func:`add_flags`.
+    """
+    found = OneLineParser(command, said, first)
+    for title, flags in groups.items():
+        add_flags(found.add_argument_group(title) if title else found, flags, **defaults)
+    add_cache_flags(found)
+    return found
+
+
 def add_flags(parser: Any, flags: str, **defaults: Any) -> None:
     """Flags of the table by their names, with these defaults instead of the table's.
 
@@ -142,6 +169,7 @@ def add_flags(parser: Any, flags: str, **defaults: Any) -> None:
 
 def add_cache_flags(parser: argparse.ArgumentParser, only: str = "") -> None:
     """The flags of caches, or some of them. What is not given is not among the parsed arguments."""
+    parser.set_defaults(has_caches=True)
     for title, flags in _CACHE.items():
         group = parser.add_argument_group(title)
         for name, (reading, *more) in flags.items():

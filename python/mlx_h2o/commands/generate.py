@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -14,45 +13,34 @@ from mlx_lm.generate import DEFAULT_MODEL
 from ..lm.generate import generate, load, tokens_ahead
 from ..lm.ranks import Ranks
 from ..lm.saving import load_prompt_cache, saved_texts
-from .flags import add_cache_flags, add_flags
-from .models import loaded, prompt_of, sampler, say_summary, say_where_beyond
-from .options import CacheSettings, settings_of
+from .flags import cache_parser
+from .models import loaded, prompt_of, sampler, say_summary, say_where_beyond, templated
+from .options import CacheSettings
 from .parsing import OneLineParser
-from .together import together
-from .watch import EVERY, Watch
+from .watch import Watch
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> OneLineParser:
     """Of its flags."""
-    said = "Write text from a prompt, with KV caches of a fixed size."
-    found = OneLineParser("generate", said, "model prompt max-tokens max-kv-bytes max-kv-size")
-    names = "model adapter-path trust-remote-code quantize-activations prefill-step-size verbose"
-    add_flags(found, names)
-    names = "prompt system-prompt prefill-response ignore-chat-template use-default-chat-template "
-    names += "chat-template-config prompt-cache-file image"
-    add_flags(found.add_argument_group("prompt"), names)
-    names = "max-tokens temp top-p min-p top-k xtc-probability xtc-threshold min-tokens-to-keep "
-    tokens = found.add_argument_group("tokens")
-    add_flags(tokens, names + "seed extra-eos-token", max_tokens=100)
-    drafts = found.add_argument_group("speculative decoding")
-    add_flags(drafts, "draft-model num-draft-tokens")
-    add_cache_flags(found)
-    return found
+    groups = {
+        "": "model adapter-path trust-remote-code quantize-activations prefill-step-size verbose",
+        "prompt": "prompt system-prompt prefill-response ignore-chat-template "
+        "use-default-chat-template chat-template-config prompt-cache-file image",
+        "tokens": "max-tokens temp top-p min-p top-k xtc-probability xtc-threshold "
+        "min-tokens-to-keep seed extra-eos-token",
+        "speculative decoding": "draft-model num-draft-tokens",
+    }
+    return cache_parser(
+        "generate", "Write text from a prompt, with KV caches of a fixed size.",
+        "model prompt max-tokens max-kv-bytes max-kv-size", groups, max_tokens=100,
+    )  # fmt: skip
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Run it with the command line's arguments; returns the exit status."""
-    flags = parser()
-    args = flags.parse_args(arguments)
+def run(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None:
+    """Write the text."""
     if args.image:
-        flags.error("--image is not available in this version")
-    with together(flags, args) as ranks:
-        return _run(flags, args, ranks)
-
-
-def _run(flags: argparse.ArgumentParser, args: argparse.Namespace, ranks: Ranks) -> int:
-    drafted = args.num_draft_tokens if args.draft_model else 0
-    settings = settings_of(flags, args, speculative=drafted)
+        raise ValueError("--image is not available in this version")
+    drafted = settings.config.speculative
     saved, tokenizer_config = _saved(args, settings)
     args.model = args.model or DEFAULT_MODEL
     text = prompt_of(args.prompt.replace("\\n", "\n").replace("\\t", "\t"))
@@ -76,7 +64,7 @@ def _run(flags: argparse.ArgumentParser, args: argparse.Namespace, ranks: Ranks)
         both = model, draft and draft[0], tokens_ahead(tokens, args.max_tokens)
         caches = settings.fitted(*both).caches(*both)
     drafts = {"draft_model": draft[0], "num_draft_tokens": drafted} if draft else {}
-    with Watch(after=EVERY) as watch:
+    with Watch() as watch:
         written = generate(
             model, tokenizer, tokens, args.verbose, max_tokens=args.max_tokens, sampler=chooses,
             prefill_step_size=args.prefill_step_size, prompt_cache=caches,
@@ -87,7 +75,6 @@ def _run(flags: argparse.ArgumentParser, args: argparse.Namespace, ranks: Ranks)
     else:
         say_summary(caches, model)
     say_where_beyond(model, caches)
-    return 0
 
 
 def _saved(args: argparse.Namespace, settings: CacheSettings) -> tuple[bool, dict[str, Any]]:
@@ -125,22 +112,10 @@ def _prompt(args: argparse.Namespace, tokenizer: Any, text: str) -> tuple[str, b
                 "--system-prompt or --prefill-response is given, and no chat template to put it in"
             )
         return text, False
-    begun = args.prefill_response is not None
-
-    def templated(question: str, **more: Any) -> str:
-        said = [("system", args.system_prompt), ("user", question)]
-        said.append(("assistant", args.prefill_response))
-        found: str = tokenizer.apply_chat_template(
-            [{"role": role, "content": one} for role, one in said if one is not None],
-            tokenize=False,
-            continue_final_message=begun,
-            add_generation_prompt=not begun,
-            **more,
-        )
-        return found
-
-    whole = templated(text, **args.chat_template_config)
+    said = partial(templated, tokenizer, args.system_prompt, begun=args.prefill_response)
+    whole: str = said(text, tokenize=False, **args.chat_template_config)
     if args.prompt_cache_file is None:
         return whole, True
     # What stands before the question is in the file.
-    return whole[templated("<query>", **args.chat_template_config).index("<query>") :], True
+    before = said("<query>", tokenize=False, **args.chat_template_config).index("<query>")
+    return whole[before:], True

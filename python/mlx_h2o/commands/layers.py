@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
+import argparse
 import json
-from collections.abc import Sequence
 
 from ..lm.files import write_text
 from ..lm.generate import load
 from ..lm.layers import probe
 from ..lm.prompt_cache import budgets_of, make_prompt_cache
+from ..lm.ranks import Ranks
 from .flags import add_cache_flags
-from .options import settings_of
+from .options import CacheSettings
 from .parsing import OneLineParser, new_file
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Probe a model, say what was found, and write the rows of each head; the exit status."""
-    parser = OneLineParser(
+def parser() -> OneLineParser:
+    """Of its flags."""
+    found = OneLineParser(
         "layers",
         "Find the KV heads of a model that retrieve, by random tokens said twice, and "
         "show the rows of each. The file is for --budgets.",
     )
-    parser.add_argument("--model", required=True, help="a directory, a name on the hub, or demo")
-    parser.add_argument("--output", type=new_file, metavar="FILE", help="JSON file to write")
-    add_cache_flags(parser, "max-kv-size sink-size context-size")
-    args = parser.parse_args(arguments)
-    config = settings_of(parser, args).config
+    found.add_argument("--model", required=True, help="a directory, a name on the hub, or demo")
+    found.add_argument("--output", type=new_file, metavar="FILE", help="JSON file to write")
+    add_cache_flags(found, "max-kv-size sink-size context-size")
+    return found
+
+
+def run(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None:
+    """Probe a model, say what was found, and write the rows of each head."""
+    config = settings.config
     if config.max_kv_size is None:
         raise ValueError("--max-kv-size is none, expected a number of rows")
     model, _ = load(args.model)
@@ -40,4 +45,3 @@ def run(arguments: Sequence[str]) -> int:
     if args.output is not None:
         write_text(args.output, json.dumps({"budgets": rows}) + "\n")
         print(f"wrote {args.output}")
-    return 0

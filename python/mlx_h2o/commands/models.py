@@ -43,6 +43,17 @@ def sampler(args: argparse.Namespace, model: Any, tokenizer: Any) -> Callable[[A
     return ranks_of(model).agreed(found)
 
 
+def templated(
+    tokenizer: Any, system: str | None, question: str, begun: str | None = None, **more: Any
+) -> Any:
+    """A question in the chat template, behind what the system says; ``begun``: its answer."""
+    said = [("system", system), ("user", question), ("assistant", begun)]
+    messages = [{"role": role, "content": text} for role, text in said if text is not None]
+    goes_on = begun is not None
+    more = {"continue_final_message": goes_on, "add_generation_prompt": not goes_on} | more
+    return tokenizer.apply_chat_template(messages, **more)
+
+
 def prompt_of(text: str) -> str:
     """A prompt that was typed, or what standard input has. Raises ValueError where that is no text
     in UTF-8."""

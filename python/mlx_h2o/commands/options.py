@@ -1,9 +1,10 @@
-"""What the flags of a cache ask for."""
+"""What the flags of a cache ask for, and how a command begins."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,8 @@ from ..lm.layers import LAYERS
 from ..lm.prompt_cache import fit_bytes, make_prompt_cache
 from ..lm.ranks import ranks_of
 from ..lm.sizing import described
-from .parsing import told
+from .parsing import OneLineParser, told
+from .together import together
 
 FEW = 32
 """Rows a head of which little can be expected."""
@@ -64,11 +66,22 @@ class CacheSettings:
         return make_prompt_cache(model, self.config, draft_model=draft_model, **own)
 
 
-def settings_of(
-    parser: argparse.ArgumentParser, args: argparse.Namespace, speculative: int = 0
-) -> CacheSettings:
+def run(command: Any, arguments: Sequence[str]) -> int:
+    """Run a module of this package with a command line; returns the exit status."""
+    parser: OneLineParser = command.parser()
+    args = parser.parse_args(arguments)
+    if not hasattr(args, "has_caches"):
+        return int(command.run(args))
+    settings = settings_of(parser, args)
+    with together(parser, args) as ranks:
+        command.run(args, settings, ranks)
+    return 0
+
+
+def settings_of(parser: argparse.ArgumentParser, args: argparse.Namespace) -> CacheSettings:
     """The settings of the cache; ends the command where they do not go together."""
     given = dict(vars(args))
+    drafted = args.num_draft_tokens if given.get("draft_model") else 0
     if given.get("quantized_kv_start"):
         parser.error("--quantized-kv-start must be 0: rows are quantised from the first on")
     budgets, sized = given.get("budgets"), None
@@ -76,7 +89,7 @@ def settings_of(
         if "layers" in given and budgets is not None:
             parser.error("--layers with --budgets: expected one of them")
         settings = {name: given[name] for name in setting_names() if name in given}
-        settings["speculative"] = speculative
+        settings["speculative"] = drafted
         if "max_kv_bytes" in given:
             if "max_kv_size" in given or budgets is not None:
                 parser.error("--max-kv-bytes with --max-kv-size or --budgets: expected one of them")

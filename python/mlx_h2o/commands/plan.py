@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, cast
 
 from ..caches.cache import PROMPT_CHUNK
-from ..lm.plan import Outline, outline_of
+from ..evaluation.report import markdown
+from ..lm.plan import Plan, outline_of
 from ..lm.prompt_cache import make_prompt_cache
 from ..lm.sizing import least_rows, most_rows
 from ..policies.h2o import H2O
-from ..serving.memory import COPIED, Memory, usual_bytes
+from ..serving.memory import COPIED, Limits, Memory, usual_bytes
 from .parsing import OneLineParser, nbytes, number
 
 FEW = "8 and 5 bits"
@@ -29,22 +30,28 @@ _PARTS = {"all": 1, "1/4": 4, "1/8": 8, "1/16": 16}
 LENGTHS = {"8K": 1 << 13, "32K": 1 << 15, "128K": 1 << 17}
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Say what a model takes and what fits; the exit status, 1 where it is refused."""
-    parser = OneLineParser(
+def parser() -> OneLineParser:
+    """Of its flags."""
+    found = OneLineParser(
         "plan",
         "Say what the KV cache of a model takes, what fits into a memory, and how to run it: from "
         "its settings and the header of its weights, without loading it.",
         usage="%(prog)s MODEL [options]",
     )
-    add = parser.add_argument
+    add = found.add_argument
     add("model", help="a directory, a name on the hub or of docs/models.md, or demo")
     add("--memory", type=nbytes, metavar="BYTES",
         help="such as 24GB (default: three quarters of this machine's)")  # fmt: skip
+    add("--prefill-step-size", type=number(1), default=PROMPT_CHUNK, metavar="N",
+        help="prompt tokens read at a time, which take memory beside the caches")  # fmt: skip
     add("--context", type=_tokens, metavar="TOKENS",
         help="of a sequence, such as 128K (default: what the model was trained on)")  # fmt: skip
     add("--concurrency", type=number(1), default=1, metavar="N", help="sequences (default: 1)")
-    args = parser.parse_args(arguments)
+    return found
+
+
+def run(args: argparse.Namespace) -> int:
+    """Say what a model takes and what fits; the exit status, 1 where it is refused."""
     outline = outline_of(args.model)
     name = outline.name or args.model
     print("\n".join(_facts(name, outline)))
@@ -52,30 +59,17 @@ def run(arguments: Sequence[str]) -> int:
         return 1
     context = args.context or outline.context or LENGTHS["32K"]
     limit = args.memory or usual_bytes()
-    print("\n".join(_fits(name, outline, limit, context, args.concurrency)))
+    step = args.prefill_step_size
+    print("\n".join(_fits(name, outline, limit, context, args.concurrency, step)))
     return 0
 
 
-def aligned(rows: list[list[str]], left: int = 1) -> str:
-    """A table in Markdown, with a head, whose first columns are ``left``."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    rule = [
-        "-" * width if at < left else "-" * (width - 1) + ":" for at, width in enumerate(widths)
-    ]
-    lines = []
-    for row in [rows[0], rule, *rows[1:]]:
-        cells = enumerate(zip(row, widths, strict=True))
-        padded = [text.ljust(n) if at < left else text.rjust(n) for at, (text, n) in cells]
-        lines.append(f"| {' | '.join(padded)} |")
-    return "\n".join(lines)
-
-
-def growing(outline: Outline) -> list[int]:
+def growing(outline: Plan) -> list[int]:
     """The layers whose caches grow."""
     return [layer for layer, row in enumerate(outline.rows) if row]
 
 
-def _facts(name: str, outline: Outline) -> Iterator[str]:
+def _facts(name: str, outline: Plan) -> Iterator[str]:
     """What the model keeps, and whether it is served."""
     context = f", trained on {outline.context:,} tokens" if outline.context else ""
     yield f"{name}: {outline.file}{context}, weights of {size_of(outline.weights)}"
@@ -90,7 +84,7 @@ def _facts(name: str, outline: Outline) -> Iterator[str]:
     yield f"served: {served(outline)}"
 
 
-def served(outline: Outline) -> str:
+def served(outline: Plan) -> str:
     """Whether the caches here serve a model, and how."""
     if outline.refused:
         why = outline.refused.partition("cannot be served: ")[2] or outline.refused
@@ -101,12 +95,12 @@ def served(outline: Outline) -> str:
     return f"yes, without {', '.join(missing)}" if missing else "yes"
 
 
-def _settings(outline: Outline, stored: str) -> dict[str, Any]:
+def _settings(outline: Plan, stored: str) -> dict[str, Any]:
     folds = {"policy": H2O.name} if FORMATS[stored] and outline.scored else {}
     return FORMATS[stored] | folds
 
 
-def _held(outline: Outline, stored: str, part: int, context: int) -> int | None:
+def _held(outline: Plan, stored: str, part: int, context: int) -> int | None:
     """Bytes after this many tokens, where rows of one in ``part`` stay; None where the model has no
     rows of this format."""
     if part == 1 and not FORMATS[stored]:
@@ -118,35 +112,40 @@ def _held(outline: Outline, stored: str, part: int, context: int) -> int | None:
         return None
 
 
-def _fits(name: str, outline: Outline, limit: int, context: int, count: int) -> Iterator[str]:
+def _fits(
+    name: str, outline: Plan, limit: int, context: int, count: int, step: int
+) -> Iterator[str]:
     """How many sequences fit, what each of ``count`` gets, and the command."""
     stored = "unquantised" if _held(outline, FEW, 1, context) is None else FEW
-    most = {"max_kv_size": max(context, PROMPT_CHUNK), "layers": "equal"}
+    most = {"max_kv_size": max(context, step), "layers": "equal"}
     settings = _settings(outline, stored) | most
 
     def make() -> list[list[Any]]:
         return [make_prompt_cache(cast(Any, outline), **settings)]
 
     try:
-        memory = Memory([outline], make, limit, PROMPT_CHUNK, 1, count)
+        memory = Memory([outline], make, limit, Limits(count, 1, step=step))
     except ValueError as error:  # which names flags of the server too
         raise ValueError(str(error).partition(" (")[0]) from error
     free, read = memory.free, size_of(memory.reserved)
     yield f"memory: {size_of(limit)}, of which {read} to read prompts, {size_of(free)} for caches\n"
-    rows = [[f"sequences of {context:,} tokens, by rows that stay", *_PARTS]]
+    rows = []
     for form in FORMATS:
         sizes = [_held(outline, form, part, context) for part in _PARTS.values()]
         rows.append([form, *("-" if size is None else _many(free, size) for size in sizes)])
-    yield aligned(rows)
+    yield markdown([f"sequences of {context:,} tokens, by rows that stay", *_PARTS], rows)
     each = free if count == 1 else int(free / COPIED) // count
     if outline.nbytes(context) <= each:
         kept, flags = "all rows, unquantised", "--max-kv-size none"
     else:
         kept, flags = _kept(outline, stored, context, each), f"--max-kv-bytes {each // 10**6}MB"
     yield f"\n{size_of(each)} for {'it' if count == 1 else f'each of {count}'}: {kept}"
-    flags = f"--model {name} {flags}"
-    more = f"--memory {limit // 10**6}MB --decode-concurrency {count} --prompt-concurrency 1"
-    yield f"mlx_h2o chat {flags}" if count == 1 else f"mlx_h2o server {flags} {more}"
+    command = "chat" if outline.chats else "generate"
+    if count > 1:
+        command = "server"
+        flags += f" --memory {limit // 10**6}MB --decode-concurrency {count} --prompt-concurrency 1"
+    flags += f" --prefill-step-size {step}" if step != PROMPT_CHUNK else ""
+    yield f"mlx_h2o {command} --model {name} {flags}"
 
 
 def _many(free: int, size: int) -> str:
@@ -154,7 +153,7 @@ def _many(free: int, size: int) -> str:
     return f"{max(int(free / (COPIED * size)), int(size <= free)):,}"
 
 
-def _kept(outline: Outline, stored: str, context: int, limit: int) -> str:
+def _kept(outline: Plan, stored: str, context: int, limit: int) -> str:
     """The rows that a sequence keeps in this many bytes, and their bits."""
     if (_held(outline, stored, 1, context) or limit + 1) <= limit:
         return "all rows, in the fewest bits that cost nothing"

@@ -5,10 +5,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
-import importlib
 import logging
 import signal
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -18,41 +16,28 @@ from ..lm.fingerprint import fingerprint
 from ..lm.generate import load
 from ..lm.prompt_cache import budgets_of, evicting_caches
 from ..lm.ranks import Ranks
-from .flags import add_cache_flags, add_flags
+from .flags import cache_parser
 from .models import loaded
-from .options import CacheSettings, settings_of
-from .parsing import OneLineParser, number
-from .together import together
+from .options import CacheSettings
+from .parsing import number
 
 _LOG = logging.getLogger("mlx_h2o")
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Serve until a signal ends it; returns the exit status."""
-    flags = parser()
-    args = flags.parse_args(arguments)
-    drafted = 0 if args.draft_model is None else args.num_draft_tokens
-    if drafted and hasattr(args, "budgets"):
-        flags.error("--budgets with --draft-model: its layers are not those of the file")
-    settings = settings_of(flags, args, speculative=drafted)
+def run(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None:
+    """Serve until a signal ends it."""
+    if args.draft_model and settings.budgets is not None:
+        raise ValueError("--budgets with --draft-model: its layers are not those of the file")
+    logging.basicConfig(level=args.log_level, format="%(asctime)s %(levelname)s %(message)s")
     try:
-        importlib.import_module("mlx_h2o.serving.http")
-        importlib.import_module("mlx_h2o.serving.listening")
+        from ..serving.disk import PromptStore
+        from ..serving.engine import Engine
+        from ..serving.http import Settings, make_app
+        from ..serving.listening import listen, serve
     except ImportError as error:
-        flags.error(f"{error.name} is missing, expected pip install 'mlx-h2o[server]'")
-    with together(flags, args) as ranks:
-        logging.basicConfig(level=args.log_level, format="%(asctime)s %(levelname)s %(message)s")
-        _serve(args, settings, ranks)
-    return 0
-
-
-def _serve(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None:
-    from ..serving.disk import PromptStore
-    from ..serving.engine import Engine
-    from ..serving.http import Settings, make_app
-    from ..serving.listening import listen, serve
-    from ..serving.memory import Memory, usual_bytes
-    from ..serving.request import Limits
+        missing = f"{error.name} is missing, expected pip install 'mlx-h2o[server]'"
+        raise ValueError(missing) from error
+    from ..serving.memory import Limits, Memory, usual_bytes
     from ..serving.sampling import Sampling
     from ..serving.snapshots import Snapshots
 
@@ -64,21 +49,22 @@ def _serve(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> N
         models = [model] if args.draft_model is None else [model, load(args.draft_model)[0]]
         mx.eval([one.parameters() for one in models])
         make = partial(_made, models, settings.fitted(*models))
+        limit = args.memory or usual_bytes()
         limits = Limits(
             args.decode_concurrency, args.prompt_concurrency, args.max_queue,
             args.prefill_step_size, args.num_draft_tokens,
         )  # fmt: skip
-        memory = Memory(
-            models, make, args.memory or usual_bytes(), limits.step,
-            min(limits.prompts, limits.decode), limits.decode,
-        )  # fmt: skip
+        memory = Memory(models, make, limit, limits)
+        if memory.lowered:
+            said = "%s bytes: prompts are read %d at a time, answers made %d at a time"
+            _LOG.warning(said, f"{limit:,}", memory.prompts, memory.decode)
         most = memory.free // 4 if args.prompt_cache_bytes is None else args.prompt_cache_bytes
         snapshots = Snapshots(most, args.prompt_cache_size, ranks)
         store: PromptStore | None = None
         if args.cache_dir is not None:
             store = PromptStore(args.cache_dir, args.cache_size, _name(models, make))
             stack.enter_context(contextlib.closing(store))
-        engine = Engine(models, tokenizer, make, memory, snapshots, limits, store)
+        engine = Engine(models, tokenizer, make, memory, snapshots, store)
         memory.apply()
         for one in (signal.SIGINT, signal.SIGTERM):  # uvicorn hears of them, on the first rank
             signal.signal(one, signal.SIG_IGN)
@@ -112,22 +98,21 @@ def _name(models: list[Any], make: Any) -> str:
 
 def parser() -> argparse.ArgumentParser:
     """Of its flags."""
-    said = "Serve one model over HTTP, as OpenAI's API does."
-    first = "model port memory max-kv-bytes max-kv-size"
-    found = OneLineParser("server", said, first, allow_abbrev=False)
-    names = "model adapter-path trust-remote-code host port api-key allowed-hosts allowed-origins "
-    add_flags(found, names + "max-body grace log-level", model="demo")
-    asked = found.add_argument_group("defaults of requests")
-    add_flags(asked, "temp top-k min-p")
+    groups = {
+        "": "model adapter-path trust-remote-code host port api-key allowed-hosts allowed-origins "
+        "max-body grace log-level",
+        "defaults of requests": "temp top-k min-p chat-template chat-template-args",
+        "memory and speed": "memory decode-concurrency prompt-concurrency prefill-step-size "
+        "max-queue prompt-cache-size prompt-cache-bytes cache-dir cache-size draft-model "
+        "num-draft-tokens",
+    }
+    found = cache_parser(
+        "server", "Serve one model over HTTP, as OpenAI's API does.",
+        "model port memory max-kv-bytes max-kv-size", groups, model="demo",
+    )  # fmt: skip
     for name, reading, default, said in (
         ("--top-p", number(1e-9, 1, float), 1.0, "of the likeliest tokens with this sum"),
         ("--max-tokens", number(1), 512, "of an answer"),
     ):
-        asked.add_argument(name, type=reading, default=default, metavar="N", help=said)
-    add_flags(asked, "chat-template chat-template-args")
-    names = "memory decode-concurrency prompt-concurrency prefill-step-size max-queue "
-    names += "prompt-cache-size prompt-cache-bytes cache-dir cache-size "
-    room = found.add_argument_group("memory and speed")
-    add_flags(room, names + "draft-model num-draft-tokens")
-    add_cache_flags(found)
+        found.add_argument(name, type=reading, default=default, metavar="N", help=said)
     return found

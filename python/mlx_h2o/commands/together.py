@@ -17,6 +17,8 @@ from . import peers
 
 _STARTED = "MLX_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"
 """Set in the environment of a process that is one of several."""
+_DEALT_OUT = "generate", "chat", "server"
+"""Commands whose models have their heads dealt out."""
 _ALONE = (
     "adapter_path", "cache_dir", "draft_model", "prompt_cache_file", "quantize_activations",
 )  # fmt: skip
@@ -42,10 +44,11 @@ def together(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Itera
         try:
             ranks = Ranks.of(mx.distributed.init())
             if ranks.size > 1:
-                for name in _ALONE:
-                    if getattr(args, name, None):
-                        flag = f"--{name.replace('_', '-')}"
-                        parser.error(f"{flag} is for one process, found {ranks.size}")
+                alone = [f"--{name.replace('_', '-')}" for name in _ALONE if vars(args).get(name)]
+                if not parser.prog.endswith(_DEALT_OUT):
+                    alone = [parser.prog]
+                for name in alone:
+                    parser.error(f"{name} is for one process, found {ranks.size}")
                 said = f"{parser.prog}: process {ranks.rank} of {ranks.size}: another one has gone"
                 stack.enter_context(_watched(_connections(_open_files() - known), said))
                 mx.random.seed(ranks.told(int.from_bytes(os.urandom(8), "big")))

@@ -1,30 +1,27 @@
 """Arms of a comparison: kinds of caches, each sized to the same bytes.
 
 Bytes are those of rows of 16 bits an element (float16, bfloat16), also where MLX computes on a CPU
-and rows are float32 meanwhile: the model's graph is built with its weights as float16 and never
-evaluated. Keys, values, scales, biases, scores and positions count; the room that mlx_lm's caches
-allocate ahead does not. Only layers count whose caches grow with the text: those of sliding windows
-are the same in every arm.
+and rows are float32 meanwhile. Keys, values, scales, biases, scores and positions count; the room
+that mlx_lm's caches allocate ahead does not. Only layers count whose caches grow with the text:
+those of sliding windows are the same in every arm.
 """
 
 from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
-from mlx.utils import tree_map
 from mlx_lm.models import cache as mlx_lm_cache
 from mlx_lm.models.cache import make_prompt_cache as stock_cache
 
-from ..lm.layers import probe
-from ..lm.prompt_cache import evicting_caches, make_prompt_cache
-from .reading import routed
+from ..lm.outline import Outline, evicting_caches
+from ..lm.outline import nbytes as count_bytes
+from ..lm.prompt_cache import make_prompt_cache
 
 __all__ = ["ARMS", "DEFAULT", "Arm", "Made", "Sizes", "alone", "parsed"]
 
@@ -142,36 +139,32 @@ class Sizes:
     """Makes the caches of arms for a model, and counts their bytes. Evaluates nothing itself."""
 
     def __init__(self, model: Any, seed: int = 0) -> None:
-        self.model, self.seed = model, seed
-        self._known: dict[tuple[str, int, int], list[Any]] = {}
-        stock = stock_cache(model)
-        kinds = (KVCache, mlx_lm_cache.CacheList)
+        self._model, self._seed, self._outline = model, seed, Outline(model, narrow=True)
+        self._known: dict[tuple[str, int, int], Made] = {}
+        stock, kinds = stock_cache(model), (KVCache, mlx_lm_cache.CacheList)
         self._places = [at for at, one in enumerate(stock) if isinstance(one, kinds)]
         if not self._places:
             raise ValueError("the model makes no plain KVCache, expected at least one to replace")
-        with _in_16_bits(model):
-            self.vocabulary = int(model(mx.array([[0]]), cache=stock).shape[-1])
-        plain = [one for one in stock if type(one) is KVCache and one.keys is not None]
-        sizes = [side.shape[3] for one in plain for side in (one.keys, one.values)]
+        plain = (kept for kept in self._outline.kept if isinstance(kept[0], mx.array))
+        sizes = [side.shape[-1] for kept in plain for side in kept]
         self._group = 32 if any(size % 64 for size in sizes) else 64
 
     def full(self, tokens: int) -> int:
         """Bytes of the full cache."""
-        return self._held(stock_cache(self.model), tokens)
+        return self._held(stock_cache(self._model), tokens)
 
     def made(self, arm: Arm, tokens: int, nbytes: int) -> Made:
         """The caches of an arm for texts of this many tokens.
 
         Raises ValueError where it cannot be: settings that are refused, fewer bytes than it needs.
         """
-        if arm.kind == "ours":
-            key = arm.name, tokens, nbytes if arm.sized else 0
-            if key not in self._known:
-                self._known[key] = self._ours(arm, tokens, nbytes)
-            make = partial(copy.deepcopy, self._known[key])
-        else:
+        key = arm.name, tokens, nbytes
+        if key not in self._known:
             make = partial(self._stock, arm, nbytes * tokens // self.full(tokens))
-        return Made(make, self._held(make(), tokens))
+            if arm.kind == "ours":
+                make = partial(copy.deepcopy, self._ours(arm, tokens, nbytes))
+            self._known[key] = Made(make, self._held(make(), tokens))
+        return self._known[key]
 
     def _stock(self, arm: Arm, rows: int) -> list[Any]:
         """mlx_lm's caches of an arm; a window has so many rows, unless it has its own number."""
@@ -183,29 +176,25 @@ class Sizes:
             "stock": partial(QuantizedKVCache, self._group, arm.settings.get("bits", 8)),
             "window": partial(RotatingKVCache, max_size=rows, keep=KEEP),
         }
-        plain = stock_cache(self.model)
+        plain = stock_cache(self._model)
         return [kinds[arm.kind]() if type(one) is KVCache else one for one in plain]
 
     def _ours(self, arm: Arm, tokens: int, nbytes: int) -> list[Any]:
         """The caches with the most bytes that are no more than `nbytes` in rows of 16 bits."""
         settings = {"length": tokens, **arm.settings}
         if settings.get("policy") == "random":
-            settings.setdefault("random_seed", self.seed)
-        if not arm.sized:
-            return make_prompt_cache(self.model, **settings)
-        probe(self.model)  # which computes, while the graph of 16 bits is never evaluated
-        with _in_16_bits(self.model):
-            return make_prompt_cache(self.model, max_kv_bytes=self._windows() + nbytes, **settings)
+            settings.setdefault("random_seed", self._seed)
+        if arm.sized:
+            settings["max_kv_bytes"] = self._windows() + nbytes
+        return make_prompt_cache(cast(Any, self._outline), **settings)
 
     def _windows(self) -> int:
         """Bytes of the caches that do not grow, once they are full."""
-        caches = stock_cache(self.model)
+        caches = stock_cache(self._model)
         fixed = [one for at, one in enumerate(caches) if at not in self._places]
-        longest = max((getattr(one, "max_size", 1) or 1 for one in fixed), default=0)
-        if longest:
-            for tokens in (longest, 1):
-                self.model(mx.zeros((1, tokens), mx.int32), cache=caches)
-        return sum(int(one.nbytes) for one in fixed)
+        longest = max((getattr(one, "max_size", 1) or 1 for one in fixed), default=1)
+        *_, _ = self._outline.fed(caches, longest, 1)
+        return count_bytes(fixed)
 
     def _held(self, caches: list[Any], tokens: int) -> int:
         """Bytes at most, at rest, when this many tokens have been read; fills the caches."""
@@ -213,12 +202,8 @@ class Sizes:
         settings = (one.config for one in evicting_caches(caches))
         evicting = (one.group for one in settings if one.max_kv_size and one.max_kv_size < tokens)
         steps = 1 + max(evicting, default=0)
-        most = 0
-        with _in_16_bits(self.model), routed(self.model, caches):
-            for count in (max(1, tokens - steps), *[1] * steps):
-                self.model(mx.zeros((1, count), mx.int32), cache=caches)
-                most = max(most, sum(_nbytes(caches[at], tokens) for at in self._places))
-        return most
+        after = self._outline.fed(caches, max(1, tokens - steps), *[1] * steps)
+        return max(sum(_nbytes(caches[at], tokens) for at in self._places) for _ in after)
 
 
 def _nbytes(cache: Any, tokens: int) -> int:
@@ -228,19 +213,3 @@ def _nbytes(cache: Any, tokens: int) -> int:
     keys = cache.keys[0] if isinstance(cache.keys, tuple | list) else cache.keys
     rows = int(min(tokens, cache.offset, getattr(cache, "max_size", tokens)))
     return int(cache.nbytes) * rows // int(keys.shape[2])
-
-
-@contextmanager
-def _in_16_bits(model: Any) -> Iterator[None]:
-    """The model's graph as it is where rows have 16 bits. To evaluate it would be slow on a CPU."""
-    weights = model.parameters()
-
-    def narrow(weight: mx.array) -> mx.array:
-        wide = weight.dtype == mx.float32
-        return weight.astype(mx.float16) if wide else weight
-
-    model.update(tree_map(narrow, weights))
-    try:
-        yield
-    finally:
-        model.update(weights)

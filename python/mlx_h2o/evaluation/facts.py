@@ -1,8 +1,7 @@
 """Facts in several wordings for any tokenizer, planted in texts, and the questions for them.
 
-Keys, and the values of some wordings, are words that are one token with their leading space where
-the tokenizer has enough such words. A question is the beginning of its fact, which a language model
-goes on with.
+Keys, and the values of some wordings, are words that are one token with their leading space. A
+question is the beginning of its fact, which a language model goes on with.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
 
-__all__ = ["WORDINGS", "Fact", "Tokenizer", "Tokens", "Wording", "draw", "insert"]
+__all__ = ["WORDINGS", "Fact", "Tokenizer", "Tokens", "Wording", "draw", "encode", "insert"]
 
 Tokens = tuple[int, ...]
 
@@ -80,10 +79,10 @@ def draw(tokenizer: Tokenizer, wording: str, count: int, chance: random.Random) 
 
     Raises ValueError if the tokenizer has too few keys of that length.
     """
-    lengths, words = _lengths(tokenizer, wording), _words(tokenizer)
+    words, found = _words(tokenizer), list[Fact]()
+    lengths = _lengths(tokenizer, wording) if words else None
     keys = list(words)
     chance.shuffle(keys)
-    found: list[Fact] = []
     for key in keys:
         if len(found) == count:
             break
@@ -126,12 +125,12 @@ def _fact(
     value = form.value.replace("{word}", word)
     if digits:
         value = value.replace("#" * digits, f"{chance.randrange(10**digits):0{digits}d}")
-    line = _encode(tokenizer, form.line.format(key=key))
-    answer, end = _encode(tokenizer, value), _encode(tokenizer, form.end)
-    whole = _encode(tokenizer, form.line.format(key=key) + value)
+    line = encode(tokenizer, form.line.format(key=key))
+    answer, end = encode(tokenizer, value), encode(tokenizer, form.end)
+    whole = encode(tokenizer, form.line.format(key=key) + value)
     if whole[: len(line)] == line:  # else as pieces; in both cases as the question will be
         answer = whole[len(line) :]
-    asked = line if form.question is None else _encode(tokenizer, form.question.format(key=key))
+    asked = line if form.question is None else encode(tokenizer, form.question.format(key=key))
     return Fact((*line, *answer, *end), asked, answer)
 
 
@@ -150,35 +149,21 @@ def _lengths(tokenizer: Tokenizer, wording: str) -> tuple[int, int, int]:
     return Counter(map(_counts, facts)).most_common(1)[0][0]
 
 
-def _encode(tokenizer: Tokenizer, text: str) -> Tokens:
+def encode(tokenizer: Tokenizer, text: str) -> Tokens:
+    """The tokens of a part of a text."""
     return tuple(tokenizer.encode(text, add_special_tokens=False))
 
 
 _LEADING_SPACE = ("\u0120", "\u2581")
 """How byte-level tokenizers and SentencePiece write it."""
 
-_ENOUGH = 64
-_COMMON = """
-anchor apple arrow basket bell bottle bridge bucket button candle carpet castle chair cherry
-circle coffee copper corner cotton desert diamond dragon eagle engine feather fire flower
-forest garden glass guitar hammer harbor honey horse island jacket kitchen ladder lemon lion
-marble market meadow mirror mountain needle ocean orange paper pencil pepper piano pillow
-planet pocket potato rabbit ribbon river rocket saddle salmon scissors shadow silver spider
-spoon station stone summer table temple tiger tower train tunnel turtle valley velvet
-village violin wagon window winter wolf yellow
-"""
-
 
 @lru_cache(maxsize=8)
 def _words(tokenizer: Tokenizer) -> Sequence[str]:
-    """Words of more than four letters, one token each with their leading space, sorted.
-
-    Common words of several tokens where the vocabulary has too few.
-    """
+    """Words of more than four letters, one token each with their leading space, sorted."""
     spaced = (token for token in tokenizer.get_vocab() if token.startswith(_LEADING_SPACE))
     words = {token[1:] for token in spaced if token[1:].isascii() and token[1:].isalpha()}
-    found = sorted(f" {word}" for word in words if len(word) > 4)
-    return found if len(found) >= _ENOUGH else [f" {word}" for word in _COMMON.split()]
+    return sorted(f" {word}" for word in words if len(word) > 4)
 
 
 _REACH = 64

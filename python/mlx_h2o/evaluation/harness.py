@@ -7,7 +7,6 @@ command with this one: ``--model mlx_h2o --model_args pretrained=NAME,max_kv_byt
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import Any, cast
 
 import mlx.core as mx
@@ -18,8 +17,8 @@ from mlx_lm import evaluate as mlx_lm_evaluate
 
 from ..caches.cache import PROMPT_CHUNK
 from ..lm.generate import batch_generate, load
-from ..lm.prompt_cache import evicting_caches, fit_bytes, make_prompt_cache
-from ..lm.routing import routing_for
+from ..lm.prompt_cache import fit_bytes, make_prompt_cache
+from .reading import read, routed
 
 __all__ = ["MLXH2O"]
 
@@ -52,22 +51,16 @@ class _Evicting:
     def _fresh(self) -> list[Any]:
         return make_prompt_cache(self._model, **self._settings)
 
-    def _routed(self, caches: Sequence[Any]) -> AbstractContextManager[None]:
-        return routing_for(self._model, list(evicting_caches(caches)))
-
     def _process_prompt(self, prompt: Sequence[int]) -> tuple[mx.array, list[Any]]:
         """The log probabilities after a prompt, and caches that have read it."""
         caches, tokens = self._fresh(), mx.array(list(prompt))[None]
-        with self._routed(caches):
-            for start in range(0, len(prompt), self._step):
-                logits = self._model(tokens[:, start : start + self._step], cache=caches)
-                mx.eval(logits, [one.state for one in caches])
-        last = logits[:, -1, :].astype(mx.float32)
+        with routed(self._model, caches):
+            last = read(self._model, caches, tokens, self._step).astype(mx.float32)
         return last - mx.logsumexp(last, axis=-1, keepdims=True), caches
 
     def _score_fn(self, inputs: Any, cache: list[Any] | None = None) -> Any:
         caches = cache or self._fresh()
-        with self._routed(caches):
+        with routed(self._model, caches):
             return _upstream.MLXLM._score_fn(self, inputs, caches, self._step)
 
     def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:

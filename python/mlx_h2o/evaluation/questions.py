@@ -13,10 +13,55 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from .facts import Fact, Tokenizer, Tokens, draw, insert
-from .settings import Settings
+from .arms import PINNED
+from .facts import WORDINGS, Fact, Tokenizer, Tokens, draw, encode, insert
 
-__all__ = ["Asked", "chats", "planted_texts", "samples", "windows"]
+__all__ = ["PROMPT", "Asked", "Settings", "chats", "planted_texts", "samples", "windows"]
+
+
+PROMPT = PINNED
+"""Tokens of a text that are read before the first is predicted."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all arms share.
+
+    documents: texts of each task.
+    length: tokens of each where losses are measured.
+    step: tokens that are read at once where losses are measured: of more than one the later see
+        the earlier, whatever the budget is.
+    lengths: tokens of texts with facts, and of a chat.
+    facts: facts in each text.
+    wordings: of WORDINGS, in turn.
+    writing: tokens to write.
+    ruler: a file of RULER's samples.
+    seed: draws facts, tokens that are written, and rows that random policies keep.
+
+    Raises ValueError, of one line, naming what is out of range.
+    """
+
+    documents: int = 4
+    length: int = 768
+    step: int = 1
+    lengths: tuple[int, ...] = (1000, 2000, 4000)
+    facts: int = 16
+    wordings: tuple[str, ...] = tuple(name for name in WORDINGS if name != "secret")
+    writing: int = 6000
+    ruler: str | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        counts = dict.fromkeys(("documents", "step", "facts", "writing"), 1)
+        counts |= {"length": PROMPT + 2, "seed": 0}
+        for name, least in counts.items():
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} is {getattr(self, name)}, expected at least {least}")
+        for length in self.lengths:
+            if length < 40 * self.facts:
+                raise ValueError(
+                    f"lengths has {length}, expected at least {40 * self.facts}: 40 for each fact"
+                )
 
 
 @dataclass(frozen=True)
@@ -42,7 +87,7 @@ def windows(
     found: list[Tokens] = []
     for number, (name, text) in enumerate(texts):
         share = count // len(texts) + (number < count % len(texts))
-        tokens = _encode(tokenizer, text) if share else ()
+        tokens = encode(tokenizer, text) if share else ()
         if len(tokens) < share * size:
             raise ValueError(
                 f"{name} has {len(tokens):,} tokens, expected at least {share * size:,}: "
@@ -94,9 +139,9 @@ def samples(tokenizer: Tokenizer, file: str, count: int) -> list[Asked]:
                     "and outputs"
                 ) from error
             text, newline, question = said.rpartition("\n")
-            asked = _encode(tokenizer, question)
-            wanted = _encode(tokenizer, f"{question} {answer}")[len(asked) :]
-            read = (*_front(tokenizer), *_encode(tokenizer, text + newline))
+            asked = encode(tokenizer, question)
+            wanted = encode(tokenizer, f"{question} {answer}")[len(asked) :]
+            read = (*_front(tokenizer), *encode(tokenizer, text + newline))
             found.append(Asked(read, ((asked, wanted),)))
     return found
 
@@ -130,7 +175,7 @@ def _frame(tokenizer: Any) -> tuple[Tokens, Tokens, Tokens]:
         first = _front(tokenizer)
     before, _, rest = chat.partition("@1@")
     between, _, behind = rest.partition("@2@")
-    one, two, three = (_encode(tokenizer, part) for part in (before, between, behind))
+    one, two, three = (encode(tokenizer, part) for part in (before, between, behind))
     return (*first, *one), two, three
 
 
@@ -139,7 +184,3 @@ def _front(tokenizer: Tokenizer) -> Tokens:
     alone = tokenizer.encode("")
     first = getattr(tokenizer, "bos_token_id", None)
     return (first,) if first is not None and alone[:1] == [first] else ()
-
-
-def _encode(tokenizer: Tokenizer, text: str) -> Tokens:
-    return tuple(tokenizer.encode(text, add_special_tokens=False))

@@ -31,10 +31,14 @@ _COLUMNS = {
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[Any]], texts: int = 1) -> str:
-    """A table whose first columns are texts, and the others numbers."""
-    lines = [f"| {' | '.join(map(str, row))} |" for row in (head, *rows)]
-    rule = f"|{'---|' * texts}{'---:|' * (len(head) - texts)}"
-    return "\n".join([lines[0].replace("|  |", "| |"), rule, *lines[1:]])
+    """A table that terminals show too, whose first columns are texts, and the others numbers."""
+    cells = [[*map(str, row)] for row in (head, *rows)]
+    widths = [max(3, *map(len, column)) for column in zip(*cells, strict=True)]
+    rule = ["-" * n if at < texts else "-" * (n - 1) + ":" for at, n in enumerate(widths)]
+    cells.insert(1, rule)
+    sides = [str.ljust] * texts + [str.rjust] * (len(head) - texts)
+    padded = (map(lambda pad, text, n: pad(text, n), sides, row, widths) for row in cells)
+    return "\n".join(f"| {' | '.join(row)} |" for row in padded)
 
 
 def spread_text(of: Mapping[str, float]) -> str:

@@ -18,8 +18,8 @@ from ..lm.prompt_cache import context_length
 from .arms import DEFAULT, Arm, Sizes
 from .environment import blas, environment
 from .facts import Tokenizer
+from .questions import Settings
 from .reading import Progress, silent
-from .settings import Settings
 from .tasks import Case, cases
 
 __all__ = ["SHARES", "Watch", "evaluate"]
@@ -46,6 +46,7 @@ def evaluate(
     settings: Settings | None = None,
     file: Path | None = None,
     watch: Watch | None = None,
+    sizes: Sizes | None = None,
 ) -> Result:
     """Measure every arm of every task, at shares of the bytes that the full cache takes.
 
@@ -60,6 +61,7 @@ def evaluate(
         settings: of the tasks.
         file: where the result is kept, and taken up from.
         watch: is told what goes on.
+        sizes: of the arms' caches, if some are known.
 
     Returns:
         What is written to the file: `model`, `texts`, `settings`, `environment` and `records`. A
@@ -83,8 +85,8 @@ def evaluate(
     }
     result: Result = {**what, "records": _known(file, what)}
     _turn(model)
-    sizes = Sizes(model, settings.seed)
-    for case in cases(model, tokenizer, texts, tasks, sizes.vocabulary, settings):
+    sizes = sizes or Sizes(model, settings.seed)
+    for case in cases(model, tokenizer, texts, tasks, settings):
         whole = sizes.full(case.tokens)
         for arm, share in _pairs(arms, shares):
             key = {

@@ -20,9 +20,6 @@ __all__ = ["Make", "Timed", "timed"]
 Make = Callable[[], list[Any]]
 """Makes new caches, one per layer."""
 
-Sampler = Callable[[mx.array], mx.array]
-"""Tokens of log probabilities [B, V]."""
-
 
 class Timed:
     """Caches of one kind, which read a prompt and write on.
@@ -32,7 +29,7 @@ class Timed:
     tokens: those that were written.
     """
 
-    def __init__(self, model: Any, make: Make, prompt: mx.array, sampler: Sampler | None) -> None:
+    def __init__(self, model: Any, make: Make, prompt: mx.array, sampler: Any = None) -> None:
         self._model, self._make, self._prompt = model, make, prompt
         self._sampler = sampler
         self._steps: Iterator[Any] = iter(())
@@ -90,7 +87,7 @@ def timed(
     rounds: int = 1,
     turns: int = 5,
     tokens: int = 16,
-    samplers: Callable[[], Sampler | None] = lambda: None,
+    sampler: Callable[[mx.array], mx.array] | None = None,
 ) -> dict[str, Timed]:
     """Caches of each kind, after `rounds` readings of a prompt [N + 1] and `turns` of `tokens`.
 
@@ -98,10 +95,10 @@ def timed(
     all of them.
 
     Args:
-        samplers: makes one for each kind; None: the most likely token.
+        sampler: tokens of log probabilities [B, V]; None: the most likely ones.
     """
     mx.eval(model.parameters(), prompt)
-    kinds = {name: Timed(model, make, prompt, samplers()) for name, make in makes.items()}
+    kinds = {name: Timed(model, make, prompt, sampler) for name, make in makes.items()}
     chunks = -(-(len(prompt) - 1) // PROMPT_CHUNK)
     in_turns({name: one.read for name, one in kinds.items()}, rounds * chunks)
     for one in kinds.values():

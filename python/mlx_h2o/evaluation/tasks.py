@@ -22,10 +22,10 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models.cache import make_prompt_cache as stock_cache
 
+from ..lm.checks import vocabulary
 from .facts import Tokenizer, Tokens
-from .questions import Asked, chats, planted_texts, samples, windows
+from .questions import PROMPT, Asked, Settings, chats, planted_texts, samples, windows
 from .reading import Forced, Progress, answers, forced, read, routed
-from .settings import PROMPT, Settings
 
 __all__ = ["TASKS", "Case", "cases"]
 
@@ -65,7 +65,6 @@ def cases(
     tokenizer: Tokenizer,
     texts: Sequence[tuple[str, str]],
     tasks: Sequence[str],
-    vocabulary: int,
     settings: Settings,
 ) -> Iterator[Case]:
     """All cases of the tasks, in order. Their texts are made when they are first needed.
@@ -79,7 +78,7 @@ def cases(
         asked = samples(tokenizer, settings.ruler, count)
     if "loss" in tasks or "chunks" in tasks:
         read_of = windows(tokenizer, texts, count=count, length=length)
-        losses = _Losses(model, read_of, vocabulary)
+        losses = _Losses(model, read_of)
         for task, step in (("loss", settings.step), ("chunks", CHUNK)):
             if task in tasks:
                 yield Case(task, length, losses.measuring(step), losses.full)
@@ -105,9 +104,11 @@ TASKS = ("loss", "chunks", "facts", "turns", "ruler", "writing")
 class _Losses:
     """Texts predicted token by token. The full cache, which reads them once, is the reference."""
 
-    def __init__(self, model: Any, texts: Sequence[Tokens], vocabulary: int) -> None:
+    def __init__(self, model: Any, texts: Sequence[Tokens]) -> None:
         self._model = model
-        self._groups = [mx.array(group) for group in _side_by_side(texts, CHUNK * vocabulary)]
+        self._groups = [
+            mx.array(group) for group in _side_by_side(texts, CHUNK * vocabulary(model))
+        ]
 
     def measuring(self, step: int) -> Callable[[Make, Progress], Figures]:
         def measure(make: Make, progress: Progress) -> Figures:

@@ -73,7 +73,7 @@ def attend(
         mask = None if owner is None else owner.mask_of_update()
         stock = functools.partial(stock, mask=mask)
     if owner is None:
-        return _foreign(cache, stock, queries, keys, values, scale, mask, sinks)
+        return _foreign(cache, stock, queries, keys, values, sinks, scale=scale, mask=mask)
     return owner.attend(queries, keys, values, scale=scale, mask=mask, sinks=sinks, stock=stock)
 
 
@@ -96,25 +96,18 @@ def _attend_group(
 
 
 def _foreign(
-    cache: Any,
-    stock: Callable[[], mx.array],
-    queries: mx.array,
-    keys: Any,
-    values: Any,
-    scale: float,
-    mask: mx.array | str | None,
-    sinks: mx.array | None,
-) -> mx.array:
+    cache: Any, stock: Callable[[], mx.array], queries: mx.array, keys: Any, values: Any,
+    sinks: mx.array | None, **given: Any,
+) -> mx.array:  # fmt: skip
     """For a cache of somebody else's that asks for scores, float32 [B, Hq, L, N]."""
-    if queries.shape[2] > DECODE_QUERIES or isinstance(keys, tuple):
-        out = stock()
-        if isinstance(keys, tuple):
-            packing: Any = {"group_size": cache.group_size, "bits": cache.bits}
-            keys = mx.dequantize(*keys, **packing)
-        scores = prefill.last_scores(queries, keys, scale=scale, mask=mask)
+    if isinstance(keys, tuple):
+        packing: Any = {"group_size": cache.group_size, "bits": cache.bits}
+        keys, values = mx.dequantize(*keys, **packing), None
+    if values is None or queries.shape[2] > DECODE_QUERIES:
+        out, scores = stock(), prefill.last_scores(queries, keys, **given)
     else:
         out, scores = fast.scaled_dot_product_attention_with_scores(
-            queries, keys, values, scale=scale, mask=mask, sinks=sinks
+            queries, keys, values, sinks=sinks, **given
         )
     cache.update_scores(scores)
     return out

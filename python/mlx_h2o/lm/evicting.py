@@ -26,10 +26,16 @@ def evicting(model: Module, **settings: Any) -> Iterator[None]:
     Raises:
         ValueError: as that function does, also where such a context is open for the model.
     """
-    fresh = make_prompt_cache(model, **settings)
-    with routing_for(model, list(evicting_caches(fresh))):
+    with made_by(model, make_prompt_cache(model, **settings)):
+        yield
+
+
+@contextlib.contextmanager
+def made_by(model: Any, caches: list[Any]) -> Iterator[None]:
+    """Within the context, copies of these caches are what the model makes."""
+    with routing_for(model, list(evicting_caches(caches))):
         # An attribute of this one model, which shadows its class's.
-        object.__setattr__(model, "make_cache", lambda: copy.deepcopy(fresh))
+        object.__setattr__(model, "make_cache", lambda: copy.deepcopy(caches))
         try:
             yield
         finally:

@@ -81,45 +81,35 @@ def loading(folder: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # of mlx_lm, MLX or transformers
-        said = f"{folder} cannot be loaded: "
-        if damaged := _damaged(folder):
-            said = f"{damaged} is damaged, expected an object in JSON: "
+        said, damaged = f"{folder} cannot be loaded: ", [*filter(_damaged, folder.glob("*.json"))]
+        if damaged:
+            said = f"{min(damaged)} is damaged, expected an object in JSON: "
         elif isinstance(error, OSError) and not folder.is_dir():
             said = f"{folder} is not a directory, and could not be fetched from the hub: "
         why = str(error) if isinstance(error, OSError | ValueError) else repr(error)
         raise ValueError(f"[load] {said}{why}") from error
 
 
-def _damaged(folder: Path) -> Path | None:
-    """The first of a model's settings that is not a JSON object, if any."""
-    for file in sorted(folder.glob("*.json")):
-        try:
-            if not isinstance(json.loads(file.read_bytes()), dict):
-                return file
-        except ValueError:
-            return file
-    return None
+def _damaged(file: Path) -> bool:
+    """Whether a file of settings holds no JSON object."""
+    try:
+        return not isinstance(json.loads(file.read_bytes()), dict)
+    except ValueError:
+        return True
 
 
 def check_path(name: str) -> None:
     """Raises ValueError for what can only be a directory, and holds no model of mlx_lm."""
     if not isinstance(name, str) or not name:
         raise ValueError(f'[load] found {name!r}, expected a directory, a name, or "{DEMO}".')
-    if name == DEMO:
-        return
-    if Path(name).is_dir():
-        if not (Path(name) / "config.json").exists():
-            raise ValueError(f"[load] {name} has no config.json, expected a model of mlx_lm.")
-    elif _is_path(name):
+    folder, is_path = Path(name), name.startswith(("/", ".", "~")) or name.count("/") > 1
+    if name != DEMO and folder.is_dir() and not (folder / "config.json").exists():
+        raise ValueError(f"[load] {name} has no config.json, expected a model of mlx_lm.")
+    if name != DEMO and is_path and not folder.is_dir():
         raise ValueError(
             f"[load] {name} is not a directory, expected one that holds a model, a name on the "
             f'hub, or "{DEMO}".'
         )
-
-
-def _is_path(name: str) -> bool:
-    """Whether it cannot be a name on the hub, which is ``name`` or ``owner/name``."""
-    return name.startswith(("/", ".", "~")) or name.count("/") > 1
 
 
 def stream_generate(
@@ -208,7 +198,7 @@ def batch_generate(
     prompt_caches: Sequence[list[Any]] | None = None,
     max_tokens: int | list[int] = 128,
     *,
-    share_prefix: bool | None = None,
+    share_prefix: bool = True,
     **kwargs: Any,
 ) -> BatchResponse:
     """``mlx_lm.batch_generate`` with evicting caches, one set per sequence.
@@ -220,16 +210,15 @@ def batch_generate(
         prompt_caches: for each prompt the caches of :func:`make_prompt_cache`, all with the same
             settings. They are not changed; ``return_prompt_caches=True`` returns what they became.
         max_tokens: tokens to generate, at least 1, for all prompts or for each.
-        share_prefix: read the tokens that all prompts begin with once, and share their rows, as
-            far as they are never evicted: the first ``prefix_size`` of a bounded cache, all of an
-            unbounded one. None: if there are several prompts, at least 32 such tokens, and nothing
-            prevents it. Answers are the same, except for rounding.
+        share_prefix: where it can be, read the tokens that all prompts begin with once, and share
+            their rows, as far as they are never evicted: the first ``prefix_size`` of a bounded
+            cache, all of an unbounded one, at least 32. Answers are the same, except for rounding.
         kwargs: mlx_lm's own arguments, and those of :func:`make_prompt_cache` without
             ``prompt_caches``.
 
     Raises:
         ValueError: no prompts, or texts; numbers of caches or ``max_tokens`` other than that of the
-            prompts; ``share_prefix=True`` if it is impossible, or as in :func:`stream_generate`.
+            prompts; or as in :func:`stream_generate`.
     """
     if kwargs.get("draft_model") is not None:
         raise ValueError(
@@ -262,15 +251,9 @@ def batch_generate(
     if not isinstance(tokenizer, TokenizerWrapper):
         tokenizer = TokenizerWrapper(tokenizer)
     shared, begun = 0, time.perf_counter()
-    if share_prefix is not False and (share_prefix or len(own) > 1):
-        # Processors look at the whole prompt, of which mlx_lm sees what is not read yet.
-        beside = {"prompt_caches": prompt_caches, **kwargs}
-        names = [name for name in ("prompt_caches", "logits_processors") if beside.get(name)]
-        shared, why = shareable(model, caches[0], own) if not names else (0, f"{names[0]} is given")
-        if why and share_prefix:
-            raise ValueError(
-                f"[{operation}] share_prefix is True, and {why}: expected share_prefix=False."
-            )
+    # Processors look at the whole prompt, of which mlx_lm sees what is not read yet.
+    if share_prefix and len(own) > 1 and not (prompt_caches or kwargs.get("logits_processors")):
+        shared = shareable(model, caches[0], own)
     if shared:
         step = kwargs.get("prefill_step_size", PROMPT_CHUNK)
         read_prompt(model, caches[0], own[0][:shared], step)

@@ -1,4 +1,4 @@
-"""Which KV heads of a model retrieve, found without a text, and rows shared out by that.
+"""A budget for each layer, or each of its KV heads: of a list, a file, or by what heads retrieve.
 
 Most heads attend nearby; a few find what a text said before. Their rows decide what a model
 recalls, and others do not need as many. :mod:`mlx_h2o.lm.probing` finds them.
@@ -13,7 +13,7 @@ import os
 import weakref
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,11 +24,13 @@ from ..config import H2OConfig
 from .files import write_text
 from .fingerprint import fingerprint
 from .models import computes_with_keys
-from .probing import BITS, gives
+from .outline import Outline
+from .probing import BITS, Probe, gives
 from .ranks import ranks_of
 from .routing import calls_attention, int_setting
 
-__all__ = ["LAYERS", "Probe", "parts_of_mean", "probe", "rows_by_head", "shares"]
+__all__ = ["LAYERS", "Budgets", "Probe", "layer_configs", "parts_of_mean", "probe", "read_budgets"]
+__all__ += ["rows_by_head", "shares"]
 
 LAYERS = ("probe", "equal")
 """How rows are shared out over layers and KV heads that have no budgets of their own."""
@@ -51,27 +53,62 @@ LONGEST = 32
 STEP = 1.125
 """By how much a text grows until rows are shared out anew: wide heads get more of them."""
 
-_FORMAT = 4
 _FEWEST_TOKENS = 80
 """Fewer say too little."""
-_MODELS_KEPT = 64
 
 
-@dataclass(frozen=True)
-class Probe:
-    """What the first copy gives to the heads of a model that reads random tokens twice.
+_Own = int | H2OConfig
+Budgets = Sequence[_Own | Sequence[_Own]] | str | PathLike[str]
+"""Per evicting layer: ``max_kv_size``, or all settings, or a list of these, one for each KV head;
+or a file that holds them."""
 
-    gives: per layer whose cache grows, and of each of its KV heads, those of other processes too,
-        by how much it changes the layer's output, as a part of that; 0 in a model that does not
-        retrieve. Empty if that cannot be found out.
-    errors: what packing keys, and values, into ``probing.BITS`` changes of the output of attention,
-        as a part of it. Empty if that cannot be found out.
-    reason: why not, in words that follow the model's name; else empty.
+
+def layer_configs(
+    config: H2OConfig, budgets: Budgets, layers: int
+) -> list[H2OConfig | list[H2OConfig]]:
+    """The settings of each evicting layer, or of each of its KV heads.
+
+    Raises:
+        ValueError: not one budget for each layer, an invalid budget, or a file without any.
     """
+    given: Any = read_budgets(budgets) if isinstance(budgets, str | PathLike) else budgets
+    count = len(given) if isinstance(given, list | tuple) else f"{given!r} as"
+    if count != layers:
+        raise ValueError(
+            f"[make_prompt_cache] found {count} budgets, expected one for each of the {layers} "
+            "layers that evict."
+        )
+    return [
+        [_config(config, budget) for budget in own]
+        if isinstance(own, list | tuple) and own
+        else _config(config, own)
+        for own in given
+    ]
 
-    gives: tuple[tuple[float, ...], ...]
-    reason: str = ""
-    errors: tuple[tuple[float, ...], ...] = ()
+
+def _config(config: H2OConfig, budget: Any) -> H2OConfig:
+    if isinstance(budget, H2OConfig):
+        return budget
+    if isinstance(budget, int) and not isinstance(budget, bool):
+        return config.scaled(budget)
+    raise ValueError(
+        f"[make_prompt_cache] a budget is {budget!r}, expected an int, an H2OConfig, or a list of "
+        "these, one for each KV head."
+    )
+
+
+def read_budgets(path: str | PathLike[str]) -> Sequence[Any]:
+    """The budgets of a file; raises ValueError where it has none, or OSError."""
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+    except ValueError as error:  # also of text that is no UTF-8
+        raise ValueError(f"[make_prompt_cache] {path!s:.200} is not JSON: {error}.") from error
+    if not isinstance(found, dict) or not isinstance(found.get("budgets"), list):
+        raise ValueError(
+            f"[make_prompt_cache] {path} holds {type(found).__name__}, expected an object with a "
+            'list under "budgets".'
+        )
+    return cast(list[Any], found["budgets"])
 
 
 _known: dict[int, tuple[weakref.ref[Any], Probe]] = {}
@@ -83,12 +120,13 @@ def probe(model: Any) -> Probe:
     It is made once: one forward of 128 tokens and one of 1 + H times as many, H the KV heads of a
     layer, without logits (20 teraflop for 8 billion weights and 8 heads, as a prompt of 1,280
     tokens). A file in the user's cache folder
-    (``MLX_H2O_CACHE``, default ``~/.cache/mlx-h2o``) remembers it by the weights' fingerprint. The
-    model, mlx_lm and the random state are left as they were.
+    (``MLX_H2O_CACHE``, default ``~/.cache/mlx-h2o``) remembers it, named by the weights'
+    fingerprint. The model, mlx_lm and the random state are left as they were.
 
     Args:
-        model: an mlx_lm model.
+        model: an mlx_lm model, or the outline of one.
     """
+    model = model.model if isinstance(model, Outline) else model
     held = _known.get(id(model))
     if held is not None and held[0]() is model:
         return held[1]
@@ -179,8 +217,7 @@ def shares(
         level = (low + high) / 2
         low, high = (low, level) if filled(level).sum() > mean * share.size else (level, high)
     found = fixed + np.floor(filled(low) + 1e-6).astype(int)
-    ends = np.cumsum([len(layer) for layer in parts])[:-1]
-    return [layer.tolist() for layer in np.split(found, ends)]
+    return [layer.tolist() for layer in _by_layer(found, parts)]
 
 
 def parts_of_mean(given: Sequence[Sequence[float]]) -> list[Any]:
@@ -193,8 +230,11 @@ def parts_of_mean(given: Sequence[Sequence[float]]) -> list[Any]:
     gains = np.array([gain for layer in given for gain in layer], float)
     wide = np.where(gains >= BEST * gains.max(), np.sqrt(gains), 0)
     share = FLOOR + (1 - FLOOR) * wide / (wide.mean() or 1)
-    ends = np.cumsum([len(layer) for layer in given])[:-1]
-    return [_two_levels(layer) for layer in np.split(share, ends)]
+    return [_two_levels(layer) for layer in _by_layer(share, given)]
+
+
+def _by_layer(heads: Any, like: Sequence[Any]) -> list[Any]:
+    return np.split(heads, np.cumsum([len(layer) for layer in like])[:-1])
 
 
 def _two_levels(share: Any) -> Any:
@@ -237,43 +277,30 @@ def _probed(model: Any) -> Probe:
     growing = sum(type(one) is mlx_lm_cache.KVCache for one in stock)
     if not growing or any(type(one) is mlx_lm_cache.CacheList for one in stock):
         return Probe((), "has lists of caches in the place of some that grow")
-    kept, key, ranks = _kept(), fingerprint(model), ranks_of(model)
-    found = kept.get(key)
-    if not ranks.least(_fits(found, growing))[0]:  # all of them probe, or none
+    ranks, file = ranks_of(model), _folder() / f"{fingerprint(model)}.json"
+    found = _read(file, growing)
+    if not ranks.least(found is not None)[0]:  # all of them probe, or none
         found = gives(model, vocabulary, tokens)
-        if isinstance(found, str):
-            return Probe((), found)
-        _keep(dict([*kept.items(), (key, found)][-_MODELS_KEPT:]))
-    given, errors = cast(Any, found)
-    return Probe(tuple(map(tuple, given)), errors=tuple(map(tuple, errors)))
+        if not found.reason:
+            with contextlib.suppress(OSError):  # then it is probed again next time
+                file.parent.mkdir(parents=True, exist_ok=True)
+                write_text(file, json.dumps({"gives": found.gives, "errors": found.errors}))
+    return cast(Probe, found)
 
 
-def _file() -> Path:
+def _folder() -> Path:
     folder = os.environ.get("MLX_H2O_CACHE") or Path("~/.cache/mlx-h2o").expanduser()
-    return Path(folder) / "layers.json"
+    return Path(folder) / "layers"
 
 
-def _kept() -> dict[str, Any]:
-    """What was found of models that were probed before, by their fingerprints."""
+def _read(file: Path, layers: int) -> Probe | None:
+    """What a file remembers of so many layers, if it does."""
     try:
-        found = json.loads(_file().read_text(encoding="utf-8"))
-        return dict(found["gives"]) if found["format"] == _FORMAT else {}
+        said = json.loads(file.read_text(encoding="utf-8"))
+        given, errors = (
+            tuple(tuple(map(float, one)) for one in said[name]) for name in ("gives", "errors")
+        )
     except (OSError, ValueError, TypeError, KeyError):
-        return {}
-
-
-def _keep(found: dict[str, Any]) -> None:
-    file = _file()
-    with contextlib.suppress(OSError):  # then it is probed again next time
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_text(file, json.dumps({"format": _FORMAT, "gives": found}))
-
-
-def _fits(found: Any, layers: int) -> bool:
-    try:
-        given, errors = found
-        numbers = [number for part in found for one in part for number in one]
-        whole = all(isinstance(number, float) and number >= 0 for number in numbers) and all(given)
-        return whole and len(given) == layers and [*map(len, errors)] == [len(BITS)] * 2
-    except (TypeError, ValueError):
-        return False
+        return None
+    whole = len(given) == layers and [*map(len, errors)] == [len(BITS)] * 2
+    return Probe(given, errors=errors) if whole else None

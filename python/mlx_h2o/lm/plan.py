@@ -1,14 +1,13 @@
 """What a model's caches will hold, from its settings and the header of its weights alone.
 
-The model is built and its weights are mapped, but nothing is evaluated: one token in a graph shows
-which arrays each layer keeps. So bytes follow from shapes, of any model, and no formula is needed.
+The model is built and its weights are mapped, but nothing is evaluated (:mod:`.outline`).
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -17,33 +16,25 @@ import mlx.core as mx
 import mlx.nn as nn
 from huggingface_hub import snapshot_download
 from mlx.utils import tree_flatten, tree_map
-from mlx_lm.models import cache as mlx_lm_cache
 from mlx_lm.utils import _get_classes, load_config, load_model
 
 from ..demo import DEMO, model_path
-from . import attention
 from .generate import check_path, loading, widened
-from .prompt_cache import evicting_caches, make_prompt_cache
+from .outline import Outline, nbytes
+from .prompt_cache import make_prompt_cache
 from .routing import calls_attention
 
-__all__ = ["Outline", "configs", "outline_of", "outlined", "random_model"]
-
-# mlx_lm has no types.
-ArraysCache: Any = mlx_lm_cache.ArraysCache
-CacheList: Any = mlx_lm_cache.CacheList
+__all__ = ["Plan", "configs", "outline_of", "outlined", "random_model"]
 
 _CONTEXT = ("max_position_embeddings", "model_max_length", "n_positions", "max_seq_len")
 _FAR = 1 << 20
 """Tokens after which windows are full."""
-_ASKED = 64
-"""Queries of a chunk: scores have the same shape after any number."""
 _STEP = 256
 """Tokens for which mlx_lm makes room at a time."""
 
 
-class Outline:
-    """Stands for a model where its caches are made and their bytes counted: it gives them rows of
-    the model's shapes, and computes nothing.
+class Plan(Outline):
+    """The outline of a model, and what its settings say.
 
     Args:
         model: an mlx_lm model; none of its weights is evaluated.
@@ -51,32 +42,23 @@ class Outline:
         name: its own on the hub, where it was asked for by another.
 
     Attributes:
-        rows: bytes of a token in each cache of mlx_lm's; 0 in those that do not grow.
+        chats: whether it has a chat template, as far as is known.
     """
 
     def __init__(self, model: Any, config: Mapping[str, Any], name: str = "") -> None:
-        self._model, self._config, self.name = model, config, name
-        self.args, self.model_type = model.args, getattr(model, "model_type", None)
-        self.modules, self.parameters = model.modules, model.parameters
-        caches = self.make_cache()
-        model(mx.zeros((1, 1), mx.int32), cache=caches)
-        self._kept = [_kept(cache) for cache in caches]
+        super().__init__(model)
+        self._config, self.name, self.chats = config, name, True
+
+    @cached_property
+    def rows(self) -> list[int]:
+        """Bytes of a token in each cache of mlx_lm's; 0 in those that do not grow."""
         near, far = (self._filled(self.make_cache(), _FAR + more) for more in (0, _STEP))
-        self.rows = [(b.nbytes - a.nbytes) // _STEP for a, b in zip(near, far, strict=True)]
-
-    def make_cache(self) -> list[Any]:
-        """mlx_lm's own caches."""
-        return mlx_lm_cache.make_prompt_cache(self._model)
-
-    def __call__(self, tokens: mx.array, cache: Sequence[Any]) -> None:
-        """Have the caches take in this many tokens of one sequence."""
-        for one, kept in zip(cache, self._kept, strict=True):
-            _feed(one, kept, tokens.shape[1])
+        return [(b.nbytes - a.nbytes) // _STEP for a, b in zip(near, far, strict=True)]
 
     def _filled(self, caches: list[Any], tokens: int) -> list[Any]:
-        for count in (tokens - 1, 1) if tokens > 1 else (1,):  # windows hold a chunk until the next
-            self(mx.zeros((1, count), mx.int32), caches)
-        return caches
+        # Windows hold a chunk until the next.
+        *_, filled = self.fed(caches, *((tokens - 1, 1) if tokens > 1 else (1,)))
+        return filled
 
     def nbytes(self, tokens: int, **settings: Any) -> int:
         """Bytes of all caches after this many tokens: mlx_lm's own, or, with ``settings``, those of
@@ -86,7 +68,7 @@ class Outline:
         """
         model = cast(Any, self)
         made = make_prompt_cache(model, layers="equal", **settings) if settings else None
-        return sum(int(one.nbytes) for one in self._filled(made or self.make_cache(), tokens))
+        return nbytes(self._filled(made or self.make_cache(), tokens))
 
     @cached_property
     def refused(self) -> str:
@@ -117,10 +99,10 @@ class Outline:
     @property
     def file(self) -> str:
         """The module of mlx_lm.models that it is made of."""
-        return type(self._model).__module__.rpartition(".")[2]
+        return type(self.model).__module__.rpartition(".")[2]
 
 
-def outline_of(name: str) -> Outline:
+def outline_of(name: str) -> Plan:
     """The outline of a model: of a directory, "demo", a name of :func:`configs`, or one on the hub,
     of which only the settings are fetched.
 
@@ -134,17 +116,21 @@ def outline_of(name: str) -> Outline:
         if not folder.is_dir():
             if (found := _known(name)) is not None:
                 return outlined(*found)
-            folder = Path(snapshot_download(name, allow_patterns=["*.json"]))
+            folder = Path(snapshot_download(name, allow_patterns=["*.json", "*.jinja"]))
         if not list(folder.glob("model*.safetensors")):
-            return outlined(load_config(folder))
-        model, config = load_model(folder, lazy=True)
-        model.update(tree_map(widened, model.parameters()))
-        return Outline(model, config)
+            made = outlined(load_config(folder))
+        else:
+            model, config = load_model(folder, lazy=True)
+            model.update(tree_map(widened, model.parameters()))
+            made = Plan(model, config)
+        said = (file.read_text("utf-8") for file in folder.glob("tokenizer_config.json"))
+        made.chats = any(folder.glob("chat_template*")) or any("chat_template" in s for s in said)
+        return made
 
 
-def outlined(config: dict[str, Any], name: str = "") -> Outline:
+def outlined(config: dict[str, Any], name: str = "") -> Plan:
     """The outline of a model of which there are only settings."""
-    return Outline(_built(config), config, name)
+    return Plan(_built(config), config, name)
 
 
 def random_model(name: str) -> Any | None:
@@ -194,28 +180,3 @@ def _known(name: str) -> tuple[dict[str, Any], str] | None:
 
 def _in_16_bits(weight: mx.array) -> mx.array:
     return weight.astype(mx.bfloat16) if weight.dtype == mx.float32 else weight
-
-
-def _kept(cache: Any) -> Any:
-    """What a cache keeps of a token: keys and values, other arrays, or a list of its parts'."""
-    if isinstance(cache, CacheList):
-        return [_kept(part) for part in cache.caches]
-    return cache.state if isinstance(cache, ArraysCache) else (cache.keys, cache.values)
-
-
-def _feed(cache: Any, kept: Any, tokens: int) -> None:
-    if isinstance(cache, CacheList):
-        for part, own in zip(cache.caches, kept, strict=True):
-            _feed(part, own, tokens)
-    elif isinstance(cache, ArraysCache):
-        cache.state = kept
-    elif kept[0] is not None:  # or the layer reads another's
-        if hasattr(cache, "maybe_trim_front"):
-            cache.maybe_trim_front()
-        rows = [mx.zeros((1, one.shape[1], tokens, one.shape[3]), one.dtype) for one in kept]
-        keys, values = cache.update_and_fetch(*rows)
-        if list(evicting_caches([cache])):
-            if isinstance(keys, tuple) and cache.config.kv_handed == "latents":
-                values = keys
-            asked = rows[0][:, :, -_ASKED:]  # of all queries plain MLX operations make long graphs
-            attention.attend(lambda **_: asked, asked, keys, values, cache=cache)

@@ -11,6 +11,7 @@ import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, cast
 
 import mlx.core as mx
@@ -108,18 +109,27 @@ def _packing_errors(
     return mx.stack([mx.square(one.astype(mx.float32)).sum() for one in (*found, every)])
 
 
-Found = tuple[list[list[float]], list[list[float]]]
-"""What ``gives`` finds."""
+@dataclass(frozen=True)
+class Probe:
+    """What the first copy gives to the heads of a model that reads random tokens twice.
+
+    gives: per layer whose cache grows, and of each of its KV heads, those of other processes too,
+        by how much it changes the layer's output, as a part of that; 0 in a model that does not
+        retrieve. Empty if that cannot be found out.
+    errors: what packing keys, and values, into ``BITS`` changes of the output of attention,
+        as a part of it. Empty if that cannot be found out.
+    reason: why not, in words that follow the model's name; else empty.
+    """
+
+    gives: tuple[tuple[float, ...], ...]
+    reason: str = ""
+    errors: tuple[tuple[float, ...], ...] = ()
 
 
-def gives(model: Any, vocabulary: int, tokens: int) -> Found | str:
-    """For each layer whose cache grows and each of its KV heads: how much the layer's output
-    changes where that head does not see the first copy of a token; or why that cannot be found out.
-    All 0 where no head retrieves. And what packing keys, and values, into ``BITS`` changes of the
-    outputs of attention, as a part of them: the mean over layers.
-
-    It is the mean of |y' - y| / |y| over the tokens of the second copy, y the output and y' that
-    then. The layer reads the copy 1 + H times, H its KV heads.
+def gives(model: Any, vocabulary: int, tokens: int) -> Probe:
+    """The probe of a model, by random tokens: `gives` is the mean of |y' - y| / |y| over those of
+    the second copy, y the layer's output and y' that without the first copy for a head. The layer
+    reads the second copy 1 + H times, H its KV heads.
 
     Args:
         model: an mlx_lm model, whose layers hand the rows of their caches to mlx_lm's attention.
@@ -139,18 +149,18 @@ def gives(model: Any, vocabulary: int, tokens: int) -> Found | str:
             for _ in range(2):
                 model(mx.array(drawn)[None], cache=watched)  # nobody evaluates its logits
     except (AttributeError, IndexError, TypeError, ValueError) as error:
-        return f"cannot be probed: {error}"
+        return Probe((), f"cannot be probed: {error}")
     found = [one.gives for one in growing]
     if not all(one is not None for one in found):
-        return "hides which of its layers attention is of"
+        return Probe((), "hides which of its layers attention is of")
     most = mx.stack([cast(mx.array, one.copies) for one in growing]).max()
     squares = mx.stack([cast(mx.array, one.squares) for one in growing])
     mx.eval(found, most, squares)
     squares = ranks.sums(squares)
     errors = mx.sqrt(squares[:, :-1] / squares[:, -1:]).mean(axis=0).reshape(2, len(BITS))
     part = 1.0 if cast(float, ranks.largest(most).item()) >= RETRIEVES else 0.0
-    given = [[round(part * head, 4) for head in cast(Any, one).tolist()] for one in found]
-    return given, [[round(error, 4) for error in side] for side in cast(Any, errors).tolist()]
+    given = [part * cast(mx.array, one) for one in found]
+    return Probe(tuple(map(_rounded, given)), errors=tuple(map(_rounded, errors)))
 
 
 @contextmanager
@@ -186,3 +196,7 @@ def _reading(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _norm(rows: mx.array) -> mx.array:
     return mx.linalg.norm(rows.astype(mx.float32), axis=-1)
+
+
+def _rounded(numbers: mx.array) -> tuple[float, ...]:
+    return tuple(round(one, 4) for one in cast(list[float], numbers.tolist()))

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import EllipsisType
 from typing import Any, cast
 
-import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx_lm.models import cache as mlx_lm_cache
 
@@ -19,12 +18,13 @@ from ..caches.heads import HeadGroups
 from ..config import H2OConfig
 from ..errors import SettingError, check_int
 from ..policies.h2o import H2O
-from .budgets import Budgets, layer_configs
-from .layers import LAYERS, probe, reason_of, rows_by_head
+from .layers import LAYERS, Budgets, layer_configs, probe, reason_of, rows_by_head
 from .models import handed, refusal
+from .outline import Outline, nbytes
+from .outline import evicting_caches as evicting_caches
 from .probing import BITS
-from .ranks import Ranks, ranks_of
-from .routing import int_setting, model_name, routing_for
+from .ranks import ranks_of
+from .routing import int_setting, model_name
 from .sizing import (
     SCARCE,
     SOME,
@@ -110,21 +110,40 @@ def make_prompt_cache(
         )
     config = _for_model(model, config)
     stock = mlx_lm_cache.make_prompt_cache(model)
-    count = len(list(_plain(stock)))
+    count = sum(_plain(cache) for cache in stock)
     if not count:
         raise ValueError(
             f"[make_prompt_cache] {name} makes no plain KVCache, expected at least one layer "
             "whose rows could be evicted."
         )
-    ranks = ranks_of(model)
     if budgets is None and layers == "probe" and config.max_kv_size is not None:
         budgets = rows_by_head(model, config, count, length)
     given = [config] * count if budgets is None else layer_configs(config, budgets, count)
-    unequal = len({one for own in given for one in _of_heads(own)}) > 1
+    heads = [[own] if isinstance(own, H2OConfig) else own for own in given]
+    unequal = len({one for own in heads for one in own}) > 1
+    wrong = [one.kv_bits for own in heads for one in own if one.kv_bits != config.kv_bits]
+    if wrong:
+        raise ValueError(
+            f"[make_prompt_cache] a budget has kv_bits {wrong[0]}, expected {config.kv_bits} as "
+            "the other settings."
+        )
+    ranks, making = ranks_of(model), iter(heads)
     for_model = functools.cache(partial(_for_model, model))  # which looks at all of its modules
-    of_layer = partial(_of_layer, for_model, config, ranks)
-    making = (partial(_evicting, of_layer(own), unequal) for own in given)
-    return [_replaced(one, f"{name} layer {layer}", making) for layer, one in enumerate(stock)]
+
+    def replaced(cache: Any, name: str) -> Any:
+        if type(cache) is mlx_lm_cache.CacheList:
+            parts = [replaced(part, name) for part in cache.caches]
+            return cast(Any, mlx_lm_cache.CacheList)(*parts)
+        if type(cache) is not mlx_lm_cache.KVCache:
+            return cache
+        own = next(making)
+        configs = [for_model(one) for one in (ranks.own(own) if len(own) > 1 else own)]
+        found = HeadGroups.of_rows(configs, name=name)
+        for one in evicting_caches([found]):
+            one.unequal_budgets = unequal
+        return found
+
+    return [replaced(cache, f"{name} layer {layer}") for layer, cache in enumerate(stock)]
 
 
 def fit_bytes(
@@ -164,13 +183,12 @@ def fit_bytes(
     check_given("fit_bytes", model, draft_model, length)
     limit = parsed_bytes(max_kv_bytes)
     scored = "policy" not in settings
-    shared = {"layers": layers, "length": length}
+    outlines = [Outline(one) for one in (model, draft_model) if one is not None]
 
-    def draft_nbytes(config: H2OConfig, chunk: int = 0) -> int:
-        return 0 if draft_model is None else _full_nbytes(draft_model, config, shared, chunk)
-
-    def nbytes_of(config: H2OConfig, chunk: int = 0) -> int:
-        return _full_nbytes(model, config, shared, chunk) + draft_nbytes(config, chunk)
+    def nbytes_of(config: H2OConfig, chunk: int = 0) -> list[int]:
+        """Of the model, and of the draft model."""
+        of = {"layers": layers, "length": length}
+        return [_full_nbytes(one, config, of, chunk) for one in outlines]
 
     def config_of(rows: int, bits: _Bits) -> H2OConfig:
         packs = bits[0] is not None or "kv_format" in settings
@@ -179,7 +197,7 @@ def fit_bytes(
         return _config(..., packing | chosen | settings | {"max_kv_size": rows})
 
     def measuring(bits: _Bits) -> Measure:
-        return lambda rows: nbytes_of(config_of(rows, bits))
+        return lambda rows: sum(nbytes_of(config_of(rows, bits)))
 
     least = least_rows(settings)
     bits: _Bits = settings.get("kv_bits"), None
@@ -189,8 +207,7 @@ def fit_bytes(
     def packs() -> bool:
         return measured(measuring(bits if known else free), least + 64) < math.inf
 
-    served = packs()
-    if scored and not served:
+    if not (served := packs()) and scored:
         scored = False
         served = packs()
     context, why = context_length(model), ""
@@ -216,8 +233,8 @@ def fit_bytes(
         bits, why = more, "the most that hold every token"
     rows = rows if bits == few else most()
     config = config_of(rows, bits)
-    peak = nbytes_of(config, PROMPT_CHUNK)
-    return Sizing(config, nbytes_of(config), peak, draft_nbytes(config), why)
+    full, peak = nbytes_of(config), sum(nbytes_of(config, PROMPT_CHUNK))
+    return Sizing(config, sum(full), peak, sum(full[1:]), why)
 
 
 _Bits = tuple[int | None, int | None]
@@ -239,25 +256,20 @@ def _one_size(bits: _Bits, step: int) -> _Bits:
     return keys, values
 
 
-def _full_nbytes(model: Module, config: H2OConfig, shared: dict[str, Any], chunk: int) -> int:
+def _full_nbytes(outline: Outline, config: H2OConfig, shared: dict[str, Any], chunk: int) -> int:
     """Bytes of full caches at rest, or while they take in a chunk of a prompt more."""
-    run: Any = model
-    caches = make_prompt_cache(model, config, **shared)
+    caches = make_prompt_cache(outline.model, config, **shared)
     ours = list(evicting_caches(caches))
     budgets = [one.config.max_kv_size or 1 for one in ours]
     rows = max([*budgets, *(getattr(one, "max_size", 1) for one in caches)])
     # Dense rows of mixed precision come until they are packed, and scores wait for drafts.
     steps = config.reach + (config.group if config.mixed else 0) + 2
-    most = 0
-    with routing_for(model, ours):
-        for tokens in (rows + 1, chunk) if chunk else (rows + 1, *([1] * steps)):
-            run(mx.zeros((1, tokens), mx.int32), cache=caches)
-            held = sum(one.held_nbytes for one in ours)
-            own = sum(one.nbytes for one in ours)
-            most = max(most, own)
+    most = held = own = 0
+    for _ in outline.fed(caches, rows + 1, *([chunk] if chunk else [1] * steps)):
+        held, own = sum(one.held_nbytes for one in ours), nbytes(ours)
+        most = max(most, own)
     # Windows of mlx_lm's hold a chunk until the next token.
-    windows = sum(int(cache.nbytes) for cache in caches) - own
-    return most + windows + (held - own if chunk else 0)
+    return most + nbytes(caches) - own + (held - own if chunk else 0)
 
 
 def check_given(
@@ -345,15 +357,6 @@ def _shared_out(caches: Sequence[H2OKVCache], model: Module | None) -> str:
     return f"the same rows for every KV head: the model {reason}" if reason else ""
 
 
-def evicting_caches(caches: Sequence[Any]) -> Iterator[H2OKVCache]:
-    """The H2OKVCache among ``caches``, those inside of cache lists included."""
-    for cache in caches:
-        if isinstance(cache, H2OKVCache):
-            yield cache
-        elif isinstance(cache, mlx_lm_cache.CacheList | HeadGroups):
-            yield from evicting_caches(cache.caches)
-
-
 def budgets_of(caches: Sequence[Any]) -> list[Any]:
     """Rows of each layer that evicts, or a list of those of its KV heads, as ``budgets`` says."""
     found: list[Any] = []
@@ -390,54 +393,11 @@ def _config(
     return H2OConfig.of(**settings)
 
 
-def _plain(caches: Sequence[Any]) -> Iterator[Any]:
-    """Those in whose places evicting ones come, caches in lists included."""
-    for cache in caches:
-        if type(cache) is mlx_lm_cache.CacheList:
-            yield from _plain(cache.caches)
-        elif type(cache) is mlx_lm_cache.KVCache:
-            yield cache
-
-
-_Given = H2OConfig | Sequence[H2OConfig]
-"""Settings of a layer, or of each of its KV heads."""
-
-
-def _of_layer(
-    for_model: Callable[[H2OConfig], H2OConfig], config: H2OConfig, ranks: Ranks, given: _Given
-) -> list[H2OConfig]:
-    """The settings given for a layer as this rank takes them; ``config`` are those of all."""
-
-    def settled(one: H2OConfig) -> H2OConfig:
-        if one.kv_bits != config.kv_bits:
-            raise ValueError(
-                f"[make_prompt_cache] a budget has kv_bits {one.kv_bits}, expected "
-                f"{config.kv_bits} as the other settings."
-            )
-        return for_model(one)
-
-    heads = _of_heads(given)
-    return [settled(one) for one in (ranks.own(heads) if len(heads) > 1 else heads)]
-
-
-def _of_heads(given: _Given) -> Sequence[H2OConfig]:
-    return [given] if isinstance(given, H2OConfig) else given
-
-
-def _evicting(configs: Sequence[H2OConfig], unequal: bool, name: str) -> Any:
-    found = HeadGroups.of_rows(configs, name=name)
-    for cache in evicting_caches([found]):
-        cache.unequal_budgets = unequal
-    return found
-
-
-def _replaced(cache: Any, name: str, making: Iterator[Callable[[str], Any]]) -> Any:
-    if type(cache) is mlx_lm_cache.KVCache:
-        return next(making)(name)
+def _plain(cache: Any) -> int:
+    """In how many places evicting caches come, those in lists included."""
     if type(cache) is mlx_lm_cache.CacheList:
-        parts = [_replaced(part, name, making) for part in cache.caches]
-        return cast(Any, mlx_lm_cache.CacheList)(*parts)
-    return cache
+        return sum(map(_plain, cache.caches))
+    return int(type(cache) is mlx_lm_cache.KVCache)
 
 
 def _for_model(model: Module, config: H2OConfig) -> H2OConfig:

@@ -80,12 +80,6 @@ def int_setting(model: Any, name: str) -> int | None:
     return None
 
 
-def model_classes(model: Module) -> set[type]:
-    """The classes of all modules in a model, and their bases."""
-    modules: list[Module] = cast(Any, model).modules()
-    return {base for module in modules for base in type(module).__mro__}
-
-
 def calls_attention(model: Module) -> bool:
     """Whether a model calls mlx_lm's attention function anywhere, so that it can be routed."""
     return bool(_callers(model))
@@ -93,8 +87,10 @@ def calls_attention(model: Module) -> bool:
 
 def _callers(model: Module) -> list[dict[str, Any]]:
     """The namespaces that name the function, of the modules whose code this model runs."""
-    functions = (function for cls in model_classes(model) for function in _functions(cls))
-    return _naming(function.__globals__ for function in functions)
+    classes = {base for module in cast(Any, model).modules() for base in type(module).__mro__}
+    members = (one for cls in classes for one in list(vars(cls).values()))
+    functions = (inspect.unwrap(getattr(one, "__func__", one)) for one in members)
+    return _naming(one.__globals__ for one in functions if isinstance(one, FunctionType))
 
 
 def _naming(namespaces: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -106,23 +102,6 @@ def _naming(namespaces: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         if any(value is mlx_lm.models.base for value in list(namespace.values())):
             found[id(vars(mlx_lm.models.base))] = vars(mlx_lm.models.base)
     return list(found.values())
-
-
-def _functions(cls: type) -> Iterator[FunctionType]:
-    """The functions that a class defines, whatever decorates them."""
-    for member in list(vars(cls).values()):
-        members = [member]
-        if isinstance(member, property):
-            members = [member.fget, member.fset]
-        for candidate in members:
-            function: Any = candidate
-            if isinstance(function, staticmethod | classmethod):
-                function = function.__func__
-            while isinstance(function, functools.partial):
-                function = function.func
-            function = inspect.unwrap(function)
-            if isinstance(function, FunctionType):
-                yield function
 
 
 def _routed(original: Callable[..., mx.array]) -> Callable[..., mx.array]:

@@ -7,7 +7,6 @@ mlx_lm wrote of its caches; mlx_lm does not know their classes, and refuses both
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -16,13 +15,14 @@ from typing import Any, cast
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
-from mlx.utils import tree_flatten, tree_unflatten
+from mlx.utils import tree_unflatten
 from mlx_lm.models import cache as mlx_lm_cache
 
 from ..caches.cache import BatchH2OKVCache, H2OKVCache, QuantizedH2OKVCache
 from ..caches.heads import HeadGroups
 from ..version import __version__
 from .files import replacing
+from .fingerprint import fingerprint
 from .prompt_cache import evicting_caches, with_own_rows
 from .routing import model_name
 from .safetensors import UNKNOWN, is_whole, texts_of, write_checksum
@@ -189,15 +189,8 @@ def _description(cache: Sequence[Any], model: Module | None) -> dict[str, Any]:
     found: dict[str, Any] = {"format": FORMAT, "version": __version__, "layers": len(cache)}
     found |= {"checksum": UNKNOWN}
     if model is not None:
-        found |= {"model": model_name(model), "fingerprint": _fingerprint(model)}
+        found |= {"model": model_name(model), "fingerprint": fingerprint(model)}
     return found
-
-
-def _fingerprint(model: Any) -> str:
-    """Of the names and shapes of a model's weights; quantised weights make another model."""
-    weights: Any = tree_flatten(model.parameters())
-    shapes = sorted((name, array.shape) for name, array in weights)
-    return hashlib.sha256(repr(shapes).encode()).hexdigest()[:16]
 
 
 def _read_description(path: str, text: str | None) -> dict[str, Any]:
@@ -227,12 +220,11 @@ def _check_model(path: str, description: dict[str, Any], cache: list[Any], model
         of = next(iter(evicting_caches(cache))).name.rpartition(" layer ")[0]
     if of not in ("", name):
         raise _unfit(path, f"is of the model {of}, expected {name}")
-    found, expected = description.get("fingerprint"), _fingerprint(model)
+    found, expected = description.get("fingerprint"), fingerprint(model)
     if found is not None and found != expected:
         raise _unfit(
             path,
-            f"is of a {of} model with weights of other shapes (fingerprint {found}), expected "
-            f"{expected}",
+            f"is of a {of} model with other weights (fingerprint {found}), expected {expected}",
         )
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
+from itertools import islice, takewhile
 from typing import Any
 
 import mlx.core as mx
@@ -14,50 +14,34 @@ from ..caches.formats import unshareable
 from ..caches.heads import HeadGroups
 from .models import computes_with_keys
 from .prompt_cache import evicting_caches
-from .routing import calls_attention, model_name
+from .routing import calls_attention
 
 LEAST_SHARED = 32
 """Tokens: for fewer it does not pay to read the rows of a sequence in two parts."""
 
 
-def shareable(
-    model: Module, caches: Sequence[Any], prompts: Sequence[Sequence[int]]
-) -> tuple[int, str]:
-    """How many first tokens the prompts can share in caches of one sequence; 0, and why, where they
-    cannot."""
-    if reason := _unshared_because(model, caches):
-        return 0, reason
-    common = common_tokens(prompts)
-    bounded = [one.config for one in evicting_caches(caches) if one.config.max_kv_size is not None]
-    lasting = min((one.prefix_size for one in bounded), default=sys.maxsize)
-    if (found := min(common, lasting)) >= LEAST_SHARED:
-        return found, ""
-    kept = f"the first {lasting}" if bounded else "all"
-    return 0, (
-        f"the prompts begin with the same {common} tokens, of which {kept} are never evicted "
-        f"(prefix_size): less than {LEAST_SHARED}"
-    )
+def shareable(model: Module, caches: Sequence[Any], prompts: Sequence[Sequence[int]]) -> int:
+    """How many first tokens the prompts can share in caches of one sequence: those that no cache
+    ever evicts, or 0 where they are few, the model does not hand the keys of its cache to mlx_lm's
+    attention, or a layer's cache shares no rows."""
+    if not calls_attention(model) or computes_with_keys(model) or not all(map(_shares, caches)):
+        return 0
+    bounded = (one.config for one in evicting_caches(caches) if one.config.max_kv_size is not None)
+    found = min([common_tokens(prompts), *(one.prefix_size for one in bounded)])
+    return found if found >= LEAST_SHARED else 0
 
 
 def common_tokens(prompts: Sequence[Sequence[int]]) -> int:
     """How many first tokens are the same in all prompts; one at least of each is another."""
-    first, last = min(map(list, prompts)), max(map(list, prompts))  # which differ soonest of all
     most = max(0, min(map(len, prompts)) - 1)
-    pairs = zip(first[:most], last[:most], strict=True)
-    return next((place for place, (one, other) in enumerate(pairs) if one != other), most)
+    same = takewhile(lambda place: len(set(place)) == 1, zip(*prompts, strict=False))
+    return len(list(islice(same, most)))
 
 
-def _unshared_because(model: Module, caches: Sequence[Any]) -> str:
-    if not calls_attention(model) or computes_with_keys(model):
-        return f"{model_name(model)} does not hand the keys of its cache to mlx_lm's attention"
-    for layer, one in enumerate(caches):
-        nested = any(evicting_caches([one])) and not isinstance(one, H2OKVCache | HeadGroups)
-        if nested or not hasattr(one, "merge"):
-            return f"layer {layer} has a {type(one).__name__}, which shares no rows"
-        for own in evicting_caches([one]):
-            if reason := unshareable(own.config):
-                return f"layer {layer} has {reason}"
-    return ""
+def _shares(cache: Any) -> bool:
+    ours = list(evicting_caches([cache]))
+    whole = isinstance(cache, H2OKVCache | HeadGroups) or (not ours and hasattr(cache, "merge"))
+    return whole and not any(unshareable(one.config) for one in ours)
 
 
 def share(caches: Sequence[Any]) -> None:

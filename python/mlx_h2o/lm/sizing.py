@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -15,7 +16,7 @@ from .probing import BITS
 
 FREE = 0.04
 """What packing may change of the output of attention, as a part of it, and lose nothing that can be
-measured: benchmarks/real_models.py."""
+measured: docs/internals/quality.md."""
 UNKNOWN = 8, 5
 """Bits of keys and of values where the errors of a model cannot be measured."""
 SCARCE = 5
@@ -131,26 +132,15 @@ def most_rows(measure: Measure, least: int, limit: int, *, name: str = "") -> in
     enough = least + 64
     measure(enough)  # says what is wrong, if anything is
     low = next((rows for rows in range(least, enough) if nbytes(rows) < math.inf), enough)
-    below, high = nbytes(low), 2 * low
-    if below > limit:
+    if (below := nbytes(low)) > limit:
         wanted = f"at least {below:,}: {low} rows a head"
         if name:
             raise ValueError(f"{name} is {limit:,}, expected {wanted}.")
         raise SettingError("max_kv_bytes", limit, wanted, operation="fit_bytes")
-    while (above := nbytes(high)) <= limit:
-        low, below, high = high, above, 2 * high
-    while high - low > 1:
-        # Bytes are nearly linear in rows.
-        slope = max(1.0, (above - below) / (high - low)) if above < math.inf else math.inf
-        guess = low + int((limit - below) / slope) if slope < math.inf else (low + high) // 2
-        guess = min(max(guess, low + 1), high - 1)
-        if (found := nbytes(guess)) > limit:
-            high, above = guess, found
-            continue
-        low, below = guess, found
-        if low + 1 < high and (found := nbytes(low + 1)) > limit:
-            high, above = low + 1, found
-    return low
+    high = 2 * low
+    while nbytes(high) <= limit:
+        high *= 2
+    return low + bisect_left(range(low + 1, high), True, key=lambda rows: nbytes(rows) > limit)
 
 
 def measured(measure: Measure, rows: int) -> float:

@@ -13,7 +13,7 @@ from typing import Any
 from .request import Event, Request
 from .text import TokenLogprob
 
-__all__ = ["Answer", "ChatChoice", "Choice", "failure"]
+__all__ = ["ChatChoice", "Choice", "failure", "heads", "usage"]
 
 _LOG = logging.getLogger("mlx_h2o")
 
@@ -140,37 +140,23 @@ def _as_text(arguments: Any) -> str:
     return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
-class Answer:
-    """The frame of an answer: who gave it when, and what it took.
+def heads(model: str, chat: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a whole answer, and each piece of one, says of itself."""
+    kind, part, prefix = "text_completion", "text_completion", "cmpl"
+    if chat:
+        kind, part, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
+    head = {"id": f"{prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
+    return {"object": kind} | head, {"object": part} | head
 
-    Args:
-        model: its name.
-        chat: whether it is to a chat.
-        requests: one for each choice.
-        prompts: how many prompts they are of, each with as many choices.
-    """
 
-    def __init__(self, model: str, chat: bool, requests: Sequence[Request], prompts: int) -> None:
-        self._requests, self._each = requests, len(requests) // prompts
-        kind, part, prefix = "text_completion", "text_completion", "cmpl"
-        if chat:
-            kind, part, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
-        head = {"id": f"{prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
-        self._whole, self._piece = {"object": kind} | head, {"object": part} | head
-
-    def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        return self._whole | {"choices": [one.whole for one in choices], "usage": self.usage()}
-
-    def piece(self, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
-        return self._piece | {"choices": choices, **more}
-
-    def usage(self) -> dict[str, Any]:
-        prompts = self._requests[:: self._each]
-        read = sum(len(one.tokens) for one in prompts)
-        made = sum(len(one.answer) for one in self._requests)
-        return {
-            "prompt_tokens": read,
-            "completion_tokens": made,
-            "total_tokens": read + made,
-            "prompt_tokens_details": {"cached_tokens": sum(one.cached or 0 for one in prompts)},
-        }
+def usage(requests: Sequence[Request], each: int) -> dict[str, Any]:
+    """What an answer took, of ``each`` requests for a prompt."""
+    prompts = requests[::each]
+    read = sum(len(one.tokens) for one in prompts)
+    made = sum(len(one.answer) for one in requests)
+    return {
+        "prompt_tokens": read,
+        "completion_tokens": made,
+        "total_tokens": read + made,
+        "prompt_tokens_details": {"cached_tokens": sum(one.cached or 0 for one in prompts)},
+    }

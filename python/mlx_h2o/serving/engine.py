@@ -19,10 +19,10 @@ from ..lm.prompt_cache import beyond_context, context_length, evicting_caches
 from ..lm.ranks import ranks_of
 from ..lm.routing import routing_for
 from .disk import PromptStore
+from .kept import common
 from .lanes import Lanes
 from .memory import Memory, bounds
-from .radix import common
-from .request import BusyError, Event, Limits, Request
+from .request import BusyError, Event, Request
 from .sampling import greedy
 from .snapshots import Snapshots, is_cuttable, places
 from .text import Writer
@@ -54,7 +54,6 @@ class Engine:
         make: new caches of the models, one list for each.
         memory: what fits.
         snapshots: what was read before; the engine's own from here on.
-        limits: how much at a time.
         store: where snapshots outlive the process.
 
     Attributes:
@@ -67,13 +66,11 @@ class Engine:
 
     def __init__(
         self, models: Sequence[Any], tokenizer: Any, make: Callable[[], list[list[Any]]],
-        memory: Memory, snapshots: Snapshots, limits: Limits | None = None,
-        store: PromptStore | None = None,
+        memory: Memory, snapshots: Snapshots, store: PromptStore | None = None,
     ) -> None:  # fmt: skip
         self.model, *drafting = models
         self.models, self.tokenizer, self.make = list(models), tokenizer, make
         self.memory, self.snapshots, self.store = memory, snapshots, store
-        self.limits = limits if limits is not None else Limits()
         self.ranks = ranks_of(self.model)
         self._greedy = self.ranks.agreed(greedy)
         self.vocabulary = vocabulary(self.model)
@@ -95,8 +92,7 @@ class Engine:
         self._running: dict[int, Request] = {}
         self._come: list[Request] = []  # of which other threads tell
         self._submitted = 0
-        self._waiting: deque[Request] = deque()
-        self._suspects: deque[Request] = deque()  # were running when a step failed
+        self._waiting: deque[Request] = deque()  # first those that ran when a step failed
         self._lone_failures = 0
         self._told = False
         self._closing = self._giving_up = False
@@ -139,7 +135,7 @@ class Engine:
         with self._wake:
             if self._closing or self.ended.is_set():
                 raise BusyError("the server is about to end")
-            if self.waiting + len(requests) > self.limits.queue:
+            if self.waiting + len(requests) > self.memory.limits.queue:
                 raise BusyError(f"{self.waiting:,} requests wait already")
             for one in requests:
                 self._submitted += 1
@@ -159,7 +155,7 @@ class Engine:
 
     @property
     def waiting(self) -> int:
-        return len(self._come) + len(self._waiting) + len(self._suspects)
+        return len(self._come) + len(self._waiting)
 
     @property
     def fault(self) -> str:
@@ -195,7 +191,7 @@ class Engine:
             if not isinstance(error, BusyError):
                 self.error = error
                 _LOG.exception("the engine has ended")
-            for request in [*self._running.values(), *self._waiting, *self._suspects, *self._come]:
+            for request in [*self._running.values(), *self._waiting, *self._come]:
                 request.sink(Event(error=error))
         finally:
             with suppress(RuntimeError):  # of MLX, once a connection was lost
@@ -217,7 +213,7 @@ class Engine:
         except Exception as error:
             self._recover(error)
         self._let_join()
-        return bool(self._waiting or self._suspects or self._running or not closing)
+        return bool(self._waiting or self._running or not closing)
 
     def _news(self) -> _News:
         """What others have called since, for which it waits where there is nothing to do.
@@ -225,7 +221,7 @@ class Engine:
         Of several ranks what the first one had a step before: so none waits for the others' steps.
         """
         alone, untold = self.ranks.size == 1, any(self._untold[0])
-        here = [*self._running.values(), *self._waiting, *self._suspects]
+        here = [*self._running.values(), *self._waiting]
         with self._wake:
             if not (here or untold):
                 beat = None if alone else _BEAT
@@ -243,9 +239,8 @@ class Engine:
         gone = {uid: one for uid, one in self._running.items() if one.number in left}
         for uid in gone:
             self._part(uid)
-        waiting = [one for one in (*self._waiting, *self._suspects) if one.number in left]
-        for one in waiting:
-            (self._waiting if one in self._waiting else self._suspects).remove(one)
+        waiting = [one for one in self._waiting if one.number in left]
+        self._waiting = deque(one for one in self._waiting if one.number not in left)
         for one in (*gone.values(), *waiting):
             if one.failure is None:
                 self.counts["left"] += 1
@@ -254,23 +249,17 @@ class Engine:
     def _let_join(self) -> None:
         if any(one._tried for one in self._running.values()):
             return
-        if self._suspects:
-            self._suspects[0]._tried = True
-            self._join(self._suspects.popleft())
+        if self._waiting and self._waiting[0]._suspect:
+            one = self._waiting.popleft()
+            one._suspect, one._tried = False, True
+            self._join(one)
             return
-        later: list[Request] = []
-        while self.running < self.limits.decode:
-            if not self._waiting:
+        for request in [*self._waiting]:
+            if self.running >= self.memory.decode or not self._is_room(request):
                 break
-            request = self._waiting.popleft()
-            if not self._is_room(request):
-                later.append(request)
-                break
-            if self._is_read_by_another(request):
-                later.append(request)
-                continue
-            self._join(request)
-        self._waiting.extendleft(reversed(later))
+            if not self._is_read_by_another(request):
+                self._waiting.remove(request)
+                self._join(request)
 
     def _is_room(self, request: Request) -> bool:
         """Whether its bytes fit; prompts that were read before give way."""
@@ -347,12 +336,12 @@ class Engine:
     # The batch
 
     def _new_batch(self) -> Any:
+        memory = self.memory
         if not self._batches:
-            return Lanes(self.models, self._layers, self.limits)
-        together = min(self.limits.prompts, self.limits.decode)
+            return Lanes(self.models, self._layers, memory.limits)
         return BatchGenerator(
-            self.model, completion_batch_size=self.limits.decode, prefill_batch_size=together,
-            prefill_step_size=self.limits.step, sampler=self._greedy, stream=generation_stream,
+            self.model, completion_batch_size=memory.decode, prefill_batch_size=memory.prompts,
+            prefill_step_size=memory.limits.step, sampler=self._greedy, stream=generation_stream,
         )  # fmt: skip
 
     def _step(self) -> None:
@@ -442,7 +431,10 @@ class Engine:
         self._batch = self._new_batch()
         if guilty is not None:
             self._end(guilty, Event(error=error))
-        self._suspects.extendleft(one for one in reversed(running) if one is not guilty)
+        for one in reversed(running):
+            if one is not guilty:
+                one._suspect = True
+                self._waiting.appendleft(one)
 
     def _tell_where_beyond(self, tokens: int) -> None:
         said = beyond_context(context_length(self.model), tokens)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,42 +10,41 @@ import mlx.core as mx
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
-__all__ = ["Grammars", "constrain"]
+__all__ = ["constrain", "matcher"]
 
 _SPACE = r"\x20|\x0A\x20{0,16}"
 """Between the parts of JSON; a small model may else go on with it for ever."""
 
 
-class Grammars:
-    """What makes matchers of JSON schemas for one tokenizer.
+def matcher(tokenizer: Any, size: int, schema: dict[str, Any]) -> LLMatcher:
+    """What tells which tokens may come next, at its beginning.
 
     Args:
         tokenizer: a fast one of Hugging Face, in mlx_lm's wrapper.
         size: of the model's vocabulary.
+
+    Raises:
+        ValueError: a schema that is wrong or not supported, or another tokenizer.
     """
+    more: Any = {"whitespace_pattern": _SPACE}
+    known = _known(tokenizer, size)
+    try:
+        made = LLMatcher.grammar_from_json_schema(schema, overrides=more)
+        found = LLMatcher(known, made, log_level=0)
+        if not (said := found.get_error()):
+            return found
+    except ValueError as error:
+        said = str(error)
+    said = " ".join(said.split()).rstrip(".")
+    raise ValueError(f"response_format.json_schema.schema is wrong: {said:.300}.")
 
-    def __init__(self, tokenizer: Any, size: int) -> None:
-        self._tokenizer, self._size = tokenizer, size
-        self._known: LLTokenizer | None = None
 
-    def matcher(self, schema: dict[str, Any]) -> LLMatcher:
-        """Raises ValueError for a schema that is wrong or not supported."""
-        if self._known is None:
-            fast = getattr(self._tokenizer, "backend_tokenizer", None)
-            if fast is None:
-                raise ValueError("response_format needs a fast tokenizer, and the model has none.")
-            ends = sorted(self._tokenizer.eos_token_ids)
-            self._known = LLTokenizer(fast.to_str(), n_vocab=self._size, eos_token=ends)
-        more: Any = {"whitespace_pattern": _SPACE}
-        try:
-            made = LLMatcher.grammar_from_json_schema(schema, overrides=more)
-            found = LLMatcher(self._known, made, log_level=0)
-            if not (said := found.get_error()):
-                return found
-        except ValueError as error:
-            said = str(error)
-        said = " ".join(said.split()).rstrip(".")
-        raise ValueError(f"response_format.json_schema.schema is wrong: {said:.300}.")
+@functools.lru_cache(1)
+def _known(tokenizer: Any, size: int) -> LLTokenizer:
+    fast = getattr(tokenizer, "backend_tokenizer", None)
+    if fast is None:
+        raise ValueError("response_format needs a fast tokenizer, and the model has none.")
+    return LLTokenizer(fast.to_str(), n_vocab=size, eos_token=sorted(tokenizer.eos_token_ids))
 
 
 def constrain(matcher: LLMatcher, given: int) -> Callable[[mx.array, mx.array], mx.array]:

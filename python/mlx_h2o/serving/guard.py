@@ -6,6 +6,7 @@ tell them from those of this machine.
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 from collections.abc import Sequence
 from typing import Any
@@ -70,16 +71,14 @@ class Guard:
         return counted
 
 
+def _host_of(url: str) -> str:
+    with contextlib.suppress(ValueError):
+        return urlsplit(url).hostname or ""
+    return ""
+
+
 def _is_address(host: str) -> bool:
     """An address cannot be made to point elsewhere, as a name can."""
-    try:
+    with contextlib.suppress(ValueError):
         return bool(ipaddress.ip_address(host))
-    except ValueError:
-        return False
-
-
-def _host_of(url: str) -> str:
-    try:
-        return urlsplit(url).hostname or ""
-    except ValueError:
-        return ""
+    return False

@@ -25,9 +25,9 @@ from starlette.exceptions import HTTPException as AnyHTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
-from .answers import Answer, ChatChoice, Choice, failure
+from .answers import ChatChoice, Choice, failure, heads, usage
 from .engine import Engine
-from .grammar import Grammars
+from .grammar import matcher
 from .guard import Guard
 from .metrics import Metrics
 from .request import BusyError, Event, Request
@@ -128,7 +128,6 @@ class _Asking:
     def __init__(self, engine: Engine, settings: Settings, metrics: Metrics) -> None:
         self.engine, self.settings, self.metrics = engine, settings, metrics
         self._tokenizing = asyncio.Lock()  # tokenizers are for one thread at a time
-        self._grammars = Grammars(engine.tokenizer, engine.vocabulary)
         self._created = int(time.time())
 
     def authorize(self, request: HttpRequest) -> None:
@@ -174,7 +173,8 @@ class _Asking:
             if found[1] != "normal":
                 said = "response_format is given, and the model thinks before it answers."
                 raise _wrong(400, said, param="response_format")
-            grammar = await self._tokenize(self._grammars.matcher, schema)
+            size = self.engine.vocabulary
+            grammar = await self._tokenize(matcher, tokenizer, size, schema)
         return await self._answer(body, [found], choices, request, grammar)
 
     def _described(self) -> dict[str, Any]:
@@ -225,10 +225,11 @@ class _Asking:
             raise _wrong(400, str(error).removeprefix("[server] ")) from error
         except BusyError as error:
             raise _wrong(503, f"{error}: try again later.") from error
-        answer = Answer(self.settings.name, isinstance(body, ChatBody), requests, len(prompts))
-        pieces = self._pieces(requests, choices, told)
+        whole, piece = heads(self.settings.name, isinstance(body, ChatBody))
+        pieces, took = self._pieces(requests, choices, told), partial(usage, requests, body.n)
         if body.stream:
-            events = _as_stream(answer, pieces, body.stream_options.include_usage)
+            told_at_end = took if body.stream_options.include_usage else None
+            events = _as_stream(piece, pieces, told_at_end)
             return StreamingResponse(events, media_type="text/event-stream")
         leaving = asyncio.ensure_future(_tell_of_leaving(asked, told))
         try:
@@ -240,7 +241,7 @@ class _Asking:
             raise _wrong(500, f"generation failed: {error}") from error
         finally:
             leaving.cancel()
-        return JSONResponse(answer.whole(choices))
+        return JSONResponse(whole | {"choices": [one.whole for one in choices], "usage": took()})
 
     async def _pieces(
         self, requests: Sequence[Request], choices: Sequence[Choice],
@@ -271,23 +272,25 @@ class _Asking:
 
 
 async def _as_stream(
-    answer: Answer, pieces: AsyncIterator[dict[str, Any] | None], usage: bool
-) -> AsyncIterator[str]:
-    """Server-sent events; an error is one of them."""
+    head: dict[str, Any], pieces: AsyncIterator[dict[str, Any] | None],
+    took: Callable[[], dict[str, Any]] | None,
+) -> AsyncIterator[str]:  # fmt: skip
+    """Server-sent events; an error is one of them. took: what is told at the end, if anything."""
 
     def event(content: dict[str, Any]) -> str:
         return f"data: {json.dumps(content, ensure_ascii=False)}\n\n"
 
-    more: dict[str, Any] = {"usage": None} if usage else {}
+    if took is not None:
+        head |= {"usage": None}
     async with contextlib.aclosing(pieces):  # type: ignore[type-var]
         try:
             async for choice in pieces:
-                yield ": keepalive\n\n" if choice is None else event(answer.piece([choice], **more))
+                yield ": keepalive\n\n" if choice is None else event(head | {"choices": [choice]})
         except Exception as error:
             yield event(failure(f"generation failed: {error}", 500))
         else:
-            if usage:
-                yield event(answer.piece([], usage=answer.usage()))
+            if took is not None:
+                yield event(head | {"choices": [], "usage": took()})
     yield "data: [DONE]\n\n"
 
 

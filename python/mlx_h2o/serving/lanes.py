@@ -17,7 +17,7 @@ from mlx_lm.generate import (
     speculative_generate_step,
 )  # fmt: skip
 
-from .request import Limits
+from .memory import Limits
 
 __all__ = ["Lanes"]
 

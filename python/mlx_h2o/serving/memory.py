@@ -5,17 +5,20 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from ..lm.prompt_cache import evicting_caches
+from ..lm.outline import Outline, evicting_caches, nbytes
 from ..lm.ranks import ranks_of
-from ..lm.routing import int_setting, routing_for
+from ..lm.routing import int_setting
 
-__all__ = ["COPIED", "Memory", "bounds", "usual_bytes"]
+__all__ = ["COPIED", "Limits", "Memory", "bounds", "usual_bytes"]
 
+_PROMPTS, _ANSWERS = 8, 32
+"""The most that are read, and made, together where that is not said."""
 _FREED = 16
 """MLX keeps one in so many of the bytes for buffers that were freed."""
 COPIED = 1.5
@@ -34,6 +37,19 @@ def usual_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * 3 // 4
 
 
+@dataclass(frozen=True)
+class Limits:
+    """decode: answers that are made together; None: 32, or as many as leave room for one. prompts:
+    those that are read together; None: 8, or as many as take half at most. queue: requests that
+    wait beside them. step, drafts: tokens of a prompt, and of a draft, at a time."""
+
+    decode: int | None = None
+    prompts: int | None = None
+    queue: int = 512
+    step: int = 2048
+    drafts: int = 3
+
+
 class Memory:
     """The bytes of a server, and what requests take of them.
 
@@ -43,43 +59,59 @@ class Memory:
         models: the model and, if there is one, a draft model.
         make: their caches, one list for each.
         limit: bytes of all arrays together, weights included.
-        step: tokens of a prompt that are read at a time.
-        prompts: prompts that are read together.
-        decode: answers that are made together.
+        limits: how much at a time.
+
+    Attributes:
+        prompts, decode: of the limits, those that fit.
+        lowered: whether they are fewer than usual.
+        reserved: bytes that reading and choosing tokens take.
+        free: bytes that are left for caches.
 
     Raises:
-        ValueError: the weights and one chunk of a prompt do not fit.
+        ValueError: the weights and these chunks of prompts, one at least, do not fit.
     """
 
     def __init__(
-        self, models: list[Any], make: Callable[[], list[list[Any]]], limit: int,
-        step: int, prompts: int, decode: int,
-    ) -> None:  # fmt: skip
-        self.limit = limit
+        self, models: list[Any], make: Callable[[], list[list[Any]]], limit: int, limits: Limits
+    ) -> None:
+        self.limit, self.limits, step = limit, limits, limits.step
         weights = sum(
             array.nbytes
             for model in models
             for _, array in cast(Any, tree_flatten)(model.parameters())
         )
         self._rows = max(bounds([one for caches in make() for one in caches]), default=0)
-        full = self._rows + 1
-        self._full = _held(models, make, full)
-        self._more = (_held(models, make, full + _FAR) - self._full) / _FAR
+        full, outlines = self._rows + 1, [Outline(model) for model in models]
+        self._full = _held(outlines, make, full)
+        self._more = (_held(outlines, make, full + _FAR) - self._full) / _FAR
         chunk = min(full, step)
-        read = _held(models, make, chunk, step) - _held(models, make, chunk)
-        self.reserved = prompts * (max(0, read) + _activations(models[0], step, step + chunk))
-        self.reserved += _OF_LOGITS * decode * (int_setting(models[0], "vocab_size") or 1 << 17)
-        free = limit - limit // _FREED - weights - self.reserved
+        read = _held(outlines, make, chunk, step) - _held(outlines, make, chunk)
+        of_prompt = max(0, read) + _activations(models[0], step, step + chunk)
+        of_answer = _OF_LOGITS * (int_setting(models[0], "vocab_size") or 1 << 17)
+        beside = limit - limit // _FREED - weights
         # Of several ranks, what fits in each.
         least = ranks_of(models[0]).least
-        self.free, full, more, rows = least(free, -self._full, -math.ceil(self._more), -self._rows)
-        self._full, self._more, self._rows = -full, -more, -rows
+        found = least(beside, -self._full, -math.ceil(self._more), -self._rows, -of_prompt)
+        beside, self._full, self._more, self._rows, of_prompt = found[0], *(-n for n in found[1:])
+        sequence = self.of_request(max(full, step))
+
+        def fit(most: int, each: int, others: int) -> int:
+            return max(1, min(most, (beside - others) // each))
+
+        decode = limits.decode or _ANSWERS
+        most = min(limits.prompts or _PROMPTS, decode)
+        self.prompts = most if limits.prompts else fit(most, 2 * of_prompt, 0)
+        others = self.prompts * of_prompt + sequence
+        self.decode = limits.decode or fit(decode, of_answer, others)
+        self.lowered = (self.prompts, self.decode) != (most, decode)
+        self.reserved = self.prompts * of_prompt + self.decode * of_answer
+        self.free = beside - self.reserved
         if self.free <= 0:
             own = ", three quarters of this machine's" if limit == usual_bytes() else ""
             raise ValueError(
                 f"--memory is {limit:,} bytes{own}, expected more than {limit - self.free:,}: the "
-                f"weights have {weights:,}, and reading prompts, {prompts} at a time, takes "
-                f"{self.reserved:,} (less with --prompt-concurrency or --prefill-step-size)."
+                f"weights have {weights:,}, and reading prompts, {self.prompts} at a time, takes "
+                f"{self.reserved:,} (less with a smaller --prefill-step-size, or fewer at a time)."
             )
 
     def apply(self) -> None:
@@ -97,15 +129,12 @@ class Memory:
         return int(COPIED * (bounded + self._more * max(0, tokens - self._rows)))
 
 
-def _held(models: list[Any], make: Callable[[], list[list[Any]]], *counts: int) -> int:
+def _held(outlines: list[Outline], make: Callable[[], list[list[Any]]], *counts: int) -> int:
     """Bytes of new caches behind so many tokens, read in parts of these counts, and behind one more
     if there is one part."""
-    made = make()
-    for model, caches in zip(models, made, strict=True):
-        with routing_for(model, list(evicting_caches(caches))):
-            for count in counts if len(counts) > 1 else (*counts, 1):
-                model(mx.zeros((1, count), mx.int32), cache=caches)
-    return sum(int(one.nbytes) for caches in made for one in caches)
+    counts = counts if len(counts) > 1 else (*counts, 1)
+    pairs = zip(outlines, make(), strict=True)
+    return sum(nbytes([*one.fed(caches, *counts)][-1]) for one, caches in pairs)
 
 
 def bounds(caches: Sequence[Any]) -> list[int]:

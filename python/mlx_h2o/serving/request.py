@@ -15,23 +15,11 @@ from .grammar import constrain
 from .sampling import Sampling, greedy
 from .text import TokenLogprob, Writer, logprobs_of
 
-__all__ = ["BusyError", "Event", "Limits", "Request"]
+__all__ = ["BusyError", "Event", "Request"]
 
 
 class BusyError(Exception):
     """The queue is full, or the engine is about to end."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """decode, prompts: requests that are answered and that are read together. queue: requests that
-    wait beside them. step: tokens of a prompt read at a time. drafts: tokens drafted at a time."""
-
-    decode: int = 32
-    prompts: int = 8
-    queue: int = 512
-    step: int = 2048
-    drafts: int = 3
 
 
 @dataclass(frozen=True)
@@ -81,6 +69,7 @@ class Request:
     """Tokens of the prompt that were not read again, once that is known."""
     answer: list[int] = field(default_factory=list)
     begun: float = field(default_factory=time.monotonic)
+    _suspect: bool = False  # it was running when a step failed
     _tried: bool = False  # it joined again behind a step that failed, and has no token yet
     _nbytes: int = 0
     _failures: int = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+from dataclasses import fields, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Json, model_validator
@@ -161,14 +162,11 @@ class GenerationBody(_Part):
 
     def sampling(self, defaults: Sampling, choice: int) -> Sampling:
         """How the tokens of a choice are chosen; each has a seed of its own."""
-
-        def given(name: str) -> Any:
-            value = getattr(self, name)
-            return getattr(defaults, name) if value is None else value
-
-        seed = secrets.randbits(64) if self.seed is None else (self.seed + choice) % (1 << 64)
-        names = ("temperature", "top_p", "top_k", "min_p", "xtc_probability", "xtc_threshold")
-        return Sampling(**{name: given(name) for name in names}, seed=seed)
+        given = {one.name: getattr(self, one.name) for one in fields(Sampling)}
+        given["seed"] = secrets.randbits(64)
+        if self.seed is not None:
+            given["seed"] = (self.seed + choice) % (1 << 64)
+        return replace(defaults, **{name: one for name, one in given.items() if one is not None})
 
     def penalties(self) -> dict[str, Any]:
         """Arguments of mlx_lm's ``make_logits_processors``; empty where nothing is asked for."""

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 
 from ..lm.prompt_cache import evicting_caches
 from ..lm.ranks import ALONE, Ranks
-from .radix import RadixTree
+from .kept import Entry, Kept, key_of
 
 __all__ = ["Snapshots", "held_tokens", "is_cuttable", "places"]
 
@@ -27,10 +26,8 @@ MOST = 48
 
 
 @dataclass(eq=False)
-class _Snapshot:
-    tokens: np.ndarray[Any, Any]
+class _Snapshot(Entry):
     caches: list[Any]
-    nbytes: int
     cuttable: bool
 
     def serves(self, shared: int, asked: int) -> int:
@@ -38,7 +35,7 @@ class _Snapshot:
         one stays to be read."""
         if self.cuttable:
             return min(shared, asked - 1)
-        return shared if shared == len(self.tokens) < asked else 0
+        return shared if shared == len(self) < asked else 0
 
 
 class Snapshots:
@@ -49,9 +46,11 @@ class Snapshots:
 
     def __init__(self, max_bytes: int, max_count: int = 1024, ranks: Ranks = ALONE) -> None:
         self.max_bytes, self.max_count, self.ranks = max_bytes, max_count, ranks
-        self._tree = RadixTree[_Snapshot]()
-        self._kept: dict[_Snapshot, None] = {}  # used longest ago first
-        self.nbytes = 0
+        self._kept = Kept[_Snapshot]()
+
+    @property
+    def nbytes(self) -> int:
+        return self._kept.nbytes
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -66,15 +65,15 @@ class Snapshots:
         length, found = self._best(tokens)
         if found is None:
             return [], 0
-        self._kept[found] = self._kept.pop(found)
+        self._kept.use(found.key)
         caches = copy.deepcopy(found.caches)
-        if (surplus := len(found.tokens) - length) > 0:
+        if (surplus := len(found) - length) > 0:
             for one in caches:
                 one.trim(surplus)
         return caches, length
 
     def _best(self, tokens: Sequence[int]) -> tuple[int, _Snapshot | None]:
-        near = self._tree.nearest(tokens)
+        near = self._kept.nearest(key_of(tokens))
         served = ((one.serves(shared, len(tokens)), one) for shared, one in near)
         return next((found for found in served if found[0]), (0, None))
 
@@ -88,30 +87,21 @@ class Snapshots:
         cuttable, whole, less = self.ranks.least(*own)
         if not whole or held == 0:
             return 0
-        key = np.array(tokens[:held], np.int64)
-        near = list(self._tree.nearest(key))
+        key = key_of(tokens[:held])
+        near = list(self._kept.nearest(key))
         if any(one.serves(shared, held + 1) == held for shared, one in near):
             return held  # it is there
         mx.eval([cache.state for cache in caches])
         for shared, one in near if cuttable else ():
-            if one.cuttable and shared == len(one.tokens):
-                self._drop(one)
-        kept = _Snapshot(key, caches, -less, bool(cuttable))
-        self._tree.put(key, kept)
-        self._kept[kept] = None
-        self.nbytes += kept.nbytes
+            if one.cuttable and shared == len(one):
+                self._kept.drop(one.key)
+        self._kept.put(_Snapshot(key, -less, caches, bool(cuttable)))
         self.shrink(self.max_bytes)
         return held
 
     def shrink(self, nbytes: int) -> None:
         """Let snapshots go until they have no more bytes than that."""
-        while self._kept and (self.nbytes > nbytes or len(self._kept) > self.max_count):
-            self._drop(next(iter(self._kept)))
-
-    def _drop(self, one: _Snapshot) -> None:
-        del self._kept[one]
-        self._tree.remove(one.tokens)
-        self.nbytes -= one.nbytes
+        self._kept.shrink(nbytes, self.max_count)
 
 
 def places(

@@ -1,4 +1,4 @@
-"""The radix tree, and the snapshots in it, against a scan of all that is kept."""
+"""What is kept under tokens, and snapshots among it, against a scan of all that is there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlx_h2o.serving.radix import RadixTree, common
+from mlx_h2o.serving.kept import Entry, Kept, common, key_of
 from mlx_h2o.serving.snapshots import Snapshots
 
 # Few tokens that are repeated, so that prompts share beginnings of all lengths.
@@ -19,29 +19,30 @@ prompts = st.lists(st.tuples(st.integers(1, 2), st.integers(1, 3)), min_size=1, 
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from(["put", "put", "remove"]), prompts), max_size=14), prompts
-)
-def test_the_tree_finds_what_a_scan_finds(changes, asked):
-    tree, kept = RadixTree[tuple[int, ...]](), set()
+    st.lists(st.tuples(st.sampled_from(["put", "put", "use", "drop"]), prompts), max_size=14),
+    prompts, st.integers(0, 9),
+)  # fmt: skip
+def test_it_finds_what_a_scan_finds(changes, asked, most):
+    kept, scan = Kept[Entry](), {}  # used longest ago first
     for change, tokens in changes:
+        there = scan.pop(tuple(tokens), None)
+        assert kept.use(key_of(tokens)) == (there is not None)
         if change == "put":
-            tree.put(tokens, tuple(tokens))
-            kept.add(tuple(tokens))
-        elif tuple(tokens) in kept:
-            tree.remove(tokens)
-            kept.remove(tuple(tokens))
-    found = list(tree.nearest(asked))
+            there = Entry(key_of(tokens), len(tokens))
+            kept.put(there)
+        elif change == "drop":
+            kept.drop(key_of(tokens))
+            there = None
+        if there is not None:
+            scan[tuple(tokens)] = there
+    assert list(kept) == list(scan.values()) and len(kept) == len(scan)
+    assert kept.nbytes == sum(map(len, scan))
+    found = list(kept.nearest(key_of(asked)))
     assert [shared for shared, _ in found] == sorted((one for one, _ in found), reverse=True)
-    expected = {(common(one, asked), one) for one in kept if one[0] == asked[0]}
-    assert len(found) == len(expected) and set(found) == expected
-    assert_grown(tree)
-
-
-def assert_grown(tree):
-    """Nodes that keep nothing branch, or are gone."""
-    for first, below in tree._below.items():
-        assert below._edge[0] == first and (below._value is not None or len(below._below) > 1)
-        assert_grown(below)
+    expected = {(common(tokens, asked), one) for tokens, one in scan.items()}
+    assert len(set(found)) == len(found) and set(found) == {one for one in expected if one[0]}
+    gone = kept.shrink(most, 3)
+    assert [*gone, *kept] == list(scan.values()) and kept.nbytes <= most and len(kept) <= 3
 
 
 @dataclass
@@ -107,12 +108,15 @@ def test_snapshots_are_those_of_a_scan(most, changes):
             caches, found = snapshots.find(tokens)
             assert found == length and [one.offset for one in caches] == [length] * bool(length)
             if length:  # of several that are as good, either
-                used = list(snapshots._kept)[-1]
-                used = used.tokens.tolist(), used.cuttable
+                used = seen(list(snapshots._kept)[-1])
                 assert scan.best(tokens, [used])[0] == length
                 scan.use(used)
-        held = [(one.tokens.tolist(), one.cuttable) for one in snapshots._kept]
+        held = list(map(seen, snapshots._kept))
         assert held == scan.kept and snapshots.nbytes == len(held) == len(snapshots)
+
+
+def seen(snapshot):
+    return np.frombuffer(snapshot.key, ">u4").tolist(), snapshot.cuttable
 
 
 def test_common_counts_what_is_the_same():

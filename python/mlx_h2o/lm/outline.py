@@ -1,0 +1,112 @@
+"""Bytes of caches, counted where nothing is computed.
+
+One token in a graph that nobody evaluates shows which arrays each layer keeps of it. So bytes
+follow from shapes, of any model and any caches, and no formula is needed.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models import cache as mlx_lm_cache
+
+from ..caches.cache import H2OKVCache
+from ..caches.heads import HeadGroups
+from . import attention
+from .routing import routing_for
+
+_ASKED = 64
+"""Queries of a chunk: scores have the same shape after any number."""
+
+
+class Outline:
+    """Stands for a model where its caches are made and their bytes counted: it gives them rows of
+    the model's shapes, and computes nothing.
+
+    Args:
+        model: an mlx_lm model; none of its weights is evaluated.
+        narrow: rows of 32 bits count as of 16: a CPU computes in float32 what is float16 elsewhere.
+
+    Attributes:
+        model: the model.
+        kept: what each of its caches keeps of a token: keys and values, other arrays, or a list of
+            its parts'.
+    """
+
+    def __init__(self, model: Any, narrow: bool = False) -> None:
+        self.model = model
+        self.args, self.model_type = (getattr(model, n, None) for n in ("args", "model_type"))
+        self.modules, self.parameters = model.modules, model.parameters
+        caches = self.make_cache()
+        model(mx.zeros((1, 1), mx.int32), cache=caches)
+        self.kept = [_kept(cache, narrow) for cache in caches]
+
+    def make_cache(self) -> list[Any]:
+        """mlx_lm's own caches."""
+        return mlx_lm_cache.make_prompt_cache(self.model)
+
+    def __call__(self, tokens: mx.array, cache: Sequence[Any]) -> None:
+        """Have the caches take in this many tokens of one sequence."""
+        for one, kept in zip(cache, self.kept, strict=True):
+            _feed(one, kept, tokens.shape[1])
+
+    def fed(self, caches: list[Any], *counts: int) -> Iterator[list[Any]]:
+        """The caches after each chunk of so many tokens, which they take in.
+
+        Raises ValueError where they need scores, and the model shows none.
+        """
+        with routing_for(self.model, list(evicting_caches(caches))):
+            for count in counts:
+                self(mx.zeros((1, count), mx.int32), caches)
+                yield caches
+
+
+def nbytes(caches: Sequence[Any]) -> int:
+    """Bytes of all of them."""
+    return sum(int(one.nbytes) for one in caches)
+
+
+def evicting_caches(caches: Sequence[Any]) -> Iterator[H2OKVCache]:
+    """The H2OKVCache among ``caches``, those inside of cache lists included."""
+    for cache in caches:
+        if isinstance(cache, H2OKVCache):
+            yield cache
+        elif isinstance(cache, mlx_lm_cache.CacheList | HeadGroups):
+            yield from evicting_caches(cache.caches)
+
+
+def _kept(cache: Any, narrow: bool) -> Any:
+    if isinstance(cache, mlx_lm_cache.CacheList):
+        return [_kept(part, narrow) for part in cache.caches]
+    if isinstance(cache, mlx_lm_cache.ArraysCache):
+        return cache.state
+    wide = narrow and cache.keys is not None and cache.keys.dtype == mx.float32
+    kept = cache.keys, cache.values
+    return [one.astype(mx.float16) for one in kept] if wide else kept
+
+
+def _feed(cache: Any, kept: Any, tokens: int) -> None:
+    if isinstance(cache, mlx_lm_cache.CacheList):
+        for part, own in zip(cache.caches, kept, strict=True):
+            _feed(part, own, tokens)
+    elif isinstance(cache, mlx_lm_cache.ArraysCache):
+        cache.state = kept
+    elif kept[0] is not None:  # or the layer reads another's
+        if hasattr(cache, "maybe_trim_front"):
+            cache.maybe_trim_front()
+        rows = [mx.zeros((1, one.shape[1], tokens, one.shape[3]), one.dtype) for one in kept]
+        keys, values = cache.update_and_fetch(*rows)
+        ours = list(evicting_caches([cache]))
+        if ours:
+            if isinstance(keys, tuple) and ours[0].config.kv_handed == "latents":
+                values = keys
+            asked = rows[0][:, :, -_ASKED:]  # of all queries plain MLX operations make long graphs
+            stock = functools.partial(_as_asked, asked)
+            attention.attend(stock, asked, keys, values, cache=cache)
+
+
+def _as_asked(queries: mx.array, *_: Any, **__: Any) -> mx.array:
+    return queries

@@ -1,0 +1,104 @@
+"""What is kept under sequences of tokens: found by the beginnings that they share, and let go of in
+the order in which it was used."""
+
+from __future__ import annotations
+
+import heapq
+import sys
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+__all__ = ["Entry", "Kept", "common", "key_of"]
+
+
+@dataclass(eq=False)
+class Entry:
+    """Something of so many bytes, and the key of the tokens that it is kept under."""
+
+    key: bytes
+    nbytes: int
+
+    def __len__(self) -> int:
+        """How many tokens."""
+        return len(self.key) // 4
+
+
+E = TypeVar("E", bound=Entry)
+
+
+class Kept(Generic[E]):
+    """Entries by their keys, which stand in order: those that share most with another key are next
+    to the place where it would stand.
+
+    nbytes: of all of them.
+    """
+
+    def __init__(self) -> None:
+        self._keys: list[bytes] = []
+        self._entries: dict[bytes, E] = {}  # used longest ago first
+        self.nbytes = 0
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __iter__(self) -> Iterator[E]:
+        return iter(self._entries.values())
+
+    def put(self, entry: E) -> None:
+        """Keep an entry, in place of one that is there."""
+        self.drop(entry.key)
+        insort(self._keys, entry.key)
+        self._entries[entry.key] = entry
+        self.nbytes += entry.nbytes
+
+    def drop(self, key: bytes) -> None:
+        """Let go of the entry of this key, if there is one."""
+        if (gone := self._entries.pop(key, None)) is not None:
+            del self._keys[bisect_left(self._keys, key)]
+            self.nbytes -= gone.nbytes
+
+    def use(self, key: bytes) -> bool:
+        """Have the entry of this key be the last to go; returns whether it is there."""
+        if key in self._entries:
+            self._entries[key] = self._entries.pop(key)
+        return key in self._entries
+
+    def shrink(self, nbytes: int, count: int = sys.maxsize) -> list[E]:
+        """Let go of entries until there are no more bytes and entries than that; returns them."""
+        gone: list[E] = []
+        while self._keys and (self.nbytes > nbytes or len(self) > count):
+            gone.append(next(iter(self)))
+            self.drop(gone[-1].key)
+        return gone
+
+    def nearest(self, key: bytes) -> Iterator[tuple[int, E]]:
+        """All entries that share at least one first token, those that share most first, each with
+        how many it shares."""
+
+        def along(places: range) -> Iterator[tuple[int, E]]:
+            for place in places:
+                one = self._keys[place]
+                if not (shared := common(np.frombuffer(one, ">u4"), asked)):
+                    return
+                yield shared, self._entries[one]
+
+        asked, at = np.frombuffer(key, ">u4"), bisect_left(self._keys, key)
+        sides = along(range(at - 1, -1, -1)), along(range(at, len(self)))
+        return heapq.merge(*sides, key=itemgetter(0), reverse=True)
+
+
+def key_of(tokens: Sequence[int]) -> bytes:
+    """Keys are in the order of their tokens."""
+    return np.array(tokens, ">u4").tobytes()
+
+
+def common(one: Any, other: Any) -> int:
+    """How many first tokens of two sequences are the same."""
+    size = min(len(one), len(other))
+    differs = np.asarray(one)[:size] != np.asarray(other)[:size]
+    return int(differs.argmax()) if differs.any() else size
