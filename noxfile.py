@@ -40,6 +40,10 @@ QEMU = ("qemu-aarch64", "-L", "/usr/aarch64-linux-gnu")
 SIDE_BY_SIDE = ("-n", str(min(4, os.cpu_count() or 1)), "--dist", "worksteal")
 # The quick tests and the slow ones.
 UNSEEDED = "not faults and not exhaustive and not real"
+# Of real models, but for lm-evaluation-harness's.
+REAL = [f"tests/evaluation/test_{part}.py" for part in ("yardsticks", "real_check")]
+REAL += ["tests/lm/test_rows_by_head.py", "tests/lm/test_ranks.py"]
+REAL += ["tests/languages/test_swift_generate.py"]
 C_SOURCES = (
     *("core", "mlx-c", "python/bindings", "examples/c"),
     *("tests/allocation", "tests/fuzz", "tests/native"),
@@ -60,6 +64,7 @@ nox.options.sessions = ["lint", "types", "tests"]
 nox.options.error_on_missing_interpreters = CI
 
 _installed: set[str] = set()
+_legs: dict[str, str] = {}
 
 
 def absent(session: nox.Session, what: str) -> None:
@@ -82,15 +87,16 @@ def fetched(session: nox.Session, *models: str) -> list[str]:
     return found.splitlines()
 
 
-def fast_blas(session: nox.Session) -> dict[str, str | None]:
-    """The environment in which MLX multiplies with OpenBLAS, where it is installed."""
+def fast_blas(session: nox.Session, threads: str | None = None) -> dict[str, str | None]:
+    """The environment in which MLX multiplies with OpenBLAS, where it is installed, on so many
+    threads; None: on all."""
     found = next(Path("/").glob("usr/lib/*/openblas-pthread/libopenblas.so.0"), None)
     if found is None:
         session.warn("OpenBLAS not found (Debian: libopenblas0-pthread): this takes far longer")
         return {}
     # As the processor and not as the machine's settings have it.
     unset = dict.fromkeys(("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE"))
-    return {"LD_PRELOAD": str(found), **unset}
+    return {"LD_PRELOAD": str(found), "OPENBLAS_NUM_THREADS": threads, **unset}
 
 
 @contextlib.contextmanager
@@ -227,13 +233,18 @@ def c_library(session: nox.Session) -> dict[str, str]:
 
 
 def legs(session: nox.Session, swift: str | None) -> dict[str, str]:
-    """Build what tests call beside the package; returns the environment variables that name it."""
+    """Build what tests call beside the package, once; returns the environment variables that name
+    it."""
+    if _legs:
+        return dict(_legs)
     if swift is None:
-        return c_library(session)
+        _legs.update(c_library(session))
+        return dict(_legs)
     with beside(session, "swift-build", *swift_build_command(session, swift), env={}):
-        env = c_library(session)
+        _legs.update(c_library(session))
     folder = session.run(swift, "build", "--show-bin-path", external=True, silent=True).strip()
-    return env | {"MLX_H2O_SWIFT_PARITY": str(Path(folder) / "mlx-h2o-parity")}
+    _legs["MLX_H2O_SWIFT_PARITY"] = str(Path(folder) / "mlx-h2o-parity")
+    return dict(_legs)
 
 
 def pytest(
@@ -354,6 +365,8 @@ def slow(session: nox.Session) -> None:
     """Tests that take seconds each: whole commands, long texts, many emulated kernels."""
     env = legs(session, swift_or_warn(session))
     python(session, "-m", "pip", "install", "-q", *CUDA_COMPILER)
+    # The reference BLAS takes three times as long for the same model.
+    env |= fast_blas(session, "1")
     pytest(session, *SIDE_BY_SIDE, "-m", f"slow and {UNSEEDED}", env=env)
 
 
@@ -368,11 +381,12 @@ def yardsticks(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def real(session: nox.Session) -> None:
-    """What caches lose on SmolLM2 against committed figures (2 minutes with OpenBLAS)."""
-    package(session)
-    if not fetched(session, "smollm2-135m-instruct"):
-        session.skip("SmolLM2 cannot be had")
-    pytest(session, "-m", "real", "tests/evaluation/test_real_check.py", env=fast_blas(session))
+    """All tests of real models: what caches lose against committed figures, Swift, processes."""
+    env = legs(session, swift_or_warn(session))
+    if not fetched(session):
+        session.skip("the real models cannot be had")
+    quick = ("-m", "real and not exhaustive")
+    pytest(session, *SIDE_BY_SIDE, *quick, *REAL, env=env | fast_blas(session, "1"))
 
 
 @nox.session(venv_backend="none")
@@ -507,7 +521,7 @@ def sanitize_c(session: nox.Session) -> None:
         "UBSAN_OPTIONS": "print_stacktrace=1",
     }
     # The other C tests build libraries and programs of their own.
-    parts = ("", "_config", "_errors", "_leaks", "_operation_errors", "_operations", "_safety")
+    parts = ("", "_config", "_errors", "_leaks", "_operation_errors", "_operations")
     tests = [f"tests/languages/test_c_api{part}.py" for part in parts]
     # Not captured, or what a sanitizer says as it ends the process would be lost.
     pytest(session, "--capture=no", "-m", UNSEEDED, *tests, env=env)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import shutil
 from collections import defaultdict
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
 
 import mlx_h2o
@@ -29,26 +29,17 @@ MARKERS = {
     "downstream": "mlx_lm's own behaviour, with caches of ours in the place of its own",
     "gpu": "needs a GPU that MLX can use",
     "swift": "needs the Swift toolchain",
-    "real": "reads a text with a real model (nox -s yardsticks)",
-    "data": "needs the models and corpora of the data directory",
+    "real": "reads a text with a real model (nox -s real)",
 }
 
 TOOLS = ("g++", "clang++", "clang-format", "swift")
 MODULES = ("mlx_lm", "cffi", "hypothesis", "rich")
 
 
-def data_root() -> Path:
-    """Directory of models and corpora: MLX_H2O_DATA, else shared/data beside the checkout."""
-    found = os.environ.get("MLX_H2O_DATA")
-    return Path(found) if found else TESTS.parent.parent / "shared" / "data"
-
-
 def missing() -> list[str]:
     """What this machine lacks, as one line each."""
     lines = [f"{tool} not found" for tool in TOOLS if shutil.which(tool) is None]
     lines += [f"{name} not installed" for name in MODULES if importlib.util.find_spec(name) is None]
-    if not data_root().is_dir():
-        lines.append(f"no data at {data_root()} (set MLX_H2O_DATA)")
     return lines
 
 
@@ -98,16 +89,14 @@ def covering(settings: list[dict[str, int]], count: int) -> set[int]:
     return chosen
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Each test draws the same numbers, whichever ran before it; MLX's own seed is a clock's."""
+    mx.random.seed(0)
+
+
 def pytest_report_header() -> list[str]:
     return [f"mlx_h2o: missing: {line}" for line in missing()] or ["mlx_h2o: nothing is missing"]
-
-
-@pytest.fixture(scope="session")
-def data_directory() -> Path:
-    """The data directory; a test that asks for it is skipped, with the reason, where it lacks."""
-    if not data_root().is_dir():
-        pytest.skip(f"no data at {data_root()} (set MLX_H2O_DATA)")
-    return data_root()
 
 
 @pytest.fixture(params=BACKENDS)

@@ -13,6 +13,7 @@ import sys
 
 import pytest
 
+import mlx_h2o
 from mlx_h2o import (
     H2OConfig,
     cli,
@@ -91,10 +92,7 @@ def chat_model(folder, **settings):
     """The embedded model with a chat template, which it lacks, and with other settings."""
     shutil.copytree(model_path(), folder / "model")
     template = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
-    for name, more in (
-        ("tokenizer_config", {"chat_template": template}),
-        ("config", settings),
-    ):
+    for name, more in (("tokenizer_config", {"chat_template": template}), ("config", settings)):
         file = folder / "model" / f"{name}.json"
         file.write_text(json.dumps(json.loads(file.read_text()) | more))
     return folder / "model"
@@ -297,3 +295,53 @@ def test_a_saved_prompt_without_the_words_of_mlx_lm(tmp_path, capsys, monkeypatc
     assert cli.main(["generate", *flags, "--model", "demo"]) == 0
     assert "KV cache: keydiff, 6 of 6" in capsys.readouterr().out
     assert len(read) == 1  # all of the file, and once
+
+
+# generate
+
+
+@pytest.mark.slow
+def test_the_command_generates(capsys):
+    flags = (
+        "--model demo --max-kv-size 32 --sink-size 2 --policy keydiff --evict-every 2 "
+        "--layers equal --max-tokens 60 --ignore-chat-template --seed 1 --temp 0"
+    )
+    prompt = "The monster\\nlooked at me"
+    assert cli.main(["generate", *flags.split(), "--prompt", prompt]) == 0
+    printed = capsys.readouterr().out
+    assert "Generation: 60 tokens" in printed
+    last = printed.splitlines()[-1]
+    assert last.startswith("KV cache: keydiff, 6 of 6 layers evict, 3")
+    assert last.endswith(" bytes") and "evicted" in last
+
+
+@pytest.mark.slow
+def test_the_command_reads_standard_input_and_prints_only_the_text(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("It was a dark night"))
+    flags = "--model demo -p - -m 20 --verbose False"
+    assert cli.main(["generate", *flags.split()]) == 0
+    expected = mlx_h2o.generate(*load("demo"), "It was a dark night", max_tokens=20)
+    assert capsys.readouterr().out.strip() == expected.strip()
+
+
+@pytest.mark.slow
+def test_without_a_budget_nothing_is_evicted(capsys):
+    """And a threshold that nothing is below leaves the text as it is."""
+    texts = []
+    for flags in ("", "--sparse-v 1e-9"):
+        given = f"--model demo -p night -m 60 --temp 0 --max-kv-size none --kv-bits 8 {flags}"
+        assert cli.main(["generate", *given.split()]) == 0
+        text, _, figures = capsys.readouterr().out.partition("Prompt:")
+        assert "KV cache: 0 of 6 layers evict, 6" in figures and " 0 evicted" in figures
+        texts.append(text)
+    assert texts[0] == texts[1]
+
+
+def test_help_and_mistakes(capsys):
+    assert cli.main(["sing"]) == 2
+    assert "'sing' is not a command" in capsys.readouterr().err
+    assert cli.main([]) == 2
+    assert cli.main(["--help"]) == 0
+    assert "generate" in capsys.readouterr().out
+    assert cli.main(["--version"]) == 0
+    assert ", back end " in capsys.readouterr().out

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import re
+import shlex
+import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -13,78 +16,27 @@ GENERATE = ("generate", "--model", "demo", "--prompt", "a")
 EVALUATE = ("evaluate", "--model", "demo")
 
 
+TABLE = tomllib.loads(Path(__file__).with_name("mistakes.toml").read_text("ascii"))
+
+
+def arguments_of(typed: str) -> tuple[str, ...]:
+    command, *others = shlex.split(typed)
+    whole = {"generate": GENERATE, "evaluate": EVALUATE}.get(command, (command,))
+    return *whole, *map(here, others)
+
+
+def here(text: str) -> str:
+    return text.replace("{here}", __file__)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((*GENERATE, "--max-kv-size", "-5"), "--max-kv-size is -5, expected"),
-        ((*GENERATE, "--max-kv-size", "64", "--kv-bits", "7"), "--kv-bits"),
-        ((*GENERATE, "--light-bits", "4"), "--light-bits is 4, expected --kv-bits too"),
-        ((*GENERATE, "--max-kv-size", "4"), "--sink-size is 4, expected fewer than --max-kv-size"),
-        ((*GENERATE, "--heavy-size", "64", "--max-kv-size", "64"), "--recent-size = 4 + 64 + 0 ="),
-        ((*GENERATE, "--kv-bits", "8", "--quantized-kv-start", "9"), "--quantized-kv-start must"),
-        ((*GENERATE, "--draft-model", "demo", "--max-kv-size", "8"), "speculative + 2 = 9"),
-        ((*GENERATE, "--sparse-v", "1e-6"), "--sparse-v is 1e-06, expected --kv-bits too"),
-        ((*GENERATE, "--max-kv-size", "many"), "'many' is not a number of rows"),
-        (
-            (*GENERATE, "--max-kv-size", "none", "--kv-bits", "8", "--light-bits", "4"),
-            "--light-bits is 4, expected a --max-kv-size too",
+        *(
+            (arguments_of(one), said.replace("{here}", __file__))
+            for one, said in TABLE["mistakes"].items()
         ),
-        ((*GENERATE, "--policy", "lru"), "invalid choice: 'lru'"),
-        (
-            (*GENERATE, "--seed", "-1"),
-            "--seed: -1 is not a valid seed, expected 0 to 2^64 - 1",
-        ),
-        ((*GENERATE, "--seed", str(2**64)), "is not a valid seed"),
-        (("chat", "--model", "demo", "--seed", "x"), "argument --seed: invalid"),
-        ((*GENERATE, "--max-token", "3", "--nosuch"), "unrecognized arguments: --nosuch"),
-        (("server", "--model", "demo", "--port", "x"), "argument --port: invalid int value: 'x'"),
-        ((*EVALUATE, "--output", "/no/such/folder/file"), "/no/such/folder/file"),
-        (("evaluate", "--model", "/no/such/folder"), "/no/such/folder is not a directory"),
-        (("server", "--model", "/no/such/folder"), "/no/such/folder is not a directory"),
-        (("server", "--draft-model", "./none"), "./none is not a directory"),
-        ((*GENERATE, "--max-kv-sise", "5"), "unrecognized arguments: --max-kv-sise 5"),
-        (("server", "--model", "demo", "--prot", "80"), "unrecognized arguments: --prot 80"),
-        (("cache_prompt", "--model", "demo", "--prompt", "a"), "required: --prompt-cache-file"),
-        (("benchmark", "--max-kv-size", "a"), "'a' is not a number of rows, expected one, or none"),
-        (("evaluate", "--model", "demo", "--texts", "/none"), "--texts /none: No such file"),
-        ((*GENERATE, "--draft-model", "demo", "--num-draft-tokens", "0"), "expected at least 1"),
-        (("server", "--cache-size", "big"), "--cache-size: 'big' is not a size"),
-        (("layers", "--output", "file"), "the following arguments are required: --model"),
-        ((*GENERATE, "--temp", "warm"), "argument --temp: invalid float value: 'warm'"),
-        ((*GENERATE, "--max-tokens", "2.5"), "--max-tokens/-m: invalid int value: '2.5'"),
-        ((*GENERATE, "--max-kv-bytes=1MB", "--max-kv-size", "64"), "--max-kv-bytes with --max-kv-"),
-        ((*GENERATE, "--max-kv-bytes", "big"), "argument --max-kv-bytes: 'big' is not a size in"),
-        ((*GENERATE, "--budgets", "/none"), "argument --budgets: No such file or directory: '/no"),
-        ((*GENERATE, "--adapter-path", "/none"), "argument --adapter-path: No such file or"),
-        ((*GENERATE, "--chat-template-config", "[1]"), "'[1]' is not a JSON object"),
-        ((*GENERATE, "--chat-template-config", "{"), "'{' is not JSON: Expecting"),
         ((*GENERATE, "--prompt", "\udcff"), "argument --prompt/-p: 'utf-8' codec can't encode"),
-        (("server", "--cache-dir", "/proc/none"), "--cache-dir: No such file or directory: '/pr"),
-        (("server", "--cache-dir", __file__), f"--cache-dir: File exists: '{__file__}'"),
-        (("server", "--cache-dir="), "--cache-dir: No such file or directory: ''"),
-        (("server", "--memory", "0"), "is not a size in bytes"),
-        (("server", "--top-p", "0"), "--top-p"),
-        (("server", "--chat-template-args", "[1]"), "is not a JSON object"),
-        (
-            ("server", "--prompt-cache-bytes", "x"),
-            "argument --prompt-cache-bytes: 'x' is not a size",
-        ),
-        (("layers", "--model", "demo", "--output", "/none/a"), "argument --output: No such file"),
-        ((*EVALUATE, "--output", "/"), "argument --output: Is a directory: '/'"),
-        ((*EVALUATE, "--plot", "/none/a.svg"), "argument --plot: No such file or directory"),
-        ((*EVALUATE, "--plot", "/tmp/a.gif"), "/tmp/a.gif is no plot, expected .svg"),
-        ((*EVALUATE, "--arms", "best"), "arm 'best' is unknown, expected one of full,"),
-        (
-            (*EVALUATE, "--bytes", "2"),
-            "argument --bytes: '2' is not a share, expected e.g.",
-        ),
-        ((*EVALUATE, "--length", "9"), "length is 9, expected at least 34"),
-        ((*EVALUATE, "--lengths", "100"), "has 100, expected at least 640: 40 for each fact"),
-        ((*EVALUATE, "--texts", __file__, "--documents", "9000"), "test_mistakes.py has"),
-        ((*EVALUATE, "--documents", "0"), "--documents is 0, expected at least 1"),
-        ((*EVALUATE, "--seed", "-1"), "--seed is -1, expected at least 0"),
-        ((*EVALUATE, "--tasks", "loss", "ruler"), "ruler needs a file of RULER's samples"),
-        ((*EVALUATE, "--tasks", "loss", "ruler", "--ruler", "/none"), "directory: '/none'"),
     ],
 )
 def test_a_mistake_is_a_line(arguments, message, capsys):
@@ -96,20 +48,7 @@ def test_a_mistake_is_a_line(arguments, message, capsys):
     assert message in said and "[H2OConfig]" not in said and "usage" not in said
 
 
-OUT_OF_RANGE = (
-    "generate --temp nan; generate --temp inf; generate --temp -1; generate --top-p 1.5; "
-    "generate --top-k -1; generate --min-p -1; generate --xtc-probability 2; "
-    "generate --xtc-threshold 1; generate --min-tokens-to-keep 0; generate -m 0; "
-    "generate --max-tokens -4; generate --prefill-step-size 0; generate --num-draft-tokens -1; "
-    "chat --max-tokens 0; chat --prefill-step-size 0; benchmark --batch-size 0; "
-    "benchmark --num-trials 0; benchmark -p 0; benchmark -g -3; benchmark --delay -1; "
-    "server --grace -1; server --max-queue 0; server --prefill-step-size 0; server --port 65536; "
-    "server --max-tokens -1; server --prompt-concurrency 0; server --decode-concurrency 0; "
-    "server --prompt-cache-size -1"
-)
-
-
-@pytest.mark.parametrize("typed", OUT_OF_RANGE.split("; "))
+@pytest.mark.parametrize("typed", TABLE["out_of_range"])
 def test_a_number_that_is_out_of_range(typed, capsys):
     command, flag, value = typed.split()
     with pytest.raises(SystemExit) as ended:

@@ -6,9 +6,8 @@ import io
 
 import mlx.core as mx
 import numpy as np
-import pytest
 
-from mlx_h2o import load, make_prompt_cache, routing
+from mlx_h2o import make_prompt_cache, routing
 from mlx_h2o.commands import watch
 from mlx_h2o.lm.generate import read_prompt
 from tiny_models import random_prompt, tiny_qwen3
@@ -56,19 +55,3 @@ def test_a_prompt_that_is_read_is_in_the_caches():
         outs = [model(mx.array([[5]]), cache=one) for one in (caches, whole)]
     assert {cache.offset for cache in caches} == {51}
     np.testing.assert_allclose(np.array(outs[0]), np.array(outs[1]), atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("tokens", "many", "message"),
-    [
-        ([], 6, "prompt is empty"),
-        ([4096], 6, "has the token id 4096"),
-        ([1], 5, "prompt_cache is 5 caches"),
-    ],
-)
-def test_what_cannot_be_read(tokens, many, message):
-    model, _ = load("demo")
-    caches = make_prompt_cache(model, layers="equal")
-    with pytest.raises(ValueError, match=rf"\[read_prompt\] .*{message}"):
-        read_prompt(model, caches[:many], tokens)
-    assert caches[0].empty()

@@ -16,8 +16,10 @@ SCHEDULES = (Run(), Run("reverse"), Run("random", seed=1), Run("random", seed=2)
 ROWS = (1, 7, 31, 32, 33, 255, 256, 257, 1023, 1024, 1025)
 
 
-def same_bits(one: mx.array, other: mx.array) -> bool:
-    """The same dtype, shape and bytes."""
+def same_bits(one: mx.array | None, other: mx.array | None) -> bool:
+    """The same dtype, shape and bytes, or none of either."""
+    if one is None or other is None:
+        return one is other
     if one.dtype != other.dtype or one.shape != other.shape:
         return False
     return bool(mx.array_equal(one.view(mx.uint8), other.view(mx.uint8)))

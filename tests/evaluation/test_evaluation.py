@@ -12,7 +12,6 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
-from mlx_lm.models import gemma3_text
 from mlx_lm.models.cache import RotatingKVCache, make_prompt_cache
 
 import mlx_h2o
@@ -26,7 +25,7 @@ from mlx_h2o.evaluation.statistics import in_turns, paired, ratios
 from mlx_h2o.lm.prompt_cache import evicting_caches
 from mlx_h2o.policies import H2O
 from readings import losses
-from tiny_models import random_prompt, stock_tokens, tiny_qwen3, tiny_tokenizer
+from tiny_models import random_prompt, stock_tokens, tiny_gemma3, tiny_qwen3, tiny_tokenizer
 
 SETTINGS = Settings(documents=2, length=72, lengths=(200,), facts=4, writing=24)
 TEXT = " ".join(f"t{token}" for token in random_prompt(700))
@@ -75,12 +74,7 @@ def test_arms_have_the_same_bytes_in_rows_of_16_bits(tiny):
 
 def test_sliding_windows_are_the_same_in_every_arm():
     """Half of the layers have windows of 16: their bytes do not count, and stay."""
-    args = gemma3_text.ModelArgs(
-        model_type="gemma3_text", hidden_size=32, num_hidden_layers=4, intermediate_size=48,
-        num_attention_heads=4, head_dim=32, num_key_value_heads=1, vocab_size=64,
-        sliding_window=16, sliding_window_pattern=2,
-    )  # fmt: skip
-    model = gemma3_text.Model(args)
+    model = tiny_gemma3(layers=4, heads=4, head_dim=32, window=16, pattern=2)
     sizes = arms.Sizes(model)
     full = sizes.full(300)
     assert full == 300 * 2 * 2 * 32 * 2  # 2 layers, keys and values of one head of 32

@@ -209,7 +209,7 @@ int called(Input& in, const Sizes& z, Results& r) {
                           z.key_rows(z.rows), z.value_rows(z.rows), z.scores(), z.scores(),
                           z.scores(), z.array({z.batch, z.heads, z.rows}, MLX_BOOL),
                           z.array({z.batch, z.heads, 1 + in.pick(z.rows)}, MLX_UINT32),
-                          in.one_of({0.0, 0.5, 1.0, 2.0}), s);
+                          in.one_of<double>({0.0, 0.5, 1.0, 2.0}), s);
     case 7:
       return mlx_h2o_quantize_append(v[0].out(), v[1].out(), z.stored_keys(), z.stored_values(),
                                      z.key_rows(z.queries), z.value_rows(z.queries),
@@ -229,6 +229,11 @@ int called(Input& in, const Sizes& z, Results& r) {
   }
 }
 
+struct Stream {
+  mlx_stream s = mlx_default_cpu_stream_new();
+  ~Stream() { mlx_stream_free(s); }
+};
+
 }  // namespace
 
 extern "C" int LLVMFuzzerInitialize(int* /*count*/, char*** /*arguments*/) {
@@ -237,12 +242,12 @@ extern "C" int LLVMFuzzerInitialize(int* /*count*/, char*** /*arguments*/) {
 }
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  static const mlx_stream s = mlx_default_cpu_stream_new();
+  thread_local const Stream own;
   Input in(data, size);
   mlx_h2o_set_backend(in.one_of<const char*>({"native", "composed"}));
   Results found;
   try {
-    const Sizes sizes{in, s};
+    const Sizes sizes{in, own.s};
     if (called(in, sizes, found) == 0) {
       found.evaluate();
     } else if (mlx_h2o_last_error()[0] == '\0') {

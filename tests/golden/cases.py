@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -17,6 +18,7 @@ from golden.build import (
     bool_mask,
     generator,
     keep_case,
+    row_bias,
     shuffled_positions,
     spread_scores,
     trace_case,
@@ -72,11 +74,7 @@ def _queries() -> Iterator[Case]:
             )
     for dtype in DTYPES:
         yield attention_case(
-            f"causal-more-queries-than-rows-{dtype}",
-            dtype=dtype,
-            queries=8,
-            rows=5,
-            mask="causal",
+            f"causal-more-queries-than-rows-{dtype}", dtype=dtype, queries=8, rows=5, mask="causal"
         )
         yield attention_case(
             f"group-16-queries-8-{dtype}", dtype=dtype, heads=(16, 1), queries=8, rows=3
@@ -266,51 +264,37 @@ def boundary_cases() -> list[Case]:
 
 
 def random_cases(seed: int, count: int = 24) -> list[Case]:
-    """Attention and selection cases of shapes and options drawn from ``seed``."""
-    rng = np.random.default_rng(seed)
-    cases = []
+    """Attention and selection cases of shapes and options drawn from ``seed``; every second has
+    sizes that no GPU serves."""
+    rng, cases = np.random.default_rng(seed), []
+
+    def below(least: int, end: int) -> int:
+        return int(rng.integers(least, end))
+
     for index in range(count):
-        kv_heads, group = int(rng.integers(1, 4)), int(rng.choice([1, 2, 3, 4, 8]))
-        batch, queries = int(rng.integers(1, 3)), int(rng.integers(1, 9))
-        rows = int(rng.integers(1, 80))
-        dtype = str(rng.choice(DTYPES))
-        kind = build.DTYPES[dtype]
+        kv_heads, group = below(1, 4), int(rng.choice([1, 2, 3, 4, 8]))
+        batch, queries, rows = below(1, 3), below(1, 9), below(1, 80)
+        dtype, nan = str(rng.choice(DTYPES)), rng.random() < 0.5
         full = (batch, kv_heads * group, queries, rows)
         shape = (*(n if rng.random() < 0.6 else 1 for n in full[:-1]), rows)
-        masks = (
-            "",
-            "causal",
-            partial(bool_mask, shape=shape),
-            partial(additive_mask, shape=shape, dtype=kind, masked=(-np.inf,)),
-        )
-        sinks = tuple(rng.standard_normal(kv_heads * group)) if rng.random() < 0.4 else None
+        added = partial(additive_mask, dtype=build.DTYPES[dtype], masked=(-np.inf,))
+        masks = ("", "causal", partial(bool_mask, shape=shape), partial(added, shape=shape))
+        sizes = tuple(below(1, 130) if index % 2 else 32 * below(1, 7) for _ in "kv")
+        case = partial(attention_case, heads=(kv_heads * group, kv_heads), batch=batch, rows=rows)
+        case = partial(case, queries=queries, dtype=dtype, sizes=sizes, mask=masks[below(0, 4)])
         cases.append(
-            attention_case(
+            case(
                 f"random-{seed}-{index}-{dtype}",
-                dtype=dtype,
-                heads=(kv_heads * group, kv_heads),
-                batch=batch,
-                queries=queries,
-                rows=rows,
-                sizes=(32 * int(rng.integers(1, 7)), 32 * int(rng.integers(1, 7))),
-                mask=masks[int(rng.integers(4))],
-                sinks=sinks,
+                sinks=tuple(rng.standard_normal(kv_heads * group)) if rng.random() < 0.4 else None,
+                bias=partial(row_bias, nan=nan) if rng.random() < 0.4 else None,
                 slack=int(rng.choice([0, 1, 9])),
                 seed=seed,
             )
         )
         select = (batch, kv_heads, rows + 1)
         scores = rng.choice([np.nan, np.inf, -np.inf, *np.arange(32) / 8], select)
-        positions = shuffled_positions(rng, select)
-        positions = np.where(rng.random(select) < 0.1, -1, positions)
-        cases.append(
-            keep_case(
-                f"random-{seed}-{index}-keep",
-                scores,
-                positions,
-                keep=int(rng.integers(1, rows + 2)),
-                sink_size=int(rng.integers(0, 6)),
-                recent_start=int(rng.integers(0, 2 * rows + 2)) if rng.random() < 0.6 else None,
-            )
-        )
+        positions = np.where(rng.random(select) < 0.1, -1, shuffled_positions(rng, select))
+        zones: dict[str, Any] = {"keep": below(1, rows + 2), "sink_size": below(0, 6)}
+        zones["recent_start"] = below(0, 2 * rows + 2) if rng.random() < 0.6 else None
+        cases.append(keep_case(f"random-{seed}-{index}-keep", scores, positions, **zones))
     return cases

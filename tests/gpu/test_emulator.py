@@ -10,10 +10,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-import mlx_h2o
 from emulator import EmulatorBackend, KernelError, Run, metal_kernel
 from emulator.cases import DTYPES, Case, errors
 from emulator.marks import EMULATED
+from emulator.row_cases import same_bits
 from mlx_h2o.operations.gpu import kernels, metal
 from mlx_h2o.operations.requests import AttentionRequest
 
@@ -71,12 +71,6 @@ def _two_pass_cases() -> Iterator[Case]:
 
 
 CASES = list(dict.fromkeys(_cases()))
-
-
-def same_bits(one: mx.array | None, other: mx.array | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return bool(mx.array_equal(one.view(mx.uint8), other.view(mx.uint8)))
 
 
 @pytest.mark.slow
@@ -168,30 +162,6 @@ def test_nan_in_a_row_bias_stays_in_queries_that_meet_it(
     assert np.array_equal(np.isnan(np.array(out)).all(-1), hit)
     assert np.array_equal(np.isnan(np.array(scores)).sum(-1), hit)
     check(request, Run(defines=defines))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("blocks", [None, 2], ids=["one pass", "two passes"])
-def test_scores_change_nothing_else(blocks: int | None) -> None:
-    request = Case(mask="causal", queries=3, heads=(4, 2)).request()
-    on = EmulatorBackend(blocks=blocks).attention(request)
-    off = EmulatorBackend(blocks=blocks).attention(replace(request, return_scores=False))
-    assert off[1] is None and same_bits(on[0], off[0]) and same_bits(on[2], off[2])
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("emulator")
-def test_serves_the_public_operation() -> None:
-    request = plain_request()
-    arrays = (request.queries, request.keys, request.values)
-    operation = mlx_h2o.fast.scaled_dot_product_attention_with_scores
-    found = operation(*arrays, scale=0.125)
-    with pytest.raises(ValueError, match="up to 8 queries, found Lq = 9"):
-        operation(mx.zeros((2, 4, 9, 64)), *arrays[1:], scale=0.125)
-    with pytest.raises(ValueError, match="found D = 48"):
-        operation(*(array[..., :48] for array in arrays), scale=0.125)
-    request = replace(request, scale=0.125, return_lse=False)
-    assert max(errors(request, (*found, None)).values()) <= 1
 
 
 @pytest.mark.slow

@@ -12,8 +12,7 @@ import reference
 from emulator import EmulatorBackend, Run
 from emulator.cases import Case, dequantized
 from emulator.marks import EMULATED
-from gpu.test_emulator import same_bits
-from gpu.test_emulator_quantized import COUNTING, peaked_request
+from emulator.row_cases import same_bits
 from mlx_h2o.operations.requests import AttentionRequest
 
 pytestmark = EMULATED
@@ -34,6 +33,14 @@ def reads(request: AttentionRequest, blocks: int | None, simdgroups: int = 4) ->
 def of_rows(found: dict[str, int]) -> int:
     """Bytes read of keys and values, however they are stored."""
     return sum(count for name, count in found.items() if name.startswith(("key", "value")))
+
+
+def in_widest_gap(weights: np.ndarray, low: float, high: float) -> float:
+    """A threshold of about low to high that no weight is near: a kernel's may round apart."""
+    near = np.unique(weights[(weights > low) & (weights < high)])
+    at = np.diff(near).argmax()
+    assert near[at + 1] / near[at] > 1 + 1e-3
+    return float(near[at : at + 2].mean())
 
 
 @pytest.mark.slow
@@ -72,18 +79,6 @@ def test_masked_rows_cost_nothing(blocks: int | None) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.matrix(1)
-@PASSES
-def test_sparse_v_reads_the_values_of_rows_that_count(blocks: int | None) -> None:
-    found = reads(peaked_request(COUNTING, 60, sparse_v_threshold=1e-6), blocks)
-    assert found["key_words"] == 60 * 64 and found["key_scales"] == 60 * 4
-    assert found["value_words"] == 3 * 64
-    assert found["value_scales"] == found["value_biases"] == 3 * 4
-    everything = reads(peaked_request(COUNTING, 60), blocks)
-    assert everything["value_words"] == 60 * 64
-
-
-@pytest.mark.slow
 @pytest.mark.matrix(2)
 @PASSES
 @pytest.mark.parametrize("scores", [False, True], ids=["logits for itself", "scores"])
@@ -92,20 +87,19 @@ def test_sparse_v_reads_values_at_or_above_the_threshold_exactly(
     mask: str, scores: bool, blocks: int | None
 ) -> None:
     """A row is read where one query of one head of its group needs it, and only there."""
-    threshold, case = 0.01, Case(
+    request = Case(
         sizes=(128, 64), heads=(4, 2), queries=2, rows=150, bits=(8, 8), mask=mask, slack=1,
-        sparse=0.01, scores=scores,
-    )  # fmt: skip
-    request = case.request()
+        scores=scores,
+    ).request()  # fmt: skip
     dense = (request.queries, dequantized(request.keys), dequantized(request.values))
     expected = reference.attention(*dense, scale=request.scale, mask=request.mask)
     with np.errstate(invalid="ignore"):
         weights = np.exp(expected.scores - expected.lse[..., None])
     weights = np.where(expected.scores == -np.inf, 0.0, weights)
-    assert not (np.abs(weights / threshold - 1) < 1e-4).any(), "a weight is at the threshold"
+    threshold = in_widest_gap(weights, 0.009, 0.011)
     needed = (weights >= threshold).reshape(1, 2, 4, 150).any(2).sum()
     assert 0.1 < needed / 300 < 0.9
-    found = reads(request, blocks)
+    found = reads(replace(request, sparse_v_threshold=threshold), blocks)
     assert found["value_words"] == needed * 64
     assert found["value_scales"] == found["value_biases"] == needed * 4
     if not mask:

@@ -29,7 +29,6 @@ test_large_logits = attention.test_large_logits_neither_overflow_nor_lose_the_ma
 test_lowest = attention.test_half_of_the_lowest_value_masks_and_the_next_greater_does_not
 test_masked = attention.test_masked_rows_may_hold_anything
 test_masks = attention.test_masks_broadcast
-test_nothing_seen = attention.test_a_query_that_sees_nothing_gives_zeros
 test_sliced_mask = attention.test_a_mask_made_by_a_slice_is_read_through_its_strides
 test_views = attention.test_views_with_any_strides
 
@@ -37,7 +36,6 @@ test_accumulated_views = caches.test_accumulate_scores_reads_any_strides
 
 test_prefilled_average = prefill.test_the_average_goes_on_and_takes_the_last_queries
 test_prefilled_large_logits = prefill.test_large_logits_overflow_nothing
-test_prefilled_sinks = prefill.test_sinks_take_their_share_of_the_mass_and_none_of_the_average
 test_prefilled_views = prefill.test_any_strides
 
 test_codes = codes.test_rows_are_packed_as_the_format_says

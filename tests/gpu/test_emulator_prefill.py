@@ -13,7 +13,14 @@ from emulator.cases import DTYPES
 from emulator.marks import EMULATED
 from emulator.row_cases import in_every_schedule, on_the_emulator
 from mlx_h2o import fast
-from operations.test_prefill import KINDS, MASKS, SCALE, expected_of, mask_of
+from operations.test_prefill import (
+    KINDS,
+    MASKS,
+    SCALE,
+    check_nan_in_a_mask,
+    expected_of,
+    mask_of,
+)
 from operations.test_prefill import arrays as chunk
 
 pytestmark = EMULATED
@@ -61,22 +68,8 @@ def test_every_width_and_dtype(size: int, dtype: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("defines", [(), ("H2O_LOOSE_NAN",)], ids=["exact", "loose"])
 def test_nan_in_a_mask(defines: tuple[str, ...]) -> None:
-    """The average takes it for masked; the mass of its KV head is lost, that of no other."""
-    q, k = arrays(10)
-    bias = np.zeros((2, 4, 9, 33), np.float32)
-    bias[1, 2, 3, 5] = np.nan
-    masked = np.where(np.isnan(bias), np.float32(-np.inf), bias)
     backend = EmulatorBackend(Run(defines=defines))
-
-    def scores(mask: np.ndarray, kind: str) -> mx.array:
-        call = partial(fast.prefill_scores, q, k, scale=SCALE, mask=mx.array(mask), kind=kind)
-        return on_the_emulator(call, backend)
-
-    assert mx.array_equal(scores(bias, "ema"), scores(masked, "ema"))
-    mass = np.isnan(np.array(scores(bias, "mass")))
-    lost = np.zeros((2, 2), bool)
-    lost[1, 1] = True
-    assert np.array_equal(mass.all(-1), lost) and mass.any(-1).sum() == 1
+    check_nan_in_a_mask(lambda call: on_the_emulator(call, backend))
 
 
 @pytest.mark.slow

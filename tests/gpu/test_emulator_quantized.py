@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 import mlx.core as mx
-import numpy as np
 import pytest
 
 from emulator import EmulatorBackend, Run
 from emulator.cases import DTYPES, Case, errors
 from emulator.marks import EMULATED
-from gpu.test_emulator import columns, heads_inside, interleaved, same_bits
+from emulator.row_cases import same_bits
+from gpu.test_emulator import columns, heads_inside, interleaved
 from mlx_h2o.config import KV_FORMATS
 from mlx_h2o.operations.gpu import metal
-from mlx_h2o.operations.requests import AttentionRequest, attention_request
 
 pytestmark = EMULATED
 
@@ -135,22 +134,6 @@ def test_any_strides() -> None:
         assert all(map(same_bits, expected, found))
 
 
-def peaked_request(counting: Sequence[int], rows: int, **options: object) -> AttentionRequest:
-    """These rows have logits of about 20, every other one of about -20."""
-    rng = np.random.default_rng(0)
-    queries = mx.full((1, 1, 1, 64), 1.0)
-    sign = np.where(np.isin(np.arange(rows), counting), 1.0, -1.0)
-    noise = 0.01 * rng.standard_normal((1, 1, rows, 64))
-    keys = mx.array((noise + sign[:, None] * 20 / 64).astype(np.float32))
-    values = mx.array(rng.standard_normal((1, 1, rows, 64)).astype(np.float32))
-    packed = [tuple(mx.quantize(each, group_size=64, bits=8)) for each in (keys, values)]
-    return attention_request(queries, *packed, scale=1.0, return_lse=True, **options)
-
-
-# In the last turn of one simdgroup, and in the middle: no simdgroup sees all of them.
-COUNTING = (17, 30, 59)
-
-
 @pytest.mark.slow
 def test_rows_that_are_masked_are_not_read() -> None:
     request = Case(mask="bool", heads=(2, 2), bits=EIGHT).request()
@@ -168,8 +151,7 @@ def test_rows_that_are_masked_are_not_read() -> None:
 @pytest.mark.slow
 @pytest.mark.matrix(1)
 @pytest.mark.parametrize(
-    ("rows", "sparse_passes", "passes"),
-    [(40, [256], [256]), (1030, [256, 256, 32], [256, 32])],
+    ("rows", "sparse_passes", "passes"), [(40, [256], [256]), (1030, [256, 256, 32], [256, 32])]
 )
 def test_metal_back_end_runs_it(
     gpu, rows: int, sparse_passes: list[int], passes: list[int]

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 import c_api
-import reference
-from c_api import CError, Handle, Library
+from c_api import CError, Library
 from golden.make import read
 from parity.c_leg import failures
 from paths import IMPORTS
@@ -128,31 +127,3 @@ def test_a_back_end_is_named_for_one_thread(
         thread.join()
         library.attention(*arrays, scale=1.0)
     assert len(refused) == 1 and "back end 'cuda' is not available" in refused[0]
-
-
-def test_threads_with_their_own_streams(library: Library) -> None:
-    arrays = inputs()
-    expected = reference.attention(*arrays, scale=1.0)
-    errors: list[float] = []
-
-    def work() -> None:
-        c, stream = library.c, Handle(library, "mlx_stream", library.c.mlx_default_cpu_stream_new())
-        handles = [library.array(a) for a in arrays]
-        for _ in range(20):
-            out, scores = Handle(library, "mlx_array"), Handle(library, "mlx_array")
-            status = c.mlx_h2o_scaled_dot_product_attention_with_scores(
-                *(out.pointer, scores.pointer, library.ffi.NULL, *(h.value for h in handles), 1.0),
-                *(b"", *[library.nothing] * 3, stream.value),
-            )
-            assert status == 0 and c.mlx_array_eval(scores.value) == 0
-            pointer = c.mlx_array_data_float32(scores.value)
-            buffer = library.ffi.buffer(pointer, c.mlx_array_nbytes(scores.value))
-            found = np.frombuffer(buffer, np.float32).reshape(expected.scores.shape)
-            errors.append(reference.worst_error(found, expected.scores))
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(errors) == 80 and max(errors) < 1e-4

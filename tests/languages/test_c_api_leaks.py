@@ -15,9 +15,11 @@ import pytest
 
 import c_api
 import c_api_build
-from c_api_headers import INCLUDE, ROOT
+from c_api_headers import INCLUDE
+from paths import ROOT, TESTS
 
-FOLDER = ROOT / "tests" / "languages" / "c_driver"
+SOURCES = [TESTS / "languages" / "c_driver" / "driver.cpp", TESTS / "fuzz" / "c_api.cpp"]
+CORPUS = TESTS / "fuzz" / "corpus"
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +38,7 @@ def driver(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     c_api_build.run(
         *(c_api_build.compiler(), "-std=c++17", "-O1", "-g", f"-fsanitize={sanitizers}"),
         *(*c_api_build.WARNINGS, f"-I{c_api_build.SOURCES}", *(f"-I{path}" for path in INCLUDE)),
-        *(FOLDER / "driver.cpp", "-o", program, f"-L{base.parent}", "-lmlxh2oc", "-pthread"),
+        *(*SOURCES, "-o", program, f"-L{base.parent}", "-lmlxh2oc", "-pthread"),
         f"-Wl,-rpath,{base.parent}",
     )
     return program
@@ -48,7 +50,7 @@ def run(driver: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     options = "detect_leaks=1:fast_unwind_on_malloc=0"
     environment |= {"ASAN_OPTIONS": options, "LSAN_OPTIONS": options}
     return subprocess.run(
-        [driver, *arguments], env=environment, capture_output=True, text=True, check=False
+        [driver, CORPUS, *arguments], env=environment, capture_output=True, text=True, check=False
     )
 
 
@@ -59,8 +61,7 @@ def test_the_driver_calls_every_function() -> None:
         for header in folder.glob("*.h")
         for name in re.findall(r"^[\w ]+\*? ?(mlx_h2o_\w+)\(", header.read_text(), re.MULTILINE)
     }
-    text = (FOLDER / "driver.cpp").read_text()
-    called = set(re.findall(r"\bmlx_h2o_\w+", text))
+    called = {name for file in SOURCES for name in re.findall(r"\bmlx_h2o_\w+", file.read_text())}
     assert len(declared) > 15
     assert declared - called == set()
 

@@ -10,7 +10,7 @@ import pytest
 
 from c_api import CError, Library
 from mlx_h2o import fast
-from wrong_calls import ROWS, K, codes, wrong_calls, z
+from wrong_calls import wrong_calls
 
 NAMES = {
     "q": "queries", "k": "keys", "v": "values", "quantised_keys": "keys",
@@ -41,7 +41,7 @@ def test_c_refuses_with_the_words_of_the_python_package(
 
 @pytest.mark.parametrize("wrong", [mx.zeros((3,), mx.int32), mx.zeros((), mx.float32)])
 def test_one_number_per_sequence(library: Library, wrong: mx.array) -> None:
-    rows = [z(*ROWS, dtype=dtype) for dtype in (mx.float32, mx.int32)]
+    rows = [mx.zeros((1, 2, 5), dtype) for dtype in (mx.float32, mx.int32)]
     with pytest.raises(CError) as caught:
         library.keep_indices(*rows, 2, recent_start=wrong)
     found = f"{str(wrong.dtype).removeprefix('mlx.core.')} {wrong.shape}"
@@ -50,44 +50,13 @@ def test_one_number_per_sequence(library: Library, wrong: mx.array) -> None:
     )
 
 
-FREE = "every size at least 1"
-LIKE, SLOTS = "[B, H, N] = (1, 2, 5).", f"uint32 [B, H, K] = (1, 2, K), {FREE}, K below N = 5."
-VALUES = f"expected float32 [B, H, N, Dv] = (1, 2, 5, Dv), {FREE}."
-WRONG_FOLDS: dict[str, dict[str, mx.array]] = {
-    f"keys are float32 (2, 5, 64), expected float32, float16 or bfloat16 [B, H, N, D], {FREE}.": {
-        "keys": z(2, 5, 64)
-    },
-    f"values are float32 (1, 2, 6, 64), {VALUES}": {"values": z(1, 2, 6, 64)},
-    f"values are float16 (1, 2, 5, 64), {VALUES}": {"values": z(*K, dtype=mx.float16)},
-    f"bias is float16 (1, 2, 5), expected float32 {LIKE}": {"bias": z(*ROWS, dtype=mx.float16)},
-    f"mass is float32 (1, 2, 4), expected float32 {LIKE}": {"mass": z(1, 2, 4)},
-    f"eligible is float32 (1, 2, 5), expected bool {LIKE}": {"eligible": z(*ROWS)},
-    f"kept is uint32 (1, 2, 5), expected {SLOTS}": {"kept": z(*ROWS, dtype=mx.uint32)},
-    f"kept is int32 (1, 2, 4), expected {SLOTS}": {"kept": z(1, 2, 4, dtype=mx.int32)},
-}
-
-
-@pytest.mark.parametrize("text", WRONG_FOLDS)
-def test_folds_are_refused(library: Library, text: str) -> None:
-    right = {"keys": z(*K), "values": z(*K)}
-    right |= {name: z(*ROWS) for name in ("bias", "mass", "weights")}
-    right |= {"eligible": z(*ROWS) > 0, "kept": z(1, 2, 4, dtype=mx.uint32)}
+@pytest.mark.parametrize(("op", "text", "given"), wrong_calls(of_c_alone=True))
+def test_calls_of_c_alone_are_refused(
+    library: Library, op: str, text: str, given: dict[str, Any]
+) -> None:
     with pytest.raises(CError) as caught:
-        library.call("fold", **(right | WRONG_FOLDS[text]))
-    assert str(caught.value) == f"[fold] {text}"
-
-
-def test_rows_without_codes_and_codes_that_do_not_fit_are_refused(library: Library) -> None:
-    for rows, bits, text in (
-        (z(*ROWS, 48), 3, "rows have 48 elements, expected a power of two from 32 to 1024."),
-        (z(*K), 5, "bits is 5, expected one of (2, 3, 4)."),
-    ):
-        with pytest.raises(CError) as caught:
-            library.call("encode_rows", rows=rows, bits=bits, of_values=False)
-        assert str(caught.value) == f"[encode_rows] {text}"
-    words, norms = codes(3)
-    with pytest.raises(CError, match=r"^\[decode_rows\] rows have 6 words per row and codes of 4"):
-        library.call("decode_rows", words=words, norms=norms, bits=4, of_values=True)
+        library.call(op, **given)
+    assert str(caught.value).startswith(f"[{op}] {text}")
 
 
 ERRORS = ("last_error", "keep_error")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import subprocess
+import tomllib
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -95,7 +97,7 @@ FORMATS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.real
 @pytest.mark.matrix(1)
 @pytest.mark.parametrize("kind", FORMATS)
 def test_a_real_model_writes_what_python_writes(kind: str) -> None:
@@ -148,28 +150,12 @@ def test_reads_text_as_python_does() -> None:
     assert f"{len(expected)} and 0 tokens" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (
-            ["--prompt", "a", "--max-kv-size", "0"],
-            "max_kv_size is 0, expected an int of at least 1",
-        ),
-        (["--prompt", "a", "--light-bits", "4"], "--light-bits is no flag"),
-        (["--prompt", "a", "--policy", "best"], "policy is 'best', expected one of"),
-        (["--prompt", "a", "--max-tokens", "-1"], "--max-tokens is '-1'"),
-        (["--prompt", "a", "--max-kv-size", "none", "--kv-bits", "8"], "goes with no other flag"),
-        (["--prompt", ""], "the prompt has no tokens"),
-        (["--prompt-tokens", "1,4096"], "token 4096 is not below 4096"),
-        (["--prompt"], "--prompt expects a value"),
-        (["--prompt", "a", "--save-prompt-cache", "a.txt"], "expected FILE.safetensors"),
-        (["--prompt", "a", "--budgets", "none.json"], "none.json cannot be read"),
-        ([], "expected one of --prompt and --prompt-tokens"),
-        (["--prompt", "a", "--prompt-cache-file", "none.safetensors"], "none.safetensors"),
-    ],
-)
-def test_mistakes_are_told_in_one_line(words: list[str], said: str) -> None:
-    done = run(*words)
+MISTAKES = tomllib.loads(Path(__file__).with_name("mistakes.toml").read_text("ascii"))
+
+
+@pytest.mark.parametrize(("typed", "said"), MISTAKES.items())
+def test_mistakes_are_told_in_one_line(typed: str, said: str) -> None:
+    done = run(*shlex.split(typed))
     assert done.returncode in (1, 2)
     assert done.stdout == ""
     assert done.stderr.startswith("h2o-generate: error: ")
@@ -224,28 +210,15 @@ def test_goes_on_from_files_of_either_language(settings: dict[str, Any], tmp_pat
     assert "--prompt-cache-file brings the settings of the cache" in done.stderr
 
 
-LLAMA = {
-    "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 96,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "vocab_size": 4096,
-    "rope_theta": 500.0, "eos_token_id": [4095], "torch_dtype": "float32",
-}  # fmt: skip
-LLAMA3 = {
-    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}  # fmt: skip
-KINDS: dict[str, dict[str, Any]] = {
-    "plain": {"head_dim": 16},
-    "linear": {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_traditional": True},
-    "llama3": {"rope_scaling": LLAMA3, "attention_bias": True, "mlp_bias": True,
-               "tie_word_embeddings": False},
-}  # fmt: skip
+LLAMAS = json.loads(Path(__file__).with_name("llamas.json").read_text("ascii"))
+"""Settings of all, and of each kind."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", LLAMAS["kinds"])
 def test_llamas_of_every_kind(kind: str, tmp_path: Path) -> None:
     """Random weights, in two files; what they say depends on every bias and frequency."""
-    config = LLAMA | KINDS[kind]
+    config = LLAMAS["all"] | LLAMAS["kinds"][kind]
     mx.random.seed(7)
     made = llama.Model(llama.ModelArgs.from_dict(config))
     weights = [(name, 4 * mx.random.normal(array.shape) * array.shape[-1] ** -0.5)

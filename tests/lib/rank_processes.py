@@ -31,7 +31,7 @@ def pausing(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     made = tmp_path_factory.mktemp("yielding") / "yielding.so"
     command = ["cc", "-shared", "-fPIC", "-o", str(made), str(LIBRARY / "yielding.c"), "-ldl"]
     subprocess.run(command, check=True)
-    return {"LD_PRELOAD": str(made)}
+    return {"LD_PRELOAD": " ".join([str(made), os.environ.get("LD_PRELOAD", "")])}
 
 
 def started(

@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import copy
 
-import mlx.core as mx
 import mlx_lm
 import numpy as np
 import pytest
 from mlx_lm.generate import BatchGenerator
-from mlx_lm.models import gemma3_text
 
-from mlx_h2o import (
-    BatchH2OKVCache,
-    batch_generate,
-    make_prompt_cache,
-    routing,
-    stream_generate,
-)
+from mlx_h2o import BatchH2OKVCache, batch_generate, make_prompt_cache, routing, stream_generate
 from routing_checks import SETTINGS, mlx_lm_stays_as_it_is
-from tiny_models import random_prompt, tiny_qwen3, tiny_tokenizer
+from tiny_models import random_prompt, tiny_gemma3, tiny_qwen3, tiny_tokenizer
 
 __all__ = ["mlx_lm_stays_as_it_is"]  # a fixture around every test
 
@@ -114,12 +106,7 @@ def test_a_conversation_goes_on_in_a_batch_and_out_of_it():
     before = [copy.deepcopy(caches) for caches in first.caches]
     turns = [random_prompt(6, seed=5), random_prompt(9, seed=6), random_prompt(2, seed=7)]
     second = batch_generate(
-        model,
-        tokenizer,
-        turns,
-        prompt_caches=first.caches,
-        max_tokens=12,
-        return_token_ids=True,
+        model, tokenizer, turns, prompt_caches=first.caches, max_tokens=12, return_token_ids=True
     )
     for turn, caches, left, tokens in zip(
         turns, before, first.caches, second.token_ids, strict=True
@@ -134,40 +121,12 @@ def test_mlx_lms_own_function_takes_our_caches_within_the_context():
     caches = [make_prompt_cache(model, 16, **SETTINGS) for _ in PROMPTS]
     tokenizer = mlx_lm.tokenizer_utils.TokenizerWrapper(tiny_tokenizer())
     with routing(model):
-        found = mlx_lm.batch_generate(
-            model,
-            tokenizer,
-            PROMPTS,
-            caches,
-            max_tokens=20,
-            return_token_ids=True,
-            prefill_step_size=8,
-        )
+        given = {"max_tokens": 20, "return_token_ids": True, "prefill_step_size": 8}
+        found = mlx_lm.batch_generate(model, tokenizer, PROMPTS, caches, **given)
     for prompt, tokens in zip(PROMPTS, found.token_ids, strict=True):
         assert tokens == alone(model, prompt, 20)[0]
     with pytest.raises(RuntimeError, match="qwen3 layer 0 got no scores.*routing"):
         mlx_lm.batch_generate(model, tokenizer, PROMPTS, caches, max_tokens=20)
-
-
-def tiny_gemma3():
-    """Two layers with a sliding window of 8, one without."""
-    mx.random.seed(1)
-    model = gemma3_text.Model(
-        gemma3_text.ModelArgs(
-            model_type="gemma3_text",
-            hidden_size=32,
-            num_hidden_layers=3,
-            intermediate_size=48,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            head_dim=16,
-            vocab_size=64,
-            sliding_window=8,
-            sliding_window_pattern=3,
-        )
-    )
-    mx.eval(model.parameters())
-    return model
 
 
 def test_layers_with_caches_of_other_kinds_in_the_same_batch():

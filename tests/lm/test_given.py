@@ -23,7 +23,7 @@ from mlx_h2o import (
     stream_generate,
 )
 from mlx_h2o.demo import model_path
-from mlx_h2o.lm.generate import summary
+from mlx_h2o.lm.generate import read_prompt, summary
 from tiny_models import random_prompt, tiny_llama, tiny_qwen3
 
 KNOWN = 4096
@@ -64,6 +64,7 @@ WRONG_PROMPTS = [
 @pytest.mark.parametrize(("prompt", "message"), WRONG_PROMPTS)
 def test_tokens_that_are_none(prompt, message, demo, caches):
     refused(lambda: generate(*demo, prompt, prompt_cache=caches), f"[generate] prompt {message}")
+    refused(lambda: read_prompt(demo[0], caches, prompt), f"[read_prompt] prompt {message}")
     refused(
         lambda: stream_generate(*demo, prompt, prompt_cache=caches),
         f"[stream_generate] prompt {message}",
@@ -157,6 +158,7 @@ def test_caches_that_do_not_fit(demo, caches):
                 f"[{call.__name__}] prompt_cache{'' if message[0] == '[' else ' '}{message}",
             )
         refused(lambda given=given: batch_generate(*demo, [[1]], [given]), message)
+        refused(lambda given=given: read_prompt(demo[0], given, [1]), message)
     refused(
         lambda: generate(*demo, [1], prompt_cache=caches, draft_model=demo[0]),
         "is 6 caches, expected 12 caches, one for each layer of qwen3 and qwen3",

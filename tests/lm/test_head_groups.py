@@ -86,25 +86,6 @@ def test_each_group_is_a_cache_of_its_heads(policy, given):
     assert (groups.offset, groups.size(), groups.empty()) == (37, 20, False)
 
 
-@pytest.mark.parametrize("given", [{}, PACKED, {"policy": "h2o"}], ids=str)
-@pytest.mark.parametrize("heads", [((0, 2), (1,)), ((0, 1), (2,)), ((1,), (0, 2)), ((2,), (0, 1))])
-def test_groups_of_one_budget_are_the_ungrouped_run(heads, given):
-    model = three_heads()
-    settings = {"max_kv_size": 16, "policy": "keydiff", "sink_size": 2, **given}
-    plain = make_prompt_cache(model, layers="equal", **settings)
-    groups = []
-    for cache in plain:
-        parts = [type(cache)(cache.config) for _ in heads]
-        for part in parts:
-            part.unequal_budgets = True
-        groups.append(HeadGroups(parts, heads))
-    tokens = random_prompt(50)
-    with routing(model):
-        expected = read(model, plain, tokens, 24, 3, 9)
-        np.testing.assert_array_equal(read(model, groups, tokens, 24, 3, 9), expected)
-    assert [one.nbytes for one in groups] == [one.nbytes for one in plain]
-
-
 @pytest.mark.parametrize("policy", ["h2o", "keydiff"])
 def test_masks_with_an_axis_of_heads_are_cut(policy):
     rng = np.random.default_rng(5)
@@ -225,18 +206,6 @@ def test_a_file_and_a_copy_go_on_alike(tmp_path, given):
             assert [one.nbytes for one in other] == [one.nbytes for one in caches]
     with pytest.raises(ValueError, match=r"\[HeadGroups.state\] found 2 parts, expected 3"):
         HeadGroups.from_state(caches[0].state[:2])
-
-
-def test_a_batch_in_a_file_goes_on():
-    model = three_heads()
-    pairs = zip(grouped(model), grouped(model), strict=True)
-    batch = [one.merge([one, other]) for one, other in pairs]
-    with routing(model):
-        mx.eval(model(mx.array([random_prompt(30)] * 2), cache=batch))
-        again = [HeadGroups.from_state(one.state) for one in batch]
-        token = mx.array([[5], [9]])
-        found = model(token, cache=again)
-        np.testing.assert_array_equal(np.array(found), np.array(model(token, cache=batch)))
 
 
 def test_rows_that_are_quantised_later():

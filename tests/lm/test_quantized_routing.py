@@ -10,38 +10,11 @@ import numpy as np
 import pytest
 from mlx_lm.generate import generate_step
 
-import reference_frame
-from cache_columns import EVICTING, rounded
-from mlx_h2o import (
-    H2OConfig,
-    H2OKVCache,
-    QuantizedH2OKVCache,
-    make_prompt_cache,
-    routing,
-    use_backend,
-)
+from mlx_h2o import QuantizedH2OKVCache, make_prompt_cache, routing, use_backend
 from readings import prefill
 from tiny_models import random_prompt, tiny_llama, tiny_qwen3
 
-POLICIES = EVICTING
-"""A row that is folded is packed again, which ``Rounding`` does not do: test_folding.py."""
 SETTINGS = {"sink_size": 1, "recent_size": 6, "kv_group_size": 32}
-
-
-class Rounding(H2OKVCache):
-    """The reference: a dense cache, of rows quantised in their frame and read again once, when they
-    come."""
-
-    def __init__(self, config: H2OConfig, bits: int, v_bits: int) -> None:
-        super().__init__(config)
-        self.widths = bits, v_bits
-
-    def update_and_fetch(self, keys, values):
-        came = [np.array(rows) for rows in (keys, values)]
-        if self.offset == 0:
-            self.centres = reference_frame.centres(*came)
-        both = zip(came, self.widths, self.centres, strict=True)
-        return super().update_and_fetch(*(mx.array(rounded(*each)) for each in both))
 
 
 def logits(model, caches, chunks, *, routed: bool = True) -> np.ndarray:
@@ -54,26 +27,6 @@ def logits(model, caches, chunks, *, routed: bool = True) -> np.ndarray:
             mx.eval(found[-1], [cache.state for cache in caches])
             start += length
     return np.array(mx.concatenate(found))
-
-
-@pytest.mark.matrix(9)
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize(("bits", "v_bits"), [(8, 8), (4, 4), (8, 4)])
-def test_a_model_sees_the_rows_that_are_stored(policy, bits, v_bits):
-    """The logits of a model whose dense rows were rounded once, before and after eviction."""
-    model = tiny_qwen3(head_dim=32)
-    config = H2OConfig.of(max_kv_size=24, policy=policy, **SETTINGS)
-    caches = make_prompt_cache(
-        model, max_kv_size=24, policy=policy, kv_bits=bits, v_bits=v_bits, **SETTINGS
-    )
-    reference = [Rounding(config, bits, v_bits) for _ in caches]
-    chunks = [20, *[1] * 20, 5, 12, 1, 1]
-    found = logits(model, caches, chunks)
-    expected = logits(model, reference, chunks)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-3 * np.abs(expected).max())
-    for cache, other in zip(caches, reference, strict=True):
-        assert type(cache) is QuantizedH2OKVCache
-        np.testing.assert_array_equal(np.array(cache.positions), np.array(other.positions))
 
 
 @pytest.mark.parametrize("backend", [None, "composed"])

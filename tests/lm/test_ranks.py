@@ -117,7 +117,7 @@ def test_what_is_not_for_several_processes_is_refused(
     assert [one.returncode for one in processes] == [2, 2]
 
 
-@pytest.mark.slow
+@pytest.mark.real
 def test_three_processes_write_what_smollm2_writes_in_one(
     tmp_path: Path, pausing: dict[str, str]
 ) -> None:

@@ -85,10 +85,7 @@ BY_MODULE = "from mlx_lm.models import base"
 @pytest.mark.matrix(4)
 @pytest.mark.parametrize(
     ("imported", "name"),
-    [
-        (BY_NAME, "scaled_dot_product_attention"),
-        (BY_MODULE, "base.scaled_dot_product_attention"),
-    ],
+    [(BY_NAME, "scaled_dot_product_attention"), (BY_MODULE, "base.scaled_dot_product_attention")],
 )
 @pytest.mark.parametrize("passed", ["cache", "None", "[cache, None]", "'another layer'"])
 def test_custom_model_files_and_whatever_they_pass(tmp_path, imported, name, passed):
@@ -124,8 +121,7 @@ def test_the_argument_serves_where_the_keys_are_not_the_ones_handed_out():
 # Outputs and scores
 
 
-@pytest.mark.matrix(8)
-@pytest.mark.parametrize("length", [1, 2, 8, 9, 40, 128, 129, 150])
+@pytest.mark.parametrize("length", [1, 8, 9, 129])
 @pytest.mark.parametrize("mask", [None, "causal", "bool", "additive"])
 def test_output_and_scores_of_any_length(length, mask):
     """The stock output, and the moving average of the last 128 queries' scores."""

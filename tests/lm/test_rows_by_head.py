@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from mlx.utils import tree_flatten
 
 import mlx_h2o
+from fetched_models import loaded
 from mlx_h2o import H2OConfig, cli, make_prompt_cache
 from mlx_h2o.lm import layers, probing
 from mlx_h2o.lm.layers import FLOOR, parts_of_mean, probe, shares
@@ -26,9 +27,18 @@ from tiny_models import tiny_qwen3
 FOUND = 4  # of the six layers of the demo model, the one whose two KV heads retrieve
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
+def _remembered(tmp_path_factory):
+    """What these tests probe is remembered, and that of others is not."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLX_H2O_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setattr(layers, "_known", {})
+        yield
+
+
+@pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """No probe of another test is remembered."""
+    """Nothing is remembered."""
     monkeypatch.setenv("MLX_H2O_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(layers, "_known", {})
     return tmp_path / "cache"
@@ -164,9 +174,16 @@ def test_what_a_head_gives_is_the_change_of_its_layers_output(demo):
 
 
 def test_a_model_is_probed_once_and_files_remember_it(demo, folder, monkeypatch):
-    calls = []
-    original = layers.gives
-    monkeypatch.setattr(layers, "gives", lambda *given: calls.append(1) or original(*given))
+    calls, made, original = [], [], layers.gives
+
+    def counted(*given):
+        """What it has made once it makes again."""
+        calls.append(1)
+        if not made:
+            made.append(original(*given))
+        return made[0]
+
+    monkeypatch.setattr(layers, "gives", counted)
     first = probe(demo)
     again = mlx_h2o.load("demo")[0]  # another object of the same weights
     assert probe(demo) is first and probe(again) == first and len(calls) == 1
@@ -185,12 +202,12 @@ def test_a_model_is_probed_once_and_files_remember_it(demo, folder, monkeypatch)
 
 
 @pytest.mark.skipif(os.geteuid() == 0 and not Path("/proc").is_dir(), reason="needs /proc")
-def test_a_folder_that_cannot_be_written_is_no_error(demo, monkeypatch):
+def test_a_folder_that_cannot_be_written_is_no_error(demo, folder, monkeypatch):
     monkeypatch.setenv("MLX_H2O_CACHE", "/proc/no/such/folder")
     assert len(probe(demo).gives) == 6
 
 
-def test_a_probe_leaves_everything_as_it_was(demo):
+def test_a_probe_leaves_everything_as_it_was(demo, folder):
     from mlx_lm.models import qwen3
 
     mx.random.seed(3)
@@ -238,7 +255,7 @@ def test_a_summary_says_how_rows_are_shared_out(demo):
     assert "KV head" not in equal
 
 
-def test_where_there_is_nothing_to_probe_for(demo, monkeypatch):
+def test_where_there_is_nothing_to_probe_for(demo, folder, monkeypatch):
     def never(*_):
         raise AssertionError("probed")
 
@@ -337,14 +354,10 @@ def test_layers_that_grow_among_windows():
     assert len(found.gives) == len(list(evicting_caches(caches))) < len(caches)
 
 
-@pytest.mark.slow
+@pytest.mark.real
 def test_the_heads_of_a_real_model():
     """Those without whose far rows it loses most, of 90; and no layer has three levels."""
-    models = Path(os.environ.get("MLX_H2O_MODELS") or Path("~/.cache/mlx-h2o/models").expanduser())
-    folder = models / "smollm2-135m-instruct"
-    if not (folder / "model.safetensors").exists():
-        pytest.skip(f"no model at {folder} (set MLX_H2O_MODELS)")
-    model = mlx_h2o.load(str(folder))[0]
+    model = loaded("smollm2-135m-instruct")[0]
     gives = {
         (layer, head): one
         for layer, own in enumerate(probe(model).gives)

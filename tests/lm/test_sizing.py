@@ -17,14 +17,7 @@ from mlx_h2o.lm.layers import probe
 from mlx_h2o.lm.outline import Outline, nbytes
 from mlx_h2o.lm.probing import BITS
 from mlx_h2o.lm.prompt_cache import context_length, fit_bytes
-from mlx_h2o.lm.sizing import (
-    FREE,
-    UNKNOWN,
-    fewest_bits,
-    least_rows,
-    most_rows,
-    parsed_bytes,
-)
+from mlx_h2o.lm.sizing import FREE, UNKNOWN, fewest_bits, least_rows, most_rows, parsed_bytes
 from models import tiny
 from tiny_models import random_prompt, tiny_qwen3, tiny_tokenizer
 

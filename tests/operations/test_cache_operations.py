@@ -48,54 +48,6 @@ def test_accumulate_scores_reads_any_strides(backend):
     np.testing.assert_allclose(np.array(found), expected, rtol=2e-5, atol=1e-6)
 
 
-MASKS = {
-    "none": lambda rng, shape: None,
-    "causal": lambda rng, shape: "causal",
-    "bool": lambda rng, shape: mx.array(rng.random(shape) < 0.6),
-    "additive": lambda rng, shape: mx.array(
-        np.where(rng.random(shape) < 0.3, -np.inf, rng.standard_normal(shape)).astype(np.float32)
-    ),
-}
-
-
-@pytest.mark.matrix(24)
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("heads", "group", "queries"), [(2, 2, 1), (2, 3, 8), (1, 16, 20)])
-def test_attention_and_accumulate_is_both_operations_in_turn(
-    backend, mask, dtype, heads, group, queries
-):
-    rng = np.random.default_rng(3)
-    rows = 50
-    q = mx.array(rng.standard_normal((2, heads * group, queries, 24))).astype(dtype)
-    k = mx.array(rng.standard_normal((2, heads, rows, 24))).astype(dtype)
-    v = mx.array(rng.standard_normal((2, heads, rows, 40))).astype(dtype)
-    sinks = mx.array(rng.standard_normal(heads * group).astype(np.float32))
-    before, _ = importance_and_scores(rng, heads, 1, 1, rows)
-    given = {"scale": 0.2, "mask": MASKS[mask](rng, (2, 1, queries, rows)), "sinks": sinks}
-    out, scores = fast.scaled_dot_product_attention_with_scores(q, k, v, **given)
-    found, importance = fast.attention_and_accumulate(
-        q, k, v, mx.array(before), decay=0.95, **given
-    )
-    assert found.dtype == dtype
-    np.testing.assert_array_equal(np.array(found.astype(mx.float32)), out.astype(mx.float32))
-    expected = reference.accumulate(before, np.array(scores), decay=0.95)
-    np.testing.assert_allclose(np.array(importance), expected, rtol=2e-5, atol=1e-6)
-
-
-@NATIVE
-def test_attention_without_scores_has_the_same_output():
-    rng = np.random.default_rng(4)
-    from mlx_h2o import _core
-
-    for rows, queries in ((1, 1), (300, 3), (70, 200)):
-        q = mx.array(rng.standard_normal((1, 4, queries, 32)).astype(np.float32))
-        k, v = (mx.array(rng.standard_normal((1, 2, rows, 32)).astype(np.float32)) for _ in "kv")
-        out = _core.scaled_dot_product_attention(q, k, v, scale=0.3)
-        with_scores = _core.attention(q, [k], [v], scale=0.3, return_scores=True)[0]
-        np.testing.assert_array_equal(np.array(out), np.array(with_scores))
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("rows", "width"), [(1, 1), (31, 8), (33, 65), (300, 64)])
 def test_key_diversity_equals_the_reference(backend, dtype, rows, width):

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 import mlx.core as mx
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-import reference
-from golden.build import row_bias
 from mlx_h2o import backends, fast, use_backend
-from mlx_h2o.operations import requests
-from mlx_h2o.operations.backends import get
-from sizes import examples
 
 AVAILABLE = [None, *(name for name, status in backends().items() if status.available)]
-DTYPES = (mx.float32, mx.float16, mx.bfloat16)
 
 
 @pytest.mark.parametrize("backend", AVAILABLE, ids=str)
@@ -59,98 +49,15 @@ def test_zones_beyond_every_position(far: int) -> None:
 # Properties
 
 
-def selection(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, dict[str, int | None]]:
-    batch, heads, rows = draw(st.integers(1, 2)), draw(st.integers(1, 3)), draw(st.integers(1, 40))
-    values = st.one_of(
-        st.sampled_from([np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0]),
-        st.floats(width=32),
-    )
-    count = batch * heads * rows
-    scores = draw(st.lists(values, min_size=count, max_size=count))
-    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    positions = np.array([rng.permutation(3 * rows)[:rows] for _ in range(batch * heads)])
-    positions = np.where(
-        rng.random(positions.shape) < draw(st.sampled_from([0, 0.2, 1])), -1, positions
-    )
-    zones = {
-        "sink_size": draw(st.integers(0, 5)),
-        "recent_start": draw(st.one_of(st.none(), st.integers(-3, 3 * rows))),
-    }
-    shape = (batch, heads, rows)
-    return (
-        np.array(scores, np.float32).reshape(shape),
-        positions.astype(np.int32).reshape(shape),
-        zones,
-    )
-
-
-@pytest.mark.examples
-@pytest.mark.parametrize("backend", AVAILABLE, ids=str)
-@settings(max_examples=examples(100), deadline=None)
-@given(drawn=st.composite(selection)(), data=st.data())
-def test_selection_property(
-    backend: str | None, drawn: tuple[np.ndarray, np.ndarray, dict[str, int]], data: st.DataObject
-) -> None:
-    scores, positions, zones = drawn
-    rows = scores.shape[-1]
-    keep = data.draw(st.integers(1, rows))
-    # Views with slack that would win if it were looked at.
-    padding = [(0, 0), (0, 0), (1, 2)]
-    s = mx.pad(mx.array(scores), padding, constant_values=math.inf)[..., 1:-2]
-    p = mx.pad(mx.array(positions), padding)[..., 1:-2]
-    with use_backend(backend):
-        kept = np.array(fast.keep_indices(s, p, keep=keep, **zones))
-    assert np.array_equal(kept, reference.keep_indices(scores, positions, keep=keep, **zones))
-
-
-@pytest.mark.examples
-@pytest.mark.parametrize("backend", AVAILABLE, ids=str)
-@settings(max_examples=examples(60), deadline=None)
-@given(
-    heads=st.tuples(st.integers(1, 3), st.integers(1, 4)),
-    sizes=st.tuples(st.integers(1, 70), st.integers(1, 70)),
-    counts=st.tuples(st.integers(1, 10), st.integers(1, 70)),
-    dtype=st.sampled_from(DTYPES),
-    kind=st.sampled_from(["none", "causal", "bool", "additive"]),
-    sinks=st.booleans(),
-    bias=st.booleans(),
-    seed=st.integers(0, 2**31),
-)
-def test_attention_property(backend, heads, sizes, counts, dtype, kind, sinks, bias, seed) -> None:
-    rng = np.random.default_rng(seed)
-    kv_heads, group = heads
-    queries, rows = counts
-
-    def normal(*shape: int) -> mx.array:
-        return mx.array(rng.standard_normal(shape).astype(np.float32)).astype(dtype)
-
-    hq = kv_heads * group
-    q, k, v = (
-        normal(1, n, r, size)
-        for n, r, size in (
-            (hq, queries, sizes[0]),
-            (kv_heads, rows, sizes[0]),
-            (kv_heads, rows, sizes[1]),
-        )
-    )
-    masks = {
-        "none": None,
-        "causal": "causal",
-        "bool": mx.array(rng.random((hq, queries, rows)) < 0.5),
-        "additive": mx.where(mx.array(rng.random((queries, rows)) < 0.5), -np.inf, normal(1)),
-    }
-    given_ = {
-        "scale": sizes[0] ** -0.5,
-        "mask": masks[kind],
-        "sinks": normal(hq) if sinks else None,
-        "row_bias": row_bias(rng, (1, kv_heads, rows), nan=seed % 2 == 1) if bias else None,
-    }
-    request = requests.attention_request(q, k, v, **given_)
-    with use_backend(backend):
-        if backend is not None and get(backend).refuses(request):
-            return
-        found = fast.scaled_dot_product_attention_with_scores(q, k, v, **given_, return_lse=True)
-    expected = reference.attention(q, k, v, **given_)
-    allowed = reference.tolerances(q, k, v, **given_, expected=expected)
-    for key, a, b, c in zip(("out", "scores", "lse"), found, expected, allowed, strict=True):
-        assert reference.worst_error(a, b) <= c, key
+@pytest.mark.parametrize("return_skipped", [False, True])
+@pytest.mark.parametrize("return_lse", [False, True])
+def test_results_are_what_was_asked_for(return_lse: bool, return_skipped: bool) -> None:
+    rows = mx.quantize(mx.ones((1, 2, 10, 64)), bits=8)
+    found = fast.scaled_dot_product_attention_quantized_with_scores(
+        mx.ones((1, 4, 1, 64)), *rows, *rows, scale=0.1,
+        return_lse=return_lse, return_skipped=return_skipped,
+    )  # fmt: skip
+    small = [(1, 4, 1)] * (return_lse + return_skipped)
+    assert [array.shape for array in found] == [(1, 4, 1, 64), (1, 4, 1, 10), *small]
+    if return_lse and return_skipped:
+        assert mx.all(found[2] > 0) and mx.all(found[3] == 0)

@@ -13,14 +13,7 @@ import pytest
 import mlx_h2o
 from mlx_h2o import backends, fast, use_backend
 from mlx_h2o.operations import composed, requests
-from mlx_h2o.operations.backends import (
-    ENVIRONMENT,
-    forget,
-    get,
-    named,
-    register,
-    resolve,
-)
+from mlx_h2o.operations.backends import ENVIRONMENT, forget, get, named, register, resolve
 from mlx_h2o.operations.resolved import Operations
 
 PACKAGE = Path(mlx_h2o.__file__).parents[1]
@@ -205,47 +198,6 @@ def test_what_is_resolved_follows_the_name_and_the_device(registered) -> None:
     with use_backend("composed"):
         assert type(resolve()) is Operations
     assert resolve() is first and resolve(mx.default_device()) is first
-
-
-def test_operations_without_checks_give_what_those_of_fast_give(backend: str) -> None:
-    q, k, v = mx.random.normal((2, 4, 3, 64)), *mx.random.normal((2, 2, 2, 40, 64))
-    importance = mx.random.normal((2, 2, 40))
-    positions = mx.zeros((2, 2, 40), mx.int32) + mx.arange(40)
-    packed = [tuple(mx.quantize(rows, bits=4)) for rows in (k, v)]
-    settings = {"bits": 4, "v_bits": 4, "sparse_v_threshold": 1e-2}
-    # Of the bias, which may have room for more rows, they read that of the keys.
-    wide = mx.random.normal((2, 2, 50))
-    zones = {"keep": 9, "sink_size": 2, "recent_start": mx.array([30, 20])}
-    dense = fast.scaled_dot_product_attention_with_scores
-    ops = resolve()
-    pairs = [([ops.key_diversity(k)], [fast.key_diversity(k)])]
-    for more, own in (
-        ({"mask": mx.random.normal((3, 40)) > 0}, {}),
-        ({"row_bias": wide[:, :, :40]}, {"row_bias": wide}),
-    ):
-        asked = {"return_scores": True, "return_lse": True}
-        mine = ops.attention(q, k, v, scale=0.1, **more | own, **asked)
-        pairs.append((mine[:3], dense(q, k, v, scale=0.1, **more, return_lse=True)))
-    assert ops.attention(q, k, v, scale=0.1)[1] is None
-    quantized = fast.scaled_dot_product_attention_quantized_with_scores
-    mine = ops.attention(q, *packed, scale=0.1, causal=True, **settings)
-    pairs.append(
-        (mine[:1], quantized(q, *packed[0], *packed[1], scale=0.1, mask="causal", **settings)[:1])
-    )
-    for rows, more in (((k, v), {}), (packed, settings)):
-        given = {"scale": 0.1, "decay": 0.9} | more
-        mine = ops.attention_and_accumulate(
-            q, *rows, importance, causal=True, row_bias=wide, **given
-        )
-        theirs = fast.attention_and_accumulate(
-            q, *rows, importance, mask="causal", row_bias=wide[:, :, :40], **given
-        )
-        pairs.append((mine, theirs))
-    kept = [each.keep_indices(importance, positions, **zones) for each in (ops, fast)]
-    for mine, theirs in (*pairs, (kept[:1], kept[1:])):
-        for found, expected in zip(mine, theirs, strict=True):
-            assert found.dtype == expected.dtype
-            assert mx.array_equal(found, expected, equal_nan=True)
 
 
 def test_unnamed_the_composed_back_end_serves_what_others_refuse(

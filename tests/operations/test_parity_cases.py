@@ -12,6 +12,7 @@ from functools import cache
 import pytest
 
 from golden.build import Case
+from golden.cases import random_cases
 from golden.make import read
 from parity import judge, operations
 from parity.decode_cases import decode_cases
@@ -20,7 +21,7 @@ from parity.legs import PackageLeg
 from parity.row_cases import row_cases
 from parity.step_cases import step_cases
 
-FAMILIES = (decode_cases, row_cases, fold_cases, step_cases)
+FAMILIES = (random_cases, decode_cases, row_cases, fold_cases, step_cases)
 
 
 @cache

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import mlx.core as mx
 import numpy as np
@@ -93,36 +95,6 @@ def test_the_average_goes_on_and_takes_the_last_queries(mask: str) -> None:
         np.testing.assert_allclose(np.array(found), expected, rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.slow
-def test_only_128_queries_count_by_default() -> None:
-    q, k = arrays(5, length=150, keys=160)
-    found = fast.prefill_scores(q, k, scale=SCALE, mask="causal")
-    expected = expected_of("ema", q, k, "causal")
-    np.testing.assert_allclose(np.array(found), expected, rtol=5e-5, atol=2e-6)
-    others = mx.concatenate([-q[:, :, :22], q[:, :, 22:]], axis=2)
-    same = fast.prefill_scores(others, k, scale=SCALE, mask="causal")
-    assert mx.array_equal(found, same, equal_nan=True)
-
-
-@pytest.mark.usefixtures("_block_bytes")
-def test_sinks_take_their_share_of_the_mass_and_none_of_the_average() -> None:
-    q, k = arrays(7)
-    sinks = mx.array([0.5, -math.inf, 3.0, -1.0]).astype(mx.float16)
-    for mask in ("", "bool"):
-        given = mask_of(mask, q, k)
-        found = fast.prefill_scores(q, k, scale=SCALE, mask=given, sinks=sinks, kind="mass")
-        expected = expected_of("mass", q, k, given, sinks=sinks)
-        np.testing.assert_allclose(np.array(found), expected, rtol=2e-5, atol=2e-6)
-    with_sinks = fast.prefill_scores(q, k, scale=SCALE, sinks=sinks)
-    assert mx.array_equal(with_sinks, fast.prefill_scores(q, k, scale=SCALE))
-
-
-def test_the_mass_of_a_key_head_is_its_number_of_queries() -> None:
-    q, k = arrays(8, heads=(6, 2), length=10)
-    found = fast.prefill_scores(q, k, scale=SCALE, kind="mass", mask="causal")
-    np.testing.assert_allclose(np.array(found.sum(axis=-1)), 3 * 10, rtol=1e-5)
-
-
 def test_large_logits_overflow_nothing() -> None:
     q, k = arrays(9)
     found = np.array(fast.prefill_scores(1e4 * q, k, scale=1.0, kind="mass"))
@@ -130,18 +102,23 @@ def test_large_logits_overflow_nothing() -> None:
     np.testing.assert_allclose(found.sum(axis=-1), 2 * 9, rtol=1e-5)
 
 
-def test_nan_in_a_mask() -> None:
+def check_nan_in_a_mask(scored: Callable[[Callable[[], mx.array]], mx.array]) -> None:
     """The average takes it for masked; the mass of its KV head is lost, that of no other."""
     q, k = arrays(10)
     bias = np.zeros((2, 4, 9, 33), np.float32)
     bias[1, 2, 3, 5] = np.nan
     masked = np.where(np.isnan(bias), np.float32(-np.inf), bias)
-    found, same = (fast.prefill_scores(q, k, scale=SCALE, mask=mx.array(m)) for m in (bias, masked))
-    assert mx.array_equal(found, same)
-    mass = np.array(fast.prefill_scores(q, k, scale=SCALE, mask=mx.array(bias), kind="mass"))
+    call = partial(fast.prefill_scores, q, k, scale=SCALE)
+    found, same = (partial(call, mask=mx.array(mask)) for mask in (bias, masked))
+    assert mx.array_equal(scored(found), scored(same))
+    mass = np.isnan(np.array(scored(partial(found, kind="mass"))))
     lost = np.zeros((2, 2), bool)
     lost[1, 1] = True
-    assert np.array_equal(np.isnan(mass).all(-1), lost) and np.isnan(mass).any(-1).sum() == 1
+    assert np.array_equal(mass.all(-1), lost) and mass.any(-1).sum() == 1
+
+
+def test_nan_in_a_mask() -> None:
+    check_nan_in_a_mask(lambda call: call())
 
 
 def test_any_strides() -> None:

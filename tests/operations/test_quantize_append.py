@@ -50,16 +50,8 @@ def packed_and_new(seed, *, bits=8, v_bits=None, group_size=64, dtype=mx.float32
 
 def check(packed, new, slots, *, bits=8, v_bits=None, group_size=64, **given):
     before = [[bits_of(part) for part in parts] for parts in packed]
-    found = fast.quantize_append(
-        tuple(packed[0]),
-        tuple(packed[1]),
-        *new,
-        mx.array(slots),
-        bits=bits,
-        v_bits=v_bits,
-        group_size=group_size,
-        **given,
-    )
+    given |= {"bits": bits, "v_bits": v_bits, "group_size": group_size}
+    found = fast.quantize_append(*map(tuple, packed), *new, mx.array(slots), **given)
     index = slots.astype(np.int64)[..., None]
     for tensor, count in enumerate((bits, v_bits or bits)):
         expected = mx.quantize(new[tensor], group_size=group_size, bits=count)

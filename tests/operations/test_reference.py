@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import reference
+from mlx_h2o.operations.arguments import BITS
 
 
 @pytest.mark.parametrize("mask", [None, "causal", "bool", "additive"])
@@ -80,3 +81,12 @@ def test_worst_error_does_not_forgive_what_is_not_a_number() -> None:
         assert reference.worst_error(np.array(found), np.array(expected)) == inf
     assert reference.error_ratio(0.0, 0.0) == 0
     assert reference.error_ratio(1e-9, 0.0) == inf
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_reference_reads_the_format_of_mlx(bits: int) -> None:
+    rows = mx.array(np.random.default_rng(bits).standard_normal((2, 3, 5, 96)).astype(np.float32))
+    packed = mx.quantize(rows, group_size=32, bits=bits)
+    expected = np.array(mx.dequantize(*packed, group_size=32, bits=bits))
+    found = reference.dequantized(*packed, bits=bits, group_size=32)
+    assert np.abs(found - expected).max() <= 4 * 2.0**-23 * np.abs(expected).max()

@@ -10,7 +10,7 @@ import pytest
 
 import mlx_h2o
 import reference_turbo
-from mlx_h2o import H2OConfig, H2OKVCache, demo, fast
+from mlx_h2o import H2OConfig, H2OKVCache, demo
 from mlx_h2o.caches.turbo import TurboColumn
 from mlx_h2o.config import KV_FORMATS
 from mlx_h2o.operations.backends import resolve
@@ -54,11 +54,6 @@ def test_rows_are_packed_as_the_format_says(size, dtype, bits, side, backend):
     assert norms.shape == (2, 3, 5, 1)
     assert norms.dtype == mx.float32
     reference_turbo.check_packed(words, norms, given, bits=bits, side=side)
-
-
-def test_three_bits_of_128_elements_take_52_bytes():
-    words, norms = turbo.encode_rows(normal(0, 1, 1, 1, 128), 3, turbo.KEYS)
-    assert (words.nbytes, norms.nbytes) == (48, 4)
 
 
 @pytest.mark.parametrize("bits", turbo.BITS)
@@ -120,15 +115,6 @@ def test_rows_come_back_in_their_dtype_from_files_and_copies(tmp_path, dtype):
     for rows, own in zip(read.update_and_fetch(*new), expected, strict=True):
         assert rows.dtype == dtype
         np.testing.assert_array_equal(np.array(rows.astype(mx.float32)), own)
-
-
-def test_the_rank_of_keydiff_is_that_of_the_keys():
-    """A rotation keeps cosines."""
-    column = TurboColumn(3, turbo.KEYS, mx.float32)
-    parts = column.encode(normal(1, 1, 2, 40, 64))
-    own = fast.key_diversity(column.decode(parts))
-    turned = fast.key_diversity(turbo.rotated(column.decode(parts), turbo.KEYS))
-    np.testing.assert_allclose(np.array(own), np.array(turned), atol=2e-6)
 
 
 # In a model

@@ -15,14 +15,7 @@ import mlx.core as mx
 import numpy as np
 
 import reference
-from golden.build import (
-    DTYPES,
-    Case,
-    additive_mask,
-    attention_case,
-    generator,
-    row_bias,
-)
+from golden.build import DTYPES, Case, additive_mask, attention_case, generator, row_bias
 from mlx_h2o.config import KV_FORMATS
 from parity.calls import Call, drawn_case
 

@@ -11,14 +11,7 @@ import numpy as np
 
 import reference
 import reference_turbo
-from golden.build import (
-    DTYPES,
-    Case,
-    generator,
-    keep_case,
-    shuffled_positions,
-    spread_scores,
-)
+from golden.build import DTYPES, Case, generator, keep_case, shuffled_positions, spread_scores
 from mlx_h2o.config import KV_FORMATS
 from mlx_h2o.operations.composed import buffers, turbo
 from parity.calls import PARTS, Call, drawn_case

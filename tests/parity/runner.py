@@ -25,16 +25,8 @@ from parity.step_cases import step_cases
 from parity.swift_leg import SwiftLeg
 
 # The order of the columns. The first that runs is the one that all traces are compared with.
-NAMES = (
-    "reference",
-    "composed",
-    "native",
-    "emulator",
-    "c",
-    "c-composed",
-    "swift",
-    "swift-composed",
-)
+NAMES = ("reference", "composed", "native", "emulator", "c", "c-composed")
+NAMES += ("swift", "swift-composed")
 
 
 def make_leg(name: str, build: Path) -> Leg:
@@ -64,16 +56,8 @@ def all_cases(seed: int, pattern: str = "*", *, long: bool = False) -> list[Case
 
 @functools.cache
 def _every_case(seed: int) -> tuple[Case, ...]:
-    families = (
-        random_cases,
-        fresh_traces,
-        policy_cases,
-        decode_cases,
-        row_cases,
-        fold_cases,
-        step_cases,
-    )
-    drawn = (family(seed) for family in families)
+    families = (random_cases, fresh_traces, policy_cases, decode_cases, row_cases, fold_cases)
+    drawn = (family(seed) for family in (*families, step_cases))
     cases = (*read(), *boundary_cases(), *itertools.chain(*drawn))
     names = [case.name for case in cases]
     assert len(set(names)) == len(names)

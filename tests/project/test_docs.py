@@ -36,10 +36,7 @@ NOT_RUN = {
     "docs/internals/swift-upstream.md": 2 * ["a proposal, for the sources of another package"],
 }
 # Settings that are added to a command so that it takes seconds; everything else is as it is shown.
-SMALLER = {
-    "evaluate": "--tasks loss --documents 1 --length 64",
-    "generate": "--max-tokens 8",
-}
+SMALLER = {"evaluate": "--tasks loss --documents 1 --length 64", "generate": "--max-tokens 8"}
 SETTING_UP = ("python3 -m venv .venv", ".venv/bin/pre-commit install")
 
 

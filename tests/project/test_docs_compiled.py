@@ -42,10 +42,6 @@ C_HEAD = """
 void blocks(mlx_vector_array keys, mlx_vector_array values, mlx_array importance,
             mlx_array positions, mlx_array key, mlx_array value,
             mlx_array kept, mlx_array none, mlx_optional_int v_bits,
-            mlx_stream s);
-void blocks(mlx_vector_array keys, mlx_vector_array values, mlx_array importance,
-            mlx_array positions, mlx_array key, mlx_array value,
-            mlx_array kept, mlx_array none, mlx_optional_int v_bits,
             mlx_stream s) {
 """
 """What the blocks of C name."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -14,7 +16,7 @@ from mlx_h2o.serving.memory import Limits
 from mlx_h2o.serving.request import BusyError
 from mlx_h2o.serving.sampling import Sampling
 from mlx_h2o.serving.snapshots import Snapshots
-from mlx_h2o.serving.text import logprobs_of
+from mlx_h2o.serving.text import Writer, logprobs_of
 from tiny_models import random_prompt
 
 PROMPTS = (TEXT, random_prompt(3, seed=4), random_prompt(9, seed=5))
@@ -95,16 +97,22 @@ def check_others_finish(engine, wrong):
     assert engine.counts["failed"] == 1
 
 
-def test_a_sampler_that_fails(monkeypatch):
+FAILING: dict[str, tuple[type, str, Callable[..., bool], dict[str, Any]]] = {
+    "sampler": (Sampling, "_filtered", lambda own, *_: own.seed == 13,
+                {"sampling": Sampling(temperature=1.0, seed=13)}),
+    "detokenizer": (Writer, "take", lambda own, _: bool(own.stops), {"stops": ["none"]}),
+    "cache": (Snapshots, "find", lambda _, tokens: tokens == [63, *TEXT], {"prompt": [63, *TEXT]}),
+}  # fmt: skip
+"""Of each its function, whether a call of it is for the request, and what that asks."""
+
+
+@pytest.mark.parametrize("what", FAILING)
+def test_what_fails_for_one_request_fails_it_alone(what, monkeypatch):
+    owner, name, meant, asked = FAILING[what]
+    original = vars(owner)[name]
+    monkeypatch.setattr(owner, name, lambda *args: fail() if meant(*args) else original(*args))
     with engine_of() as engine:
-        original = Sampling._filtered
-
-        def failing(self, *args):
-            return fail() if self.seed == 13 else original(self, *args)
-
-        monkeypatch.setattr(Sampling, "_filtered", failing)
-        wrong = Sampling(temperature=1.0, seed=13)
-        check_others_finish(engine, Asked(engine, TEXT, sampling=wrong))
+        check_others_finish(engine, Asked(engine, **({"prompt": TEXT} | asked)))
 
 
 def test_a_processor_that_fails(monkeypatch):
@@ -113,31 +121,6 @@ def test_a_processor_that_fails(monkeypatch):
     monkeypatch.setattr(module, "make_logits_processors", lambda **given: [fail])
     with engine_of() as engine:
         check_others_finish(engine, Asked(engine, TEXT, penalties={"repetition_penalty": 1.1}))
-
-
-def test_a_detokenizer_that_fails(monkeypatch):
-    import mlx_h2o.serving.engine as module
-
-    original = module.Writer.take
-
-    def failing(self, token):
-        return fail() if self.stops else original(self, token)
-
-    monkeypatch.setattr(module.Writer, "take", failing)
-    with engine_of() as engine:
-        check_others_finish(engine, Asked(engine, TEXT, stops=["none"]))
-
-
-def test_a_cache_that_cannot_be_made(monkeypatch):
-    with engine_of() as engine:
-        original, wrong = Snapshots.find, Asked(engine, TEXT)
-
-        def failing(self, tokens):
-            return fail() if tokens == wrong.request.tokens else original(self, tokens)
-
-        monkeypatch.setattr(Snapshots, "find", failing)
-        wrong.request.tokens.insert(0, 63)
-        check_others_finish(engine, wrong)
 
 
 @pytest.mark.parametrize("drafts", [0, 3])

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -124,48 +125,9 @@ def test_null_is_absent(url):
     assert pieces(post(url, body | {"stream": True, "stream_options": {}}))
 
 
-WRONG = [
-    ({"prompt": ""}, "prompt is empty, expected at least one token"),
-    ({"prompt": []}, "prompt is empty"),
-    ({}, "prompt is wrong: Field required"),
-    ({"prompt": "a\ud83d"}, "'prompt' has half of a surrogate pair"),
-    ({"prompt": "a", "\ud83d": 1}, "has half of a surrogate pair"),
-    ({"prompt": "a", "stop": ["\ud83d"]}, "stop"),
-    ({"prompt": "a", "stop": ""}, "stop is wrong"),
-    ({"prompt": [5, 4096]}, "prompt has the token id 4096"),
-    ({"prompt": "a", "temperature": -1}, "temperature is wrong"),
-    ({"prompt": "a", "temperature": 1, "top_k": 4096}, "top_k is 4096, expected 0 to 4095"),
-    ({"prompt": "a", "repetition_context_size": 10**30}, "repetition_context_size is wrong"),
-    ({"prompt": "a", "logit_bias": {"5": None}}, "logit_bias.5 is wrong"),
-    ({"prompt": "a", "logit_bias": [1]}, "logit_bias is wrong"),
-    ({"prompt": "a", "logit_bias": {"9999999": 1}}, "logit_bias names the token 9999999"),
-    ({"prompt": "a", "repetition_penalty": 5e-324}, "repetition_penalty is wrong"),
-    ({"prompt": "a", "seed": -1}, "seed is wrong"),
-    ({"prompt": "a", "seed": 2**64}, "seed is wrong"),
-    ({"prompt": "a", "n": 0}, "n is wrong"),
-    ({"prompt": "a", "max_tokens": 0}, "max_tokens is wrong"),
-    ({"prompt": "a", "echo": True}, "echo is not supported"),
-    ({"prompt": "a", "adapters": "/none"}, "adapters is not supported"),
-    ({"prompt": "a", "draft_model": "demo"}, "draft_model is not supported"),
-    ({"prompt": "a", "stream_options": 5}, "stream_options is wrong"),
-]
-WRONG_CHATS = [
-    ({"messages": []}, "messages is wrong"),
-    ({"messages": [{"role": "user", "content": [{"text": "a"}]}]}, "messages.0.content"),
-    ({"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]}, "messages.0"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0"),
-    ({"messages": [{"role": "assistant", "tool_calls": ["a"]}]}, "messages.0.tool_calls.0"),
-    (
-        {"messages": [{"role": "assistant", "tool_calls": [
-            {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{"}}]}]},
-        "function.arguments is wrong: Invalid JSON",
-    ),
-    ({"tool_choice": "required"}, "tool_choice is wrong"),
-    ({"top_logprobs": 3}, "top_logprobs is given, expected logprobs to be true"),
-    ({"logprobs": True, "top_logprobs": -1}, "top_logprobs is wrong"),
-    ({"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs has tokenize"),
-    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "knows no tools"),
-]  # fmt: skip
+REFUSED = json.loads(Path(__file__).with_name("wrong_requests.json").read_text("ascii"))
+"""Bodies, and what is said of them."""
+WRONG, WRONG_CHATS = REFUSED["completions"], REFUSED["chats"]
 
 
 @pytest.mark.parametrize(("body", "message"), WRONG)

@@ -8,7 +8,6 @@ import mlx.core as mx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from mlx_lm.models import gemma3_text
 
 from engines import TEXT, ask, engine_of, submit
 from engines import tiny as tiny_model
@@ -18,7 +17,7 @@ from mlx_h2o.serving.disk import PromptStore
 from mlx_h2o.serving.memory import Limits
 from mlx_h2o.serving.snapshots import Snapshots, held_tokens, places
 from models import tiny
-from tiny_models import random_prompt, tiny_qwen3
+from tiny_models import random_prompt, tiny_gemma3, tiny_qwen3
 
 NONE: frozenset[int] = frozenset()
 
@@ -91,23 +90,9 @@ def read_again(engine, first, second):
     return engine.counts["read"] - before
 
 
-def windows(layers=3, window=24):
+def windows():
     """A model of sliding windows, whose stock caches cannot be cut once they are full."""
-    mx.random.seed(4)
-    return gemma3_text.Model(
-        gemma3_text.ModelArgs(
-            model_type="gemma3_text",
-            hidden_size=32,
-            num_hidden_layers=layers,
-            intermediate_size=48,
-            num_attention_heads=2,
-            head_dim=16,
-            num_key_value_heads=1,
-            vocab_size=64,
-            sliding_window=window,
-            sliding_window_pattern=3,
-        )
-    )
+    return tiny_gemma3(window=24)
 
 
 def hybrid():
