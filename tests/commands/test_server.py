@@ -57,8 +57,11 @@ class Server:
         )
         return urllib.request.urlopen(request, timeout=60)
 
-    def wait(self) -> None:
-        for _ in range(600):
+    def wait(self, said: str = "") -> None:
+        """Until it answers, or its log says this."""
+        while said and said not in self.log.read_text():
+            assert self.process.poll() is None, self.log.read_text()
+        for _ in range(0 if said else 600):
             try:
                 urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5)
                 return
@@ -68,7 +71,7 @@ class Server:
 
 
 @contextmanager
-def serving(folder: Path, flags: str, given: str = FLAGS) -> Iterator[Server]:
+def serving(folder: Path, flags: str, given: str = FLAGS, said: str = "") -> Iterator[Server]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
@@ -82,7 +85,7 @@ def serving(folder: Path, flags: str, given: str = FLAGS) -> Iterator[Server]:
             env={**os.environ, "HF_HUB_OFFLINE": "1"},
         )
     try:
-        server.wait()
+        server.wait(said)
         yield server
     finally:
         server.process.terminate()
@@ -145,6 +148,13 @@ def test_running_answers_are_finished_when_it_ends(tmp_path):
         log = server.log.read_text()
     assert "ending: 1 answers have 30 seconds" in log
     assert "ended: every answer was finished" in log
+
+
+@pytest.mark.slow
+def test_it_ends_when_it_is_told_so_before_it_is_up(tmp_path):
+    with serving(tmp_path, "", said="on http://") as server:
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(30) in (0, -signal.SIGTERM)
 
 
 @pytest.mark.slow

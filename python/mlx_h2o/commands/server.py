@@ -66,14 +66,14 @@ def run(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None
             stack.enter_context(contextlib.closing(store))
         engine = Engine(models, tokenizer, make, memory, snapshots, store)
         memory.apply()
-        for one in (signal.SIGINT, signal.SIGTERM):  # uvicorn hears of them, on the first rank
-            signal.signal(one, signal.SIG_IGN)
         sampling = Sampling(args.temp, args.top_p, args.top_k, args.min_p)
         asked = Settings(
             args.model, sampling, args.max_tokens, args.chat_template_args, args.api_key,
             args.allowed_hosts, args.allowed_origins, args.max_body,
         )  # fmt: skip
-        if listener is None:
+        if listener is None:  # the first rank hears of signals
+            for one in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(one, signal.SIG_IGN)
             engine.ended.wait()
         else:
             where = args.model, *listener.getsockname()[:2], f"{memory.free:,}"

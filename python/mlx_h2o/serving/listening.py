@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import socket
 from typing import Any
 
@@ -39,7 +40,10 @@ def serve(app: Any, engine: Engine, listener: socket.socket, grace: float) -> No
         app, log_config=None, access_log=False, backlog=_BACKLOG, server_header=False,
         timeout_graceful_shutdown=int(grace) + 15, timeout_keep_alive=75,
     )  # fmt: skip
-    _Server(config, engine, grace).run(sockets=[listener])
+    server = _Server(config, engine, grace)
+    for one in (signal.SIGINT, signal.SIGTERM):  # those too that come before it is up
+        signal.signal(one, server.handle_exit)
+    server.run(sockets=[listener])
 
 
 class _Server(uvicorn.Server):
