@@ -71,9 +71,10 @@ def scaled_dot_product_attention_with_scores(
         the weights there are 0. A fully masked query gives zeros. NaN in an additive mask or in
         ``row_bias`` makes the output of each query that it meets NaN, and of no other.
 
-    Raises ValueError for sizes that do not fit together, dtypes that differ or are not served, a
-    scale that is not finite, or a named back end that cannot serve the call; TypeError for an
-    argument that is not an array, a number or a stream where one is expected.
+    Raises:
+        ValueError: sizes that do not fit together, dtypes that differ or are not served, a scale
+            that is not finite, or a named back end that cannot serve the call.
+        TypeError: an argument that is not an array, a number or a stream where one is expected.
     """
     return _attended("scaled_dot_product_attention_with_scores", locals())
 
@@ -111,19 +112,28 @@ def scaled_dot_product_attention_quantized_with_scores(
     may be one array in the dtype of the queries, with None for scales and biases.
 
     Args:
-        q, scale, mask, sinks, row_bias, return_lse, stream: as in the dense operation.
-        k_w, k_s, k_b: keys: words uint32 [B, Hkv, N, D * bits / 32], scales and biases
-            [B, Hkv, N, D / group_size] of any of the three float dtypes.
-        v_w, v_s, v_b: values, the same with Dv and ``v_bits``; the dtype of the keys' scales.
+        q: queries [B, Hq, Lq, D], float32, float16 or bfloat16.
+        k_w: packed keys, uint32 [B, Hkv, N, D * bits / 32]; Hq is a multiple of Hkv.
+        k_s: scales of the keys, [B, Hkv, N, D / group_size], of any of the three float dtypes.
+        k_b: biases of the keys, shape and dtype of the scales.
+        v_w: packed values, uint32 [B, Hkv, N, Dv * v_bits / 32].
+        v_s: scales of the values, [B, Hkv, N, Dv / group_size], the dtype of the keys' scales.
+        v_b: biases of the values, shape and dtype of their scales.
+        scale: finite factor of the products, usually 1 / sqrt(D).
         bits: bits per element of the keys, and of the values unless ``v_bits`` is given: 2, 3, 4,
             5, 6 or 8.
         group_size: elements that share a scale and a bias: 32, 64 or 128.
         v_bits: bits per element of the values.
+        mask: None, ``"causal"``, or an array, as in the dense operation.
+        sinks: learned logits [Hq], as in the dense operation.
+        row_bias: float32 [B, Hkv, N], as in the dense operation.
         sparse_v_threshold: a pair whose weight is below it adds nothing to ``out``, and its value
             row is not read where a kernel serves the call (Turney 2026); scores and lse do not
             change. 0 turns it off; 1e-6 is a good value. ``out`` changes by at most the skipped
             weight times max|V|.
+        return_lse: return the log of the denominator too.
         return_skipped: return too what share of the rows each query skipped.
+        stream: stream or device to run on.
 
     Returns:
         ``(out, scores)``, and then ``lse`` and ``skipped`` where asked for. The first three are as
@@ -131,8 +141,10 @@ def scaled_dot_product_attention_quantized_with_scores(
         [B, Hq, Lq]: the share of the N rows that added nothing to ``out`` because their weight was
         below the threshold; masked pairs are not among them.
 
-    Raises ValueError for sizes that do not fit to ``bits`` and ``group_size``, or a threshold that
-    is not 0 or more and below 1; and as the dense operation.
+    Raises:
+        ValueError: as the dense operation; and sizes that do not fit to ``bits`` and
+            ``group_size``, or a threshold that is not 0 or more and below 1.
+        TypeError: as the dense operation.
     """
     return _attended("scaled_dot_product_attention_quantized_with_scores", locals())
 
@@ -210,14 +222,19 @@ def prefill_scores(
     ``exp(scores - lse)``. A query that sees nothing adds nothing.
 
     Args:
-        q, k, scale, mask, row_bias, stream: as in ``scaled_dot_product_attention_with_scores``.
+        q: queries [B, Hq, Lq, D], float32, float16 or bfloat16.
+        k: keys [B, Hkv, N, D], the dtype of the queries; Hq is a multiple of Hkv.
+        scale: finite factor of the products.
+        mask: as in ``scaled_dot_product_attention_with_scores``, for all Lq queries.
         sinks: learned logits [Hq] in the denominator of "mass"; scores, and so "ema", do not
             know of them.
+        row_bias: float32 [B, Hkv, N], as in ``scaled_dot_product_attention_with_scores``.
         kind: "ema" or "mass".
         importance: for "ema", the average so far, float32 [B, Hkv, N], NaN where a row has not
             been scored; None: no row has been. "mass" starts at 0 and takes none.
         decay: for "ema", at least 0 and below 1.
         queries: for "ema", how many queries count, from the end of the chunk; at least 1.
+        stream: stream or device to run on.
 
     Returns:
         float32 [B, Hkv, N]. For "ema" NaN where a row is still unscored. NaN in an additive mask
