@@ -50,11 +50,9 @@ class Server:
     def open(self, prompt: str, **settings: Any) -> Any:
         """The answer to a completion, to read as it comes."""
         body = {"prompt": prompt, "max_tokens": 12, "temperature": 0} | settings
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}/v1/completions",
-            json.dumps(body).encode(),
-            {"Content-Type": "application/json"},
-        )
+        place = f"http://127.0.0.1:{self.port}/v1/completions"
+        kind = {"Content-Type": "application/json"}
+        request = urllib.request.Request(place, json.dumps(body).encode(), kind)
         return urllib.request.urlopen(request, timeout=60)
 
     def wait(self, said: str = "") -> None:
@@ -79,11 +77,9 @@ def serving(folder: Path, flags: str, given: str = FLAGS, said: str = "") -> Ite
     arguments = f"--model demo --port {port} {given} {flags}".split()
     with server.log.open("w") as file:
         server.process = subprocess.Popen(
-            [sys.executable, "-m", "mlx_h2o", "server", *arguments],
-            stdout=file,
-            stderr=file,
+            [sys.executable, "-m", "mlx_h2o", "server", *arguments], stdout=file, stderr=file,
             env={**os.environ, "HF_HUB_OFFLINE": "1"},
-        )
+        )  # fmt: skip
     try:
         server.wait(said)
         yield server

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 from mlx_lm.models import cache as mlx_lm_cache
@@ -20,6 +20,17 @@ from .routing import routing_for
 
 _ASKED = 64
 """Queries of a chunk: scores have the same shape after any number."""
+
+
+class _Watched(cast(Any, mlx_lm_cache.KVCache)):  # type: ignore[misc]
+    """mlx_lm's own cache, which sees how many heads ask."""
+
+    asking: int | None = None
+
+    def attend_for_probe(self, stock: Any, queries: mx.array, *_: Any, **__: Any) -> mx.array:
+        self.asking = queries.shape[1]
+        found: mx.array = stock()
+        return found
 
 
 class Outline:
@@ -40,9 +51,12 @@ class Outline:
         self.model = model
         self.args, self.model_type = (getattr(model, n, None) for n in ("args", "model_type"))
         self.modules, self.parameters = model.modules, model.parameters
-        caches = self.make_cache()
-        model(mx.zeros((1, 1), mx.int32), cache=caches)
+        plain = mlx_lm_cache.KVCache
+        caches = [_Watched() if type(one) is plain else one for one in self.make_cache()]
+        with routing_for(model, []):
+            model(mx.zeros((1, 1), mx.int32), cache=caches)
         self.kept = [_kept(cache, narrow) for cache in caches]
+        self._asking = [getattr(cache, "asking", None) for cache in caches]
 
     def make_cache(self) -> list[Any]:
         """mlx_lm's own caches."""
@@ -50,8 +64,8 @@ class Outline:
 
     def __call__(self, tokens: mx.array, cache: Sequence[Any]) -> None:
         """Have the caches take in this many tokens of one sequence."""
-        for one, kept in zip(cache, self.kept, strict=True):
-            _feed(one, kept, tokens.shape[1])
+        for one, kept, asking in zip(cache, self.kept, self._asking, strict=True):
+            _feed(one, kept, tokens.shape[1], asking)
 
     def fed(self, caches: list[Any], *counts: int) -> Iterator[list[Any]]:
         """The caches after each chunk of so many tokens, which they take in.
@@ -88,7 +102,7 @@ def _kept(cache: Any, narrow: bool) -> Any:
     return [one.astype(mx.float16) for one in kept] if wide else kept
 
 
-def _feed(cache: Any, kept: Any, tokens: int) -> None:
+def _feed(cache: Any, kept: Any, tokens: int, asking: int | None = None) -> None:
     if isinstance(cache, mlx_lm_cache.CacheList):
         for part, own in zip(cache.caches, kept, strict=True):
             _feed(part, own, tokens)
@@ -103,7 +117,9 @@ def _feed(cache: Any, kept: Any, tokens: int) -> None:
         if ours:
             if isinstance(keys, tuple) and ours[0].config.kv_handed == "latents":
                 values = keys
-            asked = rows[0][:, :, -_ASKED:]  # of all queries plain MLX operations make long graphs
+            heads, size = asking or rows[0].shape[1], rows[0].shape[3]
+            # Of all queries plain MLX operations make long graphs.
+            asked = mx.zeros((1, heads, min(tokens, _ASKED), size), rows[0].dtype)
             stock = functools.partial(_as_asked, asked)
             attention.attend(stock, asked, keys, values, cache=cache)
 
