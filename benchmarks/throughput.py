@@ -37,7 +37,7 @@ ARMS = {
     "ours, no budget": ("mlx_h2o", ("--max-kv-size", "none")),
     "ours, 256 rows": ("mlx_h2o", ("--max-kv-size", "256")),
 }
-CLIENTS, TOKENS, ROUNDS, MEMORY = (1, 8, 32), 48, 5, 2**31
+CLIENTS, TOKENS, ROUNDS, MEMORY = (1, 8, 32), 48, 11, 2**31
 
 
 def together(port: int, prompts: Sequence[str], tokens: int) -> tuple[float, float, int]:
