@@ -23,12 +23,12 @@ _ASKED = 64
 
 
 class _Watched(cast(Any, mlx_lm_cache.KVCache)):  # type: ignore[misc]
-    """mlx_lm's own cache, which sees how many heads ask."""
+    """mlx_lm's own cache, which sees what asks for its rows."""
 
-    asking: int | None = None
+    queries: mx.array | None = None
 
     def attend_for_probe(self, stock: Any, queries: mx.array, *_: Any, **__: Any) -> mx.array:
-        self.asking = queries.shape[1]
+        self.queries = queries
         found: mx.array = stock()
         return found
 
@@ -43,20 +43,18 @@ class Outline:
 
     Attributes:
         model: the model.
-        kept: what each of its caches keeps of a token: keys and values, other arrays, or a list of
-            its parts'.
+        kept: what each of its caches keeps of a token, keys and values, and the queries that ask
+            for these; other arrays; or a list of its parts'.
     """
 
     def __init__(self, model: Any, narrow: bool = False) -> None:
         self.model = model
         self.args, self.model_type = (getattr(model, n, None) for n in ("args", "model_type"))
         self.modules, self.parameters = model.modules, model.parameters
-        plain = mlx_lm_cache.KVCache
-        caches = [_Watched() if type(one) is plain else one for one in self.make_cache()]
+        caches = [*map(_watched, self.make_cache())]
         with routing_for(model, []):
             model(mx.zeros((1, 1), mx.int32), cache=caches)
         self.kept = [_kept(cache, narrow) for cache in caches]
-        self._asking = [getattr(cache, "asking", None) for cache in caches]
 
     def make_cache(self) -> list[Any]:
         """mlx_lm's own caches."""
@@ -64,8 +62,8 @@ class Outline:
 
     def __call__(self, tokens: mx.array, cache: Sequence[Any]) -> None:
         """Have the caches take in this many tokens of one sequence."""
-        for one, kept, asking in zip(cache, self.kept, self._asking, strict=True):
-            _feed(one, kept, tokens.shape[1], asking)
+        for one, kept in zip(cache, self.kept, strict=True):
+            _feed(one, kept, tokens.shape[1])
 
     def fed(self, caches: list[Any], *counts: int) -> Iterator[list[Any]]:
         """The caches after each chunk of so many tokens, which they take in.
@@ -92,17 +90,24 @@ def evicting_caches(caches: Sequence[Any]) -> Iterator[H2OKVCache]:
             yield from evicting_caches(cache.caches)
 
 
+def _watched(cache: Any) -> Any:
+    if type(cache) is mlx_lm_cache.CacheList:
+        return cast(Any, mlx_lm_cache.CacheList)(*map(_watched, cache.caches))
+    return _Watched() if type(cache) is mlx_lm_cache.KVCache else cache
+
+
 def _kept(cache: Any, narrow: bool) -> Any:
     if isinstance(cache, mlx_lm_cache.CacheList):
         return [_kept(part, narrow) for part in cache.caches]
     if isinstance(cache, mlx_lm_cache.ArraysCache):
         return cache.state
     wide = narrow and cache.keys is not None and cache.keys.dtype == mx.float32
-    kept = cache.keys, cache.values
+    queries = getattr(cache, "queries", None)
+    kept = cache.keys, cache.values, cache.keys if queries is None else queries
     return [one.astype(mx.float16) for one in kept] if wide else kept
 
 
-def _feed(cache: Any, kept: Any, tokens: int, asking: int | None = None) -> None:
+def _feed(cache: Any, kept: Any, tokens: int) -> None:
     if isinstance(cache, mlx_lm_cache.CacheList):
         for part, own in zip(cache.caches, kept, strict=True):
             _feed(part, own, tokens)
@@ -112,17 +117,11 @@ def _feed(cache: Any, kept: Any, tokens: int, asking: int | None = None) -> None
         if hasattr(cache, "maybe_trim_front"):
             cache.maybe_trim_front()
         rows = [mx.zeros((1, one.shape[1], tokens, one.shape[3]), one.dtype) for one in kept]
-        keys, values = cache.update_and_fetch(*rows)
+        keys, values = cache.update_and_fetch(*rows[:2])
         ours = list(evicting_caches([cache]))
         if ours:
             if isinstance(keys, tuple) and ours[0].config.kv_handed == "latents":
                 values = keys
-            heads, size = asking or rows[0].shape[1], rows[0].shape[3]
-            # Of all queries plain MLX operations make long graphs.
-            asked = mx.zeros((1, heads, min(tokens, _ASKED), size), rows[0].dtype)
-            stock = functools.partial(_as_asked, asked)
+            asked = rows[2][:, :, -_ASKED:]  # of all queries plain MLX operations make long graphs
+            stock = functools.partial(lambda queries, *_, **__: queries, asked)
             attention.attend(stock, asked, keys, values, cache=cache)
-
-
-def _as_asked(queries: mx.array, *_: Any, **__: Any) -> mx.array:
-    return queries

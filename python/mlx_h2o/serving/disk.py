@@ -153,7 +153,7 @@ class PromptStore:
             if self._path(key) != file:
                 raise ValueError("its name is of other tokens")
             entry = _File(key, file.stat().st_size, file)
-        except Exception as error:
+        except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
             _LOG.warning("a prompt cache on disk is not used: %s: %r", file, error)
             _remove(file)
             return
