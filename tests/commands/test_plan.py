@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import re
-import runpy
 import shutil
 from typing import Any
 
@@ -17,10 +16,10 @@ from mlx_lm.utils import _get_classes, quantize_model, save_model
 
 import mlx_h2o
 from mlx_h2o.cli import main
+from mlx_h2o.commands.plan import table
 from mlx_h2o.lm.plan import Plan, configs, outline_of, outlined
 from mlx_h2o.lm.routing import routing_for
 from mlx_h2o.serving.memory import Limits, Memory
-from paths import ROOT
 
 CONFIGS = configs()
 QUICK = ("Llama-3.1-8B-Instruct", "DeepSeek-V3", "DeepSeek-V3.2", "LFM2-1.2B")
@@ -89,7 +88,7 @@ def measured(model: Any, caches: list[Any]) -> int:
     return sum(cache.nbytes for cache in caches)
 
 
-the_table = functools.cache(runpy.run_path(str(ROOT / "tools" / "tables.py"))["models"])
+the_table = functools.cache(table)
 
 
 def served(name: str) -> str:
