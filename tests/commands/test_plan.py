@@ -16,7 +16,7 @@ from mlx_lm.utils import _get_classes, quantize_model, save_model
 
 import mlx_h2o
 from mlx_h2o.cli import main
-from mlx_h2o.commands.plan import table
+from mlx_h2o.commands.plan import parser, table
 from mlx_h2o.lm.plan import Plan, configs, outline_of, outlined
 from mlx_h2o.lm.routing import routing_for
 from mlx_h2o.serving.memory import Limits, Memory
@@ -105,6 +105,7 @@ def quick_and_slow() -> list[Any]:
 @pytest.mark.matrix(9)
 @pytest.mark.parametrize("name", quick_and_slow())
 def test_the_table_says_what_happens_and_bytes_are_right_within_a_hundredth(name):
+    assert parser()._option_string_actions["--table"].const is table
     said = served(name.rpartition("/")[2])
     model, config = small_model(name)
     outline = Plan(model, config)
@@ -194,8 +195,7 @@ def test_weights_that_are_not_there_are_estimated_from_the_settings(quantised, t
 def test_a_whole_model_is_planned_and_nothing_is_computed(capsys):
     before = mx.get_active_memory()
     mx.reset_peak_memory()
-    flags = "--memory", "2TB", "--context", "128K", "--concurrency", "4"
-    found = said(capsys, "deepseek-v3", *flags)
+    found = said(capsys, "deepseek-v3", "--memory", "2TB", "--context", "128K", "--concurrency", 4)
     assert mx.get_peak_memory() - before < 1 << 22  # a layer's rows take 151 MB
     assert "layers that grow: 61 of 61" in found
     assert "70.3 KB a token" in found

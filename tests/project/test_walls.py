@@ -17,7 +17,7 @@ CODE = {".py", ".pyi", ".h", ".c", ".cpp", ".metal", ".swift"}
 MOST = {
     "python": 18_179,
     "python/mlx_h2o/caches": 3_550,
-    "python/mlx_h2o/commands": 1_593,
+    "python/mlx_h2o/commands": 1_581,
     "python/mlx_h2o/demo": 207,
     "python/mlx_h2o/evaluation": 1_688,
     "python/mlx_h2o/hardware": 441,
