@@ -50,7 +50,6 @@ static const char* const mlx_h2o_kernel_traits[] = {
     "sparse",
     "keys",
     "values",
-    "mass",
 };
 
 static const mlx_h2o_kernel_segment mlx_h2o_kernel_header[] = {
@@ -707,7 +706,7 @@ static const mlx_h2o_kernel_text mlx_h2o_sdpa_vector_2pass_2_text = {
     sizeof(mlx_h2o_sdpa_vector_2pass_2_segments) / sizeof(mlx_h2o_sdpa_vector_2pass_2_segments[0]),
 };
 
-static const mlx_h2o_kernel_buffer mlx_h2o_prefill_scores_template[] = {
+static const mlx_h2o_kernel_buffer mlx_h2o_prefill_mass_template[] = {
     {"T", ""},
     {"D", ""},
     {"NS", ""},
@@ -715,21 +714,20 @@ static const mlx_h2o_kernel_buffer mlx_h2o_prefill_scores_template[] = {
     {"CAUSAL", ""},
 };
 
-static const mlx_h2o_kernel_buffer mlx_h2o_prefill_scores_inputs[] = {
+static const mlx_h2o_kernel_buffer mlx_h2o_prefill_mass_inputs[] = {
     {"queries", ""},
     {"keys", ""},
     {"mask", "bool_mask"},
     {"mask", "additive_mask"},
-    {"importance", "!mass"},
-    {"lses", "mass"},
+    {"lses", ""},
     {"params", ""},
 };
 
-static const mlx_h2o_kernel_buffer mlx_h2o_prefill_scores_outputs[] = {
+static const mlx_h2o_kernel_buffer mlx_h2o_prefill_mass_outputs[] = {
     {"accumulated", ""},
 };
 
-static const mlx_h2o_kernel_segment mlx_h2o_prefill_scores_segments[] = {
+static const mlx_h2o_kernel_segment mlx_h2o_prefill_mass_segments[] = {
     {"",
      "  constexpr int LANES = 32;\n"
      "  constexpr int KEY_PART = D / LANES;\n"
@@ -756,21 +754,15 @@ static const mlx_h2o_kernel_segment mlx_h2o_prefill_scores_segments[] = {
      "    h2o_load<KEY_PART>(\n"
      "        keys + h2o_offset(keys_strides, batch, kv_head, key, lane * KEY_PART),\n"
      "        keys_strides[3],\n"
-     "        own[k]);\n"},
-    {"mass",
-     "    results[k] = 0.0f;\n"},
-    {"!mass",
-     "    results[k] = importance[batch * importance_strides[0] + kv_head * importance_strides[1]\n"
-     "                            + key * importance_strides[2]];\n"},
-    {"",
+     "        own[k]);\n"
+     "    results[k] = 0.0f;\n"
      "  }\n"
      "  for (int query_index = 0; query_index < query_count; query_index++) {\n"
      "    const int visible_end = CAUSAL ? key_count - query_count + query_index + 1 : key_count;\n"
      "    float sums[KEYS];\n"
      "    for (int k = 0; k < KEYS; k++) {\n"
      "      sums[k] = 0.0f;\n"
-     "    }\n"},
-    {"mass",
+     "    }\n"
      "    for (int j = 0; j < heads_of_group; j++) {\n"
      "      const int head = first_head + j;\n"
      "      const float denominator = lses[(int64_t(batch) * heads + head) * query_count + query_index];\n"
@@ -779,15 +771,7 @@ static const mlx_h2o_kernel_segment mlx_h2o_prefill_scores_segments[] = {
      "      }\n"
      "      for (int k = 0; k < KEYS; k++) {\n"
      "        sums[k] += denominator - denominator;\n"
-     "      }\n"},
-    {"!mass",
-     "    int seen[KEYS];\n"
-     "    for (int k = 0; k < KEYS; k++) {\n"
-     "      seen[k] = 0;\n"
-     "    }\n"
-     "    for (int j = 0; j < heads_of_group; j++) {\n"
-     "      const int head = first_head + j;\n"},
-    {"",
+     "      }\n"
      "      if (first_key >= visible_end) {\n"
      "        continue;\n"
      "      }\n"
@@ -816,26 +800,13 @@ static const mlx_h2o_kernel_segment mlx_h2o_prefill_scores_segments[] = {
      "          float score = metal::simd_sum(h2o_dot<KEY_PART>(query, own[k]));\n"},
     {"additive_mask",
      "          score += bias;\n"},
-    {"mass",
-     "          sums[k] += metal::fast::exp(score - denominator);\n"},
-    {"!mass",
-     "          if (score > H2O_NEGATIVE_INFINITY) {\n"
-     "            sums[k] += score;\n"
-     "            seen[k] += 1;\n"
-     "          }\n"},
     {"",
+     "          sums[k] += metal::fast::exp(score - denominator);\n"
      "        }\n"
      "      }\n"
      "    }\n"
-     "    for (int k = 0; k < KEYS; k++) {\n"},
-    {"mass",
-     "      results[k] += sums[k];\n"},
-    {"!mass",
-     "      if (seen[k] > 0) {\n"
-     "        const float size = metal::abs(sums[k] / float(seen[k]));\n"
-     "        results[k] = results[k] != results[k] ? size : params[2] * results[k] + params[3] * size;\n"
-     "      }\n"},
-    {"",
+     "    for (int k = 0; k < KEYS; k++) {\n"
+     "      results[k] += sums[k];\n"
      "    }\n"
      "  }\n"
      "  for (int k = 0; k < KEYS; k++) {\n"
@@ -845,30 +816,17 @@ static const mlx_h2o_kernel_segment mlx_h2o_prefill_scores_segments[] = {
      "  }\n"},
 };
 
-static const mlx_h2o_kernel_text mlx_h2o_prefill_average_text = {
-    "prefill_average",
-    "",
-    mlx_h2o_prefill_scores_template,
-    sizeof(mlx_h2o_prefill_scores_template) / sizeof(mlx_h2o_prefill_scores_template[0]),
-    mlx_h2o_prefill_scores_inputs,
-    sizeof(mlx_h2o_prefill_scores_inputs) / sizeof(mlx_h2o_prefill_scores_inputs[0]),
-    mlx_h2o_prefill_scores_outputs,
-    sizeof(mlx_h2o_prefill_scores_outputs) / sizeof(mlx_h2o_prefill_scores_outputs[0]),
-    mlx_h2o_prefill_scores_segments,
-    sizeof(mlx_h2o_prefill_scores_segments) / sizeof(mlx_h2o_prefill_scores_segments[0]),
-};
-
 static const mlx_h2o_kernel_text mlx_h2o_prefill_mass_text = {
     "prefill_mass",
-    "mass",
-    mlx_h2o_prefill_scores_template,
-    sizeof(mlx_h2o_prefill_scores_template) / sizeof(mlx_h2o_prefill_scores_template[0]),
-    mlx_h2o_prefill_scores_inputs,
-    sizeof(mlx_h2o_prefill_scores_inputs) / sizeof(mlx_h2o_prefill_scores_inputs[0]),
-    mlx_h2o_prefill_scores_outputs,
-    sizeof(mlx_h2o_prefill_scores_outputs) / sizeof(mlx_h2o_prefill_scores_outputs[0]),
-    mlx_h2o_prefill_scores_segments,
-    sizeof(mlx_h2o_prefill_scores_segments) / sizeof(mlx_h2o_prefill_scores_segments[0]),
+    "",
+    mlx_h2o_prefill_mass_template,
+    sizeof(mlx_h2o_prefill_mass_template) / sizeof(mlx_h2o_prefill_mass_template[0]),
+    mlx_h2o_prefill_mass_inputs,
+    sizeof(mlx_h2o_prefill_mass_inputs) / sizeof(mlx_h2o_prefill_mass_inputs[0]),
+    mlx_h2o_prefill_mass_outputs,
+    sizeof(mlx_h2o_prefill_mass_outputs) / sizeof(mlx_h2o_prefill_mass_outputs[0]),
+    mlx_h2o_prefill_mass_segments,
+    sizeof(mlx_h2o_prefill_mass_segments) / sizeof(mlx_h2o_prefill_mass_segments[0]),
 };
 
 static const mlx_h2o_kernel_buffer mlx_h2o_prefill_lse_template[] = {
@@ -998,68 +956,6 @@ static const mlx_h2o_kernel_text mlx_h2o_prefill_lse_text = {
     sizeof(mlx_h2o_prefill_lse_outputs) / sizeof(mlx_h2o_prefill_lse_outputs[0]),
     mlx_h2o_prefill_lse_segments,
     sizeof(mlx_h2o_prefill_lse_segments) / sizeof(mlx_h2o_prefill_lse_segments[0]),
-};
-
-static const mlx_h2o_kernel_buffer mlx_h2o_accumulate_scores_template[] = {
-    {"NS", ""},
-};
-
-static const mlx_h2o_kernel_buffer mlx_h2o_accumulate_scores_inputs[] = {
-    {"importance", ""},
-    {"scores", ""},
-    {"params", ""},
-};
-
-static const mlx_h2o_kernel_buffer mlx_h2o_accumulate_scores_outputs[] = {
-    {"accumulated", ""},
-};
-
-static const mlx_h2o_kernel_segment mlx_h2o_accumulate_scores_segments[] = {
-    {"",
-     "  constexpr int LANES = 32;\n"
-     "  const int row = int(threadgroup_position_in_grid.x) * NS * LANES\n"
-     "      + int(simdgroup_index_in_threadgroup) * LANES + int(thread_index_in_simdgroup);\n"
-     "  const int row_count = importance_shape[2];\n"
-     "  if (row >= row_count) {\n"
-     "    return;\n"
-     "  }\n"
-     "  const int kv_heads = importance_shape[1];\n"
-     "  const int batch = int(threadgroup_position_in_grid.y) / kv_heads;\n"
-     "  const int kv_head = int(threadgroup_position_in_grid.y) % kv_heads;\n"
-     "  const int heads_of_group = scores_shape[1] / kv_heads;\n"
-     "  const int query_count = row < scores_shape[3] ? scores_shape[2] : 0;\n"
-     "  const int first_head = kv_head * heads_of_group;\n"
-     "  float average = importance[batch * importance_strides[0] + kv_head * importance_strides[1]\n"
-     "                             + row * importance_strides[2]];\n"
-     "  for (int query = 0; query < query_count; query++) {\n"
-     "    float sum = 0.0f;\n"
-     "    int seen = 0;\n"
-     "    for (int j = 0; j < heads_of_group; j++) {\n"
-     "      const float score = scores[h2o_offset(scores_strides, batch, first_head + j, query, row)];\n"
-     "      if (score > H2O_NEGATIVE_INFINITY) {\n"
-     "        sum += score;\n"
-     "        seen += 1;\n"
-     "      }\n"
-     "    }\n"
-     "    if (seen > 0) {\n"
-     "      const float size = metal::abs(sum / float(seen));\n"
-     "      average = average != average ? size : params[0] * average + params[1] * size;\n"
-     "    }\n"
-     "  }\n"
-     "  accumulated[(int64_t(batch) * kv_heads + kv_head) * row_count + row] = average;\n"},
-};
-
-static const mlx_h2o_kernel_text mlx_h2o_accumulate_scores_text = {
-    "accumulate_scores",
-    "",
-    mlx_h2o_accumulate_scores_template,
-    sizeof(mlx_h2o_accumulate_scores_template) / sizeof(mlx_h2o_accumulate_scores_template[0]),
-    mlx_h2o_accumulate_scores_inputs,
-    sizeof(mlx_h2o_accumulate_scores_inputs) / sizeof(mlx_h2o_accumulate_scores_inputs[0]),
-    mlx_h2o_accumulate_scores_outputs,
-    sizeof(mlx_h2o_accumulate_scores_outputs) / sizeof(mlx_h2o_accumulate_scores_outputs[0]),
-    mlx_h2o_accumulate_scores_segments,
-    sizeof(mlx_h2o_accumulate_scores_segments) / sizeof(mlx_h2o_accumulate_scores_segments[0]),
 };
 
 static const mlx_h2o_kernel_buffer mlx_h2o_keep_rows_template[] = {

@@ -161,9 +161,9 @@ AttentionResult attention(const AttentionRequest& r) {
 
 }  // namespace
 
-// Average: attention, then one launch. Key diversity: the composition.
-const Backend backend = {"metal",         unavailable_reason, refuses,      attention, nullptr,
-                         prefill_scores,  accumulate_scores,  keep_indices, nullptr,   nullptr,
-                         quantize_append, encode_rows};
+// Averages and key diversity: the composition.
+const Backend backend = {
+    "metal", unavailable_reason, refuses, attention, nullptr,         prefill_scores,
+    nullptr, keep_indices,       nullptr, nullptr,   quantize_append, encode_rows};
 
 }  // namespace mlx_h2o_c::metal

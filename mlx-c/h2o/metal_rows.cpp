@@ -25,18 +25,6 @@ Outputs launched(const mlx_h2o_kernel_text& text, Names& names, int width, int h
 
 }  // namespace
 
-// One thread per row and KV head; any number of queries and of heads.
-Array accumulate_scores(const AccumulateRequest& r) {
-  const Shape shape = shape_of(r.importance);
-  const Array params = floats({r.decay, 1 - r.decay});
-  Names names;
-  names.buffers = {{"importance", r.importance}, {"scores", r.scores}, {"params", params}};
-  names.outputs = {{"accumulated", {shape, MLX_FLOAT32}}};
-  const int width = tiles(shape[2], threads) * threads, height = shape[0] * shape[1];
-  return std::move(
-      launched(mlx_h2o_accumulate_scores_text, names, width, height, r.stream)["accumulated"]);
-}
-
 // One threadgroup per head.
 Array keep_indices(const RetentionRequest& r) {
   if (r.count == 0) return composed::keep_indices(r);
@@ -76,17 +64,19 @@ std::vector<Array> encode_rows(const EncodeRequest& r) {
   return parts;
 }
 
-// One launch for the average; for the mass the denominators of all queries first.
+// Of the mass: first the denominators of all queries.
 Array prefill_scores(const PrefillRequest& r) {
   const int size = r.head_size;
-  if (size % lanes != 0 || size > widest_head || r.row_bias.ctx != nullptr) {
+  if (!r.mass || size % lanes != 0 || size > widest_head || r.row_bias.ctx != nullptr) {
     return composed::prefill_scores(r);
   }
-  const Array importance = composed::importance_so_far(r);
-  const Array params = floats({r.scale, r.mask_threshold, r.decay, 1 - r.decay});
+  const Array params = floats({r.scale, r.mask_threshold});
   Names names;
-  names.buffers = {{"queries", r.queries}, {"keys", r.keys.parts[0]}, {"params", params},
-                   {"mask", r.mask},       {"sinks", r.sinks},        {"importance", importance}};
+  names.buffers = {{"queries", r.queries},
+                   {"keys", r.keys.parts[0]},
+                   {"params", params},
+                   {"mask", r.mask},
+                   {"sinks", r.sinks}};
   names.arguments = {{"T", dtype_of(r.queries)},
                      {"D", size},
                      {"KEYS", keys_held},
@@ -99,9 +89,6 @@ Array prefill_scores(const PrefillRequest& r) {
     return launched(text, names, r.batch * r.kv_heads * threads, count, r.stream, flags_of(r));
   };
   const int key_tiles = tiles(r.rows, simdgroups * keys_held);
-  if (!r.mass) {
-    return std::move(run(mlx_h2o_prefill_average_text, key_tiles)["accumulated"]);
-  }
   const int query_tiles = tiles(int64_t{r.heads / r.kv_heads} * r.length, queries_held);
   const Outputs made = run(mlx_h2o_prefill_lse_text, query_tiles);
   names.buffers["lses"] = made.at("lses");

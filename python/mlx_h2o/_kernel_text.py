@@ -21,7 +21,6 @@ TRAITS = (
     "sparse",
     "keys",
     "values",
-    "mass",
 )
 
 # Of each kernel its family, and what is always on in it.
@@ -34,10 +33,8 @@ KERNELS: dict[str, tuple[str, frozenset[str]]] = {
     "sdpa_vector_sparse_keys_quantized": ("sdpa_vector", frozenset("blocks quantized sparse keys scores".split())),
     "sdpa_vector_sparse_values_quantized": ("sdpa_vector", frozenset("blocks quantized sparse values".split())),
     "sdpa_vector_2pass_2": ("sdpa_vector_2pass_2", frozenset("".split())),
-    "prefill_average": ("prefill_scores", frozenset("".split())),
-    "prefill_mass": ("prefill_scores", frozenset("mass".split())),
+    "prefill_mass": ("prefill_mass", frozenset("".split())),
     "prefill_lse": ("prefill_lse", frozenset("".split())),
-    "accumulate_scores": ("accumulate_scores", frozenset("".split())),
     "keep_rows": ("keep_rows", frozenset("".split())),
     "encode_rows": ("encode_rows", frozenset("".split())),
 }
@@ -60,7 +57,7 @@ TEMPLATE: dict[str, Pairs] = {
         ("T", ""),
         ("V", ""),
     ),
-    "prefill_scores": (
+    "prefill_mass": (
         ("T", ""),
         ("D", ""),
         ("NS", ""),
@@ -73,9 +70,6 @@ TEMPLATE: dict[str, Pairs] = {
         ("NS", ""),
         ("QUERIES", ""),
         ("CAUSAL", ""),
-    ),
-    "accumulate_scores": (
-        ("NS", ""),
     ),
     "keep_rows": (
         ("NS", ""),
@@ -117,13 +111,12 @@ INPUTS: dict[str, Pairs] = {
         ("partial_totals", ""),
         ("partial_skipped", "skipped"),
     ),
-    "prefill_scores": (
+    "prefill_mass": (
         ("queries", ""),
         ("keys", ""),
         ("mask", "bool_mask"),
         ("mask", "additive_mask"),
-        ("importance", "!mass"),
-        ("lses", "mass"),
+        ("lses", ""),
         ("params", ""),
     ),
     "prefill_lse": (
@@ -132,11 +125,6 @@ INPUTS: dict[str, Pairs] = {
         ("mask", "bool_mask"),
         ("mask", "additive_mask"),
         ("sinks", "sinks"),
-        ("params", ""),
-    ),
-    "accumulate_scores": (
-        ("importance", ""),
-        ("scores", ""),
         ("params", ""),
     ),
     "keep_rows": (
@@ -169,14 +157,11 @@ OUTPUTS: dict[str, Pairs] = {
         ("lse", "lse"),
         ("skipped", "skipped"),
     ),
-    "prefill_scores": (
+    "prefill_mass": (
         ("accumulated", ""),
     ),
     "prefill_lse": (
         ("lses", ""),
-    ),
-    "accumulate_scores": (
-        ("accumulated", ""),
     ),
     "keep_rows": (
         ("kept", ""),
@@ -750,7 +735,7 @@ SEGMENTS: dict[str, Pairs] = {
   }
 """),
     ),
-    "prefill_scores": (
+    "prefill_mass": (
         ("", """  constexpr int LANES = 32;
   constexpr int KEY_PART = D / LANES;
   const int lane = int(thread_index_in_simdgroup);
@@ -777,21 +762,15 @@ SEGMENTS: dict[str, Pairs] = {
         keys + h2o_offset(keys_strides, batch, kv_head, key, lane * KEY_PART),
         keys_strides[3],
         own[k]);
-"""),
-        ("mass", """    results[k] = 0.0f;
-"""),
-        ("!mass", """    results[k] = importance[batch * importance_strides[0] + kv_head * importance_strides[1]
-                            + key * importance_strides[2]];
-"""),
-        ("", """  }
+    results[k] = 0.0f;
+  }
   for (int query_index = 0; query_index < query_count; query_index++) {
     const int visible_end = CAUSAL ? key_count - query_count + query_index + 1 : key_count;
     float sums[KEYS];
     for (int k = 0; k < KEYS; k++) {
       sums[k] = 0.0f;
     }
-"""),
-        ("mass", """    for (int j = 0; j < heads_of_group; j++) {
+    for (int j = 0; j < heads_of_group; j++) {
       const int head = first_head + j;
       const float denominator = lses[(int64_t(batch) * heads + head) * query_count + query_index];
       if (denominator == H2O_NEGATIVE_INFINITY) {
@@ -800,15 +779,7 @@ SEGMENTS: dict[str, Pairs] = {
       for (int k = 0; k < KEYS; k++) {
         sums[k] += denominator - denominator;
       }
-"""),
-        ("!mass", """    int seen[KEYS];
-    for (int k = 0; k < KEYS; k++) {
-      seen[k] = 0;
-    }
-    for (int j = 0; j < heads_of_group; j++) {
-      const int head = first_head + j;
-"""),
-        ("", """      if (first_key >= visible_end) {
+      if (first_key >= visible_end) {
         continue;
       }
       float query[KEY_PART];
@@ -837,26 +808,13 @@ SEGMENTS: dict[str, Pairs] = {
 """),
         ("additive_mask", """          score += bias;
 """),
-        ("mass", """          sums[k] += metal::fast::exp(score - denominator);
-"""),
-        ("!mass", """          if (score > H2O_NEGATIVE_INFINITY) {
-            sums[k] += score;
-            seen[k] += 1;
-          }
-"""),
-        ("", """        }
+        ("", """          sums[k] += metal::fast::exp(score - denominator);
+        }
       }
     }
     for (int k = 0; k < KEYS; k++) {
-"""),
-        ("mass", """      results[k] += sums[k];
-"""),
-        ("!mass", """      if (seen[k] > 0) {
-        const float size = metal::abs(sums[k] / float(seen[k]));
-        results[k] = results[k] != results[k] ? size : params[2] * results[k] + params[3] * size;
-      }
-"""),
-        ("", """    }
+      results[k] += sums[k];
+    }
   }
   for (int k = 0; k < KEYS; k++) {
     if (lane == 0 && k < own_keys) {
@@ -957,40 +915,6 @@ SEGMENTS: dict[str, Pairs] = {
       lses[first + row] = h2o_softmax_lse(merged.maximum, merged.total);
     }
   }
-"""),
-    ),
-    "accumulate_scores": (
-        ("", """  constexpr int LANES = 32;
-  const int row = int(threadgroup_position_in_grid.x) * NS * LANES
-      + int(simdgroup_index_in_threadgroup) * LANES + int(thread_index_in_simdgroup);
-  const int row_count = importance_shape[2];
-  if (row >= row_count) {
-    return;
-  }
-  const int kv_heads = importance_shape[1];
-  const int batch = int(threadgroup_position_in_grid.y) / kv_heads;
-  const int kv_head = int(threadgroup_position_in_grid.y) % kv_heads;
-  const int heads_of_group = scores_shape[1] / kv_heads;
-  const int query_count = row < scores_shape[3] ? scores_shape[2] : 0;
-  const int first_head = kv_head * heads_of_group;
-  float average = importance[batch * importance_strides[0] + kv_head * importance_strides[1]
-                             + row * importance_strides[2]];
-  for (int query = 0; query < query_count; query++) {
-    float sum = 0.0f;
-    int seen = 0;
-    for (int j = 0; j < heads_of_group; j++) {
-      const float score = scores[h2o_offset(scores_strides, batch, first_head + j, query, row)];
-      if (score > H2O_NEGATIVE_INFINITY) {
-        sum += score;
-        seen += 1;
-      }
-    }
-    if (seen > 0) {
-      const float size = metal::abs(sum / float(seen));
-      average = average != average ? size : params[0] * average + params[1] * size;
-    }
-  }
-  accumulated[(int64_t(batch) * kv_heads + kv_head) * row_count + row] = average;
 """),
     ),
     "keep_rows": (

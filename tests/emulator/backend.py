@@ -48,6 +48,9 @@ class EmulatorBackend(KernelBackend):
     def serves(self, stream: object) -> bool:
         return True
 
+    def is_unpacked(self, request: AttentionRequest) -> bool:
+        return False
+
     def plan(self, request: AttentionRequest) -> LaunchPlan:
         return launch.plan(request, self.simdgroups, self.blocks)
 

@@ -6,7 +6,7 @@ import mlx.core as mx
 
 from emulator.backend import stand_ins
 from mlx_h2o.operations.composed import turbo
-from mlx_h2o.operations.gpu import launch_prefill, launch_rows
+from mlx_h2o.operations.gpu import launch_rows
 from mlx_h2o.operations.gpu.launches import LaunchPlan
 from mlx_h2o.operations.requests import attention_request
 
@@ -35,12 +35,11 @@ def _prefills():
         dtype = (mx.float32, mx.float16, mx.bfloat16)[index % 3]
         size = (32, 64, 192, 576)[index]
         q, k = mx.zeros((1, 4, 3, size), dtype), mx.zeros((1, 2, 5, size), dtype)
-        for decay in (0.95, None):
-            sinks = mx.zeros((4,), dtype) if index % 2 else None
-            request = attention_request(q, k, k, scale=1.0, mask=mask, sinks=sinks)
-            for each, inputs in stand_ins(launch_prefill.plan(request, None, decay)):
-                given = dict(zip(each.kernel.inputs, inputs, strict=True))
-                yield f"{each.kernel.name}-{name or 'unmasked'}", LaunchPlan((each,), given)
+        sinks = mx.zeros((4,), dtype) if index % 2 else None
+        request = attention_request(q, k, k, scale=1.0, mask=mask, sinks=sinks)
+        for each, inputs in stand_ins(launch_rows.prefill_mass(request)):
+            given = dict(zip(each.kernel.inputs, inputs, strict=True))
+            yield f"{each.kernel.name}-{name or 'unmasked'}", LaunchPlan((each,), given)
 
 
 def _launches():
@@ -48,7 +47,5 @@ def _launches():
     yield from _prefills()
     # Few elements come in another address space.
     for name, rows in (("short", 3), ("long", 40)):
-        given = mx.zeros((1, 2, rows)), mx.zeros((1, 4, 2, rows))
-        yield f"accumulate_scores-{name}", launch_rows.accumulate_scores(*given, 0.9)
         rows_of_head = mx.zeros((1, 2, rows)), mx.zeros((1, 2, rows), mx.int32)
         yield f"keep_rows-{name}", launch_rows.keep_rows(*rows_of_head, rows - 1)

@@ -17,7 +17,6 @@ from emulator.row_cases import SCHEDULES, on_the_emulator, rows_with_ties
 from faults.metal import in_one_kernel, seeded
 from faults.text import table
 from gpu.test_emulator_prefill import SCALE, arrays, mask_of
-from gpu.test_emulator_rows import averages
 from mlx_h2o import fast, use_backend
 from mlx_h2o.operations import backends
 from mlx_h2o.operations.composed import turbo
@@ -65,18 +64,6 @@ def expected_result(call: Call) -> object:
         return call()
 
 
-def accumulating() -> list[Call]:
-    """Of every row, and with importance of more rows than there are."""
-    q, k = arrays(13, (4, 2), 2, 37)
-    before, _ = averages(2, (4, 2), 1, 40)
-    return [
-        partial(fast.accumulate_scores, *averages(1, (4, 2), 2, 40, 0.0), decay=0.9),
-        lambda: backends.resolve().attention_and_accumulate(
-            q, k, k, before, scale=SCALE, decay=0.9
-        ),
-    ]
-
-
 def keeping() -> list[Call]:
     last_bits = 0x3F800000 + np.random.default_rng(1).integers(0, 4, (2, 16, 40))
     rows, few = rows_with_ties(4, 16, 1500), rows_with_ties(4, 16, 40)
@@ -90,13 +77,12 @@ def keeping() -> list[Call]:
     ]
 
 
-def scoring(kind: str) -> list[Call]:
+def scoring() -> list[Call]:
     q, k = arrays(13, (4, 2), 9, 37)
     bias = mx.where(mx.arange(37) == 5, mx.nan, mx.zeros((2, 4, 9, 37)))
     bias[:, 1:] = 0
-    call = partial(fast.prefill_scores, q, k, scale=SCALE, kind=kind)
-    sinks = {"sinks": mx.array([1.0, 2.0, 3.0, -1.0])} if kind == "mass" else {}
-    causal = partial(call, mask="causal", **sinks)
+    call = partial(fast.prefill_scores, q, k, scale=SCALE, kind="mass")
+    causal = partial(call, mask="causal", sinks=mx.array([1.0, 2.0, 3.0, -1.0]))
     return [causal, partial(call, mask=mask_of("bool", q, k)), partial(call, mask=bias)]
 
 
@@ -115,10 +101,8 @@ def _read(parts: tuple[mx.array, mx.array]) -> list[mx.array]:
 
 
 WORK = {
-    "accumulate": Work(accumulating, nearly=True, runs=SCHEDULES[:1]),
     "keep": Work(keeping, runs=(Run(), Run("random", seed=1))),
-    "average": Work(partial(scoring, "ema"), nearly=True, runs=(Run(), Run("reverse"), LOOSE)),
-    "mass": Work(partial(scoring, "mass"), nearly=True, runs=(Run(), Run("reverse"), LOOSE)),
+    "mass": Work(scoring, nearly=True, runs=(Run(), Run("reverse"), LOOSE)),
     "encode": Work(encoding, nearly=True),
 }
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from emulator.marks import EMULATED
-from operations import test_cache_operations as caches
 from operations import test_native as attention
 from operations import test_prefill as prefill
 from operations import test_turbo as codes
@@ -32,9 +31,6 @@ test_masks = attention.test_masks_broadcast
 test_sliced_mask = attention.test_a_mask_made_by_a_slice_is_read_through_its_strides
 test_views = attention.test_views_with_any_strides
 
-test_accumulated_views = caches.test_accumulate_scores_reads_any_strides
-
-test_prefilled_average = prefill.test_the_average_goes_on_and_takes_the_last_queries
 test_prefilled_large_logits = prefill.test_large_logits_overflow_nothing
 test_prefilled_views = prefill.test_any_strides
 

@@ -10,54 +10,12 @@ import pytest
 
 import reference
 from emulator.marks import EMULATED
-from emulator.row_cases import ROWS, in_every_schedule, on_the_emulator, rows_with_ties, same_bits
+from emulator.row_cases import ROWS, in_every_schedule, on_the_emulator, rows_with_ties
 from mlx_h2o import fast, use_backend
 from mlx_h2o.operations.backends import resolve
 from mlx_h2o.operations.composed import turbo
 
 pytestmark = EMULATED
-
-
-# accumulate_scores
-
-
-def averages(batch: int, heads: tuple[int, int], queries: int, rows: int, masked: float = 0.3):
-    """C with unscored rows, and scores of which a share is masked, and a few are NaN."""
-    rng = np.random.default_rng([batch, *heads, queries, rows])
-    before = rng.random((batch, heads[1], rows)).astype(np.float32)
-    before[rng.random(before.shape) < 0.4] = np.nan
-    scores = (rng.standard_normal((batch, heads[0], queries, rows)) * 4).astype(np.float32)
-    scores[rng.random(scores.shape) < masked] = -np.inf
-    if masked:
-        scores[rng.random(scores.shape) < 0.05] = np.nan
-    return mx.array(before), mx.array(scores)
-
-
-@pytest.mark.slow
-@pytest.mark.matrix(4)
-@pytest.mark.parametrize("rows", ROWS)
-def test_accumulate_one_query_is_bit_equal(rows: int) -> None:
-    for heads in ((1, 1), (4, 2), (24, 3)):
-        for masked in (0.0, 0.3, 1.0):
-            before, scores = averages(2, heads, 1, rows, masked)
-            found = in_every_schedule(
-                lambda b=before, s=scores: fast.accumulate_scores(b, s, decay=0.95)
-            )
-            with use_backend("composed"):
-                expected = fast.accumulate_scores(before, scores, decay=0.95)
-            assert same_bits(found, expected)
-
-
-@pytest.mark.matrix(3)
-@pytest.mark.parametrize("queries", [*range(2, 9), 128])
-def test_accumulate_several_queries(queries: int) -> None:
-    for heads, masked in (((4, 2), 0.0), ((4, 2), 0.5), ((6, 1), 0.9)):
-        before, scores = averages(2, heads, queries, 40, masked)
-        found = in_every_schedule(
-            lambda b=before, s=scores: fast.accumulate_scores(b, s, decay=0.7)
-        )
-        expected = reference.accumulate(before, scores, decay=0.7)
-        np.testing.assert_allclose(np.array(found), expected, rtol=1e-6, atol=1e-7)
 
 
 # keep_rows

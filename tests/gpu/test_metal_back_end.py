@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import mlx.core as mx
 import pytest
 
+from emulator import EmulatorBackend
+from emulator.cases import Case
 from emulator.marks import EMULATED
 from emulator.row_cases import rows_with_ties
-from gpu.test_emulator_rows import averages
+from gpu.conftest import PipelineLimit
 from mlx_h2o import fast, use_backend
 from mlx_h2o.operations.composed import turbo
-from mlx_h2o.operations.gpu import cuda, metal
+from mlx_h2o.operations.gpu import cuda, metal, unpacked
 from operations.test_prefill import SCALE, arrays
 
 pytestmark = EMULATED
@@ -33,10 +37,9 @@ def appending() -> Callable[..., list[mx.array]]:
 
 
 CALLS: dict[str, tuple[Callable[..., object], int]] = {
-    "accumulate": (partial(fast.accumulate_scores, *averages(2, (4, 2), 1, 40), decay=0.9), 1),
     "keep 39": (partial(fast.keep_indices, *rows_with_ties(6, 2, 40), keep=39, sink_size=3), 1),
     "keep all": (partial(fast.keep_indices, *rows_with_ties(6, 2, 40), keep=40), 0),
-    "average": (partial(fast.prefill_scores, *arrays(16), scale=SCALE, mask="causal"), 1),
+    "average": (partial(fast.prefill_scores, *arrays(16), scale=SCALE, mask="causal"), 0),
     "mass": (partial(fast.prefill_scores, *arrays(16), scale=SCALE, kind="mass"), 2),
     "append": (appending(), 1),
 }
@@ -60,6 +63,34 @@ def test_metal_back_end_runs_the_kernels(name: str, gpu: Callable[[], object]) -
     with use_backend("composed"):
         check_same(found, call())
     assert metal._metal_kernel.cache_info().currsize == kernels
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_rows_are_unpacked_where_that_is_faster(
+    causal: bool, gpu: Callable[[], PipelineLimit], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched = gpu().calls
+    request = Case(bits=(8, 4), scores=False, lse=False, queries=3, heads=(4, 2)).request()
+    request.causal = causal
+    expected = EmulatorBackend().attention(request)
+    for margin, more in ((0.0, 0), (math.inf, 1)):
+        monkeypatch.setattr(unpacked, "MARGIN", margin)
+        monkeypatch.setattr(metal.BACKEND, "_unpacked", {})
+        assert metal.BACKEND.is_unpacked(request) is (margin == 0)
+        before = len(launched)
+        check_same(metal.BACKEND.attention(request).out, expected.out)
+        assert len(launched) == before + more
+
+
+@pytest.mark.parametrize("asked", ["scores", "lse", "skipped", "mask", "bias", "sparse", "codes"])
+def test_rows_stay_packed_where_more_is_asked_for(asked: str) -> None:
+    plain = {"bits": (8, 8), "scores": False, "lse": False}
+    changed: dict[str, Any] = {
+        "mask": {"mask": "bool"}, "sparse": {"sparse": 1e-3},
+        "codes": {"bits": (), "kv_format": "turbo3"}, "skipped": {"sparse": 1e-3, "skipped": True},
+    }  # fmt: skip
+    assert unpacked.serves(Case(**plain).request())
+    assert not unpacked.serves(Case(**plain | changed.get(asked, {asked: True})).request())
 
 
 @pytest.mark.parametrize("backend", [metal.BACKEND, cuda.BACKEND], ids=["metal", "cuda"])

@@ -30,12 +30,16 @@ def attention_and_accumulate(
         if decay is None:
             new = add_mass(importance, cast(mx.array, found.weights))
         else:
-            scores = cast(mx.array, found.scores)
-            part = _first(importance, scores.shape[3])
-            part = accumulate_scores(part, scores, decay=decay, masked=request.hides)
-            new = _with_first(importance, part)
+            new = add_average(importance, cast(mx.array, found.scores), decay, request.hides)
         # Untied, the scores of every step would wait for someone to ask, graph and all.
         return mx.depends(found.out, [new]), new
+
+
+def add_average(importance: mx.array, scores: mx.array, decay: float, masked: bool) -> mx.array:
+    """``accumulate_scores``, of an ``importance`` that may have more rows, which stay."""
+    part = _first(importance, scores.shape[3])
+    part = accumulate_scores(part, scores, decay=decay, masked=masked)
+    return _with_first(importance, part)
 
 
 def add_mass(importance: mx.array, weights: mx.array) -> mx.array:

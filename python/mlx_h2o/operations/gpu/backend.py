@@ -12,7 +12,7 @@ from mlx_h2o.operations.arguments import StreamLike, placed, runs_on_gpu
 from mlx_h2o.operations.composed import buffers, turbo
 from mlx_h2o.operations.composed import prefill as composed_prefill
 from mlx_h2o.operations.composed import rows as composed_rows
-from mlx_h2o.operations.gpu import launch, launch_prefill, launch_rows
+from mlx_h2o.operations.gpu import launch, launch_rows, unpacked
 from mlx_h2o.operations.gpu.launches import Launch, LaunchPlan
 from mlx_h2o.operations.requests import AttentionRequest, AttentionResult, Codes
 
@@ -28,6 +28,7 @@ class KernelBackend:
     """As messages have it."""
 
     def __init__(self) -> None:
+        self._unpacked: dict[tuple[object, ...], bool] = {}
         # The definitions, but for the codes.
         self.append_quantized = partial(buffers.append_quantized, encode=self.encode_rows)
         self.quantize_append = partial(composed_rows.quantize_append, encode=self.encode_rows)
@@ -50,8 +51,19 @@ class KernelBackend:
             return f"{self.title} kernels run on GPU streams, found a CPU stream"
         return launch.refuses(request)
 
+    def is_unpacked(self, request: AttentionRequest) -> bool:
+        """Whether this machine is faster with MLX's own attention: measured once for a shape."""
+        if not unpacked.serves(request):
+            return False
+        if (shape := unpacked.shape_of(request)) not in self._unpacked:
+            self._unpacked[shape] = unpacked.is_faster(request, self._attention)
+        return self._unpacked[shape]
+
     def attention(self, request: AttentionRequest) -> AttentionResult:
         """Attention with scores."""
+        return (unpacked.attention if self.is_unpacked(request) else self._attention)(request)
+
+    def _attention(self, request: AttentionRequest) -> AttentionResult:
         made = self._attended(request)
         if not request.return_scores:
             made.pop("scores", None)  # which the sweep over the values takes from memory
@@ -70,35 +82,17 @@ class KernelBackend:
     def attention_and_accumulate(
         self, request: AttentionRequest, importance: mx.array, decay: float | None
     ) -> tuple[mx.array, mx.array]:
-        """The same, and the moving average of its scores, by a kernel of its own, or the mass of
-        its weights, composed."""
+        """The same, and the moving average of its scores, or the mass of its weights, composed."""
         found = self._attended(request)
         scores = found["scores"]
-        if decay is not None:
-            plan = launch_rows.accumulate_scores(importance, scores, decay)
-            new = self.outputs(plan, request.stream)["accumulated"]
         with placed(request.stream):
             if decay is None:
                 weights = composed.weights_of(scores, found["lse"])
                 weights = weights.reshape(*importance.shape[:2], -1, scores.shape[3])
                 new = composed_rows.add_mass(importance, weights)
+            else:
+                new = composed_rows.add_average(importance, scores, decay, request.hides)
             return mx.depends(found["out"], [new]), new
-
-    def accumulate_scores(
-        self,
-        importance: mx.array,
-        scores: mx.array,
-        *,
-        decay: float,
-        stream: StreamLike = None,
-        **masked: Any,
-    ) -> mx.array:
-        """The moving average in one kernel."""
-        if not self.serves(stream):
-            given = importance, scores
-            return composed_rows.accumulate_scores(*given, decay=decay, stream=stream, **masked)
-        plan = launch_rows.accumulate_scores(importance, scores, decay)
-        return self.outputs(plan, stream)["accumulated"]
 
     def keep_indices(
         self,
@@ -125,11 +119,11 @@ class KernelBackend:
     def prefill_scores(
         self, request: AttentionRequest, importance: mx.array | None, decay: float | None
     ) -> mx.array:
-        """The scores of a chunk in one kernel, its mass in two; other head sizes, composed."""
-        if launch_prefill.refuses(request) or not self.serves(request.stream):
+        """The mass of a chunk in two kernels; averages, and other head sizes, composed."""
+        served = decay is None and self.serves(request.stream)
+        if not served or launch_rows.refuses_chunk(request):
             return composed_prefill.prefill_scores(request, importance, decay)
-        plan = launch_prefill.plan(request, importance, decay)
-        return self.outputs(plan, request.stream)["accumulated"]
+        return self.outputs(launch_rows.prefill_mass(request), request.stream)["accumulated"]
 
     def outputs(self, plan: LaunchPlan, stream: StreamLike) -> dict[str, mx.array]:
         """What the launches make, by name."""

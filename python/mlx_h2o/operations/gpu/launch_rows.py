@@ -4,26 +4,19 @@ As in ``launch``, nothing here runs anything.
 """
 
 import math
+from typing import Any
 
 import mlx.core as mx
 
 from mlx_h2o.operations.composed import turbo
-from mlx_h2o.operations.gpu.launches import LANES, LaunchPlan, launch_of, params
-from mlx_h2o.operations.requests import PerSequence
+from mlx_h2o.operations.gpu.launch import flags_of, refuses_size
+from mlx_h2o.operations.gpu.launches import LANES, Launch, LaunchPlan, launch_of, params
+from mlx_h2o.operations.requests import AttentionRequest, PerSequence
 
 SIMDGROUPS = 8  # of a threadgroup: few registers, so any GPU runs it
 _THREADS = SIMDGROUPS * LANES
+KEYS = QUERIES = 4  # that a simdgroup holds in registers, for every one of the others
 _NEVER = 2**31 - 1  # a position that no row has
-
-
-def accumulate_scores(importance: mx.array, scores: mx.array, decay: float) -> LaunchPlan:
-    """One thread per row and KV head; any number of queries and of heads."""
-    batch, heads, rows = importance.shape
-    grid = (-(-rows // _THREADS) * _THREADS, batch * heads, 1)
-    made = ("accumulated", importance.shape, mx.float32)
-    launch = launch_of("accumulate_scores", grid, _THREADS, (made,), NS=SIMDGROUPS)
-    given = {"importance": importance, "scores": scores, "params": params(decay, 1 - decay)}
-    return LaunchPlan((launch,), given)
 
 
 def keep_rows(
@@ -60,3 +53,44 @@ def encode_rows(rows: mx.array, bits: int, seed: int) -> LaunchPlan:
     launch = launch_of("encode_rows", grid, LANES, (words, norms), **arguments)
     given = {"rows": rows, "signs": turbo.signs(size, seed), "levels": turbo.codebook(size, bits)}
     return LaunchPlan((launch,), given)
+
+
+def refuses_chunk(request: AttentionRequest) -> str:
+    """Why the kernels cannot serve this mass of a chunk; empty if they can."""
+    if request.row_bias is not None:
+        return "the kernels know no bias of rows"
+    return refuses_size("D", request.queries.shape[3])
+
+
+def prefill_mass(request: AttentionRequest) -> LaunchPlan:
+    """First the denominators of all queries, then ``accumulated``, float32 [B, Hkv, N].
+
+    The scores of a pair are made twice. Each sum has an order of its own: there are no atomics.
+    """
+    batch, heads, length, size = request.queries.shape
+    kv_heads, rows = request.keys.shape[1:3]
+    numbers = params(request.scale, request.mask_threshold)
+    given: dict[str, Any] = {"queries": request.queries, "keys": request.keys, "params": numbers}
+    optional = {"mask": request.mask, "sinks": request.sinks}
+    given |= {name: array for name, array in optional.items() if array is not None}
+    arguments = {
+        "T": request.queries.dtype,
+        "D": size,
+        "NS": SIMDGROUPS,
+        "KEYS": KEYS,
+        "QUERIES": QUERIES,
+        "CAUSAL": request.causal,
+    }
+    accumulated = ("accumulated", (batch, kv_heads, rows), mx.float32)
+    made = (accumulated, ("lses", (batch, heads, length), mx.float32))
+
+    def launch(name: str, tiles: int) -> Launch:
+        """One threadgroup per KV head and tile."""
+        grid = (batch * kv_heads * _THREADS, tiles, 1)
+        return launch_of(name, grid, _THREADS, made, flags_of(request), **arguments)
+
+    query_tiles = -(-(heads // kv_heads * length) // QUERIES)
+    key_tiles = -(-rows // (SIMDGROUPS * KEYS))
+    return LaunchPlan(
+        (launch("prefill_lse", query_tiles), launch("prefill_mass", key_tiles)), given
+    )

@@ -1,12 +1,11 @@
-  // What a chunk of queries says of each key: the moving average of scores over the
-  // queries in order (AtomGradient 2026, sec. 3.2), or, with `mass`, the sum of their
-  // weights (Zhang et al. 2023), given the lse of every query.  A simdgroup holds
-  // KEYS keys of one KV head in registers, a lane neighbouring elements of each, and
-  // takes the queries in order: the keys are read once, and nothing of Lq x N is kept.
+  // What a chunk of queries says of each key: the sum of their weights (Zhang et al.
+  // 2023), given the lse of every query.  A simdgroup holds KEYS keys of one KV head in
+  // registers, a lane neighbouring elements of each, and takes the queries in order: the
+  // keys are read once, and nothing of Lq x N is kept.
   //   grid (B * Hkv * NS * 32, keys / (NS * KEYS) rounded up, 1),
   //   threadgroup (NS * 32, 1, 1)
   //   T dtype of queries and keys, D their last axis;
-  //   params = [scale, mask threshold, decay, 1 - decay]
+  //   params = [scale, mask threshold]
   constexpr int LANES = 32;
   constexpr int KEY_PART = D / LANES;
   const int lane = int(thread_index_in_simdgroup);
@@ -36,12 +35,7 @@
         keys + h2o_offset(keys_strides, batch, kv_head, key, lane * KEY_PART),
         keys_strides[3],
         own[k]);
-#if mass
     results[k] = 0.0f;
-#else
-    results[k] = importance[batch * importance_strides[0] + kv_head * importance_strides[1]
-                            + key * importance_strides[2]];
-#endif
   }
 
   for (int query_index = 0; query_index < query_count; query_index++) {
@@ -50,7 +44,6 @@
     for (int k = 0; k < KEYS; k++) {
       sums[k] = 0.0f;
     }
-#if mass
     for (int j = 0; j < heads_of_group; j++) {
       const int head = first_head + j;
       const float denominator = lses[(int64_t(batch) * heads + head) * query_count + query_index];
@@ -61,14 +54,6 @@
       for (int k = 0; k < KEYS; k++) {
         sums[k] += denominator - denominator;
       }
-#else
-    int seen[KEYS];
-    for (int k = 0; k < KEYS; k++) {
-      seen[k] = 0;
-    }
-    for (int j = 0; j < heads_of_group; j++) {
-      const int head = first_head + j;
-#endif
       if (first_key >= visible_end) {
         continue;
       }
@@ -100,28 +85,12 @@
 #if additive_mask
           score += bias;
 #endif
-#if mass
           sums[k] += metal::fast::exp(score - denominator);
-#else
-          // Neither what is masked nor NaN.
-          if (score > H2O_NEGATIVE_INFINITY) {
-            sums[k] += score;
-            seen[k] += 1;
-          }
-#endif
         }
       }
     }
     for (int k = 0; k < KEYS; k++) {
-#if mass
       results[k] += sums[k];
-#else
-      if (seen[k] > 0) {
-        const float size = metal::abs(sums[k] / float(seen[k]));
-        // NaN: this is the first score of the row.
-        results[k] = results[k] != results[k] ? size : params[2] * results[k] + params[3] * size;
-      }
-#endif
     }
   }
   for (int k = 0; k < KEYS; k++) {
