@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import pairwise
 from typing import Any
 
@@ -38,6 +39,8 @@ _WORTH = 64
 """Tokens for which it is better to wait until another request has read them."""
 _BEAT = 0.02
 """Seconds after which ranks that have nothing to do ask the first one for news."""
+_MOMENT = 0.02
+"""Seconds that one who has come waits at most for others who are about to, to be read together."""
 _News = tuple[list[Request], set[int], bool, bool]
 """Requests that have come, numbers of those that have left, whether to end, and to give up."""
 
@@ -83,6 +86,8 @@ class Engine:
         self._layers = [len(caches) for caches in fresh]
         lasting = _lasting_tokens([one for caches in fresh for one in caches])
         self._batches, self._lasting = self.ranks.least(batches, lasting)
+        evicting = [one for caches in fresh for one in evicting_caches(caches)]
+        self._scored = any(one.policy.needs_scores for one in evicting)
         special = set(getattr(tokenizer, "all_special_ids", ()))
         added: dict[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
         self._boundaries = frozenset(special | {n for n, one in added.items() if one.special})
@@ -91,7 +96,7 @@ class Engine:
         self._batch = self._new_batch()
         self._running: dict[int, Request] = {}
         self._come: list[Request] = []  # of which other threads tell
-        self._submitted = 0
+        self._submitted = self._expected = 0
         self._waiting: deque[Request] = deque()  # first those that ran when a step failed
         self._lone_failures = 0
         self._told = False
@@ -125,6 +130,17 @@ class Engine:
                 f"{request.max_tokens:,}, which takes {needed:,} bytes: expected at most "
                 f"{self.memory.free:,}, the server's --memory without weights."
             )
+
+    @contextmanager
+    def expecting(self) -> Iterator[None]:
+        """While this lasts, whoever asks is about to submit."""
+        self._expected += 1
+        try:
+            yield
+        finally:
+            with self._wake:
+                self._expected -= 1
+                self._wake.notify()
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Queue requests that were checked, all or none.
@@ -182,7 +198,9 @@ class Engine:
     def _live(self) -> None:
         try:
             with ExitStack() as stack:
-                for model, caches in zip(self.models, self.make(), strict=True):
+                new = self.make()
+                self._new = [one for caches in new for one in caches]
+                for model, caches in zip(self.models, new, strict=True):
                     stack.enter_context(routing_for(model, list(evicting_caches(caches))))
                 stack.enter_context(mx.stream(generation_stream))
                 while self._work():
@@ -206,14 +224,17 @@ class Engine:
         self._waiting += come
         if giving_up:
             raise BusyError("the server has ended before the answer did")
+        self._try(self._part_with, left)
+        self._let_join()
+        if self._running:
+            self._try(self._step)
+        return bool(self._waiting or self._running or not closing)
+
+    def _try(self, run: Callable[..., None], *given: Any) -> None:
         try:
-            self._part_with(left)
-            if self._running:
-                self._step()
+            run(*given)
         except Exception as error:
             self._recover(error)
-        self._let_join()
-        return bool(self._waiting or self._running or not closing)
 
     def _news(self) -> _News:
         """What others have called since, for which it waits where there is nothing to do.
@@ -226,6 +247,7 @@ class Engine:
             if not (here or untold):
                 beat = None if alone else _BEAT
                 self._wake.wait_for(lambda: self._come or self._closing, beat)
+                self._wake.wait_for(lambda: not self._expected, _MOMENT)
             come, self._come = self._come, []
             left = {one.number for one in here + come if one.left}
             news = come, left, self._closing, self._giving_up
@@ -236,6 +258,8 @@ class Engine:
         return self.ranks.told(told) if there.item() else ([], set(), False, False)
 
     def _part_with(self, left: set[int]) -> None:
+        if not left:
+            return
         gone = {uid: one for uid, one in self._running.items() if one.number in left}
         for uid in gone:
             self._part(uid)
@@ -325,13 +349,19 @@ class Engine:
         """Whether it can grow until its caches cannot be cut any more."""
         return len(request.tokens) + request.max_tokens > self._lasting
 
+    def _is_cut_later(self, request: Request) -> bool:
+        """Whether what it has read is still had, as it was, from its caches behind the first token,
+        which need not wait for that."""
+        ahead = request.max_tokens if self._scored else 2 + self.memory.limits.drafts
+        return len(request.seen) + ahead <= self._lasting
+
     def _read_before(self, tokens: list[int]) -> tuple[list[Any], int]:
         caches, read = self.snapshots.find(tokens)
         if self.store is not None:
             found, length = self.store.find(tokens, read)
             if found:
                 caches, read = found, length
-        return caches or [one for caches in self.make() for one in caches], read
+        return caches or copy.deepcopy(self._new), read
 
     # The batch
 
@@ -350,8 +380,8 @@ class Engine:
         for one in prompts:
             request = self._running.get(one.uid)
             if one.end_of_segment and not one.end_of_prompt and request is not None:
-                request._places = request._places[1:]
-                self._keep_row(one.uid, last=not request._places)
+                if not self._is_cut_later(request):
+                    self._keep_place(one.uid, request)
         for one in answers:
             if (request := self._running.get(one.uid)) is not None:
                 held = (one.prompt_cache, one.all_tokens) if one.finish_reason else None
@@ -359,12 +389,19 @@ class Engine:
                 if finish is not None:
                     self._end(request, finish)
                     self._part(one.uid, held, keep=finish.error is None)
+                elif request._places:
+                    self._keep_place(one.uid, request)
                 elif len(request.answer) % _EVERY == 0 and self._evicts_from(request):
                     self._keep_row(one.uid)
 
-    def _keep_row(self, uid: int, last: bool = False) -> None:
+    def _keep_place(self, uid: int, request: Request) -> None:
+        """Keep what was read up to the next of its places."""
+        place, *request._places = request._places
+        self._keep_row(uid, place, last=not request._places)
+
+    def _keep_row(self, uid: int, place: int | None = None, last: bool = False) -> None:
         caches, tokens = self._batch.extract_cache([uid])[uid]
-        self._keep(list(tokens), caches, last)
+        self._keep(list(tokens)[:place], caches, last)
 
     def _keep(self, tokens: list[int], caches: list[Any], last: bool) -> None:
         """Keep caches for others; ``last``: of a whole prompt or answer, worth a file."""

@@ -39,6 +39,8 @@ __all__ = ["Settings", "make_app"]
 _LOG = logging.getLogger("mlx_h2o")
 _NAMES = re.compile(r"(?!(str|int|constrained-str)$)[\w.-]+")
 """Of fields, in a place that pydantic names: after some come the kinds of values they may have."""
+_Told = asyncio.Queue[tuple[int, Event]]
+"""What comes of the requests of one call: which of them, and what."""
 _QUIET = 10.0
 """Seconds without a piece, after which a stream says that it lives."""
 _ANY_NAME = "default_model"
@@ -130,7 +132,7 @@ class _Asking:
         self._tokenizing = asyncio.Lock()  # tokenizers are for one thread at a time
         self._created = int(time.time())
 
-    def authorize(self, request: HttpRequest) -> None:
+    async def authorize(self, request: HttpRequest) -> None:
         key = self.settings.api_key
         given = request.headers.get("authorization", "").encode("latin-1")
         if key is not None and not secrets.compare_digest(given, f"Bearer {key}".encode()):
@@ -156,26 +158,30 @@ class _Asking:
     async def completion(self, body: CompletionBody, request: HttpRequest) -> Response:
         self._check_model(body.model)
         encode = self.engine.tokenizer.encode
-        prompts = [
-            ((await self._tokenize(encode, one)) if isinstance(one, str) else one, "normal")
-            for one in body.prompts
-        ]
-        choices = [Choice(index) for index in range(len(prompts) * body.n)]
-        return await self._answer(body, prompts, choices, request)
+        choices = [Choice(index) for index in range(len(body.prompts) * body.n)]
+        with self.engine.expecting():
+            prompts = [
+                ((await self._tokenize(encode, one)) if isinstance(one, str) else one, "normal")
+                for one in body.prompts
+            ]
+            asked, told = self._submit(body, prompts)
+        return await self._answer(body, asked, choices, told, request)
 
     async def chat(self, body: ChatBody, request: HttpRequest) -> Response:
         self._check_model(body.model)
         tokenizer = self.engine.tokenizer
-        found = await self._tokenize(body.encoded, tokenizer, self.settings.template)
         choices = [ChatChoice(index, tokenizer, body.tools_given) for index in range(body.n)]
         schema, grammar = body.answer_schema, None
-        if schema is not None:
-            if found[1] != "normal":
-                said = "response_format is given, and the model thinks before it answers."
-                raise _wrong(400, said, param="response_format")
-            size = self.engine.vocabulary
-            grammar = await self._tokenize(matcher, tokenizer, size, schema)
-        return await self._answer(body, [found], choices, request, grammar)
+        with self.engine.expecting():
+            found = await self._tokenize(body.encoded, tokenizer, self.settings.template)
+            if schema is not None:
+                if found[1] != "normal":
+                    said = "response_format is given, and the model thinks before it answers."
+                    raise _wrong(400, said, param="response_format")
+                size = self.engine.vocabulary
+                grammar = await self._tokenize(matcher, tokenizer, size, schema)
+            asked, told = self._submit(body, [found], grammar)
+        return await self._answer(body, asked, choices, told, request)
 
     def _described(self) -> dict[str, Any]:
         found = {"id": self.settings.name, "object": "model", "created": self._created}
@@ -196,11 +202,10 @@ class _Asking:
                 _LOG.exception("a prompt cannot be made into tokens")
                 raise _wrong(500, f"the tokenizer failed: {error}") from error
 
-    async def _answer(
-        self, body: GenerationBody, prompts: Sequence[tuple[list[int], str]],
-        choices: Sequence[Choice], asked: HttpRequest, grammar: Any = None,
-    ) -> Response:  # fmt: skip
-        told: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
+    def _submit(
+        self, body: GenerationBody, prompts: Sequence[tuple[list[int], str]], grammar: Any = None
+    ) -> tuple[list[Request], _Told]:
+        told: _Told = asyncio.Queue()
         loop = asyncio.get_running_loop()
 
         def sink(index: int, event: Event) -> None:
@@ -225,6 +230,12 @@ class _Asking:
             raise _wrong(400, str(error).removeprefix("[server] ")) from error
         except BusyError as error:
             raise _wrong(503, f"{error}: try again later.") from error
+        return requests, told
+
+    async def _answer(
+        self, body: GenerationBody, requests: Sequence[Request], choices: Sequence[Choice],
+        told: _Told, asked: HttpRequest,
+    ) -> Response:  # fmt: skip
         whole, piece = heads(self.settings.name, isinstance(body, ChatBody))
         pieces, took = self._pieces(requests, choices, told), partial(usage, requests, body.n)
         if body.stream:
@@ -244,8 +255,7 @@ class _Asking:
         return JSONResponse(whole | {"choices": [one.whole for one in choices], "usage": took()})
 
     async def _pieces(
-        self, requests: Sequence[Request], choices: Sequence[Choice],
-        told: asyncio.Queue[tuple[int, Event]],
+        self, requests: Sequence[Request], choices: Sequence[Choice], told: _Told
     ) -> AsyncIterator[dict[str, Any] | None]:  # fmt: skip
         """Choices of pieces as they come; None: nothing came for a while. Whoever closes this
         has the requests leave."""
@@ -294,7 +304,7 @@ async def _as_stream(
     yield "data: [DONE]\n\n"
 
 
-async def _tell_of_leaving(asked: HttpRequest, told: asyncio.Queue[tuple[int, Event]]) -> None:
+async def _tell_of_leaving(asked: HttpRequest, told: _Told) -> None:
     """To those who make its answer, that its client goes away."""
     while (await asked.receive())["type"] != "http.disconnect":
         continue
