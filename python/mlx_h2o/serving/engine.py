@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import logging
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from itertools import pairwise
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import mlx.core as mx
@@ -40,7 +40,7 @@ _WORTH = 64
 _BEAT = 0.02
 """Seconds after which ranks that have nothing to do ask the first one for news."""
 _MOMENT = 0.02
-"""Seconds that one who has come waits at most for others who are about to, to be read together."""
+"""Seconds at most until requests that come at once are read together."""
 _News = tuple[list[Request], set[int], bool, bool]
 """Requests that have come, numbers of those that have left, whether to end, and to give up."""
 
@@ -62,6 +62,7 @@ class Engine:
     Attributes:
         least_on_disk: tokens; for fewer it does not pay to write a file.
         counts: requests and tokens since it began, by name.
+        expected: requests that are about to be submitted, for which others wait for a moment.
         ended, error: set at its end, and why, unless it was closed.
     """
 
@@ -72,22 +73,22 @@ class Engine:
         memory: Memory, snapshots: Snapshots, store: PromptStore | None = None,
     ) -> None:  # fmt: skip
         self.model, *drafting = models
-        self.models, self.tokenizer, self.make = list(models), tokenizer, make
+        self.models, self.tokenizer, self._fresh = list(models), tokenizer, make()
         self.memory, self.snapshots, self.store = memory, snapshots, store
         self.ranks = ranks_of(self.model)
         self._greedy = self.ranks.agreed(greedy)
         self.vocabulary = vocabulary(self.model)
         self.counts = {"finished": 0, "failed": 0, "left": 0, "read": 0, "cached": 0, "answered": 0}
-        fresh = make()
-        batches = not drafting and _have_batches(fresh[0])
+        batches = not drafting and _have_batches(self._fresh[0])
         for model in models:  # in the thread that made them: others may not
             held = [one for module in model.modules() for one in module.values()]
             mx.eval([one for one in held if isinstance(one, mx.array)])
-        self._layers = [len(caches) for caches in fresh]
-        lasting = _lasting_tokens([one for caches in fresh for one in caches])
+        self._layers = [len(caches) for caches in self._fresh]
+        caches = [one for own in self._fresh for one in own]
+        # Tokens up to which any beginning can be had of its caches.
+        lasting = min(bounds(caches), default=sys.maxsize) if is_cuttable(caches) else 0
         self._batches, self._lasting = self.ranks.least(batches, lasting)
-        evicting = [one for caches in fresh for one in evicting_caches(caches)]
-        self._scored = any(one.policy.needs_scores for one in evicting)
+        self._scored = any(one.policy.needs_scores for one in evicting_caches(caches))
         special = set(getattr(tokenizer, "all_special_ids", ()))
         added: dict[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
         self._boundaries = frozenset(special | {n for n, one in added.items() if one.special})
@@ -96,12 +97,13 @@ class Engine:
         self._batch = self._new_batch()
         self._running: dict[int, Request] = {}
         self._come: list[Request] = []  # of which other threads tell
-        self._submitted = self._expected = 0
+        self._numbers = itertools.count(1)
         self._waiting: deque[Request] = deque()  # first those that ran when a step failed
         self._lone_failures = 0
-        self._told = False
+        self._context = context_length(self.model)  # until somebody was told
         self._closing = self._giving_up = False
         self._untold: tuple[_News, mx.array] = ([], set(), False, False), mx.array(0)
+        self.expected = 0
         self.error: Exception | None = None
         self._wake = threading.Condition()
         self.ended = threading.Event()
@@ -131,17 +133,6 @@ class Engine:
                 f"{self.memory.free:,}, the server's --memory without weights."
             )
 
-    @contextmanager
-    def expecting(self) -> Iterator[None]:
-        """While this lasts, whoever asks is about to submit."""
-        self._expected += 1
-        try:
-            yield
-        finally:
-            with self._wake:
-                self._expected -= 1
-                self._wake.notify()
-
     def submit(self, requests: Sequence[Request]) -> None:
         """Queue requests that were checked, all or none.
 
@@ -154,8 +145,7 @@ class Engine:
             if self.waiting + len(requests) > self.memory.limits.queue:
                 raise BusyError(f"{self.waiting:,} requests wait already")
             for one in requests:
-                self._submitted += 1
-                one.number = self._submitted
+                one.number = next(self._numbers)
             self._come += requests
             self._wake.notify()
 
@@ -198,9 +188,7 @@ class Engine:
     def _live(self) -> None:
         try:
             with ExitStack() as stack:
-                new = self.make()
-                self._new = [one for caches in new for one in caches]
-                for model, caches in zip(self.models, new, strict=True):
+                for model, caches in zip(self.models, self._fresh, strict=True):
                     stack.enter_context(routing_for(model, list(evicting_caches(caches))))
                 stack.enter_context(mx.stream(generation_stream))
                 while self._work():
@@ -224,17 +212,14 @@ class Engine:
         self._waiting += come
         if giving_up:
             raise BusyError("the server has ended before the answer did")
-        self._try(self._part_with, left)
-        self._let_join()
-        if self._running:
-            self._try(self._step)
-        return bool(self._waiting or self._running or not closing)
-
-    def _try(self, run: Callable[..., None], *given: Any) -> None:
         try:
-            run(*given)
+            self._part_with(left)
+            self._let_join()
+            if self._running:
+                self._step()
         except Exception as error:
             self._recover(error)
+        return bool(self._waiting or self._running or not closing)
 
     def _news(self) -> _News:
         """What others have called since, for which it waits where there is nothing to do.
@@ -245,9 +230,8 @@ class Engine:
         here = [*self._running.values(), *self._waiting]
         with self._wake:
             if not (here or untold):
-                beat = None if alone else _BEAT
-                self._wake.wait_for(lambda: self._come or self._closing, beat)
-                self._wake.wait_for(lambda: not self._expected, _MOMENT)
+                self._wake.wait_for(lambda: self._come or self._closing, None if alone else _BEAT)
+                self._wake.wait_for(lambda: not self.expected, _MOMENT)
             come, self._come = self._come, []
             left = {one.number for one in here + come if one.left}
             news = come, left, self._closing, self._giving_up
@@ -258,13 +242,12 @@ class Engine:
         return self.ranks.told(told) if there.item() else ([], set(), False, False)
 
     def _part_with(self, left: set[int]) -> None:
-        if not left:
-            return
         gone = {uid: one for uid, one in self._running.items() if one.number in left}
         for uid in gone:
             self._part(uid)
         waiting = [one for one in self._waiting if one.number in left]
-        self._waiting = deque(one for one in self._waiting if one.number not in left)
+        for one in waiting:
+            self._waiting.remove(one)
         for one in (*gone.values(), *waiting):
             if one.failure is None:
                 self.counts["left"] += 1
@@ -287,13 +270,11 @@ class Engine:
 
     def _is_room(self, request: Request) -> bool:
         """Whether its bytes fit; prompts that were read before give way."""
-        needed = self.memory.of_request(len(request.tokens) + request.max_tokens)
-        left = self.memory.free - sum(one._nbytes for one in self._running.values()) - needed
-        if left < 0:
-            return False
-        request._nbytes = needed
-        self.snapshots.shrink(min(left, self.snapshots.max_bytes))
-        return True
+        request._nbytes = self.memory.of_request(len(request.tokens) + request.max_tokens)
+        left = self.memory.free - sum(one._nbytes for one in (*self._running.values(), request))
+        if left >= 0:
+            self.snapshots.shrink(min(left, self.snapshots.max_bytes))
+        return left >= 0
 
     def _is_read_by_another(self, request: Request) -> bool:
         """Whether it begins with what another request is reading just now, so that it can wait for
@@ -319,18 +300,19 @@ class Engine:
                 request.cached = read
                 self.counts["cached"] += read
                 self.counts["read"] += len(seen) - read
-                self._tell_where_beyond(len(seen))
-            if request._writer is None:
-                request._writer = Writer(
-                    self.tokenizer, request.stops, request.state, request.goes_on
-                )
+                if said := beyond_context(self._context, len(seen)):
+                    _LOG.warning("%s", said)
+                    self._context = None
+            request._writer = request._writer or Writer(
+                self.tokenizer, request.stops, request.state, request.goes_on
+            )
             chooses = request.sampler(self._spared)
             chooses = self._greedy if chooses is greedy else self.ranks.agreed(chooses)
             lasting = self._lasting if self._evicts_from(request) else None
             request._places = places(seen, self._boundaries, read, lasting)
             bounds = [read, *request._places, len(seen)]
             [uid] = self._batch.insert_segments(
-                [[seen[a:b] for a, b in pairwise(bounds)]], caches=[caches],
+                [[seen[a:b] for a, b in itertools.pairwise(bounds)]], caches=[caches],
                 max_tokens=[request.max_tokens - len(request.answer)], all_tokens=[seen[:read]],
                 samplers=[chooses], stop_sequences=[self._ends],
                 logits_processors=[request.processors()],
@@ -361,7 +343,7 @@ class Engine:
             found, length = self.store.find(tokens, read)
             if found:
                 caches, read = found, length
-        return caches or copy.deepcopy(self._new), read
+        return caches or [one for own in copy.deepcopy(self._fresh) for one in own], read
 
     # The batch
 
@@ -378,10 +360,9 @@ class Engine:
         prompts, answers = self._batch.next()
         self._lone_failures = 0
         for one in prompts:
-            request = self._running.get(one.uid)
-            if one.end_of_segment and not one.end_of_prompt and request is not None:
-                if not self._is_cut_later(request):
-                    self._keep_place(one.uid, request)
+            ends = one.end_of_segment and not one.end_of_prompt
+            if ends and (request := self._running.get(one.uid)) and not self._is_cut_later(request):
+                self._keep_row(one.uid, request)
         for one in answers:
             if (request := self._running.get(one.uid)) is not None:
                 held = (one.prompt_cache, one.all_tokens) if one.finish_reason else None
@@ -389,19 +370,16 @@ class Engine:
                 if finish is not None:
                     self._end(request, finish)
                     self._part(one.uid, held, keep=finish.error is None)
-                elif request._places:
-                    self._keep_place(one.uid, request)
-                elif len(request.answer) % _EVERY == 0 and self._evicts_from(request):
-                    self._keep_row(one.uid)
+                elif request._places or (
+                    len(request.answer) % _EVERY == 0 and self._evicts_from(request)
+                ):
+                    self._keep_row(one.uid, request)
 
-    def _keep_place(self, uid: int, request: Request) -> None:
-        """Keep what was read up to the next of its places."""
-        place, *request._places = request._places
-        self._keep_row(uid, place, last=not request._places)
-
-    def _keep_row(self, uid: int, place: int | None = None, last: bool = False) -> None:
+    def _keep_row(self, uid: int, request: Request) -> None:
+        """Keep what was read up to the next of its places, if there is one."""
         caches, tokens = self._batch.extract_cache([uid])[uid]
-        self._keep(list(tokens)[:place], caches, last)
+        place, *request._places = request._places or (None,)
+        self._keep(list(tokens)[:place], caches, place is not None and not request._places)
 
     def _keep(self, tokens: list[int], caches: list[Any], last: bool) -> None:
         """Keep caches for others; ``last``: of a whole prompt or answer, worth a file."""
@@ -454,8 +432,9 @@ class Engine:
         """A step of the model failed, and caches are torn: the requests join again, one after the
         other, and the one with which it fails again is the one that fails."""
         self._check_alone(error)
+        if not (running := list(self._running.values())):
+            raise error
         _LOG.warning("a step of the model failed: %s", error)
-        running = list(self._running.values())
         guilty = next((one for one in running if one._tried), None)
         if len(running) == 1:
             guilty, self._lone_failures = running[0], self._lone_failures + 1
@@ -473,23 +452,12 @@ class Engine:
                 one._suspect = True
                 self._waiting.appendleft(one)
 
-    def _tell_where_beyond(self, tokens: int) -> None:
-        said = beyond_context(context_length(self.model), tokens)
-        if said and not self._told:
-            self._told = True
-            _LOG.warning("%s", said)
-
 
 def _stay_behind(life: list[Callable[[], None]]) -> None:
     """Live, and let go of it; the thread stays: at its end MLX asks for Python's lock, which may be
     gone by then."""
     life.pop()()
     threading.Event().wait()
-
-
-def _lasting_tokens(caches: Sequence[Any]) -> int:
-    """Tokens up to which any beginning can be had of such caches."""
-    return min(bounds(caches), default=sys.maxsize) if is_cuttable(caches) else 0
 
 
 def _have_batches(caches: Sequence[Any]) -> bool:

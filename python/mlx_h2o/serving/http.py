@@ -39,8 +39,6 @@ __all__ = ["Settings", "make_app"]
 _LOG = logging.getLogger("mlx_h2o")
 _NAMES = re.compile(r"(?!(str|int|constrained-str)$)[\w.-]+")
 """Of fields, in a place that pydantic names: after some come the kinds of values they may have."""
-_Told = asyncio.Queue[tuple[int, Event]]
-"""What comes of the requests of one call: which of them, and what."""
 _QUIET = 10.0
 """Seconds without a piece, after which a stream says that it lives."""
 _ANY_NAME = "default_model"
@@ -158,30 +156,26 @@ class _Asking:
     async def completion(self, body: CompletionBody, request: HttpRequest) -> Response:
         self._check_model(body.model)
         encode = self.engine.tokenizer.encode
-        choices = [Choice(index) for index in range(len(body.prompts) * body.n)]
-        with self.engine.expecting():
-            prompts = [
-                ((await self._tokenize(encode, one)) if isinstance(one, str) else one, "normal")
-                for one in body.prompts
-            ]
-            asked, told = self._submit(body, prompts)
-        return await self._answer(body, asked, choices, told, request)
+        prompts = [
+            ((await self._tokenize(encode, one)) if isinstance(one, str) else one, "normal")
+            for one in body.prompts
+        ]
+        choices = [Choice(index) for index in range(len(prompts) * body.n)]
+        return await self._answer(body, prompts, choices, request)
 
     async def chat(self, body: ChatBody, request: HttpRequest) -> Response:
         self._check_model(body.model)
         tokenizer = self.engine.tokenizer
+        found = await self._tokenize(body.encoded, tokenizer, self.settings.template)
         choices = [ChatChoice(index, tokenizer, body.tools_given) for index in range(body.n)]
         schema, grammar = body.answer_schema, None
-        with self.engine.expecting():
-            found = await self._tokenize(body.encoded, tokenizer, self.settings.template)
-            if schema is not None:
-                if found[1] != "normal":
-                    said = "response_format is given, and the model thinks before it answers."
-                    raise _wrong(400, said, param="response_format")
-                size = self.engine.vocabulary
-                grammar = await self._tokenize(matcher, tokenizer, size, schema)
-            asked, told = self._submit(body, [found], grammar)
-        return await self._answer(body, asked, choices, told, request)
+        if schema is not None:
+            if found[1] != "normal":
+                said = "response_format is given, and the model thinks before it answers."
+                raise _wrong(400, said, param="response_format")
+            size = self.engine.vocabulary
+            grammar = await self._tokenize(matcher, tokenizer, size, schema)
+        return await self._answer(body, [found], choices, request, grammar)
 
     def _described(self) -> dict[str, Any]:
         found = {"id": self.settings.name, "object": "model", "created": self._created}
@@ -193,19 +187,23 @@ class _Asking:
             raise _wrong(404, said, param="model", code="model_not_found")
 
     async def _tokenize(self, encode: Callable[..., Any], *given: Any) -> Any:
-        async with self._tokenizing:
-            try:
+        self.engine.expected += 1
+        try:
+            async with self._tokenizing:
                 return await run_in_threadpool(encode, *given)
-            except ValueError as error:
-                raise _wrong(400, str(error)) from error
-            except Exception as error:
-                _LOG.exception("a prompt cannot be made into tokens")
-                raise _wrong(500, f"the tokenizer failed: {error}") from error
+        except ValueError as error:
+            raise _wrong(400, str(error)) from error
+        except Exception as error:
+            _LOG.exception("a prompt cannot be made into tokens")
+            raise _wrong(500, f"the tokenizer failed: {error}") from error
+        finally:
+            self.engine.expected -= 1
 
-    def _submit(
-        self, body: GenerationBody, prompts: Sequence[tuple[list[int], str]], grammar: Any = None
-    ) -> tuple[list[Request], _Told]:
-        told: _Told = asyncio.Queue()
+    async def _answer(
+        self, body: GenerationBody, prompts: Sequence[tuple[list[int], str]],
+        choices: Sequence[Choice], asked: HttpRequest, grammar: Any = None,
+    ) -> Response:  # fmt: skip
+        told: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
         loop = asyncio.get_running_loop()
 
         def sink(index: int, event: Event) -> None:
@@ -230,12 +228,6 @@ class _Asking:
             raise _wrong(400, str(error).removeprefix("[server] ")) from error
         except BusyError as error:
             raise _wrong(503, f"{error}: try again later.") from error
-        return requests, told
-
-    async def _answer(
-        self, body: GenerationBody, requests: Sequence[Request], choices: Sequence[Choice],
-        told: _Told, asked: HttpRequest,
-    ) -> Response:  # fmt: skip
         whole, piece = heads(self.settings.name, isinstance(body, ChatBody))
         pieces, took = self._pieces(requests, choices, told), partial(usage, requests, body.n)
         if body.stream:
@@ -255,7 +247,8 @@ class _Asking:
         return JSONResponse(whole | {"choices": [one.whole for one in choices], "usage": took()})
 
     async def _pieces(
-        self, requests: Sequence[Request], choices: Sequence[Choice], told: _Told
+        self, requests: Sequence[Request], choices: Sequence[Choice],
+        told: asyncio.Queue[tuple[int, Event]],
     ) -> AsyncIterator[dict[str, Any] | None]:  # fmt: skip
         """Choices of pieces as they come; None: nothing came for a while. Whoever closes this
         has the requests leave."""
@@ -304,7 +297,7 @@ async def _as_stream(
     yield "data: [DONE]\n\n"
 
 
-async def _tell_of_leaving(asked: HttpRequest, told: _Told) -> None:
+async def _tell_of_leaving(asked: HttpRequest, told: asyncio.Queue[tuple[int, Event]]) -> None:
     """To those who make its answer, that its client goes away."""
     while (await asked.receive())["type"] != "http.disconnect":
         continue
