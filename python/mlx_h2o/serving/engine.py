@@ -128,8 +128,8 @@ class Engine:
         needed = self.memory.of_request(len(request.tokens) + request.max_tokens)
         if needed > self.memory.free:
             raise ValueError(
-                f"the prompt has {len(request.tokens):,} tokens and max_tokens is "
-                f"{request.max_tokens:,}, which takes {needed:,} bytes: expected at most "
+                f"max_tokens is {request.max_tokens:,} and the prompt has "
+                f"{len(request.tokens):,} tokens, which takes {needed:,} bytes: expected at most "
                 f"{self.memory.free:,}, the server's --memory without weights."
             )
 

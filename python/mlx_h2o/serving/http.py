@@ -74,7 +74,8 @@ class Error(BaseModel):
 
 
 def _wrong(status: int, said: str, **more: str) -> HTTPException:
-    """An answer that is an error."""
+    """An answer that is an error; a sentence of 400 begins with the field that it is about."""
+    more = {"param": said.partition(" ")[0].partition(".")[0]} | more if status == 400 else more
     headers = {"Retry-After": str(_TRIED_AGAIN)} if status == 503 else None
     return HTTPException(status, failure(said, status, **more), headers)
 
@@ -171,8 +172,7 @@ class _Asking:
         schema, grammar = body.answer_schema, None
         if schema is not None:
             if found[1] != "normal":
-                said = "response_format is given, and the model thinks before it answers."
-                raise _wrong(400, said, param="response_format")
+                raise _wrong(400, "response_format is given, and the model thinks first.")
             size = self.engine.vocabulary
             grammar = await self._tokenize(matcher, tokenizer, size, schema)
         return await self._answer(body, [found], choices, request, grammar)
