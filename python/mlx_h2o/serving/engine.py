@@ -97,13 +97,12 @@ class Engine:
         self._batch = self._new_batch()
         self._running: dict[int, Request] = {}
         self._come: list[Request] = []  # of which other threads tell
-        self._numbers = itertools.count(1)
+        self.expected, self._numbers = 0, itertools.count(1)
         self._waiting: deque[Request] = deque()  # first those that ran when a step failed
         self._lone_failures = 0
         self._context = context_length(self.model)  # until somebody was told
         self._closing = self._giving_up = False
         self._untold: tuple[_News, mx.array] = ([], set(), False, False), mx.array(0)
-        self.expected = 0
         self.error: Exception | None = None
         self._wake = threading.Condition()
         self.ended = threading.Event()

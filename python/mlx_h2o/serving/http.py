@@ -256,7 +256,8 @@ class _Asking:
         try:
             while open_ones:
                 try:
-                    index, event = await asyncio.wait_for(told.get(), _QUIET)
+                    async with asyncio.timeout(_QUIET):  # wait_for would make a task each time
+                        index, event = await told.get()
                 except TimeoutError:
                     yield None
                     continue
