@@ -230,7 +230,8 @@ class Engine:
         with self._wake:
             if not (here or untold):
                 self._wake.wait_for(lambda: self._come or self._closing, None if alone else _BEAT)
-                self._wake.wait_for(lambda: not self.expected, _MOMENT)
+                full = self.memory.limits.queue
+                self._wake.wait_for(lambda: not self.expected or self.waiting >= full, _MOMENT)
             come, self._come = self._come, []
             left = {one.number for one in here + come if one.left}
             news = come, left, self._closing, self._giving_up
@@ -309,12 +310,11 @@ class Engine:
             chooses = self._greedy if chooses is greedy else self.ranks.agreed(chooses)
             lasting = self._lasting if self._evicts_from(request) else None
             request._places = places(seen, self._boundaries, read, lasting)
-            bounds = [read, *request._places, len(seen)]
             [uid] = self._batch.insert_segments(
-                [[seen[a:b] for a, b in itertools.pairwise(bounds)]], caches=[caches],
+                [[seen[a:b] for a, b in itertools.pairwise([read, *request._places, len(seen)])]],
                 max_tokens=[request.max_tokens - len(request.answer)], all_tokens=[seen[:read]],
                 samplers=[chooses], stop_sequences=[self._ends],
-                logits_processors=[request.processors()],
+                logits_processors=[request.processors()], caches=[caches],
             )  # fmt: skip
             self._running[uid] = request
         except Exception as error:
