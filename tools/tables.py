@@ -22,30 +22,12 @@ from mlx_h2o.commands import plan
 from mlx_h2o.evaluation import report
 from mlx_h2o.evaluation.report import markdown, spread_text
 from mlx_h2o.hardware import report as hardware
-from mlx_h2o.lm.plan import configs, outlined
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 Rows = list[list[str]]
-
-
-def models() -> str:
-    """What models that people run take, and whether they are served, in Markdown."""
-    far = plan.LENGTHS["128K"]
-    quarter = {"max_kv_size": far // 4} | plan.FORMATS[plan.FEW]
-    head = ["model", "served", "layers that grow", "KB a token", *plan.LENGTHS, "a quarter of 128K"]
-    rows = []
-    for name, config in configs().items():
-        outline = outlined(config)
-        few = "" if outline.refused else plan.size_of(outline.nbytes(far, **quarter))
-        sizes = [plan.size_of(outline.nbytes(tokens)) for tokens in plan.LENGTHS.values()]
-        grow = f"{len(plan.growing(outline))} of {len(outline.rows)}"
-        row = f"{sum(outline.rows) / 1000:.1f}"
-        own = [name.rpartition("/")[2], plan.served(outline), grow, row]
-        rows.append([*own, *sizes, few, f"{outline.context or 0:,}"])
-    return markdown([*head, "trained on"], rows, texts=2)
 
 
 def sparse_v(result: dict[str, Any]) -> str:
@@ -273,7 +255,7 @@ REAL = tuple(
     f"real_{name}.json" for name in ("smollm2-135m-instruct", "gemma3-270m", "smollm2-135m-biased")
 )
 
-SEEDS = ("h2o", "3", "8-512", "8-1024", "8-2048")
+SEEDS = ("h2o", "3", "7", "8-512", "8-1024", "8-2048", "sparse-v")
 """Those of benchmarks/seed_tables.py that have been measured."""
 
 
@@ -305,7 +287,7 @@ TABLES: dict[str, tuple[str | tuple[str, ...], Callable[..., str]]] = {
     "host time": ("host_time.json", host_time),
 }
 
-COMPUTED: dict[str, Callable[[], str]] = {"models": models}
+COMPUTED: dict[str, Callable[[], str]] = {"models": plan.table}
 """Tables that no result is behind."""
 
 _MARKED = re.compile(r"(<!-- table: ([^\n]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)

@@ -11,7 +11,7 @@ import pytest
 
 import c_api
 import c_api_build
-import native_build
+from back_ends import NATIVE
 from made_once import made_once
 from paths import IMPORTS
 
@@ -40,8 +40,8 @@ def short_of_memory(factory: pytest.TempPathFactory, script: str, *arguments: st
     return done.stdout.splitlines()
 
 
+@NATIVE
 def test_a_generation_that_gets_no_memory_ends_with_an_error(tmp_path_factory):
-    native_build.need()
     policies = ("h2o-ema", "h2o")
     lines = short_of_memory(tmp_path_factory, "generation.py", *policies)
     found = {policy: int(arrays) for policy, arrays in map(str.split, lines)}

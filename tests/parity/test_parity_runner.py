@@ -13,6 +13,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from back_ends import NATIVE
 from emulator import EmulatorBackend
 from golden.build import Case, trace_case
 from mlx_h2o.operations import composed
@@ -145,6 +146,7 @@ def test_a_back_end_without_the_operation_shows_na(run: Run) -> None:
     assert found["cases"]["append-all-31-rows"]["composed"]["ok"]
 
 
+@NATIVE
 def test_what_a_leg_does_not_have_is_absent(tmp_path: Path) -> None:
     codes = [case for case in runner.all_cases(0) if case.fields.get("kv_format")]
     others = (case for case in runner.all_cases(0) if not case.fields.get("kv_format"))

@@ -44,9 +44,7 @@ def run(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None
 
     def measured(said: str) -> tuple[Any, list[Any]]:
         every = [settings.caches(model, length=length + written) for _ in drawn]
-        given: dict[str, Any] = {
-            "max_tokens": written, "prefill_step_size": args.prefill_step_size,
-        }  # fmt: skip
+        given: Any = {"max_tokens": written, "prefill_step_size": args.prefill_step_size}
         if batch > 1:
             given |= {"prompt_caches": every, "return_prompt_caches": True}
             answers: Any = batch_generate(model, tokenizer, drawn, **given)

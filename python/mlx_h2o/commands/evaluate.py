@@ -79,43 +79,32 @@ def parser() -> OneLineParser:
         "Compare caches at equal bytes on a model and texts: how well each predicts "
         "(loss, token by token; chunks, read in chunks of 512), which planted facts it recalls "
         "(facts, turns, ruler), and what it writes (writing).",
+        "model texts bytes arms tasks",
     )
-    found.add_argument("--model", required=True, help="a directory, a name on the hub, or demo")
-    found.add_argument(
-        "--texts", nargs="+", default=[], metavar="FILE",
-        help="text files, or - for standard input (default: a text in this package)",
-    )  # fmt: skip
-    found.add_argument(
-        "--arms", nargs="+", default=_ARMS, metavar="ARM",
-        help=f"what to compare: {', '.join(ARMS)}; or 'NAME: SETTING=VALUE ...', such as "
-        f"'mine: policy=window kv_bits=8' (default: {' '.join(_ARMS)})",
-    )  # fmt: skip
-    found.add_argument(
-        "--bytes", nargs="+", type=_share, default=SHARES, metavar="SHARE",
+    add = found.add_argument
+    add("--model", required=True, metavar="MODEL", help="a directory, a name on the hub, or demo")
+    add("--texts", nargs="+", default=[], metavar="FILE",
+        help="text files, or - for standard input (default: a text in this package)")  # fmt: skip
+    add("--bytes", nargs="+", type=_share, default=SHARES, metavar="SHARE",
         help="shares of the full cache's bytes at the text's length (default: "
-        f"{' '.join(map(str, SHARES))})",
-    )  # fmt: skip
-    found.add_argument(
-        "--tasks", nargs="+", choices=TASKS, default=TASKS[:1], metavar="TASK",
-        help=f"{', '.join(TASKS)} (default: loss)",
-    )  # fmt: skip
-    found.add_argument("--ruler", metavar="FILE", help="RULER's samples, one JSON object a line")
-    found.add_argument(
-        "--output", type=new_file, metavar="FILE", help="write all figures here as JSON, and go on "
-        "from what is there",
-    )  # fmt: skip
-    found.add_argument(
-        "--plot", type=new_file, metavar="FILE",
-        help="draw loss against bytes: .svg, .png or .html (needs mlx-h2o[evaluate])",
-    )  # fmt: skip
+        f"{' '.join(map(str, SHARES))})")  # fmt: skip
+    add("--arms", nargs="+", default=_ARMS, metavar="ARM",
+        help=f"what to compare: {', '.join(ARMS)}; or 'NAME: SETTING=VALUE ...', such as "
+        f"'mine: policy=window kv_bits=8' (default: {' '.join(_ARMS)})")  # fmt: skip
+    add("--tasks", nargs="+", choices=TASKS, default=TASKS[:1], metavar="TASK",
+        help=f"{', '.join(TASKS)} (default: loss)")  # fmt: skip
+    add("--output", type=new_file, metavar="FILE",
+        help="write all figures here as JSON, and go on from what is there")  # fmt: skip
+    add("--plot", type=new_file, metavar="FILE",
+        help="draw loss against bytes: .svg, .png or .html (needs mlx-h2o[evaluate])")  # fmt: skip
+    add = found.add_argument_group("texts and facts").add_argument
+    add("--ruler", metavar="FILE", help="RULER's samples, one JSON object a line")
     for name, said in _HELP.items():
         default = getattr(_DEFAULT, name)
         several = isinstance(default, tuple)
         shown = " ".join(map(str, default)) if several else default
-        found.add_argument(
-            f"--{name}", type=int, nargs="+" if several else None, default=argparse.SUPPRESS,
-            metavar="N", help=f"{said} (default: {shown})",
-        )  # fmt: skip
+        add(f"--{name}", type=int, nargs="+" if several else None, default=argparse.SUPPRESS,
+            metavar="N", help=f"{said} (default: {shown})")  # fmt: skip
     return found
 
 

@@ -33,9 +33,11 @@ class _Help(argparse.HelpFormatter):
         return f"{said} (default: %(default)s)" if known and "(default" not in said else said
 
 
-class _HelpAll(argparse.Action):
+class Shows(argparse.Action):
+    """Prints what its ``const`` makes of the parser, and ends the command."""
+
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
-        print(argparse.ArgumentParser.format_help(parser), end="")
+        print(self.const(parser).rstrip())
         parser.exit()
 
 
@@ -51,7 +53,8 @@ class OneLineParser(argparse.ArgumentParser):
         super().__init__(f"mlx_h2o {command}", description=description, **usual | given)
         self._first = [f"--{name}" for name in first.split()]
         if first:
-            self.add_argument("--help-all", action=_HelpAll, nargs=0, help="explain every flag")
+            every, said = argparse.ArgumentParser.format_help, "explain every flag"
+            self.add_argument("--help-all", action=Shows, nargs=0, const=every, help=said)
 
     def format_help(self) -> str:
         if not self._first:

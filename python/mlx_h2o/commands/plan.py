@@ -9,12 +9,12 @@ from typing import Any, cast
 
 from ..caches.cache import PROMPT_CHUNK
 from ..evaluation.report import markdown
-from ..lm.plan import Plan, outline_of
+from ..lm.plan import Plan, configs, outline_of, outlined
 from ..lm.prompt_cache import make_prompt_cache
 from ..lm.sizing import least_rows, most_rows
 from ..policies.h2o import H2O
 from ..serving.memory import COPIED, Limits, Memory, usual_bytes
-from .parsing import OneLineParser, nbytes, number
+from .parsing import OneLineParser, Shows, nbytes, number
 
 FEW = "8 and 5 bits"
 """Of keys and values, where nothing is known of a model. A budget in bytes measures them when it is
@@ -47,6 +47,7 @@ def parser() -> OneLineParser:
     add("--context", type=_tokens, metavar="TOKENS",
         help="of a sequence, such as 128K (default: what the model was trained on)")  # fmt: skip
     add("--concurrency", type=number(1), default=1, metavar="N", help="sequences (default: 1)")
+    add("--table", action=Shows, nargs=0, const=table, help="show the models that people run")
     return found
 
 
@@ -64,16 +65,25 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def growing(outline: Plan) -> list[int]:
-    """The layers whose caches grow."""
-    return [layer for layer, row in enumerate(outline.rows) if row]
+def table(*_: Any) -> str:
+    """What models that people run take, and whether they are served, in Markdown."""
+    far, rows = LENGTHS["128K"], []
+    head = ["model", "served", "layers that grow", "KB a token", *LENGTHS, "a quarter of 128K"]
+    for name, config in configs().items():
+        outline = outlined(config)
+        few = None if outline.refused else _held(outline, FEW, 4, far)
+        sizes = [size_of(outline.nbytes(tokens)) for tokens in LENGTHS.values()]
+        grow = f"{sum(map(bool, outline.rows))} of {len(outline.rows)}"
+        own = [name.rpartition("/")[2], served(outline), grow, f"{sum(outline.rows) / 1000:.1f}"]
+        rows.append([*own, *sizes, size_of(few) if few else "", f"{outline.context or 0:,}"])
+    return markdown([*head, "trained on"], rows, texts=2)
 
 
 def _facts(name: str, outline: Plan) -> Iterator[str]:
     """What the model keeps, and whether it is served."""
     context = f", trained on {outline.context:,} tokens" if outline.context else ""
     yield f"{name}: {outline.file}{context}, weights of {size_of(outline.weights)}"
-    grow, count = growing(outline), len(outline.rows)
+    grow, count = [layer for layer, row in enumerate(outline.rows) if row], len(outline.rows)
     which = f": {', '.join(map(str, grow))}" if 0 < len(grow) < count else ""
     yield f"layers that grow: {len(grow)} of {count}{which}"
     lengths = {tokens: at for at, tokens in LENGTHS.items()}

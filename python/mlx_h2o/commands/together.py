@@ -19,9 +19,7 @@ _STARTED = "MLX_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"
 """Set in the environment of a process that is one of several."""
 _DEALT_OUT = "generate", "chat", "server"
 """Commands whose models have their heads dealt out."""
-_ALONE = (
-    "adapter_path", "cache_dir", "draft_model", "prompt_cache_file", "quantize_activations",
-)  # fmt: skip
+_ALONE = ("adapter_path", "cache_dir", "draft_model", "prompt_cache_file", "quantize_activations")
 """Flags that mlx_lm does not deal out, or that are about all heads."""
 _SILENT = 10
 """Seconds after which a machine that says nothing is asked whether it is there, and again twice."""
