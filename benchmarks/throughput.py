@@ -5,8 +5,8 @@
 Both servers run, and take turns: a round asks each of them the same, as many clients at once. Given
 are tokens a second of all clients together, and the median time to a first token, also as ratios to
 mlx_lm's of the same round, and how many clients were not answered. Then 64 clients of unlike
-lengths ask a server with `--memory`, on each back end of the CPU: the most that its MLX held. A
-model is a directory, or demo, whose weights are float32 here: CPUs emulate others.
+lengths ask a server with `--memory`, on each back end of the CPU: the most that its MLX held, and
+kept prompts at the end. A model is a directory, or demo in float32: CPUs emulate others.
 """
 
 from __future__ import annotations
@@ -113,9 +113,9 @@ def peaks(model: str) -> dict[str, Any]:
         with server(*flags, MLX_H2O_BACKEND=backend) as (port, _):
             together(port, texts(64, 0, 6), 32)
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as page:
-                lines = page.read().decode().splitlines()
-        (peak,) = (line.split()[1] for line in lines if line.startswith("mlx_h2o_memory_peak"))
-        found[backend] = {"memory": MEMORY, "peak": int(float(peak)), "clients": 64}
+                told = dict(line.rsplit(" ", 1) for line in page.read().decode().splitlines())
+        peak, kept = (int(float(told[f"mlx_h2o_{n}_bytes"])) for n in ("memory_peak", "snapshot"))
+        found[backend] = {"memory": MEMORY, "peak": peak, "snapshots": kept, "clients": 64}
         common.show(backend, found[backend])
     return found
 

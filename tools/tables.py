@@ -171,7 +171,8 @@ def throughput(result: dict[str, Any]) -> str:
     ]
     head = ["clients", "server", "tokens a second", "time to the first token", "not answered"]
     peaks = ", ".join(
-        f"{one['peak'] / 1e6:,.0f} MB ({backend})" for backend, one in result["peaks"].items()
+        f"{one['peak'] / 1e6:,.0f} MB ({backend}; kept prompts {one['snapshots'] / 1e6:,.0f})"
+        for backend, one in result["peaks"].items()
     )
     most = next(iter(result["peaks"].values()))["memory"] / 1e6
     said = f"{result['model']} model, {result['rounds']} rounds. The most that MLX held for 64 "

@@ -14,8 +14,6 @@ from mlx_h2o import cli
 
 GENERATE = ("generate", "--model", "demo", "--prompt", "a")
 EVALUATE = ("evaluate", "--model", "demo")
-
-
 TABLE = tomllib.loads(Path(__file__).with_name("mistakes.toml").read_text("ascii"))
 
 
@@ -91,17 +89,7 @@ def test_a_cache_that_cannot_be_written(tmp_path, capsys):
     assert f"No such file or directory: '{file}'" in found.err and found.err.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ("--image x.png", "--image is not available in this version"),
-        ("--top-k 4096", "--top-k is 4096, expected fewer than all 4096 tokens"),
-        ("--system-prompt x", "--system-prompt or --prefill-response is given, and no chat"),
-        ("--prefill-response x", "--system-prompt or --prefill-response is given, and no chat"),
-        ("--prompt=", "prompt is empty, expected at least one token"),
-        ("--max-kv-bytes 9", "--max-kv-bytes is 9, expected at least"),
-    ],
-)
+@pytest.mark.parametrize(("flags", "message"), TABLE["unsuited"].items())
 def test_what_does_not_go_with_the_model(flags, message, capsys):
     assert cli.main((*GENERATE, *flags.split())) == 2
     found = capsys.readouterr()

@@ -37,6 +37,18 @@ def test_answers_of_a_batch_are_those_alone():
     assert engine.counts["finished"] == 3 and engine.counts["answered"] == 36
 
 
+def test_who_comes_at_once_is_read_together(monkeypatch):
+    monkeypatch.setattr("mlx_h2o.serving.engine._MOMENT", 60)
+    model = Faulty(tiny()[0], times=0)
+    with engine_of([model]) as engine:
+        engine.expected, model.read = 1, []
+        submit(engine, PROMPTS[0])
+        time.sleep(0.1)
+        engine.expected = 0
+        assert ask(engine, PROMPTS[1]).answer == alone(PROMPTS[1])
+    assert {*model.read} == {2}
+
+
 def test_a_seed_answers_alike_alone_and_among_others():
     with engine_of() as engine:
         first = ask(engine, TEXT, sampling=WARM).answer
@@ -72,11 +84,13 @@ class Faulty:
 
     def __init__(self, model, token=None, times=10**9):
         self.model, self.token, self.times = model, token, times
+        self.read: list[int] = []
 
     def __getattr__(self, name):
         return getattr(self.model, name)
 
     def __call__(self, tokens, **given):
+        self.read.append(len(tokens))
         if self.times and (self.token is None or self.token in tokens.reshape(-1).tolist()):
             self.times -= 1
             raise RuntimeError("the model fails")
@@ -194,22 +208,6 @@ def test_more_than_the_queue_holds_is_refused():
         assert [len(one.wait().answer) for one in (running, *waiting)] == [200, 12, 12]
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"sampling": Sampling(temperature=1.0, top_k=64)}, "top_k is 64, expected 0 to 63"),
-        ({"penalties": {"logit_bias": {64: 1.0}}}, "logit_bias names the token 64"),
-        ({"penalties": {"logit_bias": {-1: 1.0}}}, "logit_bias names the token -1"),
-        ({"max_tokens": 1 << 24}, "max_tokens is 16,777,216, which takes"),
-        ({"prompt": [1, 64]}, "prompt has the token id 64, expected 0 to 63"),
-        ({"prompt": []}, "prompt is empty"),
-    ],
-)
-def test_what_the_model_cannot_do_is_said_before(given, said):
-    with engine_of() as engine, pytest.raises(ValueError, match=said):
-        submit(engine, **({"prompt": TEXT} | given))
-
-
 def test_requests_wait_for_bytes_and_prompts_give_way():
     """With room for two at a time, and what was read before in the way."""
     limits = Limits(prompts=1, step=64)
@@ -283,8 +281,7 @@ def test_drafts_change_nothing(penalties):
     model = tiny()[0]
     with engine_of() as engine:
         expected = ask(engine, TEXT, max_tokens=24, penalties=penalties).answer
-        following = ask(engine, [*TEXT, *expected, 5, 6],
-                        penalties=penalties).answer  # fmt: skip
+        following = ask(engine, [*TEXT, *expected, 5, 6], penalties=penalties).answer
     with engine_of([model, model], speculative=3) as engine:
         side = [submit(engine, PROMPTS[1], max_tokens=30) for _ in range(2)]
         asked = ask(engine, TEXT, max_tokens=24, penalties=penalties)
@@ -303,6 +300,20 @@ def test_an_answer_is_continued_to_the_letter():
     with engine_of() as engine:
         first = ask(engine, TEXT)
         assert first.answer + ask(engine, first.request.seen).answer == alone(TEXT, 24)
+
+
+@pytest.mark.parametrize(("rows", "policy", "before"), [(64, "keydiff", 0), (24, "h2o", 1)])
+def test_what_is_kept_waits_for_the_first_token_where_it_can(rows, policy, before, monkeypatch):
+    kept, keep = [], Snapshots.keep
+    with engine_of(max_kv_size=rows, policy=policy) as engine:
+        asked = Asked(engine, TEXT, max_tokens=64)
+        monkeypatch.setattr(
+            Snapshots, "keep",
+            lambda *given: kept.append((len(given[1]), len(asked.request.answer))) or keep(*given),
+        )  # fmt: skip
+        asked.submit().wait()
+        assert kept[0] == (len(TEXT) - 1, 1 - before)
+        assert ask(engine, TEXT).request.cached == len(TEXT) - 1
 
 
 def test_a_long_answer_that_is_cut_goes_on_from_its_middle():

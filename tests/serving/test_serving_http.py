@@ -126,13 +126,13 @@ def test_null_is_absent(url):
 
 
 REFUSED = json.loads(Path(__file__).with_name("wrong_requests.json").read_text("ascii"))
-"""Bodies, and what is said of them."""
 WRONG, WRONG_CHATS = REFUSED["completions"], REFUSED["chats"]
 
 
 @pytest.mark.parametrize(("body", "message"), WRONG)
 def test_a_wrong_completion_is_refused_in_a_sentence(url, body, message):
-    check_refused(httpx.post(f"{url}/v1/completions", **as_json(body)), message)
+    error = check_refused(httpx.post(f"{url}/v1/completions", **as_json(body)), message)
+    assert error["param"] == next((n for n in body if message.startswith(f"{n} ")), error["param"])
 
 
 @pytest.mark.parametrize(("body", "message"), WRONG_CHATS)
@@ -145,10 +145,11 @@ def as_json(body: Any) -> dict[str, Any]:
     return {"content": json.dumps(body), "headers": {"Content-Type": "application/json"}}
 
 
-def check_refused(answer: httpx.Response, message: str, status: int = 400) -> None:
+def check_refused(answer: httpx.Response, message: str, status: int = 400) -> Any:
     assert answer.status_code == status, answer.text
     error = answer.json()["error"]
     assert message in error["message"] and set(error) == {"message", "type", "param", "code"}
+    return error
 
 
 @pytest.mark.parametrize(

@@ -220,9 +220,9 @@ def _check_model(path: str, description: dict[str, Any], cache: list[Any], model
         of = next(iter(evicting_caches(cache))).name.rpartition(" layer ")[0]
     if of not in ("", name):
         raise _unfit(path, f"is of the model {of}, expected {name}")
-    found, expected = description.get("fingerprint"), fingerprint(model)
+    found = description.get("fingerprint")
     # Earlier versions wrote shorter ones, of shapes alone.
-    if found is not None and len(found) == len(expected) and found != expected:
+    if found and len(found) == 32 and found != (expected := fingerprint(model)):
         raise _unfit(
             path,
             f"is of a {of} model with other weights (fingerprint {found}), expected {expected}",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 import logging
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from itertools import pairwise
 from typing import Any
 
 import mlx.core as mx
@@ -38,6 +39,8 @@ _WORTH = 64
 """Tokens for which it is better to wait until another request has read them."""
 _BEAT = 0.02
 """Seconds after which ranks that have nothing to do ask the first one for news."""
+_MOMENT = 0.02
+"""Seconds at most until requests that come at once are read together."""
 _News = tuple[list[Request], set[int], bool, bool]
 """Requests that have come, numbers of those that have left, whether to end, and to give up."""
 
@@ -59,6 +62,7 @@ class Engine:
     Attributes:
         least_on_disk: tokens; for fewer it does not pay to write a file.
         counts: requests and tokens since it began, by name.
+        expected: requests that are about to be submitted, for which others wait for a moment.
         ended, error: set at its end, and why, unless it was closed.
     """
 
@@ -69,20 +73,22 @@ class Engine:
         memory: Memory, snapshots: Snapshots, store: PromptStore | None = None,
     ) -> None:  # fmt: skip
         self.model, *drafting = models
-        self.models, self.tokenizer, self.make = list(models), tokenizer, make
+        self.models, self.tokenizer, self._fresh = list(models), tokenizer, make()
         self.memory, self.snapshots, self.store = memory, snapshots, store
         self.ranks = ranks_of(self.model)
         self._greedy = self.ranks.agreed(greedy)
         self.vocabulary = vocabulary(self.model)
         self.counts = {"finished": 0, "failed": 0, "left": 0, "read": 0, "cached": 0, "answered": 0}
-        fresh = make()
-        batches = not drafting and _have_batches(fresh[0])
+        batches = not drafting and _have_batches(self._fresh[0])
         for model in models:  # in the thread that made them: others may not
             held = [one for module in model.modules() for one in module.values()]
             mx.eval([one for one in held if isinstance(one, mx.array)])
-        self._layers = [len(caches) for caches in fresh]
-        lasting = _lasting_tokens([one for caches in fresh for one in caches])
+        self._layers = [len(caches) for caches in self._fresh]
+        caches = [one for own in self._fresh for one in own]
+        # Tokens up to which any beginning can be had of its caches.
+        lasting = min(bounds(caches), default=sys.maxsize) if is_cuttable(caches) else 0
         self._batches, self._lasting = self.ranks.least(batches, lasting)
+        self._scored = any(one.policy.needs_scores for one in evicting_caches(caches))
         special = set(getattr(tokenizer, "all_special_ids", ()))
         added: dict[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
         self._boundaries = frozenset(special | {n for n, one in added.items() if one.special})
@@ -91,10 +97,10 @@ class Engine:
         self._batch = self._new_batch()
         self._running: dict[int, Request] = {}
         self._come: list[Request] = []  # of which other threads tell
-        self._submitted = 0
+        self.expected, self._numbers = 0, itertools.count(1)
         self._waiting: deque[Request] = deque()  # first those that ran when a step failed
         self._lone_failures = 0
-        self._told = False
+        self._context = context_length(self.model)  # until somebody was told
         self._closing = self._giving_up = False
         self._untold: tuple[_News, mx.array] = ([], set(), False, False), mx.array(0)
         self.error: Exception | None = None
@@ -121,8 +127,8 @@ class Engine:
         needed = self.memory.of_request(len(request.tokens) + request.max_tokens)
         if needed > self.memory.free:
             raise ValueError(
-                f"the prompt has {len(request.tokens):,} tokens and max_tokens is "
-                f"{request.max_tokens:,}, which takes {needed:,} bytes: expected at most "
+                f"max_tokens is {request.max_tokens:,} and the prompt has "
+                f"{len(request.tokens):,} tokens, which takes {needed:,} bytes: expected at most "
                 f"{self.memory.free:,}, the server's --memory without weights."
             )
 
@@ -138,8 +144,7 @@ class Engine:
             if self.waiting + len(requests) > self.memory.limits.queue:
                 raise BusyError(f"{self.waiting:,} requests wait already")
             for one in requests:
-                self._submitted += 1
-                one.number = self._submitted
+                one.number = next(self._numbers)
             self._come += requests
             self._wake.notify()
 
@@ -182,7 +187,7 @@ class Engine:
     def _live(self) -> None:
         try:
             with ExitStack() as stack:
-                for model, caches in zip(self.models, self.make(), strict=True):
+                for model, caches in zip(self.models, self._fresh, strict=True):
                     stack.enter_context(routing_for(model, list(evicting_caches(caches))))
                 stack.enter_context(mx.stream(generation_stream))
                 while self._work():
@@ -208,11 +213,11 @@ class Engine:
             raise BusyError("the server has ended before the answer did")
         try:
             self._part_with(left)
+            self._let_join()
             if self._running:
                 self._step()
         except Exception as error:
             self._recover(error)
-        self._let_join()
         return bool(self._waiting or self._running or not closing)
 
     def _news(self) -> _News:
@@ -224,8 +229,9 @@ class Engine:
         here = [*self._running.values(), *self._waiting]
         with self._wake:
             if not (here or untold):
-                beat = None if alone else _BEAT
-                self._wake.wait_for(lambda: self._come or self._closing, beat)
+                self._wake.wait_for(lambda: self._come or self._closing, None if alone else _BEAT)
+                full = self.memory.limits.queue
+                self._wake.wait_for(lambda: not self.expected or self.waiting >= full, _MOMENT)
             come, self._come = self._come, []
             left = {one.number for one in here + come if one.left}
             news = come, left, self._closing, self._giving_up
@@ -240,7 +246,8 @@ class Engine:
         for uid in gone:
             self._part(uid)
         waiting = [one for one in self._waiting if one.number in left]
-        self._waiting = deque(one for one in self._waiting if one.number not in left)
+        for one in waiting:
+            self._waiting.remove(one)
         for one in (*gone.values(), *waiting):
             if one.failure is None:
                 self.counts["left"] += 1
@@ -263,13 +270,11 @@ class Engine:
 
     def _is_room(self, request: Request) -> bool:
         """Whether its bytes fit; prompts that were read before give way."""
-        needed = self.memory.of_request(len(request.tokens) + request.max_tokens)
-        left = self.memory.free - sum(one._nbytes for one in self._running.values()) - needed
-        if left < 0:
-            return False
-        request._nbytes = needed
-        self.snapshots.shrink(min(left, self.snapshots.max_bytes))
-        return True
+        request._nbytes = self.memory.of_request(len(request.tokens) + request.max_tokens)
+        left = self.memory.free - sum(one._nbytes for one in (*self._running.values(), request))
+        if left >= 0:
+            self.snapshots.shrink(min(left, self.snapshots.max_bytes))
+        return left >= 0
 
     def _is_read_by_another(self, request: Request) -> bool:
         """Whether it begins with what another request is reading just now, so that it can wait for
@@ -295,21 +300,21 @@ class Engine:
                 request.cached = read
                 self.counts["cached"] += read
                 self.counts["read"] += len(seen) - read
-                self._tell_where_beyond(len(seen))
-            if request._writer is None:
-                request._writer = Writer(
-                    self.tokenizer, request.stops, request.state, request.goes_on
-                )
+                if said := beyond_context(self._context, len(seen)):
+                    _LOG.warning("%s", said)
+                    self._context = None
+            request._writer = request._writer or Writer(
+                self.tokenizer, request.stops, request.state, request.goes_on
+            )
             chooses = request.sampler(self._spared)
             chooses = self._greedy if chooses is greedy else self.ranks.agreed(chooses)
             lasting = self._lasting if self._evicts_from(request) else None
             request._places = places(seen, self._boundaries, read, lasting)
-            bounds = [read, *request._places, len(seen)]
             [uid] = self._batch.insert_segments(
-                [[seen[a:b] for a, b in pairwise(bounds)]], caches=[caches],
+                [[seen[a:b] for a, b in itertools.pairwise([read, *request._places, len(seen)])]],
                 max_tokens=[request.max_tokens - len(request.answer)], all_tokens=[seen[:read]],
                 samplers=[chooses], stop_sequences=[self._ends],
-                logits_processors=[request.processors()],
+                logits_processors=[request.processors()], caches=[caches],
             )  # fmt: skip
             self._running[uid] = request
         except Exception as error:
@@ -325,13 +330,19 @@ class Engine:
         """Whether it can grow until its caches cannot be cut any more."""
         return len(request.tokens) + request.max_tokens > self._lasting
 
+    def _is_cut_later(self, request: Request) -> bool:
+        """Whether what it has read is still had, as it was, from its caches behind the first token,
+        which need not wait for that."""
+        ahead = request.max_tokens if self._scored else 2 + self.memory.limits.drafts
+        return len(request.seen) + ahead <= self._lasting
+
     def _read_before(self, tokens: list[int]) -> tuple[list[Any], int]:
         caches, read = self.snapshots.find(tokens)
         if self.store is not None:
             found, length = self.store.find(tokens, read)
             if found:
                 caches, read = found, length
-        return caches or [one for caches in self.make() for one in caches], read
+        return caches or [one for own in copy.deepcopy(self._fresh) for one in own], read
 
     # The batch
 
@@ -348,10 +359,9 @@ class Engine:
         prompts, answers = self._batch.next()
         self._lone_failures = 0
         for one in prompts:
-            request = self._running.get(one.uid)
-            if one.end_of_segment and not one.end_of_prompt and request is not None:
-                request._places = request._places[1:]
-                self._keep_row(one.uid, last=not request._places)
+            ends = one.end_of_segment and not one.end_of_prompt
+            if ends and (request := self._running.get(one.uid)) and not self._is_cut_later(request):
+                self._keep_row(one.uid, request)
         for one in answers:
             if (request := self._running.get(one.uid)) is not None:
                 held = (one.prompt_cache, one.all_tokens) if one.finish_reason else None
@@ -359,12 +369,16 @@ class Engine:
                 if finish is not None:
                     self._end(request, finish)
                     self._part(one.uid, held, keep=finish.error is None)
-                elif len(request.answer) % _EVERY == 0 and self._evicts_from(request):
-                    self._keep_row(one.uid)
+                elif request._places or (
+                    len(request.answer) % _EVERY == 0 and self._evicts_from(request)
+                ):
+                    self._keep_row(one.uid, request)
 
-    def _keep_row(self, uid: int, last: bool = False) -> None:
+    def _keep_row(self, uid: int, request: Request) -> None:
+        """Keep what was read up to the next of its places, if there is one."""
         caches, tokens = self._batch.extract_cache([uid])[uid]
-        self._keep(list(tokens), caches, last)
+        place, *request._places = request._places or (None,)
+        self._keep(list(tokens)[:place], caches, place is not None and not request._places)
 
     def _keep(self, tokens: list[int], caches: list[Any], last: bool) -> None:
         """Keep caches for others; ``last``: of a whole prompt or answer, worth a file."""
@@ -417,8 +431,9 @@ class Engine:
         """A step of the model failed, and caches are torn: the requests join again, one after the
         other, and the one with which it fails again is the one that fails."""
         self._check_alone(error)
+        if not (running := list(self._running.values())):
+            raise error
         _LOG.warning("a step of the model failed: %s", error)
-        running = list(self._running.values())
         guilty = next((one for one in running if one._tried), None)
         if len(running) == 1:
             guilty, self._lone_failures = running[0], self._lone_failures + 1
@@ -436,23 +451,12 @@ class Engine:
                 one._suspect = True
                 self._waiting.appendleft(one)
 
-    def _tell_where_beyond(self, tokens: int) -> None:
-        said = beyond_context(context_length(self.model), tokens)
-        if said and not self._told:
-            self._told = True
-            _LOG.warning("%s", said)
-
 
 def _stay_behind(life: list[Callable[[], None]]) -> None:
     """Live, and let go of it; the thread stays: at its end MLX asks for Python's lock, which may be
     gone by then."""
     life.pop()()
     threading.Event().wait()
-
-
-def _lasting_tokens(caches: Sequence[Any]) -> int:
-    """Tokens up to which any beginning can be had of such caches."""
-    return min(bounds(caches), default=sys.maxsize) if is_cuttable(caches) else 0
 
 
 def _have_batches(caches: Sequence[Any]) -> bool:

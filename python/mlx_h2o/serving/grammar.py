@@ -10,6 +10,8 @@ import mlx.core as mx
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
+from .kept import common
+
 __all__ = ["constrain", "matcher"]
 
 _SPACE = r"\x20|\x0A\x20{0,16}"
@@ -58,9 +60,7 @@ def constrain(matcher: LLMatcher, given: int) -> Callable[[mx.array, mx.array], 
 
     def process(tokens: mx.array, logits: mx.array) -> mx.array:
         answer: Any = tokens[given:].tolist()
-        same = 0
-        while same < min(len(seen), len(answer)) and seen[same] == answer[same]:
-            same += 1
+        same = common(seen, answer)
         matcher.rollback(len(seen) - same)  # of drafts that were not taken
         seen[same:] = answer[same:][: matcher.try_consume_tokens(answer[same:])]
         if len(seen) < len(answer):

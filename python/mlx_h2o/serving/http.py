@@ -74,7 +74,8 @@ class Error(BaseModel):
 
 
 def _wrong(status: int, said: str, **more: str) -> HTTPException:
-    """An answer that is an error."""
+    """An answer that is an error; a sentence of 400 begins with the field that it is about."""
+    more = {"param": said.partition(" ")[0].partition(".")[0]} | more if status == 400 else more
     headers = {"Retry-After": str(_TRIED_AGAIN)} if status == 503 else None
     return HTTPException(status, failure(said, status, **more), headers)
 
@@ -130,7 +131,7 @@ class _Asking:
         self._tokenizing = asyncio.Lock()  # tokenizers are for one thread at a time
         self._created = int(time.time())
 
-    def authorize(self, request: HttpRequest) -> None:
+    async def authorize(self, request: HttpRequest) -> None:
         key = self.settings.api_key
         given = request.headers.get("authorization", "").encode("latin-1")
         if key is not None and not secrets.compare_digest(given, f"Bearer {key}".encode()):
@@ -171,8 +172,7 @@ class _Asking:
         schema, grammar = body.answer_schema, None
         if schema is not None:
             if found[1] != "normal":
-                said = "response_format is given, and the model thinks before it answers."
-                raise _wrong(400, said, param="response_format")
+                raise _wrong(400, "response_format is given, and the model thinks first.")
             size = self.engine.vocabulary
             grammar = await self._tokenize(matcher, tokenizer, size, schema)
         return await self._answer(body, [found], choices, request, grammar)
@@ -187,14 +187,17 @@ class _Asking:
             raise _wrong(404, said, param="model", code="model_not_found")
 
     async def _tokenize(self, encode: Callable[..., Any], *given: Any) -> Any:
-        async with self._tokenizing:
-            try:
+        self.engine.expected += 1
+        try:
+            async with self._tokenizing:
                 return await run_in_threadpool(encode, *given)
-            except ValueError as error:
-                raise _wrong(400, str(error)) from error
-            except Exception as error:
-                _LOG.exception("a prompt cannot be made into tokens")
-                raise _wrong(500, f"the tokenizer failed: {error}") from error
+        except ValueError as error:
+            raise _wrong(400, str(error)) from error
+        except Exception as error:
+            _LOG.exception("a prompt cannot be made into tokens")
+            raise _wrong(500, f"the tokenizer failed: {error}") from error
+        finally:
+            self.engine.expected -= 1
 
     async def _answer(
         self, body: GenerationBody, prompts: Sequence[tuple[list[int], str]],
@@ -253,7 +256,8 @@ class _Asking:
         try:
             while open_ones:
                 try:
-                    index, event = await asyncio.wait_for(told.get(), _QUIET)
+                    async with asyncio.timeout(_QUIET):  # wait_for would make a task each time
+                        index, event = await told.get()
                 except TimeoutError:
                     yield None
                     continue

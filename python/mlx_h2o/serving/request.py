@@ -79,13 +79,8 @@ class Request:
 
     def __getstate__(self) -> dict[str, Any]:
         """For other ranks, which need not know who asked, nor how the first one chooses tokens."""
-        others: dict[str, Any] = {
-            "sink": _ignore,
-            "grammar": None,
-            "penalties": {},
-            "top_logprobs": None,
-        }
-        return self.__dict__ | others
+        without: dict[str, Any] = {"grammar": None, "penalties": {}, "top_logprobs": None}
+        return self.__dict__ | without | {"sink": _ignore}
 
     @property
     def seen(self) -> list[int]:

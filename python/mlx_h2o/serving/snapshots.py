@@ -67,10 +67,7 @@ class Snapshots:
             return [], 0
         self._kept.use(found.key)
         caches = copy.deepcopy(found.caches)
-        if (surplus := len(found) - length) > 0:
-            for one in caches:
-                one.trim(surplus)
-        return caches, length
+        return (caches, length) if _cut(caches, length) else ([], 0)
 
     def _best(self, tokens: Sequence[int]) -> tuple[int, _Snapshot | None]:
         near = self._kept.nearest(key_of(tokens))
