@@ -10,17 +10,10 @@ import numpy as np
 
 POISON = 0xFF  # NaN in every float format, -1 in every integer one
 
+NAMES = ("float32", "float16", "bool_", "int32", "int64", "uint8", "uint32")
 # bfloat16 travels as its bits.
-NUMPY = {
-    mx.float32: np.dtype(np.float32),
-    mx.float16: np.dtype(np.float16),
-    mx.bfloat16: np.dtype(np.uint16),
-    mx.bool_: np.dtype(np.bool_),
-    mx.int32: np.dtype(np.int32),
-    mx.int64: np.dtype(np.int64),
-    mx.uint8: np.dtype(np.uint8),
-    mx.uint32: np.dtype(np.uint32),
-}
+NUMPY = {getattr(mx, name): np.dtype(getattr(np, name)) for name in NAMES}
+NUMPY |= {mx.bfloat16: np.dtype(np.uint16)}
 
 _libc = ctypes.CDLL(None, use_errno=True)
 

@@ -51,7 +51,7 @@ def _of_length(
     rounds = math.ceil(repeats / math.ceil(length / PROMPT_CHUNK))
     mx.random.seed(0)
     prompt = mx.random.randint(0, vocabulary(model), (length + 1,))
-    makes = _makes(model, length, say)
+    makes = _makes(model, prompt, say)
     arms = timed(model, makes, prompt, rounds=rounds, turns=repeats, tokens=tokens)
     stock = arms[STOCK]
     return {
@@ -67,8 +67,8 @@ def _of_length(
     }
 
 
-def _makes(model: Any, length: int, say: Callable[[str], None]) -> dict[str, Make]:
-    """Those that the model has, mlx_lm's first."""
+def _makes(model: Any, prompt: mx.array, say: Callable[[str], None]) -> dict[str, Make]:
+    """Those that read a little and write on with this model, mlx_lm's first."""
 
     def stock() -> list[Any]:
         return list(mlx_lm_cache.make_prompt_cache(model))
@@ -79,11 +79,11 @@ def _makes(model: Any, length: int, say: Callable[[str], None]) -> dict[str, Mak
 
     found: dict[str, Make] = {STOCK: stock, "mlx_lm, 8 bits": packed}
     for name, settings in OURS.items():
-        found[name] = partial(make_prompt_cache, model, max(16, length // 4), **settings)
+        found[name] = partial(make_prompt_cache, model, max(16, len(prompt) // 4), **settings)
     for name, make in [*found.items()]:
         try:
-            make()
-        except (NotImplementedError, ValueError) as error:
+            timed(model, {name: make}, prompt[:18], turns=1, tokens=1)
+        except (RuntimeError, ValueError) as error:
             say(f"not {name}: {error}")
             del found[name]
     return found

@@ -69,8 +69,8 @@ def _logits(request: AttentionRequest) -> mx.array:
 
 def _product(left: mx.array, rows: StoredRows, transpose: bool = False) -> mx.array:
     """``left`` [B, Hkv, n, ...] times rows as float32; packed ones from scales and biases upcast
-    first."""
-    if isinstance(rows, PackedRows) and not are_codes(rows):
+    first. MLX has no product with packed rows of every shape on CUDA."""
+    if isinstance(rows, PackedRows) and not are_codes(rows) and not mx.cuda.is_available():
         words, scales, biases = rows.parts
         return mx.quantized_matmul(
             left, words, _float32(scales), _float32(biases), transpose=transpose,
