@@ -209,6 +209,10 @@ MLX_H2O_INLINE void add_values(const float* weights, int64_t weight_stride, cons
 // One bit for each of up to kStep weights that is not 0.
 inline uint64_t nonzero(const float* weights, int count) {
   uint64_t bits = 0;
+  if (count == kStep) {  // a loop of known length
+    for (int i = 0; i < kStep; i += kLanes) bits |= uint64_t{nonzero_lanes(load(weights + i))} << i;
+    return bits;
+  }
   for (int i = 0; i < count; i += kLanes) {
     bits |= uint64_t{nonzero_lanes(load_from(weights + i, count - i))} << i;
   }
