@@ -25,13 +25,12 @@ MOST_FILES, MOST_RETURNS, MOST_CALLS = 8, 4, 30
 pytestmark = NATIVE
 
 
-def full_cache(tokens: int, bits: int | None) -> H2OKVCache:
-    config = H2OConfig.of(max_kv_size=BUDGET, policy="h2o-ema", kv_bits=bits)
-    cache = (H2OKVCache if bits is None else QuantizedH2OKVCache)(config)
-    queries, rows = mx.zeros((1, 4, 1, 64), mx.float16), mx.zeros((1, 2, 1, 64), mx.float16)
-    for _ in range(tokens):
-        found = cache.update_and_fetch(rows, rows)
-        mx.eval(cache.attend(queries, *found, scale=0.1))
+def fed(tokens: int, **settings: Any) -> H2OKVCache:
+    config = H2OConfig.of(max_kv_size=BUDGET, **settings)
+    cache = (QuantizedH2OKVCache if config.kv_bits else H2OKVCache)(config)
+    for count in (tokens - 1, 1):  # what comes next finds room
+        queries, rows = (mx.zeros((1, heads, count, 64)) for heads in (4, 2))
+        cache.attend(queries, *cache.update_and_fetch(rows, rows), scale=0.1, mask="causal")
     return cache
 
 
@@ -86,9 +85,8 @@ def is_short(path: list[str]) -> bool:
 @pytest.mark.parametrize("bits", [None, 8])
 @pytest.mark.parametrize("tokens", [BUDGET - 8, BUDGET], ids=["room", "full"])
 def test_a_key_takes_a_short_way(tokens, bits):
-    keys = mx.ones((1, 2, 1, 64), mx.float16)
     with mlx_h2o.use_backend("native"):
-        path = path_of(full_cache(tokens, bits), keys)
+        path = path_of(fed(tokens, policy="h2o-ema", kv_bits=bits), mx.ones((1, 2, 1, 64)))
     assert is_short(path), path
 
 
@@ -112,21 +110,28 @@ def calls_of_steps(cache: H2OKVCache, sequences: int, tokens: int, taken_back: i
     return calls
 
 
-@pytest.mark.parametrize("policy", ["keydiff", "h2o"])
-def test_a_step_of_a_batch_of_unlike_lengths_takes_few_calls(policy):
-    caches = []
-    for count in (3, 9, 5):
-        cache = H2OKVCache(H2OConfig.of(max_kv_size=BUDGET, policy=policy))
-        queries, rows = (mx.zeros((1, heads, count, 64)) for heads in (4, 2))
-        cache.attend(queries, *cache.update_and_fetch(rows, rows), scale=0.1, mask="causal")
-        caches.append(cache)
-    assert 0 < calls_of_steps(H2OKVCache.merge(caches), 3, 1, 0) <= MOST_CALLS
+# Settings, the tokens that each sequence has seen, and the most calls of a step.
+STEPS: dict[str, tuple[dict[str, Any], list[int], int]] = {
+    "one sequence": ({}, [9], 20),
+    "packed": ({"kv_bits": 8}, [9], 20),
+    "drafts": ({"speculative": 3}, [9], MOST_CALLS),
+    "unlike lengths": ({}, [3, 9, 5], MOST_CALLS),
+    "unlike lengths, packed": ({"kv_bits": 8}, [3, 9, 5], MOST_CALLS),
+    "shared": ({"prefix_size": 8}, [9], MOST_CALLS),
+    "a row goes": ({"evict_every": 1}, [BUDGET], 200),  # with h2o it is folded
+}
 
 
+@pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("policy", ["keydiff", "h2o"])
-def test_a_step_of_drafts_takes_few_calls(policy):
-    cache = H2OKVCache(H2OConfig.of(max_kv_size=BUDGET, policy=policy, speculative=3))
-    assert 0 < calls_of_steps(cache, 1, 4, 2) <= MOST_CALLS
+def test_a_step_takes_few_calls(policy, step):
+    settings, seen, most = STEPS[step]
+    caches = [fed(count, policy=policy, **settings) for count in seen]
+    if caches[0].config.prefix_size:
+        caches[0].share(8)
+    cache = caches[0] if len(seen) == 1 else H2OKVCache.merge(caches)
+    tokens, taken_back = (4, 2) if cache.config.speculative else (1, 0)
+    assert 0 < calls_of_steps(cache, len(seen), tokens, taken_back) <= most
 
 
 def test_a_detour_would_be_seen():

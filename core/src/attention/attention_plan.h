@@ -60,9 +60,8 @@ struct Plan {
     span_blocks = (span_keys + block_keys - 1) / block_keys;
     const int64_t pairs = tile_rows * a.key_count;
     weights_at = spans * partial_floats + (keep_logits ? pairs : 0);
-    // And the maximum of each row and block, which its weights are relative to. The last step of
-    // the last row reads kStep weights, however many keys are left.
-    unit_floats = weights_at + (a.mass ? pairs + tile_rows * spans * span_blocks + kStep : 0);
+    // And the maximum of each row and block, which its weights are relative to.
+    unit_floats = weights_at + (a.mass ? pairs + tile_rows * spans * span_blocks : 0);
     wave = std::clamp<int64_t>(kWorkspaceFloats / unit_floats, 1, units);
   }
 };

@@ -78,13 +78,8 @@ class WantedKeys {
   // One bit for each of up to kStep logits that is not below the limit once it is shifted.
   static uint64_t lanes_from(const float* logits, int count, float shift, float limit) {
     uint64_t bits = 0;
-    int i = 0;
-    for (; i + kLanes <= count; i += kLanes) {
-      const Vector x = load(logits + i) - broadcast(shift);
-      bits |= uint64_t{lanes_not_below(x, broadcast(limit))} << i;
-    }
-    if (i < count) {
-      const Vector x = load_partial(logits + i, count - i) - broadcast(shift);
+    for (int i = 0; i < count; i += kLanes) {
+      const Vector x = load_from(logits + i, count - i) - broadcast(shift);
       bits |= uint64_t{lanes_not_below(x, broadcast(limit))} << i;
     }
     return bits;

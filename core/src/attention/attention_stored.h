@@ -64,8 +64,7 @@ struct DenseRows {
     for (int i = 0; i < kVectors; ++i) to[i] = load(from + i * kLanes);
   }
   Vector load_tail(int64_t row, int d, int width) const {
-    const T* from = first + row * stride + d;
-    return d + kLanes <= width ? load(from) : load_partial(from, width - d);
+    return load_from(first + row * stride + d, width - d);
   }
 };
 

@@ -206,11 +206,15 @@ MLX_H2O_INLINE void add_values(const float* weights, int64_t weight_stride, cons
   }
 }
 
-// One bit for each of kStep weights that is not 0.
-inline uint64_t nonzero(const float* weights) {
+// One bit for each of up to kStep weights that is not 0.
+inline uint64_t nonzero(const float* weights, int count) {
   uint64_t bits = 0;
-  for (int i = 0; i < kStep; i += kLanes) {
-    bits |= uint64_t{nonzero_lanes(load(weights + i))} << i;
+  if (count == kStep) {  // a loop of known length
+    for (int i = 0; i < kStep; i += kLanes) bits |= uint64_t{nonzero_lanes(load(weights + i))} << i;
+    return bits;
+  }
+  for (int i = 0; i < count; i += kLanes) {
+    bits |= uint64_t{nonzero_lanes(load_from(weights + i, count - i))} << i;
   }
   return bits;
 }
@@ -222,16 +226,15 @@ inline int list_bits(uint64_t bits, int first, int* places) {
   return count;
 }
 
-// Adds the values of up to kStep keys to Rows rows; there are kStep weights to read. A row whose
-// weight is 0 takes nothing from that key, so that a masked value may hold anything, NaN included;
-// a key that no row wants is not read.
+// Adds the values of up to kStep keys to Rows rows. A row whose weight is 0 takes nothing from that
+// key, so that a masked value may hold anything, NaN included; a key that no row wants is not read.
 template <int Rows, typename Source>
 void add_step(const float* weights, int64_t weight_stride, int key_count, const Source& values,
               int width, float* sums, int64_t sum_stride) {
   const uint64_t all = ~uint64_t{0} >> (kStep - key_count);
   uint64_t any = 0, every = all;
   for (int i = 0; i < Rows; ++i) {
-    const uint64_t own = nonzero(weights + i * weight_stride) & all;
+    const uint64_t own = nonzero(weights + i * weight_stride, key_count);
     any |= own;
     every &= own;
   }

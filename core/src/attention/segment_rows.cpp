@@ -1,5 +1,4 @@
-// Rows that are stored in segments, each in its own way, as one array or as packed rows of one
-// kind.
+// Rows that are stored in segments, each in its own way, as one array or packed rows of one kind.
 #include <algorithm>
 #include <cstring>
 #include <memory>

@@ -58,8 +58,7 @@ std::string shown(const int* shape, size_t rank) {
   return text + (rank == 1 ? ",)" : ")");
 }
 
-// One array of an argument: of rows in parts the last size has no name, but is `last`, 0: not
-// known.
+// One array of an argument: of rows in parts the last size has no name, but is `last`, 0: unknown.
 struct Arguments::Spec {
   const table::Argument& argument;
   const char* dtype;

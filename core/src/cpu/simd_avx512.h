@@ -52,14 +52,22 @@ inline Vector exponent_from_low_bits(Vector value) {
   return _mm512_castsi512_ps(_mm512_add_epi32(bits, _mm512_set1_epi32(0x3f800000)));
 }
 
+// A mask as a number. By way of a general register: where registers are few, GCC 12 spills the 16
+// bits of a mask and reads 64, with whatever was there.
+inline uint32_t bits_of(__mmask16 mask) {
+  uint32_t bits = mask;
+  __asm__("" : "+r"(bits));
+  return bits;
+}
+
 // One bit for each lane of x that is at its limit, above it, or NaN.
 inline uint32_t lanes_not_below(Vector x, Vector limit) {
-  return _mm512_cmp_ps_mask(x, limit, _CMP_NLT_UQ);
+  return bits_of(_mm512_cmp_ps_mask(x, limit, _CMP_NLT_UQ));
 }
 
 // One bit for each lane that is not 0; NaN is not.
 inline uint32_t nonzero_lanes(Vector value) {
-  return _mm512_cmp_ps_mask(value, _mm512_setzero_ps(), _CMP_NEQ_UQ);
+  return bits_of(_mm512_cmp_ps_mask(value, _mm512_setzero_ps(), _CMP_NEQ_UQ));
 }
 
 // value where the weight is not 0, else 0.

@@ -8,3 +8,9 @@ inline Vector load_partial(const T* from, int count) {
   std::memcpy(lanes, from, static_cast<size_t>(count) * sizeof(T));
   return load(lanes);
 }
+
+// A vector, or the first lanes of one where fewer are left.
+template <typename T>
+inline Vector load_from(const T* from, int left) {
+  return left >= kLanes ? load(from) : load_partial(from, left);
+}

@@ -1,5 +1,4 @@
-// The operation that folds rows into others: checks, the MLX primitive, the hand-over to the
-// kernel.
+// The operation that folds rows into others: checks, MLX primitive, hand-over to the kernel.
 #include <memory>
 #include <utility>
 #include <vector>

@@ -1,5 +1,4 @@
-// The operation that takes scores into the moving average: checks, the MLX primitive, the
-// hand-over.
+// The operation that takes scores into the moving average: checks, MLX primitive, hand-over.
 #include <memory>
 #include <utility>
 

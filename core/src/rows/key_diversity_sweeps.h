@@ -2,11 +2,6 @@
 // after its simd_*.h and simd_partial.h: hence no include guard.
 
 template <typename T>
-inline Vector load_from(const T* from, int lanes) {
-  return lanes >= kLanes ? load(from) : load_partial(from, lanes);
-}
-
-template <typename T>
 inline float dot(const T* key, const float* other, int width) {
   Vector total = broadcast(0);
   for (int d = 0; d < width; d += kLanes) {

@@ -1,5 +1,4 @@
-// The operation that chooses the rows to keep: checks, the MLX primitive, and the hand-over to the
-// kernel.
+// The operation that chooses the rows to keep: checks, MLX primitive, hand-over to the kernel.
 #include <memory>
 #include <utility>
 

@@ -9,7 +9,7 @@ import mlx.core as mx
 
 from ..config import H2OConfig
 from ..operations.backends import resolve
-from ..operations.segments import Rows, biased_attention, masking, merged_attention
+from ..operations.segments import AttentionRows, biased_attention, masking, merged_attention
 from .column import packing_of
 from .frame import share_of_rows
 from .scores import Asked, biases
@@ -65,10 +65,10 @@ def attend(
         return out if frame is None else frame.output(out), None, None
     segments = shared_rows(table, framed=isinstance(keys, tuple))
     if newest is None:
-        segments.append(Rows(keys, values, packing(table, config)))
+        segments.append(AttentionRows(keys, values, packing(table, config)))
     else:
         segments += packed_rows(table)
-        segments += [Rows(*newest, {})] if newest[0].shape[2] else []
+        segments += [AttentionRows(*newest, {})] if newest[0].shape[2] else []
     out, scores, lse = merged_attention(
         segments, queries, scale=scale, mask=mask, sinks=sinks if shift is None else None,
         return_scores=policy.needs_scores, return_lse=shift is not None, row_bias=bias,

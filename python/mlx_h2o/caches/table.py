@@ -15,7 +15,7 @@ import mlx.core as mx
 
 from ..operations.backends import resolve
 from ..operations.composed.buffers import padded
-from ..operations.segments import Rows
+from ..operations.segments import AttentionRows
 from .column import Column, Layout, Parts, packing_of
 from .frame import Frame
 from .step import Step
@@ -41,7 +41,7 @@ class Segment:
     keys: Column
     values: Column
     rows: list[int]
-    read: Rows | None = None
+    read: AttentionRows | None = None
 
     @property
     def width(self) -> int:
@@ -56,12 +56,12 @@ class Segment:
         """Keys and values in use, as they are kept."""
         return self.keys.view(self.width), self.values.view(self.width)
 
-    def as_rows(self, shared: bool = False) -> Rows:
+    def as_rows(self, shared: bool = False) -> AttentionRows:
         """Of a segment that does not change, what attention reads."""
         if self.read is None:
             keys, values = self.state
             given = self.keys.given(keys, False), self.values.given(values, False)
-            self.read = Rows(*given, packing_of(self.keys, self.values), shared)
+            self.read = AttentionRows(*given, packing_of(self.keys, self.values), shared)
         return self.read
 
     @property

@@ -5,25 +5,25 @@ from __future__ import annotations
 import mlx.core as mx
 
 from ..operations.backends import resolve
-from ..operations.segments import Rows
+from ..operations.segments import AttentionRows
 from .column import Column
 from .frame import as_they_came
 from .table import Table, behind
 
 
-def packed_rows(table: Table) -> list[Rows]:
+def packed_rows(table: Table) -> list[AttentionRows]:
     """The packed segments."""
     return [one.as_rows() for one in table.segments[:-1] if one.width]
 
 
-def shared_rows(table: Table, framed: bool) -> list[Rows]:
+def shared_rows(table: Table, framed: bool) -> list[AttentionRows]:
     """The rows that others have too, if any: in their frame, or as they came."""
     if table.prefix is None:
         return []
     if table.frame is None or framed:
         return [table.prefix.as_rows(shared=True)]
     keys, values = _shared(table, "keys"), _shared(table, "values")
-    return [Rows(keys, values, {}, shared=True)]
+    return [AttentionRows(keys, values, {}, shared=True)]
 
 
 def _shared(table: Table, side: str) -> mx.array:

@@ -14,7 +14,7 @@ from mlx_h2o.operations.backends import resolve
 from mlx_h2o.operations.resolved import Attended
 
 
-class Rows(NamedTuple):
+class AttentionRows(NamedTuple):
     """Keys and values as attention takes them: arrays, or packed rows and how they are packed."""
 
     keys: Any
@@ -69,7 +69,7 @@ def biased_attention(
 
 
 def merged_attention(
-    segments: Sequence[Rows],
+    segments: Sequence[AttentionRows],
     queries: mx.array,
     *,
     scale: float,
@@ -124,7 +124,7 @@ def merged_attention(
     return out, mx.concatenate(scores, axis=-1) if scores else None, lse
 
 
-def _in_dtype(rows: Rows, queries: mx.array) -> Rows:
+def _in_dtype(rows: AttentionRows, queries: mx.array) -> AttentionRows:
     """Arrays of rows in the dtype of the queries; packed rows as they are."""
     if rows.settings or rows.keys.dtype == queries.dtype:
         return rows
@@ -132,7 +132,7 @@ def _in_dtype(rows: Rows, queries: mx.array) -> Rows:
     return rows._replace(keys=keys, values=values)
 
 
-def _over_shared(rows: Rows, queries: mx.array, scale: float) -> Attended:
+def _over_shared(rows: AttentionRows, queries: mx.array, scale: float) -> Attended:
     """The sequences are further query heads of each KV head, so that rows are read once."""
     keys, values, settings, _ = rows
     heads = (keys[0] if isinstance(keys, tuple) else keys).shape[1]
