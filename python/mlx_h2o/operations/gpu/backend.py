@@ -119,9 +119,9 @@ class KernelBackend:
     def prefill_scores(
         self, request: AttentionRequest, importance: mx.array | None, decay: float | None
     ) -> mx.array:
-        """The mass of a chunk in two kernels; averages, and other head sizes, composed."""
-        served = decay is None and self.serves(request.stream)
-        if not served or launch_rows.refuses_chunk(request):
+        """The mass of a chunk in two kernels; averages, biases, and other head sizes, composed."""
+        served = decay is None and request.row_bias is None and self.serves(request.stream)
+        if not served or launch.refuses_size("D", request.queries.shape[3]):
             return composed_prefill.prefill_scores(request, importance, decay)
         return self.outputs(launch_rows.prefill_mass(request), request.stream)["accumulated"]
 

@@ -141,25 +141,17 @@ class Variant(NamedTuple):
 
 def variant_of(request: AttentionRequest) -> Variant:
     """The variant of a request that was not refused."""
-    keys, values, mask, sinks = request.keys, request.values, request.mask, request.sinks
-    packing = None
+    keys, values, packing = request.keys, request.values, None
     if request.is_packed:
         affine = [r for r in (keys, values) if isinstance(r, PackedRows) and not are_codes(r)]
         scales = affine[0].parts[1].dtype if affine else mx.float32
         packing = scales, *request.packing.values()
+    dtype = mx.float32 if request.has_codes else request.queries.dtype
+    mask, sinks = (None if one is None else one.dtype for one in (request.mask, request.sinks))
     return Variant(
-        flags_of(request),
-        request.sparse_v_threshold > 0,
-        request.causal,
-        mx.float32 if request.has_codes else request.queries.dtype,
-        None if mask is None else mask.dtype,
-        None if sinks is None else sinks.dtype,
-        keys.shape[3],
-        values.shape[3],
-        packing,
-        request.queries.shape,
-        keys.shape[2],
-    )
+        flags_of(request), request.sparse_v_threshold > 0, request.causal, dtype, mask, sinks,
+        keys.shape[3], values.shape[3], packing, request.queries.shape, keys.shape[2],
+    )  # fmt: skip
 
 
 def plan(
@@ -193,13 +185,8 @@ def _launches(variant: Variant, simdgroups: int, blocks: int) -> tuple[Launch, .
     """Without buffers; the same for all layers, and at a full budget for all steps."""
     batch, heads, length, _ = variant.queries
     rows, key_count, value_size = (batch, heads, length), variant.key_count, variant.value_size
-    arguments: dict[str, Any] = {
-        "T": variant.dtype,
-        "D": variant.head_size,
-        "V": value_size,
-        "NS": simdgroups,
-        "CAUSAL": variant.causal,
-    }
+    arguments: dict[str, Any] = {"T": variant.dtype, "D": variant.head_size, "V": value_size}
+    arguments |= {"NS": simdgroups, "CAUSAL": variant.causal}
     if variant.packing is not None:
         arguments |= zip(("S", "KB", "VB", "G"), variant.packing, strict=True)
     made = (

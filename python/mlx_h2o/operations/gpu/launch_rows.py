@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 
 from mlx_h2o.operations.composed import turbo
-from mlx_h2o.operations.gpu.launch import flags_of, refuses_size
+from mlx_h2o.operations.gpu.launch import flags_of
 from mlx_h2o.operations.gpu.launches import LANES, Launch, LaunchPlan, launch_of, params
 from mlx_h2o.operations.requests import AttentionRequest, PerSequence
 
@@ -55,13 +55,6 @@ def encode_rows(rows: mx.array, bits: int, seed: int) -> LaunchPlan:
     return LaunchPlan((launch,), given)
 
 
-def refuses_chunk(request: AttentionRequest) -> str:
-    """Why the kernels cannot serve this mass of a chunk; empty if they can."""
-    if request.row_bias is not None:
-        return "the kernels know no bias of rows"
-    return refuses_size("D", request.queries.shape[3])
-
-
 def prefill_mass(request: AttentionRequest) -> LaunchPlan:
     """First the denominators of all queries, then ``accumulated``, float32 [B, Hkv, N].
 
@@ -73,24 +66,18 @@ def prefill_mass(request: AttentionRequest) -> LaunchPlan:
     given: dict[str, Any] = {"queries": request.queries, "keys": request.keys, "params": numbers}
     optional = {"mask": request.mask, "sinks": request.sinks}
     given |= {name: array for name, array in optional.items() if array is not None}
-    arguments = {
-        "T": request.queries.dtype,
-        "D": size,
-        "NS": SIMDGROUPS,
-        "KEYS": KEYS,
-        "QUERIES": QUERIES,
-        "CAUSAL": request.causal,
-    }
     accumulated = ("accumulated", (batch, kv_heads, rows), mx.float32)
     made = (accumulated, ("lses", (batch, heads, length), mx.float32))
 
     def launch(name: str, tiles: int) -> Launch:
         """One threadgroup per KV head and tile."""
-        grid = (batch * kv_heads * _THREADS, tiles, 1)
-        return launch_of(name, grid, _THREADS, made, flags_of(request), **arguments)
+        return launch_of(
+            name, (batch * kv_heads * _THREADS, tiles, 1), _THREADS, made, flags_of(request),
+            T=request.queries.dtype, D=size, NS=SIMDGROUPS, KEYS=KEYS, QUERIES=QUERIES,
+            CAUSAL=request.causal,
+        )  # fmt: skip
 
-    query_tiles = -(-(heads // kv_heads * length) // QUERIES)
-    key_tiles = -(-rows // (SIMDGROUPS * KEYS))
+    denominators = launch("prefill_lse", -(-(heads // kv_heads * length) // QUERIES))
     return LaunchPlan(
-        (launch("prefill_lse", query_tiles), launch("prefill_mass", key_tiles)), given
+        (denominators, launch("prefill_mass", -(-rows // (SIMDGROUPS * KEYS)))), given
     )
