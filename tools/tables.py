@@ -255,7 +255,7 @@ REAL = tuple(
     f"real_{name}.json" for name in ("smollm2-135m-instruct", "gemma3-270m", "smollm2-135m-biased")
 )
 
-SEEDS = ("h2o", "3", "7", "8-512", "8-1024", "8-2048", "sparse-v")
+SEEDS = ("h2o", "3", "4", "7", "8-512", "8-1024", "8-2048", "8-4096", "sparse-v")
 """Those of benchmarks/seed_tables.py that have been measured."""
 
 
