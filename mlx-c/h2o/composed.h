@@ -24,8 +24,6 @@ Array prefill_scores(const PrefillRequest& request);
 Array accumulate_scores(const AccumulateRequest& request);
 // The importance plus the weights that all queries and query heads of a KV head give to each row.
 Array add_mass(const AttentionAccumulateRequest& request, mlx_array scores, mlx_array lse);
-// Of no row so far: one NaN in memory.
-Array importance_so_far(const PrefillRequest& request);
 
 Array keep_indices(const RetentionRequest& request);
 // One number for all sequences, or one each, as [] or [B, 1, 1].

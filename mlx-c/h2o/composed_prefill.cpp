@@ -65,7 +65,10 @@ Value block(const AttentionRequest& r, Range queries, mlx_array all_keys, Range 
 
 Value moving_average(const PrefillRequest& r) {
   const mlx_stream s = r.stream;
-  const Array importance = importance_so_far(r);
+  // Of no row so far: one NaN in memory.
+  const Array importance = r.importance.ctx != nullptr
+                               ? copied(r.importance)
+                               : broadcast(number(NAN), {r.batch, r.kv_heads, r.rows}, s);
   const bool masked = r.causal || !r.mask.empty() || r.row_bias.ctx != nullptr;
   std::vector<Array> parts;
   Array after = slice(importance, 2, 0, 0, s);
@@ -109,11 +112,6 @@ Array add_mass(const AttentionAccumulateRequest& r, mlx_array scores, mlx_array 
           .reshaped({r.batch, r.kv_heads, r.heads / r.kv_heads * r.length, r.rows});
   return importance.then(mlx_isnan).where(number(0), importance) +
          weights.then(mlx_sum_axis, 2, false);
-}
-
-Array importance_so_far(const PrefillRequest& r) {
-  if (r.importance.ctx != nullptr) return copied(r.importance);
-  return broadcast(number(NAN), {r.batch, r.kv_heads, r.rows}, r.stream);
 }
 
 Array prefill_scores(const PrefillRequest& r) { return r.mass ? mass(r) : moving_average(r); }

@@ -37,10 +37,7 @@ class Cuda(KernelBackend):
     name, title = "cuda", "CUDA"
 
     def unavailable_reason(self) -> str:
-        module = getattr(mx, "cuda", None)
-        if module is not None and module.is_available():
-            return ""
-        return "MLX has no CUDA device on this machine"
+        return "" if mx.cuda.is_available() else "MLX has no CUDA device on this machine"
 
     def advice(self) -> str:
         """How to make it available; empty on a machine without NVIDIA's driver."""
