@@ -77,7 +77,8 @@ AttentionAccumulated attend_and_accumulate(const AttentionAccumulateRequest& req
   if (backend.attention_and_accumulate != nullptr) return backend.attention_and_accumulate(request);
   const AttentionResult found = backend.attention(request);
   if (request.mass) {
-    Array mass = composed::add_mass(request, found.scores, found.lse);
+    const auto add_mass = backend.add_mass != nullptr ? backend.add_mass : composed::add_mass;
+    Array mass = add_mass(request, found.scores, found.lse);
     return {tied(found.out, {mass}), std::move(mass)};
   }
   const bool masked = !request.mask.empty() || request.row_bias.ctx != nullptr ||

@@ -17,6 +17,7 @@ struct Backend {
   // With skipped rows where the request asks for them.
   AttentionResult (*attention)(const AttentionRequest&) = nullptr;
   AttentionAccumulated (*attention_and_accumulate)(const AttentionAccumulateRequest&) = nullptr;
+  Array (*add_mass)(const AttentionAccumulateRequest&, mlx_array scores, mlx_array lse) = nullptr;
   Array (*prefill_scores)(const PrefillRequest&) = nullptr;
   Array (*accumulate_scores)(const AccumulateRequest&) = nullptr;
   Array (*keep_indices)(const RetentionRequest&) = nullptr;

@@ -125,8 +125,9 @@ AttentionResult attention(const AttentionRequest& r) {
 }
 
 // Average: attention, then the best back end's.
-const Backend backend = {"composed",      available,         takes_all,    attention,     nullptr,
-                         prefill_scores,  accumulate_scores, keep_indices, key_diversity, fold,
-                         quantize_append, encode_rows,       decode_rows};
+const Backend backend = {"composed",   available,     takes_all,      attention,
+                         nullptr,      nullptr,       prefill_scores, accumulate_scores,
+                         keep_indices, key_diversity, fold,           quantize_append,
+                         encode_rows,  decode_rows};
 
 }  // namespace mlx_h2o_c::composed

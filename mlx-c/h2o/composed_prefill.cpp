@@ -8,26 +8,25 @@ namespace mlx_h2o_c::composed {
 
 namespace {
 
-// The logits of one block, in float32, take at most this much, or one row or column of them.
-constexpr int64_t block_bytes = 1 << 21;
+// The logits of one block, in float32, take at most this much, or one row or column of them; more
+// on a GPU, where a block is a dozen launches.
+constexpr int64_t block_bytes = 1 << 21, block_bytes_on_gpu = 1 << 24;
 
 struct Range {
   int first;
   int last;
 };
 
-std::vector<Range> blocks(int count, int64_t bytes_of_one) {
-  const int64_t size = std::max<int64_t>(1, block_bytes / bytes_of_one);
+// Blocks of queries or keys, each with so many pairs in every head.
+std::vector<Range> blocks(const AttentionRequest& r, int count, int64_t pairs) {
+  const int64_t most = r.on_gpu ? block_bytes_on_gpu : block_bytes;
+  const int64_t size = std::max<int64_t>(1, most / (int64_t{4} * r.batch * r.heads * pairs));
   std::vector<Range> ranges;
   for (int64_t first = 0; first < count; first += size) {
     const int64_t last = std::min<int64_t>(first + size, count);
     ranges.push_back({static_cast<int>(first), static_cast<int>(last)});
   }
   return ranges;
-}
-
-int64_t logits_of(const AttentionRequest& r, int64_t pairs) {
-  return int64_t{4} * r.batch * r.heads * pairs;
 }
 
 // The logits of some queries and some keys, computed after `after`: without an order MLX may begin
@@ -72,7 +71,7 @@ Value moving_average(const PrefillRequest& r) {
   const bool masked = r.causal || !r.mask.empty() || r.row_bias.ctx != nullptr;
   std::vector<Array> parts;
   Array after = slice(importance, 2, 0, 0, s);
-  for (const Range keys : blocks(r.rows, logits_of(r, r.length))) {
+  for (const Range keys : blocks(r, r.rows, r.length)) {
     const Value scores = block(r, {0, r.length}, r.keys.parts[0], keys, after);
     const Array before = slice(importance, 2, keys.first, keys.last, s);
     parts.push_back(accumulate_scores({before, scores, r.decay, masked, s}));
@@ -86,7 +85,7 @@ Value mass(const PrefillRequest& r) {
   const mlx_stream s = r.stream;
   const Array keys = call(mlx_astype, r.keys.parts[0], MLX_FLOAT32, s);  // not in every block
   Value mass(zeros({r.batch, r.kv_heads, r.rows}, s), s);
-  for (const Range queries : blocks(r.length, logits_of(r, r.rows))) {
+  for (const Range queries : blocks(r, r.length, r.rows)) {
     const Softmax parts = softmax(block(r, queries, keys, {0, r.rows}, mass), r.sinks, r.heads, s);
     const Value nothing = parts.total.then(mlx_equal, number(0));
     const int rows = r.heads / r.kv_heads * (queries.last - queries.first);

@@ -706,256 +706,57 @@ static const mlx_h2o_kernel_text mlx_h2o_sdpa_vector_2pass_2_text = {
     sizeof(mlx_h2o_sdpa_vector_2pass_2_segments) / sizeof(mlx_h2o_sdpa_vector_2pass_2_segments[0]),
 };
 
-static const mlx_h2o_kernel_buffer mlx_h2o_prefill_mass_template[] = {
-    {"T", ""},
-    {"D", ""},
+static const mlx_h2o_kernel_buffer mlx_h2o_add_mass_template[] = {
     {"NS", ""},
-    {"KEYS", ""},
-    {"CAUSAL", ""},
 };
 
-static const mlx_h2o_kernel_buffer mlx_h2o_prefill_mass_inputs[] = {
-    {"queries", ""},
-    {"keys", ""},
-    {"mask", "bool_mask"},
-    {"mask", "additive_mask"},
-    {"lses", ""},
-    {"params", ""},
+static const mlx_h2o_kernel_buffer mlx_h2o_add_mass_inputs[] = {
+    {"importance", ""},
+    {"scores", ""},
+    {"lse", ""},
 };
 
-static const mlx_h2o_kernel_buffer mlx_h2o_prefill_mass_outputs[] = {
+static const mlx_h2o_kernel_buffer mlx_h2o_add_mass_outputs[] = {
     {"accumulated", ""},
 };
 
-static const mlx_h2o_kernel_segment mlx_h2o_prefill_mass_segments[] = {
+static const mlx_h2o_kernel_segment mlx_h2o_add_mass_segments[] = {
     {"",
      "  constexpr int LANES = 32;\n"
-     "  constexpr int KEY_PART = D / LANES;\n"
-     "  const int lane = int(thread_index_in_simdgroup);\n"
-     "  const int heads = queries_shape[1];\n"
-     "  const int query_count = queries_shape[2];\n"
-     "  const int kv_heads = keys_shape[1];\n"
-     "  const int key_count = keys_shape[2];\n"
-     "  const int batch = int(threadgroup_position_in_grid.x) / kv_heads;\n"
-     "  const int kv_head = int(threadgroup_position_in_grid.x) % kv_heads;\n"
-     "  const int heads_of_group = heads / kv_heads;\n"
-     "  const int first_head = kv_head * heads_of_group;\n"
-     "  const int first_key =\n"
-     "      (int(threadgroup_position_in_grid.y) * NS + int(simdgroup_index_in_threadgroup)) * KEYS;\n"
-     "  if (first_key >= key_count) {\n"
+     "  const int head = int(threadgroup_position_in_grid.y);\n"
+     "  const int heads = importance_shape[1];\n"
+     "  const int row_count = importance_shape[2];\n"
+     "  const int group = int(threadgroup_position_in_grid.x) * NS + int(simdgroup_index_in_threadgroup);\n"
+     "  const int row = group * LANES + int(thread_index_in_simdgroup);\n"
+     "  if (row >= row_count) {\n"
      "    return;\n"
      "  }\n"
-     "  const int own_keys = metal::min(KEYS, key_count - first_key);\n"
-     "  const int64_t row_start = int64_t(threadgroup_position_in_grid.x) * key_count + first_key;\n"
-     "  float own[KEYS][KEY_PART];\n"
-     "  float results[KEYS];\n"
-     "  for (int k = 0; k < KEYS; k++) {\n"
-     "    const int key = first_key + metal::min(k, own_keys - 1);\n"
-     "    h2o_load<KEY_PART>(\n"
-     "        keys + h2o_offset(keys_strides, batch, kv_head, key, lane * KEY_PART),\n"
-     "        keys_strides[3],\n"
-     "        own[k]);\n"
-     "    results[k] = 0.0f;\n"
-     "  }\n"
-     "  for (int query_index = 0; query_index < query_count; query_index++) {\n"
-     "    const int visible_end = CAUSAL ? key_count - query_count + query_index + 1 : key_count;\n"
-     "    float sums[KEYS];\n"
-     "    for (int k = 0; k < KEYS; k++) {\n"
-     "      sums[k] = 0.0f;\n"
-     "    }\n"
-     "    for (int j = 0; j < heads_of_group; j++) {\n"
-     "      const int head = first_head + j;\n"
-     "      const float denominator = lses[(int64_t(batch) * heads + head) * query_count + query_index];\n"
-     "      if (denominator == H2O_NEGATIVE_INFINITY) {\n"
-     "        continue;\n"
-     "      }\n"
-     "      for (int k = 0; k < KEYS; k++) {\n"
-     "        sums[k] += denominator - denominator;\n"
-     "      }\n"
-     "      if (first_key >= visible_end) {\n"
-     "        continue;\n"
-     "      }\n"
-     "      float query[KEY_PART];\n"
-     "      h2o_load<KEY_PART>(\n"
-     "          queries + h2o_offset(queries_strides, batch, head, query_index, lane * KEY_PART),\n"
-     "          queries_strides[3],\n"
-     "          query);\n"
-     "      for (int i = 0; i < KEY_PART; i++) {\n"
-     "        query[i] *= params[0];\n"
-     "      }\n"
-     "      for (int k = 0; k < KEYS; k++) {\n"
-     "        bool visible = k < own_keys && first_key + k < visible_end;\n"},
-    {"bool_mask",
-     "        visible =\n"
-     "            visible && mask[h2o_offset(mask_strides, batch, head, query_index, first_key + k)];\n"},
-    {"additive_mask",
-     "        float bias = 0.0f;\n"
-     "        if (visible) {\n"
-     "          bias = static_cast<float>(\n"
-     "              mask[h2o_offset(mask_strides, batch, head, query_index, first_key + k)]);\n"
-     "          visible = !(bias <= params[1]);\n"
-     "        }\n"},
-    {"",
-     "        if (visible) {\n"
-     "          float score = metal::simd_sum(h2o_dot<KEY_PART>(query, own[k]));\n"},
-    {"additive_mask",
-     "          score += bias;\n"},
-    {"",
-     "          sums[k] += metal::fast::exp(score - denominator);\n"
-     "        }\n"
-     "      }\n"
-     "    }\n"
-     "    for (int k = 0; k < KEYS; k++) {\n"
-     "      results[k] += sums[k];\n"
+     "  float mass = importance[(head / heads) * importance_strides[0] +\n"
+     "                          (head % heads) * importance_strides[1] + row * importance_strides[2]];\n"
+     "  const int scored = scores_shape[3];\n"
+     "  if (row < scored) {\n"
+     "    mass = mass == mass ? mass : 0.0f;\n"
+     "    const int queries = scores_shape[1] * scores_shape[2] / heads;\n"
+     "    const int64_t first = int64_t(head) * queries;\n"
+     "    for (int64_t query = first; query < first + queries; query++) {\n"
+     "      const float total = lse[query] == H2O_NEGATIVE_INFINITY ? 0.0f : lse[query];\n"
+     "      mass += metal::precise::exp(scores[query * scored + row] - total);\n"
      "    }\n"
      "  }\n"
-     "  for (int k = 0; k < KEYS; k++) {\n"
-     "    if (lane == 0 && k < own_keys) {\n"
-     "      accumulated[row_start + k] = results[k];\n"
-     "    }\n"
-     "  }\n"},
+     "  accumulated[int64_t(head) * row_count + row] = mass;\n"},
 };
 
-static const mlx_h2o_kernel_text mlx_h2o_prefill_mass_text = {
-    "prefill_mass",
+static const mlx_h2o_kernel_text mlx_h2o_add_mass_text = {
+    "add_mass",
     "",
-    mlx_h2o_prefill_mass_template,
-    sizeof(mlx_h2o_prefill_mass_template) / sizeof(mlx_h2o_prefill_mass_template[0]),
-    mlx_h2o_prefill_mass_inputs,
-    sizeof(mlx_h2o_prefill_mass_inputs) / sizeof(mlx_h2o_prefill_mass_inputs[0]),
-    mlx_h2o_prefill_mass_outputs,
-    sizeof(mlx_h2o_prefill_mass_outputs) / sizeof(mlx_h2o_prefill_mass_outputs[0]),
-    mlx_h2o_prefill_mass_segments,
-    sizeof(mlx_h2o_prefill_mass_segments) / sizeof(mlx_h2o_prefill_mass_segments[0]),
-};
-
-static const mlx_h2o_kernel_buffer mlx_h2o_prefill_lse_template[] = {
-    {"T", ""},
-    {"D", ""},
-    {"NS", ""},
-    {"QUERIES", ""},
-    {"CAUSAL", ""},
-};
-
-static const mlx_h2o_kernel_buffer mlx_h2o_prefill_lse_inputs[] = {
-    {"queries", ""},
-    {"keys", ""},
-    {"mask", "bool_mask"},
-    {"mask", "additive_mask"},
-    {"sinks", "sinks"},
-    {"params", ""},
-};
-
-static const mlx_h2o_kernel_buffer mlx_h2o_prefill_lse_outputs[] = {
-    {"lses", ""},
-};
-
-static const mlx_h2o_kernel_segment mlx_h2o_prefill_lse_segments[] = {
-    {"",
-     "  constexpr int LANES = 32;\n"
-     "  constexpr int KEY_PART = D / LANES;\n"
-     "  H2O_THREADGROUP(float, maxima, NS * QUERIES);\n"
-     "  H2O_THREADGROUP(float, totals, NS * QUERIES);\n"
-     "  const int lane = int(thread_index_in_simdgroup);\n"
-     "  const int group = int(simdgroup_index_in_threadgroup);\n"
-     "  const int heads = queries_shape[1];\n"
-     "  const int query_count = queries_shape[2];\n"
-     "  const int kv_heads = keys_shape[1];\n"
-     "  const int key_count = keys_shape[2];\n"
-     "  const int batch = int(threadgroup_position_in_grid.x) / kv_heads;\n"
-     "  const int kv_head = int(threadgroup_position_in_grid.x) % kv_heads;\n"
-     "  const int heads_of_group = heads / kv_heads;\n"
-     "  const int row_count = heads_of_group * query_count;\n"
-     "  const int first_row = int(threadgroup_position_in_grid.y) * QUERIES;\n"
-     "  float own[QUERIES][KEY_PART];\n"
-     "  h2o_softmax states[QUERIES];\n"
-     "  int row_heads[QUERIES];\n"
-     "  int row_queries[QUERIES];\n"
-     "  int ends[QUERIES];\n"
-     "  int last_end = 0;\n"
-     "  for (int r = 0; r < QUERIES; r++) {\n"
-     "    const int row = metal::min(first_row + r, row_count - 1);\n"
-     "    row_heads[r] = kv_head * heads_of_group + row / query_count;\n"
-     "    row_queries[r] = row % query_count;\n"
-     "    ends[r] = CAUSAL ? key_count - query_count + row_queries[r] + 1 : key_count;\n"
-     "    last_end = metal::max(last_end, ends[r]);\n"
-     "    h2o_load<KEY_PART>(\n"
-     "        queries\n"
-     "            + h2o_offset(queries_strides, batch, row_heads[r], row_queries[r], lane * KEY_PART),\n"
-     "        queries_strides[3],\n"
-     "        own[r]);\n"
-     "    for (int i = 0; i < KEY_PART; i++) {\n"
-     "      own[r][i] *= params[0];\n"
-     "    }\n"
-     "    states[r] = h2o_softmax_empty();\n"},
-    {"sinks",
-     "    if (group == 0) {\n"
-     "      h2o_softmax_sink(states[r], static_cast<float>(sinks[row_heads[r] * sinks_strides[0]]));\n"
-     "    }\n"},
-    {"",
-     "  }\n"
-     "  for (int key = group; key < last_end; key += NS) {\n"
-     "    float elements[KEY_PART];\n"
-     "    h2o_load<KEY_PART>(\n"
-     "        keys + h2o_offset(keys_strides, batch, kv_head, key, lane * KEY_PART),\n"
-     "        keys_strides[3],\n"
-     "        elements);\n"
-     "    for (int r = 0; r < QUERIES; r++) {\n"
-     "      bool visible = key < ends[r];\n"},
-    {"bool_mask",
-     "      visible =\n"
-     "          visible && mask[h2o_offset(mask_strides, batch, row_heads[r], row_queries[r], key)];\n"},
-    {"additive_mask",
-     "      float bias = 0.0f;\n"
-     "      if (visible) {\n"
-     "        bias = static_cast<float>(\n"
-     "            mask[h2o_offset(mask_strides, batch, row_heads[r], row_queries[r], key)]);\n"
-     "        visible = !(bias <= params[1]);\n"
-     "      }\n"},
-    {"",
-     "      if (visible) {\n"
-     "        float score = metal::simd_sum(h2o_dot<KEY_PART>(own[r], elements));\n"},
-    {"additive_mask",
-     "        score += bias;\n"
-     "        states[r].total += bias - bias;\n"},
-    {"",
-     "        h2o_softmax_count(states[r], score);\n"
-     "      }\n"
-     "    }\n"
-     "  }\n"
-     "  if (lane == 0) {\n"
-     "    for (int r = 0; r < QUERIES; r++) {\n"
-     "      maxima[group * QUERIES + r] = states[r].maximum;\n"
-     "      totals[group * QUERIES + r] = states[r].total;\n"
-     "    }\n"
-     "  }\n"
-     "  metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);\n"
-     "  for (int r = group; r < QUERIES; r += NS) {\n"
-     "    h2o_softmax part = h2o_softmax_empty();\n"
-     "    if (lane < NS) {\n"
-     "      part.maximum = maxima[lane * QUERIES + r];\n"
-     "      part.total = totals[lane * QUERIES + r];\n"
-     "    }\n"
-     "    const h2o_merged merged = h2o_softmax_merge(part);\n"
-     "    const int row = first_row + r;\n"
-     "    if (lane == 0 && row < row_count) {\n"
-     "      const int64_t first = (int64_t(batch) * heads + kv_head * heads_of_group) * query_count;\n"
-     "      lses[first + row] = h2o_softmax_lse(merged.maximum, merged.total);\n"
-     "    }\n"
-     "  }\n"},
-};
-
-static const mlx_h2o_kernel_text mlx_h2o_prefill_lse_text = {
-    "prefill_lse",
-    "",
-    mlx_h2o_prefill_lse_template,
-    sizeof(mlx_h2o_prefill_lse_template) / sizeof(mlx_h2o_prefill_lse_template[0]),
-    mlx_h2o_prefill_lse_inputs,
-    sizeof(mlx_h2o_prefill_lse_inputs) / sizeof(mlx_h2o_prefill_lse_inputs[0]),
-    mlx_h2o_prefill_lse_outputs,
-    sizeof(mlx_h2o_prefill_lse_outputs) / sizeof(mlx_h2o_prefill_lse_outputs[0]),
-    mlx_h2o_prefill_lse_segments,
-    sizeof(mlx_h2o_prefill_lse_segments) / sizeof(mlx_h2o_prefill_lse_segments[0]),
+    mlx_h2o_add_mass_template,
+    sizeof(mlx_h2o_add_mass_template) / sizeof(mlx_h2o_add_mass_template[0]),
+    mlx_h2o_add_mass_inputs,
+    sizeof(mlx_h2o_add_mass_inputs) / sizeof(mlx_h2o_add_mass_inputs[0]),
+    mlx_h2o_add_mass_outputs,
+    sizeof(mlx_h2o_add_mass_outputs) / sizeof(mlx_h2o_add_mass_outputs[0]),
+    mlx_h2o_add_mass_segments,
+    sizeof(mlx_h2o_add_mass_segments) / sizeof(mlx_h2o_add_mass_segments[0]),
 };
 
 static const mlx_h2o_kernel_buffer mlx_h2o_keep_rows_template[] = {

@@ -161,9 +161,9 @@ AttentionResult attention(const AttentionRequest& r) {
 
 }  // namespace
 
-// Averages and key diversity: the composition.
+// The scores of a chunk, averages and key diversity: the composition.
 const Backend backend = {
-    "metal", unavailable_reason, refuses, attention, nullptr,         prefill_scores,
+    "metal", unavailable_reason, refuses, attention, nullptr,         add_mass,   nullptr,
     nullptr, keep_indices,       nullptr, nullptr,   quantize_append, encode_rows};
 
 }  // namespace mlx_h2o_c::metal

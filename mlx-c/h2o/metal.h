@@ -52,7 +52,7 @@ inline Array floats(const std::vector<double>& values) {
 }
 inline Array integers(const std::vector<int32_t>& values) { return vector(values, MLX_INT32); }
 
-Array prefill_scores(const PrefillRequest& request);
+Array add_mass(const AttentionAccumulateRequest& request, mlx_array scores, mlx_array lse);
 Array keep_indices(const RetentionRequest& request);
 Written quantize_append(const AppendRequest& request);
 std::vector<Array> encode_rows(const EncodeRequest& request);

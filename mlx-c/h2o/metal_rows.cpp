@@ -1,4 +1,4 @@
-// Operations on a cache's rows, and the scores of a long chunk, as Metal launches.
+// Operations on a cache's rows as Metal launches.
 #include <climits>
 
 #include "codes.h"
@@ -11,19 +11,25 @@ namespace {
 
 constexpr int simdgroups = 8;  // of a threadgroup: few registers, so any GPU runs it
 constexpr int threads = simdgroups * lanes;
-constexpr int never = INT_MAX;   // a position that no row has
-constexpr int keys_held = 4;     // by a simdgroup in registers, for every query
-constexpr int queries_held = 4;  // by a simdgroup in registers, for every key
-
-int tiles(int64_t count, int of) { return static_cast<int>((count + of - 1) / of); }
+constexpr int never = INT_MAX;  // a position that no row has
 
 Outputs launched(const mlx_h2o_kernel_text& text, Names& names, int width, int height,
-                 mlx_stream stream, const Flags& flags = {}) {
+                 mlx_stream stream) {
   names.arguments["NS"] = simdgroups;
-  return launch(text, flags, names, {width, height, 1}, {threads, 1, 1}, stream);
+  return launch(text, {}, names, {width, height, 1}, {threads, 1, 1}, stream);
 }
 
 }  // namespace
+
+// One thread per row.
+Array add_mass(const AttentionAccumulateRequest& r, mlx_array scores, mlx_array lse) {
+  Names names;
+  names.buffers = {{"importance", r.importance}, {"scores", scores}, {"lse", lse}};
+  names.outputs = {{"accumulated", {{r.batch, r.kv_heads, r.rows}, MLX_FLOAT32}}};
+  const int width = (r.rows + threads - 1) / threads * threads;
+  return std::move(
+      launched(mlx_h2o_add_mass_text, names, width, r.batch * r.kv_heads, r.stream)["accumulated"]);
+}
 
 // One threadgroup per head.
 Array keep_indices(const RetentionRequest& r) {
@@ -62,37 +68,6 @@ std::vector<Array> encode_rows(const EncodeRequest& r) {
   std::vector<Array> parts;
   for (const char* part : {"words", "norms"}) parts.push_back(std::move(made[part]));
   return parts;
-}
-
-// Of the mass: first the denominators of all queries.
-Array prefill_scores(const PrefillRequest& r) {
-  const int size = r.head_size;
-  if (!r.mass || size % lanes != 0 || size > widest_head || r.row_bias.ctx != nullptr) {
-    return composed::prefill_scores(r);
-  }
-  const Array params = floats({r.scale, r.mask_threshold});
-  Names names;
-  names.buffers = {{"queries", r.queries},
-                   {"keys", r.keys.parts[0]},
-                   {"params", params},
-                   {"mask", r.mask},
-                   {"sinks", r.sinks}};
-  names.arguments = {{"T", dtype_of(r.queries)},
-                     {"D", size},
-                     {"KEYS", keys_held},
-                     {"QUERIES", queries_held},
-                     {"CAUSAL", r.causal}};
-  names.outputs = {{"accumulated", {{r.batch, r.kv_heads, r.rows}, MLX_FLOAT32}},
-                   {"lses", {{r.batch, r.heads, r.length}, MLX_FLOAT32}}};
-  // One threadgroup per KV head and tile.
-  const auto run = [&](const mlx_h2o_kernel_text& text, int count) {
-    return launched(text, names, r.batch * r.kv_heads * threads, count, r.stream, flags_of(r));
-  };
-  const int key_tiles = tiles(r.rows, simdgroups * keys_held);
-  const int query_tiles = tiles(int64_t{r.heads / r.kv_heads} * r.length, queries_held);
-  const Outputs made = run(mlx_h2o_prefill_lse_text, query_tiles);
-  names.buffers["lses"] = made.at("lses");
-  return std::move(run(mlx_h2o_prefill_mass_text, key_tiles)["accumulated"]);
 }
 
 }  // namespace mlx_h2o_c::metal

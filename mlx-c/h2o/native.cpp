@@ -157,9 +157,9 @@ Array decode_rows(const DecodeRequest& r) {
 }  // namespace
 
 const Backend backend = {
-    "native",        unavailable_reason, refuses,      attention,     attention_and_accumulate,
-    prefill_scores,  accumulate_scores,  keep_indices, key_diversity, fold,
-    quantize_append, encode_rows,        decode_rows};
+    "native", unavailable_reason, refuses,           attention,    attention_and_accumulate,
+    nullptr,  prefill_scores,     accumulate_scores, keep_indices, key_diversity,
+    fold,     quantize_append,    encode_rows,       decode_rows};
 
 int threads() { return mlx_h2o::threads(); }
 void set_threads(int count) { mlx_h2o::set_threads(count); }

@@ -33,8 +33,7 @@ KERNELS: dict[str, tuple[str, frozenset[str]]] = {
     "sdpa_vector_sparse_keys_quantized": ("sdpa_vector", frozenset("blocks quantized sparse keys scores".split())),
     "sdpa_vector_sparse_values_quantized": ("sdpa_vector", frozenset("blocks quantized sparse values".split())),
     "sdpa_vector_2pass_2": ("sdpa_vector_2pass_2", frozenset("".split())),
-    "prefill_mass": ("prefill_mass", frozenset("".split())),
-    "prefill_lse": ("prefill_lse", frozenset("".split())),
+    "add_mass": ("add_mass", frozenset("".split())),
     "keep_rows": ("keep_rows", frozenset("".split())),
     "encode_rows": ("encode_rows", frozenset("".split())),
 }
@@ -57,19 +56,8 @@ TEMPLATE: dict[str, Pairs] = {
         ("T", ""),
         ("V", ""),
     ),
-    "prefill_mass": (
-        ("T", ""),
-        ("D", ""),
+    "add_mass": (
         ("NS", ""),
-        ("KEYS", ""),
-        ("CAUSAL", ""),
-    ),
-    "prefill_lse": (
-        ("T", ""),
-        ("D", ""),
-        ("NS", ""),
-        ("QUERIES", ""),
-        ("CAUSAL", ""),
     ),
     "keep_rows": (
         ("NS", ""),
@@ -111,21 +99,10 @@ INPUTS: dict[str, Pairs] = {
         ("partial_totals", ""),
         ("partial_skipped", "skipped"),
     ),
-    "prefill_mass": (
-        ("queries", ""),
-        ("keys", ""),
-        ("mask", "bool_mask"),
-        ("mask", "additive_mask"),
-        ("lses", ""),
-        ("params", ""),
-    ),
-    "prefill_lse": (
-        ("queries", ""),
-        ("keys", ""),
-        ("mask", "bool_mask"),
-        ("mask", "additive_mask"),
-        ("sinks", "sinks"),
-        ("params", ""),
+    "add_mass": (
+        ("importance", ""),
+        ("scores", ""),
+        ("lse", ""),
     ),
     "keep_rows": (
         ("scores", ""),
@@ -157,11 +134,8 @@ OUTPUTS: dict[str, Pairs] = {
         ("lse", "lse"),
         ("skipped", "skipped"),
     ),
-    "prefill_mass": (
+    "add_mass": (
         ("accumulated", ""),
-    ),
-    "prefill_lse": (
-        ("lses", ""),
     ),
     "keep_rows": (
         ("kept", ""),
@@ -735,186 +709,29 @@ SEGMENTS: dict[str, Pairs] = {
   }
 """),
     ),
-    "prefill_mass": (
+    "add_mass": (
         ("", """  constexpr int LANES = 32;
-  constexpr int KEY_PART = D / LANES;
-  const int lane = int(thread_index_in_simdgroup);
-  const int heads = queries_shape[1];
-  const int query_count = queries_shape[2];
-  const int kv_heads = keys_shape[1];
-  const int key_count = keys_shape[2];
-  const int batch = int(threadgroup_position_in_grid.x) / kv_heads;
-  const int kv_head = int(threadgroup_position_in_grid.x) % kv_heads;
-  const int heads_of_group = heads / kv_heads;
-  const int first_head = kv_head * heads_of_group;
-  const int first_key =
-      (int(threadgroup_position_in_grid.y) * NS + int(simdgroup_index_in_threadgroup)) * KEYS;
-  if (first_key >= key_count) {
+  const int head = int(threadgroup_position_in_grid.y);
+  const int heads = importance_shape[1];
+  const int row_count = importance_shape[2];
+  const int group = int(threadgroup_position_in_grid.x) * NS + int(simdgroup_index_in_threadgroup);
+  const int row = group * LANES + int(thread_index_in_simdgroup);
+  if (row >= row_count) {
     return;
   }
-  const int own_keys = metal::min(KEYS, key_count - first_key);
-  const int64_t row_start = int64_t(threadgroup_position_in_grid.x) * key_count + first_key;
-  float own[KEYS][KEY_PART];
-  float results[KEYS];
-  for (int k = 0; k < KEYS; k++) {
-    const int key = first_key + metal::min(k, own_keys - 1);
-    h2o_load<KEY_PART>(
-        keys + h2o_offset(keys_strides, batch, kv_head, key, lane * KEY_PART),
-        keys_strides[3],
-        own[k]);
-    results[k] = 0.0f;
-  }
-  for (int query_index = 0; query_index < query_count; query_index++) {
-    const int visible_end = CAUSAL ? key_count - query_count + query_index + 1 : key_count;
-    float sums[KEYS];
-    for (int k = 0; k < KEYS; k++) {
-      sums[k] = 0.0f;
-    }
-    for (int j = 0; j < heads_of_group; j++) {
-      const int head = first_head + j;
-      const float denominator = lses[(int64_t(batch) * heads + head) * query_count + query_index];
-      if (denominator == H2O_NEGATIVE_INFINITY) {
-        continue;
-      }
-      for (int k = 0; k < KEYS; k++) {
-        sums[k] += denominator - denominator;
-      }
-      if (first_key >= visible_end) {
-        continue;
-      }
-      float query[KEY_PART];
-      h2o_load<KEY_PART>(
-          queries + h2o_offset(queries_strides, batch, head, query_index, lane * KEY_PART),
-          queries_strides[3],
-          query);
-      for (int i = 0; i < KEY_PART; i++) {
-        query[i] *= params[0];
-      }
-      for (int k = 0; k < KEYS; k++) {
-        bool visible = k < own_keys && first_key + k < visible_end;
-"""),
-        ("bool_mask", """        visible =
-            visible && mask[h2o_offset(mask_strides, batch, head, query_index, first_key + k)];
-"""),
-        ("additive_mask", """        float bias = 0.0f;
-        if (visible) {
-          bias = static_cast<float>(
-              mask[h2o_offset(mask_strides, batch, head, query_index, first_key + k)]);
-          visible = !(bias <= params[1]);
-        }
-"""),
-        ("", """        if (visible) {
-          float score = metal::simd_sum(h2o_dot<KEY_PART>(query, own[k]));
-"""),
-        ("additive_mask", """          score += bias;
-"""),
-        ("", """          sums[k] += metal::fast::exp(score - denominator);
-        }
-      }
-    }
-    for (int k = 0; k < KEYS; k++) {
-      results[k] += sums[k];
+  float mass = importance[(head / heads) * importance_strides[0] +
+                          (head % heads) * importance_strides[1] + row * importance_strides[2]];
+  const int scored = scores_shape[3];
+  if (row < scored) {
+    mass = mass == mass ? mass : 0.0f;
+    const int queries = scores_shape[1] * scores_shape[2] / heads;
+    const int64_t first = int64_t(head) * queries;
+    for (int64_t query = first; query < first + queries; query++) {
+      const float total = lse[query] == H2O_NEGATIVE_INFINITY ? 0.0f : lse[query];
+      mass += metal::precise::exp(scores[query * scored + row] - total);
     }
   }
-  for (int k = 0; k < KEYS; k++) {
-    if (lane == 0 && k < own_keys) {
-      accumulated[row_start + k] = results[k];
-    }
-  }
-"""),
-    ),
-    "prefill_lse": (
-        ("", """  constexpr int LANES = 32;
-  constexpr int KEY_PART = D / LANES;
-  H2O_THREADGROUP(float, maxima, NS * QUERIES);
-  H2O_THREADGROUP(float, totals, NS * QUERIES);
-  const int lane = int(thread_index_in_simdgroup);
-  const int group = int(simdgroup_index_in_threadgroup);
-  const int heads = queries_shape[1];
-  const int query_count = queries_shape[2];
-  const int kv_heads = keys_shape[1];
-  const int key_count = keys_shape[2];
-  const int batch = int(threadgroup_position_in_grid.x) / kv_heads;
-  const int kv_head = int(threadgroup_position_in_grid.x) % kv_heads;
-  const int heads_of_group = heads / kv_heads;
-  const int row_count = heads_of_group * query_count;
-  const int first_row = int(threadgroup_position_in_grid.y) * QUERIES;
-  float own[QUERIES][KEY_PART];
-  h2o_softmax states[QUERIES];
-  int row_heads[QUERIES];
-  int row_queries[QUERIES];
-  int ends[QUERIES];
-  int last_end = 0;
-  for (int r = 0; r < QUERIES; r++) {
-    const int row = metal::min(first_row + r, row_count - 1);
-    row_heads[r] = kv_head * heads_of_group + row / query_count;
-    row_queries[r] = row % query_count;
-    ends[r] = CAUSAL ? key_count - query_count + row_queries[r] + 1 : key_count;
-    last_end = metal::max(last_end, ends[r]);
-    h2o_load<KEY_PART>(
-        queries
-            + h2o_offset(queries_strides, batch, row_heads[r], row_queries[r], lane * KEY_PART),
-        queries_strides[3],
-        own[r]);
-    for (int i = 0; i < KEY_PART; i++) {
-      own[r][i] *= params[0];
-    }
-    states[r] = h2o_softmax_empty();
-"""),
-        ("sinks", """    if (group == 0) {
-      h2o_softmax_sink(states[r], static_cast<float>(sinks[row_heads[r] * sinks_strides[0]]));
-    }
-"""),
-        ("", """  }
-  for (int key = group; key < last_end; key += NS) {
-    float elements[KEY_PART];
-    h2o_load<KEY_PART>(
-        keys + h2o_offset(keys_strides, batch, kv_head, key, lane * KEY_PART),
-        keys_strides[3],
-        elements);
-    for (int r = 0; r < QUERIES; r++) {
-      bool visible = key < ends[r];
-"""),
-        ("bool_mask", """      visible =
-          visible && mask[h2o_offset(mask_strides, batch, row_heads[r], row_queries[r], key)];
-"""),
-        ("additive_mask", """      float bias = 0.0f;
-      if (visible) {
-        bias = static_cast<float>(
-            mask[h2o_offset(mask_strides, batch, row_heads[r], row_queries[r], key)]);
-        visible = !(bias <= params[1]);
-      }
-"""),
-        ("", """      if (visible) {
-        float score = metal::simd_sum(h2o_dot<KEY_PART>(own[r], elements));
-"""),
-        ("additive_mask", """        score += bias;
-        states[r].total += bias - bias;
-"""),
-        ("", """        h2o_softmax_count(states[r], score);
-      }
-    }
-  }
-  if (lane == 0) {
-    for (int r = 0; r < QUERIES; r++) {
-      maxima[group * QUERIES + r] = states[r].maximum;
-      totals[group * QUERIES + r] = states[r].total;
-    }
-  }
-  metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-  for (int r = group; r < QUERIES; r += NS) {
-    h2o_softmax part = h2o_softmax_empty();
-    if (lane < NS) {
-      part.maximum = maxima[lane * QUERIES + r];
-      part.total = totals[lane * QUERIES + r];
-    }
-    const h2o_merged merged = h2o_softmax_merge(part);
-    const int row = first_row + r;
-    if (lane == 0 && row < row_count) {
-      const int64_t first = (int64_t(batch) * heads + kv_head * heads_of_group) * query_count;
-      lses[first + row] = h2o_softmax_lse(merged.maximum, merged.total);
-    }
-  }
+  accumulated[int64_t(head) * row_count + row] = mass;
 """),
     ),
     "keep_rows": (

@@ -6,7 +6,6 @@ import pytest
 
 from emulator.marks import EMULATED
 from operations import test_native as attention
-from operations import test_prefill as prefill
 from operations import test_turbo as codes
 
 pytestmark = [*EMULATED, pytest.mark.slow, pytest.mark.usefixtures("backend")]
@@ -17,11 +16,6 @@ def backend(emulator: None) -> str:
     return "emulator"
 
 
-@pytest.fixture
-def _block_bytes() -> None:
-    """The kernels have no blocks."""
-
-
 test_bias = attention.test_a_row_bias_is_read_through_its_strides
 test_hidden = attention.test_keys_hidden_by_causality_may_hold_anything
 test_large_logits = attention.test_large_logits_neither_overflow_nor_lose_the_maximum
@@ -30,9 +24,6 @@ test_masked = attention.test_masked_rows_may_hold_anything
 test_masks = attention.test_masks_broadcast
 test_sliced_mask = attention.test_a_mask_made_by_a_slice_is_read_through_its_strides
 test_views = attention.test_views_with_any_strides
-
-test_prefilled_large_logits = prefill.test_large_logits_overflow_nothing
-test_prefilled_views = prefill.test_any_strides
 
 test_codes = codes.test_rows_are_packed_as_the_format_says
 test_codes_in_slots = codes.test_new_rows_go_to_their_slots_in_memory_of_their_own

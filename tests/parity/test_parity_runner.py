@@ -161,9 +161,9 @@ def test_what_a_leg_does_not_have_is_absent(tmp_path: Path) -> None:
     assert absent[0] == absent[1] == absent[2] | {"without_scores"}
     remove = register("emulator", EmulatorBackend())
     try:
-        # No kernel folds rows or averages scores.
+        # No kernel folds rows, averages scores or reads a chunk.
         absent = [{op for op, case in by_op.items() if EmulatorLeg().absent(case)}]
-        assert absent == [{"accumulate", "fold"}]
+        assert absent == [{"accumulate", "fold", "prefill"}]
     finally:
         remove()
     composition = PackageLeg("composed")

@@ -9,12 +9,14 @@ from typing import Any
 import mlx.core as mx
 
 from mlx_h2o.operations import composed
-from mlx_h2o.operations.arguments import placed
+from mlx_h2o.operations.arguments import placed, runs_on_gpu
 from mlx_h2o.operations.composed import ema
 from mlx_h2o.operations.requests import AttentionRequest, attention_request, last_queries
 
 BLOCK_BYTES = 1 << 21
 """The logits of one block, in float32, take at most this much, or one row or column of them."""
+_ON_A_GPU = 8
+"""Times as much there, where a block is a dozen launches."""
 
 
 def prefill_scores(
@@ -72,8 +74,11 @@ def _block(
     )
 
 
-def _ranges(count: int, bytes_of_one: int) -> Iterator[tuple[int, int]]:
-    size = max(1, BLOCK_BYTES // bytes_of_one)
+def _ranges(request: AttentionRequest, count: int, pairs: int) -> Iterator[tuple[int, int]]:
+    """Blocks of ``count`` queries or keys, each with so many ``pairs`` in every head."""
+    batch, heads = request.queries.shape[:2]
+    most = BLOCK_BYTES * (_ON_A_GPU if runs_on_gpu(request.stream) else 1)
+    size = max(1, most // (batch * heads * pairs * 4))
     for start in range(0, count, size):
         yield start, min(start + size, count)
 
@@ -81,13 +86,13 @@ def _ranges(count: int, bytes_of_one: int) -> Iterator[tuple[int, int]]:
 def _moving_average(
     request: AttentionRequest, importance: mx.array | None, decay: float
 ) -> mx.array:
-    batch, heads, length, _ = request.queries.shape
+    batch, _, length, _ = request.queries.shape
     kv_heads, keys = request.keys.shape[1:3]
     masked = request.causal or request.mask is not None or request.row_bias is not None
     if importance is None:
         importance = mx.full((batch, kv_heads, keys), mx.nan)
     parts = [importance[:, :, :0]]
-    for start, stop in _ranges(keys, batch * heads * length * 4):
+    for start, stop in _ranges(request, keys, length):
         scores = _block(request, (0, length), (start, stop), parts[-1])
         before = importance[:, :, start:stop]
         parts.append(ema.accumulate_scores(before, scores, decay=decay, masked=masked))
@@ -95,12 +100,12 @@ def _moving_average(
 
 
 def _mass(request: AttentionRequest) -> mx.array:
-    batch, heads, length, _ = request.queries.shape
+    batch, _, length, _ = request.queries.shape
     kv_heads, keys = request.keys.shape[1:3]
     # Once, not for every block.
     request = replace(request, keys=composed.dense(request.keys))
     mass = mx.zeros((batch, kv_heads, keys))
-    for first, last in _ranges(length, batch * heads * keys * 4):
+    for first, last in _ranges(request, length, keys):
         scores = _block(request, (first, last), (0, keys), mass)
         weights = composed.weights(scores, request.sinks)
         mass = mass + weights.reshape(batch, kv_heads, -1, keys).sum(axis=2)

@@ -10,7 +10,6 @@ import mlx.core as mx
 from mlx_h2o.operations import composed
 from mlx_h2o.operations.arguments import StreamLike, placed, runs_on_gpu
 from mlx_h2o.operations.composed import buffers, turbo
-from mlx_h2o.operations.composed import prefill as composed_prefill
 from mlx_h2o.operations.composed import rows as composed_rows
 from mlx_h2o.operations.gpu import launch, launch_rows, unpacked
 from mlx_h2o.operations.gpu.launches import Launch, LaunchPlan
@@ -82,17 +81,17 @@ class KernelBackend:
     def attention_and_accumulate(
         self, request: AttentionRequest, importance: mx.array, decay: float | None
     ) -> tuple[mx.array, mx.array]:
-        """The same, and the moving average of its scores, or the mass of its weights, composed."""
+        """The same, and the mass of its weights in one kernel, or the moving average of its scores,
+        composed."""
         found = self._attended(request)
-        scores = found["scores"]
-        with placed(request.stream):
-            if decay is None:
-                weights = composed.weights_of(scores, found["lse"])
-                weights = weights.reshape(*importance.shape[:2], -1, scores.shape[3])
-                new = composed_rows.add_mass(importance, weights)
-            else:
+        out, scores, stream = found["out"], found["scores"], request.stream
+        if decay is None:
+            plan = launch_rows.add_mass(importance, scores, found["lse"])
+            new = self.outputs(plan, stream)["accumulated"]
+        else:
+            with placed(stream):
                 new = composed_rows.add_average(importance, scores, decay, request.hides)
-            return mx.depends(found["out"], [new]), new
+        return mx.depends(out, [new]), new
 
     def keep_indices(
         self,
@@ -115,15 +114,6 @@ class KernelBackend:
             return turbo.encode_rows(rows, bits, seed)
         made = self.outputs(launch_rows.encode_rows(rows, bits, seed), stream)
         return made["words"], made["norms"]
-
-    def prefill_scores(
-        self, request: AttentionRequest, importance: mx.array | None, decay: float | None
-    ) -> mx.array:
-        """The mass of a chunk in two kernels; averages, biases, and other head sizes, composed."""
-        served = decay is None and request.row_bias is None and self.serves(request.stream)
-        if not served or launch.refuses_size("D", request.queries.shape[3]):
-            return composed_prefill.prefill_scores(request, importance, decay)
-        return self.outputs(launch_rows.prefill_mass(request), request.stream)["accumulated"]
 
     def outputs(self, plan: LaunchPlan, stream: StreamLike) -> dict[str, mx.array]:
         """What the launches make, by name."""

@@ -4,19 +4,25 @@ As in ``launch``, nothing here runs anything.
 """
 
 import math
-from typing import Any
 
 import mlx.core as mx
 
 from mlx_h2o.operations.composed import turbo
-from mlx_h2o.operations.gpu.launch import flags_of
-from mlx_h2o.operations.gpu.launches import LANES, Launch, LaunchPlan, launch_of, params
-from mlx_h2o.operations.requests import AttentionRequest, PerSequence
+from mlx_h2o.operations.gpu.launches import LANES, LaunchPlan, launch_of, params
+from mlx_h2o.operations.requests import PerSequence
 
 SIMDGROUPS = 8  # of a threadgroup: few registers, so any GPU runs it
 _THREADS = SIMDGROUPS * LANES
-KEYS = QUERIES = 4  # that a simdgroup holds in registers, for every one of the others
 _NEVER = 2**31 - 1  # a position that no row has
+
+
+def add_mass(importance: mx.array, scores: mx.array, lse: mx.array) -> LaunchPlan:
+    """One thread per row; ``scores`` and ``lse`` as the kernels of attention make them."""
+    batch, heads, rows = importance.shape
+    given = {"importance": importance, "scores": scores, "lse": lse}
+    grid = (-(-rows // _THREADS) * _THREADS, batch * heads, 1)
+    made = ("accumulated", importance.shape, mx.float32)
+    return LaunchPlan((launch_of("add_mass", grid, _THREADS, (made,), NS=SIMDGROUPS),), given)
 
 
 def keep_rows(
@@ -53,31 +59,3 @@ def encode_rows(rows: mx.array, bits: int, seed: int) -> LaunchPlan:
     launch = launch_of("encode_rows", grid, LANES, (words, norms), **arguments)
     given = {"rows": rows, "signs": turbo.signs(size, seed), "levels": turbo.codebook(size, bits)}
     return LaunchPlan((launch,), given)
-
-
-def prefill_mass(request: AttentionRequest) -> LaunchPlan:
-    """First the denominators of all queries, then ``accumulated``, float32 [B, Hkv, N].
-
-    The scores of a pair are made twice. Each sum has an order of its own: there are no atomics.
-    """
-    batch, heads, length, size = request.queries.shape
-    kv_heads, rows = request.keys.shape[1:3]
-    numbers = params(request.scale, request.mask_threshold)
-    given: dict[str, Any] = {"queries": request.queries, "keys": request.keys, "params": numbers}
-    optional = {"mask": request.mask, "sinks": request.sinks}
-    given |= {name: array for name, array in optional.items() if array is not None}
-    accumulated = ("accumulated", (batch, kv_heads, rows), mx.float32)
-    made = (accumulated, ("lses", (batch, heads, length), mx.float32))
-
-    def launch(name: str, tiles: int) -> Launch:
-        """One threadgroup per KV head and tile."""
-        return launch_of(
-            name, (batch * kv_heads * _THREADS, tiles, 1), _THREADS, made, flags_of(request),
-            T=request.queries.dtype, D=size, NS=SIMDGROUPS, KEYS=KEYS, QUERIES=QUERIES,
-            CAUSAL=request.causal,
-        )  # fmt: skip
-
-    denominators = launch("prefill_lse", -(-(heads // kv_heads * length) // QUERIES))
-    return LaunchPlan(
-        (denominators, launch("prefill_mass", -(-rows // (SIMDGROUPS * KEYS)))), given
-    )
