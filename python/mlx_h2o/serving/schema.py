@@ -21,6 +21,7 @@ PLAIN = (
 )
 """For models without a chat template."""
 _Stop = Annotated[str, Field(min_length=1, max_length=1000)]
+_Token = Annotated[int, Field(strict=False)]  # a key of JSON is a text
 _Object = dict[str, Any]
 _Arguments = Annotated[
     Json[_Object] | _Object, BeforeValidator(lambda given: {} if given == "" else given)
@@ -31,7 +32,7 @@ _Arguments = Annotated[
 class _Part(BaseModel):
     """Of a request. A field that is null counts as absent, and one that is unknown is an error."""
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
@@ -127,7 +128,7 @@ class GenerationBody(_Part):
     stop: _Stop | Annotated[list[_Stop], Field(max_length=64)] = Field(default_factory=list)
     stream: bool = False
     stream_options: StreamOptions = Field(default_factory=StreamOptions)
-    logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] = Field(default_factory=dict)
+    logit_bias: dict[_Token, Annotated[float, Field(ge=-100, le=100)]] = Field(default_factory=dict)
     repetition_penalty: float = Field(1.0, ge=0.01, le=100)
     presence_penalty: float = Field(0.0, ge=-100, le=100)
     frequency_penalty: float = Field(0.0, ge=-100, le=100)
