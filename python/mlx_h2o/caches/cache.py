@@ -449,7 +449,7 @@ class H2OKVCache:
             if not (short and (packed or mixed)):
                 if table is not None:
                     table.unscored = False
-                return attention.without_scores(asked, stock) if short else stock()
+                return attention.without_scores(asked) if short else stock()
         if table is None or known is None or known[0] is not keys:
             stored = keys[0] if isinstance(keys, tuple) else keys
             table = checks.check_seen("attend", stored, 2, table)
