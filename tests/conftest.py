@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
@@ -60,7 +60,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             tests[item.path, item.nodeid.partition("[")[0]].append(item)
     for settings in tests.values():
         (quick,) = settings[0].get_closest_marker("matrix").args
-        kept = covering([item.callspec.indices for item in settings], quick)
+        given = [item.callspec.params for item in settings]
+        kept = covering([{name: repr(one[name]) for name in one} for one in given], quick)
         for index, item in enumerate(settings):
             if index not in kept:
                 item.add_marker(pytest.mark.exhaustive)
@@ -70,22 +71,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = [item for item in items if item not in left_out]
 
 
-def covering(settings: list[dict[str, int]], count: int) -> set[int]:
+def covering(settings: list[dict[str, str]], count: int) -> set[int]:
     """So many of the settings, each the one that brings most that was not there: values of a
-    parameter before pairs of values of two. Of one parameter: evenly spread."""
+    parameter before pairs of values of two, and of equals the one whose values came up least. Of
+    one parameter: evenly spread."""
     if len(settings[0]) == 1:
         count = min(count, len(settings))
         return {len(settings) * i // count for i in range(count)}
-    new = [
-        [{*setting.items()}, {*combinations(sorted(setting.items()), 2)}] for setting in settings
-    ]
+    values = [[*setting.items()] for setting in settings]
+    pairs = [[*combinations(each, 2)] for each in values]
     chosen: set[int] = set()
+    uses: Counter[Any] = Counter()
+
+    def brings(index: int) -> tuple[int, int, int]:
+        kinds = [sum(one not in uses for one in kind[index]) for kind in (values, pairs)]
+        return *kinds, -sum(uses[one] for one in values[index])
+
     while len(chosen) < min(count, len(settings)):
-        rest = [index for index in range(len(settings)) if index not in chosen]
-        best = max(rest, key=lambda index: [len(kind) for kind in new[index]])
+        best = max((index for index in range(len(settings)) if index not in chosen), key=brings)
         chosen.add(best)
-        for one in rest:
-            new[one] = [kind - had for kind, had in zip(new[one], new[best], strict=True)]
+        uses.update([*values[best], *pairs[best]])
     return chosen
 
 
