@@ -12,12 +12,7 @@ import pytest
 from cache_columns import COLUMNS, stored_rows
 from cache_courses import Course
 from cache_invariants import check_same, seen_from_outside
-from mlx_h2o import (
-    H2OKVCache,
-    QuantizedH2OKVCache,
-    load_prompt_cache,
-    save_prompt_cache,
-)
+from mlx_h2o import H2OKVCache, QuantizedH2OKVCache, load_prompt_cache, save_prompt_cache
 
 EARLIER = Path(__file__).parent / "old_caches"
 """Files of version 0.1.0 with ``evict_every=1``, and in next.safetensors what that version made of

@@ -9,13 +9,7 @@ import pytest
 from cache_columns import COLUMNS, SIZE
 from cache_courses import HEADS, Course
 from cache_invariants import arrays_of
-from mlx_h2o import (
-    H2OConfig,
-    QuantizedH2OKVCache,
-    make_prompt_cache,
-    policies,
-    routing,
-)
+from mlx_h2o import H2OConfig, QuantizedH2OKVCache, make_prompt_cache, policies, routing
 from mlx_h2o.caches.views import true_rows
 from mlx_h2o.operations.composed.recoding import recoded
 from tiny_models import random_prompt, tiny_qwen3

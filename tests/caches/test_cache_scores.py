@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache_checks import SCALE, filled, random_tokens, rows_by_position, small
+from cache_invariants import check_same, seen_from_outside
 from mlx_h2o import H2OConfig, H2OKVCache, policies
 from reference_cache import ReferenceCache
 
@@ -105,6 +106,20 @@ def test_a_layer_may_attend_twice_to_the_rows_of_an_update():
     cache.update_scores(mx.ones((2, 4, 30, 30)) * 3)
     cache.flush()
     assert cache.size() == 16
+
+
+def test_a_draft_that_was_attended_to_twice_leaves_no_trace():
+    found = []
+    for rejected in (1.0, 7.0):
+        cache, rng = filled(tokens=20, speculative=3)
+        keys = mx.array(random_tokens(rng, 4)[1])
+        cache.update_and_fetch(keys, keys)
+        for scores in ([1.0, 2.0, 3.0, rejected], [4.0, 5.0, 6.0, rejected]):
+            shape = (2, 4, 4, cache.positions.shape[2])
+            cache.update_scores(mx.broadcast_to(mx.array(scores)[:, None], shape))
+        cache.trim(1)
+        found.append(cache)
+    check_same(*map(seen_from_outside, found))
 
 
 def test_sinks_take_their_share_of_the_weights():

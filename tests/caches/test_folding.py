@@ -18,15 +18,7 @@ from cache_columns import COLUMNS, FOLDING, rounded, stored_rows
 from cache_courses import Course
 from cache_folded import counts_of as counts_of_slots
 from cache_folded import everything_folds
-from mlx_h2o import (
-    H2OConfig,
-    H2OKVCache,
-    fast,
-    make_prompt_cache,
-    policies,
-    routing,
-    use_backend,
-)
+from mlx_h2o import H2OConfig, H2OKVCache, fast, make_prompt_cache, policies, routing, use_backend
 from mlx_h2o.operations import native
 from mlx_h2o.operations.backends import resolve
 from mlx_h2o.operations.composed import folding

@@ -223,13 +223,10 @@ def saved(damage: Callable[[bytes], bytes], said: str) -> None:
             load_prompt_cache(file)
 
 
-def demo() -> tuple[Any, Any]:
-    return mlx_h2o.load("demo")
-
-
 def unknown_token() -> None:
-    own = demo(), mlx_h2o.make_prompt_cache(demo()[0], 64, layers="equal")
-    no_tokens([KNOWN], f"has the token id {KNOWN}", *own)
+    demo = mlx_h2o.load("demo")
+    caches = mlx_h2o.make_prompt_cache(demo[0], 64, layers="equal")
+    no_tokens([KNOWN], f"has the token id {KNOWN}", demo, caches)
 
 
 COMPOSED, EVICTION = "operations.composed", "caches.room:Eviction"

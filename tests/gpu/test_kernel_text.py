@@ -17,7 +17,7 @@ from emulator import EmulatorBackend
 from emulator.build import compiler
 from emulator.variants import every_variant
 from mlx_h2o.operations.gpu import cuda, kernels, launch
-from mlx_h2o.operations.requests import attention_request
+from mlx_h2o.operations.requests import AttentionRequest, attention_request
 from paths import ROOT
 
 PACKAGER = ROOT / "tools" / "package_kernels.py"
@@ -235,6 +235,14 @@ def test_blocks_follow_the_length(keys: int, simdgroups: int, blocks: int) -> No
 )
 def test_wide_heads_get_fewer_simdgroups(sizes: tuple[int, int], simdgroups: int) -> None:
     assert launch.preferred_simdgroups(*sizes) == simdgroups
+
+
+@pytest.mark.parametrize(("asked", "threshold"), [(True, 0.0), (False, 0.1), (True, 0.1)])
+def test_kernels_count_what_is_skipped_where_it_is_asked_for(asked: bool, threshold: float) -> None:
+    rows = mx.zeros((1, 1, 1, 64))
+    given = {"sparse_v_threshold": threshold, "return_skipped": asked}
+    flags = launch.flags_of(AttentionRequest(rows, rows, rows, 1.0, **given))
+    assert ("skipped" in flags) == (asked and threshold > 0)
 
 
 def test_cuda_header_comes_with_its_launch_bounds() -> None:

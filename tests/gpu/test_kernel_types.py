@@ -18,22 +18,18 @@ from emulator.variants import every_variant
 from faults.metal import seeded
 from faults.text import Edit
 
-FLAGS = (
+# Metal's language; the version of the targets that macOS 14 has.
+FLAGS = [
     "-x",
     "c++",
-    # Metal's language; the version of the targets that macOS 14 has.
     "-std=c++14",
     "--target=aarch64-unknown-linux-gnu",
     "-nostdinc",
     "-nostdinc++",
-    "-fsyntax-only",
-    "-Wall",
-    "-Wextra",
-    "-Werror",
-    # Attributes and unused parameters of the generated signature.
-    "-Wno-unknown-attributes",
-    "-Wno-unused-parameter",
-)
+]
+FLAGS += ["-fsyntax-only", "-Wall", "-Wextra", "-Werror"]
+# Attributes and unused parameters of the generated signature.
+FLAGS += ["-Wno-unknown-attributes", "-Wno-unused-parameter"]
 
 VARIANTS = {name: (request, blocks) for name, request, blocks in every_variant()}
 

@@ -48,7 +48,7 @@ _TYPES: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
         ("scale is inf, expected", {"scale": 10**400}),
         *((f"{name} must be an mlx.core.array, found {type(other).__name__}.", {place: other})
           for place, name in (("q", "queries"), ("k", "keys"), ("v", "values"))
-          for other in (np.zeros((1, 4, 2, 64), np.float32), [[1.0]], 1.0, None, "q")),
+          for other in (np.zeros((1, 4, 2, 64), np.float32), [[1.0]], PACKED, 1.0, None, "q")),
         *(("mask must be an mlx.core.array", {"mask": m}) for m in (True, 0, [True], np.ones(5))),
         ("sinks must be an mlx.core.array, found list", {"sinks": [0.0] * 4}),
         ("row_bias must be an mlx.core.array, found ndarray", {"row_bias": np.zeros((1, 2, 5))}),

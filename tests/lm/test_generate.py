@@ -19,11 +19,7 @@ GENERATED = 60
 TOLERANCE = 1e-4
 
 
-MODELS = {
-    "tiny qwen3": tiny_qwen3,
-    "tiny llama": tiny_llama,
-    "demo": lambda: load("demo")[0],
-}
+MODELS = {"tiny qwen3": tiny_qwen3, "tiny llama": tiny_llama, "demo": lambda: load("demo")[0]}
 
 
 # At a budget of at least the length

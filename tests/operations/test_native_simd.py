@@ -22,14 +22,8 @@ if not native.unavailable_reason():
 
 
 def run(target: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *arguments],
-        env={**os.environ, "MLX_H2O_SIMD": target},
-        cwd=TESTS,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command, env = [sys.executable, *arguments], os.environ | {"MLX_H2O_SIMD": target}
+    return subprocess.run(command, env=env, cwd=TESTS, capture_output=True, text=True)
 
 
 @pytest.mark.exhaustive

@@ -24,14 +24,8 @@ def default_threads():
 
 
 def run(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-    )
+    command, env = [sys.executable, "-c", program], os.environ | environment
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=100)
 
 
 def attend(seed: int, stream: mx.Stream | None = None) -> list[np.ndarray]:

@@ -96,7 +96,7 @@ class HeadGroups:
         Returns arrays [B, H, 1, 0] that stand for the rows: attention of ours knows them. Raises
         ValueError for another number of heads.
         """
-        if keys.ndim != 4 or keys.shape[1] != self._count or values.shape[:2] != keys.shape[:2]:
+        if keys.shape[1:2] != (self._count,) or values.shape[:2] != keys.shape[:2]:
             check_rows(self, keys, values)
             raise ValueError(
                 f"[HeadGroups.update_and_fetch] keys have shape {keys.shape} and values "
