@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 
 import mlx.core as mx
 import mlx_lm.models.cache as mlx_lm_cache
@@ -16,6 +17,13 @@ from cache_invariants import arrays_of
 from mlx_h2o import BatchH2OKVCache, H2OKVCache, QuantizedH2OKVCache
 
 KINDS = ("dense", "8 bits", "8 and 4")
+
+
+def test_a_state_that_tells_less_of_some_sequences_is_refused():
+    state = [*BatchH2OKVCache(batch_size=2).state]
+    state[6] = json.dumps(json.loads(state[6]) | {"remaining": [None]})
+    with pytest.raises(ValueError, match="shorter"):
+        BatchH2OKVCache.from_state(state)
 
 
 @pytest.mark.parametrize("column", KINDS)

@@ -10,6 +10,7 @@ from cache_columns import COLUMNS, SIZE
 from cache_courses import HEADS, Course
 from cache_invariants import arrays_of
 from mlx_h2o import H2OConfig, QuantizedH2OKVCache, make_prompt_cache, policies, routing
+from mlx_h2o.caches import attention
 from mlx_h2o.caches.views import true_rows
 from mlx_h2o.operations.composed.recoding import recoded
 from tiny_models import random_prompt, tiny_qwen3
@@ -209,6 +210,16 @@ def test_nbytes_counts_what_is_stored():
         assert stored <= course.cache.nbytes <= stored + HEADS * 6 * (2 * SIZE * 4 + 8)
 
 
+@pytest.mark.parametrize("column", MIXED)
+def test_no_row_is_unpacked_for_other_attention(column, monkeypatch):
+    course = Course(column, "keydiff", evict_every=1)
+    course.chunk(12)
+    cache, (queries, rows) = course.cache, (mx.ones((1, n * HEADS, 1, SIZE)) for n in (2, 1))
+    found = cache.update_and_fetch(rows, rows)
+    monkeypatch.setattr(attention, "without_scores", pytest.fail)
+    cache.attend(queries, *found, scale=0.2, stock=pytest.fail)
+
+
 def test_in_a_model():
     """Close to the dense cache's logits, the same inside and outside of routing."""
     model = tiny_qwen3(head_dim=32)
@@ -231,11 +242,12 @@ def test_in_a_model():
     assert off.max() < 0.3 * np.abs(found[0]).max()
 
 
-def test_a_chunk_below_the_budget_is_packed_at_once():
+@pytest.mark.parametrize("sequences", [1, 2])
+def test_a_chunk_below_the_budget_is_packed_at_once(sequences):
     """Or it would take more bytes than a full cache."""
-    course = Course("8 and 4")
+    course = Course("8 and 4", batch=sequences)
     course.chunk(12)
-    assert course.cache._table.tail.rows == [3]
+    assert course.cache._table.tail.rows == [3] * sequences
     assert course.cache.is_trimmable()
     course.trim(4)
     course.tokens(8)

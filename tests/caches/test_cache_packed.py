@@ -139,6 +139,15 @@ def test_latents_are_packed_and_rotary_parts_are_not():
     assert isinstance(at_rest, tuple)  # as for one token
 
 
+def test_on_a_gpu_mlx_unpacks_rows(monkeypatch):
+    column = affine.AffineColumn(4, 32)
+    parts = column.encode(mx.random.normal((1, 2, 5, 64)))
+    expected = column.decode(parts)
+    monkeypatch.setattr(mx, "default_device", lambda: mx.Device(mx.gpu))
+    assert mx.allclose(column.decode(parts), expected, atol=1e-6).item()
+    assert column.decode(tuple(part[:, :, :0] for part in parts)).shape == (1, 2, 0, 64)
+
+
 # Sizes of groups
 
 

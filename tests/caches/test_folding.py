@@ -182,6 +182,9 @@ def test_the_native_operation_refuses_what_it_cannot_read():
     for place, other, said in wrong:
         with pytest.raises(ValueError, match=rf"^\[fold\] .*{said}"):
             native._module().fold(*given[:place], other, *given[place + 1 :])
+    given[1] = values.astype(mx.float16)
+    for one, other in zip(native.fold(*given), folding.fold(*given), strict=True):
+        assert one.dtype == other.dtype and mx.array_equal(one, other).item()
 
 
 def test_the_mean_is_weighted_by_mass_and_by_the_length_of_the_value():

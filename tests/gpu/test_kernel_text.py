@@ -245,6 +245,18 @@ def test_kernels_count_what_is_skipped_where_it_is_asked_for(asked: bool, thresh
     assert ("skipped" in flags) == (asked and threshold > 0)
 
 
+@pytest.mark.parametrize(("name", "sizes"), [("D", (72, 64)), ("Dv", (64, 72))])
+def test_a_head_size_that_kernels_do_not_take_is_named(name: str, sizes: tuple[int, int]) -> None:
+    keys, values = (mx.zeros((1, 1, 1, size)) for size in sizes)
+    assert f"found {name} = 72" in launch.refuses(AttentionRequest(keys, keys, values, 1.0))
+
+
+def test_blocks_are_merged_by_a_pass_more() -> None:
+    rows = mx.zeros((1, 1, 1, 64))
+    request = AttentionRequest(rows, rows, rows, 1.0)
+    assert [len(launch.plan(request, blocks=n).passes) for n in (1, 2, 3)] == [1, 2, 2]
+
+
 def test_cuda_header_comes_with_its_launch_bounds() -> None:
     header = cuda.header(512)
     assert header.startswith("#define H2O_MAX_THREADS 512\n")

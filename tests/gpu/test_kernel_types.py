@@ -56,9 +56,8 @@ def complaints(compiler: str, *texts: MetalText) -> str:
     unit = [f'#include "{SHIMS / "check.h"}"']
     for index, text in enumerate(texts):
         unit.append(f"namespace variant_{index} {{\n{text.text}\nauto* use = &{text.function};\n}}")
-    run = subprocess.run(
-        [compiler, *FLAGS, "-"], input="\n".join(unit), capture_output=True, text=True, check=False
-    )
+    command = [compiler, *FLAGS, "-"]
+    run = subprocess.run(command, input="\n".join(unit), capture_output=True, text=True)
     assert run.returncode == 0 or run.stderr
     return run.stderr
 

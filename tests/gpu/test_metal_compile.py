@@ -31,9 +31,7 @@ def complaints(*texts: MetalText) -> str:
     for index, text in enumerate(texts):
         unit.append(f"namespace variant_{index} {{\n{text.generated}\n}}")
     command = [*COMMAND, f"-I{INCLUDE}", "-Werror", "-Wno-unused-function", "-"]
-    run = subprocess.run(
-        command, input="\n".join(unit), capture_output=True, text=True, check=False
-    )
+    run = subprocess.run(command, input="\n".join(unit), capture_output=True, text=True)
     return run.stderr if run.returncode else ""
 
 

@@ -97,13 +97,8 @@ def test_an_unknown_simd_target_makes_native_unavailable(library: Library) -> No
         "library.attention(rows, rows, rows, scale=1.0);"
         "library.check(library.c.mlx_h2o_set_backend(b'native'))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "MLX_H2O_SIMD": "mmx", "PYTHONPATH": IMPORTS},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command, env = [sys.executable, "-c", program], {"MLX_H2O_SIMD": "mmx", "PYTHONPATH": IMPORTS}
+    done = subprocess.run(command, env=os.environ | env, capture_output=True, text=True)
     assert done.stdout.startswith("False ") and "MLX_H2O_SIMD" in done.stdout
     assert "[use_backend] back end 'native' is not available: " in done.stderr
 

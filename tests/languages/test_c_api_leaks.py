@@ -49,9 +49,8 @@ def run(driver: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     options = "detect_leaks=1:fast_unwind_on_malloc=0"
     environment |= {"ASAN_OPTIONS": options, "LSAN_OPTIONS": options}
-    return subprocess.run(
-        [driver, CORPUS, *arguments], env=environment, capture_output=True, text=True, check=False
-    )
+    command = [driver, CORPUS, *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True)
 
 
 def test_the_driver_calls_every_function() -> None:

@@ -65,22 +65,16 @@ WRONG_PROMPTS = [
 def test_tokens_that_are_none(prompt, message, demo, caches):
     refused(lambda: generate(*demo, prompt, prompt_cache=caches), f"[generate] prompt {message}")
     refused(lambda: read_prompt(demo[0], caches, prompt), f"[read_prompt] prompt {message}")
-    refused(
-        lambda: stream_generate(*demo, prompt, prompt_cache=caches),
-        f"[stream_generate] prompt {message}",
-    )
-    refused(
-        lambda: batch_generate(*demo, [[1], prompt], [caches, caches]),
-        f"[batch_generate] prompts[1] {message}",
-    )
+    said = f"[stream_generate] prompt {message}"
+    refused(lambda: stream_generate(*demo, prompt, prompt_cache=caches), said)
+    said = f"[batch_generate] prompts[1] {message}"
+    refused(lambda: batch_generate(*demo, [[1], prompt], [caches, caches]), said)
     assert caches[0].offset == 0
 
 
 def test_texts_for_a_batch(demo):
-    refused(
-        lambda: batch_generate(*demo, ["a text"]),
-        "prompts[0] is 'a text', expected token ids, such as tokenizer.encode returns",
-    )
+    said = "prompts[0] is 'a text', expected token ids, such as tokenizer.encode returns"
+    refused(lambda: batch_generate(*demo, ["a text"]), said)
     with pytest.raises(ValueError, match="surrogates not allowed"):
         generate(*demo, "half \ud83d of a character")
 
@@ -96,22 +90,16 @@ def test_tokens_of_every_kind(kind, demo):
 @pytest.mark.parametrize("value", ["5", -5, 0, True, 2.5, -1.0, None])
 def test_numbers_of_tokens(value, demo, caches):
     for call in (generate, stream_generate):
-        refused(
-            lambda call=call: call(*demo, [1], max_tokens=value, prompt_cache=caches),
-            f"max_tokens is {value!r}, expected an int of at least 1, or -1 for no limit",
-        )
+        said = f"max_tokens is {value!r}, expected an int of at least 1, or -1 for no limit"
+        refused(lambda call=call: call(*demo, [1], max_tokens=value, prompt_cache=caches), said)
     for limits in (value, [3, value]):
-        refused(
-            lambda limits=limits: batch_generate(*demo, [[1], [2]], max_tokens=limits),
-            f"[batch_generate] max_tokens is {value!r}, expected an int of at least 1.",
-        )
+        said = f"[batch_generate] max_tokens is {value!r}, expected an int of at least 1."
+        refused(lambda limits=limits: batch_generate(*demo, [[1], [2]], max_tokens=limits), said)
 
 
 def test_as_many_limits_as_prompts(demo):
-    refused(
-        lambda: batch_generate(*demo, [[1], [2]], max_tokens=[3]),
-        "found 1 numbers of max_tokens, expected 2, one for each prompt",
-    )
+    said = "found 1 numbers of max_tokens, expected 2, one for each prompt"
+    refused(lambda: batch_generate(*demo, [[1], [2]], max_tokens=[3]), said)
     refused(lambda: batch_generate(*demo, [[1]], max_tokens=-1), "max_tokens is -1")
 
 
@@ -153,16 +141,12 @@ def test_caches_that_do_not_fit(demo, caches):
         ((other * 6)[:6], "[0] is of llama layer 0, expected a cache of qwen3 layer 0"),
     ):
         for call in (generate, stream_generate):
-            refused(
-                lambda call=call, given=given: call(*demo, [1], prompt_cache=given),
-                f"[{call.__name__}] prompt_cache{'' if message[0] == '[' else ' '}{message}",
-            )
+            said = f"[{call.__name__}] prompt_cache{'' if message[0] == '[' else ' '}{message}"
+            refused(lambda call=call, given=given: call(*demo, [1], prompt_cache=given), said)
         refused(lambda given=given: batch_generate(*demo, [[1]], [given]), message)
         refused(lambda given=given: read_prompt(demo[0], given, [1]), message)
-    refused(
-        lambda: generate(*demo, [1], prompt_cache=caches, draft_model=demo[0]),
-        "is 6 caches, expected 12 caches, one for each layer of qwen3 and qwen3",
-    )
+    said = "is 6 caches, expected 12 caches, one for each layer of qwen3 and qwen3"
+    refused(lambda: generate(*demo, [1], prompt_cache=caches, draft_model=demo[0]), said)
     assert caches[0].offset == 0
     assert generate(*demo, [1], max_tokens=2, prompt_cache=mlx_lm_cache.make_prompt_cache(demo[0]))
 
@@ -177,10 +161,8 @@ def test_caches_of_heads_apart_fit(demo):
 
 
 def test_drafts_of_another_vocabulary(demo):
-    refused(
-        lambda: generate(*demo, [1], draft_model=tiny_qwen3()),
-        f"tokens, expected {KNOWN} as the model",
-    )
+    said = f"tokens, expected {KNOWN} as the model"
+    refused(lambda: generate(*demo, [1], draft_model=tiny_qwen3()), said)
 
 
 @pytest.mark.parametrize("given", ["demo", None, 5])
@@ -200,10 +182,8 @@ def test_what_is_no_model(given, demo, caches):
 def test_lengths(length, demo):
     for call in (lambda **given: make_prompt_cache(demo[0], **given), fit_bytes):
         given = (demo[0], "1MB") if call is fit_bytes else ()
-        refused(
-            lambda call=call, given=given: call(*given, length=length),
-            f"length is {length!r}, expected an int of at least 1",
-        )
+        said = f"length is {length!r}, expected an int of at least 1"
+        refused(lambda call=call, given=given: call(*given, length=length), said)
 
 
 def test_budgets_that_are_none(demo, tmp_path):
@@ -247,10 +227,8 @@ def test_none_is_no_limit(settings, demo):
 
 
 def test_no_limit_beside_another(demo, caches):
-    refused(
-        lambda: make_prompt_cache(demo[0], None, max_kv_bytes="1MB"),
-        "found max_kv_bytes = '1MB' beside max_kv_size or budgets",
-    )
+    said = "found max_kv_bytes = '1MB' beside max_kv_size or budgets"
+    refused(lambda: make_prompt_cache(demo[0], None, max_kv_bytes="1MB"), said)
     # What mlx_lm's callers pass on is no setting beside caches.
     assert generate(*demo, [1], max_tokens=1, prompt_cache=caches, max_kv_size=None) is not None
 

@@ -25,16 +25,10 @@ def build_wheel(folder: Path, **environment: str) -> tuple[Path, str]:
     """The wheel that pip makes of this checkout with the tools installed here, and pip's words."""
     # Of an activated environment the tools are on the path; of one that is only named, not.
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
-    result = subprocess.run(
-        [
-            *(sys.executable, "-m", "pip", "wheel", "--verbose", "--no-deps"),
-            *("--no-build-isolation", "--wheel-dir", str(folder), str(ROOT)),
-        ],
-        env={**os.environ, "PATH": path, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-m", "pip", "wheel", "--verbose", "--no-deps"]
+    command += ["--no-build-isolation", "--wheel-dir", str(folder), str(ROOT)]
+    env = os.environ | {"PATH": path} | environment
+    result = subprocess.run(command, env=env, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
     (wheel,) = folder.glob("*.whl")
     return wheel, result.stdout + result.stderr
@@ -47,13 +41,8 @@ def names(wheel: Path) -> set[str]:
 
 def package_files() -> set[str]:
     """What git knows of the package: sources and data."""
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", str(PACKAGE)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", str(PACKAGE)]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if listed.returncode != 0:
         pytest.skip("not a git checkout")
     return {path.removeprefix("python/") for path in listed.stdout.split()}

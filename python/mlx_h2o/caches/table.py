@@ -351,7 +351,7 @@ class Table:
         """Give up room for more than ``limit`` rows in the tail."""
         tail = self.tail
         capacity = max(limit, *tail.rows)
-        if tail.keys.capacity > capacity or tail.values.capacity > capacity:
+        if tail.keys.capacity > capacity:  # and so the values'
             columns = tail.keys.resized(capacity), tail.values.resized(capacity)
             self.segments[-1] = Segment(*columns, tail.rows)
             end = self.packed_width + capacity
