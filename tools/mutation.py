@@ -3,8 +3,9 @@
     python tools/mutation.py [FILE ...] [--sample 150] [--seed 0] [--lines FILE] [--json FILE]
 
 The changes are cosmic-ray's operators, one drawn for each place in a function that some of them can
-change. All happens in one process, in which the code of the function is exchanged: to start one for
-each mutant takes longer than its tests, and mutmut's forks wait forever where MLX has computed.
+change. Many are tried in one process, in which the code of the function is exchanged: to start one
+for each takes longer than its tests, and mutmut's forks wait forever where MLX has computed. A new
+process goes on where a mutant ends one or leaves something behind in it.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from __future__ import annotations
 import argparse
 import ast
 import difflib
+import functools
 import gc
 import itertools
 import json
 import random
 import signal
+import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
@@ -29,17 +32,20 @@ from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
 import coverage
+import hypothesis
 import pytest
 from _pytest.runner import runtestprotocol
 from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator, operator_names
 
+from mlx_h2o.operations import backends
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "python/mlx_h2o"
 ROOMS = tuple(f"{PACKAGE}/{room}" for room in ("policies", "caches", "operations"))
 SUITES = ("operations", "caches", "golden", "lm", "serving", "gpu", "parity")
-SECONDS = 120
+SECONDS = 60
 
 
 class Mutant(NamedTuple):
@@ -88,10 +94,13 @@ def mutants(files: list[Path], sample: int, seed: int) -> tuple[list[Mutant], Co
             operators[start].append(operator)
         places += [(file, text, start, operators[start]) for start in sorted(operators)]
     found = []
-    for file, text, (line, _), operators in drawn.sample(places, min(sample, len(places))):
+    for file, text, (line, _), operators in drawn.sample(places, len(places)):
         name, occurrence = drawn.choice(operators)
         changed = mutate_code(text, get_operator(name)(), occurrence)
-        found.append(Mutant(str(file.relative_to(ROOT)), line, name.split("/")[-1], changed))
+        if compile(changed, "", "exec") != compile(text, "", "exec"):  # equal: folded constants
+            found.append(Mutant(str(file.relative_to(ROOT)), line, name.split("/")[-1], changed))
+        if len(found) == sample:
+            break
     return found, Counter(str(file.relative_to(ROOT)) for file, *_ in places)
 
 
@@ -105,7 +114,7 @@ def functions_of(code: CodeType) -> Iterator[tuple[tuple[str, int], CodeType]]:
 
 @contextmanager
 def exchanged(mutant: Mutant) -> Iterator[None]:
-    """The package with a mutant's code in its functions."""
+    """The package with a mutant's code in its functions, and nothing remembered."""
     file = str(ROOT / mutant.file)
     code = dict(functions_of(compile(mutant.text, file, "exec", dont_inherit=True)))
     changed = []
@@ -116,17 +125,26 @@ def exchanged(mutant: Mutant) -> Iterator[None]:
             if after != before and len(after.co_freevars) == len(before.co_freevars):
                 changed.append((one, before))
                 one.__code__ = after
-    if not changed:
-        raise SystemExit(f"[mutation] {mutant.file}:{mutant.line} is in no function that is there")
+    forget()
     try:
         yield
     finally:
         for one, before in changed:
             one.__code__ = before
+        forget()
+
+
+def forget() -> None:
+    """Empty what the functions of the package remember."""
+    modules = [vars(module) for name, module in sys.modules.items() if name.startswith("mlx_h2o.")]
+    for one in [one for module in modules for one in module.values()]:
+        if isinstance(one, functools._lru_cache_wrapper):
+            one.cache_clear()
+    backends.forget()
 
 
 class Lines:
-    """Which tests run which lines, of pytest's session or of a file of coverage."""
+    """Which tests run which lines, in a file of coverage."""
 
     def __init__(self, file: Path) -> None:
         self._file, self._of = file, defaultdict(lambda: defaultdict(set))
@@ -142,20 +160,27 @@ class Lines:
                 self._length.update(tests)
 
     def record(self, session: pytest.Session) -> None:
-        settings = self._file.with_suffix(".ini")
-        settings.parent.mkdir(parents=True, exist_ok=True)
-        settings.write_text("[run]\ndynamic_context=test_function\n")
+        self._file.parent.mkdir(parents=True, exist_ok=True)
         sources = [str(ROOT / room) for room in ROOMS]
-        recorded = coverage.Coverage(self._file, config_file=str(settings), source=sources)
+        recorded, wrong = coverage.Coverage(self._file, config_file=False, source=sources), []
         with recorded.collect():
-            wrong = [item.nodeid for item in session.items if fails(item)]
+            for item in session.items:
+                forget()
+                recorded.switch_context(item.nodeid)
+                wrong += [item.nodeid] if fails(item) else []
         if wrong:
             raise SystemExit(f"[mutation] tests fail as it is: {wrong}")
+        recorded.save()
 
     def tests(self, mutant: Mutant) -> list[str]:
-        """The names of tests that run the line, those first that run the fewest lines."""
+        """The names of tests that run the line: one setting of each, then a second one, and so on,
+        those first that run the fewest lines."""
         found = self._of[mutant.file][mutant.line]
-        return sorted(found, key=lambda test: (self._length[test], test))
+        settings = defaultdict(list)
+        for test in sorted(found, key=lambda test: (self._length[test], test)):
+            settings[test.partition("[")[0]].append(test)
+        rounds = itertools.zip_longest(*settings.values())
+        return [test for one in rounds for test in one if test is not None]
 
 
 def fails(item: pytest.Item) -> bool:
@@ -179,39 +204,51 @@ class Mutation:
 
     def __init__(self, chosen: list[Mutant], given: argparse.Namespace) -> None:
         self._chosen, self._given, self._lines = chosen, given, Lines(given.lines)
-        self.results: list[tuple[Mutant, str]] = []
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         if not self._given.lines.exists():
             self._lines.record(session)
         self._lines.read()
-        items = defaultdict(list)
-        for item in session.items:
-            name = getattr(item, "originalname", item.name)
-            items[f"{item.module.__name__}.{name}"].append(item)
-        end = time.monotonic() + 60 * self._given.minutes
+        items = {item.nodeid: item for item in session.items}
         for mutant in self._chosen:
-            if time.monotonic() > end:
-                break
-            # One setting of each test, then a second one, and so on.
-            names = self._lines.tests(mutant)
-            rounds = itertools.zip_longest(*(items[name] for name in names))
-            tests = [item for one in rounds for item in one if item is not None]
-            said = self._fate(mutant, tests[: self._given.most])
-            self.results.append((mutant, said))
+            tests = [items[name] for name in self._lines.tests(mutant) if name in items]
+            said = self._fate(mutant, tests[: self._given.most], mutant is self._chosen[0])
+            with self._given.fates.open("a") as file:
+                file.write(f"{said}\n")
             print(f"{mutant.file}:{mutant.line} {mutant.operator}: {said}", flush=True)
         return True
 
-    def _fate(self, mutant: Mutant, tests: list[pytest.Item]) -> str:
-        """Which test notices; that must pass without the mutant, or what is left of it lies about
-        the next ones."""
+    def _fate(self, mutant: Mutant, tests: list[pytest.Item], first: bool) -> str:
+        """Which test notices. Where it fails without the mutant too, something was left behind: by
+        an earlier mutant, unless this is the first."""
         with exchanged(mutant):
             noticed = next(filter(fails, tests), None)
         if noticed is None:
             return f"survived {len(tests)} tests"
-        if fails(noticed):
-            raise SystemExit(f"[mutation] {mutant.file}:{mutant.line} leaves something behind")
+        if not first and fails(noticed):
+            raise SystemExit(f"[mutation] {mutant.file}:{mutant.line}: again, in a new process")
         return f"killed by {noticed.nodeid}"
+
+
+def fates(chosen: list[Mutant], given: argparse.Namespace) -> list[str]:
+    """What became of the mutants, in as many processes as it takes."""
+    given.fates.unlink(missing_ok=True)
+    end = time.monotonic() + 60 * given.minutes
+    said: list[str] = []
+    while len(said) < len(chosen) and time.monotonic() < end:
+        command = [sys.executable, __file__, *sys.argv[1:], "--first", str(len(said))]
+        try:
+            status = subprocess.run(command, timeout=end - time.monotonic()).returncode
+        except subprocess.TimeoutExpired:
+            status = 0
+        known = given.fates.read_text("utf-8").splitlines() if given.fates.exists() else []
+        if len(known) == len(said) and status:  # the first of a process ended it
+            if not given.lines.exists():
+                raise SystemExit("[mutation] no lines were recorded")
+            with given.fates.open("a") as file:
+                file.write(f"killed: the process ended with {status}\n")
+        said = given.fates.read_text("utf-8").splitlines()
+    return said
 
 
 def change_of(mutant: Mutant) -> list[str]:
@@ -230,6 +267,7 @@ def summary(
         "date": f"{date.today()}",
         "cosmic_ray": version("cosmic-ray"),
         "seed": given.seed,
+        "suites": given.suites,
         "tests_of_a_mutant": given.most,
         "places": places.total(),
         "mutants": tried.total(),
@@ -258,6 +296,7 @@ def main() -> None:
     recorded = ROOT / "reports" / "mutation.coverage"
     parser.add_argument("--lines", type=Path, default=recorded, help="which tests run which lines")
     parser.add_argument("--json", type=Path, help="write the result here")
+    parser.add_argument("--first", type=int, help=argparse.SUPPRESS)  # of a process's mutants
     given = parser.parse_args()
     files = [
         file
@@ -265,10 +304,17 @@ def main() -> None:
         for file in (sorted(path.rglob("*.py")) or [path])
     ]
     chosen, places = mutants(files, given.sample, given.seed)
-    plugin = Mutation(chosen, given)
-    suites = [str(ROOT / "tests" / name) for name in given.suites.split(",")]
-    pytest.main(["-q", "-p", "no:cacheprovider", *suites], plugins=[plugin])
-    result = summary(plugin.results, places, given)
+    given.fates = given.lines.with_suffix(".fates")
+    if given.first is not None:
+        suites = [str(ROOT / "tests" / name) for name in given.suites.split(",")]
+        # One example that fails is enough: to find the smallest takes minutes.
+        phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
+        hypothesis.settings.register_profile("brief", phases=phases, derandomize=True)
+        hypothesis.settings.load_profile("brief")
+        plugin = Mutation(chosen[given.first :], given)
+        sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", *suites], plugins=[plugin]))
+    said = fates(chosen, given)
+    result = summary(list(zip(chosen, said, strict=False)), places, given)
     print(f"{result['killed']} of {result['mutants']} killed: {result['score']:.1%}")
     if given.json:
         given.json.write_text(json.dumps(result, indent=1) + "\n", "utf-8")

@@ -120,7 +120,7 @@ def test_memory_is_taken_as_rows_come_and_given_back(by_pages: None) -> None:
 
 
 def test_the_process_gives_back_what_leaves_a_window(by_pages: None) -> None:
-    """A prompt of 24,000 tokens in one chunk, of which 1,000 stay; at the second eviction or rest."""
+    """A prompt of 24,000 tokens in one chunk, 1,000 stay; at the second eviction or flush."""
     cache = H2OKVCache(H2OConfig.of(max_kv_size=1000, policy="window", preallocate=32768))
     append(cache, 24_000)
     held_for(cache, 24_000)
