@@ -112,14 +112,19 @@ def test_a_draft_that_was_attended_to_twice_leaves_no_trace():
     found = []
     for rejected in (1.0, 7.0):
         cache, rng = filled(tokens=20, speculative=3)
-        keys = mx.array(random_tokens(rng, 4)[1])
-        cache.update_and_fetch(keys, keys)
+        cache.update_and_fetch(*map(mx.array, random_tokens(rng, 4)[1:]))
         for scores in ([1.0, 2.0, 3.0, rejected], [4.0, 5.0, 6.0, rejected]):
-            shape = (2, 4, 4, cache.positions.shape[2])
-            cache.update_scores(mx.broadcast_to(mx.array(scores)[:, None], shape))
+            cache.update_scores(mx.zeros((2, 4, 4, cache.size())) + mx.array(scores)[:, None])
         cache.trim(1)
         found.append(cache)
     check_same(*map(seen_from_outside, found))
+
+
+def test_under_a_mask_too_scores_are_taken_in_at_once(monkeypatch):
+    cache, rng = filled()
+    monkeypatch.setattr(H2OKVCache, "update_scores", pytest.fail)
+    q, k, v = map(mx.array, random_tokens(rng, 1))
+    cache.attend(q, *cache.update_and_fetch(k, v), scale=SCALE, mask=mx.ones((1, 16)) > 0)
 
 
 def test_sinks_take_their_share_of_the_weights():

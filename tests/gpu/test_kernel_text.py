@@ -239,9 +239,8 @@ def test_wide_heads_get_fewer_simdgroups(sizes: tuple[int, int], simdgroups: int
 
 @pytest.mark.parametrize(("asked", "threshold"), [(True, 0.0), (False, 0.1), (True, 0.1)])
 def test_kernels_count_what_is_skipped_where_it_is_asked_for(asked: bool, threshold: float) -> None:
-    rows = mx.zeros((1, 1, 1, 64))
     given = {"sparse_v_threshold": threshold, "return_skipped": asked}
-    flags = launch.flags_of(AttentionRequest(rows, rows, rows, 1.0, **given))
+    flags = launch.flags_of(AttentionRequest(*[mx.zeros((1, 1, 1, 64))] * 3, 1.0, **given))
     assert ("skipped" in flags) == (asked and threshold > 0)
 
 
@@ -252,8 +251,7 @@ def test_a_head_size_that_kernels_do_not_take_is_named(name: str, sizes: tuple[i
 
 
 def test_blocks_are_merged_by_a_pass_more() -> None:
-    rows = mx.zeros((1, 1, 1, 64))
-    request = AttentionRequest(rows, rows, rows, 1.0)
+    request = AttentionRequest(*[mx.zeros((1, 1, 1, 64))] * 3, 1.0)
     assert [len(launch.plan(request, blocks=n).passes) for n in (1, 2, 3)] == [1, 2, 2]
 
 

@@ -45,9 +45,8 @@ def clang() -> str | None:
 def compiler() -> str:
     path = clang()
     if path is None:
-        if os.environ.get("CI") == "true":
-            pytest.fail("no clang found (clang++, clang, or beside swift)")
-        pytest.skip("no clang found (clang++, clang, or beside swift)")
+        unmet = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
+        unmet("no clang found (clang++, clang, or beside swift)")
     return path
 
 

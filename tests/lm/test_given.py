@@ -194,9 +194,8 @@ def test_budgets_that_are_none(demo, tmp_path):
 
 
 def test_more_rows_than_arrays_have(demo):
-    refused(
-        lambda: make_prompt_cache(demo[0], 10**30), f"max_kv_size is {10**30}, expected at most"
-    )
+    said = f"max_kv_size is {10**30}, expected at most"
+    refused(lambda: make_prompt_cache(demo[0], 10**30), said)
 
 
 @pytest.mark.slow
