@@ -21,7 +21,7 @@ from typing import Any
 from mlx_h2o.commands import plan
 from mlx_h2o.evaluation import report
 from mlx_h2o.evaluation.report import markdown, spread_text
-from mlx_h2o.hardware import report as hardware
+from mlx_h2o.hardware import tables as hardware
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"

@@ -10,7 +10,7 @@ import mlx.core as mx
 import pytest
 
 from emulator import EmulatorBackend
-from mlx_h2o.hardware import parity, report
+from mlx_h2o.hardware import parity, tables
 from mlx_h2o.hardware.__main__ import MODEL, main
 from mlx_h2o.lm.plan import random_model
 from mlx_h2o.operations import composed
@@ -76,7 +76,7 @@ def test_it_writes_figures_and_their_table(tmp_path, capsys) -> None:
         assert one["cache"] < one["peak"] > result["speed"]["weights"]
     assert arms["ours, turbo3"]["cache"] < arms["ours"]["cache"] < arms["mlx_lm"]["cache"]
     written = file.with_suffix(".md").read_text()
-    assert report.table(result) in written
+    assert tables.table(result) in written
     assert written in capsys.readouterr().out
 
 

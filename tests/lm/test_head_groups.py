@@ -14,8 +14,8 @@ import mlx_h2o
 from mlx_h2o import H2OConfig, HeadGroups, make_prompt_cache, routing
 from mlx_h2o.caches.cache import evicting_cache
 from mlx_h2o.caches.handed_out import HandedOut, owner_of
-from mlx_h2o.lm.attention import attend
 from mlx_h2o.lm.prompt_cache import evicting_caches
+from mlx_h2o.lm.scored_attention import attend
 from models import tiny
 from routing_checks import mlx_lm_stays_as_it_is
 from tiny_models import random_prompt, tiny_qwen3, tiny_tokenizer

@@ -22,7 +22,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models.cache import make_prompt_cache as stock_cache
 
-from ..lm.checks import vocabulary
+from ..lm.generation_checks import vocabulary
 from .facts import Tokenizer, Tokens
 from .questions import PROMPT, Asked, Settings, chats, planted_texts, samples, windows
 from .reading import Forced, Progress, answers, forced, read, routed

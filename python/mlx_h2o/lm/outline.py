@@ -15,7 +15,7 @@ from mlx_lm.models import cache as mlx_lm_cache
 
 from ..caches.cache import H2OKVCache
 from ..caches.heads import HeadGroups
-from . import attention
+from . import scored_attention
 from .routing import routing_for
 
 _ASKED = 64
@@ -124,4 +124,4 @@ def _feed(cache: Any, kept: Any, tokens: int) -> None:
                 values = keys
             asked = rows[2][:, :, -_ASKED:]  # of all queries plain MLX operations make long graphs
             stock = functools.partial(lambda queries, *_, **__: queries, asked)
-            attention.attend(stock, asked, keys, values, cache=cache)
+            scored_attention.attend(stock, asked, keys, values, cache=cache)

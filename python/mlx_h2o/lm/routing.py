@@ -20,7 +20,7 @@ import mlx.core as mx
 import mlx_lm.models.base
 from mlx.nn.layers.base import Module
 
-from . import attention
+from . import scored_attention
 from .replaced import NAME, loaded, replaced
 
 
@@ -110,6 +110,6 @@ def _routed(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
     @functools.wraps(original)
     def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> mx.array:
         stock = functools.partial(original, *args, **kwargs)
-        return attention.attend(stock, *args, **kwargs)
+        return scored_attention.attend(stock, *args, **kwargs)
 
     return scaled_dot_product_attention

@@ -12,9 +12,8 @@ from typing import Any, Protocol, TypeVar, cast
 import mlx.core as mx
 
 from mlx_h2o.operations import composed
-from mlx_h2o.operations.composed import buffers, compaction, folding, prefill, turbo
+from mlx_h2o.operations.composed import buffers, compaction, folding, merging, prefill, turbo
 from mlx_h2o.operations.composed import rows as composed_rows
-from mlx_h2o.operations.composed import segments as composed_segments
 from mlx_h2o.operations.requests import (
     AttentionRequest,
     AttentionResult,
@@ -69,8 +68,8 @@ class Operations:
         self.put_rows = self.function(buffers.put_rows)
         self.compact_rows = self.function(compaction.compact_rows)
         self.fold = self.function(folding.fold)
-        self.merge_segments = self.function(composed_segments.merge_segments)
-        self.segment_rows = self.function(composed_segments.segment_rows)
+        self.merge_segments = self.function(merging.merge_segments)
+        self.segment_rows = self.function(merging.segment_rows)
         self.encode_rows = self.function(turbo.encode_rows)
         self.decode_rows = self.function(turbo.decode_rows)
         self.reserved_rows = self.function(buffers.reserved_rows)
