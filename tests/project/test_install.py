@@ -108,9 +108,9 @@ def test_releases_that_were_not_tested_are_refused(name, found, said, monkeypatc
     monkeypatch.delenv(version.ANY_VERSION, raising=False)
     monkeypatch.setattr(version, "_installed", {"mlx-cpu": found, name: found}.get)
     with pytest.raises(ImportError, match=said):
-        version.check()
+        version.check_versions()
     monkeypatch.setenv(version.ANY_VERSION, "1")
-    version.check()
+    version.check_versions()
 
 
 def test_releases_that_were_tested_are_those_that_pip_installs(monkeypatch):
@@ -119,4 +119,4 @@ def test_releases_that_were_tested_are_those_that_pip_installs(monkeypatch):
         assert f"{name}>={first},<{end}" in wanted
         for found in (first, f"{first}.dev7", f"{first[:4]}.99"):
             monkeypatch.setattr(version, "_installed", {name: found}.get)
-            version.check()
+            version.check_versions()

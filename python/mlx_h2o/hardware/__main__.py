@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "growth": long_caches.growth(min(longest, 4096), args.repeats),
     }
     args.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    table = f"{tables.table(result)}\n\n{environment_line()}\n"
+    table = f"{tables.hardware_table(result)}\n\n{environment_line()}\n"
     args.output.with_suffix(".md").write_text(table, encoding="utf-8")
     print(table)
     return 1 if checked["failed"] else 0

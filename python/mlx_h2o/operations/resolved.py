@@ -20,7 +20,7 @@ from mlx_h2o.operations.requests import (
     attention_request,
 )
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 Attended = tuple[mx.array, mx.array | None, mx.array | None, mx.array | None]
 """Out, scores, lse and skipped; None where it was not asked for."""
 
@@ -89,12 +89,12 @@ class Operations:
                 )
         raise AssertionError("composed refused a valid request")
 
-    def function(self, definition: Function) -> Function:
+    def function(self, definition: _Function) -> _Function:
         """The function of a back end that has the name of this definition, else the definition."""
         for backend in self._candidates:
             found = getattr(backend, definition.__name__, None)
             if found is not None:
-                return cast(Function, found)
+                return cast(_Function, found)
         return definition
 
     def serve_attention(self, request: AttentionRequest, op: str = "attention") -> AttentionResult:
