@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from emulator.text import MetalText
 from emulator.variants import every_variant
 from faults.metal import seeded
 from faults.text import Edit
+from programs import ended
 
 FLAGS = (
     "-x",
@@ -60,9 +60,7 @@ def complaints(compiler: str, *texts: MetalText) -> str:
     unit = [f'#include "{SHIMS / "check.h"}"']
     for index, text in enumerate(texts):
         unit.append(f"namespace variant_{index} {{\n{text.text}\nauto* use = &{text.function};\n}}")
-    run = subprocess.run(
-        [compiler, *FLAGS, "-"], input="\n".join(unit), capture_output=True, text=True, check=False
-    )
+    run = ended(compiler, *FLAGS, "-", input="\n".join(unit))
     assert run.returncode == 0 or run.stderr
     return run.stderr
 

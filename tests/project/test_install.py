@@ -2,7 +2,6 @@
 
 import importlib.util
 import os
-import subprocess
 import sys
 import tomllib
 import zipfile
@@ -12,6 +11,7 @@ import pytest
 
 from mlx_h2o import version
 from paths import ROOT
+from programs import ended
 
 PACKAGE = ROOT / "python" / "mlx_h2o"
 
@@ -25,15 +25,10 @@ def build_wheel(folder: Path, **environment: str) -> tuple[Path, str]:
     """The wheel that pip makes of this checkout with the tools installed here, and pip's words."""
     # Of an activated environment the tools are on the path; of one that is only named, not.
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
-    result = subprocess.run(
-        [
-            *(sys.executable, "-m", "pip", "wheel", "--verbose", "--no-deps"),
-            *("--no-build-isolation", "--wheel-dir", str(folder), str(ROOT)),
-        ],
-        env={**os.environ, "PATH": path, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
+    result = ended(
+        *(sys.executable, "-m", "pip", "wheel", "--verbose", "--no-deps"),
+        *("--no-build-isolation", "--wheel-dir", folder, ROOT),
+        environment={"PATH": path, **environment},
     )
     assert result.returncode == 0, result.stdout + result.stderr
     (wheel,) = folder.glob("*.whl")
@@ -47,12 +42,8 @@ def names(wheel: Path) -> set[str]:
 
 def package_files() -> set[str]:
     """What git knows of the package: sources and data."""
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", str(PACKAGE)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
+    listed = ended(
+        "git", "ls-files", "--cached", "--others", "--exclude-standard", PACKAGE, cwd=ROOT
     )
     if listed.returncode != 0:
         pytest.skip("not a git checkout")

@@ -41,12 +41,6 @@ def app_of(limits: Limits | None = None, **settings: Any) -> Iterator[Any]:
             thread.join()
 
 
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with app_of() as (url, _):
-        yield url
-
-
 def post(url: str, body: Any, path: str = "completions", **headers: str) -> httpx.Response:
     return httpx.post(f"{url}/v1/{path}", json=body, headers=headers, timeout=60)
 
