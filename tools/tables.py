@@ -21,7 +21,7 @@ from typing import Any
 from mlx_h2o.commands import plan
 from mlx_h2o.evaluation import report
 from mlx_h2o.evaluation.report import markdown, spread_text
-from mlx_h2o.hardware import report as hardware
+from mlx_h2o.hardware import tables as hardware
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -281,13 +281,13 @@ TABLES: dict[str, tuple[str | tuple[str, ...], Callable[..., str]]] = {
     "codes": ("turbo.json", codes),
     "throughput": ("throughput.json", throughput),
     "reread": ("reread.json", reread),
-    "hardware": ("hardware.json", hardware.table),
+    "hardware": ("hardware.json", hardware.hardware_table),
     "decode step": ("decode_step.json", decode_step),
     "shared prefix": ("prefix_sharing.json", prefix_sharing),
     "host time": ("host_time.json", host_time),
 }
 
-COMPUTED: dict[str, Callable[[], str]] = {"models": plan.table}
+COMPUTED: dict[str, Callable[[], str]] = {"models": plan.model_table}
 """Tables that no result is behind."""
 
 _MARKED = re.compile(r"(<!-- table: ([^\n]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)

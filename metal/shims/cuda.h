@@ -52,6 +52,7 @@ __device__ inline float exp(float x) { return __expf(x); }
 }  // namespace fast
 
 namespace precise {
+__device__ inline float exp(float x) { return ::expf(x); }
 __device__ inline float log(float x) { return ::logf(x); }
 __device__ inline float sqrt(float x) { return ::sqrtf(x); }
 }  // namespace precise

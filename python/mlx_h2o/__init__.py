@@ -8,7 +8,7 @@ and import mlx_lm only when they are first used.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from mlx_h2o.version import __version__, check
+from mlx_h2o.version import __version__, check_versions
 
 try:
     import mlx.core as _mx  # noqa: F401  (only to fail early, with advice)
@@ -19,7 +19,7 @@ except ImportError as error:
         f"(import mlx.core failed: {error})"
     ) from error
 else:
-    check()
+    check_versions()
 
 from mlx_h2o import fast
 from mlx_h2o.operations.backends import BackendStatus, backends, use_backend

@@ -352,6 +352,7 @@ namespace fast {
 __device__ inline float exp(float x) { return __expf(x); }
 }
 namespace precise {
+__device__ inline float exp(float x) { return ::expf(x); }
 __device__ inline float log(float x) { return ::logf(x); }
 __device__ inline float sqrt(float x) { return ::sqrtf(x); }
 }

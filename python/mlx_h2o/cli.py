@@ -54,11 +54,11 @@ def _run(given: Sequence[str]) -> int:
     if command not in _COMMANDS:
         print(f"mlx_h2o: {command!r} is not a command.\n{_usage()}", file=sys.stderr)
         return 2
-    from .commands.options import run
+    from .commands.options import run_command
     from .commands.parsing import told
 
     try:
-        return run(importlib.import_module(f".commands.{command}", __package__), rest)
+        return run_command(importlib.import_module(f".commands.{command}", __package__), rest)
     except BrokenPipeError:
         raise
     except (OSError, ValueError) as error:

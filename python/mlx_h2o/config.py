@@ -8,8 +8,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from . import policies
 from .errors import SettingError, check, check_bool, check_int, check_known, check_share
-from .operations.arguments import BITS, GROUP_SIZES
-from .operations.composed import turbo
+from .operations.arguments import AFFINE_BITS, CODE_BITS, GROUP_SIZES
 
 __all__ = ["HANDED", "KV_FORMATS", "PRESETS", "Affine", "Budget", "Codes", "Dense", "H2OConfig"]
 __all__ += ["Mixed", "SettingError", "setting_names"]
@@ -20,8 +19,8 @@ HANDED = ("packed", "arrays", "latents", "grouped", "fused")
 attention other than mlx_lm's function: "grouped" for a softmax with an axis of the query heads of
 each KV head, also in the masks of batches; "fused" for any other."""
 
-KV_FORMATS: dict[str, tuple[int, int]] = {f"turbo{bits}": (bits, bits) for bits in turbo.BITS} | {
-    f"turbo{k}v{v}": (k, v) for k in (0, 8, *turbo.BITS) for v in turbo.BITS if k != v
+KV_FORMATS: dict[str, tuple[int, int]] = {f"turbo{bits}": (bits, bits) for bits in CODE_BITS} | {
+    f"turbo{k}v{v}": (k, v) for k in (0, 8, *CODE_BITS) for v in CODE_BITS if k != v
 }
 """Bits of keys and values; keys of 0 bits stay as they come, those of 8 have scales and biases."""
 
@@ -248,9 +247,9 @@ class Affine(Format):
     sparse_v: float = 0.0
 
     def __post_init__(self) -> None:
-        check_known("kv_bits", self.kv_bits, BITS)
+        check_known("kv_bits", self.kv_bits, AFFINE_BITS)
         if self.v_bits is not None:
-            check_known("v_bits", self.v_bits, BITS)
+            check_known("v_bits", self.v_bits, AFFINE_BITS)
         _check_int("dense_size", self.dense_size, 0)
         super().__post_init__()
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, cast
 
 import mlx.core as mx
 
-from mlx_h2o.operations.arguments import StreamLike, checked
+from mlx_h2o.operations.arguments import StreamLike, checked_arguments
 from mlx_h2o.operations.backends import resolve
 from mlx_h2o.operations.composed import ema
 from mlx_h2o.operations.requests import (
@@ -184,7 +184,7 @@ def attention_and_accumulate(
         [B, Hkv, N]. Evaluating ``out`` evaluates both.
     """
     op = "attention_and_accumulate"
-    given = checked(op, locals())
+    given = checked_arguments(op, locals())
     _check_pair(op, given)
     if sparse_v_threshold != 0 and not isinstance(given["keys"], tuple):
         raise ValueError(
@@ -249,7 +249,7 @@ def prefill_scores(
     Raises ValueError for shapes, dtypes or settings other than these, TypeError for other types.
     """
     op = "prefill_scores"
-    given = checked(op, locals())
+    given = checked_arguments(op, locals())
     before, factor, count = (given.pop(n) for n in ("importance", "decay", "counted_queries"))
     if given.pop("kind") == "ema":
         request = last_queries(attention_request(values=k, **given), count)
@@ -391,7 +391,7 @@ def quantize_append(
                 f"[{op}] quantised {name} must be a tuple of words, scales and biases, of words "
                 "and norms, or of the rows alone."
             )
-    given = checked(op, locals())
+    given = checked_arguments(op, locals())
     count = len(given["keys"])
     found = resolve(given["stream"], op=op).quantize_append(**given)
     return tuple(found[:count]), tuple(found[count:])
@@ -399,14 +399,14 @@ def quantize_append(
 
 def _served(op: str, arguments: dict[str, Any], **more: Any) -> mx.array:
     """What the best back end finds, after a check."""
-    given = checked(op, arguments)
+    given = checked_arguments(op, arguments)
     found: mx.array = getattr(resolve(given["stream"], op=op), op)(**given, **more)
     return found
 
 
 def _attended(op: str, arguments: dict[str, Any]) -> tuple[mx.array, ...]:
     """Output, scores, and what else a call of attention asks for."""
-    given, wanted = checked(op, arguments), ("return_lse", "return_skipped")
+    given, wanted = checked_arguments(op, arguments), ("return_lse", "return_skipped")
     _check_pair(op, given)
     asked: Any = {name: bool(arguments[name]) for name in wanted if name in arguments}
     request = attention_request(**given, **asked)

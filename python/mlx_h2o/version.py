@@ -20,7 +20,7 @@ def _numbers(version: str) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", version)[:3]]
 
 
-def check() -> None:
+def check_versions() -> None:
     """Raise ImportError for releases that were not tested, unless MLX_H2O_ANY_VERSION is set."""
     for name, (first, end) in TESTED.items():
         found = _installed(name)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import c_api_build
 from back_ends import NATIVE
 from made_once import made_once
 from paths import IMPORTS
+from programs import ended
 
 FOLDER = Path(__file__).parent
 
@@ -29,13 +28,8 @@ def short_of_memory(factory: pytest.TempPathFactory, script: str, *arguments: st
         c_api_build.run(c_api_build.compiler("c"), *flags, source, "-o", target)
 
     library = made_once(factory, "failing_malloc", make) / "failing_malloc.so"
-    done = subprocess.run(
-        [sys.executable, FOLDER / script, *arguments],
-        env=os.environ | {"LD_PRELOAD": str(library), "PYTHONPATH": IMPORTS},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    own = {"LD_PRELOAD": str(library), "PYTHONPATH": IMPORTS}
+    done = ended(sys.executable, FOLDER / script, *arguments, environment=own, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.splitlines()
 

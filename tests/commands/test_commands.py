@@ -26,6 +26,7 @@ from mlx_h2o import (
 from mlx_h2o.commands import benchmark, cache_prompt, chat, generate, options, server
 from mlx_h2o.demo import model_path
 from mlx_h2o.lm import saving
+from programs import ended
 
 pytestmark = pytest.mark.downstream
 
@@ -105,13 +106,8 @@ def chatting(tmp_path):
 
 
 def _chat(model: str, said: str = "The ship\nThe sea\nq\n") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command("chat", "--model", model, *FLAGS.split(), "-m", "30"),
-        input=said,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    line = command("chat", "--model", model, *FLAGS.split(), "-m", "30")
+    return ended(*line, input=said, timeout=120)
 
 
 def test_the_end_of_the_input_ends_a_chat(monkeypatch, capsys, chatting):

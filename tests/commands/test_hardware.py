@@ -10,7 +10,7 @@ import mlx.core as mx
 import pytest
 
 from emulator import EmulatorBackend
-from mlx_h2o.hardware import parity, report
+from mlx_h2o.hardware import parity, tables
 from mlx_h2o.hardware.__main__ import MODEL, main
 from mlx_h2o.lm.plan import random_model
 from mlx_h2o.operations import composed
@@ -21,7 +21,7 @@ from paths import ROOT
 
 def test_every_operation_has_a_case() -> None:
     table = tomllib.loads((ROOT / "metal" / "operations.toml").read_text("ascii"))
-    assert {operation for operation, *_ in parity.cases()} == table.keys()
+    assert {operation for operation, *_ in parity.operation_cases()} == table.keys()
 
 
 def test_every_kernel_has_a_case(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,7 +35,7 @@ def test_every_kernel_has_a_case(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(EmulatorBackend, "_kernel", without_running)
     remove = register("emulator", EmulatorBackend())
     try:
-        for _, _, call in parity.cases():
+        for _, _, call in parity.operation_cases():
             with use_backend("emulator"):
                 call()
     finally:
@@ -76,7 +76,7 @@ def test_it_writes_figures_and_their_table(tmp_path, capsys) -> None:
         assert one["cache"] < one["peak"] > result["speed"]["weights"]
     assert arms["ours, turbo3"]["cache"] < arms["ours"]["cache"] < arms["mlx_lm"]["cache"]
     written = file.with_suffix(".md").read_text()
-    assert report.table(result) in written
+    assert tables.hardware_table(result) in written
     assert written in capsys.readouterr().out
 
 

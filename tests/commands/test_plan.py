@@ -16,7 +16,7 @@ from mlx_lm.utils import _get_classes, quantize_model, save_model
 
 import mlx_h2o
 from mlx_h2o.cli import main
-from mlx_h2o.commands.plan import parser, table
+from mlx_h2o.commands.plan import model_table, parser
 from mlx_h2o.lm.plan import Plan, configs, outline_of, outlined
 from mlx_h2o.lm.routing import routing_for
 from mlx_h2o.serving.memory import Limits, Memory
@@ -87,7 +87,7 @@ def measured(model: Any, caches: list[Any]) -> int:
     return sum(cache.nbytes for cache in caches)
 
 
-the_table = functools.cache(table)
+the_table = functools.cache(model_table)
 
 
 def served(name: str) -> str:
@@ -105,7 +105,7 @@ def quick_and_slow() -> list[Any]:
 @pytest.mark.matrix(9)
 @pytest.mark.parametrize("name", quick_and_slow())
 def test_the_table_says_what_happens_and_bytes_are_right_within_a_hundredth(name):
-    assert parser()._option_string_actions["--table"].const is table
+    assert parser()._option_string_actions["--table"].const is model_table
     said = served(name.rpartition("/")[2])
     model, config = small_model(name)
     outline = Plan(model, config)

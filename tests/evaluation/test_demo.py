@@ -60,7 +60,7 @@ def shown(found: dict[str, Any]) -> None:
         other = copy.deepcopy(found)
         other["arms"][0]["facts_recalled"] = [1.0] * known + [0.0] * (2 - known)
         other["arms"][0]["tokens_per_second"] = [1.0, 2.0, 900.0]
-        lines = [line.split("|")[1:3] for line in command.table(other).splitlines()]
+        lines = [line.split("|")[1:3] for line in command.arms_table(other).splitlines()]
         cells = {label.strip(): cell.strip() for label, cell in lines}
         assert ("facts recalled" in cells) is is_shown
         assert cells["tokens/s"] == "2"
@@ -75,7 +75,7 @@ def test_a_model_that_takes_too_long_is_not_shown(
 ) -> None:
     monkeypatch.setattr(command, "LONGEST_STEP", longest)
     folder = str(demo.model_path())
-    name, model, _ = command.load(folder)
+    name, model, _ = command.fast_enough(folder)
     assert name == ("model" if longest else "demo")
     assert ("takes" in capsys.readouterr().err) is not bool(longest)
     assert len(model.layers) == 6

@@ -25,7 +25,7 @@ from caches.test_cache_mixed import (
     test_the_light_rows_are_those_of_lower_rank_when_they_leave as light,
 )
 from caches.test_folding import test_a_long_chunk_reads_and_scores_a_row_of_n_as_n as long_chunk
-from caches.test_folding import test_no_token_is_lost as no_token_lost
+from caches.test_folding import test_no_token_is_lost as none_lost
 from caches.test_folding import test_rows_are_dropped_where_that_is_asked_for as rows_dropped
 from caches.test_frame import NOTICES
 from emulator.row_cases import rows_with_ties
@@ -262,7 +262,7 @@ FAULTS = (
           lambda original: lambda *asked: ([], None), life),
     Fault("a trim does nothing", "caches.cache:H2OKVCache.trim", nothing, drafts),
     # Folding.
-    Fault("rows are dropped", "caches.eviction:fold", nothing, partial(no_token_lost, "dense", 1)),
+    Fault("rows are dropped", "caches.eviction:fold_rows", nothing, partial(none_lost, "dense", 1)),
     Fault("rows are folded, asked or not", "config:H2OConfig.folds", lambda original: lambda own:
           True, partial(rows_dropped, "dense")),
     Fault("rows forget for how many they stand", "caches.attention:biases", nothing,

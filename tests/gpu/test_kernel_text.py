@@ -45,8 +45,8 @@ NAMES = [name for family in TABLE.families for name in family.kernels]
 @functools.cache
 def variants(name: str) -> tuple[kernels.Kernel, ...]:
     """A kernel with every combination of its flags."""
-    own = {flags.intersection(kernels.flags_of(name)): None for flags in flag_sets()}
-    return tuple(kernels.resolve(name, flags) for flags in own)
+    own = {flags.intersection(kernels.own_flags(name)): None for flags in flag_sets()}
+    return tuple(kernels.kernel_for(name, flags) for flags in own)
 
 
 def test_generated_files_are_in_step() -> None:
@@ -87,13 +87,13 @@ OUTPUTS_ASKED_FOR = {
 @pytest.mark.parametrize("flag", ["scores", "lse", "skipped"])
 @pytest.mark.parametrize("kernel", NAMES)
 def test_an_output_costs_only_its_own_lines(kernel: str, flag: str) -> None:
-    assert (flag in kernels.flags_of(kernel)) == (flag in OUTPUTS_ASKED_FOR.get(kernel, set()))
-    if flag not in kernels.flags_of(kernel):
+    assert (flag in kernels.own_flags(kernel)) == (flag in OUTPUTS_ASKED_FOR.get(kernel, set()))
+    if flag not in kernels.own_flags(kernel):
         return
     for flags in flag_sets():
         if flag not in flags:
-            off = kernels.resolve(kernel, flags)
-            on = kernels.resolve(kernel, flags | {flag})
+            off = kernels.kernel_for(kernel, flags)
+            on = kernels.kernel_for(kernel, flags | {flag})
             (added,) = {*on.outputs} - {*off.outputs}
             assert added in (flag, f"partial_{flag}")
             assert re.search(rf"\b{added}\b", on.source)
@@ -193,15 +193,15 @@ def test_flags_nest() -> None:
 
 def test_traits_and_flags_that_are_always_on_are_resolved() -> None:
     """A family's members differ by traits, of which nothing is left."""
-    assert {name for name in NAMES if "skipped" in kernels.flags_of(name)} == {
+    assert {name for name in NAMES if "skipped" in kernels.own_flags(name)} == {
         "sdpa_vector_sparse_quantized",
         "sdpa_vector_sparse_values_quantized",
         "sdpa_vector_2pass_2",
     }
-    assert {flag for name in NAMES for flag in kernels.flags_of(name)} == {*TABLE.flags}
-    keys = kernels.resolve("sdpa_vector_sparse_keys_quantized", frozenset())
+    assert {flag for name in NAMES for flag in kernels.own_flags(name)} == {*TABLE.flags}
+    keys = kernels.kernel_for("sdpa_vector_sparse_keys_quantized", frozenset())
     assert "scores" in keys.outputs and "value" not in keys.source
-    values = kernels.resolve("sdpa_vector_sparse_values_quantized", frozenset())
+    values = kernels.kernel_for("sdpa_vector_sparse_values_quantized", frozenset())
     assert "scores" in values.inputs and "key_words" not in values.source
 
 

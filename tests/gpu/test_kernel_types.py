@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -17,17 +16,11 @@ from emulator.text import MetalText
 from emulator.variants import every_variant
 from faults.metal import seeded
 from faults.text import Edit
+from programs import ended
 
 # Metal's language; the version of the targets that macOS 14 has.
-FLAGS = [
-    "-x",
-    "c++",
-    "-std=c++14",
-    "--target=aarch64-unknown-linux-gnu",
-    "-nostdinc",
-    "-nostdinc++",
-]
-FLAGS += ["-fsyntax-only", "-Wall", "-Wextra", "-Werror"]
+FLAGS = ["-x", "c++", "-std=c++14", "--target=aarch64-unknown-linux-gnu"]
+FLAGS += ["-nostdinc", "-nostdinc++", "-fsyntax-only", "-Wall", "-Wextra", "-Werror"]
 # Attributes and unused parameters of the generated signature.
 FLAGS += ["-Wno-unknown-attributes", "-Wno-unused-parameter"]
 
@@ -55,8 +48,7 @@ def complaints(compiler: str, *texts: MetalText) -> str:
     unit = [f'#include "{SHIMS / "check.h"}"']
     for index, text in enumerate(texts):
         unit.append(f"namespace variant_{index} {{\n{text.text}\nauto* use = &{text.function};\n}}")
-    command = [compiler, *FLAGS, "-"]
-    run = subprocess.run(command, input="\n".join(unit), capture_output=True, text=True)
+    run = ended(compiler, *FLAGS, "-", input="\n".join(unit))
     assert run.returncode == 0 or run.stderr
     return run.stderr
 

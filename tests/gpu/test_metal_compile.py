@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from emulator import EmulatorBackend
 from emulator.rows import every_row_launch
 from emulator.text import MetalText
 from emulator.variants import every_variant
+from programs import ended
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "darwin" or shutil.which("xcrun") is None, reason="needs Xcode"
@@ -31,7 +31,7 @@ def complaints(*texts: MetalText) -> str:
     for index, text in enumerate(texts):
         unit.append(f"namespace variant_{index} {{\n{text.generated}\n}}")
     command = [*COMMAND, f"-I{INCLUDE}", "-Werror", "-Wno-unused-function", "-"]
-    run = subprocess.run(command, input="\n".join(unit), capture_output=True, text=True)
+    run = ended(*command, input="\n".join(unit))
     return run.stderr if run.returncode else ""
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 import threading
 
@@ -16,6 +14,7 @@ from c_api import CError, Library
 from golden.make import read
 from parity.c_leg import failures
 from paths import IMPORTS
+from programs import ended
 
 # The C interface has no cache, so no traces.
 GOLDEN = [case for case in read() if case.fields["op"] != "trace"]
@@ -97,8 +96,8 @@ def test_an_unknown_simd_target_makes_native_unavailable(library: Library) -> No
         "library.attention(rows, rows, rows, scale=1.0);"
         "library.check(library.c.mlx_h2o_set_backend(b'native'))"
     )
-    command, env = [sys.executable, "-c", program], {"MLX_H2O_SIMD": "mmx", "PYTHONPATH": IMPORTS}
-    done = subprocess.run(command, env=os.environ | env, capture_output=True, text=True)
+    own = {"MLX_H2O_SIMD": "mmx", "PYTHONPATH": IMPORTS}
+    done = ended(sys.executable, "-c", program, environment=own)
     assert done.stdout.startswith("False ") and "MLX_H2O_SIMD" in done.stdout
     assert "[use_backend] back end 'native' is not available: " in done.stderr
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import platform
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from parity.swift_leg import SwiftLeg
 from paths import ROOT
+from programs import ended
 
 
 def run(*line: object) -> None:
-    done = subprocess.run([*map(str, line)], capture_output=True, text=True, check=False)
+    done = ended(*line)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

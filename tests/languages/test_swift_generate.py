@@ -21,6 +21,7 @@ from fetched_models import fetched, loaded
 from mlx_h2o import demo
 from mlx_h2o.lm.prompt_cache import budgets_of
 from parity.swift_leg import SwiftLeg
+from programs import ended
 
 pytestmark = pytest.mark.swift
 
@@ -45,8 +46,7 @@ def command() -> Path:
 
 def run(*words: object) -> subprocess.CompletedProcess[str]:
     """The command, with the last ``--model``."""
-    line = [str(command()), "--model", str(demo.model_path()), *map(str, words)]
-    return subprocess.run(line, capture_output=True, text=True, check=False)
+    return ended(command(), "--model", demo.model_path(), *words)
 
 
 def tokens(*words: object) -> list[int]:

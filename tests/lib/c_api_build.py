@@ -8,7 +8,6 @@ from the library under test.
 from __future__ import annotations
 
 import shutil
-import subprocess
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 import c_api
 from c_api_headers import INCLUDE, ROOT
 from made_once import made_once
+from programs import ended
 
 SOURCES = ROOT / "mlx-c" / "h2o"
 FAKES = ROOT / "tests" / "languages" / "c_api_fakes"
@@ -40,7 +40,7 @@ def compiler(language: str = "c++") -> str:
 
 def run(*command: str | Path) -> str:
     """Output of a command that must succeed."""
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+    done = ended(*command)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -10,7 +10,7 @@ import numpy as np
 
 import reference_frame
 from mlx_h2o import H2OConfig, H2OKVCache, QuantizedH2OKVCache, policies
-from mlx_h2o.caches.turbo import TurboColumn
+from mlx_h2o.caches.turbo_column import TurboColumn
 from mlx_h2o.config import KV_FORMATS
 from mlx_h2o.operations.composed import turbo
 

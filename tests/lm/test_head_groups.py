@@ -14,8 +14,8 @@ import mlx_h2o
 from mlx_h2o import H2OConfig, HeadGroups, make_prompt_cache, routing
 from mlx_h2o.caches.cache import evicting_cache
 from mlx_h2o.caches.handed_out import HandedOut, owner_of
-from mlx_h2o.lm.attention import attend
 from mlx_h2o.lm.prompt_cache import evicting_caches
+from mlx_h2o.lm.scored_attention import scored_attention
 from models import tiny
 from routing_checks import mlx_lm_stays_as_it_is
 from tiny_models import random_prompt, tiny_qwen3, tiny_tokenizer
@@ -70,13 +70,13 @@ def test_each_group_is_a_cache_of_its_heads(policy, given):
         more = {"scale": 0.2, "mask": mask} | ({} if sinks is None else {"sinks": sinks})
         keys, values = groups.update_and_fetch(k, v)
         call = partial(stock, q, keys, values, cache=groups, **more)
-        found = np.array(attend(call, q, keys, values, groups, **more))
+        found = np.array(scored_attention(call, q, keys, values, groups, **more))
         for rows, heads in sizes.items():
             keys, values = alone[rows].update_and_fetch(k[:, heads], v[:, heads])
             queries = [head * 2 + place for head in heads for place in (0, 1)]
             own = more | ({} if sinks is None else {"sinks": sinks[mx.array(queries)]})
             call = partial(stock, q[:, queries], keys, values, cache=alone[rows], **own)
-            expected = attend(call, q[:, queries], keys, values, alone[rows], **own)
+            expected = scored_attention(call, q[:, queries], keys, values, alone[rows], **own)
             np.testing.assert_array_equal(found[:, queries], np.array(expected))
     for cache, (rows, heads) in zip(groups.caches, sizes.items(), strict=True):
         assert [*groups.heads[groups.caches.index(cache)]] == heads
@@ -96,7 +96,7 @@ def test_masks_with_an_axis_of_heads_are_cut(policy):
         config = H2OConfig.of(policy=policy)
         groups = HeadGroups.of_rows([config, config.scaled(90), config])
         keys, values = groups.update_and_fetch(k, v)
-        found = attend(partial(stock), q, keys, values, groups, scale=0.2, mask=mask)
+        found = scored_attention(partial(stock), q, keys, values, groups, scale=0.2, mask=mask)
         np.testing.assert_allclose(np.array(found), np.array(expected), rtol=1e-5, atol=1e-5)
 
 
@@ -251,7 +251,7 @@ def test_keys_that_are_not_those_handed_out_are_refused():
     groups = HeadGroups.of_rows([H2OConfig(), H2OConfig.of(max_kv_size=60), H2OConfig()])
     keys, values = groups.update_and_fetch(*mx.zeros((2, 1, 3, 1, 32)))
     with pytest.raises(ValueError, match=r"computes with the keys .* layers='equal'"):
-        attend(lambda: None, q, keys + 1, values, groups)
+        scored_attention(lambda: None, q, keys + 1, values, groups)
 
 
 def test_wrong_groups_say_what_was_found():

@@ -24,18 +24,11 @@ __all__ = ["mlx_lm_stays_as_it_is"]  # a fixture around every test
 # Which modules
 
 
-def test_the_modules_of_the_model_are_replaced_and_no_others():
-    with routing(tiny_qwen3()):
+@pytest.mark.parametrize("of_a_model", [True, False])
+def test_the_modules_of_the_model_are_replaced_or_without_one_all_that_are_loaded(of_a_model):
+    with routing(tiny_qwen3() if of_a_model else None):
         assert patched(qwen3)
-        assert not patched(llama)
-        assert not patched(base)
-
-
-def test_no_model_means_all_that_are_loaded():
-    with routing():
-        assert patched(qwen3)
-        assert patched(llama)
-        assert patched(base)
+        assert patched(llama) is patched(base) is not of_a_model
 
 
 def test_modules_imported_meanwhile_are_put_back_too():
@@ -99,22 +92,15 @@ def test_custom_model_files_and_whatever_they_pass(tmp_path, imported, name, pas
     assert vars(module) == before
 
 
-def test_another_layers_stock_cache_does_not_hide_ours():
-    """Keys tell whose rows they are, before the argument does."""
+@pytest.mark.parametrize("handed_out", [True, False])
+def test_the_argument_serves_where_the_keys_are_not_the_ones_handed_out(handed_out):
+    """Those tell whose rows they are, and another layer's stock cache does not hide ours."""
     ours, stock = H2OKVCache(H2OConfig.of(max_kv_size=8, **SETTINGS)), mlx_lm_cache.KVCache()
     x = mx.random.normal((1, 2, 1, 8))
     with routing():
         keys, values = ours.update_and_fetch(x, x)
-        base.scaled_dot_product_attention(x, keys, values, stock, 1.0, None)
-    assert not np.isnan(np.array(ours.scores)).any()
-
-
-def test_the_argument_serves_where_the_keys_are_not_the_ones_handed_out():
-    ours = H2OKVCache(H2OConfig.of(max_kv_size=8, **SETTINGS))
-    x = mx.random.normal((1, 2, 1, 8))
-    with routing():
-        keys, values = ours.update_and_fetch(x, x)
-        base.scaled_dot_product_attention(x, keys * 1, values, cache=ours, scale=1.0, mask=None)
+        keys, cache = (keys, stock) if handed_out else (keys * 1, ours)
+        base.scaled_dot_product_attention(x, keys, values, cache=cache, scale=1.0, mask=None)
     assert not np.isnan(np.array(ours.scores)).any()
 
 

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 import mlx_h2o
 from mlx_h2o import H2OConfig, cli
-from mlx_h2o.commands.options import FEW, CacheSettings
+from mlx_h2o.commands.options import FEW_ROWS, CacheSettings
 from mlx_h2o.lm.layers import probe
-from mlx_h2o.lm.outline import Outline, nbytes
+from mlx_h2o.lm.outline import Outline, total_bytes
 from mlx_h2o.lm.probing import BITS
 from mlx_h2o.lm.prompt_cache import context_length, fit_bytes
-from mlx_h2o.lm.sizing import FREE, UNKNOWN, fewest_bits, least_rows, most_rows, parsed_bytes
+from mlx_h2o.lm.sizing import FREE, UNMEASURED, fewest_bits, least_rows, most_rows, parsed_bytes
 from models import tiny
 from tiny_models import random_prompt, tiny_qwen3, tiny_tokenizer
 
@@ -113,7 +113,7 @@ def test_bytes_of_few_rows_are_said_to_be_of_no_use(capsys):
     for size, few in ((5_000, True), (60_000, False)):
         asked = {"max_kv_bytes": size, "kv_group_size": 32}
         found = CacheSettings(H2OConfig(), None, "equal", asked).fitted(model)
-        assert (found.config.max_kv_size < FEW) == few
+        assert (found.config.max_kv_size < FEW_ROWS) == few
         assert ("rows a head are too few to be of use" in capsys.readouterr().err) == few
 
 
@@ -131,7 +131,7 @@ def test_bits_are_the_fewest_that_change_little():
     small, large = ([factor * step for step in steps] for factor in (1.2, 0.5))
     assert fewest_bits([small, large]) == (5, 4)
     assert fewest_bits([[1.0] * len(BITS), small]) == (8, 5)
-    assert fewest_bits(()) == UNKNOWN
+    assert fewest_bits(()) == UNMEASURED
 
 
 def test_bits_follow_what_the_model_shows():
@@ -171,7 +171,7 @@ def test_an_outline_counts_what_the_graph_of_the_model_keeps(name):
         with mlx_h2o.routing(model):
             for count in (17, 1, 9):
                 run(mx.zeros((1, count), mx.int32), cache=caches)
-                of.append(nbytes(caches))
+                of.append(total_bytes(caches))
     assert of[:3] == of[3:]
 
 

@@ -11,10 +11,11 @@ import concurrent.futures
 import importlib.metadata
 import json
 import os
-import subprocess
 import sys
 
 from tqdm import tqdm
+
+from programs import ended
 
 from . import tiny
 from .check import Verdict
@@ -52,8 +53,7 @@ def main() -> int:
 
 def _verdict(name: str) -> Verdict:
     """In a process of its own: one model's crash or memory is not another's."""
-    command = [sys.executable, "-m", "models.check", name]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT, check=False)
+    done = ended(sys.executable, "-m", "models.check", name, timeout=_TIMEOUT)
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
         return Verdict(name, h2o=f"broken: {last[0]}")

@@ -15,6 +15,7 @@ from mlx_h2o import backends, fast, use_backend
 from mlx_h2o.operations import composed, requests
 from mlx_h2o.operations.backends import ENVIRONMENT, forget, get, named, register, resolve
 from mlx_h2o.operations.resolved import Operations
+from programs import ended
 
 PACKAGE = Path(mlx_h2o.__file__).parents[1]
 
@@ -217,8 +218,8 @@ def test_unnamed_the_composed_back_end_serves_what_others_refuse(
 
 
 def python(code: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(PACKAGE)!r})\n{code}"]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    code = f"import sys; sys.path.insert(0, {str(PACKAGE)!r})\n{code}"
+    return ended(sys.executable, "-c", code)
 
 
 BLOCK = """

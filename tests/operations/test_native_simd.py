@@ -1,6 +1,5 @@
 """Every SIMD target of this machine, forced by MLX_H2O_SIMD in a process of its own."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +8,7 @@ import pytest
 
 from back_ends import NATIVE
 from mlx_h2o.operations import native
+from programs import ended
 
 TESTS = Path(__file__).parent
 
@@ -22,8 +22,7 @@ if not native.unavailable_reason():
 
 
 def run(target: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command, env = [sys.executable, *arguments], os.environ | {"MLX_H2O_SIMD": target}
-    return subprocess.run(command, env=env, cwd=TESTS, capture_output=True, text=True)
+    return ended(sys.executable, *arguments, environment={"MLX_H2O_SIMD": target}, cwd=TESTS)
 
 
 @pytest.mark.exhaustive

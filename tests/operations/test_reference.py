@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import reference
-from mlx_h2o.operations.arguments import BITS
+from mlx_h2o.operations.arguments import AFFINE_BITS
 
 
 @pytest.mark.parametrize("mask", [None, "causal", "bool", "additive"])
@@ -83,7 +83,7 @@ def test_worst_error_does_not_forgive_what_is_not_a_number() -> None:
     assert reference.error_ratio(1e-9, 0.0) == inf
 
 
-@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("bits", AFFINE_BITS)
 def test_reference_reads_the_format_of_mlx(bits: int) -> None:
     rows = mx.array(np.random.default_rng(bits).standard_normal((2, 3, 5, 96)).astype(np.float32))
     packed = mx.quantize(rows, group_size=32, bits=bits)

@@ -9,7 +9,7 @@ import pytest
 from back_ends import NATIVE
 from mlx_h2o import fast
 from mlx_h2o.operations import native
-from mlx_h2o.operations.composed import segments as composed_segments
+from mlx_h2o.operations.composed import merging
 
 pytestmark = NATIVE
 GROUP = 32
@@ -46,7 +46,7 @@ def test_native_merging_is_that_of_the_definition(dtype, length, masked):
         )
     outs, _, lses = zip(*parts, strict=True)
     found = native.merge_segments(outs, lses)
-    expected = composed_segments.merge_segments(outs, lses)
+    expected = merging.merge_segments(outs, lses)
     whole = fast.scaled_dot_product_attention_with_scores(
         queries, *(mx.concatenate(side, axis=2) for side in zip(*segments, strict=True)),
         scale=0.2, mask=mx.array(mask), return_lse=True,
@@ -112,11 +112,11 @@ def test_rows_as_one_array(bits, dtype):
     newest = rows(rng, 2, 3, 5, 96, dtype=dtype)
     tiers = tiers_of(rng, (7, 4)[: len(bits)], bits, 96, dtype)
     found = native.segment_rows(tiers, newest, bits, GROUP)
-    check_same(found, composed_segments.segment_rows(tiers, newest, bits, GROUP), dtype)
+    check_same(found, merging.segment_rows(tiers, newest, bits, GROUP), dtype)
     np.testing.assert_array_equal(
         np.array(found[0][:, :, -5:].astype(mx.float32)), np.array(newest.astype(mx.float32))
     )
-    for rows_of in (native, composed_segments):
+    for rows_of in (native, merging):
         first_empty = [part[:, :, :0] for part in tiers[:3]] + tiers[3:]
         others = rows_of.segment_rows(first_empty, newest, bits, GROUP)
         check_same(others, [found[0][:, :, 7:]], dtype)
@@ -139,7 +139,7 @@ def test_some_rows_in_one_form(to, bits, dtype):
     order = np.stack([rng.permutation(total)[:4] for _ in range(6)]).reshape(2, 3, 4)
     slots = mx.array(order.astype(np.uint32))
     found = native.segment_rows(tiers, newest, bits, GROUP, slots, to)
-    check_same(found, composed_segments.segment_rows(tiers, newest, bits, GROUP, slots, to), dtype)
+    check_same(found, merging.segment_rows(tiers, newest, bits, GROUP, slots, to), dtype)
     again = native.segment_rows(found, newest[:, :, :0], [to], GROUP, None, 8) if to else found
     if to:  # more bits change no number
         unpacked = [

@@ -1,6 +1,5 @@
 """The number of threads, and the native back end under threads, streams and forks of Python."""
 
-import os
 import subprocess
 import sys
 import threading
@@ -13,6 +12,7 @@ import mlx_h2o
 from back_ends import NATIVE
 from mlx_h2o import fast, use_backend
 from mlx_h2o.operations.native import module as native_module
+from programs import ended
 
 pytestmark = NATIVE
 
@@ -24,8 +24,7 @@ def default_threads():
 
 
 def run(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command, env = [sys.executable, "-c", program], os.environ | environment
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=100)
+    return ended(sys.executable, "-c", program, environment=environment, timeout=100)
 
 
 def attend(seed: int, stream: mx.Stream | None = None) -> list[np.ndarray]:

@@ -11,8 +11,9 @@ import pytest
 import mlx_h2o
 import reference_turbo
 from mlx_h2o import H2OConfig, H2OKVCache, demo
-from mlx_h2o.caches.turbo import TurboColumn
+from mlx_h2o.caches.turbo_column import TurboColumn
 from mlx_h2o.config import KV_FORMATS
+from mlx_h2o.operations.arguments import CODE_BITS
 from mlx_h2o.operations.backends import resolve
 from mlx_h2o.operations.composed import turbo
 from mlx_h2o.operations.composed.buffers import packed as packed_rows
@@ -27,7 +28,7 @@ def normal(seed: int, *shape: int, dtype: mx.Dtype = mx.float32) -> mx.array:
 # The format
 
 
-@pytest.mark.parametrize("bits", turbo.BITS)
+@pytest.mark.parametrize("bits", CODE_BITS)
 @pytest.mark.parametrize("size", SIZES)
 def test_levels_are_those_of_the_density(size, bits):
     found = np.array(turbo.levels(size, bits))
@@ -40,7 +41,7 @@ def test_levels_are_those_of_the_density(size, bits):
 
 
 @pytest.mark.parametrize("side", ["keys", "values"])
-@pytest.mark.parametrize("bits", turbo.BITS)
+@pytest.mark.parametrize("bits", CODE_BITS)
 @pytest.mark.parametrize(
     ("size", "dtype"), [(32, mx.float32), (128, mx.float16), (256, mx.bfloat16), (1024, mx.float32)]
 )
@@ -56,7 +57,7 @@ def test_rows_are_packed_as_the_format_says(size, dtype, bits, side, backend):
     reference_turbo.check_packed(words, norms, given, bits=bits, side=side)
 
 
-@pytest.mark.parametrize("bits", turbo.BITS)
+@pytest.mark.parametrize("bits", CODE_BITS)
 def test_a_row_of_zeros_stays_one(bits, backend):
     column = TurboColumn(bits, turbo.KEYS, mx.float32)
     found = column.decode(column.encode(mx.zeros((1, 1, 2, 64))))

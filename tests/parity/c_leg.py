@@ -16,8 +16,8 @@ from mlx_h2o.operations.composed import folding, turbo
 from mlx_h2o.operations.requests import (
     AttentionRequest,
     AttentionResult,
-    Codes,
     PackedRows,
+    Parts,
     StoredRows,
 )
 
@@ -125,7 +125,7 @@ class CBackend:
         found = self._called("quantize_append", keys=keys, values=values, **new, **packing)
         return [part for side in found.values() for part in side]
 
-    def encode_rows(self, rows: mx.array, bits: int, seed: int) -> Codes:
+    def encode_rows(self, rows: mx.array, bits: int, seed: int) -> Parts:
         given = {"bits": bits, "of_values": seed == turbo.VALUES}
         words, norms = self._called("encode_rows", rows=rows, **given).values()
         return words, norms

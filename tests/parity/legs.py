@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import platform
-import subprocess
 from collections.abc import Iterable, Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -24,6 +23,7 @@ from mlx_h2o.operations.requests import AttentionRequest
 from parity import operations, traces
 from parity.outcome import Outcome
 from parity.trace_reference import run_reference
+from programs import ended
 
 
 class Leg:
@@ -124,9 +124,8 @@ class EmulatorLeg(PackageLeg):
         return reason
 
     def versions(self) -> dict[str, str]:
-        command = [str(compiler()), "--version"]
-        told = subprocess.run(command, capture_output=True, text=True, check=False)
-        return super().versions() | {"compiler": told.stdout.partition("\n")[0]}
+        told = ended(compiler(), "--version").stdout
+        return super().versions() | {"compiler": told.partition("\n")[0]}
 
     def run(self, cases: Iterable[Case], directory: Path) -> Iterator[tuple[str, Outcome]]:
         cases = list(cases)

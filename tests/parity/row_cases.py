@@ -13,7 +13,8 @@ import reference
 import reference_turbo
 from golden.build import DTYPES, Case, generator, keep_case, shuffled_positions, spread_scores
 from mlx_h2o.config import KV_FORMATS
-from mlx_h2o.operations.composed import buffers, turbo
+from mlx_h2o.operations.arguments import CODE_BITS
+from mlx_h2o.operations.composed import buffers
 from parity.calls import PARTS, Call, drawn_case
 from parity.operations import dense_rows, split
 
@@ -157,7 +158,7 @@ def _as_kept(rows: mx.array, parts: int, bits: int, side: str) -> tuple[np.ndarr
 def _codes(seed: int) -> Iterator[Case]:
     """Every size, bits, dtypes and sides in turn: rows to codes and back."""
     for index, size in enumerate((32, 64, 64, 128, 128, 128, 256, 512, 1024)):
-        dtype, bits = [*DTYPES][index // 3], turbo.BITS[index % 3]
+        dtype, bits = [*DTYPES][index // 3], CODE_BITS[index % 3]
         side = [*reference_turbo.SEEDS][index % 2]
         name = f"codes-of-{side}-{size}-{bits}-{dtype}"
         rng = generator(name, seed)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from parity import operations
 from parity.legs import Leg
 from parity.outcome import Outcome
 from paths import ROOT
+from programs import ended
 
 PRODUCT = "mlx-h2o-parity"
 
@@ -58,8 +58,7 @@ class SwiftLeg(Leg):
         given, results = (directory / f"{self.name}-{end}.safetensors" for end in ("in", "out"))
         write(given, cases)
         results.unlink(missing_ok=True)
-        command = [str(self.executable()), "--backend", self.trace_of, str(given), str(results)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = ended(self.executable(), "--backend", self.trace_of, given, results)
         if done.returncode or not results.exists():
             said = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["nothing"]
             problem = f"{PRODUCT} ended with {done.returncode} and said: {said[0]}"

@@ -32,8 +32,8 @@ def told_apart(kernel: kernels.Kernel) -> tuple[str, frozenset[str]]:
     """The kernel of the table, and the flags that are on; its name says both."""
     name = max((one for one in KERNELS if f"{kernel.name}_".startswith(f"h2o_{one}_")), key=len)
     on = kernel.name.removeprefix(f"h2o_{name}")
-    flags = frozenset(flag for flag in kernels.flags_of(name) if f"_{flag}" in on)
-    assert kernels.resolve(name, flags) == kernel
+    flags = frozenset(flag for flag in kernels.own_flags(name) if f"_{flag}" in on)
+    assert kernels.kernel_for(name, flags) == kernel
     return name, flags
 
 
@@ -57,12 +57,12 @@ def launched() -> Iterator[dict[str, Launches]]:
 
 def test_the_table_is_the_one_that_is_packaged() -> None:
     assert tuple(VARIANTS["flags"]) == kernels.FLAGS
-    assert {flag for name in KERNELS for flag in kernels.flags_of(name)} == set(kernels.FLAGS)
+    assert {flag for name in KERNELS for flag in kernels.own_flags(name)} == set(kernels.FLAGS)
 
 
 def check(kernel: str, launched: Launches) -> None:
     assert launched, f"no parity case launches {kernel}"
-    for flag in kernels.flags_of(kernel):
+    for flag in kernels.own_flags(kernel):
         sides = {flag in flags for flags, _ in launched}
         assert len(sides) == 2, (
             f"no parity case launches {kernel} with {flag} {sides ^ {True, False}}"

@@ -2,7 +2,6 @@
 
 import importlib.util
 import os
-import subprocess
 import sys
 import tomllib
 import zipfile
@@ -12,6 +11,7 @@ import pytest
 
 from mlx_h2o import version
 from paths import ROOT
+from programs import ended
 
 PACKAGE = ROOT / "python" / "mlx_h2o"
 
@@ -25,10 +25,11 @@ def build_wheel(folder: Path, **environment: str) -> tuple[Path, str]:
     """The wheel that pip makes of this checkout with the tools installed here, and pip's words."""
     # Of an activated environment the tools are on the path; of one that is only named, not.
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
-    command = [sys.executable, "-m", "pip", "wheel", "--verbose", "--no-deps"]
-    command += ["--no-build-isolation", "--wheel-dir", str(folder), str(ROOT)]
-    env = os.environ | {"PATH": path} | environment
-    result = subprocess.run(command, env=env, capture_output=True, text=True)
+    result = ended(
+        *(sys.executable, "-m", "pip", "wheel", "--verbose", "--no-deps"),
+        *("--no-build-isolation", "--wheel-dir", folder, ROOT),
+        environment={"PATH": path, **environment},
+    )
     assert result.returncode == 0, result.stdout + result.stderr
     (wheel,) = folder.glob("*.whl")
     return wheel, result.stdout + result.stderr
@@ -41,8 +42,9 @@ def names(wheel: Path) -> set[str]:
 
 def package_files() -> set[str]:
     """What git knows of the package: sources and data."""
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", str(PACKAGE)]
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    listed = ended(
+        "git", "ls-files", "--cached", "--others", "--exclude-standard", PACKAGE, cwd=ROOT
+    )
     if listed.returncode != 0:
         pytest.skip("not a git checkout")
     return {path.removeprefix("python/") for path in listed.stdout.split()}
@@ -97,9 +99,9 @@ def test_releases_that_were_not_tested_are_refused(name, found, said, monkeypatc
     monkeypatch.delenv(version.ANY_VERSION, raising=False)
     monkeypatch.setattr(version, "_installed", {"mlx-cpu": found, name: found}.get)
     with pytest.raises(ImportError, match=said):
-        version.check()
+        version.check_versions()
     monkeypatch.setenv(version.ANY_VERSION, "1")
-    version.check()
+    version.check_versions()
 
 
 def test_releases_that_were_tested_are_those_that_pip_installs(monkeypatch):
@@ -108,4 +110,4 @@ def test_releases_that_were_tested_are_those_that_pip_installs(monkeypatch):
         assert f"{name}>={first},<{end}" in wanted
         for found in (first, f"{first}.dev7", f"{first[:4]}.99"):
             monkeypatch.setattr(version, "_installed", {name: found}.get)
-            version.check()
+            version.check_versions()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import runpy
-import subprocess
 from pathlib import Path
 from types import ModuleType
 
@@ -14,6 +13,7 @@ import pytest
 import mlx_h2o
 import mlx_h2o.policies
 from pages import DOCS, PAGES, ROOT, SESSIONS, blocks
+from programs import ended
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 MAPPED = re.findall(r"^\| \[([a-z-]+)/\]", README, re.MULTILINE)
@@ -56,8 +56,7 @@ def test_there_is_one_version() -> None:
     ):
         lines = map(str.strip, (ROOT / file).read_text(encoding="utf-8").splitlines())
         assert line in lines, f"{file} lacks: {line}"
-    command = ["git", "tag", "--points-at", "HEAD", "v*"]
-    tags = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    tags = ended("git", "tag", "--points-at", "HEAD", "v*", cwd=ROOT).stdout
     assert not tags or (tags.split(), unreleased) == ([f"v{version}"], "")
 
 
@@ -123,8 +122,7 @@ def test_links_and_names_lead_somewhere(document: Path) -> None:
 
 
 def test_the_file_map_is_complete() -> None:
-    command = ["git", "ls-files"]
-    tracked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    tracked = ended("git", "ls-files", cwd=ROOT)
     if tracked.returncode:
         pytest.skip("not a git checkout")
     folders = {line.split("/")[0] for line in tracked.stdout.splitlines() if "/" in line}

@@ -26,7 +26,7 @@ MOST = {
     "python/mlx_h2o/policies": 625,
     "python/mlx_h2o/serving": 2_614,
     "core": 7_806,
-    "metal": 1_873,
+    "metal": 1_874,
     "mlx-c/h2o": 3_085,
     "swift/Sources/MLXH2O": 1_433,
     "swift/Sources/MLXH2OLM": 2_908,

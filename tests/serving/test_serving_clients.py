@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
 
-from serving.test_serving_http import CHAT, TEXT, app_of, chat, post, said
+from serving.test_serving_http import CHAT, TEXT, chat, post, said
 from serving.test_serving_json import SCHEMA
-
-
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with app_of() as (url, _):
-        yield url
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import pytest
 import uvicorn
 
 from engines import demo, engine_of, fail
-from mlx_h2o.serving.http import Settings, make_app
+from mlx_h2o.serving.http import ServerSettings, make_app
 from mlx_h2o.serving.listening import listen
 from mlx_h2o.serving.memory import Limits
 
@@ -30,7 +30,7 @@ def app_of(limits: Limits | None = None, **settings: Any) -> Iterator[Any]:
     model, tokenizer = demo()
     with engine_of([model], tokenizer, limits=limits or Limits(step=256)) as engine:
         listener = listen("127.0.0.1", 0)
-        app = make_app(engine, Settings("demo", **{"max_tokens": 8} | settings))
+        app = make_app(engine, ServerSettings("demo", **{"max_tokens": 8} | settings))
         server = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_keep_alive=75))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
@@ -39,12 +39,6 @@ def app_of(limits: Limits | None = None, **settings: Any) -> Iterator[Any]:
         finally:
             server.should_exit = True
             thread.join()
-
-
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with app_of() as (url, _):
-        yield url
 
 
 def post(url: str, body: Any, path: str = "completions", **headers: str) -> httpx.Response:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
@@ -15,7 +14,6 @@ from mlx_h2o.serving.grammar import matcher
 from serving.test_serving_http import (
     CHAT,
     REFUSED,
-    app_of,
     as_json,
     chat,
     check_refused,
@@ -33,12 +31,6 @@ SCHEMA = {
 }  # fmt: skip
 FORMAT = {"type": "json_schema", "json_schema": {"name": "thing", "schema": SCHEMA}}
 MUCH = {"max_tokens": 120, "response_format": FORMAT}
-
-
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with app_of() as (url, _):
-        yield url
 
 
 def check(text: str) -> None:

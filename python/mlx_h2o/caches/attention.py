@@ -11,7 +11,7 @@ from ..operations.backends import resolve
 from ..operations.segments import AttentionRows, biased_attention, masking, merged_attention
 from .column import packing_of
 from .frame import share_of_rows
-from .scores import Asked, biases
+from .scores import AttentionCall, biases
 from .table import IMPORTANCE, Table
 from .views import behind_shared, packed_rows, shared_rows
 
@@ -28,7 +28,7 @@ def packing(table: Table, config: H2OConfig) -> dict[str, Any]:
 def attend(
     table: Table,
     config: H2OConfig,
-    asked: Asked,
+    asked: AttentionCall,
     newest: tuple[mx.array, mx.array] | None,
     in_order: bool,
 ) -> tuple[mx.array, mx.array | None, mx.array | None]:
@@ -83,7 +83,7 @@ def attend(
     return share_of_rows(out, lse, sinks), scores, total
 
 
-def without_scores(asked: Asked) -> mx.array:
+def without_scores(asked: AttentionCall) -> mx.array:
     """The output over arrays for few queries: MLX's own, which the native one is ahead of."""
     queries, keys, values, scale, mask, sinks = asked
     operations = resolve()
@@ -97,7 +97,7 @@ def without_scores(asked: Asked) -> mx.array:
     )
 
 
-def attend_chunk(table: Table, asked: Asked) -> mx.array:
+def attend_chunk(table: Table, asked: AttentionCall) -> mx.array:
     """The output for any number of queries, over the shared rows and own ones that are arrays, put
     together for as long as that takes: by MLX's own attention, unless rows have been folded."""
     queries, keys, values, scale, mask, sinks = asked

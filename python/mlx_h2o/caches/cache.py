@@ -24,7 +24,7 @@ from .sequences import join, select
 from .step import NO_PADDING, Padding, Step
 from .table import BIAS, Table
 from .torn import Torn, changes
-from .views import dense
+from .views import framed
 
 PROMPT_CHUNK = 2048
 """Tokens of a prompt that mlx_lm reads at a time."""
@@ -308,7 +308,7 @@ class H2OKVCache:
             table.changed = False
         newest = (parts[0], others[0]) if mixed else None
         if newest is not None:
-            keys, values = dense(table, "keys", newest[0]), dense(table, "values", newest[1])
+            keys, values = framed(table, "keys", newest[0]), framed(table, "values", newest[1])
         else:
             keys, values = tail.keys.given(parts, arrays), tail.values.given(others, arrays)
         # Arrays that are made of packed rows live no longer than attention needs them.

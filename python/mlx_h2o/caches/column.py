@@ -14,9 +14,7 @@ import mlx.core as mx
 
 from ..operations.backends import resolve
 from ..operations.composed.buffers import padded
-
-Parts = tuple[mx.array, ...]
-"""Rows as a column keeps them: arrays [B, H, N, ...]."""
+from ..operations.requests import Parts as Parts
 
 Layout = tuple[int, int, int, mx.Dtype]
 """B, H, the size of a row and its dtype, as rows come."""

@@ -67,7 +67,7 @@ class Eviction(NamedTuple):
             ranks = self.ranks(first)
             kept = self.kept(first, ranks)
             if first.keep and self.config.folds:
-                fold(table, self.config.policy, first, ranks, kept)
+                fold_rows(table, self.config.policy, first, ranks, kept)
             if skip := first.skip:  # which stay, and from which on slots were counted
                 before = mx.arange(skip, dtype=mx.uint32)[None, None]
                 kept = behind(before, kept + mx.array(skip, mx.uint32))
@@ -139,7 +139,7 @@ class Ranked:
         return self._some(found)
 
 
-def fold(table: Table, policy: Policy, rows: Ranked, ranks: mx.array, kept: mx.array) -> None:
+def fold_rows(table: Table, policy: Policy, rows: Ranked, ranks: mx.array, kept: mx.array) -> None:
     """Fold those of these rows that are not ``kept``, uint32 [sequences, H, K] counted from
     ``rows.skip``, into others, in place.
 

@@ -9,7 +9,7 @@ from .affine import AffineColumn, group_size_for
 from .column import Column, DenseColumn
 from .frame import Frame, kept_size
 from .table import IMPORTANCE, Segment, Table
-from .turbo import KEYS, VALUES, TurboColumn, check_sizes
+from .turbo_column import KEYS, VALUES, TurboColumn, check_sizes
 
 
 def new_table(config: H2OConfig, keys: mx.array, values: mx.array, count: int, owner: str) -> Table:

@@ -107,6 +107,6 @@ class Room:
             tail=min(table.tail.rows[0], max(0, self.reach - max(counts))),
         )
         if self._mixed:
-            return tiers.packed(eviction)
+            return tiers.pack_older(eviction)
         eviction.run()
         return table

@@ -18,7 +18,7 @@ from .step import Step
 from .table import BIAS, IMPORTANCE, WAITING, Table
 from .views import behind_shared
 
-Asked = tuple[mx.array, Any, Any, float, mx.array | str | None, mx.array | None]
+AttentionCall = tuple[mx.array, Any, Any, float, mx.array | str | None, mx.array | None]
 """Queries, the keys and values that a table handed out, the scale, the mask and sinks."""
 
 
@@ -69,7 +69,7 @@ def of_scores(
     def seen(part: Part, old: mx.array, places: mx.array | None) -> mx.array:
         sequences, queries, slots = part
         some = given if slots is None else given[sequences, :, queries][..., slots]
-        return scoring.fold(policy, old, some, places, masked=masked or bool(step.spans))
+        return scoring.accumulated(policy, old, some, places, masked=masked or bool(step.spans))
 
     found = taken(policy, table, step, length, last, seen)
     return found, given[:, :, length - last :]
@@ -79,7 +79,7 @@ def of_chunk(
     config: H2OConfig,
     table: Table,
     step: Step,
-    asked: Asked,
+    asked: AttentionCall,
 ) -> tuple[list[tuple[Part, mx.array]], mx.array | None]:
     """The same of a chunk whose attention returned no scores."""
     queries, keys, _, scale, mask, sinks = asked
@@ -173,7 +173,7 @@ def settle(policy: Policy, table: Table, border: int) -> None:
             part = Part(slice(None), slice(None), slice(held))
             given = waiting(policy, table, first, first + done)[..., part.slots]  # then there
             old, places = part.of(table.beside[IMPORTANCE]), part.of(table.positions)
-            store(policy, table, [(part, scoring.fold(policy, old, given, places))])
+            store(policy, table, [(part, scoring.accumulated(policy, old, given, places))])
         first += count
     cut(policy, table, border)
 

@@ -37,7 +37,7 @@ def tail_limit(config: H2OConfig) -> int:
     return config.dense_rows + config.group + config.reach
 
 
-def packed(eviction: Eviction) -> Table:
+def pack_older(eviction: Eviction) -> Table:
     """The table after an eviction, in which older rows of the sequences concerned are packed."""
     table, due = eviction.table, set(eviction.due)
     alike = [*(one.rows for one in table.segments), eviction.protected]

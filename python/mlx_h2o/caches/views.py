@@ -48,7 +48,7 @@ def behind_shared(
     return both[0], both[1], mask
 
 
-def dense(table: Table, side: str, newest: mx.array | None = None) -> mx.array:
+def framed(table: Table, side: str, newest: mx.array | None = None) -> mx.array:
     """The "keys", or the "values", in use as an array [B, H, N, D], relative to their frame."""
     if len(table.segments) > 1:
         return resolve().segment_rows(*in_parts(table, side, newest))[0]
@@ -58,7 +58,7 @@ def dense(table: Table, side: str, newest: mx.array | None = None) -> mx.array:
 
 def true_rows(table: Table, side: str) -> mx.array:
     """The same as they came."""
-    return as_they_came(table.frame, dense(table, side), side)
+    return as_they_came(table.frame, framed(table, side), side)
 
 
 def in_parts(

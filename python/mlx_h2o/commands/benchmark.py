@@ -9,8 +9,8 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.generate import DEFAULT_MODEL
 
-from ..lm.checks import vocabulary
 from ..lm.generate import batch_generate, stream_generate
+from ..lm.generation_checks import vocabulary
 from ..lm.ranks import Ranks
 from .flags import cache_parser
 from .models import loaded, say_summary

@@ -15,20 +15,20 @@ from .parsing import (
     is_yes,
     json_object,
     log_level,
-    model_path,
+    model_argument,
     names_of,
     nbytes,
     new_folder,
     number,
     prose,
-    rows,
+    row_count,
     seed,
 )
 
 _PART = number(0, 1, float)
 _USUAL = H2OConfig()
 _FLAGS: dict[str, tuple[Any, ...]] = {
-    "--model": (model_path, None, "MODEL", "a directory, a name on the hub, or demo"),
+    "--model": (model_argument, None, "MODEL", "a directory, a name on the hub, or demo"),
     "--adapter-path": (folder, None, "DIR", "adapter weights and settings"),
     "--trust-remote-code": (bool, False, "", "let the tokenizer run its own code"),
     "--quantize-activations -qa": (bool, False, "", "quantise activations as weights are"),
@@ -55,7 +55,7 @@ _FLAGS: dict[str, tuple[Any, ...]] = {
     "--min-tokens-to-keep": (number(1), 1, "N", "with --min-p"),
     "--seed": (seed, None, "SEED", "of the random state"),
     "--extra-eos-token": (str, (), "TEXT", "tokens that end it", "+"),
-    "--draft-model": (model_path, None, "MODEL", "a small model that proposes tokens"),
+    "--draft-model": (model_argument, None, "MODEL", "a small model that proposes tokens"),
     "--num-draft-tokens": (number(1), 3, "N", "that it proposes at a time"),
     # The benchmark
     "--prompt-tokens -p": (number(1), 512, "N", "of each prompt"),
@@ -91,7 +91,7 @@ _BYTES = "memory of the cache, such as 300MB: chooses rows, and bits unless --kv
 _FORMAT = "rotated rows: turbo2, turbo3 or turbo4; turbo8v3: keys in 8 bits, values in 3"
 _CACHE: dict[str, dict[str, tuple[Any, ...]]] = {
     "rows of the KV cache": {
-        "--max-kv-size": (rows, "ROWS", f"{_ROWS}a quarter of the context is a good start"),
+        "--max-kv-size": (row_count, "ROWS", f"{_ROWS}a quarter of the context is a good start"),
         "--max-kv-bytes": (nbytes, "BYTES", _BYTES),
         "--budgets": (
             checked(str, read_budgets), "FILE", 'rows of layers or heads: {"budgets": [ROWS, ...]}',

@@ -10,8 +10,8 @@ from typing import Any
 
 from mlx_lm.sample_utils import make_sampler
 
-from ..lm.checks import vocabulary
 from ..lm.generate import load
+from ..lm.generation_checks import vocabulary
 from ..lm.prompt_cache import beyond_context, context_length, evicting_caches, summary, tokens_seen
 from ..lm.ranks import ALONE, Ranks, ranks_of
 

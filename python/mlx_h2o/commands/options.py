@@ -16,7 +16,7 @@ from ..lm.sizing import described
 from .parsing import OneLineParser, told
 from .together import together
 
-FEW = 32
+FEW_ROWS = 32
 """Rows a head of which little can be expected."""
 
 _DEFAULT = H2OConfig()
@@ -56,7 +56,7 @@ class CacheSettings:
             model, draft_model=draft_model, layers=self.layers, length=length, **self.sized
         )
         print(f"KV cache{ranks_of(model)}: {found}", file=sys.stderr)
-        if (rows := found.config.max_kv_size or 0) < FEW:
+        if (rows := found.config.max_kv_size or 0) < FEW_ROWS:
             print(f"{rows} rows a head are too few to be of use: more bytes?", file=sys.stderr)
         return CacheSettings(found.config, None, self.layers, None)
 
@@ -66,7 +66,7 @@ class CacheSettings:
         return make_prompt_cache(model, self.config, draft_model=draft_model, **own)
 
 
-def run(command: Any, arguments: Sequence[str]) -> int:
+def run_command(command: Any, arguments: Sequence[str]) -> int:
     """Run a module of this package with a command line; returns the exit status."""
     parser: OneLineParser = command.parser()
     args = parser.parse_args(arguments)

@@ -126,7 +126,7 @@ def nbytes(text: str) -> int:
     return parsed_bytes(checked(str, parsed_bytes)(text))
 
 
-def rows(text: str) -> int | None:
+def row_count(text: str) -> int | None:
     """A type of argparse: a number of rows; "none" is None."""
     try:
         return None if text == "none" else int(text)
@@ -164,7 +164,7 @@ new_folder = checked(str, check_folder)
 """A type of argparse: a directory that can be written to; it is made."""
 folder = checked(str, os.listdir)
 """A type of argparse: a directory that can be read."""
-model_path = checked(str, check_path)
+model_argument = checked(str, check_path)
 """A type of argparse: a model's directory, or what may be a name on the hub."""
 log_level = checked(str, logging.Logger("").setLevel)
 """A type of argparse: a level of a log."""

@@ -16,18 +16,18 @@ from ..policies.h2o import H2O
 from ..serving.memory import COPIED, Limits, Memory, usual_bytes
 from .parsing import OneLineParser, Shows, nbytes, number
 
-FEW = "8 and 5 bits"
+FEW_BITS = "8 and 5 bits"
 """Of keys and values, where nothing is known of a model. A budget in bytes measures them when it is
 loaded."""
 FORMATS: dict[str, dict[str, Any]] = {
     "unquantised": {},
     "8 bits": {"kv_bits": 8},
-    FEW: {"kv_bits": 8, "v_bits": 5},
+    FEW_BITS: {"kv_bits": 8, "v_bits": 5},
     "turbo3": {"kv_format": "turbo3"},
 }
 _PARTS = {"all": 1, "1/4": 4, "1/8": 8, "1/16": 16}
 """Rows that stay: one for this many tokens."""
-LENGTHS = {"8K": 1 << 13, "32K": 1 << 15, "128K": 1 << 17}
+CONTEXTS = {"8K": 1 << 13, "32K": 1 << 15, "128K": 1 << 17}
 
 
 def parser() -> OneLineParser:
@@ -47,7 +47,7 @@ def parser() -> OneLineParser:
     add("--context", type=_tokens, metavar="TOKENS",
         help="of a sequence, such as 128K (default: what the model was trained on)")  # fmt: skip
     add("--concurrency", type=number(1), default=1, metavar="N", help="sequences (default: 1)")
-    add("--table", action=Shows, nargs=0, const=table, help="show the models that people run")
+    add("--table", action=Shows, nargs=0, const=model_table, help="show the models that people run")
     return found
 
 
@@ -58,21 +58,21 @@ def run(args: argparse.Namespace) -> int:
     print("\n".join(_facts(name, outline)))
     if outline.refused:
         return 1
-    context = args.context or outline.context or LENGTHS["32K"]
+    context = args.context or outline.context or CONTEXTS["32K"]
     limit = args.memory or usual_bytes()
     step = args.prefill_step_size
     print("\n".join(_fits(name, outline, limit, context, args.concurrency, step)))
     return 0
 
 
-def table(*_: Any) -> str:
+def model_table(*_: Any) -> str:
     """What models that people run take, and whether they are served, in Markdown."""
-    far, rows = LENGTHS["128K"], []
-    head = ["model", "served", "layers that grow", "KB a token", *LENGTHS, "a quarter of 128K"]
+    far, rows = CONTEXTS["128K"], []
+    head = ["model", "served", "layers that grow", "KB a token", *CONTEXTS, "a quarter of 128K"]
     for name, config in configs().items():
         outline = outlined(config)
-        few = None if outline.refused else _held(outline, FEW, 4, far)
-        sizes = [size_of(outline.nbytes(tokens)) for tokens in LENGTHS.values()]
+        few = None if outline.refused else _held(outline, FEW_BITS, 4, far)
+        sizes = [size_of(outline.nbytes(tokens)) for tokens in CONTEXTS.values()]
         grow = f"{sum(map(bool, outline.rows))} of {len(outline.rows)}"
         own = [name.rpartition("/")[2], served(outline), grow, f"{sum(outline.rows) / 1000:.1f}"]
         rows.append([*own, *sizes, size_of(few) if few else "", f"{outline.context or 0:,}"])
@@ -86,7 +86,7 @@ def _facts(name: str, outline: Plan) -> Iterator[str]:
     grow, count = [layer for layer, row in enumerate(outline.rows) if row], len(outline.rows)
     which = f": {', '.join(map(str, grow))}" if 0 < len(grow) < count else ""
     yield f"layers that grow: {len(grow)} of {count}{which}"
-    lengths = {tokens: at for at, tokens in LENGTHS.items()}
+    lengths = {tokens: at for at, tokens in CONTEXTS.items()}
     if outline.context:
         lengths.setdefault(outline.context, f"{outline.context:,}")
     sizes = (f"{size_of(outline.nbytes(tokens))} at {at}" for tokens, at in lengths.items())
@@ -126,7 +126,7 @@ def _fits(
     name: str, outline: Plan, limit: int, context: int, count: int, step: int
 ) -> Iterator[str]:
     """How many sequences fit, what each of ``count`` gets, and the command."""
-    stored = "unquantised" if _held(outline, FEW, 1, context) is None else FEW
+    stored = "unquantised" if _held(outline, FEW_BITS, 1, context) is None else FEW_BITS
     most = {"max_kv_size": max(context, step), "layers": "equal"}
     settings = _settings(outline, stored) | most
 

@@ -32,7 +32,7 @@ def run(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None
     try:
         from ..serving.disk import PromptStore
         from ..serving.engine import Engine
-        from ..serving.http import Settings, make_app
+        from ..serving.http import ServerSettings, make_app
         from ..serving.listening import listen, serve
     except ImportError as error:
         missing = f"{error.name} is missing, expected pip install 'mlx-h2o[server]'"
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None
         engine = Engine(models, tokenizer, make, memory, snapshots, store)
         memory.apply()
         sampling = Sampling(args.temp, args.top_p, args.top_k, args.min_p)
-        asked = Settings(
+        asked = ServerSettings(
             args.model, sampling, args.max_tokens, args.chat_template_args, args.api_key,
             args.allowed_hosts, args.allowed_origins, args.max_body,
         )  # fmt: skip

@@ -30,7 +30,7 @@ from mlx_h2o.lm.files import write_text
 
 LONGEST_STEP = 0.05
 """Seconds for eight tokens with which the demo takes less than two minutes."""
-ARMS = [
+COMPARED = [
     *(arms.ARMS[name] for name in ("full", "kv4", "window")),
     arms.Arm("keydiff 4 bits", settings={"policy": "keydiff", "kv_bits": 4}),
     arms.ARMS["ours"],
@@ -39,7 +39,7 @@ ARMS = [
 TURNS, STEP, ENOUGH = 5, 8, 0.8
 
 
-def load(name: str) -> tuple[str, Any, Any]:
+def fast_enough(name: str) -> tuple[str, Any, Any]:
     """A model's name, the model and its tokenizer: those of the package where it is too slow."""
     model, tokenizer = mlx_h2o.load(name)
     if name == DEMO or (seconds := step_seconds(model)) <= LONGEST_STEP:
@@ -49,7 +49,7 @@ def load(name: str) -> tuple[str, Any, Any]:
         f"{LONGEST_STEP} s: this shows the model in the package",
         file=sys.stderr,
     )
-    return load(DEMO)
+    return fast_enough(DEMO)
 
 
 def step_seconds(model: Any) -> float:
@@ -62,7 +62,7 @@ def step_seconds(model: Any) -> float:
     return min(seconds[1:])
 
 
-def measure(name: str, model: Any, tokenizer: Any, given: argparse.Namespace) -> dict[str, Any]:
+def figures(name: str, model: Any, tokenizer: Any, given: argparse.Namespace) -> dict[str, Any]:
     """Figures of each arm: an evaluation of one text, and the speed of writing on from it.
 
     Raises ValueError where the text is too short, or the bytes are too few or too many.
@@ -76,11 +76,11 @@ def measure(name: str, model: Any, tokenizer: Any, given: argparse.Namespace) ->
     share = Fraction(given.max_kv_bytes or Fraction(whole, 10)) / whole
     if share >= 1:
         raise ValueError(f"--max-kv-bytes is {given.max_kv_bytes}, which the whole text fits into")
-    made = {arm.name: sizes.made(arm, given.length, int(whole * share)) for arm in ARMS}
+    made = {arm.name: sizes.made(arm, given.length, int(whole * share)) for arm in COMPARED}
     texts = [("the text", text())]
     with Watch(every=math.inf) as watch:
         result = evaluate(
-            model, tokenizer, texts, ARMS, model_name=name, tasks=("loss", "facts"),
+            model, tokenizer, texts, COMPARED, model_name=name, tasks=("loss", "facts"),
             shares=(share,), settings=settings, watch=watch, sizes=sizes,
         )  # fmt: skip
         watch("writing", 0, 0)
@@ -111,7 +111,7 @@ def measure(name: str, model: Any, tokenizer: Any, given: argparse.Namespace) ->
     }
 
 
-def table(found: dict[str, Any]) -> str:
+def arms_table(found: dict[str, Any]) -> str:
     """One column per arm, one row per measure. The first arm is the full cache."""
     given, (full, *_) = found["settings"], found["arms"]
     rows: dict[str, Callable[[dict[str, Any]], str]] = {
@@ -163,12 +163,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--json", type=new_file, metavar="FILE", help="write the figures, unrounded, to FILE")
     given = parser.parse_args(arguments)
     try:
-        found = measure(*load(given.model), given)
+        found = figures(*fast_enough(given.model), given)
     except ValueError as error:
         parser.error(told(error))
     if given.json is not None:
         write_text(given.json, json.dumps(found, indent=2) + "\n")
-    print(table(found), end="\n\n")
+    print(arms_table(found), end="\n\n")
     for one in found["arms"] if sys.stdout.isatty() else ():
         print(f"{one['name']}: {one['generated']}\n")
     print(note(found))

@@ -19,11 +19,10 @@ import mlx.core as mx
 from mlx_lm.models import cache as mlx_lm_cache
 from mlx_lm.models.cache import make_prompt_cache as stock_cache
 
-from ..lm.outline import Outline, evicting_caches
-from ..lm.outline import nbytes as count_bytes
+from ..lm.outline import Outline, evicting_caches, total_bytes
 from ..lm.prompt_cache import make_prompt_cache
 
-__all__ = ["ARMS", "DEFAULT", "Arm", "Made", "Sizes", "alone", "parsed"]
+__all__ = ["ARMS", "DEFAULT", "Arm", "ArmCaches", "Sizes", "alone", "parsed"]
 
 # mlx_lm has no types.
 KVCache: Any = mlx_lm_cache.KVCache
@@ -124,7 +123,7 @@ def parsed(text: str) -> Arm:
 
 
 @dataclass(frozen=True)
-class Made:
+class ArmCaches:
     """An arm's caches for texts of one length.
 
     make: new caches, one per layer.
@@ -140,7 +139,7 @@ class Sizes:
 
     def __init__(self, model: Any, seed: int = 0) -> None:
         self._model, self._seed, self._outline = model, seed, Outline(model, narrow=True)
-        self._known: dict[tuple[str, int, int], Made] = {}
+        self._known: dict[tuple[str, int, int], ArmCaches] = {}
         stock, kinds = stock_cache(model), (KVCache, mlx_lm_cache.CacheList)
         self._places = [at for at, one in enumerate(stock) if isinstance(one, kinds)]
         if not self._places:
@@ -153,7 +152,7 @@ class Sizes:
         """Bytes of the full cache."""
         return self._held(stock_cache(self._model), tokens)
 
-    def made(self, arm: Arm, tokens: int, nbytes: int) -> Made:
+    def made(self, arm: Arm, tokens: int, nbytes: int) -> ArmCaches:
         """The caches of an arm for texts of this many tokens.
 
         Raises ValueError where it cannot be: settings that are refused, fewer bytes than it needs.
@@ -163,7 +162,7 @@ class Sizes:
             make = partial(self._stock, arm, nbytes * tokens // self.full(tokens))
             if arm.kind == "ours":
                 make = partial(copy.deepcopy, self._ours(arm, tokens, nbytes))
-            self._known[key] = Made(make, self._held(make(), tokens))
+            self._known[key] = ArmCaches(make, self._held(make(), tokens))
         return self._known[key]
 
     def _stock(self, arm: Arm, rows: int) -> list[Any]:
@@ -194,7 +193,7 @@ class Sizes:
         fixed = [one for at, one in enumerate(caches) if at not in self._places]
         longest = max((getattr(one, "max_size", 1) or 1 for one in fixed), default=1)
         *_, _ = self._outline.fed(caches, longest, 1)
-        return count_bytes(fixed)
+        return total_bytes(fixed)
 
     def _held(self, caches: list[Any], tokens: int) -> int:
         """Bytes at most, at rest, when this many tokens have been read; fills the caches."""

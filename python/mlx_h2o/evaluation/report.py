@@ -14,10 +14,8 @@ from .statistics import Difference, paired
 
 __all__ = ["differences", "markdown", "notes", "plot", "plotting", "rows", "spread_text", "table"]
 
-Result = Mapping[str, Any]
+Result = dict[str, Any]
 Record = Mapping[str, Any]
-Case = tuple[str, int]
-"""A task, and the tokens of its texts."""
 
 _COLUMNS = {
     "loss": {"loss": "loss", "apart": "to {}", "kl": "KL", "top1": "top 1"},
@@ -169,7 +167,8 @@ def plot(result: Result, file: Path, task: str = "loss") -> None:
     (lines + chart.mark_rule(opacity=0.5).encode(y="low:Q", y2="high:Q", **axes)).save(str(file))
 
 
-def _case(record: Record) -> Case:
+def _case(record: Record) -> tuple[str, int]:
+    """A task, and the tokens of its texts."""
     return record["task"], record["tokens"]
 
 

@@ -20,18 +20,17 @@ from .environment import blas, environment
 from .facts import Tokenizer
 from .questions import Settings
 from .reading import Progress, silent
+from .report import Result
 from .tasks import Case, cases
 
-__all__ = ["SHARES", "Watch", "evaluate"]
+__all__ = ["SHARES", "TaskProgress", "evaluate"]
 
-Watch = Callable[[str, int, int], None]
+TaskProgress = Callable[[str, int, int], None]
 """Called with (what is measured, its steps done, its steps in all): 0, 0 while caches are sized."""
 
 nn: Any = mlx_nn  # which has no types
 
 SHARES = (Fraction(1, 4), Fraction(1, 8))
-
-Result = dict[str, Any]
 
 
 def evaluate(
@@ -45,7 +44,7 @@ def evaluate(
     shares: Sequence[Fraction] = SHARES,
     settings: Settings | None = None,
     file: Path | None = None,
-    watch: Watch | None = None,
+    watch: TaskProgress | None = None,
     sizes: Sizes | None = None,
 ) -> Result:
     """Measure every arm of every task, at shares of the bytes that the full cache takes.
@@ -142,7 +141,7 @@ def _measured(
         return {"refused": f"{type(error).__name__}: {error}"}
 
 
-def _told(watch: Watch | None, key: dict[str, Any]) -> Progress:
+def _told(watch: TaskProgress | None, key: dict[str, Any]) -> Progress:
     if watch is None:
         return silent
     at = "" if key["share"] is None else f" at {key['share']}"

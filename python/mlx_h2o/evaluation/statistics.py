@@ -13,15 +13,15 @@ __all__ = ["RESAMPLES", "Difference", "in_turns", "paired", "ratios", "spread"]
 
 RESAMPLES = 10_000
 
-K = TypeVar("K")
-T = TypeVar("T")
+_K = TypeVar("_K")
+_T = TypeVar("_T")
 
 
-def in_turns(arms: Mapping[K, Callable[[], T]], rounds: int) -> dict[K, list[T]]:
+def in_turns(arms: Mapping[_K, Callable[[], _T]], rounds: int) -> dict[_K, list[_T]]:
     """What each arm gives in each round. Each round begins with another arm, so that whatever else
     the machine does meets all of them."""
     names = list(arms)
-    found: dict[K, list[T]] = {name: [] for name in names}
+    found: dict[_K, list[_T]] = {name: [] for name in names}
     for start in range(rounds):
         for place in range(len(names)):
             name = names[(start + place) % len(names)]

@@ -22,10 +22,11 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models.cache import make_prompt_cache as stock_cache
 
-from ..lm.checks import vocabulary
+from ..lm.generation_checks import vocabulary
 from .facts import Tokenizer, Tokens
 from .questions import PROMPT, Asked, Settings, chats, planted_texts, samples, windows
 from .reading import Forced, Progress, answers, forced, read, routed
+from .speed import Make
 
 __all__ = ["TASKS", "Case", "cases"]
 
@@ -39,9 +40,6 @@ MOST_LOGITS = 2**28
 
 Figures = dict[str, list[float]]
 """By measure: one figure for each text, or for each question."""
-
-Make = Callable[[], list[Any]]
-"""Makes new caches."""
 
 
 @dataclass(frozen=True)

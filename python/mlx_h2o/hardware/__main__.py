@@ -12,7 +12,7 @@ from .. import backends, load
 from ..commands.parsing import OneLineParser, new_file, number, told
 from ..evaluation.environment import blas, environment, environment_line
 from ..lm.plan import random_model
-from . import parity, report, rows, speed
+from . import long_caches, parity, tables, throughput
 
 MODEL, LENGTHS = "SmolLM3-3B-4bit", (2048, 8192, 32768)
 
@@ -51,12 +51,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "environment": {**environment(), "blas": blas()},
         "repeats": args.repeats,
         "parity": checked,
-        "speed": speed.measure(model, args.lengths, args.repeats, args.tokens, say),
-        "sparse_v": rows.sparse_v(longest, args.repeats),
-        "growth": rows.growth(min(longest, 4096), args.repeats),
+        "speed": throughput.measure(model, args.lengths, args.repeats, args.tokens, say),
+        "sparse_v": long_caches.sparse_v(longest, args.repeats),
+        "growth": long_caches.growth(min(longest, 4096), args.repeats),
     }
     args.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    table = f"{report.table(result)}\n\n{environment_line()}\n"
+    table = f"{tables.hardware_table(result)}\n\n{environment_line()}\n"
     args.output.with_suffix(".md").write_text(table, encoding="utf-8")
     print(table)
     return 1 if checked["failed"] else 0

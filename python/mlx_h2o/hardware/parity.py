@@ -13,6 +13,7 @@ import numpy as np
 
 from .. import fast
 from ..config import KV_FORMATS
+from ..operations.arguments import CODE_BITS
 from ..operations.backends import resolve, use_backend
 from ..operations.composed import folding, turbo
 
@@ -20,7 +21,7 @@ ALLOWED = {mx.float32: 5e-5, mx.float16: 4e-3, mx.bfloat16: 3e-2}
 """How far a result may be off, as a part of the greatest expected one or of 1: sums in another
 order, and one rounding to its dtype."""
 
-Case = tuple[str, str, Callable[[], Any]]
+OperationCase = tuple[str, str, Callable[[], Any]]
 """The name of an operation, that of the case, and the call."""
 _MASKS = ("no", "causal", "bool", "additive")
 _PACKED = ((8, 8, 64), (6, 5, 64), (4, 3, 32), (2, 2, 128))
@@ -28,7 +29,7 @@ _CODES = ("turbo3", "turbo8v3", "turbo0v4")
 _KINDS = ("ema", "mass")
 
 
-def cases() -> Iterator[Case]:
+def operation_cases() -> Iterator[OperationCase]:
     """A few of each operation: every kernel, dtype, mask, and kind of rows."""
     random = np.random.default_rng(0)
 
@@ -63,12 +64,12 @@ def cases() -> Iterator[Case]:
         if at < len(_CODES):
             bits, v_bits = KV_FORMATS[_CODES[at]]
             keys: Any = mx.quantize(k, bits=8) if bits == 8 else (k, None, None)
-            if bits in turbo.BITS:
+            if bits in CODE_BITS:
                 keys = (*turbo.encode_rows(k, bits, turbo.KEYS), None)
             coded = (*keys, *turbo.encode_rows(v, v_bits, turbo.VALUES), None)
             how = {"bits": bits or 8, "v_bits": v_bits}
             yield from _quantized(f"{_CODES[at]}, {name}", (q, *coded), given | how)
-    for dtype, rows, bits in zip(ALLOWED, (3, 24, 99), turbo.BITS, strict=True):
+    for dtype, rows, bits in zip(ALLOWED, (3, 24, 99), CODE_BITS, strict=True):
         ranks, positions = draw(1, 2, rows), mx.arange(rows, dtype=mx.int32)
         yield _case(fast.accumulate_scores, f"{rows} rows", ranks, draw(1, 4, 3, rows), decay=0.9)
         yield _case(fast.keep_indices, f"{rows} rows", ranks,
@@ -91,7 +92,7 @@ def cases() -> Iterator[Case]:
                     mx.ones(ranks.shape, mx.bool_), kept)  # fmt: skip
 
 
-def _case(operation: Any, name: str, *given: Any, **more: Any) -> Case:
+def _case(operation: Any, name: str, *given: Any, **more: Any) -> OperationCase:
     called = operation.__name__
 
     def call() -> Any:
@@ -103,7 +104,7 @@ def _case(operation: Any, name: str, *given: Any, **more: Any) -> Case:
     return called, f"{called}, {name}, {str(dtype)[9:]}", call
 
 
-def _quantized(name: str, given: tuple[Any, ...], more: dict[str, Any]) -> Iterator[Case]:
+def _quantized(name: str, given: tuple[Any, ...], more: dict[str, Any]) -> Iterator[OperationCase]:
     call = partial(_case, fast.scaled_dot_product_attention_quantized_with_scores)
     yield call(name, *given, return_lse=True, **more)
     # Every other row weighs next to nothing, and no weight is near the threshold.
@@ -118,10 +119,9 @@ def compare(backend: str) -> dict[str, Any]:
     what is allowed. Those that are above 1, or raise, are ``failed``."""
     operations: dict[str, dict[str, Any]] = {}
     failed = []
-    for operation, name, call in cases():
-        said = ""
+    for operation, name, call in operation_cases():
         try:
-            worst = _worst(operation, call, backend)
+            worst, said = _worst(operation, call, backend), ""
         except (RuntimeError, ValueError) as error:
             worst, said = math.inf, f": {error}"
         if not worst <= 1:

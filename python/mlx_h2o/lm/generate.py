@@ -24,7 +24,7 @@ from ..caches.cache import PROMPT_CHUNK
 from ..config import H2OConfig, setting_names
 from ..demo import DEMO, model_path
 from ..errors import check_int
-from .checks import check_caches, check_counts, check_drafts, checked_tokens
+from .generation_checks import check_caches, check_counts, check_drafts, checked_tokens
 from .prompt_cache import check_given, evicting_caches, make_prompt_cache, summary
 from .ranks import dealt_out
 from .routing import routing, routing_for

@@ -50,7 +50,7 @@ APART = 1.5
 LONGEST = 32
 """Times the mean rows: the longest text that rows are shared out for, where nothing says it."""
 
-STEP = 1.125
+GROWTH = 1.125
 """By how much a text grows until rows are shared out anew: wide heads get more of them."""
 
 _FEWEST_TOKENS = 80
@@ -183,8 +183,8 @@ def rows_by_head(
 def _lengths(rows: int, most: int) -> list[int]:
     """Tokens at which rows are shared out anew, from where they no longer hold all."""
     found = [rows]
-    while found[-1] * STEP < most:
-        found.append(int(found[-1] * STEP) + 1)
+    while found[-1] * GROWTH < most:
+        found.append(int(found[-1] * GROWTH) + 1)
     return found
 
 

@@ -15,8 +15,8 @@ from mlx_lm.models import cache as mlx_lm_cache
 
 from ..caches.cache import H2OKVCache
 from ..caches.heads import HeadGroups
-from . import attention
 from .routing import routing_for
+from .scored_attention import scored_attention
 
 _ASKED = 64
 """Queries of a chunk: scores have the same shape after any number."""
@@ -76,7 +76,7 @@ class Outline:
                 yield caches
 
 
-def nbytes(caches: Sequence[Any]) -> int:
+def total_bytes(caches: Sequence[Any]) -> int:
     """Bytes of all of them."""
     return sum(int(one.nbytes) for one in caches)
 
@@ -124,4 +124,4 @@ def _feed(cache: Any, kept: Any, tokens: int) -> None:
                 values = keys
             asked = rows[2][:, :, -_ASKED:]  # of all queries plain MLX operations make long graphs
             stock = functools.partial(lambda queries, *_, **__: queries, asked)
-            attention.attend(stock, asked, keys, values, cache=cache)
+            scored_attention(stock, asked, keys, values, cache=cache)

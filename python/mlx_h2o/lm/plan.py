@@ -20,7 +20,7 @@ from mlx_lm.utils import _get_classes, load_config, load_model
 
 from ..demo import DEMO, model_path
 from .generate import check_path, loading, widened
-from .outline import Outline, nbytes
+from .outline import Outline, total_bytes
 from .prompt_cache import make_prompt_cache
 from .routing import calls_attention
 
@@ -68,7 +68,7 @@ class Plan(Outline):
         """
         model = cast(Any, self)
         made = make_prompt_cache(model, layers="equal", **settings) if settings else None
-        return nbytes(self._filled(made or self.make_cache(), tokens))
+        return total_bytes(self._filled(made or self.make_cache(), tokens))
 
     @cached_property
     def refused(self) -> str:

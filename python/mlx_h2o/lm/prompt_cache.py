@@ -20,7 +20,7 @@ from ..errors import SettingError, check_int
 from ..policies.h2o import H2O
 from .layers import LAYERS, Budgets, layer_configs, probe, reason_of, rows_by_head
 from .models import handed, refusal
-from .outline import Outline, nbytes
+from .outline import Outline, total_bytes
 from .outline import evicting_caches as evicting_caches
 from .probing import BITS
 from .ranks import ranks_of
@@ -266,10 +266,10 @@ def _full_nbytes(outline: Outline, config: H2OConfig, shared: dict[str, Any], ch
     steps = config.reach + (config.group if config.mixed else 0) + 2
     most = held = own = 0
     for _ in outline.fed(caches, rows + 1, *([chunk] if chunk else [1] * steps)):
-        held, own = sum(one.held_nbytes for one in ours), nbytes(ours)
+        held, own = sum(one.held_nbytes for one in ours), total_bytes(ours)
         most = max(most, own)
     # Windows of mlx_lm's hold a chunk until the next token.
-    return most + nbytes(caches) - own + (held - own if chunk else 0)
+    return most + total_bytes(caches) - own + (held - own if chunk else 0)
 
 
 def check_given(

@@ -19,7 +19,7 @@ from .routing import int_setting
 
 __all__ = ["ALONE", "Ranks", "dealt_out", "ranks_of"]
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 Sampler = Callable[[mx.array], mx.array]
 
 
@@ -46,7 +46,7 @@ class Ranks:
         """What follows the bytes of one of them; empty where there is one."""
         return f", in each of {self.size} processes" if self.size > 1 else ""
 
-    def own(self, heads: Sequence[T]) -> Sequence[T]:
+    def own(self, heads: Sequence[_T]) -> Sequence[_T]:
         """What belongs to the KV heads of this rank, of what belongs to each head of the model."""
         if len(heads) % self.size:
             raise ValueError(
@@ -69,14 +69,14 @@ class Ranks:
         found = self._with(mx.distributed.all_min, mx.array(numbers, mx.int64))
         return cast(list[int], found.tolist())
 
-    def told(self, what: T) -> T:
+    def told(self, what: _T) -> _T:
         """What the first rank tells the others; all call it."""
         if self.group is None:
             return what
         own = np.frombuffer(pickle.dumps(what) if self.rank == 0 else b"", np.uint8)
         size = cast(int, self.sums(mx.array(len(own))).item())
         data = self.sums(mx.array(own) if len(own) else mx.zeros(size, mx.uint8))
-        found: T = what if self.rank == 0 else pickle.loads(bytes(cast(Any, data)))
+        found: _T = what if self.rank == 0 else pickle.loads(bytes(cast(Any, data)))
         return found
 
     def flag(self, wave: bool) -> mx.array:

@@ -20,7 +20,7 @@ NAME = "scaled_dot_product_attention"
 """mlx_lm's attention function, as every module of a model calls it."""
 
 
-def loaded(prefix: str) -> list[dict[str, Any]]:
+def namespaces_of(prefix: str) -> list[dict[str, Any]]:
     """The namespaces of the modules whose names begin so; others may be imported meanwhile."""
     modules = [one for name, one in sys.modules.copy().items() if name.startswith(prefix)]
     return [vars(one) for one in modules if isinstance(one, ModuleType)]
@@ -42,7 +42,7 @@ class _Replaced:
     def put_back(self) -> None:
         """Not where others have replaced it meanwhile; and in modules that were imported meanwhile,
         which have bound the replacement."""
-        for namespace in (self.namespace, *loaded("mlx_lm.")):
+        for namespace in (self.namespace, *namespaces_of("mlx_lm.")):
             if namespace.get(NAME) is self.replacement:
                 namespace[NAME] = self.original
 

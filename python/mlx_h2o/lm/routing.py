@@ -20,8 +20,8 @@ import mlx.core as mx
 import mlx_lm.models.base
 from mlx.nn.layers.base import Module
 
-from . import attention
-from .replaced import NAME, loaded, replaced
+from .replaced import NAME, namespaces_of, replaced
+from .scored_attention import scored_attention
 
 
 @contextlib.contextmanager
@@ -38,7 +38,7 @@ def routing(model: Module | None = None) -> Iterator[None]:
     Raises:
         ValueError: the model does not call mlx_lm's attention anywhere.
     """
-    namespaces = _callers(model) if model is not None else _naming(loaded("mlx_lm.models."))
+    namespaces = _callers(model) if model is not None else _naming(namespaces_of("mlx_lm.models."))
     if not namespaces:
         raise ValueError(
             f"[routing] {model_name(model)} does not call mlx_lm's attention function, so its "
@@ -110,6 +110,6 @@ def _routed(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
     @functools.wraps(original)
     def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> mx.array:
         stock = functools.partial(original, *args, **kwargs)
-        return attention.attend(stock, *args, **kwargs)
+        return scored_attention(stock, *args, **kwargs)
 
     return scaled_dot_product_attention

@@ -17,7 +17,7 @@ from .probing import BITS
 FREE = 0.04
 """What packing may change of the output of attention, as a part of it, and lose nothing that can be
 measured: docs/internals/quality.md."""
-UNKNOWN = 8, 5
+UNMEASURED = 8, 5
 """Bits of keys and of values where the errors of a model cannot be measured."""
 SCARCE = 5
 """Where fewer than one in this many tokens stay, rows are worth more than bits."""
@@ -95,7 +95,7 @@ def fewest_bits(errors: Sequence[Sequence[float]]) -> tuple[int, int]:
         errors: of :class:`mlx_h2o.lm.layers.Probe`; empty if unknown.
     """
     if not errors:
-        return UNKNOWN
+        return UNMEASURED
     keys, values = (
         next((bits for bits, error in zip(BITS, side, strict=True) if error <= FREE), BITS[-1])
         for side in errors

@@ -29,7 +29,7 @@ CODE_SIZES = (32, 1024)
 """Rows of codes have a power of two of elements, from the first to the second."""
 
 _QUANTIZED = OPERATIONS["scaled_dot_product_attention_quantized_with_scores"]
-BITS: tuple[int, ...] = tuple(_QUANTIZED["bits"]["one_of"])
+AFFINE_BITS: tuple[int, ...] = tuple(_QUANTIZED["bits"]["one_of"])
 GROUP_SIZES: tuple[int, ...] = tuple(_QUANTIZED["group_size"]["one_of"])
 CODE_BITS: tuple[int, ...] = tuple(OPERATIONS["encode_rows"]["bits"]["one_of"])
 
@@ -67,7 +67,7 @@ def _arrays(op: str) -> dict[str, Array]:
     return found
 
 
-def checked(op: str, given: dict[str, Any]) -> dict[str, Any]:
+def checked_arguments(op: str, given: dict[str, Any]) -> dict[str, Any]:
     """The arguments of an operation and its ``stream``, by the names of the table.
 
     Rows are an array or a tuple of their parts, and "causal" is an argument of its own.

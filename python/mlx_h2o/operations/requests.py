@@ -22,11 +22,9 @@ MASK_THRESHOLDS = {
 Packed = tuple[mx.array, mx.array, mx.array]
 """Rows as ``mx.quantize`` packs them: words, scales and biases."""
 
-Codes = tuple[mx.array, mx.array]
-"""Rows as ``turbo`` packs them: words and norms."""
-
 Parts = tuple[mx.array, ...]
-"""Rows as they are stored: words, scales and biases, or words and norms, or the rows alone."""
+"""Rows as they are stored, arrays [B, H, N, ...]: words, scales and biases, or words and norms, or
+the rows alone."""
 
 PerSequence = int | mx.array
 """One number for all sequences, or int32 [] or [B]."""

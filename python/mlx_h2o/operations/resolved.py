@@ -12,16 +12,15 @@ from typing import Any, Protocol, TypeVar, cast
 import mlx.core as mx
 
 from mlx_h2o.operations import composed
-from mlx_h2o.operations.composed import buffers, compaction, folding, prefill, turbo
+from mlx_h2o.operations.composed import buffers, compaction, folding, merging, prefill, turbo
 from mlx_h2o.operations.composed import rows as composed_rows
-from mlx_h2o.operations.composed import segments as composed_segments
 from mlx_h2o.operations.requests import (
     AttentionRequest,
     AttentionResult,
     attention_request,
 )
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 Attended = tuple[mx.array, mx.array | None, mx.array | None, mx.array | None]
 """Out, scores, lse and skipped; None where it was not asked for."""
 
@@ -69,8 +68,8 @@ class Operations:
         self.put_rows = self.function(buffers.put_rows)
         self.compact_rows = self.function(compaction.compact_rows)
         self.fold = self.function(folding.fold)
-        self.merge_segments = self.function(composed_segments.merge_segments)
-        self.segment_rows = self.function(composed_segments.segment_rows)
+        self.merge_segments = self.function(merging.merge_segments)
+        self.segment_rows = self.function(merging.segment_rows)
         self.encode_rows = self.function(turbo.encode_rows)
         self.decode_rows = self.function(turbo.decode_rows)
         self.reserved_rows = self.function(buffers.reserved_rows)
@@ -90,12 +89,12 @@ class Operations:
                 )
         raise AssertionError("composed refused a valid request")
 
-    def function(self, definition: Function) -> Function:
+    def function(self, definition: _Function) -> _Function:
         """The function of a back end that has the name of this definition, else the definition."""
         for backend in self._candidates:
             found = getattr(backend, definition.__name__, None)
             if found is not None:
-                return cast(Function, found)
+                return cast(_Function, found)
         return definition
 
     def serve_attention(self, request: AttentionRequest, op: str = "attention") -> AttentionResult:

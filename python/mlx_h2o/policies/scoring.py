@@ -32,7 +32,7 @@ def seen(
     return composed.weights_of(scores, lse)
 
 
-def fold(
+def accumulated(
     policy: Policy,
     importance: mx.array,
     given: mx.array,

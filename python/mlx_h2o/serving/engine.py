@@ -15,7 +15,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.generate import BatchGenerator, StopSequences, generation_stream
 
-from ..lm.checks import checked_tokens, vocabulary
+from ..lm.generation_checks import checked_tokens, vocabulary
 from ..lm.prompt_cache import beyond_context, context_length, evicting_caches
 from ..lm.ranks import ranks_of
 from ..lm.routing import routing_for

@@ -34,7 +34,7 @@ from .request import BusyError, Event, Request
 from .sampling import Sampling
 from .schema import ChatBody, CompletionBody, GenerationBody
 
-__all__ = ["Settings", "make_app"]
+__all__ = ["ServerSettings", "make_app"]
 
 _LOG = logging.getLogger("mlx_h2o")
 _NAMES = re.compile(r"(?!(str|int|constrained-str)$)[\w.-]+")
@@ -48,7 +48,7 @@ _TRIED_AGAIN = 5
 
 
 @dataclass(frozen=True)
-class Settings:
+class ServerSettings:
     """name: of the served model. sampling, max_tokens: where requests do not say. template: of the
     chat template. api_key, hosts, origins, most_bytes: who may ask, and how much."""
 
@@ -80,7 +80,7 @@ def _wrong(status: int, said: str, **more: str) -> HTTPException:
     return HTTPException(status, failure(said, status, **more), headers)
 
 
-def make_app(engine: Engine, settings: Settings) -> FastAPI:
+def make_app(engine: Engine, settings: ServerSettings) -> FastAPI:
     """The application; it closes the engine when it ends."""
 
     @contextlib.asynccontextmanager
@@ -126,7 +126,7 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
 class _Asking:
     """The functions behind the paths."""
 
-    def __init__(self, engine: Engine, settings: Settings, metrics: Metrics) -> None:
+    def __init__(self, engine: Engine, settings: ServerSettings, metrics: Metrics) -> None:
         self.engine, self.settings, self.metrics = engine, settings, metrics
         self._tokenizing = asyncio.Lock()  # tokenizers are for one thread at a time
         self._created = int(time.time())

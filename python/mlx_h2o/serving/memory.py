@@ -11,7 +11,7 @@ from typing import Any, cast
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from ..lm.outline import Outline, evicting_caches, nbytes
+from ..lm.outline import Outline, evicting_caches, total_bytes
 from ..lm.ranks import ranks_of
 from ..lm.routing import int_setting
 
@@ -134,7 +134,7 @@ def _held(outlines: list[Outline], make: Callable[[], list[list[Any]]], *counts:
     if there is one part."""
     counts = counts if len(counts) > 1 else (*counts, 1)
     pairs = zip(outlines, make(), strict=True)
-    return sum(nbytes([*one.fed(caches, *counts)][-1]) for one, caches in pairs)
+    return sum(total_bytes([*one.fed(caches, *counts)][-1]) for one, caches in pairs)
 
 
 def bounds(caches: Sequence[Any]) -> list[int]:

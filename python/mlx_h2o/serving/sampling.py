@@ -5,14 +5,15 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import mlx.core as mx
 
+from ..lm.ranks import Sampler
+
 __all__ = ["Sampling", "greedy"]
 
-Sampler = Callable[[mx.array], mx.array]
 _COLDEST = 1e-5
 """Of a temperature: below, differences of float32 would become infinite."""
 
@@ -54,8 +55,7 @@ class Sampling:
         if self.top_p < 1:
             rising = mx.sort(logprobs, axis=-1)
             above = mx.cumsum(mx.exp(rising), axis=-1, reverse=True, inclusive=False)
-            gone = (above >= self.top_p).sum(axis=-1, keepdims=True)
-            gone = mx.minimum(gone, logprobs.shape[-1] - 1)
+            gone = mx.minimum((above >= self.top_p).sum(-1, keepdims=True), logprobs.shape[-1] - 1)
             least = mx.take_along_axis(rising, gone, axis=-1)
             logprobs = mx.where(logprobs < least, none, logprobs)
         if self.min_p > 0:

@@ -122,7 +122,7 @@ def dense(rows: StoredRows) -> mx.array:
     if not isinstance(rows, PackedRows):
         return _float32(rows)
     if are_codes(rows):
-        return turbo.dense(rows)
+        return turbo.rotated_rows(rows)
     words, scales, biases = rows.parts
     pair = _float32(scales), _float32(biases)
     return mx.dequantize(words, *pair, group_size=rows.group_size, bits=rows.bits)

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 import mlx.core as mx
 
 from mlx_h2o.operations.composed import turbo
-from mlx_h2o.operations.requests import Codes
+from mlx_h2o.operations.requests import Parts
 
-Encode = Callable[[mx.array, int, int], Codes]
+Encode = Callable[[mx.array, int, int], Parts]
 """What makes codes of rows, their bits and a seed, as ``turbo.encode_rows``."""
 
 

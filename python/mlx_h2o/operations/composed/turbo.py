@@ -26,12 +26,11 @@ from functools import cache
 
 import mlx.core as mx
 
-from mlx_h2o.operations.arguments import CODE_BITS as BITS
 from mlx_h2o.operations.arguments import CODE_SIZES
 from mlx_h2o.operations.arguments import codes_fit as serves
 from mlx_h2o.operations.requests import AttentionRequest, PackedRows, are_codes
 
-__all__ = ["BITS", "LARGEST_SIZE", "LEAST_SIZE", "serves"]  # beside the functions
+__all__ = ["LARGEST_SIZE", "LEAST_SIZE", "serves"]  # beside the functions
 LEAST_SIZE, LARGEST_SIZE = CODE_SIZES
 
 KEYS, VALUES = 42, 43
@@ -132,10 +131,10 @@ def decode_rows(
     words: mx.array, norms: mx.array, bits: int, seed: int, dtype: mx.Dtype
 ) -> mx.array:
     """The rows [B, H, N, D] that they stand for: the definition."""
-    return restored(dense(PackedRows((words, norms), bits, 0)), seed).astype(dtype)
+    return restored(rotated_rows(PackedRows((words, norms), bits, 0)), seed).astype(dtype)
 
 
-def dense(rows: PackedRows) -> mx.array:
+def rotated_rows(rows: PackedRows) -> mx.array:
     """The rows as float32 [B, Hkv, N, D], in the basis of the codes."""
     (words, norms), shape = rows.parts, rows.shape
     if shape[2] == 0:  # MLX refuses none

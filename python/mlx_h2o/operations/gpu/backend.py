@@ -13,7 +13,7 @@ from mlx_h2o.operations.composed import buffers, turbo
 from mlx_h2o.operations.composed import rows as composed_rows
 from mlx_h2o.operations.gpu import launch, launch_rows, unpacked
 from mlx_h2o.operations.gpu.launches import Launch, LaunchPlan
-from mlx_h2o.operations.requests import AttentionRequest, AttentionResult, Codes
+from mlx_h2o.operations.requests import AttentionRequest, AttentionResult, Parts
 
 
 class KernelBackend:
@@ -108,7 +108,7 @@ class KernelBackend:
         plan = launch_rows.keep_rows(scores, positions, keep, **zones)
         return self.outputs(plan, stream)["kept"]
 
-    def encode_rows(self, rows: mx.array, bits: int, seed: int, stream: StreamLike = None) -> Codes:
+    def encode_rows(self, rows: mx.array, bits: int, seed: int, stream: StreamLike = None) -> Parts:
         """Codes of rows [B, H, L, D], and their norms, in one kernel."""
         if not self.serves(stream):
             return turbo.encode_rows(rows, bits, seed)

@@ -34,7 +34,7 @@ class Kernel:
 
 
 @cache
-def flags_of(kernel: str) -> tuple[str, ...]:
+def own_flags(kernel: str) -> tuple[str, ...]:
     """The flags that make a difference to this kernel, in the order of the table."""
     family, own = _kernel_text.KERNELS[kernel]
     conditions = [condition for _, condition in _kernel_text.INPUTS[family]]
@@ -50,7 +50,7 @@ def flags_of(kernel: str) -> tuple[str, ...]:
 
 
 @cache
-def resolve(kernel: str, flags: frozenset[str]) -> Kernel:
+def kernel_for(kernel: str, flags: frozenset[str]) -> Kernel:
     """The kernel for these flags. Those that are on and matter to it are part of its name."""
     family, own = _kernel_text.KERNELS[kernel]
     on = flags | own
@@ -59,7 +59,7 @@ def resolve(kernel: str, flags: frozenset[str]) -> Kernel:
         return tuple(item for item, condition in pairs if _holds(condition, on))
 
     return Kernel(
-        name="_".join(("h2o", kernel, *(flag for flag in flags_of(kernel) if flag in flags))),
+        name="_".join(("h2o", kernel, *(flag for flag in own_flags(kernel) if flag in flags))),
         inputs=chosen(_kernel_text.INPUTS[family]),
         outputs=chosen(_kernel_text.OUTPUTS[family]),
         template=tuple(dict.fromkeys(chosen(_kernel_text.TEMPLATE[family]))),

@@ -60,7 +60,7 @@ def launch_of(
     **arguments: TemplateArgument,
 ) -> Launch:
     """The launch of a kernel, which takes by name what it wants of all that is there."""
-    kernel = kernels.resolve(name, flags)
+    kernel = kernels.kernel_for(name, flags)
     results = {one: (shape, dtype) for one, shape, dtype in made}
     return Launch(
         kernel=kernel,

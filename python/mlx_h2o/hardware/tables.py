@@ -7,7 +7,7 @@ from typing import Any
 from ..evaluation.report import markdown, spread_text
 
 
-def table(result: dict[str, Any]) -> str:
+def hardware_table(result: dict[str, Any]) -> str:
     """Parity, speed, sparse V and growing caches."""
     parity, speed, sparse = (result[name] for name in ("parity", "speed", "sparse_v"))
     count = sum(one["cases"] for one in parity["operations"].values())

@@ -16,7 +16,7 @@ from ..caches.heads import HeadGroups
 from ..operations.composed import prefill
 
 
-def attend(
+def scored_attention(
     stock: Callable[..., mx.array],
     queries: mx.array,
     keys: Any,
@@ -85,14 +85,14 @@ def _attend_group(
     mask: Any,
     sinks: mx.array | None,
 ) -> mx.array:
-    """As ``attend``, for some of the heads that ``stock``, a partial call, is given."""
+    """As ``scored_attention``, for some of the heads that ``stock``, a partial call, is given."""
     keys, values = cache.keys_and_values()
     given: dict[str, Any] = {"cache": cache, "scale": scale, "mask": mask}
     if sinks is not None:
         given["sinks"] = sinks
     original = cast(functools.partial[mx.array], stock).func
     own = functools.partial(original, queries, keys, values, **given)
-    return attend(own, queries, keys, values, **given)
+    return scored_attention(own, queries, keys, values, **given)
 
 
 def _foreign(

@@ -13,7 +13,7 @@ from mlx_lm.models import cache as mlx_lm_cache
 from ..caches.cache import PROMPT_CHUNK
 from ..evaluation.speed import Make, timed
 from ..evaluation.statistics import ratios
-from ..lm.checks import vocabulary
+from ..lm.generation_checks import vocabulary
 from ..lm.prompt_cache import make_prompt_cache
 
 STOCK = "mlx_lm"
