@@ -119,9 +119,8 @@ def test_masks_fit_what_the_update_returns():
 
 
 def test_a_window_is_refused():
-    with pytest.raises(
-        ValueError, match=r"\[H2OKVCache.make_mask\] window_size is 8.*tiny layer 0"
-    ):
+    said = r"\[H2OKVCache.make_mask\] window_size is 8.*tiny layer 0"
+    with pytest.raises(ValueError, match=said):
         small().make_mask(4, window_size=8)
 
 

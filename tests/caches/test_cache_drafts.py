@@ -42,9 +42,8 @@ def test_trims_that_reach_too_far_are_refused():
     course.tokens(3)
     assert course.cache.is_trimmable()
     before = seen_from_outside(course.cache)
-    with pytest.raises(
-        ValueError, match=r"\[H2OKVCache.trim\] .* asked to take back 4 tokens, expected"
-    ):
+    said = r"\[H2OKVCache.trim\] .* asked to take back 4 tokens, expected"
+    with pytest.raises(ValueError, match=said):
         course.cache.trim(4)
     check_same(before, seen_from_outside(course.cache))
     course.trim(3)

@@ -15,7 +15,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import RotatingKVCache, make_prompt_cache
 
 import mlx_h2o
-from mlx_h2o import demo
+from mlx_h2o.demo import text as demo_text
 from mlx_h2o.evaluation import arms, facts, questions, reading, report
 from mlx_h2o.evaluation.environment import slow_blas
 from mlx_h2o.evaluation.questions import PROMPT, Settings
@@ -36,18 +36,13 @@ FEW = (arms.ARMS["full"], arms.ARMS["window"], arms.ARMS["kv8"], KEYDIFF)
 
 
 @pytest.fixture(scope="module")
-def loaded():
-    return mlx_h2o.load("demo")
-
-
-@pytest.fixture(scope="module")
 def tiny():
     return tiny_qwen3(head_dim=32), tiny_tokenizer()
 
 
-def evaluated(loaded, chosen=FEW, **more):
+def evaluated(demo, chosen=FEW, **more):
     how = {"settings": SETTINGS, "shares": QUARTER, "model_name": "tiny"} | more
-    return evaluation(*loaded, [("one", TEXT)], chosen, **how)
+    return evaluation(*demo, [("one", TEXT)], chosen, **how)
 
 
 def figures(result, arm, task="loss"):
@@ -164,9 +159,9 @@ def test_steps_of_any_length_predict_as_one_forward_pass(tiny, step):
 
 
 @pytest.mark.slow
-def test_divergence_is_that_of_the_whole_distribution(loaded):
-    model, tokenizer = loaded
-    tokens = mx.array([tokenizer.encode(demo.text())[:24]])
+def test_divergence_is_that_of_the_whole_distribution(demo):
+    model, tokenizer = demo
+    tokens = mx.array([tokenizer.encode(demo_text())[:24]])
     full = reading.forced(model, make_prompt_cache(model), tokens, first=8, keep=True)
     cache = make_prompt_cache(model, max_kv_size=10)
     found = reading.forced(model, cache, tokens, first=8, reference=full, keep=True)
@@ -181,8 +176,8 @@ def test_divergence_is_that_of_the_whole_distribution(loaded):
 
 
 @pytest.mark.parametrize("wording", facts.WORDINGS)
-def test_facts_of_every_wording(loaded, wording):
-    drawn = facts.draw(loaded[1], wording, 3, random.Random(1))
+def test_facts_of_every_wording(demo, wording):
+    drawn = facts.draw(demo[1], wording, 3, random.Random(1))
     assert len({tuple(map(len, vars(one).values())) for one in drawn}) == 1
     for one in drawn:
         places = range(len(one.line) - len(one.answer) + 1)
@@ -192,10 +187,10 @@ def test_facts_of_every_wording(loaded, wording):
         facts.draw(tiny_tokenizer(), wording, 3, random.Random(1))
 
 
-def test_questions_are_of_every_wording_and_their_answers_stand_in_the_text(loaded):
-    tokenizer = loaded[1]
+def test_questions_are_of_every_wording_and_their_answers_stand_in_the_text(demo):
+    tokenizer = demo[1]
     settings = Settings(documents=2, facts=8, lengths=(400,))
-    for asked in questions.planted_texts(tokenizer, [("one", demo.text())], 400, settings):
+    for asked in questions.planted_texts(tokenizer, [("one", demo_text())], 400, settings):
         assert len(asked.text) == 399 and len(asked.asked) == 8
         said = tokenizer.decode(list(asked.text))
         prompts = [tokenizer.decode(list(prompt[1:])) for prompt, _ in asked.asked]
@@ -226,21 +221,21 @@ def test_questions_leave_the_caches_as_they_were(tiny):
 
 
 @pytest.mark.slow
-def test_the_full_cache_recalls_what_a_small_window_does_not(loaded):
+def test_the_full_cache_recalls_what_a_small_window_does_not(demo):
     settings = Settings(documents=1, lengths=(500,), facts=4)
     chosen = [arms.ARMS["full"], arms.ARMS["window"]]
-    texts = [("one", demo.text())]
+    texts = [("one", demo_text())]
     result = evaluation(
-        *loaded, texts, chosen, tasks=("facts",), shares=[Fraction(1, 16)], settings=settings
+        *demo, texts, chosen, tasks=("facts",), shares=[Fraction(1, 16)], settings=settings
     )
     full, window = (np.mean(figures(result, arm, "facts")["tokens"]) for arm in ("full", "window"))
     assert full > window + 0.2
 
 
-def test_a_chat_asks_for_the_first_turn(loaded):
-    tokenizer = loaded[1]
+def test_a_chat_asks_for_the_first_turn(demo):
+    tokenizer = demo[1]
     settings = Settings(documents=1, facts=4, lengths=(400,))
-    (chat,) = questions.chats(tokenizer, [("one", demo.text())], 400, settings)
+    (chat,) = questions.chats(tokenizer, [("one", demo_text())], 400, settings)
     first, _, second = tokenizer.decode(list(chat.text)).partition("I have read it.")
     assert first.startswith("User: Read this:") and "And this:" in second
     for _, answer in chat.asked:
@@ -249,18 +244,18 @@ def test_a_chat_asks_for_the_first_turn(loaded):
     assert all(prompt[:1] == chat.asked[0][0][:1] for prompt, _ in chat.asked)
 
 
-def test_samples_of_ruler(loaded, tmp_path):
+def test_samples_of_ruler(demo, tmp_path):
     file = tmp_path / "ruler.jsonl"
     sample = {"input": "One is: 12.\nTwo is: 34.\nWhat is One? One is", "outputs": ["12"]}
     file.write_text(json.dumps(sample) + "\n")
-    (found,) = questions.samples(loaded[1], str(file), 3)
+    (found,) = questions.samples(demo[1], str(file), 3)
     ((prompt, answer),) = found.asked
-    decode = loaded[1].decode
+    decode = demo[1].decode
     assert decode(list(found.text)) == "One is: 12.\nTwo is: 34.\n"
     assert (decode(list(prompt)), decode(list(answer))) == ("What is One? One is", " 12")
     file.write_text("{}\n")
     with pytest.raises(ValueError, match="line 1 is no sample of RULER"):
-        questions.samples(loaded[1], str(file), 3)
+        questions.samples(demo[1], str(file), 3)
 
 
 def test_writing_stays_within_its_bytes(tiny):

@@ -237,22 +237,16 @@ def test_wide_heads_get_fewer_simdgroups(sizes: tuple[int, int], simdgroups: int
     assert launch.preferred_simdgroups(*sizes) == simdgroups
 
 
-@pytest.mark.parametrize(("asked", "threshold"), [(True, 0.0), (False, 0.1), (True, 0.1)])
-def test_kernels_count_what_is_skipped_where_it_is_asked_for(asked: bool, threshold: float) -> None:
-    given = {"sparse_v_threshold": threshold, "return_skipped": asked}
-    flags = launch.flags_of(AttentionRequest(*[mx.zeros((1, 1, 1, 64))] * 3, 1.0, **given))
-    assert ("skipped" in flags) == (asked and threshold > 0)
-
-
-@pytest.mark.parametrize(("name", "sizes"), [("D", (72, 64)), ("Dv", (64, 72))])
-def test_a_head_size_that_kernels_do_not_take_is_named(name: str, sizes: tuple[int, int]) -> None:
-    keys, values = (mx.zeros((1, 1, 1, size)) for size in sizes)
-    assert f"found {name} = 72" in launch.refuses(AttentionRequest(keys, keys, values, 1.0))
-
-
-def test_blocks_are_merged_by_a_pass_more() -> None:
-    request = AttentionRequest(*[mx.zeros((1, 1, 1, 64))] * 3, 1.0)
-    assert [len(launch.plan(request, blocks=n).passes) for n in (1, 2, 3)] == [1, 2, 2]
+def test_launches_are_what_a_request_asks_for() -> None:
+    rows, wide = [mx.zeros((1, 1, 1, 64))] * 3, mx.zeros((1, 1, 1, 72))
+    plans = [launch.plan(AttentionRequest(*rows, 1.0), blocks=n) for n in (1, 2, 3)]
+    assert [len(one.passes) for one in plans] == [1, 2, 2]
+    for asked, threshold in ((True, 0.0), (False, 0.1), (True, 0.1)):
+        given = {"sparse_v_threshold": threshold, "return_skipped": asked}
+        flags = launch.flags_of(AttentionRequest(*rows, 1.0, **given))
+        assert ("skipped" in flags) == (asked and threshold > 0)
+    assert "found D = 72" in launch.refuses(AttentionRequest(wide, wide, rows[0], 1.0))
+    assert "found Dv = 72" in launch.refuses(AttentionRequest(*rows[:2], wide, 1.0))
 
 
 def test_cuda_header_comes_with_its_launch_bounds() -> None:

@@ -56,9 +56,8 @@ def test_models_that_cannot_be_served_are_refused_by_name(name):
         model_type = name
 
     Model.__module__ = f"mlx_lm.models.{name}"
-    with pytest.raises(
-        ValueError, match=rf"\[make_prompt_cache\] {name} cannot be served: its|the"
-    ):
+    said = rf"\[make_prompt_cache\] {name} cannot be served: its|the"
+    with pytest.raises(ValueError, match=said):
         make_prompt_cache(Model(mlx_lm_cache.KVCache()), 32)
 
 

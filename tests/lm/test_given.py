@@ -36,12 +36,9 @@ def caches(demo):
 
 
 def refused(call, message):
-    said = "nothing"
-    try:
+    with pytest.raises(ValueError) as found:
         call()
-    except ValueError as error:
-        said = str(error)
-    assert message in said and re.fullmatch(r"\[[\w.]+\] .*\.", said)
+    assert message in str(found.value) and re.fullmatch(r"\[[\w.]+\] .*\.", str(found.value))
 
 
 WRONG_PROMPTS = [
