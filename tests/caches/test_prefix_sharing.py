@@ -216,6 +216,8 @@ def test_kinds_that_share_nothing():
         make_prompt_cache(tiny_qwen3(head_dim=32), mixed)[0].share(36)
     with pytest.raises(ValueError, match="several sequences"):
         H2OKVCache.merge([held()]).share(36)
+    with pytest.raises(ValueError, match="this cache holds 0 and"):
+        H2OKVCache().share(1)
     cache = held()
     cache.share(36)
     assert (cache.prefix_rows, cache.size(), cache.offset) == (36, 40, 40)
