@@ -3,7 +3,6 @@
 #include <cstdlib>
 
 #include "boundary.h"
-#include "composed.h"
 #include "mlx_h2o/c/backend.h"
 
 namespace mlx_h2o_c {
@@ -77,8 +76,8 @@ AttentionAccumulated attend_and_accumulate(const AttentionAccumulateRequest& req
   if (backend.attention_and_accumulate != nullptr) return backend.attention_and_accumulate(request);
   const AttentionResult found = backend.attention(request);
   if (request.mass) {
-    const auto add_mass = backend.add_mass != nullptr ? backend.add_mass : composed::add_mass;
-    Array mass = add_mass(request, found.scores, found.lse);
+    const Backend& adds = backend.add_mass != nullptr ? backend : composed::backend;
+    Array mass = adds.add_mass(request, found.scores, found.lse);
     return {tied(found.out, {mass}), std::move(mass)};
   }
   const bool masked = !request.mask.empty() || request.row_bias.ctx != nullptr ||

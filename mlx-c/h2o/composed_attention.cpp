@@ -126,7 +126,7 @@ AttentionResult attention(const AttentionRequest& r) {
 
 // Average: attention, then the best back end's.
 const Backend backend = {"composed",   available,     takes_all,      attention,
-                         nullptr,      nullptr,       prefill_scores, accumulate_scores,
+                         nullptr,      add_mass,      prefill_scores, accumulate_scores,
                          keep_indices, key_diversity, fold,           quantize_append,
                          encode_rows,  decode_rows};
 

@@ -9,6 +9,7 @@ namespace mlx_h2o_c::metal {
 namespace {
 
 constexpr int longest_query = 8;
+constexpr int widest_head = 576;
 
 // From here on the keys are split into blocks.
 constexpr int two_pass_keys = 1024;
@@ -53,6 +54,29 @@ int preferred_blocks(int key_count, int simdgroups) {
   int blocks = 2;
   while (blocks < most_blocks && 2 * blocks <= most) blocks *= 2;
   return blocks;
+}
+
+// The flags that a request turns on.
+Flags flags_of(const AttentionRequest& r) {
+  Flags flags;
+  const std::pair<const char*, bool> known[] = {
+      {"bool_mask", !r.mask.empty() && dtype_of(r.mask) == MLX_BOOL},
+      {"additive_mask", !r.mask.empty() && dtype_of(r.mask) != MLX_BOOL},
+      {"sinks", r.sinks.ctx != nullptr},
+      {"scores", true},
+      {"lse", r.return_lse},
+      {"skipped", r.sparse_v_threshold > 0 && r.return_skipped},
+      {"row_bias", r.row_bias.ctx != nullptr},
+      {"dense_keys", r.packed() && !r.keys.packed()},
+      {"key_codes", r.keys.codes()},
+      {"value_codes", r.values.codes()}};
+  for (const auto& [flag, on] : known) {
+    if (on) flags.insert(flag);
+  }
+  r.each([&](const char* name, float value) {
+    if (value != 0) flags.insert(name);
+  });
+  return flags;
 }
 
 Names names_of(const AttentionRequest& r, mlx_array params, int simdgroups, int blocks) {

@@ -13,7 +13,6 @@
 namespace mlx_h2o_c::metal {
 
 inline constexpr int lanes = 32;  // threads of a simdgroup
-inline constexpr int widest_head = 576;
 
 using Flags = std::set<std::string>;
 using Outputs = std::map<std::string, Array>;
@@ -36,9 +35,6 @@ struct Names {
 // Runs the kernel that `text` is with these flags; the outputs by name.
 Outputs launch(const mlx_h2o_kernel_text& text, const Flags& flags, const Names& names, Size grid,
                Size threadgroup, mlx_stream stream);
-
-// The flags that a request of attention turns on.
-Flags flags_of(const AttentionRequest& request);
 
 // An array [n] of these values.
 template <class T>

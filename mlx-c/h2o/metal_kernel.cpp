@@ -149,26 +149,4 @@ Outputs launch(const mlx_h2o_kernel_text& text, const Flags& flags, const Names&
   return made;
 }
 
-Flags flags_of(const AttentionRequest& r) {
-  Flags flags;
-  const std::pair<const char*, bool> known[] = {
-      {"bool_mask", !r.mask.empty() && dtype_of(r.mask) == MLX_BOOL},
-      {"additive_mask", !r.mask.empty() && dtype_of(r.mask) != MLX_BOOL},
-      {"sinks", r.sinks.ctx != nullptr},
-      {"scores", true},
-      {"lse", r.return_lse},
-      {"skipped", r.sparse_v_threshold > 0 && r.return_skipped},
-      {"row_bias", r.row_bias.ctx != nullptr},
-      {"dense_keys", r.packed() && !r.keys.packed()},
-      {"key_codes", r.keys.codes()},
-      {"value_codes", r.values.codes()}};
-  for (const auto& [flag, on] : known) {
-    if (on) flags.insert(flag);
-  }
-  r.each([&](const char* name, float value) {
-    if (value != 0) flags.insert(name);
-  });
-  return flags;
-}
-
 }  // namespace mlx_h2o_c::metal

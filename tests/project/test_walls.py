@@ -27,7 +27,7 @@ MOST = {
     "python/mlx_h2o/serving": 2_614,
     "core": 7_806,
     "metal": 1_874,
-    "mlx-c/h2o": 3_085,
+    "mlx-c/h2o": 3_083,
     "swift/Sources/MLXH2O": 1_433,
     "swift/Sources/MLXH2OLM": 2_908,
     "benchmarks": 2_850,
