@@ -104,9 +104,11 @@ def _mass(request: AttentionRequest) -> mx.array:
     kv_heads, keys = request.keys.shape[1:3]
     # Once, not for every block.
     request = replace(request, keys=composed.dense(request.keys))
+    # Of a causal mask alone every query sees a key, if there are as many.
+    masked = request.mask is not None or request.row_bias is not None or length > keys
     mass = mx.zeros((batch, kv_heads, keys))
     for first, last in _ranges(request, length, keys):
         scores = _block(request, (first, last), (0, keys), mass)
-        weights = composed.weights(scores, request.sinks)
+        weights = composed.weights(scores, request.sinks, masked)
         mass = mass + weights.reshape(batch, kv_heads, -1, keys).sum(axis=2)
     return mass
