@@ -282,6 +282,7 @@ TABLES: dict[str, tuple[str | tuple[str, ...], Callable[..., str]]] = {
     "throughput": ("throughput.json", throughput),
     "reread": ("reread.json", reread),
     "hardware": ("hardware.json", hardware.hardware_table),
+    "hardware with a GPU": ("hardware_h100.json", hardware.hardware_table),
     "decode step": ("decode_step.json", decode_step),
     "shared prefix": ("prefix_sharing.json", prefix_sharing),
     "host time": ("host_time.json", host_time),

@@ -48,7 +48,7 @@ class EmulatorBackend(KernelBackend):
     def serves(self, stream: object) -> bool:
         return True
 
-    def is_unpacked(self, request: AttentionRequest) -> bool:
+    def uses_mlx(self, request: AttentionRequest) -> bool:
         return False
 
     def plan(self, request: AttentionRequest) -> LaunchPlan:

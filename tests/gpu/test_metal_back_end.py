@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
 from emulator import EmulatorBackend
@@ -16,8 +17,9 @@ from emulator.marks import EMULATED
 from emulator.row_cases import rows_with_ties
 from gpu.conftest import PipelineLimit
 from mlx_h2o import fast, use_backend
+from mlx_h2o.operations import composed
 from mlx_h2o.operations.composed import turbo
-from mlx_h2o.operations.gpu import cuda, metal, unpacked
+from mlx_h2o.operations.gpu import cuda, metal, mlx_attention
 from operations.test_prefill import SCALE, arrays
 
 pytestmark = EMULATED
@@ -83,9 +85,9 @@ def test_rows_are_unpacked_where_that_is_faster(
     request.causal = causal
     expected = EmulatorBackend().attention(request)
     for margin, more in ((0.0, 0), (math.inf, 1)):
-        monkeypatch.setattr(unpacked, "MARGIN", margin)
-        monkeypatch.setattr(metal.BACKEND, "_unpacked", {})
-        assert metal.BACKEND.is_unpacked(request) is (margin == 0)
+        monkeypatch.setattr(mlx_attention, "MARGIN", margin)
+        monkeypatch.setattr(metal.BACKEND, "_measured", {})
+        assert metal.BACKEND.uses_mlx(request) is (margin == 0)
         before = len(launched)
         check_same(metal.BACKEND.attention(request).out, expected.out)
         assert len(launched) == before + more
@@ -98,8 +100,49 @@ def test_rows_stay_packed_where_more_is_asked_for(asked: str) -> None:
         "mask": {"mask": "bool"}, "sparse": {"sparse": 1e-3},
         "codes": {"bits": (), "kv_format": "turbo3"}, "skipped": {"sparse": 1e-3, "skipped": True},
     }  # fmt: skip
-    assert unpacked.serves(Case(**plain).request())
-    assert not unpacked.serves(Case(**plain | changed.get(asked, {asked: True})).request())
+    assert mlx_attention.serves(Case(**plain).request())
+    assert not mlx_attention.serves(Case(**plain | changed.get(asked, {asked: True})).request())
+
+
+CHUNK: dict[str, Any] = {"queries": 20, "rows": 33, "heads": (4, 2), "scores": False, "lse": False}
+
+
+@pytest.mark.parametrize("mask", ["", "causal", "bool"])
+@pytest.mark.parametrize(
+    "more", [{}, {"bias": True}, {"bits": (8, 4)}, {"bias": True, "sinks": "f32"}]
+)
+def test_mlx_serves_a_chunk(
+    mask: str, more: dict[str, Any], gpu: Callable[[], PipelineLimit]
+) -> None:
+    launched = gpu().calls
+    # A query that sees nothing is not compared: its output is a mean, where others give zeros.
+    request = Case(**CHUNK | more, mask=mask, empty=False).request()
+    request.bias_masks = False
+    if request.row_bias is not None:
+        request.row_bias = mx.maximum(request.row_bias, -9)
+    assert not metal.BACKEND.refuses(request)
+    found = metal.BACKEND.attention(request).out
+    assert not launched
+    expected = composed.attention(request).out
+    np.testing.assert_allclose(*(np.array(one) for one in (found, expected)), rtol=1e-4, atol=1e-5)
+
+
+def test_a_query_of_a_chunk_that_sees_nothing_is_no_nan(gpu: Callable[[], PipelineLimit]) -> None:
+    gpu()
+    request = Case(**CHUNK, bias=True, mask="bool", dtype="f16").request()
+    request.bias_masks = False
+    request.mask = request.mask & (mx.arange(20) > 0)[:, None]
+    assert np.isfinite(np.array(metal.BACKEND.attention(request).out)).all()
+
+
+@pytest.mark.parametrize(
+    "asked", [{"scores": True}, {"lse": True}, {"mask": "add-f32"}, {"bias": True}]
+)
+def test_a_chunk_of_which_more_is_asked_is_refused(
+    asked: dict[str, Any], gpu: Callable[[], PipelineLimit]
+) -> None:
+    gpu()
+    assert "Lq = 20" in metal.BACKEND.refuses(Case(**CHUNK | asked).request())
 
 
 @pytest.mark.parametrize("backend", [metal.BACKEND, cuda.BACKEND], ids=["metal", "cuda"])

@@ -11,7 +11,7 @@ from mlx_h2o.operations import composed
 from mlx_h2o.operations.arguments import StreamLike, placed, runs_on_gpu
 from mlx_h2o.operations.composed import buffers, turbo
 from mlx_h2o.operations.composed import rows as composed_rows
-from mlx_h2o.operations.gpu import launch, launch_rows, unpacked
+from mlx_h2o.operations.gpu import launch, launch_rows, mlx_attention
 from mlx_h2o.operations.gpu.launches import Launch, LaunchPlan
 from mlx_h2o.operations.requests import AttentionRequest, AttentionResult, Parts
 
@@ -27,7 +27,7 @@ class KernelBackend:
     """As messages have it."""
 
     def __init__(self) -> None:
-        self._unpacked: dict[tuple[object, ...], bool] = {}
+        self._measured: dict[tuple[object, ...], bool] = {}
         # The definitions, but for the codes.
         self.append_quantized = partial(buffers.append_quantized, encode=self.encode_rows)
         self.quantize_append = partial(composed_rows.quantize_append, encode=self.encode_rows)
@@ -48,19 +48,22 @@ class KernelBackend:
         """Why the back end cannot serve this request; empty if it can."""
         if not self.serves(request.stream):
             return f"{self.title} kernels run on GPU streams, found a CPU stream"
+        if mlx_attention.is_chunk(request) and mlx_attention.serves(request):
+            return ""
         return launch.refuses(request)
 
-    def is_unpacked(self, request: AttentionRequest) -> bool:
-        """Whether this machine is faster with MLX's own attention: measured once for a shape."""
-        if not unpacked.serves(request):
-            return False
-        if (shape := unpacked.shape_of(request)) not in self._unpacked:
-            self._unpacked[shape] = unpacked.is_faster(request, self._attention)
-        return self._unpacked[shape]
+    def uses_mlx(self, request: AttentionRequest) -> bool:
+        """Whether MLX's own attention serves: a chunk; fewer queries if this machine is faster so,
+        measured once for a shape."""
+        if mlx_attention.is_chunk(request) or not mlx_attention.serves(request):
+            return mlx_attention.serves(request)
+        if (shape := mlx_attention.shape_of(request)) not in self._measured:
+            self._measured[shape] = mlx_attention.is_faster(request, self._attention)
+        return self._measured[shape]
 
     def attention(self, request: AttentionRequest) -> AttentionResult:
         """Attention with scores."""
-        return (unpacked.attention if self.is_unpacked(request) else self._attention)(request)
+        return (mlx_attention.attention if self.uses_mlx(request) else self._attention)(request)
 
     def _attention(self, request: AttentionRequest) -> AttentionResult:
         made = self._attended(request)
