@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 
 import mlx.core as mx
 import numpy as np
@@ -25,22 +26,32 @@ def same_bits(one: mx.array | None, other: mx.array | None) -> bool:
     return bool(mx.array_equal(one.view(mx.uint8), other.view(mx.uint8)))
 
 
-def on_the_emulator(call: Callable, backend: EmulatorBackend | None = None):
-    """The result of ``call()`` with the emulator as the named back end."""
+@contextlib.contextmanager
+def named_emulator(backend: EmulatorBackend | None = None) -> Iterator[None]:
+    """The emulator is the back end that is named."""
     remove = register("emulator", backend or EmulatorBackend())
     try:
         with use_backend("emulator"):
-            return call()
+            yield
     finally:
         remove()
+
+
+def on_the_emulator(call: Callable, backend: EmulatorBackend | None = None):
+    """The result of ``call()`` with the emulator as the named back end."""
+    with named_emulator(backend):
+        return call()
+
+
+def arrays_of(found: object) -> list[mx.array]:
+    return [found] if isinstance(found, mx.array) else list(found)
 
 
 def in_every_schedule(call: Callable):
     """The result of ``call()`` on the emulator, the same bits in every order of the threads."""
     results = [on_the_emulator(call, EmulatorBackend(run)) for run in SCHEDULES]
-    arrays = [[found] if isinstance(found, mx.array) else list(found) for found in results]
-    for other in arrays[1:]:
-        assert all(map(same_bits, arrays[0], other))
+    for other in results[1:]:
+        assert all(map(same_bits, arrays_of(results[0]), arrays_of(other)))
     return results[0]
 
 

@@ -11,21 +11,14 @@ from mlx_h2o.operations.gpu.launches import LaunchPlan
 
 def every_row_launch() -> dict[str, LaunchPlan]:
     """A plan of one launch for each variant, by name."""
-    return dict(_launches())
-
-
-def _encodings():
-    """Each dtype and bits; an element in a lane, some, and the widest row."""
+    queries = mx.zeros((1, 4, 2, 5))
+    found = {"add_mass": launch_rows.add_mass(queries[:, :2, 0], queries, queries[..., 0])}
+    # Each dtype and bits; an element in a lane, some, and the widest row.
     for dtype, size, bits in ((mx.float32, 1024, 4), (mx.float16, 128, 3), (mx.bfloat16, 32, 2)):
         rows = mx.zeros((1, 2, 3, size), dtype)
-        yield f"encode_rows-{bits}-{size}", launch_rows.encode_rows(rows, bits, turbo.KEYS)
-
-
-def _launches():
-    queries = mx.zeros((1, 4, 2, 5))
-    yield "add_mass", launch_rows.add_mass(queries[:, :2, 0], queries, queries[..., 0])
-    yield from _encodings()
+        found[f"encode_rows-{bits}-{size}"] = launch_rows.encode_rows(rows, bits, turbo.KEYS)
     # Few elements come in another address space.
-    for name, rows in (("short", 3), ("long", 40)):
-        rows_of_head = mx.zeros((1, 2, rows)), mx.zeros((1, 2, rows), mx.int32)
-        yield f"keep_rows-{name}", launch_rows.keep_rows(*rows_of_head, rows - 1)
+    for name, count in (("short", 3), ("long", 40)):
+        rows_of_head = mx.zeros((1, 2, count)), mx.zeros((1, 2, count), mx.int32)
+        found[f"keep_rows-{name}"] = launch_rows.keep_rows(*rows_of_head, count - 1)
+    return found

@@ -13,7 +13,7 @@ import pytest
 import reference_turbo
 from emulator import EmulatorBackend, KernelError, Run
 from emulator.marks import EMULATED
-from emulator.row_cases import SCHEDULES, on_the_emulator, rows_with_ties
+from emulator.row_cases import SCHEDULES, arrays_of, on_the_emulator, rows_with_ties
 from faults.metal import in_one_kernel, seeded
 from faults.text import table
 from mlx_h2o import fast, use_backend
@@ -41,16 +41,12 @@ class Work:
             found = on_the_emulator(call, backend)
         except KernelError:
             return True
-        return not all(map(self.equal, _arrays(found), _arrays(expected_result(call))))
+        return not all(map(self.equal, arrays_of(found), arrays_of(expected_result(call))))
 
     def equal(self, one: mx.array, other: mx.array) -> bool:
         if self.nearly:
             return np.allclose(np.array(one), np.array(other), 1e-3, 1e-4, equal_nan=True)
         return bool(mx.array_equal(one, other, equal_nan=True))
-
-
-def _arrays(found: object) -> list[mx.array]:
-    return [found] if isinstance(found, mx.array) else list(found)
 
 
 @cache

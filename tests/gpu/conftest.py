@@ -7,21 +7,16 @@ from collections.abc import Callable, Iterator
 import mlx.core as mx
 import pytest
 
-from emulator import EmulatorBackend, metal_kernel
-from mlx_h2o import use_backend
-from mlx_h2o.operations.backends import register
+from emulator import metal_kernel
+from emulator.row_cases import named_emulator
 from mlx_h2o.operations.gpu import metal
 
 
 @pytest.fixture
 def emulator() -> Iterator[None]:
     """The emulator is the back end that is named."""
-    remove = register("emulator", EmulatorBackend())
-    try:
-        with use_backend("emulator"):
-            yield
-    finally:
-        remove()
+    with named_emulator():
+        yield
 
 
 class PipelineLimit:

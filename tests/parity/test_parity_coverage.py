@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 
 from emulator.backend import Recorder
-from mlx_h2o.operations.backends import register
+from emulator.row_cases import named_emulator
 from mlx_h2o.operations.gpu import kernels
 from parity import runner
 from parity.legs import EmulatorLeg
@@ -41,8 +41,7 @@ def told_apart(kernel: kernels.Kernel) -> tuple[str, frozenset[str]]:
 def launched() -> Iterator[dict[str, Launches]]:
     """What the emulator leg launches in all cases but traces, by kernel; nothing is run."""
     found: dict[str, Launches] = defaultdict(list)
-    remove = register("emulator", recorder := Recorder())
-    try:
+    with named_emulator(recorder := Recorder()):
         leg = EmulatorLeg()
         for case in runner.all_cases(0):
             if case.fields["op"] != "trace" and not leg.absent(case):
@@ -51,8 +50,6 @@ def launched() -> Iterator[dict[str, Launches]]:
             name, flags = told_apart(each.kernel)
             found[name].append((flags, dict(each.template)))
         yield found
-    finally:
-        remove()
 
 
 def test_the_table_is_the_one_that_is_packaged() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from back_ends import NATIVE
-from emulator import EmulatorBackend
+from emulator.row_cases import named_emulator
 from golden.build import Case, trace_case
 from mlx_h2o.operations import composed
 from mlx_h2o.operations.backends import register
@@ -159,13 +159,10 @@ def test_what_a_leg_does_not_have_is_absent(tmp_path: Path) -> None:
     absent = [{op for op, case in by_op.items() if leg.absent(case)} for leg in legs]
     # No public call asks for attention without scores; the rest is what the back end has.
     assert absent[0] == absent[1] == absent[2] | {"without_scores"}
-    remove = register("emulator", EmulatorBackend())
-    try:
+    with named_emulator():
         # No kernel folds rows, averages scores or reads a chunk.
         absent = [{op for op, case in by_op.items() if EmulatorLeg().absent(case)}]
         assert absent == [{"accumulate", "fold", "prefill"}]
-    finally:
-        remove()
     composition = PackageLeg("composed")
     assert not any(composition.absent(case) for case in by_op.values())
 

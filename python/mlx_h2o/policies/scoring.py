@@ -6,9 +6,10 @@ from typing import Any
 
 import mlx.core as mx
 
-from .. import fast
 from ..operations import composed
-from ..operations.composed import prefill
+from ..operations.backends import resolve
+from ..operations.composed import ema
+from ..operations.requests import attention_request, last_queries
 from .base import Policy
 
 
@@ -63,17 +64,15 @@ def chunk_seen(
     In blocks of keys or queries where the policy allows it, so that the scores are never in memory
     all at once.
     """
-    given: Any = {"scale": scale, "mask": mask, "row_bias": row_bias}
+    given: Any = {"scale": scale, "mask": mask, "row_bias": row_bias, "bias_masks": False}
+    request, operations = attention_request(queries, keys, keys, **given), resolve()
     if policy.decay is not None and keys.shape[1] == importance.shape[1]:
-        return fast.prefill_scores(
-            queries, keys, importance=importance, decay=policy.decay, **given
-        )
+        last = last_queries(request, ema.MAX_QUERIES)
+        return operations.prefill_scores(last, importance, policy.decay)
     if policy.chunk_queries is None:
-        mass = fast.prefill_scores(queries, keys, sinks=sinks, kind="mass", **given)
-        scores = mx.expand_dims(mass, 2)
+        request.sinks = sinks
+        scores = mx.expand_dims(operations.prefill_scores(request, None, None), 2)
     else:
-        count = policy.chunk_queries
-        scores = seen(
-            policy, prefill.last_scores(queries, keys, queries=count, **given), None, sinks
-        )
+        given = composed.logits(last_queries(request, policy.chunk_queries))
+        scores = seen(policy, given, None, sinks)
     return policy.accumulate(importance, scores, positions=positions, masked=mask is not None)

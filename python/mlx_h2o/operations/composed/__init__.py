@@ -80,11 +80,15 @@ def _product(left: mx.array, rows: StoredRows, transpose: bool = False) -> mx.ar
     return left @ (right.swapaxes(2, 3) if transpose else right)
 
 
+def causal_mask(request: AttentionRequest) -> mx.array:
+    """Whether a query sees a key, bool [Lq, N]: the last query sees the last one."""
+    length, rows = request.queries.shape[2], request.keys.shape[2]
+    return mx.arange(rows) <= mx.arange(rows - length, rows)[:, None]
+
+
 def _masked_pairs(request: AttentionRequest, logits: mx.array) -> mx.array:
-    length, rows = logits.shape[2:]
     if request.causal:
-        last = mx.arange(rows - length, rows)[:, None]
-        return mx.where(mx.arange(rows) <= last, logits, -mx.inf)
+        return mx.where(causal_mask(request), logits, -mx.inf)
     mask = cast(mx.array, request.mask)
     if mask.dtype == mx.bool_:
         return mx.where(mask, logits, -mx.inf)

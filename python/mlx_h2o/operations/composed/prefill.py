@@ -28,23 +28,25 @@ def prefill_scores(
     row has been scored.
     """
     with placed(request.stream):
+        # Of a causal mask alone every query sees a key, if there are as many.
+        few = request.queries.shape[2] > request.keys.shape[2]
+        empty = few or replace(request, causal=False).hides
+        # What is the same in all blocks, once.
+        mask, queries = request.mask, request.queries.astype(mx.float32)
+        if request.causal:
+            seen = composed.causal_mask(request)
+            mask = mx.broadcast_to(seen, (*queries.shape[:2], *seen.shape))
+        request = replace(request, queries=queries, causal=False, mask=mask)
         if decay is None:
-            return _mass(request)
+            return _mass(request, empty)
         return _moving_average(request, importance, decay)
 
 
 def last_scores(
     q: mx.array, k: mx.array, *, queries: int = ema.MAX_QUERIES, **given: Any
 ) -> mx.array:
-    """The scores of the last ``queries`` queries themselves, float32 [B, Hq, queries or Lq, N], for
-    policies that want more than a number per key; ``given`` as in ``fast.prefill_scores``."""
+    """The scores of the last ``queries`` queries, float32 [B, Hq, queries or Lq, N]."""
     return composed.logits(last_queries(attention_request(q, k, k, **given), queries))
-
-
-def _causal(request: AttentionRequest, first: int, last: int, start: int, stop: int) -> mx.array:
-    """Whether the queries ``first`` to ``last`` see the keys ``start`` to ``stop``, 1 more each."""
-    newest = request.keys.shape[2] - request.queries.shape[2]
-    return mx.arange(start, stop) <= mx.arange(newest + first, newest + last)[:, None]
 
 
 def _block(
@@ -57,21 +59,11 @@ def _block(
     (first, last), (start, stop) = rows, columns
     keys, mask, bias = request.keys, request.mask, request.row_bias
     assert isinstance(keys, mx.array)
-    if request.causal:
-        shape = (*request.queries.shape[:2], last - first, stop - start)
-        mask = mx.broadcast_to(_causal(request, first, last, start, stop), shape)
-    elif mask is not None:
-        mask = mask[:, :, first:last, start:stop]
-    return composed.logits(
-        replace(
-            request,
-            queries=mx.depends(request.queries[:, :, first:last], [after]),
-            keys=keys[:, :, start:stop],
-            row_bias=None if bias is None else bias[:, :, start:stop],
-            causal=False,
-            mask=mask,
-        )
-    )
+    keys, queries = keys[:, :, start:stop], request.queries[:, :, first:last]
+    bias = None if bias is None else bias[:, :, start:stop]
+    mask = None if mask is None else mask[:, :, first:last, start:stop]
+    queries = mx.depends(queries, [after])
+    return composed.logits(replace(request, queries=queries, keys=keys, row_bias=bias, mask=mask))
 
 
 def _ranges(request: AttentionRequest, count: int, pairs: int) -> Iterator[tuple[int, int]]:
@@ -88,27 +80,24 @@ def _moving_average(
 ) -> mx.array:
     batch, _, length, _ = request.queries.shape
     kv_heads, keys = request.keys.shape[1:3]
-    masked = request.causal or request.mask is not None or request.row_bias is not None
     if importance is None:
         importance = mx.full((batch, kv_heads, keys), mx.nan)
     parts = [importance[:, :, :0]]
     for start, stop in _ranges(request, keys, length):
         scores = _block(request, (0, length), (start, stop), parts[-1])
         before = importance[:, :, start:stop]
-        parts.append(ema.accumulate_scores(before, scores, decay=decay, masked=masked))
+        parts.append(ema.accumulate_scores(before, scores, decay=decay, masked=request.hides))
     return mx.concatenate(parts[1:], axis=2)
 
 
-def _mass(request: AttentionRequest) -> mx.array:
+def _mass(request: AttentionRequest, empty: bool) -> mx.array:
+    """``empty``: there may be queries that see nothing."""
     batch, _, length, _ = request.queries.shape
     kv_heads, keys = request.keys.shape[1:3]
-    # Once, not for every block.
     request = replace(request, keys=composed.dense(request.keys))
-    # Of a causal mask alone every query sees a key, if there are as many.
-    masked = request.mask is not None or request.row_bias is not None or length > keys
     mass = mx.zeros((batch, kv_heads, keys))
     for first, last in _ranges(request, length, keys):
         scores = _block(request, (first, last), (0, keys), mass)
-        weights = composed.weights(scores, request.sinks, masked)
+        weights = composed.weights(scores, request.sinks, empty)
         mass = mass + weights.reshape(batch, kv_heads, -1, keys).sum(axis=2)
     return mass

@@ -2,11 +2,10 @@
 
 MLX compiles a kernel when it is first used. How many threads a compiled kernel may run with
 depends on the registers it came to need and cannot be asked for, so the first use of a variant
-tries a tiny call and halves the number of simdgroups until MLX takes it.
+tries it, and halves the number of simdgroups until MLX takes it.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -17,7 +16,7 @@ from mlx_h2o.operations.gpu import kernels, launch
 from mlx_h2o.operations.gpu.backend import KernelBackend
 from mlx_h2o.operations.gpu.kernels import Kernel
 from mlx_h2o.operations.gpu.launches import Launch, LaunchPlan
-from mlx_h2o.operations.requests import AttentionRequest, PackedRows, StoredRows
+from mlx_h2o.operations.requests import AttentionRequest
 
 # How MLX says that a pipeline cannot run with as many threads as were asked for.
 _TOO_MANY_THREADS = "Thread group size"
@@ -45,14 +44,15 @@ class Metal(KernelBackend):
         return _metal_kernel(each.kernel)(inputs=inputs, stream=stream, **each.call)
 
     def plan(self, request: AttentionRequest) -> LaunchPlan:
-        """The first call of a variant compiles it and evaluates tiny cases."""
+        """The first call of a variant compiles and runs it."""
         variant = launch.variant_of(request)
         preferred = launch.preferred_simdgroups(variant.head_size, variant.value_size)
         blocks = launch.preferred_blocks(variant.key_count, preferred)
         key = variant.text, blocks > 1
         while key not in self.simdgroups:
             try:
-                plan = launch.plan(_tiny(request), preferred, min(blocks, 2))
+                plan = launch.plan(request, preferred, blocks, variant)
+                mx.eval(dict(plan.given))
                 mx.eval(self.outputs(plan, request.stream)["out"])
             except ValueError as error:
                 if _TOO_MANY_THREADS not in str(error) or preferred == 1:
@@ -61,28 +61,6 @@ class Metal(KernelBackend):
             else:
                 self.simdgroups[key] = preferred
         return launch.plan(request, self.simdgroups[key], blocks, variant)
-
-
-def _tiny(request: AttentionRequest) -> AttentionRequest:
-    """A request for the same variant, of one query, one head and one key."""
-
-    def row(array: mx.array) -> mx.array:
-        return mx.zeros((1, 1, 1, array.shape[3]), array.dtype)
-
-    def rows(found: StoredRows) -> StoredRows:
-        if isinstance(found, PackedRows):
-            return replace(found, parts=tuple(map(row, found.parts)))
-        return row(found)
-
-    mask, sinks = request.mask, request.sinks
-    changes: dict[str, Any] = {
-        "queries": row(request.queries),
-        "keys": rows(request.keys),
-        "values": rows(request.values),
-        "mask": None if mask is None else mx.zeros((1, 1, 1, 1), mask.dtype),
-        "sinks": None if sinks is None else mx.zeros((1,), sinks.dtype),
-    }
-    return replace(request, **changes)
 
 
 BACKEND = Metal()
