@@ -10,11 +10,12 @@ import mlx.core as mx
 import pytest
 
 from emulator import EmulatorBackend
+from emulator.row_cases import named_emulator
 from mlx_h2o.hardware import parity, tables
 from mlx_h2o.hardware.__main__ import MODEL, main
 from mlx_h2o.lm.plan import random_model
 from mlx_h2o.operations import composed
-from mlx_h2o.operations.backends import register, use_backend
+from mlx_h2o.operations.backends import register
 from parity.test_parity_coverage import KERNELS, told_apart
 from paths import ROOT
 
@@ -33,13 +34,9 @@ def test_every_kernel_has_a_case(monkeypatch: pytest.MonkeyPatch) -> None:
         return lambda inputs, **call: [mx.zeros(shape, dtype) for shape, dtype in made]
 
     monkeypatch.setattr(EmulatorBackend, "_kernel", without_running)
-    remove = register("emulator", EmulatorBackend())
-    try:
+    with named_emulator():
         for _, _, call in parity.operation_cases():
-            with use_backend("emulator"):
-                call()
-    finally:
-        remove()
+            call()
     assert launched == KERNELS
 
 
@@ -93,10 +90,7 @@ def test_a_known_model_has_random_weights() -> None:
 
 @pytest.mark.slow
 def test_the_metal_text_passes_on_the_emulator() -> None:
-    remove = register("emulator", EmulatorBackend())
-    try:
+    with named_emulator():
         found = parity.compare("emulator")
-    finally:
-        remove()
     # What a GPU packs is compared with MLX on that GPU; the emulator rounds as Metal, MLX as a CPU.
     assert {case.partition(",")[0] for case in found["failed"]} <= {"quantize_append"}

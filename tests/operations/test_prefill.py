@@ -145,6 +145,15 @@ def test_memory_stays_below_one_matrix_of_queries_by_keys(kind: str) -> None:
     assert mx.get_peak_memory() - before < queries * keys * 4
 
 
+@pytest.mark.parametrize("mask", MASKS)
+def test_last_scores_are_those_of_attention(mask: str) -> None:
+    q, k = arrays(13)
+    given = mask_of(mask, q, k)
+    _, scores = fast.scaled_dot_product_attention_with_scores(q, k, k, scale=SCALE, mask=given)
+    found = prefill.last_scores(q, k, scale=SCALE, mask=given, queries=4)
+    np.testing.assert_allclose(np.array(found), np.array(scores[:, :, -4:]), rtol=1e-5, atol=1e-6)
+
+
 def test_a_chunk_is_scored_after_its_rows_are_stored() -> None:
     q, k = arrays(15)
     with pytest.raises(ValueError, match="there are no rows to score"):

@@ -29,7 +29,7 @@ def masking(mask: mx.array | str | None) -> tuple[bool, mx.array | None]:
 
 
 _QUERIES = 128
-"""Queries that see biased rows at a time, where a back end makes a matrix of their logits."""
+"""Queries that see biased rows at a time, where a back end makes a matrix of logits or biases."""
 
 
 def biased_attention(

@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from ..operations import composed
 from ..operations.backends import resolve
-from ..operations.composed import ema
+from ..operations.composed import ema, prefill
 from ..operations.requests import attention_request, last_queries
 from .base import Policy
 
@@ -73,6 +73,6 @@ def chunk_seen(
         request.sinks = sinks
         scores = mx.expand_dims(operations.prefill_scores(request, None, None), 2)
     else:
-        given = composed.logits(last_queries(request, policy.chunk_queries))
-        scores = seen(policy, given, None, sinks)
+        scores = prefill.last_scores(queries, keys, queries=policy.chunk_queries, **given)
+        scores = seen(policy, scores, None, sinks)
     return policy.accumulate(importance, scores, positions=positions, masked=mask is not None)

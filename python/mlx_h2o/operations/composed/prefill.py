@@ -59,10 +59,9 @@ def _block(
     (first, last), (start, stop) = rows, columns
     keys, mask, bias = request.keys, request.mask, request.row_bias
     assert isinstance(keys, mx.array)
-    keys, queries = keys[:, :, start:stop], request.queries[:, :, first:last]
+    keys, queries = keys[:, :, start:stop], mx.depends(request.queries[:, :, first:last], [after])
     bias = None if bias is None else bias[:, :, start:stop]
     mask = None if mask is None else mask[:, :, first:last, start:stop]
-    queries = mx.depends(queries, [after])
     return composed.logits(replace(request, queries=queries, keys=keys, row_bias=bias, mask=mask))
 
 

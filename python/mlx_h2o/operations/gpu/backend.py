@@ -48,15 +48,16 @@ class KernelBackend:
         """Why the back end cannot serve this request; empty if it can."""
         if not self.serves(request.stream):
             return f"{self.title} kernels run on GPU streams, found a CPU stream"
-        if mlx_attention.is_chunk(request) and mlx_attention.serves(request):
-            return ""
-        return launch.refuses(request)
+        by_mlx = mlx_attention.is_chunk(request) and mlx_attention.serves(request)
+        return "" if by_mlx else launch.refuses(request)
 
     def uses_mlx(self, request: AttentionRequest) -> bool:
         """Whether MLX's own attention serves: a chunk; fewer queries if this machine is faster so,
         measured once for a shape."""
-        if mlx_attention.is_chunk(request) or not mlx_attention.serves(request):
-            return mlx_attention.serves(request)
+        if not mlx_attention.serves(request):
+            return False
+        if mlx_attention.is_chunk(request):
+            return True
         if (shape := mlx_attention.shape_of(request)) not in self._measured:
             self._measured[shape] = mlx_attention.is_faster(request, self._attention)
         return self._measured[shape]
