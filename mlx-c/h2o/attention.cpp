@@ -3,6 +3,7 @@
 
 #include "backend.h"
 #include "boundary.h"
+#include "composed.h"
 #include "validate.h"
 
 using namespace mlx_h2o_c;
@@ -12,6 +13,7 @@ namespace {
 // The results that have a place.
 void attend(AttentionRequest request, mlx_array* out, mlx_array* scores, mlx_array* lse,
             mlx_array* skipped) {
+  request.return_scores = scores != nullptr;
   request.return_lse = lse != nullptr;
   request.return_skipped = skipped != nullptr;
   const AttentionResult result = backend_for_attention(request).attention(request);
@@ -19,20 +21,6 @@ void attend(AttentionRequest request, mlx_array* out, mlx_array* scores, mlx_arr
   give(scores, result.scores);
   give(lse, result.lse);
   give(skipped, result.skipped);
-}
-
-AttentionNumbers numbers_of(float scale, float sparse_v_threshold = 0) {
-  AttentionNumbers numbers;
-  numbers.scale = scale;
-  numbers.sparse_v_threshold = sparse_v_threshold;
-  return numbers;
-}
-
-// The last `count` queries; a bottom-right causal mask fits as it is.
-void keep_last(PrefillRequest& r, int count) {
-  r.queries = slice(r.queries, 2, r.length - count, r.length, r.stream);
-  if (!r.mask.empty()) r.mask = slice(r.mask, 2, r.length - count, r.length, r.stream);
-  r.length = count;
 }
 
 bool is_mass(const Arguments& given, const char* kind) {
@@ -49,10 +37,9 @@ int mlx_h2o_scaled_dot_product_attention_with_scores(mlx_array* out, mlx_array* 
                                                      const char* mask_mode, mlx_array mask_arr,
                                                      mlx_array sinks, mlx_array row_bias,
                                                      mlx_stream s) {
-  const Places places = {{"out", out}, {"scores", scores}};
-  return operation("scaled_dot_product_attention_with_scores", places, [&](const char* op) {
+  return operation("scaled_dot_product_attention_with_scores", {{"out", out}}, [&](const char* op) {
     attend(attention_request(op, queries, parts_of(keys, {}, {}), parts_of(values, {}, {}), nullptr,
-                             numbers_of(scale), {mask_mode, mask_arr, sinks, row_bias, s}),
+                             {scale}, {mask_mode, mask_arr, sinks, row_bias, s}),
            out, scores, lse, nullptr);
   });
 }
@@ -64,11 +51,11 @@ int mlx_h2o_scaled_dot_product_attention_quantized_with_scores(
     mlx_array mask_arr, mlx_array sinks, mlx_array row_bias, float sparse_v_threshold,
     mlx_stream s) {
   constexpr auto name = "scaled_dot_product_attention_quantized_with_scores";
-  return operation(name, {{"out", out}, {"scores", scores}}, [&](const char* op) {
+  return operation(name, {{"out", out}}, [&](const char* op) {
     const Packing packing = {bits, group_size, v_bits};
     std::vector<Array> keys = parts_of(k_w, k_s, k_b), values = parts_of(v_w, v_s, v_b);
     AttentionRequest request = attention_request(op, queries, std::move(keys), std::move(values),
-                                                 &packing, numbers_of(scale, sparse_v_threshold),
+                                                 &packing, {scale, false, sparse_v_threshold},
                                                  {mask_mode, mask_arr, sinks, row_bias, s});
     expect(request.values.packed(), op,
            "keys and values are 1 and 1 arrays, expected both packed, or one array of keys beside "
@@ -89,7 +76,7 @@ int mlx_h2o_attention_and_accumulate(mlx_array* out, mlx_array* new_importance, 
     const Packing packing = {bits, group_size, v_bits};
     std::vector<Array> k = parts_of(op, "keys", keys), v = parts_of(op, "values", values);
     AttentionRequest attention = attention_request(
-        op, queries, std::move(k), std::move(v), &packing, numbers_of(scale, sparse_v_threshold),
+        op, queries, std::move(k), std::move(v), &packing, {scale, false, sparse_v_threshold},
         {mask_mode, mask_arr, sinks, row_bias, s}, importance);
     expect(attention.packed() || sparse_v_threshold == 0, op, "sparse_v_threshold is ",
            sparse_v_threshold, ", expected 0 with dense rows.");
@@ -97,6 +84,7 @@ int mlx_h2o_attention_and_accumulate(mlx_array* out, mlx_array* new_importance, 
     given.number("decay", decay);
     const bool mass = is_mass(given, kind);
     attention.return_lse = mass;
+    attention.return_scores = true;
     const AttentionAccumulated result =
         attend_and_accumulate({std::move(attention), importance, mass, decay});
     give(out, result.out);
@@ -109,19 +97,19 @@ int mlx_h2o_prefill_scores(mlx_array* res, mlx_array queries, mlx_array keys, fl
                            mlx_array row_bias, const char* kind, mlx_array importance, double decay,
                            int counted_queries, mlx_stream s) {
   return operation("prefill_scores", {{"res", res}}, [&](const char* op) {
-    PrefillRequest request{};
-    static_cast<AttentionRequest&>(request) =
-        attention_request(op, queries, parts_of(keys, {}, {}), {}, nullptr, numbers_of(scale),
+    AttentionRequest chunk =
+        attention_request(op, queries, parts_of(keys, {}, {}), {}, nullptr, {scale},
                           {mask_mode, mask_arr, sinks, row_bias, s}, importance);
     const Arguments given(op);
-    request.mass = is_mass(given, kind);
+    const bool mass = is_mass(given, kind);
     given.number("decay", decay);
     given.integer("queries", counted_queries);
-    expect(!request.mass || importance.ctx == nullptr, op,
+    expect(!mass || importance.ctx == nullptr, op,
            "importance is given with kind 'mass', expected it with 'ema'.");
-    request.decay = decay;
-    request.importance = importance;
-    if (!request.mass && counted_queries < request.length) keep_last(request, counted_queries);
-    give(res, serve(op, &Backend::prefill_scores, request));
+    // A bottom-right causal mask fits the last queries as it is.
+    const int first = mass ? 0 : std::max(0, chunk.length - counted_queries);
+    chunk = composed::part_of(chunk, {first, chunk.length}, {0, chunk.rows});
+    give(res, serve(op, &Backend::prefill_scores,
+                    AccumulatingRequest{std::move(chunk), importance, mass, decay}));
   });
 }

@@ -71,7 +71,7 @@ const Backend& backend_for_attention(const AttentionRequest& request) {
   return composed::backend;
 }
 
-AttentionAccumulated attend_and_accumulate(const AttentionAccumulateRequest& request) {
+AttentionAccumulated attend_and_accumulate(const AccumulatingRequest& request) {
   const Backend& backend = backend_for_attention(request);
   if (backend.attention_and_accumulate != nullptr) return backend.attention_and_accumulate(request);
   const AttentionResult found = backend.attention(request);
@@ -80,8 +80,8 @@ AttentionAccumulated attend_and_accumulate(const AttentionAccumulateRequest& req
     Array mass = adds.add_mass(request, found.scores, found.lse);
     return {tied(found.out, {mass}), std::move(mass)};
   }
-  const bool masked = !request.mask.empty() || request.row_bias.ctx != nullptr ||
-                      (request.causal && request.length > 1);
+  const bool masked =
+      !request.mask.empty() || !request.row_bias.empty() || (request.causal && request.length > 1);
   Array importance = serve(
       "accumulate_scores", &Backend::accumulate_scores,
       AccumulateRequest{request.importance, found.scores, request.decay, masked, request.stream});

@@ -16,9 +16,9 @@ struct Backend {
   std::string (*refuses)(const AttentionRequest&) = nullptr;
   // With skipped rows where the request asks for them.
   AttentionResult (*attention)(const AttentionRequest&) = nullptr;
-  AttentionAccumulated (*attention_and_accumulate)(const AttentionAccumulateRequest&) = nullptr;
-  Array (*add_mass)(const AttentionAccumulateRequest&, mlx_array scores, mlx_array lse) = nullptr;
-  Array (*prefill_scores)(const PrefillRequest&) = nullptr;
+  AttentionAccumulated (*attention_and_accumulate)(const AccumulatingRequest&) = nullptr;
+  Array (*add_mass)(const AccumulatingRequest&, mlx_array scores, mlx_array lse) = nullptr;
+  Array (*prefill_scores)(const AccumulatingRequest&) = nullptr;
   Array (*accumulate_scores)(const AccumulateRequest&) = nullptr;
   Array (*keep_indices)(const RetentionRequest&) = nullptr;
   Array (*key_diversity)(const KeyDiversityRequest&) = nullptr;
@@ -60,6 +60,6 @@ Result serve(const char* op, Result (*Backend::*operation)(const Request&),
 
 // By one kernel where the back end of the attention has it, else attention and then the average or
 // the mass.
-AttentionAccumulated attend_and_accumulate(const AttentionAccumulateRequest& request);
+AttentionAccumulated attend_and_accumulate(const AccumulatingRequest& request);
 
 }  // namespace mlx_h2o_c

@@ -1,7 +1,5 @@
 #include "codes.h"
 
-#include <cmath>
-
 #include "../../core/src/quantized/turbo_kernel.h"
 #include "composed.h"
 
@@ -16,25 +14,11 @@ namespace {
 namespace kernels = mlx_h2o::kernels;
 
 constexpr float least_coded_norm = 1e-8F;
+constexpr mlx_optional_float scaled = {};  // so that the transform is its own inverse
 
-// The same for any number of bits.
-const std::vector<float>& signs(int size, Side side) {
-  return kernels::codebook(size, 2, seed_of(side)).signs;
-}
-
-// H diag(s) / sqrt(D), of which a direction is the product with a row.
-Value basis(int size, Side side, mlx_stream s) {
-  const auto width = static_cast<unsigned>(size);
-  const std::vector<float>& own = signs(size, side);
-  const float scale = 1 / std::sqrt(static_cast<float>(size));
-  std::vector<float> elements;
-  for (unsigned i = 0; i < width; ++i) {
-    for (unsigned j = 0; j < width; ++j) {
-      elements.push_back(__builtin_parity(i & j) != 0 ? -scale * own[j] : scale * own[j]);
-    }
-  }
-  const int shape[] = {size, size};
-  return {Array(mlx_array_new_data(elements.data(), shape, 2, MLX_FLOAT32)), s};
+// Those of the vectors' own elements.
+Array signs_for(const Value& vectors, Side side) {
+  return signs_of(mlx_array_dim(vectors, static_cast<int>(mlx_array_ndim(vectors)) - 1), side);
 }
 
 Value lengths_of(const Value& rows) {
@@ -54,18 +38,17 @@ Array levels_of(int size, int bits) {
 }
 
 Array signs_of(int size, Side side) {
-  return Array(mlx_array_new_data(signs(size, side).data(), &size, 1, MLX_FLOAT32));
+  // The same for any number of bits.
+  const std::vector<float>& signs = kernels::codebook(size, 2, seed_of(side)).signs;
+  return Array(mlx_array_new_data(signs.data(), &size, 1, MLX_FLOAT32));
 }
 
 Value rotated(const Value& vectors, Side side) {
-  const Value wide = vectors.as(MLX_FLOAT32);
-  const int size = mlx_array_dim(wide, static_cast<int>(mlx_array_ndim(wide)) - 1);
-  return wide.then(mlx_matmul, basis(size, side, vectors.stream()).then(mlx_swapaxes, 0, 1));
+  return (vectors.as(MLX_FLOAT32) * signs_for(vectors, side)).then(mlx_hadamard_transform, scaled);
 }
 
 Value restored(const Value& vectors, Side side) {
-  const int size = mlx_array_dim(vectors, static_cast<int>(mlx_array_ndim(vectors)) - 1);
-  return vectors.then(mlx_matmul, basis(size, side, vectors.stream()));
+  return vectors.then(mlx_hadamard_transform, scaled) * signs_for(vectors, side);
 }
 
 std::vector<Array> composed::encode_rows(const EncodeRequest& r) {

@@ -1,33 +1,43 @@
 // The compositions, also for back ends that do a part of an operation themselves.
 #pragma once
 
+#include <functional>
+
 #include "request.h"
 
 namespace mlx_h2o_c::composed {
 
-// The rows in float32.
-Value dense(const Rows& rows, mlx_stream s);
+// The rows in float32, or in another dtype.
+Value dense(const Rows& rows, mlx_stream s, mlx_dtype dtype = MLX_FLOAT32);
 // scale * q.k + mask + row_bias, float32 [B, Hq, Lq, N], -inf where the pair is masked.
 Value logits(const AttentionRequest& request);
-
-// exp(scores - peak), their total with the sinks, and the peak: [B, Hq, L, N or 1].
-struct Softmax {
-  Value weights;
-  Value total;
-  Value peak;
-};
-// Where a query has nothing to attend to, the weights are 0, and the total is, without a sink.
-Softmax softmax(const Value& scores, mlx_array sinks, int heads, mlx_stream s);
+// bool [Lq, N]: the last query sees the last key.
+Value causal_mask(const AttentionRequest& request);
+// The softmax over the last axis of scores [B, Hq, L, N], with sinks in its denominator: 0 where a
+// score is -inf, and so where a query has nothing to attend to.
+Value weights(const Value& scores, mlx_array sinks);
 AttentionResult attention(const AttentionRequest& request);
 
-Array prefill_scores(const PrefillRequest& request);
+struct Range {
+  int first;
+  int last;
+};
+// Some queries and some keys of a request, with their values; to be computed after `after`: without
+// an order MLX may begin many parts before it ends the first.
+AttentionRequest part_of(const AttentionRequest& request, Range queries, Range keys,
+                         mlx_array after = {});
+// All of it, with what its parts would each make: rows in this dtype, and the mask of a causal one.
+AttentionRequest unpacked(const AttentionRequest& request, mlx_dtype dtype);
+// What `attend` makes of blocks of the queries of an unpacked request, one after the other.
+Array in_blocks(const AttentionRequest& request,
+                const std::function<Array(const AttentionRequest&)>& attend);
+
+Array prefill_scores(const AccumulatingRequest& request);
 Array accumulate_scores(const AccumulateRequest& request);
 // The importance plus the weights that all queries and query heads of a KV head give to each row.
-Array add_mass(const AttentionAccumulateRequest& request, mlx_array scores, mlx_array lse);
+Array add_mass(const AccumulatingRequest& request, mlx_array scores, mlx_array lse);
 
 Array keep_indices(const RetentionRequest& request);
-// One number for all sequences, or one each, as [] or [B, 1, 1].
-Value per_sequence(mlx_array numbers, mlx_stream s);
 
 Array key_diversity(const KeyDiversityRequest& request);
 Folded fold(const FoldRequest& request);

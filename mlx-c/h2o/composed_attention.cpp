@@ -14,36 +14,36 @@ namespace {
 std::string available() { return ""; }
 std::string takes_all(const AttentionRequest& /* request */) { return ""; }
 
-// The queries in the basis of the keys.
-Value scaled_queries(const AttentionRequest& r) {
-  const Value scaled = Value(mlx_array(r.queries), r.stream).as(MLX_FLOAT32) * number(r.scale);
-  return r.keys.codes() ? rotated(scaled, Side::keys) : Value(mlx_array(scaled), r.stream);
-}
-
 // The logits, those of masked pairs -inf.
 Value masked_pairs(const AttentionRequest& r, Value logits) {
+  if (r.mask.empty() && !r.causal) return logits;
   const mlx_stream s = r.stream;
   const Array masked = number(-INFINITY);
-  if (r.causal) {
-    const Value last(range(r.rows - r.length, r.rows, MLX_INT32, s), s);
-    const Value seen =
-        Value(range(0, r.rows, MLX_INT32, s), s).then(mlx_less_equal, last.reshaped({r.length, 1}));
-    return seen.where(logits, masked);
-  }
-  if (r.mask.empty()) return logits;
-  const Value mask(mlx_array(r.mask), s);
-  if (dtype_of(r.mask) == MLX_BOOL) return mask.where(logits, masked);
+  const Value mask = r.mask.empty() ? causal_mask(r) : Value(mlx_array(r.mask), s);
+  if (dtype_of(mask) == MLX_BOOL) return mask.where(logits, masked);
   const Value bias = mask.as(MLX_FLOAT32);
   // NaN compares false: it is not masked, and reaches the output of its query.
   const Value hidden = bias.then(mlx_less_equal, number(r.mask_threshold));
   return hidden.where(masked, logits + bias);
 }
 
+// Beside [B, Hq, L].
+Value sinks_of(mlx_array sinks, mlx_stream s) {
+  return Value(sinks, s).as(MLX_FLOAT32).reshaped({-1, 1});
+}
+
 }  // namespace
 
-Value dense(const Rows& rows, mlx_stream s) {
+Value causal_mask(const AttentionRequest& r) {
+  const mlx_stream s = r.stream;
+  const Value last(range(r.rows - r.length, r.rows, MLX_INT32, s), s);
+  const Value keys(range(0, r.rows, MLX_INT32, s), s);
+  return keys.then(mlx_less_equal, last.reshaped({r.length, 1}));
+}
+
+Value dense(const Rows& rows, mlx_stream s, mlx_dtype dtype) {
   const auto part = [&](int i) { return Value(mlx_array(rows.parts[i]), s); };
-  if (!rows.packed()) return part(0).as(MLX_FLOAT32);
+  if (!rows.packed()) return part(0).as(dtype);
   if (rows.codes()) {  // in their own basis; codes lie in the words as those of mlx_quantize do
     Shape shape = shape_of(rows.parts[0]);
     shape[3] = rows.size / 32;
@@ -53,8 +53,8 @@ Value dense(const Rows& rows, mlx_stream s) {
                      mlx_array{}, mlx_optional_dtype{MLX_FLOAT32, false});
     return Value(levels_of(rows.size, rows.bits), s).then(mlx_take, codes.as(MLX_UINT32)) * part(1);
   }
-  return part(0).then(mlx_dequantize, part(1).as(MLX_FLOAT32), part(2).as(MLX_FLOAT32),
-                      some(rows.group_size), some(rows.bits), "affine", mlx_array{},
+  return part(0).then(mlx_dequantize, part(1).as(dtype), part(2).as(dtype), some(rows.group_size),
+                      some(rows.bits), "affine", mlx_array{},
                       mlx_optional_dtype{MLX_FLOAT32, false});
 }
 
@@ -62,13 +62,15 @@ Value logits(const AttentionRequest& r) {
   const mlx_stream s = r.stream;
   // The query heads of one KV head become rows of one product: K is not repeated.
   const int group_rows = r.heads / r.kv_heads * r.length;
-  const Value queries = scaled_queries(r).reshaped({r.batch, r.kv_heads, group_rows, r.head_size});
+  Value queries = Value(mlx_array(r.queries), s).as(MLX_FLOAT32) * number(r.scale);
+  if (r.keys.codes()) queries = rotated(queries, Side::keys);
+  queries = queries.reshaped({r.batch, r.kv_heads, group_rows, r.head_size});
   Value logits = queries.then(mlx_matmul, dense(r.keys, s).then(mlx_swapaxes, -1, -2));
   const auto of_heads = [&](const Value& v) {
     return v.reshaped({r.batch, r.heads, r.length, r.rows});
   };
-  if (r.row_bias.ctx == nullptr) return masked_pairs(r, of_heads(logits));
-  const Value own = Value(r.row_bias, s).reshaped({r.batch, r.kv_heads, 1, r.rows});
+  if (r.row_bias.empty()) return masked_pairs(r, of_heads(logits));
+  const Value own = Value(mlx_array(r.row_bias), s).reshaped({r.batch, r.kv_heads, 1, r.rows});
   logits = masked_pairs(r, of_heads(logits + own));
   // Last: a row that its bias masks meets no NaN of the mask.
   const Value hidden = own.then(mlx_less_equal, number(-FLT_MAX));
@@ -76,32 +78,26 @@ Value logits(const AttentionRequest& r) {
   return of_heads(hidden.where(number(-INFINITY), logits));
 }
 
-Softmax softmax(const Value& scores, mlx_array sink_logits, int heads, mlx_stream s) {
-  Value peak = scores.then(mlx_max_axis, -1, true);
-  Value sinks(Array(), s);
-  if (sink_logits.ctx != nullptr) {
-    sinks = Value(sink_logits, s).as(MLX_FLOAT32).reshaped({1, heads, 1, 1});
-    peak = peak.at_least(sinks);
+Value weights(const Value& scores, mlx_array sinks) {
+  const mlx_stream s = scores.stream();
+  Value found = scores.then(mlx_softmax_axis, -1, false);
+  if (sinks.ctx != nullptr) {
+    const Value logits = sinks_of(sinks, s).then(mlx_expand_dims, -1);
+    found = found * (scores.then(mlx_logsumexp_axis, -1, true) - logits).then(mlx_sigmoid);
   }
-  // With nothing to attend to the peak is -inf, and -inf - -inf would be NaN.
-  const Value nothing = peak.then(mlx_equal, number(-INFINITY));
-  peak = nothing.where(number(0), peak);
-  Value weights = (scores - peak).then(mlx_exp);
-  Value total = weights.then(mlx_sum_axis, -1, true);
-  if (!sinks.empty()) total = total + (sinks - peak).then(mlx_exp);
-  return {std::move(weights), std::move(total), std::move(peak)};
+  // Those of a query that sees nothing are NaN so far.
+  return scores.then(mlx_equal, number(-INFINITY)).where(number(0), found);
 }
 
-AttentionResult attention(const AttentionRequest& r) {
+static AttentionResult attend(const AttentionRequest& r) {
   const mlx_stream s = r.stream;
   AttentionResult result;
   Value scores = logits(r);
-  Softmax parts = softmax(scores, r.sinks, r.heads, s);
+  Value shares = weights(scores, r.sinks);
   if (r.return_skipped) result.skipped = zeros({r.batch, r.heads, r.length}, s);
   if (r.sparse_v_threshold > 0) {
-    // The pairs whose weight is below the threshold. NaN compares false, and stays.
-    const Value dropped = parts.weights.then(mlx_less, parts.total * number(r.sparse_v_threshold));
-    parts.weights = dropped.where(number(0), parts.weights);
+    const Value dropped = shares.then(mlx_less, number(r.sparse_v_threshold));
+    shares = dropped.where(number(0), shares);  // NaN compares false, and stays
     if (r.return_skipped) {
       // The share of the N rows that a query drops though it sees them: [B, Hq, Lq].
       const Value seen = scores.then(mlx_not_equal, number(-INFINITY));
@@ -110,18 +106,25 @@ AttentionResult attention(const AttentionRequest& r) {
     }
   }
   const int group_rows = r.heads / r.kv_heads * r.length;
-  const Value mixed = parts.weights.reshaped({r.batch, r.kv_heads, group_rows, r.rows})
-                          .then(mlx_matmul, dense(r.values, s))
-                          .reshaped({r.batch, r.heads, r.length, r.value_size});
-  const Value nothing = parts.total.then(mlx_equal, number(0));
-  Value out = nothing.where(number(0), mixed / parts.total);
+  Value out = shares.reshaped({r.batch, r.kv_heads, group_rows, r.rows})
+                  .then(mlx_matmul, dense(r.values, s))
+                  .reshaped({r.batch, r.heads, r.length, r.value_size});
   if (r.values.codes()) out = restored(out, Side::values);
   result.out = out.as(dtype_of(r.queries));
   if (r.return_lse) {
-    result.lse = (parts.peak + parts.total.then(mlx_log)).then(mlx_squeeze_axis, -1);
+    Value lse = scores.then(mlx_logsumexp_axis, -1, false);
+    if (r.sinks.ctx != nullptr) lse = lse.then(mlx_logaddexp, sinks_of(r.sinks, s));
+    result.lse = std::move(lse);
   }
   result.scores = std::move(scores);
   return result;
+}
+
+AttentionResult attention(const AttentionRequest& r) {
+  const bool whole = r.return_scores || r.return_lse || r.return_skipped || r.has_codes();
+  if (whole) return attend(r);
+  const AttentionRequest all = unpacked(r, MLX_FLOAT32);
+  return {in_blocks(all, [](const AttentionRequest& part) { return attend(part).out; })};
 }
 
 // Average: attention, then the best back end's.

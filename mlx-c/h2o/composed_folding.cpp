@@ -56,37 +56,33 @@ Folded fold(const FoldRequest& r) {
   const Value apart =
       free.where(squares.then(mlx_expand_dims, 2) - products * number(2), number(INFINITY));
   const Value given(r.weights, s), unknown = given.then(mlx_isnan);
-  const Value nearest = apart.then(mlx_min_axis, 3, false) + at_slots(squares, going);
-  const Value least = at_slots(unknown, going).where(number(INFINITY), nearest);
-  const Array most = integer(static_cast<int>(std::ceil(r.share * going_rows)));
-  const Value place = least.then(mlx_argsort_axis, 2).then(mlx_argsort_axis, 2).as(MLX_INT32);
-  const Value lost = least.then(mlx_equal, number(INFINITY))
-                         .then(mlx_logical_or, place.then(mlx_greater_equal, most));
-  Value into = lost.where(going, apart.then(mlx_argmin_axis, 3, false));
+  const Value distance = apart.then(mlx_min_axis, 3, false) + at_slots(squares, going);
+  const Value least = at_slots(unknown, going).where(number(INFINITY), distance);
+  Value lost = least.then(mlx_equal, number(INFINITY));
+  if (r.share < 1) {
+    const Array most = integer(static_cast<int>(std::ceil(r.share * going_rows)));
+    const Value place = least.then(mlx_argsort_axis, 2).then(mlx_argsort_axis, 2).as(MLX_INT32);
+    lost = lost.then(mlx_logical_or, place.then(mlx_greater_equal, most));
+  }
+  const Value nearest =
+      lost.where(scalar(above_every_slot, MLX_UINT32), apart.then(mlx_argmin_axis, 3, false));
+  Value into = lost.where(going, nearest);
 
-  // [B, H, r, r]: whether a row goes to this target.
-  const Value same = into.then(mlx_expand_dims, 3)
-                         .then(mlx_equal, into.then(mlx_expand_dims, 2))
-                         .then(mlx_logical_and, lost.then(mlx_logical_not).then(mlx_expand_dims, 2))
-                         .as(MLX_FLOAT32);
-  const auto summed = [&](const Value& of_going) { return same.then(mlx_matmul, of_going); };
-  const Value weights = unknown.where(number(0), given).at_least(number(least_weight));
-  const Value there = at_slots(weights, into).then(mlx_expand_dims, 3);
-  const Value here = at_slots(weights, going).then(mlx_expand_dims, 3);
-  const Value total = there + summed(here);
-  const auto mean = [&](mlx_array rows) {
-    const Value every(rows, s);
-    const Value sum = there * at_slots(every, into) + summed(here * at_slots(every, going));
-    return (sum / total).as(dtype_of(rows));
-  };
-  const auto added = [&](const Value& every) {
-    const Value gone = summed(at_slots(every, going).then(mlx_expand_dims, 3));
-    return at_slots(every, into) + gone.then(mlx_squeeze_axis, 3);
-  };
-  Array keys = mean(r.keys), values = mean(r.values);
-  Array bias = added(Value(r.bias, s).then(mlx_exp)).then(mlx_log);
-  Array mass = added(Value(r.mass, s));
-  return {std::move(into), std::move(keys), std::move(values), std::move(bias), std::move(mass)};
+  // What adds up, side by side; a mean is a sum by weight over the sum of the weights.
+  const auto column = [](const Value& each) { return each.then(mlx_expand_dims, 3); };
+  const Value weights = column(unknown.where(number(0), given).at_least(number(least_weight)));
+  const Value count = column(Value(r.bias, s).then(mlx_exp)), mass = column(Value(r.mass, s));
+  const ArrayVector all_parts =
+      vector_of({weights * r.keys, weights * r.values, weights, count, mass});
+  const Value meets = column(into).then(mlx_equal, nearest.then(mlx_expand_dims, 2));
+  Value whole(call(mlx_concatenate_axis, all_parts, 3, s), s);
+  whole = at_slots(whole, into) + meets.as(MLX_FLOAT32).then(mlx_matmul, at_slots(whole, going));
+  const int size = mlx_array_dim(r.keys, 3), end = size + mlx_array_dim(r.values, 3);
+  const Value total = whole.sliced(3, end, end + 1);
+  return {std::move(into), (whole.sliced(3, 0, size) / total).as(dtype_of(r.keys)),
+          (whole.sliced(3, size, end) / total).as(dtype_of(r.values)),
+          whole.sliced(3, end + 1, end + 2).then(mlx_log).then(mlx_squeeze_axis, 3),
+          whole.sliced(3, end + 2, end + 3).then(mlx_squeeze_axis, 3)};
 }
 
 }  // namespace mlx_h2o_c::composed

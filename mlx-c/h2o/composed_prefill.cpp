@@ -1,5 +1,7 @@
-// Scores of a long chunk, one number per key, without a matrix of all queries by all keys: logits
-// are made in blocks.
+// Long chunks without a matrix of all queries by all keys: blocks, and the scores of a chunk, one
+// number per key.
+#include <algorithm>
+#include <cfloat>
 #include <cmath>
 
 #include "composed.h"
@@ -12,99 +14,105 @@ namespace {
 // on a GPU, where a block is a dozen launches.
 constexpr int64_t block_bytes = 1 << 21, block_bytes_on_gpu = 1 << 24;
 
-struct Range {
-  int first;
-  int last;
-};
+constexpr int queries_of_a_block = 128;  // of attention
+
+// As many as it takes of this size, one after the other.
+std::vector<Range> ranges(int count, int64_t size) {
+  std::vector<Range> found;
+  for (int64_t first = 0; first < count; first += size) {
+    const int64_t last = std::min<int64_t>(first + size, count);
+    found.push_back({static_cast<int>(first), static_cast<int>(last)});
+  }
+  return found;
+}
 
 // Blocks of queries or keys, each with so many pairs in every head.
 std::vector<Range> blocks(const AttentionRequest& r, int count, int64_t pairs) {
   const int64_t most = r.on_gpu ? block_bytes_on_gpu : block_bytes;
-  const int64_t size = std::max<int64_t>(1, most / (int64_t{4} * r.batch * r.heads * pairs));
-  std::vector<Range> ranges;
-  for (int64_t first = 0; first < count; first += size) {
-    const int64_t last = std::min<int64_t>(first + size, count);
-    ranges.push_back({static_cast<int>(first), static_cast<int>(last)});
-  }
-  return ranges;
+  return ranges(count, std::max<int64_t>(1, most / (int64_t{4} * r.batch * r.heads * pairs)));
 }
 
-// The logits of some queries and some keys, computed after `after`: without an order MLX may begin
-// many blocks before it ends the first.
-Value block(const AttentionRequest& r, Range queries, mlx_array all_keys, Range keys,
-            mlx_array after) {
-  const mlx_stream s = r.stream;
-  AttentionRequest part{};
-  static_cast<AttentionArguments&>(part) = r;
-  static_cast<AttentionNumbers&>(part) = r;
-  part.causal = false;
-  static_cast<AttentionSizes&>(part) = r;
-  part.queries = tied(slice(r.queries, 2, queries.first, queries.last, s), {after});
-  part.keys.parts.push_back(slice(all_keys, 2, keys.first, keys.last, s));
-  part.length = queries.last - queries.first;
-  part.rows = keys.last - keys.first;
-  Array bias;
-  if (r.row_bias.ctx != nullptr) {
-    bias = slice(r.row_bias, 2, keys.first, keys.last, s);
-    part.row_bias = bias;
-  }
-  part.mask_threshold = r.mask_threshold;
-  if (r.causal) {
-    const int newest = r.rows - r.length;
-    const Value last(range(newest + queries.first, newest + queries.last, MLX_INT32, s), s);
-    const Value columns(range(keys.first, keys.last, MLX_INT32, s), s);
-    part.mask = broadcast(columns.then(mlx_less_equal, last.reshaped({part.length, 1})),
-                          {r.batch, r.heads, part.length, part.rows}, s);
-  } else if (!r.mask.empty()) {
-    const Array rows = slice(r.mask, 2, queries.first, queries.last, s);
-    part.mask = slice(rows, 3, keys.first, keys.last, s);
-  }
-  return logits(part);
+// What the next of these comes after.
+mlx_array latest(const std::vector<Array>& made) {
+  return made.empty() ? mlx_array{} : mlx_array(made.back());
 }
 
-Value moving_average(const PrefillRequest& r) {
+Value moving_average(const AccumulatingRequest& r, const AttentionRequest& all) {
   const mlx_stream s = r.stream;
   // Of no row so far: one NaN in memory.
   const Array importance = r.importance.ctx != nullptr
                                ? copied(r.importance)
                                : broadcast(number(NAN), {r.batch, r.kv_heads, r.rows}, s);
-  const bool masked = r.causal || !r.mask.empty() || r.row_bias.ctx != nullptr;
+  const bool masked = !all.mask.empty() || !r.row_bias.empty();
   std::vector<Array> parts;
-  Array after = slice(importance, 2, 0, 0, s);
   for (const Range keys : blocks(r, r.rows, r.length)) {
-    const Value scores = block(r, {0, r.length}, r.keys.parts[0], keys, after);
+    const Value scores = logits(part_of(all, {0, r.length}, keys, latest(parts)));
     const Array before = slice(importance, 2, keys.first, keys.last, s);
     parts.push_back(accumulate_scores({before, scores, r.decay, masked, s}));
-    after = copied(parts.back());
   }
   return {call(mlx_concatenate_axis, vector_of(parts), 2, s), s};
 }
 
 // The sum of the weights over all queries, and over the query heads of the KV head.
-Value mass(const PrefillRequest& r) {
-  const mlx_stream s = r.stream;
-  const Array keys = call(mlx_astype, r.keys.parts[0], MLX_FLOAT32, s);  // not in every block
-  Value mass(zeros({r.batch, r.kv_heads, r.rows}, s), s);
+Value mass(const AttentionRequest& r) {
+  Value mass(zeros({r.batch, r.kv_heads, r.rows}, r.stream), r.stream);
   for (const Range queries : blocks(r, r.length, r.rows)) {
-    const Softmax parts = softmax(block(r, queries, keys, {0, r.rows}, mass), r.sinks, r.heads, s);
-    const Value nothing = parts.total.then(mlx_equal, number(0));
     const int rows = r.heads / r.kv_heads * (queries.last - queries.first);
-    const Value weights = parts.weights.reshaped({r.batch, r.kv_heads, rows, r.rows});
-    const Value weighed = nothing.where(number(0), parts.total.then(mlx_reciprocal))
-                              .reshaped({r.batch, r.kv_heads, 1, rows})
-                              .then(mlx_matmul, weights);
-    mass = mass + weighed.then(mlx_squeeze_axis, 2);
+    mass = mass + weights(logits(part_of(r, queries, {0, r.rows}, mass)), r.sinks)
+                      .reshaped({r.batch, r.kv_heads, rows, r.rows})
+                      .then(mlx_sum_axis, 2, false);
   }
   return mass;
 }
 
 }  // namespace
 
-Array add_mass(const AttentionAccumulateRequest& r, mlx_array scores, mlx_array lse) {
+AttentionRequest part_of(const AttentionRequest& r, Range queries, Range keys, mlx_array after) {
+  const auto of = [&](mlx_array array, size_t axis, Range range) {
+    return slice(array, axis, range.first, range.last, r.stream);
+  };
+  const auto rows_of = [&](const Rows& rows) {
+    Rows some = {{}, rows.bits, rows.group_size, rows.size};
+    for (const Array& each : rows.parts) some.parts.push_back(of(each, 2, keys));
+    return some;
+  };
+  AttentionRequest part{r, of(r.queries, 2, queries), rows_of(r.keys), rows_of(r.values), {}, {}};
+  if (after.ctx != nullptr) part.queries = tied(part.queries, {after});
+  part.length = queries.last - queries.first;
+  part.rows = keys.last - keys.first;
+  if (!r.mask.empty()) part.mask = of(of(r.mask, 2, queries), 3, keys);
+  if (!r.row_bias.empty()) part.row_bias = of(r.row_bias, 2, keys);
+  return part;
+}
+
+AttentionRequest unpacked(const AttentionRequest& r, mlx_dtype dtype) {
+  AttentionRequest all = part_of(r, {0, r.length}, {0, r.rows});
+  for (Rows* rows : {&all.keys, &all.values}) {
+    if (rows->parts.empty()) continue;
+    Array array = dense(*rows, r.stream, dtype);
+    rows->bits = rows->group_size = 0;
+    rows->parts.resize(1);
+    rows->parts[0] = std::move(array);
+  }
+  if (r.causal && r.mask.empty()) all.mask = broadcast(causal_mask(r), r.pairs(), r.stream);
+  return all;
+}
+
+Array in_blocks(const AttentionRequest& r,
+                const std::function<Array(const AttentionRequest&)>& attend) {
+  std::vector<Array> parts;
+  for (const Range queries : ranges(r.length, queries_of_a_block)) {
+    // Bottom-right: the last query of a block sees the rows up to its own.
+    const int seen = r.causal ? std::max(1, r.rows - r.length + queries.last) : r.rows;
+    parts.push_back(attend(part_of(r, queries, {0, seen}, latest(parts))));
+  }
+  return call(mlx_concatenate_axis, vector_of(parts), 2, r.stream);
+}
+
+Array add_mass(const AccumulatingRequest& r, mlx_array scores, mlx_array lse) {
   const mlx_stream s = r.stream;
-  const Value lses(lse, s), importance(r.importance, s);
-  const Value nothing = lses.then(mlx_equal, number(-INFINITY));
-  const Value shifts = nothing.where(number(INFINITY), lses).then(mlx_expand_dims, 3);
+  const Value importance(r.importance, s);
+  const Value shifts = Value(lse, s).at_least(number(-FLT_MAX)).then(mlx_expand_dims, 3);
   const Value weights =
       (Value(scores, s) - shifts)
           .then(mlx_exp)
@@ -113,6 +121,9 @@ Array add_mass(const AttentionAccumulateRequest& r, mlx_array scores, mlx_array 
          weights.then(mlx_sum_axis, 2, false);
 }
 
-Array prefill_scores(const PrefillRequest& r) { return r.mass ? mass(r) : moving_average(r); }
+Array prefill_scores(const AccumulatingRequest& r) {
+  const AttentionRequest all = unpacked(r, MLX_FLOAT32);
+  return r.mass ? mass(all) : moving_average(r, all);
+}
 
 }  // namespace mlx_h2o_c::composed

@@ -45,12 +45,6 @@ Array key_diversity(const KeyDiversityRequest& r) {
   return cosines.then(mlx_squeeze_axis, -1).then(mlx_negative);
 }
 
-Value per_sequence(mlx_array numbers, mlx_stream s) {
-  Value value(numbers, s);
-  return mlx_array_ndim(numbers) == 0 ? std::move(value)
-                                      : value.reshaped({mlx_array_dim(numbers, 0), 1, 1});
-}
-
 Written as_stored(const AppendRequest& r, decltype(encode_rows)* encode) {
   return {as_stored(r.keys, r.new_keys, Side::keys, encode, r.stream),
           as_stored(r.values, r.new_values, Side::values, encode, r.stream)};

@@ -5,44 +5,31 @@ namespace mlx_h2o_c::composed {
 
 namespace {
 
-// Classes of rows, the worst first, in the two upper bits of the retention key.
-enum Class : int32_t { padding, unscored, scored, protected_row };
+// Above every score, and below the bits of -inf: the ranks of protected rows, of those that were
+// never scored, and of padding.
+constexpr int32_t first = INT32_MAX, unscored = 1 - first, padding = -first;
 
-constexpr int position_bits = 30;
-
-// uint32 in the order of the float32 scores; -0 and +0 are the same.
-Value ordered_bits(const Value& scores) {
-  const Value bits = (scores + number(0)).then(mlx_view, MLX_UINT32);
-  const Array sign = scalar(uint32_t{1} << 31, MLX_UINT32);
-  return bits.then(mlx_greater_equal, sign)
-      .where(bits.then(mlx_bitwise_invert), bits.then(mlx_bitwise_or, sign));
-}
-
-// uint64 [B, H, N], higher is kept longer, distinct within a head:
-// class << 62 | ordered score << 30 | (2^30 - 1 - position). Only the class of scored rows carries
-// a score, and padding has its slot in the place of a position.
+// int64 [B, H, N], rank << 32 - position: higher is kept longer, distinct within a head. Padding
+// has its slot in the place of a position.
 Value retention_key(const RetentionRequest& r) {
   const mlx_stream s = r.stream;
   const Value scores(r.scores, s), positions(r.positions, s);
   const Value is_padding = positions.then(mlx_less, integer(0));
   Value is_protected = positions.then(mlx_less, integer(r.sink_size));
   if (r.recent_start.ctx != nullptr) {
-    const Value is_recent = positions.then(mlx_greater_equal, per_sequence(r.recent_start, s));
+    const Value start = Value(r.recent_start, s).reshaped({-1, 1, 1});
+    const Value is_recent = positions.then(mlx_greater_equal, start);
     is_protected = is_protected.then(mlx_logical_or, is_recent);
   }
-  Value classes = scores.then(mlx_isnan).where(integer(unscored), integer(scored));
-  classes = is_protected.where(integer(protected_row), classes);
-  classes = is_padding.where(integer(padding), classes);
-
-  const Value ranked = classes.then(mlx_equal, integer(scored))
-                           .where(ordered_bits(scores), scalar(uint32_t{0}, MLX_UINT32));
-  const Value place = Value(integer((1 << position_bits) - 1), s) -
-                      is_padding.where(range(0, r.rows, MLX_INT32, s), positions);
-  const auto shifted = [](const Value& part, uint64_t bits) {
-    return part.as(MLX_UINT64).then(mlx_left_shift, scalar(bits, MLX_UINT64));
-  };
-  const Value upper = shifted(classes, 62).then(mlx_bitwise_or, shifted(ranked, position_bits));
-  return upper.then(mlx_bitwise_or, place.as(MLX_UINT64));
+  // int32 in the order of the scores; -0 and +0 are the same.
+  const Value bits = (scores + number(0)).then(mlx_view, MLX_INT32);
+  Value ranks =
+      bits.then(mlx_less, integer(0)).where(bits.then(mlx_bitwise_xor, integer(first)), bits);
+  ranks = scores.then(mlx_isnan).where(integer(unscored), ranks);
+  ranks = is_protected.where(integer(first), ranks);
+  ranks = is_padding.where(integer(padding), ranks);
+  const Value place = is_padding.where(range(0, r.rows, MLX_INT32, s), positions);
+  return ranks.as(MLX_INT64).then(mlx_left_shift, scalar(int64_t{32}, MLX_INT64)) - place;
 }
 
 }  // namespace

@@ -8,7 +8,6 @@ namespace mlx_h2o_c::metal {
 
 namespace {
 
-constexpr int longest_query = 8;
 constexpr int widest_head = 576;
 
 // From here on the keys are split into blocks.
@@ -24,6 +23,7 @@ std::string unavailable_reason() {
 
 std::string refuses(const AttentionRequest& r) {
   if (!r.on_gpu) return "Metal kernels run on GPU streams, found a CPU stream";
+  if (mlx_serves(r)) return "";
   if (r.length > longest_query) {
     return "decode kernels take up to " + std::to_string(longest_query) +
            " queries, found Lq = " + std::to_string(r.length);
@@ -63,10 +63,10 @@ Flags flags_of(const AttentionRequest& r) {
       {"bool_mask", !r.mask.empty() && dtype_of(r.mask) == MLX_BOOL},
       {"additive_mask", !r.mask.empty() && dtype_of(r.mask) != MLX_BOOL},
       {"sinks", r.sinks.ctx != nullptr},
-      {"scores", true},
+      {"scores", r.return_scores},
       {"lse", r.return_lse},
       {"skipped", r.sparse_v_threshold > 0 && r.return_skipped},
-      {"row_bias", r.row_bias.ctx != nullptr},
+      {"row_bias", !r.row_bias.empty()},
       {"dense_keys", r.packed() && !r.keys.packed()},
       {"key_codes", r.keys.codes()},
       {"value_codes", r.values.codes()}};
@@ -136,6 +136,7 @@ std::vector<const mlx_h2o_kernel_text*> decode_kernels(const AttentionRequest& r
 
 // One threadgroup serves one query row, or a block of its keys.
 AttentionResult attention(const AttentionRequest& r) {
+  if (mlx_serves(r)) return mlx_attention(r);
   const Flags flags = flags_of(r);
   std::vector<double> scalars = {r.scale, r.mask_threshold};
   r.each([&](const char*, float value) { scalars.push_back(value); });

@@ -12,7 +12,8 @@
 
 namespace mlx_h2o_c::metal {
 
-inline constexpr int lanes = 32;  // threads of a simdgroup
+inline constexpr int lanes = 32;         // threads of a simdgroup
+inline constexpr int longest_query = 8;  // of the kernels
 
 using Flags = std::set<std::string>;
 using Outputs = std::map<std::string, Array>;
@@ -48,7 +49,11 @@ inline Array floats(const std::vector<double>& values) {
 }
 inline Array integers(const std::vector<int32_t>& values) { return vector(values, MLX_INT32); }
 
-Array add_mass(const AttentionAccumulateRequest& request, mlx_array scores, mlx_array lse);
+// Whether MLX's own attention serves: the output alone of a chunk.
+bool mlx_serves(const AttentionRequest& request);
+AttentionResult mlx_attention(const AttentionRequest& request);
+
+Array add_mass(const AccumulatingRequest& request, mlx_array scores, mlx_array lse);
 Array keep_indices(const RetentionRequest& request);
 Written quantize_append(const AppendRequest& request);
 std::vector<Array> encode_rows(const EncodeRequest& request);

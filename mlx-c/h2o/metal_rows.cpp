@@ -22,7 +22,7 @@ Outputs launched(const mlx_h2o_kernel_text& text, Names& names, int width, int h
 }  // namespace
 
 // One thread per row.
-Array add_mass(const AttentionAccumulateRequest& r, mlx_array scores, mlx_array lse) {
+Array add_mass(const AccumulatingRequest& r, mlx_array scores, mlx_array lse) {
   Names names;
   names.buffers = {{"importance", r.importance}, {"scores", scores}, {"lse", lse}};
   names.outputs = {{"accumulated", {{r.batch, r.kv_heads, r.rows}, MLX_FLOAT32}}};

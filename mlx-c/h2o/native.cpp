@@ -83,24 +83,23 @@ std::vector<Array> attend(const AttentionRequest& r, mlx_h2o::AttentionOptions o
 AttentionResult attention(const AttentionRequest& r) {
   mlx_h2o::AttentionOptions options;
   static_cast<AttentionNumbers&>(options) = r;
-  options.return_scores = true;
   std::vector<Array> made = attend(r, std::move(options));
   size_t next = 0;
   const auto take = [&](bool asked) { return asked ? std::move(made.at(next++)) : Array(); };
-  return {take(true), take(true), take(r.return_lse), take(r.return_skipped)};
+  return {take(true), take(r.return_scores), take(r.return_lse), take(r.return_skipped)};
 }
 
-AttentionAccumulated attention_and_accumulate(const AttentionAccumulateRequest& r) {
+AttentionAccumulated attention_and_accumulate(const AccumulatingRequest& r) {
   mlx_h2o::AttentionOptions options;
   static_cast<AttentionNumbers&>(options) = r;
-  options.return_lse = false;
+  options.return_scores = options.return_lse = false;
   options.importance = get(r.importance);
   options.decay = r.mass ? std::nullopt : std::make_optional(r.decay);
   std::vector<Array> made = attend(r, std::move(options));
   return {std::move(made.at(0)), std::move(made.at(1))};
 }
 
-Array prefill_scores(const PrefillRequest& r) {
+Array prefill_scores(const AccumulatingRequest& r) {
   const std::optional<double> decay = r.mass ? std::nullopt : std::make_optional(r.decay);
   return wrap(mlx_h2o::prefill_scores(get(r.queries), get(r.keys.parts[0]), r.scale, r.causal,
                                       optional(r.mask), optional(r.sinks), decay,
@@ -131,9 +130,7 @@ Folded fold(const FoldRequest& r) {
 }
 
 Written quantize_append(const AppendRequest& r) {
-  struct {
-    int bits = 8, group_size = 64, v_bits = 8;
-  } packing;
+  mlx_h2o::AttentionOptions packing;
   set_packing(packing, r.keys, r.values);
   const std::vector<mx::array> outputs = mlx_h2o::quantize_append(
       arrays(r.keys), arrays(r.values), get(r.new_keys), get(r.new_values), get(r.slots),

@@ -36,7 +36,7 @@ struct Rows {
 };
 
 // Codes of keys and of values have each a basis of their own.
-enum class Side { keys, values };
+enum class Side : bool { keys, values };
 
 using mlx_h2o::AttentionNumbers;
 
@@ -49,18 +49,24 @@ struct AttentionArguments {
   mlx_stream stream;
 };
 
-struct AttentionSizes {
+// What the parts of a request have in common.
+struct AttentionTerms : AttentionNumbers {
+  const char* op;
+  mlx_array sinks;
+  mlx_stream stream;
   int batch, heads, kv_heads, length, rows, head_size, value_size;
+  float mask_threshold;  // an additive mask masks at or below it
+  bool on_gpu;
+
+  Shape pairs() const { return {batch, heads, length, rows}; }
 };
 
-struct AttentionRequest : AttentionArguments, AttentionNumbers, AttentionSizes {
-  const char* op;
+struct AttentionRequest : AttentionTerms {
   Array queries;
   Rows keys;
   Rows values;
-  Array mask;            // broadcast to [B, Hq, Lq, N], or empty
-  float mask_threshold;  // an additive mask masks at or below it
-  bool on_gpu;
+  Array mask;      // broadcast to [B, Hq, Lq, N], or empty; of a causal one once it is made
+  Array row_bias;  // float32 [B, Hkv, N], or empty
 
   bool packed() const { return keys.packed() || values.packed(); }
   bool has_codes() const { return keys.codes() || values.codes(); }
@@ -68,10 +74,7 @@ struct AttentionRequest : AttentionArguments, AttentionNumbers, AttentionSizes {
 
 // Empty where they were not asked for.
 struct AttentionResult {
-  Array out;
-  Array scores;
-  Array lse;
-  Array skipped;
+  Array out{}, scores{}, lse{}, skipped{};
 };
 
 // Of the N rows of a head `count` are dropped.
@@ -92,22 +95,16 @@ struct AccumulateRequest {
   mlx_stream stream;
 };
 
-struct AttentionAccumulateRequest : AttentionRequest {
-  mlx_array importance;
-  bool mass;  // else the moving average
+// Of a step, or, without values, of the queries of a chunk that count.
+struct AccumulatingRequest : AttentionRequest {
+  mlx_array importance;  // of a chunk it may be empty
+  bool mass;             // else the moving average
   double decay;
 };
 
 struct AttentionAccumulated {
   Array out;
   Array importance;
-};
-
-// Of the queries that count, without values.
-struct PrefillRequest : AttentionRequest {
-  bool mass;             // else the moving average
-  mlx_array importance;  // may be empty
-  double decay;
 };
 
 struct KeyDiversityRequest {

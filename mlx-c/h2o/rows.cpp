@@ -1,18 +1,13 @@
-// The public functions on the rows of a cache.
+// The public functions on the rows of a cache, and the one that selects those that stay.
 #include "mlx_h2o/c/rows.h"
 
 #include "backend.h"
 #include "boundary.h"
 #include "codes.h"
+#include "mlx_h2o/c/selection.h"
 #include "validate.h"
 
 using namespace mlx_h2o_c;
-
-namespace {
-
-Side side_of(bool of_values) { return of_values ? Side::values : Side::keys; }
-
-}  // namespace
 
 int mlx_h2o_accumulate_scores(mlx_array* res, mlx_array importance, mlx_array scores, double decay,
                               bool masked, mlx_stream s) {
@@ -91,7 +86,7 @@ int mlx_h2o_encode_rows(mlx_array* words, mlx_array* norms, mlx_array rows, int 
     expect(codes_fit(given["D"]), op, "rows have ", given["D"],
            " elements, expected a power of two from 32 to 1024.");
     const std::vector<Array> made =
-        serve(op, &Backend::encode_rows, EncodeRequest{rows, bits, side_of(of_values), s});
+        serve(op, &Backend::encode_rows, EncodeRequest{rows, bits, Side(of_values), s});
     give(words, made[0]);
     give(norms, made[1]);
   });
@@ -105,7 +100,21 @@ int mlx_h2o_decode_rows(mlx_array* res, mlx_array words, mlx_array norms, int bi
     std::vector<Array> parts = parts_of(words, norms, {});
     expect(parts.size() == 2, op, "norms are an empty handle, expected an array [B, H, N, 1].");
     Rows rows = checked_rows(given, std::move(parts), bits, 0, "D");
-    give(res,
-         serve(op, &Backend::decode_rows, DecodeRequest{std::move(rows), side_of(of_values), s}));
+    give(res, serve(op, &Backend::decode_rows, DecodeRequest{std::move(rows), Side(of_values), s}));
+  });
+}
+
+int mlx_h2o_keep_indices(mlx_array* res, mlx_array scores, mlx_array positions, int keep,
+                         int sink_size, mlx_array recent_start, mlx_stream s) {
+  return operation("keep_indices", {{"res", res}}, [&](const char* op) {
+    Arguments given(op);
+    given.array(found(scores));
+    given.array(found(positions));
+    given.integer("keep", keep);
+    given.integer("sink_size", sink_size);
+    if (recent_start.ctx != nullptr) given.per_sequence("recent_start", found(recent_start));
+    give(res, serve(op, &Backend::keep_indices,
+                    RetentionRequest{scores, positions, given["B"], given["H"], given["N"],
+                                     given["N"] - keep, sink_size, recent_start, s}));
   });
 }

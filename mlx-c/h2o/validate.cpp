@@ -7,11 +7,6 @@ namespace mlx_h2o_c {
 
 namespace {
 
-// Half of the lowest finite value: models mask with that value as well as with -inf.
-float mask_threshold(mlx_dtype dtype) {
-  return (dtype == MLX_FLOAT16 ? -65504.0F : dtype == MLX_BFLOAT16 ? -0x1.fep127F : -FLT_MAX) / 2;
-}
-
 // Whether the mode asks for the array.
 bool check_mask_mode(const char* op, const std::string& mode, mlx_array mask) {
   expect(mode == "" || mode == "causal" || mode == "array", op, "mask_mode is '", mode,
@@ -25,6 +20,10 @@ bool check_mask_mode(const char* op, const std::string& mode, mlx_array mask) {
 }
 
 }  // namespace
+
+float mask_threshold(mlx_dtype dtype) {
+  return (dtype == MLX_FLOAT16 ? -65504.0F : dtype == MLX_BFLOAT16 ? -0x1.fep127F : -FLT_MAX) / 2;
+}
 
 std::vector<Array> parts_of(const char* op, const char* name, mlx_vector_array vector) {
   expect(vector.ctx != nullptr, op, name, " are an empty handle, expected a vector of arrays.");
@@ -88,24 +87,24 @@ AttentionRequest attention_request(const char* op, mlx_array queries, std::vecto
     if (given.takes(name)) given.number(name, value);
   });
   static_cast<AttentionNumbers&>(request) = numbers;
-  static_cast<AttentionArguments&>(request) = arguments;
   request.op = op;
+  request.sinks = arguments.sinks;
+  request.stream = arguments.stream;
   request.on_gpu = runs_on_gpu(op, request.stream);
   request.queries = copied(queries);
   request.causal = mode == "causal";
-  static_cast<AttentionSizes&>(request) = {given["B"],
-                                           given["Hq"],
-                                           given["Hkv"],
-                                           given["Lq"],
-                                           given["N"],
-                                           given["D"],
-                                           prefill ? given["D"] : given["Dv"]};
+  request.batch = given["B"];
+  request.heads = given["Hq"];
+  request.kv_heads = given["Hkv"];
+  request.length = given["Lq"];
+  request.rows = given["N"];
+  request.head_size = given["D"];
+  request.value_size = given[prefill ? "D" : "Dv"];
   if (masked) {
-    request.mask_threshold = mask_threshold(dtype_of(request.mask_arr));
-    request.mask =
-        broadcast(request.mask_arr, {request.batch, request.heads, request.length, request.rows},
-                  request.stream);
+    request.mask_threshold = mask_threshold(dtype_of(arguments.mask_arr));
+    request.mask = broadcast(arguments.mask_arr, request.pairs(), request.stream);
   }
+  if (arguments.row_bias.ctx != nullptr) request.row_bias = copied(arguments.row_bias);
   return request;
 }
 

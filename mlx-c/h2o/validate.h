@@ -13,6 +13,9 @@ std::vector<Array> parts_of(mlx_array rows, mlx_array scales, mlx_array biases);
 // The same, checked as the next rows of the table; of rows of `size`, "D" or "Dv".
 Rows checked_rows(Arguments& given, std::vector<Array> parts, int bits, int group_size,
                   const char* size);
+// At or below it an additive mask of this dtype masks: half of the lowest finite value, as models
+// mask with that value as well as with -inf.
+float mask_threshold(mlx_dtype dtype);
 // Any of the operations of attention; those that take packed rows have a packing.
 AttentionRequest attention_request(const char* op, mlx_array queries, std::vector<Array> keys,
                                    std::vector<Array> values, const Packing* packing,

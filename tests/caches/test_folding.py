@@ -22,7 +22,7 @@ from mlx_h2o import H2OConfig, H2OKVCache, fast, make_prompt_cache, policies, ro
 from mlx_h2o.operations import native
 from mlx_h2o.operations.backends import resolve
 from mlx_h2o.operations.composed import folding
-from mlx_h2o.operations.segments import biased_attention
+from mlx_h2o.operations.segments import AttentionRows, merged_attention
 from tiny_models import random_prompt, tiny_qwen3
 
 FOLDED = tuple(name for name, one in COLUMNS.items() if not (one.mixed or one.latents))
@@ -156,7 +156,7 @@ def test_duplicates_are_exact(length, backend):
             for whole, part in ((mx.array(keys), found.keys), (mx.array(values), found.values),
                                 (beside[0], found.bias))
         )  # fmt: skip
-        out = biased_attention(mx.array(queries), k, v, bias, scale=SCALE)
+        out = resolve().attention(mx.array(queries), k, v, row_bias=bias, scale=SCALE)[0]
     expected = reference.attention(queries, keys, values, scale=SCALE)
     np.testing.assert_allclose(np.array(out), expected.out, rtol=0, atol=2e-5)
     np.testing.assert_allclose(np.exp(bias).sum(axis=2), len(which), rtol=1e-6)
@@ -255,10 +255,10 @@ def test_a_long_chunk_sees_the_bias_too(length, masked, backend):
         mask = np.where(shown, rng.standard_normal(shown.shape), -np.inf).astype(np.float32)
     with use_backend(backend):
         given = mx.array(mask) if isinstance(mask, np.ndarray) else mask
-        found = biased_attention(
-            *(mx.array(part) for part in (q, k, v)), mx.array(bias),
-            scale=SCALE, mask=given, sinks=mx.array(sinks),
-        )  # fmt: skip
+        found = merged_attention(
+            [AttentionRows(mx.array(k), mx.array(v), {})], mx.array(q), scale=SCALE, mask=given,
+            sinks=mx.array(sinks), return_scores=False, row_bias=mx.array(bias),
+        )[0]  # fmt: skip
     allowed, added = reference.masked_pairs(given, (2, 4, length, rows))
     logs = np.repeat(bias[:, :, None, :rows], 2, axis=1) + added
     both = np.where(allowed, -np.inf, logs).astype(np.float32)

@@ -7,10 +7,9 @@ import sys
 
 import mlx.core as mx
 import mlx_lm.models.cache as mlx_lm_cache
-import numpy as np
 import pytest
 
-from cache_checks import filled
+from cache_checks import filled, same_states
 from mlx_h2o import (
     H2OKVCache,
     generate,
@@ -47,21 +46,11 @@ def saved(model, tmp_path):
     return file, caches
 
 
-def same(one, other) -> None:
-    for a, b in zip(one, other, strict=True):
-        assert type(a) is type(b)
-        for x, y in zip(a.state, b.state, strict=True):
-            if isinstance(x, mx.array):
-                np.testing.assert_array_equal(np.array(x), np.array(y))
-            else:
-                assert x == y
-
-
 def test_what_was_saved_comes_back(model, saved):
     file, caches = saved
     loaded, metadata = load_prompt_cache(file, return_metadata=True, model=model)
     assert metadata == {"note": "hello"}
-    same(loaded, caches)
+    same_states(loaded, caches)
     prompt = random_prompt(5, seed=1)
     texts = [
         generate(model, tiny_tokenizer(), prompt, max_tokens=20, prompt_cache=found)
@@ -80,7 +69,7 @@ def test_caches_of_other_kinds_are_saved_beside_ours(tmp_path):
     save_prompt_cache(file, [cache, other, pair])
     loaded = load_prompt_cache(file)
     assert [type(one).__name__ for one in loaded] == ["H2OKVCache", "RotatingKVCache", "CacheList"]
-    same([loaded[2][0]], [cache])
+    same_states([loaded[2][0]], [cache])
     assert loaded[2][1].offset == 3
 
 
@@ -130,7 +119,7 @@ def test_any_flipped_bit_is_noticed(saved, part):
             with pytest.raises(ValueError, match=r"^\[load_prompt_cache\]"):
                 load_prompt_cache(file)
     file.write_bytes(whole)
-    same(caches, load_prompt_cache(file))
+    same_states(caches, load_prompt_cache(file))
 
 
 def test_other_files_are_refused(tmp_path):
@@ -192,7 +181,7 @@ def test_unequal_budgets_are_still_known_after_saving(model, tmp_path):
     file = tmp_path / "cache.safetensors"
     save_prompt_cache(file, caches, model=model)
     loaded = load_prompt_cache(file, model=model)
-    same(loaded, caches)
+    same_states(loaded, caches)
     each_has_its_own_mask(loaded)
     empty = make_prompt_cache(model, budgets=[12, 30])
     each_has_its_own_mask([cache.to_quantized(32, 8) for cache in empty])
@@ -318,4 +307,4 @@ def test_a_loaded_cache_outlives_its_file(saved):
     file, caches = saved
     loaded = load_prompt_cache(file)
     save_prompt_cache(file, [H2OKVCache()])
-    same(loaded, caches)
+    same_states(loaded, caches)

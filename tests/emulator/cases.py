@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 import numpy as np
@@ -14,13 +14,16 @@ import numpy as np
 import reference
 from emulator.backend import EmulatorBackend
 from emulator.kernel import Run
+from emulator.row_cases import SCHEDULES, same_bits
 from golden import build as golden
 from golden.build import DTYPES
+from mlx_h2o.operations import composed
 from mlx_h2o.operations.requests import AttentionRequest, AttentionResult, StoredRows
 from parity import operations
 from parity.calls import Call
 
-__all__ = ["DTYPES", "Case", "compile_all", "dequantized", "errors"]
+__all__ = ["CHUNKS", "DTYPES", "Case", "check_chunk", "check_schedules", "compile_all"]
+__all__ += ["dequantized", "errors"]
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,38 @@ class Case(Call):
             wide = mx.concatenate([request.row_bias, poison], axis=2)
             request.row_bias = wide[:, :, : self.rows]
         return request
+
+
+CHUNK = {"queries": 150, "rows": 170, "heads": (4, 2), "batch": 2, "scores": False, "lse": False}
+_MORE = {}, {"bits": (8, 4)}, {"bias": 1}, {"bias": 1, "sinks": "f32", "dtype": "f16"}
+CHUNKS = [Case(**CHUNK, mask=mask, **more) for mask in ("", "causal", "bool") for more in _MORE]
+"""Whose output MLX's own attention serves on a GPU."""
+
+
+def check_chunk(
+    request: AttentionRequest, attention: Callable[[AttentionRequest], AttentionResult]
+) -> None:
+    """The output alone, and that of the composition; queries that see nothing may have a mean."""
+    found, *others = attention(request)
+    assert others == [None] * 4 and found.dtype == request.queries.dtype
+    whole = composed.attention(replace(request, return_scores=True)).out
+    one, other = (np.array(each.astype(mx.float32)) for each in (found, whole))
+    nothing = (other == 0).all(axis=3, keepdims=True)
+    assert np.isfinite(one).all() and nothing.mean() < 0.6
+    allowed = 1e-5 if found.dtype == mx.float32 else 4e-3
+    assert np.abs(np.where(nothing, 0, one - other)).max() < allowed
+
+
+def check_schedules(case: Case) -> None:
+    """What was asked for, and right; the same bits in every schedule."""
+    request, backend = case.request(), case.backend()
+    result = backend.attention(request)
+    asked_for = (True, case.scores, case.lse, case.skipped, False)  # no weights
+    assert tuple(each is not None for each in result) == asked_for
+    assert max(errors(request, result).values()) <= 1, errors(request, result)
+    for run in SCHEDULES[1:]:
+        other = replace(backend, run=run).attention(request)
+        assert all(map(same_bits, result, other)), run
 
 
 def dequantized(rows: StoredRows, side: str = "") -> mx.array:

@@ -35,6 +35,7 @@ CASES = [case for case in read() if case.fields["op"] != "trace"] + [
     fold_case("some unscored", going=6, unscored=0.2),
     append_case("codes", kv_format="turbo3", count=2),
     decode_case("attention over codes", kv_format="turbo3"),
+    decode_case("a chunk", mask="causal", queries=150, rows=170, scores=False, lse=False),
 ]
 
 

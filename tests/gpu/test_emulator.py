@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from emulator import EmulatorBackend, KernelError, Run, metal_kernel
-from emulator.cases import DTYPES, Case, errors
+from emulator.cases import DTYPES, Case, check_schedules, errors
 from emulator.marks import EMULATED
-from emulator.row_cases import same_bits
 from mlx_h2o.operations.gpu import kernels, metal
 from mlx_h2o.operations.requests import AttentionRequest
 
@@ -77,14 +76,7 @@ CASES = list(dict.fromkeys(_cases()))
 @pytest.mark.matrix(4)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_agrees_with_the_reference_in_every_schedule(case: Case) -> None:
-    request = case.request()
-    backend = case.backend()
-    result = backend.attention(request)
-    assert (result[1] is not None, result[2] is not None) == (case.scores, case.lse)
-    assert max(errors(request, result).values()) <= 1, errors(request, result)
-    for run in (Run("reverse"), Run("random", seed=1), Run("random", seed=2)):
-        other = replace(backend, run=run).attention(request)
-        assert all(map(same_bits, result, other)), run
+    check_schedules(case)
 
 
 def plain_request(**changes: object) -> AttentionRequest:

@@ -9,8 +9,8 @@ from dataclasses import replace
 import mlx.core as mx
 import pytest
 
-from emulator import EmulatorBackend, Run
-from emulator.cases import DTYPES, Case, errors
+from emulator import EmulatorBackend
+from emulator.cases import DTYPES, Case, check_schedules, errors
 from emulator.marks import EMULATED
 from emulator.row_cases import same_bits
 from gpu.test_emulator import columns, heads_inside, interleaved
@@ -20,7 +20,6 @@ from mlx_h2o.operations.gpu import metal
 pytestmark = EMULATED
 
 EIGHT, FOUR = (8, 8), (4, 4)
-RUNS = (Run("reverse"), Run("random", seed=1), Run("random", seed=2))
 
 
 def _cases() -> Iterator[Case]:
@@ -107,15 +106,7 @@ CASES = list(dict.fromkeys(_cases()))
 @pytest.mark.matrix(3)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_agrees_with_the_reference_in_every_schedule(case: Case) -> None:
-    request = case.request()
-    backend = case.backend()
-    result = backend.attention(request)
-    asked_for = (True, case.scores, case.lse, case.skipped, False)  # no weights
-    assert tuple(each is not None for each in result) == asked_for
-    assert max(errors(request, result).values()) <= 1, errors(request, result)
-    for run in RUNS:
-        other = replace(backend, run=run).attention(request)
-        assert all(map(same_bits, result, other)), run
+    check_schedules(case)
 
 
 @pytest.mark.slow

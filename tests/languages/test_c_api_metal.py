@@ -12,6 +12,7 @@ import pytest
 import c_api_build
 from c_api import ATTENTION, CODES, CError, Library
 from emulator.backend import Launched, Recorder
+from emulator.cases import CHUNK, CHUNKS, Case, check_chunk
 from mlx_h2o.operations import requests
 from mlx_h2o.operations.backends import register
 from mlx_h2o.operations.gpu import kernels, launch
@@ -86,8 +87,7 @@ def test_launches_are_those_of_the_python_package(metal: Library) -> None:
     before, names = metal.c.fake_metal_kernels_made(), set()
     try:
         for case in runner.all_cases(0):
-            # Those no kernel serves, and no public call asks for.
-            if case.fields["op"] in ("trace", "without_scores", "fold"):
+            if case.fields["op"] in ("trace", "fold"):  # those no kernel serves
                 continue
             recorder.launched.clear()
             if python.outcome(case).refused:
@@ -100,6 +100,23 @@ def test_launches_are_those_of_the_python_package(metal: Library) -> None:
         for remove in sides:
             remove()
     assert len(names) > 100 and metal.c.fake_metal_kernels_made() - before == len(names)
+
+
+@pytest.mark.parametrize("case", CHUNKS, ids=str)
+def test_mlx_serves_a_chunk(metal: Library, case: Case) -> None:
+    recorded(metal)
+    check_chunk(case.request(), CBackend(metal, "c-metal", "metal").attention)
+    assert recorded(metal) == {}
+
+
+MORE = {"scores": True}, {"lse": True}, {"mask": "add-f32"}, {"kv_format": "turbo3"}
+
+
+@pytest.mark.parametrize("more", [*MORE, {"bits": (8, 8), "sparse": 1e-3}], ids=str)
+def test_mlx_serves_no_more_than_the_output(metal: Library, more: dict[str, Any]) -> None:
+    request = Case(**CHUNK | more).request()
+    with pytest.raises(CError, match="decode kernels take up to 8 queries, found Lq = 150"):
+        CBackend(metal, "c-metal", "metal").attention(request)
 
 
 REFUSED = {

@@ -53,12 +53,13 @@ class CError(ValueError):
     """A function returned a status other than 0; the text is what the error handler received."""
 
 
-def library_path() -> Path | None:
-    """The library to test, or None where there is none."""
+def library_path(build: Path | None = None) -> Path | None:
+    """The library to test, or None where there is none; ``build`` is where it may be."""
     named = os.environ.get(ENVIRONMENT)
     if named:
         return Path(named)
-    built = sorted(ROOT.glob("build/**/libmlxh2oc.*"), key=lambda path: path.stat().st_mtime)
+    found = (build or ROOT / "build").glob("**/libmlxh2oc.*")
+    built = sorted(found, key=lambda path: path.stat().st_mtime)
     return built[-1] if built else None
 
 

@@ -44,6 +44,16 @@ def rows_by_position(cache) -> tuple[dict, dict]:
     return found, of
 
 
+def same_states(one, other) -> None:
+    """Caches of the same types in the same state."""
+    for a, b in zip(one, other, strict=True):
+        assert type(a) is type(b)
+        found, expected = (tree_flatten(each.state) for each in (a, b))
+        for (name, x), (expected_name, y) in zip(found, expected, strict=True):
+            assert name == expected_name
+            np.testing.assert_array_equal(np.array(x), np.array(y))
+
+
 def random_tokens(
     rng, length: int, size: int = SHAPE["size"]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

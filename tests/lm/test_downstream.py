@@ -5,13 +5,13 @@ from __future__ import annotations
 import mlx.core as mx
 import mlx_lm
 import mlx_lm.models.cache as mlx_lm_cache
-import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.generate import generate_step, maybe_quantize_kv_cache, stream_generate
 from mlx_lm.models.base import create_attention_mask
 
 import mlx_h2o
+from cache_checks import same_states
 from mlx_h2o import load_prompt_cache, make_prompt_cache, routing
 from models import tiny
 from routing_checks import SETTINGS, mlx_lm_stays_as_it_is
@@ -50,17 +50,6 @@ def steps(model, prompt, caches, count, **given) -> list[int]:
         return [int(token) for token, _ in found]
 
 
-def equal(one, other) -> None:
-    for a, b in zip(one, other, strict=True):
-        found, expected = tree_flatten(a.state), tree_flatten(b.state)
-        assert [name for name, _ in found] == [name for name, _ in expected]
-        for (_, x), (_, y) in zip(found, expected, strict=True):
-            if isinstance(x, mx.array):
-                np.testing.assert_array_equal(np.array(x), np.array(y))
-            else:
-                assert x == y
-
-
 def test_a_prompt_in_two_parts_is_a_prompt(model, kind):
     """A saved prefix, and what follows, at the same chunk boundary."""
     whole, parts = (make_prompt_cache(model, 16, **(SETTINGS | kind)) for _ in range(2))
@@ -79,7 +68,7 @@ def test_saving_between_turns(model, kind, tmp_path):
     mlx_lm_cache.save_prompt_cache(file, caches, {"turn": "1"})
     loaded, metadata = load_prompt_cache(file, return_metadata=True)
     assert metadata == {"turn": "1"}
-    equal(loaded, caches)
+    same_states(loaded, caches)
     assert [type(cache) for cache in loaded] == [type(cache) for cache in caches]
     assert steps(model, [5, 6, 7], loaded, 8) == steps(model, [5, 6, 7], caches, 8)
 
@@ -107,7 +96,7 @@ def test_the_store_of_prompts(model, kind):
     assert store.nbytes > 0
     found, rest = store.fetch_nearest_cache("model", [*prompt, 1, 2])
     assert rest == [1, 2]
-    equal(found, caches)
+    same_states(found, caches)
     store.trim_to(n_bytes=0)
     assert (len(store), store.nbytes) == (0, 0)
 

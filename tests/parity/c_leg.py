@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 
 from golden.build import Case
-from mlx_h2o.operations.backends import get, register
+from mlx_h2o.operations.backends import register
 from mlx_h2o.operations.composed import folding, turbo
 from mlx_h2o.operations.requests import (
     AttentionRequest,
@@ -28,11 +27,9 @@ except ModuleNotFoundError as error:
         raise
     c_api = None
 
-from parity import judge, operations
+from parity import judge
 from parity.legs import PackageLeg
 from parity.outcome import Outcome
-
-LIBRARY = "libmlxh2oc.*"
 
 
 class CBackend:
@@ -64,8 +61,8 @@ class CBackend:
     def attention(self, request: AttentionRequest) -> AttentionResult:
         """Dense or packed rows."""
         given = _asked(request)
-        asked = {"lse": request.return_lse, "skipped": request.return_skipped}
-        given["without"] = [name for name, is_asked in asked.items() if not is_asked]
+        asked = ("scores", "lse", "skipped")
+        given["without"] = [one for one in asked if not getattr(request, f"return_{one}")]
         if request.is_packed:
             for side, rows in (("k", request.keys), ("v", request.values)):
                 names = (f"{side}_{part}" for part in "wsb")
@@ -172,7 +169,7 @@ def _parts(rows: StoredRows) -> tuple[mx.array, ...]:
 
 
 class CLeg(PackageLeg):
-    """libmlxh2oc with one of its back ends named."""
+    """libmlxh2oc with one of its back ends named, which has to serve what the package's does."""
 
     def __init__(self, name: str, backend: str, build: Path | None = None) -> None:
         super().__init__(name)
@@ -182,22 +179,12 @@ class CLeg(PackageLeg):
     def not_run(self) -> str:
         if c_api is None:
             return "cffi is not installed"
-        built = sorted(
-            (self.build or Path()).glob(f"**/{LIBRARY}"), key=lambda path: path.stat().st_mtime
-        )
-        named = os.environ.get(c_api.ENVIRONMENT)
-        path = Path(named) if named else built[-1] if built else c_api.library_path()
+        path = c_api.library_path(self.build)
         if path is None or not path.is_file():
-            return f"{path or LIBRARY} not found"
+            return f"{path or 'libmlxh2oc'} not found"
         self.library = c_api.load(path)
         available, reason = self.library.backend_status(self.trace_of)
         return "" if available else f"back end {self.trace_of!r} is not available: {reason}"
-
-    def absent(self, case: Case) -> str:
-        """What the package's back end of this name serves, the C one has to serve too."""
-        if case.fields["op"] == "without_scores":
-            return "no public call asks for it"
-        return operations.absent(case, get(self.trace_of), self.trace_of)
 
     def versions(self) -> dict[str, str]:
         text = c_api.Handle(self.library, "mlx_string")

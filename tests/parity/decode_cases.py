@@ -95,6 +95,9 @@ def _row_biases(seed: int) -> Iterator[Case]:
 
 
 def _lengths(seed: int) -> Iterator[Case]:
+    for mask in ("", "causal", "bool"):  # more queries than a block has
+        yield decode_case(f"chunk-{mask}", queries=150, rows=170, heads=(4, 2), mask=mask,
+                          bias=row_bias, scores=False, lse=False, seed=seed)  # fmt: skip
     for index, rows in enumerate((1, 31, 32, 33, *BLOCK_BOUNDARIES)):
         dtype = [*DTYPES][index % 3]
         bits = (8, 8) if index % 2 else (4, 4)

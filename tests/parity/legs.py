@@ -95,7 +95,7 @@ class PackageLeg(Leg):
         return ""
 
     def absent(self, case: Case) -> str:
-        return operations.absent(case, get(self.name), self.name)
+        return operations.absent(case, get(self.trace_of), self.trace_of)
 
     def versions(self) -> dict[str, str]:
         if self.name != "native":
@@ -146,12 +146,11 @@ class EmulatorLeg(PackageLeg):
             compile_all(work.values())
 
     def _request(self, case: Case) -> AttentionRequest | None:
-        served = (*operations.DECODE, "attention")
-        return operations.request(case) if case.fields["op"] in served else None
+        served = case.fields["op"] in (*operations.DECODE, "attention")
+        return operations.request(case) if served else None
 
     def outcome(self, case: Case) -> Outcome:
-        if case.fields["op"] == "attention":
-            refusal = get("emulator").refuses(operations.request(case))
-            if refusal:
-                return Outcome(refused=refusal)
+        request = self._request(case)
+        if request is not None and (refusal := get("emulator").refuses(request)):
+            return Outcome(refused=refusal)
         return super().outcome(case)

@@ -139,7 +139,7 @@ def _quantized(case: Case) -> dict[str, np.ndarray]:
 
 
 def _without_scores(case: Case) -> dict[str, np.ndarray]:
-    """No public call asks for this; the package's own attention does."""
+    """No public call of Python asks for this; the package's own attention does."""
     found = resolve().serve_attention(request(case))
     if found[1] is not None:
         raise AssertionError("scores were made that nobody asked for")

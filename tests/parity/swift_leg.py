@@ -46,8 +46,6 @@ class SwiftLeg(Leg):
 
     def absent(self, case: Case) -> str:
         """What the package's back end of this name serves, the Swift one has to serve too."""
-        if case.fields["op"] == "without_scores":
-            return "no public call asks for it"
         return operations.absent(case, get(self.trace_of), self.trace_of)
 
     def versions(self) -> dict[str, str]:

@@ -154,11 +154,9 @@ def test_what_a_leg_does_not_have_is_absent(tmp_path: Path) -> None:
     assert {*FUNCTIONS} <= {*by_op}
     swift, c = SwiftLeg("swift", "native"), CLeg("c", "native", tmp_path)
     legs = (swift, c, PackageLeg("native"))
-    some = [case for case in codes if case.fields["op"] != "without_scores"]
-    assert some and not any(leg.absent(case) for case in some for leg in legs)
+    assert codes and not any(leg.absent(case) for case in codes for leg in legs)
     absent = [{op for op, case in by_op.items() if leg.absent(case)} for leg in legs]
-    # No public call asks for attention without scores; the rest is what the back end has.
-    assert absent[0] == absent[1] == absent[2] | {"without_scores"}
+    assert absent[0] == absent[1] == absent[2]
     with named_emulator():
         # No kernel folds rows, averages scores or reads a chunk.
         absent = [{op for op, case in by_op.items() if EmulatorLeg().absent(case)}]

@@ -14,7 +14,7 @@
 #include "../metal.cpp"
 #include "../metal_kernel.cpp"
 #include "../metal_rows.cpp"
+#include "../mlx_attention.cpp"
 #include "../native.cpp"
 #include "../rows.cpp"
-#include "../selection.cpp"
 #include "../validate.cpp"

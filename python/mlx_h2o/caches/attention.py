@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from ..config import H2OConfig
 from ..operations.backends import resolve
-from ..operations.segments import AttentionRows, biased_attention, masking, merged_attention
+from ..operations.segments import AttentionRows, masking, merged_attention
 from .column import packing_of
 from .frame import share_of_rows
 from .scores import AttentionCall, biases
@@ -85,16 +85,11 @@ def attend(
 
 def without_scores(asked: AttentionCall) -> mx.array:
     """The output over arrays for few queries: MLX's own, which the native one is ahead of."""
-    queries, keys, values, scale, mask, sinks = asked
-    operations = resolve()
+    rows, (scale, mask, sinks), operations = asked[:3], asked[3:], resolve()
     if operations.name != "native":
-        return mx.fast.scaled_dot_product_attention(
-            queries, keys, values, scale=scale, mask=mask, sinks=sinks
-        )
+        return mx.fast.scaled_dot_product_attention(*rows, scale=scale, mask=mask, sinks=sinks)
     causal, shown = masking(mask)
-    return operations.output(
-        queries, keys, values, scale=scale, causal=causal, mask=shown, sinks=sinks
-    )
+    return operations.output(*rows, scale=scale, causal=causal, mask=shown, sinks=sinks)
 
 
 def attend_chunk(table: Table, asked: AttentionCall) -> mx.array:
@@ -108,4 +103,5 @@ def attend_chunk(table: Table, asked: AttentionCall) -> mx.array:
     given: Any = {"scale": scale, "mask": mask, "sinks": sinks}
     if bias is None:
         return mx.fast.scaled_dot_product_attention(queries, keys, values, **given)
-    return biased_attention(queries, keys, values, bias, **given)
+    rows = [AttentionRows(keys, values, {})]
+    return merged_attention(rows, queries, return_scores=False, row_bias=bias, **given)[0]

@@ -6,6 +6,7 @@ token, so none is a frozen dataclass, which takes longer to make.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -18,6 +19,9 @@ MASK_THRESHOLDS = {
     **{dtype: float(mx.finfo(dtype).min) / 2 for dtype in FLOATS},
 }
 """At or below it an additive mask masks: models mask with the lowest finite value and with -inf."""
+
+QUERIES = 128
+"""Queries of a block, where a matrix of all queries by all keys is made."""
 
 Packed = tuple[mx.array, mx.array, mx.array]
 """Rows as ``mx.quantize`` packs them: words, scales and biases."""
@@ -71,7 +75,7 @@ class AttentionRequest:
 
     ``keys`` and ``values`` are of any kind, each of its own. ``mask`` is already broadcast to
     [B, Hq, Lq, N] (strides may be 0) and is bool or additive; an additive entry at or below
-    ``mask_threshold`` masks its pair. ``causal`` and ``mask`` exclude each other. ``row_bias``,
+    ``mask_threshold`` masks its pair. With ``causal`` it is None, or the causal one. ``row_bias``,
     float32 [B, Hkv, N or more], comes on top of either; at or below the lowest finite it masks its
     row, which it never does where ``bias_masks`` is False. Of packed rows, pairs whose weight is
     below ``sparse_v_threshold`` add nothing to the output; 0: all add. Where ``return_scores``,
@@ -166,5 +170,37 @@ def attention_request(
 
 def last_queries(request: AttentionRequest, count: int) -> AttentionRequest:
     """The request of the last ``count`` queries; a bottom-right causal mask fits as it is."""
-    mask = None if request.mask is None else request.mask[:, :, -count:]
-    return replace(request, queries=request.queries[:, :, -count:], mask=mask)
+    return part_of(request, slice(-count, None), slice(None))
+
+
+def part_of(
+    request: AttentionRequest, queries: slice, keys: slice, after: Sequence[mx.array] = ()
+) -> AttentionRequest:
+    """Some queries and some keys of a request, with their values; computed after the last of
+    ``after``: without an order MLX may begin many parts before it ends the first."""
+    asked, mask, bias = request.queries[:, :, queries], request.mask, request.row_bias
+
+    def rows(stored: StoredRows) -> StoredRows:
+        if isinstance(stored, mx.array):
+            return stored[:, :, keys]
+        return replace(stored, parts=tuple(part[:, :, keys] for part in stored.parts))
+
+    return replace(
+        request, queries=mx.depends(asked, after[-1:]) if after else asked,
+        keys=rows(request.keys), values=rows(request.values),
+        mask=None if mask is None else mask[:, :, queries, keys],
+        row_bias=None if bias is None else bias[:, :, keys],
+    )  # fmt: skip
+
+
+def in_blocks(
+    request: AttentionRequest, attend: Callable[[AttentionRequest], AttentionResult]
+) -> AttentionResult:
+    """The output that ``attend`` makes of blocks of queries, one after the other."""
+    length, rows = request.queries.shape[2], request.keys.shape[2]
+    found: list[mx.array] = []
+    for start in range(0, length, QUERIES):
+        stop = min(start + QUERIES, length)
+        seen = max(1, rows - length + stop) if request.causal else rows
+        found.append(attend(part_of(request, slice(start, stop), slice(seen), found)).out)
+    return AttentionResult(mx.concatenate(found, axis=2))

@@ -28,46 +28,6 @@ def masking(mask: mx.array | str | None) -> tuple[bool, mx.array | None]:
     return (True, None) if isinstance(mask, str) else (False, mask)
 
 
-_QUERIES = 128
-"""Queries that see biased rows at a time, where a back end makes a matrix of logits or biases."""
-
-
-def biased_attention(
-    queries: mx.array,
-    keys: mx.array,
-    values: mx.array,
-    bias: mx.array,
-    *,
-    scale: float,
-    mask: mx.array | str | None = None,
-    sinks: mx.array | None = None,
-) -> mx.array:
-    """The output of attention over rows of which each has a bias, float32 [B, H, at least N].
-
-    Any number of queries; with many, blocks of them follow each other.
-    """
-    operations = resolve()
-    causal, shown = masking(mask)
-    if keys.dtype != queries.dtype:
-        keys, values = keys.astype(queries.dtype), values.astype(queries.dtype)
-    given: Any = {"scale": scale, "sinks": sinks, "row_bias": bias}
-    length = queries.shape[2]
-    if length <= _QUERIES or operations.name == "native":
-        return operations.attention(queries, keys, values, causal=causal, mask=shown, **given)[0]
-    found = []
-    rows = keys.shape[2]
-    for start in range(0, length, _QUERIES):
-        stop = min(start + _QUERIES, length)
-        seen = rows - length + stop if causal else rows
-        part = shown if shown is None or shown.shape[-2] == 1 else shown[..., start:stop, :]
-        one = operations.attention(
-            queries[:, :, start:stop], keys[:, :, :seen], values[:, :, :seen], causal=causal,
-            mask=part, **given,
-        )  # fmt: skip
-        found.append(one[0])
-    return mx.concatenate(found, axis=2)
-
-
 def merged_attention(
     segments: Sequence[AttentionRows],
     queries: mx.array,

@@ -45,9 +45,8 @@ extension MLXFast {
         mask: ScaledDotProductAttentionMaskMode = .none, sinks: MLXArray? = nil,
         rowBias: MLXArray? = nil, stream: StreamOrDevice = .default
     ) throws -> (output: MLXArray, scores: MLXArray) {
-        let (output, scores, _) = try call(
-            queries, keys, values, scale, mask, sinks, rowBias, stream, returnLse: false)
-        return (output, scores)
+        let found = try attention(2, queries, keys, values, scale, mask, sinks, rowBias, stream)
+        return (found[0], found[1])
     }
 
     /// As ``scaledDotProductAttentionWithScores(queries:keys:values:scale:mask:sinks:rowBias:stream:)``,
@@ -58,24 +57,24 @@ extension MLXFast {
         mask: ScaledDotProductAttentionMaskMode = .none, sinks: MLXArray? = nil,
         rowBias: MLXArray? = nil, stream: StreamOrDevice = .default
     ) throws -> AttentionWithScores {
-        let (output, scores, lse) = try call(
-            queries, keys, values, scale, mask, sinks, rowBias, stream, returnLse: true)
-        return AttentionWithScores(output: output, scores: scores, lse: lse)
+        let found = try attention(3, queries, keys, values, scale, mask, sinks, rowBias, stream)
+        return AttentionWithScores(output: found[0], scores: found[1], lse: found[2])
     }
 
-    private static func call(
-        _ queries: MLXArray, _ keys: MLXArray, _ values: MLXArray, _ scale: Float,
+    /// The first `count` of output, scores and lse. The output alone of more than 8 queries is that of
+    /// MLX's own attention on a GPU: a query that sees nothing gives a mean of the values.
+    package static func attention(
+        _ count: Int, _ queries: MLXArray, _ keys: MLXArray, _ values: MLXArray, _ scale: Float,
         _ mask: ScaledDotProductAttentionMaskMode, _ sinks: MLXArray?, _ rowBias: MLXArray?,
-        _ stream: StreamOrDevice, returnLse: Bool
-    ) throws -> (MLXArray, MLXArray, MLXArray) {
+        _ stream: StreamOrDevice = .default
+    ) throws -> [MLXArray] {
         let (mode, array) = mask.arguments
-        let found = try results(3) { place in
+        return try results(count) { place in
             mlx_h2o_scaled_dot_product_attention_with_scores(
-                place, place + 1, returnLse ? place + 2 : nil, queries.ctx, keys.ctx, values.ctx,
-                scale, mode, array.ctx, (sinks ?? .mlxNone).ctx,
+                place, count > 1 ? place + 1 : nil, count > 2 ? place + 2 : nil, queries.ctx,
+                keys.ctx, values.ctx, scale, mode, array.ctx, (sinks ?? .mlxNone).ctx,
                 (rowBias ?? .mlxNone).ctx, stream.ctx)
         }
-        return (found[0], found[1], found[2])
     }
 }
 
@@ -151,9 +150,9 @@ extension MLXFast {
             mlx_h2o_scaled_dot_product_attention_quantized_with_scores(
                 place, place + 1, returnsAll ? place + 2 : nil, returnsAll ? place + 3 : nil,
                 queries.ctx, k[0].ctx, k[1].ctx, k[2].ctx, v[0].ctx, v[1].ctx, v[2].ctx, scale,
-                Int32(clamping: bits),
-                Int32(clamping: groupSize), optional(valueBits), mode, array.ctx,
-                (sinks ?? .mlxNone).ctx, (rowBias ?? .mlxNone).ctx, sparseVThreshold, stream.ctx)
+                Int32(clamping: bits), Int32(clamping: groupSize), optional(valueBits), mode,
+                array.ctx, (sinks ?? .mlxNone).ctx, (rowBias ?? .mlxNone).ctx, sparseVThreshold,
+                stream.ctx)
         }
     }
 }
@@ -202,9 +201,8 @@ public func attentionAndAccumulate<Keys: CacheRows, Values: CacheRows>(
                 mlx_h2o_attention_and_accumulate(
                     place, place + 1, queries.ctx, keys, values, importance.ctx, scale,
                     kind.rawValue, decay, mode, array.ctx, (sinks ?? .mlxNone).ctx,
-                    (rowBias ?? .mlxNone).ctx,
-                    Int32(clamping: bits), Int32(clamping: groupSize), optional(valueBits),
-                    sparseVThreshold, stream.ctx)
+                    (rowBias ?? .mlxNone).ctx, Int32(clamping: bits), Int32(clamping: groupSize),
+                    optional(valueBits), sparseVThreshold, stream.ctx)
             }
         }
     }

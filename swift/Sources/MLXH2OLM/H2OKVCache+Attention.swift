@@ -35,26 +35,6 @@ extension H2OKVCache {
         return tied(output)
     }
 
-    /// Attention of a chunk that adds `bias`, float32 [B, H, N], to the logits. Blocks of queries
-    /// follow each other, since the operation makes a matrix of their logits.
-    private func attend(
-        _ arrays: [MLXArray], _ scale: Float, _ mask: MLXFast.ScaledDotProductAttentionMaskMode,
-        _ bias: MLXArray
-    ) throws -> MLXArray {
-        let (length, rows) = (arrays[0].dim(2), arrays[1].dim(2))
-        let blocks = try stride(from: 0, to: length, by: maxScoredQueries).map { first in
-            let last = min(first + maxScoredQueries, length)
-            // Bottom-right: the last query of a block sees the rows up to its own.
-            let seen = if case .causal = mask { rows - length + last } else { rows }
-            return try MLXFast.scaledDotProductAttentionWithScores(
-                queries: arrays[0][0..., 0..., first..<last], keys: arrays[1][0..., 0..., ..<seen],
-                values: arrays[2][0..., 0..., ..<seen], scale: scale,
-                mask: part(of: mask, first..<last, of: length), rowBias: bias[0..., 0..., ..<seen]
-            ).0
-        }
-        return blocks.count == 1 ? blocks[0] : concatenated(blocks, axis: 2)
-    }
-
     private func attendByChunk(
         _ queries: MLXArray, _ scale: Float, _ mask: MLXFast.ScaledDotProductAttentionMaskMode,
         _ table: inout RowTable
@@ -63,7 +43,8 @@ extension H2OKVCache {
         let arrays = sameDType([queries, keys, values])
         let output =
             if let bias = table.bias {
-                try attend(arrays, scale, mask, bias)
+                try MLXFast.attention(
+                    1, arrays[0], arrays[1], arrays[2], scale, mask, nil, bias)[0]
             } else {
                 MLXFast.scaledDotProductAttention(
                     queries: arrays[0], keys: arrays[1], values: arrays[2], scale: scale, mask: mask

@@ -21,6 +21,20 @@ func runAttention(_ parity: Case) throws -> [String: MLXArray] {
     return ["out": result.output.asType(.float32), "scores": result.scores, "lse": result.lse]
 }
 
+/// The same without scores, which only dense rows without lse can be asked for.
+func runWithoutScores(_ parity: Case) throws -> [String: MLXArray] {
+    guard parity.fields.bits == nil, parity.fields.returnLse != true else {
+        var found = try parity.fields.bits == nil ? runAttention(parity) : runQuantized(parity)
+        found["scores"] = nil
+        return found
+    }
+    let out = try MLXFast.attention(
+        1, parity.tensor("queries"), parity.rows("keys"), parity.rows("values"),
+        parity.field(\.scale, "scale"), parity.mask(), parity.optionalTensor("sinks"),
+        parity.optionalTensor("row_bias"))[0]
+    return ["out": out.asType(.float32)]
+}
+
 /// The rows to keep.
 func runKeep(_ parity: Case) throws -> [String: MLXArray] {
     [

@@ -40,6 +40,7 @@ private func run(_ parity: Case, _ backend: H2OBackend?) throws -> [String: MLXA
         "attention": runAttention, "keep": runKeep, "trace": runTrace, "quantized": runQuantized,
         "accumulate": runAccumulate, "append": runAppend, "codes": runCodes,
         "prefill": runPrefill, "attend": runAttend, "fold": runFold, "host": runHostTime,
+        "without_scores": runWithoutScores,
     ]
     guard let operation = operations[parity.fields.op] else {
         throw Case.Malformed(description: "op is '\(parity.fields.op)', which is not known here")

@@ -62,6 +62,7 @@ int mlx_greater_equal(mlx_array* res, const mlx_array a, const mlx_array b, cons
 int mlx_left_shift(mlx_array* res, const mlx_array a, const mlx_array b, const mlx_stream s);
 int mlx_less(mlx_array* res, const mlx_array a, const mlx_array b, const mlx_stream s);
 int mlx_less_equal(mlx_array* res, const mlx_array a, const mlx_array b, const mlx_stream s);
+int mlx_logaddexp(mlx_array* res, const mlx_array a, const mlx_array b, const mlx_stream s);
 int mlx_logical_and(mlx_array* res, const mlx_array a, const mlx_array b, const mlx_stream s);
 int mlx_logical_or(mlx_array* res, const mlx_array a, const mlx_array b, const mlx_stream s);
 int mlx_matmul(mlx_array* res, const mlx_array a, const mlx_array b, const mlx_stream s);

@@ -6,19 +6,20 @@ softmax are float32, and the output is rounded once, to the dtype of the queries
 """
 
 from dataclasses import replace
-from typing import cast
 
 import mlx.core as mx
 
 from mlx_h2o.operations.arguments import StreamLike, placed
 from mlx_h2o.operations.composed import turbo
 from mlx_h2o.operations.requests import (
+    QUERIES,
     AttentionRequest,
     AttentionResult,
     PackedRows,
     PerSequence,
     StoredRows,
     are_codes,
+    in_blocks,
 )
 
 name = "composed"
@@ -86,10 +87,16 @@ def causal_mask(request: AttentionRequest) -> mx.array:
     return mx.arange(rows) <= mx.arange(rows - length, rows)[:, None]
 
 
+def masked(request: AttentionRequest) -> AttentionRequest:
+    """The same with the mask of a causal one, which parts of it would each make."""
+    if not request.causal:
+        return request
+    seen = causal_mask(request)
+    return replace(request, mask=mx.broadcast_to(seen, (*request.queries.shape[:2], *seen.shape)))
+
+
 def _masked_pairs(request: AttentionRequest, logits: mx.array) -> mx.array:
-    if request.causal:
-        return mx.where(causal_mask(request), logits, -mx.inf)
-    mask = cast(mx.array, request.mask)
+    mask = causal_mask(request) if request.mask is None else request.mask
     if mask.dtype == mx.bool_:
         return mx.where(mask, logits, -mx.inf)
     bias = mask.astype(mx.float32)
@@ -101,7 +108,7 @@ def weights(scores: mx.array, sinks: mx.array | None = None, masked: bool = True
     """The softmax over the last axis of scores [B, Hq, L, N], with sinks [Hq] in its denominator:
     0 where a score is -inf, and so where a query has nothing to attend to. ``masked`` is False
     where none is."""
-    found = mx.softmax(mx.maximum(scores, _LOWEST) if masked else scores, axis=-1)
+    found = mx.softmax(scores, axis=-1)
     if sinks is not None:
         found = found * mx.sigmoid(_lse(scores) - sinks.astype(mx.float32)[:, None, None])
     return mx.where(scores == -mx.inf, 0.0, found) if masked else found
@@ -139,7 +146,10 @@ def attention(request: AttentionRequest) -> AttentionResult:
             keys, values = dense(request.keys), dense(request.values)
             found = attention(replace(turbo.turned(request), keys=keys, values=values))
             return found._replace(out=turbo.output(request, found.out))
-        return _attend(request)
+        asked = request.return_scores or request.return_lse or request.return_skipped
+        if asked or request.queries.shape[2] <= QUERIES:
+            return _attend(request)
+        return in_blocks(masked(request), _attend)
 
 
 def _attend(request: AttentionRequest) -> AttentionResult:

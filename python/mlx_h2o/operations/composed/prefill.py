@@ -11,7 +11,7 @@ import mlx.core as mx
 from mlx_h2o.operations import composed
 from mlx_h2o.operations.arguments import placed, runs_on_gpu
 from mlx_h2o.operations.composed import ema
-from mlx_h2o.operations.requests import AttentionRequest, attention_request, last_queries
+from mlx_h2o.operations.requests import AttentionRequest, attention_request, last_queries, part_of
 
 BLOCK_BYTES = 1 << 21
 """The logits of one block, in float32, take at most this much, or one row or column of them."""
@@ -32,11 +32,8 @@ def prefill_scores(
         few = request.queries.shape[2] > request.keys.shape[2]
         empty = few or replace(request, causal=False).hides
         # What is the same in all blocks, once.
-        mask, queries = request.mask, request.queries.astype(mx.float32)
-        if request.causal:
-            seen = composed.causal_mask(request)
-            mask = mx.broadcast_to(seen, (*queries.shape[:2], *seen.shape))
-        request = replace(request, queries=queries, causal=False, mask=mask)
+        queries = request.queries.astype(mx.float32)
+        request = replace(composed.masked(request), queries=queries)
         if decay is None:
             return _mass(request, empty)
         return _moving_average(request, importance, decay)
@@ -49,29 +46,13 @@ def last_scores(
     return composed.logits(last_queries(attention_request(q, k, k, **given), queries))
 
 
-def _block(
-    request: AttentionRequest, rows: tuple[int, int], columns: tuple[int, int], after: mx.array
-) -> mx.array:
-    """Logits [B, Hq, rows, columns], computed after ``after``.
-
-    Without an order MLX may begin many blocks before it ends the first.
-    """
-    (first, last), (start, stop) = rows, columns
-    keys, mask, bias = request.keys, request.mask, request.row_bias
-    assert isinstance(keys, mx.array)
-    keys, queries = keys[:, :, start:stop], mx.depends(request.queries[:, :, first:last], [after])
-    bias = None if bias is None else bias[:, :, start:stop]
-    mask = None if mask is None else mask[:, :, first:last, start:stop]
-    return composed.logits(replace(request, queries=queries, keys=keys, row_bias=bias, mask=mask))
-
-
-def _ranges(request: AttentionRequest, count: int, pairs: int) -> Iterator[tuple[int, int]]:
+def _ranges(request: AttentionRequest, count: int, pairs: int) -> Iterator[slice]:
     """Blocks of ``count`` queries or keys, each with so many ``pairs`` in every head."""
     batch, heads = request.queries.shape[:2]
     most = BLOCK_BYTES * (_ON_A_GPU if runs_on_gpu(request.stream) else 1)
     size = max(1, most // (batch * heads * pairs * 4))
     for start in range(0, count, size):
-        yield start, min(start + size, count)
+        yield slice(start, start + size)
 
 
 def _moving_average(
@@ -81,12 +62,12 @@ def _moving_average(
     kv_heads, keys = request.keys.shape[1:3]
     if importance is None:
         importance = mx.full((batch, kv_heads, keys), mx.nan)
-    parts = [importance[:, :, :0]]
-    for start, stop in _ranges(request, keys, length):
-        scores = _block(request, (0, length), (start, stop), parts[-1])
-        before = importance[:, :, start:stop]
+    parts: list[mx.array] = []
+    for columns in _ranges(request, keys, length):
+        scores = composed.logits(part_of(request, slice(None), columns, parts))
+        before = importance[:, :, columns]
         parts.append(ema.accumulate_scores(before, scores, decay=decay, masked=request.hides))
-    return mx.concatenate(parts[1:], axis=2)
+    return mx.concatenate(parts, axis=2)
 
 
 def _mass(request: AttentionRequest, empty: bool) -> mx.array:
@@ -95,8 +76,8 @@ def _mass(request: AttentionRequest, empty: bool) -> mx.array:
     kv_heads, keys = request.keys.shape[1:3]
     request = replace(request, keys=composed.dense(request.keys))
     mass = mx.zeros((batch, kv_heads, keys))
-    for first, last in _ranges(request, length, keys):
-        scores = _block(request, (first, last), (0, keys), mass)
+    for queries in _ranges(request, length, keys):
+        scores = composed.logits(part_of(request, queries, slice(None), [mass]))
         weights = composed.weights(scores, request.sinks, empty)
         mass = mass + weights.reshape(batch, kv_heads, -1, keys).sum(axis=2)
     return mass

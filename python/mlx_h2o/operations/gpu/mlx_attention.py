@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import mlx.core as mx
 
 from mlx_h2o.operations.arguments import placed
-from mlx_h2o.operations.composed import causal_mask
+from mlx_h2o.operations.composed import masked
 from mlx_h2o.operations.gpu.launch import LONGEST_QUERY
-from mlx_h2o.operations.requests import AttentionRequest, AttentionResult, PackedRows
+from mlx_h2o.operations.requests import (
+    MASK_THRESHOLDS,
+    AttentionRequest,
+    AttentionResult,
+    PackedRows,
+    in_blocks,
+)
 
 MARGIN = 1.1
 """The kernels stay unless they take this many times as long."""
@@ -38,7 +45,7 @@ def serves(request: AttentionRequest) -> bool:
 
 def attention(request: AttentionRequest) -> AttentionResult:
     """What the kernels, or the composition, make of the same request."""
-    dtype = request.queries.dtype
+    dtype, sinks = request.queries.dtype, request.sinks
 
     def dense(rows: Any) -> Any:
         if isinstance(rows, mx.array):
@@ -46,27 +53,33 @@ def attention(request: AttentionRequest) -> AttentionResult:
         how: dict[str, Any] = {"group_size": rows.group_size, "bits": rows.bits, "dtype": dtype}
         return mx.dequantize(*rows.parts, **how)
 
+    def attend(part: Any, mask: Any) -> AttentionResult:
+        rows = part.queries, part.keys, part.values
+        given = {"scale": part.scale, "mask": mask, "sinks": sinks}
+        return AttentionResult(mx.fast.scaled_dot_product_attention(*rows, **given))
+
     with placed(request.stream):
-        mask: Any = "causal" if request.causal else None
-        if request.mask is not None or request.row_bias is not None:
-            mask = _added(request)
-        out = mx.fast.scaled_dot_product_attention(
-            request.queries, dense(request.keys), dense(request.values), scale=request.scale,
-            mask=mask, sinks=request.sinks,
-        )  # fmt: skip
-    return AttentionResult(out)
+        sinks = None if sinks is None else sinks.astype(dtype)
+        request = replace(request, keys=dense(request.keys), values=dense(request.values))
+        if request.mask is None and request.row_bias is None:
+            return attend(request, "causal" if request.causal else None)
+        whole = replace(masked(request), row_bias=_biases(request))
+        return in_blocks(whole, lambda part: attend(part, _added(part)))
 
 
-def _added(request: AttentionRequest) -> mx.array:
-    """Mask and biases as numbers to add, [B, Hq, Lq or 1, N], in the dtype of the queries. Hidden
-    pairs have the lowest one: a query that sees nothing gets a mean, never NaN."""
-    rows, seen = request.keys.shape[2], causal_mask(request) if request.causal else request.mask
-    bias, dtype = mx.zeros(1), request.queries.dtype
-    if request.row_bias is not None:
-        group = request.queries.shape[1] // request.row_bias.shape[1]
-        bias = mx.repeat(request.row_bias[:, :, None, :rows], group, axis=1)
-    bias = bias.astype(dtype)
-    return bias if seen is None else mx.where(seen, bias, mx.finfo(dtype).min)
+def _biases(request: AttentionRequest) -> mx.array:
+    """Of each query head and row, in the dtype of the queries."""
+    (heads, rows), bias = request.keys.shape[1:3], request.row_bias
+    bias = mx.zeros((1, heads, rows)) if bias is None else bias[:, :, :rows]
+    return mx.repeat(bias.astype(request.queries.dtype), request.queries.shape[1] // heads, axis=1)
+
+
+def _added(part: AttentionRequest) -> mx.array:
+    """Mask and biases as numbers to add, [B, Hq, Lq or 1, N]. Hidden pairs have half of the lowest
+    one, which is finite times log2(e) too, as kernels take it: a query that sees nothing gets a
+    mean, never NaN."""
+    bias = mx.expand_dims(cast(mx.array, part.row_bias), 2)
+    return bias if part.mask is None else mx.where(part.mask, bias, MASK_THRESHOLDS[bias.dtype])
 
 
 def shape_of(request: AttentionRequest) -> tuple[Any, ...]:

@@ -17,7 +17,9 @@ extern "C" {
  *  With B sequences, Hq query heads in Hkv groups, Lq queries and N keys:
  *
  *  \param[out] out [B, Hq, Lq, Dv], the dtype of the queries. A fully masked query gives zeros.
- *  \param[out] scores float32 [B, Hq, Lq, N]: scale * q.k + mask + row_bias, -inf where masked.
+ *  \param[out] scores float32 [B, Hq, Lq, N]: scale * q.k + mask + row_bias, -inf where masked. Or
+ *    NULL where they are not wanted: on a GPU, without lse too, MLX's own attention then serves
+ *    more than 8 queries, of which a fully masked one gives a mean of the values.
  *  \param[out] lse float32 [B, Hq, Lq], or NULL where it is not wanted: the log of the denominator,
  *    sink included; the weights are exp(scores - lse). -inf where nothing is unmasked and there is
  *    no sink; the weights are then 0.
@@ -39,10 +41,11 @@ extern "C" {
  *    scale that is not finite, or a named back end that cannot serve the call.
  */
 int mlx_h2o_scaled_dot_product_attention_with_scores(
-    mlx_array* out, mlx_array* scores, mlx_array* lse /* may be null */, const mlx_array queries,
-    const mlx_array keys, const mlx_array values, float scale, const char* mask_mode,
-    const mlx_array mask_arr /* may be null */, const mlx_array sinks /* may be null */,
-    const mlx_array row_bias /* may be null */, const mlx_stream s);
+    mlx_array* out, mlx_array* scores /* may be null */, mlx_array* lse /* may be null */,
+    const mlx_array queries, const mlx_array keys, const mlx_array values, float scale,
+    const char* mask_mode, const mlx_array mask_arr /* may be null */,
+    const mlx_array sinks /* may be null */, const mlx_array row_bias /* may be null */,
+    const mlx_stream s);
 
 /** The same of rows that are packed as mlx_quantize packs them, dequantised in registers.
  *
@@ -70,7 +73,7 @@ int mlx_h2o_scaled_dot_product_attention_with_scores(
  *  \return 1 as above, and for words, scales and biases that do not fit each other.
  */
 int mlx_h2o_scaled_dot_product_attention_quantized_with_scores(
-    mlx_array* out, mlx_array* scores, mlx_array* lse /* may be null */,
+    mlx_array* out, mlx_array* scores /* may be null */, mlx_array* lse /* may be null */,
     mlx_array* skipped /* may be null */, const mlx_array queries, const mlx_array k_w,
     const mlx_array k_s, const mlx_array k_b, const mlx_array v_w, const mlx_array v_s,
     const mlx_array v_b, float scale, int bits, int group_size, mlx_optional_int v_bits,
