@@ -75,7 +75,7 @@ def ranks(config, head: int, rows: list, keep: int, recent_start: int) -> np.nda
 
 def _h2o(config, mass: np.ndarray, rows: list, keep: int, recent_start: int) -> np.ndarray:
     """Mass times the length of the value over the greatest, and 2 more for the rows that are among
-    the most diverse of those that no range protects."""
+    the most diverse, or right before one where none is folded, of those that no range protects."""
     heavy = mass * np.array([np.linalg.norm(row.value) for row in rows])
     found = heavy / max(np.nan_to_num(heavy).max(initial=0), 1e-9)
     stays = [row.position < for_good(config) or row.position >= recent_start for row in rows]
@@ -83,6 +83,8 @@ def _h2o(config, mass: np.ndarray, rows: list, keep: int, recent_start: int) -> 
     diverse = int(config.policy.diversity * max(0, keep - sum(stays)))
     if diverse:
         apart = _key_diversity(rows)
+        if not config.policy.fold:
+            apart = [apart[place : place + 3].max() for place in range(len(apart))]
         best = sorted(free, key=lambda place: (-apart[place], rows[place].position))[:diverse]
         found[best] += 2
     return found

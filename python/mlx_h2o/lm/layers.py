@@ -156,7 +156,7 @@ def rows_by_head(
         return None
     known = length, config.context_size or int_setting(model, "max_position_embeddings")
     most = min((tokens for tokens in known if tokens), default=LONGEST * rows)
-    parts, least = parts_of_mean(found), _least(config)
+    parts, least = parts_of_mean(found, has_windows(model)), _least(config)
 
     def shared(most: int) -> list[list[int]]:
         return shares(parts, rows, least=least, most=most, fixed=config.protected)
@@ -220,17 +220,25 @@ def shares(
     return [layer.tolist() for layer in _by_layer(found, parts)]
 
 
-def parts_of_mean(given: Sequence[Sequence[float]]) -> list[Any]:
+def parts_of_mean(given: Sequence[Sequence[float]], windows: bool = False) -> list[Any]:
     """The share of each head of each layer, as a part of the mean, by what they give.
 
     Every head gets FLOOR of it. What is left goes to the heads that retrieve, by the square root of
-    what they give. Heads of a layer are at two shares, or at one where the upper is less than APART
-    times the lower.
+    what they give. Beside layers with windows, which hold what is near, every head gets a fifth,
+    and what is left goes in equal parts. Heads of a layer are at two shares, or at one where the
+    upper is less than APART times the lower.
     """
     gains = np.array([gain for layer in given for gain in layer], float)
-    wide = np.where(gains >= BEST * gains.max(), np.sqrt(gains), 0)
-    share = FLOOR + (1 - FLOOR) * wide / (wide.mean() or 1)
+    floor, power = (0.2, 0.0) if windows else (FLOOR, 0.5)
+    wide = np.where(gains >= BEST * gains.max(), gains**power, 0)
+    share = floor + (1 - floor) * wide / (wide.mean() or 1)
     return [_two_levels(layer) for layer in _by_layer(share, given)]
+
+
+def has_windows(model: Any) -> bool:
+    """Whether some of its layers see the newest tokens alone."""
+    stock = mlx_lm_cache.make_prompt_cache(model)
+    return any(isinstance(one, mlx_lm_cache.RotatingKVCache) for one in stock)
 
 
 def _by_layer(heads: Any, like: Sequence[Any]) -> list[Any]:

@@ -18,7 +18,7 @@ from ..caches.heads import HeadGroups
 from ..config import H2OConfig
 from ..errors import SettingError, check_int
 from ..policies.h2o import H2O
-from .layers import LAYERS, Budgets, layer_configs, probe, reason_of, rows_by_head
+from .layers import LAYERS, Budgets, has_windows, layer_configs, probe, reason_of, rows_by_head
 from .models import handed, refusal
 from .outline import Outline, total_bytes
 from .outline import evicting_caches as evicting_caches
@@ -162,8 +162,9 @@ def fit_bytes(
     changes next to nothing of this model's attention; one size fewer where less than a fifth of the
     tokens could stay, of 1,000 if ``length`` is not given; and the most with which all tokens fit.
     ``kv_bits=None`` leaves them unquantised. Without ``policy``, quantised rows have the policy
-    "h2o" if the model and the other settings allow it. Nothing is computed but the probe of the
-    model: the bytes are those of caches in a graph that is never evaluated.
+    "h2o" if the model and the other settings allow it; beside layers with windows, which hold what
+    is near, rows that go are dropped. Nothing is computed but the probe of the model: the bytes are
+    those of caches in a graph that is never evaluated.
 
     Args:
         model: an mlx_lm model. If its heads are dealt out over processes, all of them call this,
@@ -184,6 +185,7 @@ def fit_bytes(
     limit = parsed_bytes(max_kv_bytes)
     scored = "policy" not in settings
     outlines = [Outline(one) for one in (model, draft_model) if one is not None]
+    dropping = {"fold": False} if has_windows(model) else {}
 
     def nbytes_of(config: H2OConfig, chunk: int = 0) -> list[int]:
         """Of the model, and of the draft model."""
@@ -192,7 +194,7 @@ def fit_bytes(
 
     def config_of(rows: int, bits: _Bits) -> H2OConfig:
         packs = bits[0] is not None or "kv_format" in settings
-        chosen = {"policy": H2O.name} if scored and packs else {}
+        chosen = {"policy": H2O.name} | dropping if scored and packs else {}
         packing = {"kv_bits": bits[0]} | ({} if bits[1] is None else {"v_bits": bits[1]})
         return _config(..., packing | chosen | settings | {"max_kv_size": rows})
 

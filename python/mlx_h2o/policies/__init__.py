@@ -24,10 +24,7 @@ __all__ += ["Tova", "ValueAware", "Window", "known", "names"]
 
 _POLICIES: dict[str, type[Policy]] = {
     policy.name: policy
-    for policy in (
-        *(H2O, H2OEma, H2OSum, Window, Random, KeyDiff),
-        *(SnapKV, Tova, ValueAware, Mix),
-    )
+    for policy in (H2O, H2OEma, H2OSum, Window, Random, KeyDiff, SnapKV, Tova, ValueAware, Mix)
 }
 
 

@@ -10,6 +10,7 @@ from ..errors import check_bool, check_share
 from ..operations.backends import resolve
 from .base import Rows
 from .h2o_sum import H2OSum
+from .weights import greatest_near
 
 FEWEST_RECENT = 32
 """Recent rows, below which much is lost."""
@@ -25,7 +26,8 @@ class H2O(H2OSum):
     Mass alone loses what no query has asked for yet, diversity alone loses the text. Ranks by mass
     are shares of the greatest of a head, at most 1; the rows that stay for their diversity have 2
     more, and none is folded into them. Of the rows that go, the nearer half is folded into the
-    nearest that stay, weighed by these ranks.
+    nearest that stay, weighed by these ranks. Where none is folded, a row is as diverse as the most
+    diverse of it and the next two.
 
     Args:
         diversity: the share of the rows kept by rank that are kept for the diversity of their keys,
@@ -62,8 +64,11 @@ class H2O(H2OSum):
         if not diverse:
             return ranks
         operations = resolve()
+        apart = operations.key_diversity(rows.keys)
+        if not self.fold:  # what is looked up is found by what stands before it
+            apart = greatest_near(apart, rows.positions, 0, 2)
         stay = operations.keep_indices(
-            operations.key_diversity(rows.keys),
+            apart,
             rows.positions,
             keep=rows.keep - rows.places + diverse,
             sink_size=rows.sink_size,

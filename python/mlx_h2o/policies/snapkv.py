@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from .. import fast
 from .base import ByScores
-from .weights import per_kv_head
+from .weights import greatest_near, per_kv_head
 
 
 class SnapKV(ByScores):
@@ -28,32 +28,12 @@ class SnapKV(ByScores):
     chunk_queries = window
 
     def accumulate(
-        self,
-        importance: mx.array,
-        scores: mx.array,
-        *,
-        positions: mx.array | None = None,
-        **_: Any,
+        self, importance: mx.array, scores: mx.array, *, positions: mx.array | None = None, **_: Any
     ) -> mx.array:
         if scores.shape[2] < self.window:
             return fast.accumulate_scores(
                 importance, scores, decay=1 - 1 / self.window, masked=False
             )
         votes = per_kv_head(scores[:, :, -self.window :], importance.shape[1])
-        return self._pooled(mx.mean(votes, axis=(2, 3)), positions)
-
-    def _pooled(self, votes: mx.array, positions: mx.array | None) -> mx.array:
-        """The greatest vote of each row and its neighbours; slots are in no order."""
-        if positions is None:
-            return self._greatest(votes)
-        order = mx.argsort(positions, axis=2)
-        pooled = self._greatest(mx.take_along_axis(votes, order, axis=2))
-        return mx.put_along_axis(votes, order, pooled, axis=2)
-
-    def _greatest(self, votes: mx.array) -> mx.array:
-        rows, reach = votes.shape[2], self.neighbours
-        padded = mx.pad(votes, [(0, 0), (0, 0), (reach, reach)], constant_values=-mx.inf)
-        result = votes
-        for start in range(2 * reach + 1):
-            result = mx.maximum(result, padded[:, :, start : start + rows])
-        return result
+        votes = mx.mean(votes, axis=(2, 3))
+        return greatest_near(votes, positions, -self.neighbours, self.neighbours)

@@ -22,3 +22,17 @@ def order(values: mx.array, positions: mx.array) -> mx.array:
     key = composed.retention_key(values, positions)
     places = mx.broadcast_to(mx.arange(values.shape[2], dtype=mx.float32), values.shape)
     return mx.put_along_axis(mx.zeros(values.shape), mx.argsort(key, axis=2), places, axis=2)
+
+
+def greatest_near(rows: mx.array, positions: mx.array | None, first: int, last: int) -> mx.array:
+    """Of each row, the greatest of those [B, H, N] ``first`` to ``last`` places behind it, by
+    position. ``positions`` None: slots are in order."""
+    if positions is not None:
+        order = mx.argsort(positions, axis=2)
+        near = greatest_near(mx.take_along_axis(rows, order, axis=2), None, first, last)
+        return mx.put_along_axis(rows, order, near, axis=2)
+    padded = mx.pad(rows, [(0, 0), (0, 0), (-first, last)], constant_values=-mx.inf)
+    result = rows
+    for start in range(last - first + 1):
+        result = mx.maximum(result, padded[:, :, start : start + rows.shape[2]])
+    return result

@@ -6,7 +6,8 @@ import MLX
 /// and over the query heads of the KV head (Zhang et al. 2023, H2O). Ranks by mass are shares of the
 /// greatest of a head, at most 1; the rows that stay for their diversity have 2 more, and none is
 /// folded into them. Of the rows that go, the nearer half is folded into the nearest that stay,
-/// weighed by these ranks.
+/// weighed by these ranks. Where none is folded, a row is as diverse as the most diverse of it and
+/// the next two.
 public struct H2OPolicy: EvictionPolicy {
     /// Of the rows that ranks decide about, the share that is kept for the diversity of their keys.
     public let diversity: Double
@@ -42,8 +43,18 @@ public struct H2OPolicy: EvictionPolicy {
         let ranks = heavy / maximum(greatest, Float(1e-9))
         let diverse = Int(diversity * Double(rows.places))
         guard diverse > 0 else { return ranks }
+        var apart = try keyDiversity(rows.keys)
+        if !folds {  // as diverse as the next row in order of position, and the one behind it
+            let order = argSort(rows.positions, axis: 2)
+            apart = takeAlong(apart, order, axis: 2)
+            for _ in 0..<2 {
+                let next = [apart[.ellipsis, 1...], apart[.ellipsis, (-1)...]]
+                apart = maximum(apart, concatenated(next, axis: 2))
+            }
+            apart = putAlong(apart, order, values: apart, axis: 2)
+        }
         let stay = try keepIndices(
-            keyDiversity(rows.keys), positions: rows.positions,
+            apart, positions: rows.positions,
             keep: rows.keep - rows.places + diverse, sinkSize: rows.sinkSize,
             recentStart: rows.recentStart)
         let none = MLXArray.zeros(ranks.shape, dtype: .float32)
