@@ -11,8 +11,8 @@ from mlx_h2o.operations.gpu.launches import LaunchPlan
 
 def every_row_launch() -> dict[str, LaunchPlan]:
     """A plan of one launch for each variant, by name."""
-    queries = mx.zeros((1, 4, 2, 5))
-    found = {"add_mass": launch_rows.add_mass(queries[:, :2, 0], queries, queries[..., 0])}
+    seen = LaunchPlan((), {"scores": mx.zeros((1, 4, 2, 5)), "lse": mx.zeros((1, 4, 2))})
+    found = {"add_mass": launch_rows.add_mass(seen, mx.zeros((1, 2, 5)))}
     # Each dtype and bits; an element in a lane, some, and the widest row.
     for dtype, size, bits in ((mx.float32, 1024, 4), (mx.float16, 128, 3), (mx.bfloat16, 32, 2)):
         rows = mx.zeros((1, 2, 3, size), dtype)

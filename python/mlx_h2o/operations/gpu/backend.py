@@ -67,16 +67,16 @@ class KernelBackend:
         return (mlx_attention.attention if self.uses_mlx(request) else self._attention)(request)
 
     def _attention(self, request: AttentionRequest) -> AttentionResult:
-        made = self._attended(request)
+        made = self._attended(request, self.plan(request))
         if not request.return_scores:
             made.pop("scores", None)  # which the sweep over the values takes from memory
         if request.return_skipped and "skipped" not in made:
             made["skipped"] = mx.zeros(request.queries.shape[:3], stream=request.stream)
         return AttentionResult(made["out"], *map(made.get, AttentionResult._fields[1:]))
 
-    def _attended(self, request: AttentionRequest) -> dict[str, mx.array]:
+    def _attended(self, request: AttentionRequest, plan: LaunchPlan) -> dict[str, mx.array]:
         """Everything that its launches make; the output comes back from the basis of codes."""
-        made = self.outputs(self.plan(request), request.stream)
+        made = self.outputs(plan, request.stream)
         if request.has_codes:
             with placed(request.stream):
                 made["out"] = turbo.output(request, made["out"])
@@ -87,15 +87,16 @@ class KernelBackend:
     ) -> tuple[mx.array, mx.array]:
         """The same, and the mass of its weights in one kernel, or the moving average of its scores,
         composed."""
-        found = self._attended(request)
-        out, scores, stream = found["out"], found["scores"], request.stream
+        plan = self.plan(request)
         if decay is None:
-            plan = launch_rows.add_mass(importance, scores, found["lse"])
-            new = self.outputs(plan, stream)["accumulated"]
+            found = self._attended(request, launch_rows.add_mass(plan, importance))
+            new = found["accumulated"]
         else:
-            with placed(stream):
+            found = self._attended(request, plan)
+            with placed(request.stream):
+                scores = found["scores"]
                 new = composed_rows.add_average(importance, scores, decay, request.hides)
-        return mx.depends(out, [new]), new
+        return mx.depends(found["out"], [new]), new
 
     def keep_indices(
         self,
@@ -121,4 +122,4 @@ class KernelBackend:
 
     def outputs(self, plan: LaunchPlan, stream: StreamLike) -> dict[str, mx.array]:
         """What the launches make, by name."""
-        return plan.outputs(lambda each, inputs: self.execute(each, inputs, stream))
+        return plan.outputs(self.execute, stream)

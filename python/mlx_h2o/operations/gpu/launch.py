@@ -6,14 +6,14 @@ and grids, and the Metal, CUDA and test back ends hand that to MLX in their own 
 
 from __future__ import annotations
 
-from functools import cache, lru_cache
+from functools import lru_cache
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import mlx.core as mx
 
 from mlx_h2o.operations.arguments import NUMBERS, placed
 from mlx_h2o.operations.composed import turbo
-from mlx_h2o.operations.gpu import kernels
 from mlx_h2o.operations.gpu.launches import LANES, Launch, LaunchPlan, launch_of, params
 from mlx_h2o.operations.requests import AttentionRequest, PackedRows, are_codes
 
@@ -68,64 +68,45 @@ def preferred_blocks(key_count: int, simdgroups: int) -> int:
     return min(MOST_BLOCKS, 1 << (most.bit_length() - 1))
 
 
-def flags_of(request: AttentionRequest) -> frozenset[str]:
-    """The flags that this request turns on."""
-    mask = None if request.mask is None else request.mask.dtype
-    return _flags(
-        mask is not None and mask == mx.bool_,
-        mask is not None and mask != mx.bool_,
-        request.sinks is not None,
-        request.return_scores,
-        request.return_lse,
-        request.return_skipped and request.sparse_v_threshold > 0,
-        request.row_bias is not None,
-        request.is_packed and isinstance(request.keys, mx.array),
-        are_codes(request.keys),
-        are_codes(request.values),
-        *[getattr(request, name) != 0 for name in NUMBERS],
-    )
-
-
+_scalars = attrgetter("scale", "mask_threshold", *NUMBERS)
 _FLAGS = (
-    "bool_mask", "additive_mask", "sinks", "scores", "lse", "skipped", "row_bias", "dense_keys",
-    "key_codes", "value_codes", *NUMBERS,
+    "scores", "lse", "skipped", "row_bias", "dense_keys", "key_codes", "value_codes", *NUMBERS
 )  # fmt: skip
 
 
-@cache
-def _flags(*on: bool) -> frozenset[str]:
-    pairs = zip(_FLAGS, on, strict=True)
-    return frozenset(name for name, is_on in pairs if is_on and name in kernels.FLAGS)
-
-
-def _given(request: AttentionRequest) -> dict[str, mx.array]:
-    """The buffers that come with the request."""
-    scalars = [request.scale, request.mask_threshold, *(getattr(request, n) for n in NUMBERS)]
+@lru_cache(maxsize=64)
+def _params(scalars: tuple[float, ...]) -> mx.array:
     while scalars[-1] == 0 and len(scalars) > 2:
-        scalars.pop()
-    given = {"queries": request.queries, "params": params(*scalars)}
+        scalars = scalars[:-1]
+    return params(*scalars)
+
+
+def _given(request: AttentionRequest) -> dict[str, Any]:
+    """The buffers that come with the request, and None for what does not."""
+    given = {
+        "queries": request.queries, "params": _params(_scalars(request)), "mask": request.mask,
+        "sinks": request.sinks, "row_bias": request.row_bias,
+    }  # fmt: skip
     for side, rows in (("key", request.keys), ("value", request.values)):
         if not isinstance(rows, PackedRows):
-            given[f"{side}s"] = rows
+            given[side + "s"] = rows
             continue
         names = (f"{side}_words", f"{side}_scales", f"{side}_biases")
         given |= zip(names, rows.parts, strict=False)
         if are_codes(rows):
             given[f"{side}_levels"] = turbo.codebook(rows.shape[3], rows.bits)
-    optional = {"mask": request.mask, "sinks": request.sinks, "row_bias": request.row_bias}
-    return given | {name: array for name, array in optional.items() if array is not None}
+    return given
 
 
 class Variant(NamedTuple):
     """What the launches for a request depend on: all but the elements of its arrays."""
 
-    flags: frozenset[str]
-    sparse: bool
-    """Whether value rows of little weight are left out, which takes kernels of its own."""
-    causal: bool
     dtype: mx.Dtype
     mask: mx.Dtype | None
     sinks: mx.Dtype | None
+    causal: bool
+    on: tuple[bool, ...]
+    """Of ``_FLAGS``."""
     head_size: int
     value_size: int
     packing: tuple[Any, ...] | None
@@ -138,19 +119,32 @@ class Variant(NamedTuple):
         """What the compiled text depends on, but for the number of simdgroups."""
         return self[:-2]
 
+    @property
+    def flags(self) -> frozenset[str]:
+        """The flags that are on, and the numbers."""
+        found = {name for name, is_on in zip(_FLAGS, self.on, strict=True) if is_on}
+        if self.mask is not None:
+            found.add("bool_mask" if self.mask == mx.bool_ else "additive_mask")
+        return frozenset(found if self.sinks is None else {*found, "sinks"})
+
 
 def variant_of(request: AttentionRequest) -> Variant:
     """The variant of a request that was not refused."""
-    keys, values, packing = request.keys, request.values, None
+    queries, keys, values, packing = request.queries, request.keys, request.values, None
+    dtype, mask, sinks, kinds = queries.dtype, request.mask, request.sinks, (False, False, False)
+    numbers = [number != 0 for number in _scalars(request)[2:]]
     if request.is_packed:
         affine = [r for r in (keys, values) if isinstance(r, PackedRows) and not are_codes(r)]
         scales = affine[0].parts[1].dtype if affine else mx.float32
         packing = scales, *request.packing.values()
-    dtype = mx.float32 if request.has_codes else request.queries.dtype
-    mask, sinks = (None if one is None else one.dtype for one in (request.mask, request.sinks))
+        kinds = isinstance(keys, mx.array), are_codes(keys), are_codes(values)
+        dtype = mx.float32 if request.has_codes else dtype
+    skipped = request.return_skipped and request.sparse_v_threshold > 0
+    on = request.return_scores, request.return_lse, skipped, request.row_bias is not None
     return Variant(
-        flags_of(request), request.sparse_v_threshold > 0, request.causal, dtype, mask, sinks,
-        keys.shape[3], values.shape[3], packing, request.queries.shape, keys.shape[2],
+        dtype, None if mask is None else mask.dtype, None if sinks is None else sinks.dtype,
+        request.causal, (*on, *kinds, *numbers), keys.shape[3], values.shape[3], packing,
+        queries.shape, keys.shape[2],
     )  # fmt: skip
 
 
@@ -183,7 +177,7 @@ def plan(
 @lru_cache(maxsize=1024)
 def _launches(variant: Variant, simdgroups: int, blocks: int) -> tuple[Launch, ...]:
     """Without buffers; the same for all layers, and at a full budget for all steps."""
-    batch, heads, length, _ = variant.queries
+    (batch, heads, length, _), flags = variant.queries, variant.flags
     rows, key_count, value_size = (batch, heads, length), variant.key_count, variant.value_size
     arguments: dict[str, Any] = {"T": variant.dtype, "D": variant.head_size, "V": value_size}
     arguments |= {"NS": simdgroups, "CAUSAL": variant.causal}
@@ -199,7 +193,7 @@ def _launches(variant: Variant, simdgroups: int, blocks: int) -> tuple[Launch, .
         ("partial_totals", (*rows, blocks), mx.float32),
         ("partial_skipped", (*rows, blocks), mx.float32),
     )
-    if variant.sparse:
+    if "sparse_v_threshold" in flags:
         passes = ("sparse",) if blocks == 1 else ("sparse_keys", "sparse_values")
     else:
         passes = ("",) if blocks == 1 else ("2pass_1",)
@@ -214,6 +208,5 @@ def _launches(variant: Variant, simdgroups: int, blocks: int) -> tuple[Launch, .
         columns = (batch * heads * length * value_size, 1, 1)
         each.append(("sdpa_vector_2pass_2", LANES, columns))
     return tuple(
-        launch_of(name, grid, threads, made, variant.flags, **arguments)
-        for name, threads, grid in each
+        launch_of(name, grid, threads, made, flags, **arguments) for name, threads, grid in each
     )

@@ -4,6 +4,7 @@ As in ``launch``, nothing here runs anything.
 """
 
 import math
+from functools import lru_cache
 
 import mlx.core as mx
 
@@ -14,15 +15,17 @@ from mlx_h2o.operations.requests import PerSequence
 SIMDGROUPS = 8  # of a threadgroup: few registers, so any GPU runs it
 _THREADS = SIMDGROUPS * LANES
 _NEVER = 2**31 - 1  # a position that no row has
+_launch = lru_cache(maxsize=1024)(launch_of)
 
 
-def add_mass(importance: mx.array, scores: mx.array, lse: mx.array) -> LaunchPlan:
-    """One thread per row; ``scores`` and ``lse`` as the kernels of attention make them."""
+def add_mass(plan: LaunchPlan, importance: mx.array) -> LaunchPlan:
+    """Behind the launches of attention, which make ``scores`` and ``lse``, one with one thread per
+    row."""
     batch, heads, rows = importance.shape
-    given = {"importance": importance, "scores": scores, "lse": lse}
     grid = (-(-rows // _THREADS) * _THREADS, batch * heads, 1)
     made = ("accumulated", importance.shape, mx.float32)
-    return LaunchPlan((launch_of("add_mass", grid, _THREADS, (made,), NS=SIMDGROUPS),), given)
+    each = _launch("add_mass", grid, _THREADS, (made,), NS=SIMDGROUPS)
+    return LaunchPlan((*plan.passes, each), {**plan.given, "importance": importance})
 
 
 def keep_rows(
@@ -46,7 +49,7 @@ def keep_rows(
         "zones": params(sink_size, rows - keep, dtype=mx.int32),
     }
     grid, made = (batch * heads * _THREADS, 1, 1), ("kept", (batch, heads, keep), mx.uint32)
-    return LaunchPlan((launch_of("keep_rows", grid, _THREADS, (made,), NS=SIMDGROUPS),), given)
+    return LaunchPlan((_launch("keep_rows", grid, _THREADS, (made,), NS=SIMDGROUPS),), given)
 
 
 def encode_rows(rows: mx.array, bits: int, seed: int) -> LaunchPlan:
@@ -56,6 +59,6 @@ def encode_rows(rows: mx.array, bits: int, seed: int) -> LaunchPlan:
     norms = ("norms", (*before, 1), mx.float32)
     grid = (math.prod(before) * LANES, 1, 1)
     arguments = {"T": rows.dtype, "D": size, "BITS": bits}
-    launch = launch_of("encode_rows", grid, LANES, (words, norms), **arguments)
+    launch = _launch("encode_rows", grid, LANES, (words, norms), **arguments)
     given = {"rows": rows, "signs": turbo.signs(size, seed), "levels": turbo.codebook(size, bits)}
     return LaunchPlan((launch,), given)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import mlx.core as mx
 
+from mlx_h2o.operations.arguments import StreamLike
 from mlx_h2o.operations.gpu import kernels
 from mlx_h2o.operations.gpu.kernels import Kernel
 
@@ -30,10 +31,6 @@ class Launch:
     output_shapes: tuple[tuple[int, ...], ...]
     output_dtypes: tuple[mx.Dtype, ...]
 
-    def inputs(self, there: Mapping[str, mx.array]) -> list[mx.array]:
-        """The inputs in order, of the buffers that are there."""
-        return [there[name] for name in self.kernel.inputs]
-
     @cached_property
     def call(self) -> dict[str, Any]:
         """The arguments of the kernel object, but for the inputs and the stream."""
@@ -50,12 +47,11 @@ Made = tuple[str, tuple[int, ...], mx.Dtype]
 """Name, shape and dtype of what a kernel may make."""
 
 
-@lru_cache(maxsize=1024)
 def launch_of(
     name: str,
     grid: Triple,
     threads: int,
-    made: tuple[Made, ...],
+    made: Iterable[Made],
     flags: frozenset[str] = frozenset(),
     **arguments: TemplateArgument,
 ) -> Launch:
@@ -75,22 +71,21 @@ def launch_of(
 class LaunchPlan(NamedTuple):
     """The launches that serve a request, in order; a later one takes what the earlier made.
 
-    ``given`` are the buffers that come with the request, by name.
+    ``given`` are the buffers that come with the request, by name, and None for what does not.
     """
 
     passes: tuple[Launch, ...]
-    given: Mapping[str, mx.array]
+    given: Mapping[str, mx.array | None]
 
     def outputs(
-        self, execute: Callable[[Launch, list[mx.array]], list[mx.array]]
+        self, execute: Callable[..., list[mx.array]], stream: StreamLike
     ) -> dict[str, mx.array]:
-        """``execute`` each launch; everything that was made, by name."""
-        made, there = {}, {**self.given}
+        """``execute`` each launch on ``stream``: what was given and what was made, by name."""
+        there: dict[str, Any] = {**self.given}
         for launch in self.passes:
-            outputs = execute(launch, launch.inputs(there))
-            for name, output in zip(launch.kernel.outputs, outputs, strict=True):
-                there[name] = made[name] = output
-        return made
+            outputs = execute(launch, [there[name] for name in launch.kernel.inputs], stream)
+            there |= zip(launch.kernel.outputs, outputs, strict=True)
+        return there
 
 
 @lru_cache(maxsize=64)
