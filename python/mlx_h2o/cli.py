@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
@@ -19,6 +20,7 @@ _COMMANDS = {
     "evaluate": "measure what smaller caches cost on your texts",
     "benchmark": "measure speed and memory",
 }
+_OF_OUTPUT = errno.EPIPE, errno.ENOSPC, errno.EIO  # where no file is named
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -27,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     called = " ".join(["mlx_h2o", *given[:1]])
     try:
         status = _run(given)
-        sys.stdout.flush()
+        print(end="", flush=True)  # None where standard output is closed
         return status
     except KeyboardInterrupt:
         print(f"\n{called}: interrupted", file=sys.stderr)
@@ -59,10 +61,9 @@ def _run(given: Sequence[str]) -> int:
 
     try:
         return run_command(importlib.import_module(f".commands.{command}", __package__), rest)
-    except BrokenPipeError:
-        raise
     except (OSError, ValueError) as error:
-        sys.stdout.flush()  # fails again if that is what has failed
+        if isinstance(error, OSError) and error.errno in _OF_OUTPUT and error.filename is None:
+            raise
         print(f"mlx_h2o {command}: {told(error)}", file=sys.stderr)
         return 2
 

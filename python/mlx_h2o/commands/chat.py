@@ -54,7 +54,7 @@ def run(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None
         if said == "r":
             caches = settings.caches(model)
             print("The conversation begins anew.")
-        elif said == "h":
+        elif said in ("h", ""):
             print(HELP)
         else:
             tokens = templated(tokenizer, args.system_prompt, said)

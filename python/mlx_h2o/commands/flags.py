@@ -149,12 +149,13 @@ def add_flags(parser: Any, flags: str, **defaults: Any) -> None:
     Args:
         parser: a parser, or a group of one.
         flags: names without dashes.
-        defaults: by name, with underscores; ...: none, and the flag has to be given.
+        defaults: by name, with underscores; ...: it has to be given; or a whole line of the table.
     """
     for name in flags.split():
         names = next(one for one in _FLAGS if one.split()[0] == f"--{name}")
-        reading, default, *more = _FLAGS[names]
-        _add(parser, names, reading, defaults.get(name.replace("-", "_"), default), *more)
+        reading, usual, *more = _FLAGS[names]
+        own = defaults.get(name.replace("-", "_"), usual)
+        _add(parser, names, *(own if own and isinstance(own, tuple) else (reading, own, *more)))
 
 
 def add_cache_flags(parser: argparse.ArgumentParser, only: str = "") -> None:

@@ -56,7 +56,7 @@ class CacheSettings:
             model, draft_model=draft_model, layers=self.layers, length=length, **self.sized
         )
         print(f"KV cache{ranks_of(model)}: {found}", file=sys.stderr)
-        if (rows := found.config.max_kv_size or 0) < FEW_ROWS:
+        if (rows := found.config.max_kv_size or 0) < min(FEW_ROWS, length or FEW_ROWS):
             print(f"{rows} rows a head are too few to be of use: more bytes?", file=sys.stderr)
         return CacheSettings(found.config, None, self.layers, None)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 import logging
 import os
@@ -76,6 +77,11 @@ class OneLineParser(argparse.ArgumentParser):
         return "\n".join(lines) + "\n"
 
     def error(self, message: str) -> NoReturn:
+        said, unknown, rest = message.partition("unrecognized arguments: ")
+        if unknown and not said:
+            typed = rest.split()[0].partition("=")[0].replace("_", "-")
+            like = difflib.get_close_matches(typed, self._option_string_actions, 1)
+            message += f", expected {like[0] if like else 'flags; a value with spaces in quotes'}"
         self.exit(2, f"{self.prog}: error: {' '.join(message.split())} (see --help)\n")
 
 
@@ -116,11 +122,6 @@ def number(
     return checked(kind, check)
 
 
-def _check_seed(seed: int) -> None:
-    if not 0 <= seed < 2**64:
-        raise ValueError(f"{seed} is not a valid seed, expected 0 to 2^64 - 1")
-
-
 def nbytes(text: str) -> int:
     """A type of argparse: a number of bytes, such as 300MB."""
     return parsed_bytes(checked(str, parsed_bytes)(text))
@@ -129,7 +130,7 @@ def nbytes(text: str) -> int:
 def row_count(text: str) -> int | None:
     """A type of argparse: a number of rows; "none" is None."""
     try:
-        return None if text == "none" else int(text)
+        return None if text.lower() == "none" else int(text)
     except ValueError:
         said = f"{text!r} is not a number of rows, expected one, or none"
         raise argparse.ArgumentTypeError(said) from None
@@ -156,7 +157,7 @@ def names_of(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-seed = checked(int, _check_seed)
+seed = number(0, 2**64 - 1)
 """A type of argparse: a seed of MLX's random state."""
 new_file = checked(Path, check_writable)
 """A type of argparse: a file that can be written."""

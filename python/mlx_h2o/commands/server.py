@@ -101,18 +101,15 @@ def parser() -> argparse.ArgumentParser:
     groups = {
         "": "model adapter-path trust-remote-code host port api-key allowed-hosts allowed-origins "
         "max-body grace log-level",
-        "defaults of requests": "temp top-k min-p chat-template chat-template-args",
+        "defaults of requests": "max-tokens temp top-p top-k min-p chat-template "
+        "chat-template-args",
         "memory and speed": "memory decode-concurrency prompt-concurrency prefill-step-size "
         "max-queue prompt-cache-size prompt-cache-bytes cache-dir cache-size draft-model "
         "num-draft-tokens",
     }
-    found = cache_parser(
+    return cache_parser(
         "server", "Serve one model over HTTP, as OpenAI's API does.",
         "model port memory max-kv-bytes max-kv-size", groups, model="demo",
+        top_p=(number(1e-9, 1, float), 1.0, "P", "of the likeliest tokens with this sum"),
+        max_tokens=(number(1), 512, "N", "of an answer"),
     )  # fmt: skip
-    for name, reading, default, said in (
-        ("--top-p", number(1e-9, 1, float), 1.0, "of the likeliest tokens with this sum"),
-        ("--max-tokens", number(1), 512, "of an answer"),
-    ):
-        found.add_argument(name, type=reading, default=default, metavar="N", help=said)
-    return found
