@@ -12,7 +12,7 @@ from mlx_lm.sample_utils import make_sampler
 
 from ..lm.generate import load
 from ..lm.generation_checks import vocabulary
-from ..lm.prompt_cache import beyond_context, context_length, evicting_caches, summary, tokens_seen
+from ..lm.prompt_cache import beyond_context, context_length, evicting_caches, summary
 from ..lm.ranks import ALONE, Ranks, ranks_of
 
 
@@ -82,7 +82,8 @@ def say_summary(caches: Sequence[Any], model: Any, more: str = "") -> None:
 
 def say_where_beyond(model: Any, caches: Sequence[Any]) -> bool:
     """One line where the text is longer than the model's trained context."""
-    said = beyond_context(context_length(model), tokens_seen(caches))
+    seen = max((cache.offset for cache in evicting_caches(caches)), default=0)
+    said = beyond_context(context_length(model), seen)
     if said:
         print(said, file=sys.stderr)
     return bool(said)

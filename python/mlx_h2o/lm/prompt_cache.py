@@ -185,7 +185,7 @@ def fit_bytes(
     limit = parsed_bytes(max_kv_bytes)
     scored = "policy" not in settings
     outlines = [Outline(one) for one in (model, draft_model) if one is not None]
-    dropping = {"fold": False} if has_windows(model) else {}
+    own = {"policy": H2O.name} | ({"fold": False} if has_windows(model) else {})
 
     def nbytes_of(config: H2OConfig, chunk: int = 0) -> list[int]:
         """Of the model, and of the draft model."""
@@ -194,7 +194,7 @@ def fit_bytes(
 
     def config_of(rows: int, bits: _Bits) -> H2OConfig:
         packs = bits[0] is not None or "kv_format" in settings
-        chosen = {"policy": H2O.name} | dropping if scored and packs else {}
+        chosen = own if scored and packs else {}
         packing = {"kv_bits": bits[0]} | ({} if bits[1] is None else {"v_bits": bits[1]})
         return _config(..., packing | chosen | settings | {"max_kv_size": rows})
 
@@ -301,11 +301,6 @@ def beyond_context(made_for: int | None, tokens: int) -> str:
         f"The text has {tokens:,} tokens, and the model was trained on {made_for:,}: quality "
         "beyond that may be poor, however many rows the cache holds."
     )
-
-
-def tokens_seen(caches: Sequence[Any]) -> int:
-    """Of one sequence, by those of its caches that evict."""
-    return max((cache.offset for cache in evicting_caches(caches)), default=0)
 
 
 @dataclass(frozen=True)

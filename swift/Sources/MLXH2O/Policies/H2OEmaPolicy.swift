@@ -10,9 +10,7 @@ public struct H2OEmaPolicy: EvictionPolicy {
     public let decay: Double
 
     /// `decay` is at least 0 and below 1; not checked here.
-    public init(decay: Double) {
-        self.decay = decay
-    }
+    public init(decay: Double) { self.decay = decay }
 
     public var needsScores: Bool { true }
     public var kind: ChunkScores? { .ema }

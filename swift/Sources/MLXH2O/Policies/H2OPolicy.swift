@@ -44,14 +44,13 @@ public struct H2OPolicy: EvictionPolicy {
         let diverse = Int(diversity * Double(rows.places))
         guard diverse > 0 else { return ranks }
         var apart = try keyDiversity(rows.keys)
-        if !folds {  // as diverse as the next row in order of position, and the one behind it
+        if !folds {  // as diverse as the most diverse of it and the next two, by position
             let order = argSort(rows.positions, axis: 2)
-            apart = takeAlong(apart, order, axis: 2)
+            let found = takeAlong(apart, order, axis: 2)
             for _ in 0..<2 {
-                let next = [apart[.ellipsis, 1...], apart[.ellipsis, (-1)...]]
-                apart = maximum(apart, concatenated(next, axis: 2))
+                found[.ellipsis, ..<(-1)] = maximum(found[.ellipsis, ..<(-1)], found[.ellipsis, 1...])
             }
-            apart = putAlong(apart, order, values: apart, axis: 2)
+            apart = putAlong(apart, order, values: found, axis: 2)
         }
         let stay = try keepIndices(
             apart, positions: rows.positions,

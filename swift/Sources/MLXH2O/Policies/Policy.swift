@@ -31,15 +31,9 @@ public struct PolicyRows {
         importance: MLXArray, positions: MLXArray, offset: Int, keep: Int = 0, places: Int = 0,
         sinkSize: Int = 0, recentStart: Int = 0
     ) {
-        makeKeys = keys
-        makeValues = values
-        self.importance = importance
-        self.positions = positions
-        self.offset = offset
-        self.keep = keep
-        self.places = places
-        self.sinkSize = sinkSize
-        self.recentStart = recentStart
+        (makeKeys, makeValues, self.importance) = (keys, values, importance)
+        (self.positions, self.offset, self.keep) = (positions, offset, keep)
+        (self.places, self.sinkSize, self.recentStart) = (places, sinkSize, recentStart)
     }
 }
 
