@@ -214,19 +214,19 @@ def test_the_mean_is_weighted_by_mass_and_by_the_length_of_the_value():
     )
 
 
+@pytest.mark.parametrize("fold", [True, False])
 @pytest.mark.parametrize("diversity", [0.0, 0.5, 1.0])
-def test_the_share_of_diverse_rows_is_kept_whatever_their_mass(diversity):
-    config = H2OConfig.of(
-        max_kv_size=20, sink_size=2, recent_size=4, policy="h2o", diversity=diversity
-    )
-    course = Course("dense", "h2o", **{n: config.named()[n] for n in ("max_kv_size", "sink_size")},
-                    recent_size=4, diversity=diversity, evict_every=1)  # fmt: skip
+def test_the_share_of_diverse_rows_is_kept_whatever_their_mass(diversity, fold):
+    course = Course("dense", "h2o", max_kv_size=20, sink_size=2, recent_size=4,
+                    diversity=diversity, fold=fold, evict_every=1)  # fmt: skip
     course.tokens(20)
     rows = course.references[0].heads[0]
-    apart = np.array(fast.key_diversity(course.cache.keys))[0, 0]
     slots = np.argsort(np.array(course.cache.positions)[0, 0])
+    apart = np.array(fast.key_diversity(course.cache.keys))[0, 0, slots]
+    if not fold:
+        apart = np.array([apart[place : place + 3].max() for place in range(20)])
     middle = [row.position for row in rows if 2 <= row.position < 17]
-    best = sorted(middle, key=lambda position: -apart[slots[position]])[: int(13 * diversity)]
+    best = sorted(middle, key=lambda position: -apart[position])[: int(13 * diversity)]
     course.tokens(1)
     assert set(best) <= set(np.array(course.cache.positions)[0, 0].tolist())
 

@@ -347,11 +347,13 @@ def test_the_command_writes_what_budgets_read(demo, tmp_path, capsys):
 
 
 def test_layers_that_grow_among_windows():
-    """Only they are probed, and only they share rows."""
+    """Only they are probed, and only they share rows: in equal parts those that retrieve."""
     model = tiny.build("gemma3")
     found = probe(model)
     caches = make_prompt_cache(model, 40)
     assert len(found.gives) == len(list(evicting_caches(caches))) < len(caches)
+    assert shares(parts_of_mean([[0.13], [0.57], [0.04]], True), 100) == [[140], [140], [20]]
+    assert not fit_bytes(model, "20KB", kv_bits=8, kv_group_size=32).config.folds
 
 
 @pytest.mark.real

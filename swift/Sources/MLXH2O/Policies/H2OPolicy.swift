@@ -48,7 +48,8 @@ public struct H2OPolicy: EvictionPolicy {
             let order = argSort(rows.positions, axis: 2)
             let found = takeAlong(apart, order, axis: 2)
             for _ in 0..<2 {
-                found[.ellipsis, ..<(-1)] = maximum(found[.ellipsis, ..<(-1)], found[.ellipsis, 1...])
+                let (own, next) = (found[.ellipsis, ..<(-1)], found[.ellipsis, 1...])
+                found[.ellipsis, ..<(-1)] = maximum(own, next)
             }
             apart = putAlong(apart, order, values: found, axis: 2)
         }
