@@ -74,6 +74,8 @@ def test_filters_leave_what_mlx_lm_leaves(name):
     else:
         expected = getattr(sample_utils, f"apply_{name}")(logprobs, value)
     assert mx.array_equal(mx.isinf(found), mx.isinf(expected))
+    bare = Sampling(**{name: value})._filtered(logprobs, mx.random.key(0), [])
+    assert (mx.isinf(bare) >= mx.isinf(expected)).all()
 
 
 # Failures

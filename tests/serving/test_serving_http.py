@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -255,18 +256,9 @@ def test_a_client_that_leaves(stream):
 def test_a_queue_that_is_full():
     with app_of(Limits(decode=1, prompts=1, queue=1, step=64)) as (url, _):
         body = {"prompt": TEXT, "max_tokens": 60}
-        statuses: list[int] = []
-        answers: list[httpx.Response] = []
-
-        def go():
-            answers.append(post(url, body))
-            statuses.append(answers[-1].status_code)
-
-        threads = [threading.Thread(target=go) for _ in range(6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(6) as pool:
+            answers = [*pool.map(post, [url] * 6, [body] * 6)]
+        statuses = [one.status_code for one in answers]
         assert sorted(set(statuses)) == [200, 503] and statuses.count(200) >= 2
         full = next(one for one in answers if one.status_code == 503)
         assert int(full.headers["retry-after"]) > 0

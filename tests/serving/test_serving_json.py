@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jsonschema
 import pytest
 
 from engines import demo, engine_of, submit
-from mlx_h2o.serving.grammar import matcher
+from mlx_h2o.serving.grammar import matcher, vocabulary_of
 from serving.test_serving_http import (
     CHAT,
     REFUSED,
@@ -46,18 +47,10 @@ def content(answer: dict[str, Any]) -> str:
 def test_an_answer_keeps_to_its_schema_alone_and_beside_others(url):
     plain, alone = chat(url, max_tokens=30), content(chat(url, **MUCH))
     check(alone)
-    found: dict[int, Any] = {}
-
-    def go(number: int) -> None:
-        found[number] = chat(url, **(MUCH if number % 2 else {"max_tokens": 30}))
-
-    threads = [threading.Thread(target=go, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [content(found[number]) for number in (1, 3, 5)] == [alone] * 3
-    texts = [found[number]["choices"][0]["message"] for number in (0, 2, 4)]
+    with ThreadPoolExecutor(6) as pool:
+        found = [*pool.map(lambda body: chat(url, **body), [{"max_tokens": 30}, MUCH] * 3)]
+    assert [content(one) for one in found[1::2]] == [alone] * 3
+    texts = [one["choices"][0]["message"] for one in found[::2]]
     assert texts == [plain["choices"][0]["message"]] * 3
 
 
@@ -82,12 +75,27 @@ def test_an_object_of_any_kind(url):
     assert chat(url, max_tokens=9, response_format={"type": "text"})["choices"] == plain
 
 
-@pytest.mark.parametrize(("given", "message"), REFUSED["formats"])
+LINKS = {f"a{n}": {"items": {"$ref": f"#/$defs/a{n + 1}"}} for n in range(1000)} | {"a1000": {}}
+CHAIN = {"type": "json_schema", "json_schema": {"schema": {"$ref": "#/$defs/a0", "$defs": LINKS}}}
+
+
+@pytest.mark.parametrize(("given", "message"), [*REFUSED["formats"], (CHAIN, "nested too deeply")])
 def test_a_wrong_format_is_refused(url, given, message):
     body = as_json({"messages": CHAT, "response_format": given})
     answer = httpx.post(f"{url}/v1/chat/completions", **body, timeout=60)
     check_refused(answer, message)
     assert "response_format" in answer.json()["error"]["message"]
+
+
+def test_a_chat_is_answered_beside_a_slow_schema(url, monkeypatch):
+    monkeypatch.setattr("mlx_h2o.serving.grammar._SECONDS", 4)
+    schema = {"schema": {"type": "integer", "multipleOf": 99_999_989}}
+    slow = {"messages": CHAT, "response_format": {"type": "json_schema", "json_schema": schema}}
+    with ThreadPoolExecutor(1) as pool:
+        refused = pool.submit(post, url, slow, "chat/completions")
+        time.sleep(0.5)  # it has come, and is being tried
+        assert chat(url, max_tokens=2) and not refused.done()
+        check_refused(refused.result(), "takes too long")
 
 
 def test_a_model_that_thinks_first_refuses(url, monkeypatch):
@@ -118,7 +126,7 @@ class Tiring:
 
 def test_a_grammar_that_fails_ends_its_request_alone():
     model, tokenizer = demo()
-    keeping = matcher(tokenizer, 4096, SCHEMA)
+    keeping = matcher(vocabulary_of(tokenizer, 4096), json.dumps(SCHEMA))
     with engine_of([model], tokenizer) as engine:
         alone = submit(engine, "The ship was").wait().text
         both = [submit(engine, "The ship was", grammar=one) for one in (None, Tiring(keeping))]
@@ -129,7 +137,7 @@ def test_a_grammar_that_fails_ends_its_request_alone():
 @pytest.mark.slow
 def test_drafts_keep_to_it():
     model, tokenizer = demo()
-    keeping = matcher(tokenizer, 4096, SCHEMA)
+    keeping = matcher(vocabulary_of(tokenizer, 4096), json.dumps(SCHEMA))
     given = {"max_tokens": 120, "grammar": keeping}
     with engine_of([model], tokenizer) as engine:
         expected = submit(engine, "The ship was", **given).wait()

@@ -30,7 +30,7 @@ class Choice:
 
     def __init__(self, index: int) -> None:
         self.index, self._at = index, 0
-        self._said: dict[str, str] = {"content": "", "reasoning": ""}
+        self._said: dict[str, str] = {"content": ""}
         self._finish: str | None = None
         self._logprobs: list[TokenLogprob] = []
 
@@ -79,14 +79,9 @@ class ChatChoice(Choice):
     @property
     def whole(self) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant"} | self._said
-        if not message["reasoning"]:
-            del message["reasoning"]
         if self._calls:
             message["content"] = message["content"] or None
-            message["tool_calls"] = [
-                {name: value for name, value in call.items() if name != "index"}
-                for call in self._calls
-            ]
+            message["tool_calls"] = self._calls
         return self._as_choice({"message": message}, self._logprobs)
 
     def _added(self, event: Event) -> dict[str, Any]:
@@ -105,8 +100,8 @@ class ChatChoice(Choice):
         return {"delta": delta}
 
     def _add(self, delta: dict[str, Any], name: str, text: str) -> None:
-        delta[name] = delta.get(name, "") + text
-        self._said[name] += text
+        for said in (delta, self._said):
+            said[name] = said.get(name, "") + text
 
     def _end_call(self, delta: dict[str, Any]) -> None:
         """A call is whole: told as such, or as text where the model wrote none that can be read."""
@@ -125,9 +120,9 @@ class ChatChoice(Choice):
             self._add(delta, "content", f"{start}{text}{end or ''}")
             return
         for call in calls:
-            told = {"index": len(self._calls), "id": f"call_{uuid.uuid4().hex[:24]}"}
-            self._calls.append(told | {"type": "function", "function": call})
-            delta.setdefault("tool_calls", []).append(self._calls[-1])
+            told = {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": call}
+            delta.setdefault("tool_calls", []).append({"index": len(self._calls)} | told)
+            self._calls.append(told)
 
     def _logprobs_of(self, told: Sequence[TokenLogprob], at: int) -> dict[str, Any]:
         def known(one: TokenLogprob) -> dict[str, Any]:

@@ -242,13 +242,11 @@ class Engine:
         return self.ranks.told(told) if there.item() else ([], set(), False, False)
 
     def _part_with(self, left: set[int]) -> None:
-        gone = {uid: one for uid, one in self._running.items() if one.number in left}
-        for uid in gone:
+        gone = [one for one in (*self._running.values(), *self._waiting) if one.number in left]
+        for uid in [uid for uid, one in self._running.items() if one in gone]:
             self._part(uid)
-        waiting = [one for one in self._waiting if one.number in left]
-        for one in waiting:
-            self._waiting.remove(one)
-        for one in (*gone.values(), *waiting):
+        self._waiting = deque(one for one in self._waiting if one not in gone)
+        for one in gone:
             if one.failure is None:
                 self.counts["left"] += 1
                 _LOG.info("a client went away before its answer was complete")
@@ -338,10 +336,8 @@ class Engine:
 
     def _read_before(self, tokens: list[int]) -> tuple[list[Any], int]:
         caches, read = self.snapshots.find(tokens)
-        if self.store is not None:
-            found, length = self.store.find(tokens, read)
-            if found:
-                caches, read = found, length
+        if self.store is not None and (found := self.store.find(tokens, read))[0]:
+            caches, read = found
         return caches or [one for own in copy.deepcopy(self._fresh) for one in own], read
 
     # The batch

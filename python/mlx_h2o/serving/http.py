@@ -15,19 +15,19 @@ from functools import partial
 from typing import Any
 
 import prometheus_client
+from anyio import CapacityLimiter, to_thread
 from fastapi import Depends, FastAPI, HTTPException
 from fastapi import Request as HttpRequest
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from pydantic import BaseModel
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException as AnyHTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
 from .answers import ChatChoice, Choice, failure, heads, usage
 from .engine import Engine
-from .grammar import matcher
+from .grammar import matcher, vocabulary_of
 from .guard import Guard
 from .metrics import Metrics
 from .request import BusyError, Event, Request
@@ -86,7 +86,7 @@ def make_app(engine: Engine, settings: ServerSettings) -> FastAPI:
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
-        await run_in_threadpool(engine.close, 1.0)
+        await to_thread.run_sync(engine.close, 1.0)
 
     app = FastAPI(
         title="mlx_h2o server", lifespan=lifespan, responses=_RESPONSES,
@@ -128,7 +128,9 @@ class _Asking:
 
     def __init__(self, engine: Engine, settings: ServerSettings, metrics: Metrics) -> None:
         self.engine, self.settings, self.metrics = engine, settings, metrics
-        self._tokenizing = asyncio.Lock()  # tokenizers are for one thread at a time
+        # Tokenizers are for one thread at a time; schemas shall not take all threads.
+        self._tokenize = partial(self._aside, CapacityLimiter(1))
+        self._compile = partial(self._aside, CapacityLimiter(1))
         self._created = int(time.time())
 
     async def authorize(self, request: HttpRequest) -> None:
@@ -148,49 +150,52 @@ class _Asking:
         return Response(text, media_type=prometheus_client.CONTENT_TYPE_LATEST)
 
     async def models(self) -> dict[str, Any]:
-        return {"object": "list", "data": [self._described()]}
+        return {"object": "list", "data": [await self.model(self.settings.name)]}
 
     async def model(self, name: str) -> dict[str, Any]:
         self._check_model(name)
-        return self._described()
+        found = {"id": self.settings.name, "object": "model", "created": self._created}
+        return found | {"owned_by": "mlx_h2o"}
 
     async def completion(self, body: CompletionBody, request: HttpRequest) -> Response:
-        self._check_model(body.model)
+        places = self._places(body, len(body.prompts))
         encode = self.engine.tokenizer.encode
         prompts = [
             ((await self._tokenize(encode, one)) if isinstance(one, str) else one, "normal")
             for one in body.prompts
         ]
-        choices = [Choice(index) for index in range(len(prompts) * body.n)]
-        return await self._answer(body, prompts, choices, request)
+        return await self._answer(body, prompts, [*map(Choice, places)], request)
 
     async def chat(self, body: ChatBody, request: HttpRequest) -> Response:
-        self._check_model(body.model)
-        tokenizer = self.engine.tokenizer
+        places, tokenizer = self._places(body, 1), self.engine.tokenizer
         found = await self._tokenize(body.encoded, tokenizer, self.settings.template)
-        choices = [ChatChoice(index, tokenizer, body.tools_given) for index in range(body.n)]
+        choices = [ChatChoice(index, tokenizer, body.tools_given) for index in places]
         schema, grammar = body.answer_schema, None
         if schema is not None:
             if found[1] != "normal":
                 raise _wrong(400, "response_format is given, and the model thinks first.")
-            size = self.engine.vocabulary
-            grammar = await self._tokenize(matcher, tokenizer, size, schema)
+            known = await self._tokenize(vocabulary_of, tokenizer, self.engine.vocabulary)
+            grammar = await self._compile(matcher, known, schema)
         return await self._answer(body, [found], choices, request, grammar)
-
-    def _described(self) -> dict[str, Any]:
-        found = {"id": self.settings.name, "object": "model", "created": self._created}
-        return found | {"owned_by": "mlx_h2o"}
 
     def _check_model(self, name: str | None) -> None:
         if name not in (None, self.settings.name, _ANY_NAME):
             said = f"the model {name!r:.200} is not served, expected {self.settings.name!r}."
             raise _wrong(404, said, param="model", code="model_not_found")
 
-    async def _tokenize(self, encode: Callable[..., Any], *given: Any) -> Any:
+    def _places(self, body: GenerationBody, prompts: int) -> range:
+        """Of the choices of a request that may be answered."""
+        self._check_model(body.model)
+        most, count = self.engine.memory.limits.queue, prompts * body.n
+        if count > most:
+            said = f"n is {body.n} for {prompts:,} prompts, which makes {count:,} answers: "
+            raise _wrong(400, f"{said}expected at most {most:,}, the server's --max-queue.")
+        return range(count)
+
+    async def _aside(self, limit: CapacityLimiter, run: Callable[..., Any], *given: Any) -> Any:
         self.engine.expected += 1
         try:
-            async with self._tokenizing:
-                return await run_in_threadpool(encode, *given)
+            return await to_thread.run_sync(run, *given, limiter=limit)
         except ValueError as error:
             raise _wrong(400, str(error)) from error
         except Exception as error:
@@ -200,7 +205,7 @@ class _Asking:
             self.engine.expected -= 1
 
     async def _answer(
-        self, body: GenerationBody, prompts: Sequence[tuple[list[int], str]],
+        self, body: CompletionBody | ChatBody, prompts: Sequence[tuple[list[int], str]],
         choices: Sequence[Choice], asked: HttpRequest, grammar: Any = None,
     ) -> Response:  # fmt: skip
         told: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
@@ -213,7 +218,7 @@ class _Asking:
         requests = [
             Request(
                 tokens, partial(sink, place * body.n + choice),
-                max_tokens=body.most_tokens or self.settings.max_tokens,
+                max_tokens=body.max_tokens or self.settings.max_tokens,
                 sampling=body.sampling(self.settings.sampling, choice),
                 penalties=body.penalties(), stops=body.stops, top_logprobs=body.top, state=state,
                 goes_on=isinstance(body, CompletionBody), grammar=grammar,
@@ -231,8 +236,7 @@ class _Asking:
         whole, piece = heads(self.settings.name, isinstance(body, ChatBody))
         pieces, took = self._pieces(requests, choices, told), partial(usage, requests, body.n)
         if body.stream:
-            told_at_end = took if body.stream_options.include_usage else None
-            events = _as_stream(piece, pieces, told_at_end)
+            events = _as_stream(piece, pieces, took if body.stream_options.include_usage else None)
             return StreamingResponse(events, media_type="text/event-stream")
         leaving = asyncio.ensure_future(_tell_of_leaving(asked, told))
         try:
@@ -308,22 +312,21 @@ async def _tell_of_leaving(asked: HttpRequest, told: asyncio.Queue[tuple[int, Ev
 def _say_errors(app: FastAPI) -> None:
     """Every error in the form of OpenAI's API."""
 
+    @app.exception_handler(AnyHTTPException)
     async def wrong(request: HttpRequest, error: Any) -> Response:
         said = error.detail
         if not isinstance(said, dict):
             said = failure(f"{said}: {request.method} {request.url.path}")
         return JSONResponse(said, error.status_code, error.headers)
 
+    @app.exception_handler(RequestValidationError)
     async def invalid(request: HttpRequest, error: Any) -> Response:
         message, param = _first_of(error)
         return JSONResponse(failure(message, param=param), 400)
 
+    @app.exception_handler(Exception)
     async def failed(request: HttpRequest, error: Exception) -> Response:
         return JSONResponse(failure(f"the server failed: {error}", 500), 500)
-
-    app.add_exception_handler(AnyHTTPException, wrong)
-    app.add_exception_handler(RequestValidationError, invalid)
-    app.add_exception_handler(Exception, failed)
 
 
 def _first_of(error: RequestValidationError) -> tuple[str, str | None]:
@@ -336,6 +339,5 @@ def _first_of(error: RequestValidationError) -> tuple[str, str | None]:
     if not path:
         wrong = "the body is no JSON object with Content-Type: application/json"
         return f"{message if found['type'] == 'value_error' else wrong}.", None
-    name = ".".join(path)
     said = "is not supported" if found["type"] == "extra_forbidden" else f"is wrong: {message}"
-    return f"{name} {said}.", path[0]
+    return f"{'.'.join(path)} {said}.", path[0]

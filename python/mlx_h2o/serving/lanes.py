@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -110,18 +110,16 @@ class Lanes:
         before, last = mx.array(one.all_tokens, mx.uint32), one.ahead.pop()
         one.all_tokens = one.all_tokens + last
 
-        def whole(process: Any, tokens: mx.array, logits: mx.array) -> mx.array:
-            found: mx.array = process(mx.concatenate([before, tokens.astype(mx.uint32)]), logits)
-            return found
+        def whole(process: Callable[..., mx.array], tokens: mx.array, logits: mx.array) -> mx.array:
+            return process(mx.concatenate([before, tokens.astype(mx.uint32)]), logits)
 
         model, *drafting = self._models
-        steps: Any = generate_step
+        steps: Callable[..., Iterator[Any]] = generate_step
         if drafting:
             drafts = {"draft_model": drafting[0], "num_draft_tokens": self._limits.drafts}
             steps = partial(speculative_generate_step, **drafts)
-        found: Iterator[Any] = steps(
+        return steps(
             mx.array(last), model, max_tokens=one.max_tokens, sampler=one.samplers,
             logits_processors=[partial(whole, each) for each in one.logits_processors],
             prompt_cache=one.caches,
         )  # fmt: skip
-        return found

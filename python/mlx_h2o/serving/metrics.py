@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import mlx.core as mx
 from prometheus_client import CollectorRegistry, Histogram
@@ -29,14 +30,9 @@ class Metrics:
     def __init__(self, engine: Engine) -> None:
         self.engine, self.registry = engine, CollectorRegistry()
         self.registry.register(self)
-        self.first = Histogram(
-            "mlx_h2o_first_token_seconds", "until the first piece of an answer",
-            registry=self.registry, buckets=_SECONDS,
-        )  # fmt: skip
-        self.whole = Histogram(
-            "mlx_h2o_answer_seconds", "until the end of an answer",
-            registry=self.registry, buckets=_SECONDS,
-        )  # fmt: skip
+        made = partial(Histogram, registry=self.registry, buckets=_SECONDS)
+        self.first = made("mlx_h2o_first_token_seconds", "until the first piece of an answer")
+        self.whole = made("mlx_h2o_answer_seconds", "until the end of an answer")
 
     def collect(self) -> Iterator[Metric]:
         """As prometheus_client asks for it."""

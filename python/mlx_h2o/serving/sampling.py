@@ -43,34 +43,32 @@ class Sampling:
 
         def sample(logprobs: mx.array) -> mx.array:
             state = hashlib.blake2b(struct.pack("<QQ", self.seed, next(places)), digest_size=16)
-            one, other = (mx.array(struct.unpack("<II", half), mx.uint32) for half in
-                          (state.digest()[:8], state.digest()[8:]))  # fmt: skip
+            one, other = mx.array(struct.unpack("<4I", state.digest()), mx.uint32).reshape(2, 2)
             kept = self._filtered(logprobs.astype(mx.float32), other, spared)
             return mx.random.categorical(kept / max(self.temperature, _COLDEST), key=one)
 
         return sample
 
     def _filtered(self, logprobs: mx.array, key: mx.array, spared: list[int]) -> mx.array:
-        none = -math.inf
         if self.top_p < 1:
             rising = mx.sort(logprobs, axis=-1)
             above = mx.cumsum(mx.exp(rising), axis=-1, reverse=True, inclusive=False)
             gone = mx.minimum((above >= self.top_p).sum(-1, keepdims=True), logprobs.shape[-1] - 1)
             least = mx.take_along_axis(rising, gone, axis=-1)
-            logprobs = mx.where(logprobs < least, none, logprobs)
+            logprobs = mx.where(logprobs < least, -math.inf, logprobs)
         if self.min_p > 0:
             least = logprobs.max(axis=-1, keepdims=True) + math.log(self.min_p)
-            logprobs = mx.where(logprobs < least, none, logprobs)
+            logprobs = mx.where(logprobs < least, -math.inf, logprobs)
         if self.xtc_probability > 0:
             probs = mx.softmax(logprobs, axis=-1)
             likely = mx.where(probs > self.xtc_threshold, probs, math.inf)
             taken = probs > likely.min(axis=-1, keepdims=True)
-            taken[..., mx.array(spared)] = False
+            taken[..., mx.array(spared, mx.int32)] = False
             taken &= mx.random.uniform(key=key) < self.xtc_probability
-            logprobs = mx.where(taken, none, logprobs)
+            logprobs = mx.where(taken, -math.inf, logprobs)
         if self.top_k > 0:
             least = mx.sort(logprobs, axis=-1)[..., -self.top_k, None]
-            logprobs = mx.where(logprobs < least, none, logprobs)
+            logprobs = mx.where(logprobs < least, -math.inf, logprobs)
         return logprobs
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import secrets
 from dataclasses import fields, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Json, model_validator
+from transformers import PreTrainedTokenizerBase
 
 from .sampling import Sampling
 
@@ -20,6 +22,8 @@ PLAIN = (
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
 """For models without a chat template."""
+_OURS = {"messages", *inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters}
+"""What the server says when it applies a chat template; its documents are the client's."""
 _Stop = Annotated[str, Field(min_length=1, max_length=1000)]
 _Token = Annotated[int, Field(strict=False)]  # a key of JSON is a text
 _Object = dict[str, Any]
@@ -148,16 +152,6 @@ class GenerationBody(_Part):
         return given
 
     @property
-    def most_tokens(self) -> int | None:
-        """Of the answer, if the request says."""
-        return self.max_tokens
-
-    @property
-    def top(self) -> int | None:
-        """Likeliest tokens to tell of with each one; None: no logprobs at all."""
-        return None
-
-    @property
     def stops(self) -> list[str]:
         return [self.stop] if isinstance(self.stop, str) else self.stop
 
@@ -185,6 +179,7 @@ class CompletionBody(GenerationBody):
 
     @property
     def top(self) -> int | None:
+        """Likeliest tokens to tell of with each one; None: no logprobs at all."""
         return self.logprobs
 
     @property
@@ -209,10 +204,9 @@ class ChatBody(GenerationBody):
     def _goes_together(self) -> ChatBody:
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs is given, expected logprobs to be true")
-        ours = {"add_generation_prompt", "tokenize", "tools", "messages", "conversation"}
-        ours |= {"return_dict", "return_tensors", "chat_template", "continue_final_message"}
-        if taken := sorted(ours & self.chat_template_kwargs.keys()):
+        if taken := sorted(_OURS & self.chat_template_kwargs.keys() - {"documents"}):
             raise ValueError(f"chat_template_kwargs has {taken[0]}, which is the server's")
+        self.max_tokens = self.max_completion_tokens or self.max_tokens
         return self
 
     @property
@@ -248,16 +242,12 @@ class ChatBody(GenerationBody):
         return tokens, tokenizer.response_initial_state or ("reasoning" if thinks else "normal")
 
     @property
-    def answer_schema(self) -> dict[str, Any] | None:
-        """What the answer keeps to; None: it is any text."""
+    def answer_schema(self) -> str | None:
+        """What the answer keeps to, as JSON; None: it is any text."""
         asked = self.response_format
         if asked is None or asked.type == "text":
             return None
-        return {"type": "object"} if asked.json_schema is None else asked.json_schema.of
-
-    @property
-    def most_tokens(self) -> int | None:
-        return self.max_completion_tokens or self.max_tokens
+        return json.dumps(asked.json_schema.of if asked.json_schema else {"type": "object"})
 
     @property
     def top(self) -> int | None:
