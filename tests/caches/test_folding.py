@@ -223,8 +223,7 @@ def test_the_share_of_diverse_rows_is_kept_whatever_their_mass(diversity, fold):
     rows = course.references[0].heads[0]
     slots = np.argsort(np.array(course.cache.positions)[0, 0])
     apart = np.array(fast.key_diversity(course.cache.keys))[0, 0, slots]
-    if not fold:
-        apart = np.array([apart[place : place + 3].max() for place in range(20)])
+    apart = [apart[place : place + (1 if fold else 3)].max() for place in range(20)]
     middle = [row.position for row in rows if 2 <= row.position < 17]
     best = sorted(middle, key=lambda position: -apart[position])[: int(13 * diversity)]
     course.tokens(1)

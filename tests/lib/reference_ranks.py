@@ -82,9 +82,8 @@ def _h2o(config, mass: np.ndarray, rows: list, keep: int, recent_start: int) -> 
     free = [place for place, protected in enumerate(stays) if not protected]
     diverse = int(config.policy.diversity * max(0, keep - sum(stays)))
     if diverse:
-        apart = _key_diversity(rows)
-        if not config.policy.fold:
-            apart = [apart[place : place + 3].max() for place in range(len(apart))]
+        own, behind = _key_diversity(rows), 1 if config.policy.fold else 3
+        apart = [own[place : place + behind].max() for place in range(len(own))]
         best = sorted(free, key=lambda place: (-apart[place], rows[place].position))[:diverse]
         found[best] += 2
     return found

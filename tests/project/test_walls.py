@@ -15,23 +15,23 @@ GENERATED = {"_kernel_text.py", "kernel_text.h", "_operation_table.py", "operati
 CODE = {".py", ".pyi", ".h", ".c", ".cpp", ".metal", ".swift"}
 
 MOST = {
-    "python": 18_129,
+    "python": 18_117,
     "python/mlx_h2o/caches": 3_545,
     "python/mlx_h2o/commands": 1_581,
     "python/mlx_h2o/demo": 207,
     "python/mlx_h2o/evaluation": 1_683,
     "python/mlx_h2o/hardware": 441,
-    "python/mlx_h2o/lm": 2_835,
-    "python/mlx_h2o/operations": 3_142,
-    "python/mlx_h2o/policies": 624,
+    "python/mlx_h2o/lm": 2_834,
+    "python/mlx_h2o/operations": 3_134,
+    "python/mlx_h2o/policies": 620,
     "python/mlx_h2o/serving": 2_614,
     "core": 7_806,
     "metal": 1_874,
     "mlx-c/h2o": 3_082,
-    "swift/Sources/MLXH2O": 1_431,
+    "swift/Sources/MLXH2O": 1_433,
     "swift/Sources/MLXH2OLM": 2_889,
     "benchmarks": 2_850,
-    "tests": 29_856,
+    "tests": 29_854,
 }
 
 

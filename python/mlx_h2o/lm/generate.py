@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from operator import add
 from pathlib import Path
@@ -352,12 +352,9 @@ def _with_speculation(given: dict[str, Any], drafted: int) -> dict[str, Any]:
 
 @contextmanager
 def _routed(model: Any, caches: Sequence[Any], draft_model: Any = None) -> Iterator[None]:
-    if draft_model is None:
-        with routing_for(model, list(evicting_caches(caches))):
-            yield
-    else:
-        with routing(model), routing(draft_model):
-            yield
+    drafting = nullcontext() if draft_model is None else routing(draft_model)
+    with routing_for(model, list(evicting_caches(caches))), drafting:
+        yield
 
 
 def widened(weight: Any) -> Any:

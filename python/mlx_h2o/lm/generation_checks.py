@@ -66,8 +66,7 @@ def checked_tokens(operation: str, name: str, tokens: Any, models: Sequence[Modu
 def check_drafts(operation: str, caches: Sequence[Any], drafted: int) -> None:
     """Raises ValueError where a cache cannot take back this many tokens, once rows are evicted."""
     for cache in evicting_caches(caches):
-        allowed = cache.config.speculative
-        if allowed < drafted:
+        if (allowed := cache.config.speculative) < drafted:
             raise ValueError(
                 f"[{operation}] the prompt cache holds a {type(cache).__name__} with "
                 f"speculative={allowed}, whose evicted rows cannot come back when {drafted} drafts "

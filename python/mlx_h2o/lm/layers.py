@@ -237,8 +237,7 @@ def parts_of_mean(given: Sequence[Sequence[float]], windows: bool = False) -> li
 
 def has_windows(model: Any) -> bool:
     """Whether some of its layers see the newest tokens alone."""
-    stock = mlx_lm_cache.make_prompt_cache(model)
-    return any(isinstance(one, mlx_lm_cache.RotatingKVCache) for one in stock)
+    return mlx_lm_cache.RotatingKVCache in map(type, mlx_lm_cache.make_prompt_cache(model))
 
 
 def _by_layer(heads: Any, like: Sequence[Any]) -> list[Any]:

@@ -31,8 +31,7 @@ public struct H2OPolicy: EvictionPolicy {
     public func accumulate(
         _ importance: MLXArray, scores: MLXArray, positions: MLXArray, isMasked: Bool
     ) throws -> MLXArray {
-        let shape = scores.shape
-        let perHead = scores.reshaped([shape[0], importance.dim(1), -1, shape[3]])
+        let perHead = scores.reshaped([scores.dim(0), importance.dim(1), -1, scores.dim(3)])
         return which(isNaN(importance), Float(0), importance) + perHead.sum(axis: 2)
     }
 
