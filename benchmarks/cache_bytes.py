@@ -18,11 +18,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import common
 import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import KVCache
 
+from lib import common
 from mlx_h2o import H2OConfig
 from mlx_h2o.caches.cache import evicting_cache
 

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import common
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 
 import mlx_h2o
+from lib import common
 from mlx_h2o.evaluation.speed import Make, timed
 from mlx_h2o.evaluation.statistics import ratios, spread
 from mlx_h2o.policies import names

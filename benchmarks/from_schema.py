@@ -17,10 +17,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import common
 import httpx
 import schemathesis
 from soak import server
+
+from lib import common
 
 CHECKS = "not_a_server_error,response_schema_conformance,content_type_conformance"
 MOST = {"max_tokens": 12, "max_completion_tokens": 12, "n": 4, "top_k": 100, "top_logprobs": 20}

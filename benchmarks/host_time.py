@@ -27,12 +27,12 @@ from types import ModuleType
 from typing import Any
 from unittest import mock
 
-import common
 import mlx.core as mx
 import mlx_lm.models.base as base
 from mlx_lm.models.cache import KVCache, QuantizedKVCache, RotatingKVCache
 
 import mlx_h2o
+from lib import common
 from mlx_h2o import H2OConfig, H2OKVCache, HeadGroups
 from mlx_h2o.evaluation.statistics import in_turns, ratios, spread
 from mlx_h2o.lm import routing

@@ -13,10 +13,10 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import common
 import mlx.core as mx
 from decode_step import maker, prompt_of
 
+from lib import common
 from mlx_h2o.evaluation.speed import Timed
 from mlx_h2o.evaluation.statistics import in_turns, ratios
 

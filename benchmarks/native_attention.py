@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import common
 import mlx.core as mx
 from mlx_lm.models.base import quantized_scaled_dot_product_attention
 
 import mlx_h2o
+from lib import common
 from mlx_h2o import _core
 from mlx_h2o.evaluation.statistics import in_turns, ratios, spread
 from mlx_h2o.operations import native

@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import common
 import mlx.core as mx
 
+from lib import common
 from mlx_h2o import fast
 from mlx_h2o.operations import composed, requests
 from mlx_h2o.operations.composed import ema, prefill

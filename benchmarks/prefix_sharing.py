@@ -17,12 +17,12 @@ import time
 from functools import partial
 from typing import Any
 
-import common
 import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.generate import BatchGenerator, generate_step
 
 import mlx_h2o
+from lib import common
 from mlx_h2o.evaluation.statistics import in_turns, ratios, spread
 
 ARMS = ("shared", "unshared")

@@ -19,7 +19,6 @@ import time
 from functools import partial
 from typing import Any
 
-import common
 import mlx.core as mx
 import numpy as np
 from mlx_lm.models import cache, gemma3_text, lfm2
@@ -28,6 +27,7 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 import mlx_h2o
+from lib import common
 from mlx_h2o.evaluation.statistics import in_turns
 from mlx_h2o.serving.engine import Engine
 from mlx_h2o.serving.memory import Limits, Memory

@@ -29,12 +29,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import common
 import numpy as np
 import openai
-import servers
 
 import mlx_h2o
+from lib import common, servers
 
 FLAGS = (
     "--model demo --max-kv-size 168 --layers equal --prefill-step-size 256 "

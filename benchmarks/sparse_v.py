@@ -17,12 +17,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import common
 import mlx.core as mx
 import numpy as np
 from mlx_lm.models import qwen3
 
 import mlx_h2o
+from lib import common
 from mlx_h2o import demo, fast
 from mlx_h2o.evaluation.environment import environment
 from mlx_h2o.evaluation.report import markdown

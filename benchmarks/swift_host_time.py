@@ -16,11 +16,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import common
 import host_time
 import mlx.core as mx
 
 import mlx_h2o
+from lib import common
 from mlx_h2o import H2OConfig
 from mlx_h2o.evaluation.statistics import spread
 

@@ -24,10 +24,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import common
 import mlx.core as mx
-from servers import ask, server
+from lib.servers import ask, server
 
+from lib import common
 from mlx_h2o import demo
 from mlx_h2o.evaluation.environment import blas, environment
 from mlx_h2o.evaluation.statistics import in_turns, ratios, spread

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import common
 import mlx.core as mx
 import numpy as np
 from native_attention import (
@@ -35,6 +34,7 @@ from native_attention import (
 from sparse_v import Sample, demo_samples
 
 import mlx_h2o
+from lib import common
 from mlx_h2o.config import KV_FORMATS
 from mlx_h2o.evaluation.statistics import in_turns, ratios, spread
 from mlx_h2o.operations.backends import resolve
