@@ -255,8 +255,8 @@ REAL = tuple(
     f"real_{name}.json" for name in ("smollm2-135m-instruct", "gemma3-270m", "smollm2-135m-biased")
 )
 
-SEEDS = ("h2o", "3", "4", "7", "8-512", "8-1024", "8-2048", "8-4096", "sparse-v")
-"""Those of benchmarks/seed_tables.py that have been measured."""
+SEEDS = ("h2o", "3", "4", "7", "8-512", "8-1024", "8-2048", "8-4096", "9", "sparse-v")
+"""Tables of benchmarks/seed_tables.py."""
 
 
 def seeds(*results: dict[str, Any]) -> str:
