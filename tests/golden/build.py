@@ -208,6 +208,7 @@ def trace_case(
     decay: float = 0.95,
     replay: bool = False,
     routed: bool = False,
+    fold: bool = True,
     evict_every: int = 1,
     context_size: int | None = None,
     bits: tuple[int, int] | None = None,
@@ -252,12 +253,9 @@ def trace_case(
         "scale": float(np.float32(size**-0.5)),
         "replay": replay,
     }
-    if routed:
-        fields["routed"] = True
-    if evict_every > 1:
-        fields["evict_every"] = evict_every
-    if context_size is not None:
-        fields["context_size"] = context_size
+    beside = {"routed": (routed, False), "fold": (fold, True), "evict_every": (evict_every, 1)}
+    beside["context_size"] = context_size, None
+    fields |= {name: given for name, (given, usual) in beside.items() if given != usual}
     if bits:
         fields |= {"kv_bits": bits[0], "v_bits": bits[1], "kv_group_size": GRID_GROUP}
     return Case(fields, tensors)

@@ -200,16 +200,10 @@ def _followed_traces() -> Iterator[Case]:
 def _traces() -> Iterator[Case]:
     for policy in ("h2o-ema", "window", "keydiff"):
         yield trace_case(f"trace-{policy}", policy=policy)
-    yield trace_case(
-        "trace-h2o-folds",
-        policy="h2o",
-        routed=True,
-        dtype="f32",
-        prefill=(40, 24, 9),
-        steps=60,
-        zones=(2, 16, 14),
-        evict_every=3,
-    )
+    h2o = partial(trace_case, policy="h2o", routed=True, steps=60)
+    folds = {"dtype": "f32", "prefill": (40, 24, 9), "zones": (2, 16, 14), "evict_every": 3}
+    yield h2o("trace-h2o-folds", **folds)
+    yield h2o("trace-h2o-drops", fold=False, heads=(2, 1), prefill=(24, 8), zones=(2, 16, 6))
     yield trace_case(
         "trace-h2o-replay",
         policy="h2o-ema",

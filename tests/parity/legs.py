@@ -38,8 +38,9 @@ class Leg:
         return ""
 
     def absent(self, case: Case) -> str:
-        """Why the case is not for this leg, which shows "n/a" then; empty if it is."""
-        return ""
+        """Why the case is not for this leg, which shows "n/a" then; empty if it is. What the back
+        end of the package serves, other languages have to serve too."""
+        return operations.absent(case, get(self.trace_of), self.trace_of) if self.trace_of else ""
 
     def versions(self) -> dict[str, str]:
         """What ran, for the JSON file."""
@@ -93,9 +94,6 @@ class PackageLeg(Leg):
         except ValueError as error:
             return str(error).partition("] ")[2]
         return ""
-
-    def absent(self, case: Case) -> str:
-        return operations.absent(case, get(self.trace_of), self.trace_of)
 
     def versions(self) -> dict[str, str]:
         if self.name != "native":

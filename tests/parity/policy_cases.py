@@ -28,6 +28,9 @@ def policy_cases(seed: int) -> Iterator[Case]:
     for policy in FOLDING:
         for kind, every in (("", 1), ("", 7), ("-8.4", 4), ("-context", 4)):
             yield _sure(policy, kind, every, seed)
+        for kind, dtype in (("", "f16"), ("-8.4", "f32")):
+            given = {"steps": 80, "dtype": dtype, "fold": False}
+            yield _routed(policy, kind, 3, seed, f"{kind}-dropped", **given)
 
 
 def _sure(policy: str, kind: str, every: int, seed: int) -> Case:

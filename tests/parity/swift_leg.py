@@ -14,7 +14,6 @@ import numpy as np
 import reference
 from golden.build import Case
 from golden.make import write
-from mlx_h2o.operations.backends import get
 from parity import operations
 from parity.legs import Leg
 from parity.outcome import Outcome
@@ -43,10 +42,6 @@ class SwiftLeg(Leg):
         if shutil.which("swift") is None:
             return "swift not found"
         return f"{PRODUCT} is not built: swift build --product {PRODUCT}"
-
-    def absent(self, case: Case) -> str:
-        """What the package's back end of this name serves, the Swift one has to serve too."""
-        return operations.absent(case, get(self.trace_of), self.trace_of)
 
     def versions(self) -> dict[str, str]:
         return self._versions

@@ -11,7 +11,7 @@ from mlx_h2o import H2OConfig
 from reference_cache import ReferenceCache, Row
 
 SETTINGS = ("max_kv_size", "sink_size", "heavy_size", "recent_size", "policy", "decay")
-OPTIONAL = ("kv_bits", "v_bits", "kv_group_size", "context_size")
+OPTIONAL = ("kv_bits", "v_bits", "kv_group_size", "context_size", "fold")
 
 
 def config_of(case: Case) -> H2OConfig:

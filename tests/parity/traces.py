@@ -9,7 +9,6 @@ import numpy as np
 
 import reference
 import reference_ranks
-from cache_columns import FOLDING
 from cache_folded import MADE
 from golden.build import Case
 from mlx_h2o import H2OKVCache, load_prompt_cache
@@ -150,7 +149,7 @@ def _divergence(case, expected, outcome, at, step: int) -> tuple[bool, str]:
     # What stayed here went there: the rows that the two chose between.
     candidates = sorted(one ^ other)
     where = f"head {at}, step {step}: candidates {candidates}"
-    if case.fields["policy"] in FOLDING:
+    if config_of(case).folds:
         return False, f"{where} of a trace that was drawn until no choice is close"
     if step == 0 or -1 in candidates:
         return False, f"{where}, without a step before to compare C of"
@@ -171,7 +170,7 @@ def _output_ratio(case: Case, outcome: Outcome, expected_run: Outcome) -> float:
     What was folded cannot be made anew of the rows that came, nor what came from a file: there the
     outputs of the expected run count, and the rows are float32.
     """
-    if case.fields["policy"] in FOLDING or "load" in case.fields:
+    if config_of(case).folds or "load" in case.fields:
         found, wanted = outcome.arrays["out"], expected_run.arrays["out"]
         largest = float(mx.abs(case.tensors["values"]).max())
         return reference.error_ratio(reference.worst_error(found, wanted), MADE * largest)
