@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import shutil
 from collections import Counter, defaultdict
@@ -115,3 +116,10 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
 def demo() -> tuple[Any, Any]:
     """The embedded model and its tokenizer."""
     return mlx_h2o.load("demo")
+
+
+@pytest.fixture
+def mlx_lm_stays_as_it_is() -> Iterator[None]:
+    """Around a test: it leaves mlx_lm as it was."""
+    with importlib.import_module("routing_checks").mlx_lm_stays_as_it_is():
+        yield

@@ -19,12 +19,9 @@ from mlx_h2o import (
 )
 from mlx_h2o.lm.sharing import common_tokens
 from prefix_checks import LENGTH, PACKED, PREFIX, PROMPTS, SMALL, alone, merged, ran, standing
-from routing_checks import mlx_lm_stays_as_it_is
 from tiny_models import random_prompt, tiny_llama, tiny_qwen3, tiny_tokenizer
 
-__all__ = ["mlx_lm_stays_as_it_is"]  # a fixture around every test
-
-pytestmark = pytest.mark.downstream
+pytestmark = [pytest.mark.downstream, pytest.mark.usefixtures("mlx_lm_stays_as_it_is")]
 
 SETTINGS = {
     "small": SMALL,

@@ -21,12 +21,9 @@ from mlx_h2o import (
 from mlx_h2o.caches.handed_out import EachLayersMask
 from mlx_h2o.lm.safetensors import UNKNOWN, write_checksum
 from mlx_h2o.lm.saving import FORMAT
-from routing_checks import mlx_lm_stays_as_it_is
 from tiny_models import random_prompt, tiny_llama, tiny_qwen3, tiny_tokenizer
 
-__all__ = ["mlx_lm_stays_as_it_is"]  # a fixture around every test
-
-pytestmark = pytest.mark.downstream
+pytestmark = [pytest.mark.downstream, pytest.mark.usefixtures("mlx_lm_stays_as_it_is")]
 
 POLICIES = ("h2o-ema", "window", "keydiff")
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import sys
 import types
 
 import mlx_lm.models.base
-import pytest
 
 from mlx_h2o import stream_generate
 from tiny_models import random_prompt, tiny_llama, tiny_qwen3, tiny_tokenizer
@@ -34,9 +34,9 @@ def order_of_globals() -> dict[str, list[str]]:
     }
 
 
-@pytest.fixture(autouse=True)
+@contextlib.contextmanager
 def mlx_lm_stays_as_it_is():
-    """Around every test: afterwards each global is the very object that it was."""
+    """Each global is afterwards the very object that it was."""
     tiny_qwen3(), tiny_llama()  # so that what they import is there before
     before, order = everything_of_mlx_lm(), order_of_globals()
     yield

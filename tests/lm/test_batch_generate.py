@@ -10,12 +10,10 @@ import pytest
 from mlx_lm.generate import BatchGenerator
 
 from mlx_h2o import BatchH2OKVCache, batch_generate, make_prompt_cache, routing, stream_generate
-from routing_checks import SETTINGS, mlx_lm_stays_as_it_is
+from routing_checks import SETTINGS
 from tiny_models import random_prompt, tiny_gemma3, tiny_qwen3, tiny_tokenizer
 
-__all__ = ["mlx_lm_stays_as_it_is"]  # a fixture around every test
-
-pytestmark = pytest.mark.downstream
+pytestmark = [pytest.mark.downstream, pytest.mark.usefixtures("mlx_lm_stays_as_it_is")]
 
 LENGTHS = (30, 3, 17)
 PROMPTS = [random_prompt(length, seed=length) for length in LENGTHS]

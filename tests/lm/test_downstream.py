@@ -14,12 +14,10 @@ import mlx_h2o
 from cache_checks import same_states
 from mlx_h2o import load_prompt_cache, make_prompt_cache, routing
 from models import tiny
-from routing_checks import SETTINGS, mlx_lm_stays_as_it_is
+from routing_checks import SETTINGS
 from tiny_models import random_prompt, tiny_qwen3, tiny_tokenizer
 
-__all__ = ["mlx_lm_stays_as_it_is"]  # a fixture around every test
-
-pytestmark = pytest.mark.downstream
+pytestmark = [pytest.mark.downstream, pytest.mark.usefixtures("mlx_lm_stays_as_it_is")]
 
 KINDS = {
     "dense": {},

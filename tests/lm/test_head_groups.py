@@ -17,12 +17,9 @@ from mlx_h2o.caches.handed_out import HandedOut, owner_of
 from mlx_h2o.lm.prompt_cache import evicting_caches
 from mlx_h2o.lm.scored_attention import scored_attention
 from models import tiny
-from routing_checks import mlx_lm_stays_as_it_is
 from tiny_models import random_prompt, tiny_qwen3, tiny_tokenizer
 
-__all__ = ["mlx_lm_stays_as_it_is"]  # a fixture around every test
-
-pytestmark = pytest.mark.downstream
+pytestmark = [pytest.mark.downstream, pytest.mark.usefixtures("mlx_lm_stays_as_it_is")]
 
 ROWS = [[12, 20, 12], [20, 20, 12]]
 PACKED = {"sparse_v": 1e-6, "kv_bits": 8, "kv_group_size": 32}

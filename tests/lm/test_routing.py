@@ -15,11 +15,10 @@ import numpy as np
 import pytest
 
 from mlx_h2o import H2OConfig, H2OKVCache, fast, routing
-from routing_checks import SETTINGS, base, llama, mlx_lm_stays_as_it_is, patched, qwen3
+from routing_checks import SETTINGS, base, llama, patched, qwen3
 from tiny_models import tiny_qwen3
 
-__all__ = ["mlx_lm_stays_as_it_is"]  # a fixture around every test
-
+pytestmark = pytest.mark.usefixtures("mlx_lm_stays_as_it_is")
 
 # Which modules
 

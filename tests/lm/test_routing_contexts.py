@@ -11,10 +11,10 @@ import pytest
 
 from mlx_h2o import routing
 from mlx_h2o.lm.replaced import NAME, replaced
-from routing_checks import llama, mlx_lm_stays_as_it_is, patched, qwen3, stream
+from routing_checks import llama, patched, qwen3, stream
 from tiny_models import tiny_llama, tiny_qwen3
 
-__all__ = ["mlx_lm_stays_as_it_is"]  # a fixture around every test
+pytestmark = pytest.mark.usefixtures("mlx_lm_stays_as_it_is")
 
 
 def test_contexts_are_counted():

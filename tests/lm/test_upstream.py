@@ -12,12 +12,10 @@ import pytest
 import mlx_h2o
 from mlx_h2o.lm import probing
 from mlx_h2o.lm.replaced import NAME
-from routing_checks import SETTINGS, everything_of_mlx_lm, mlx_lm_stays_as_it_is
+from routing_checks import SETTINGS, everything_of_mlx_lm
 from tiny_models import random_prompt, tiny_qwen3, tiny_tokenizer
 
-__all__ = ["mlx_lm_stays_as_it_is"]  # a fixture around every test
-
-pytestmark = pytest.mark.downstream
+pytestmark = [pytest.mark.downstream, pytest.mark.usefixtures("mlx_lm_stays_as_it_is")]
 
 PACKAGE = Path(mlx_h2o.__file__).parent
 

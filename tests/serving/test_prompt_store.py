@@ -20,9 +20,6 @@ from mlx_h2o import H2OConfig, H2OKVCache
 from mlx_h2o.lm.saving import saved_texts
 from mlx_h2o.serving.disk import PromptStore, _key
 from paths import IMPORTS
-from routing_checks import mlx_lm_stays_as_it_is
-
-__all__ = ["mlx_lm_stays_as_it_is"]  # a fixture around every test
 
 PLENTY = 1 << 30
 SAVING = """
@@ -37,6 +34,8 @@ for length in range({first}, {last}):
     print(length, flush=True)
 store.close()
 """
+
+pytestmark = pytest.mark.usefixtures("mlx_lm_stays_as_it_is")
 
 
 def caches_of(length: int, layers: int = 2) -> list[H2OKVCache]:
