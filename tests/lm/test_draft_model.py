@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 
 from mlx_h2o import H2OConfig, batch_generate, generate, make_prompt_cache, stream_generate
-from routing_checks import SETTINGS, mlx_lm_stays_as_it_is
-from tiny_models import random_prompt, stock_tokens, tiny_qwen3, tiny_tokenizer
+from models import tiny
+from routing_checks import SETTINGS
+from tiny_models import VOCABULARY, random_prompt, stock_tokens, tiny_qwen3, tiny_tokenizer
 
-__all__ = ["mlx_lm_stays_as_it_is"]  # a fixture around every test
-
-pytestmark = pytest.mark.downstream
+pytestmark = [pytest.mark.downstream, pytest.mark.usefixtures("mlx_lm_stays_as_it_is")]
 
 PROMPT = random_prompt(20)
 
@@ -62,6 +61,14 @@ def test_budgets_are_those_of_the_target_model():
     assert len(text.split()) == 40
     caches = make_prompt_cache(model, draft_model=draft, speculative=2, **given)
     assert [one.config.max_kv_size for one in caches] == [12, 20, 16]
+
+
+def test_a_model_of_the_two_that_shows_no_scores():
+    hidden, other = tiny.build("gemma2", vocab_size=VOCABULARY), tiny_qwen3()
+    for pair in ((hidden, other), (other, hidden)):
+        assert len(drafted(*pair, both(*pair, 16, policy="keydiff"), tokens=30)) == 30
+        with pytest.raises(ValueError, match=r"\[routing\] gemma2 does not call"):
+            drafted(*pair, both(*pair, 16))
 
 
 def test_caches_that_could_not_take_back_are_refused_at_the_start():

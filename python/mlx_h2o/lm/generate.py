@@ -27,7 +27,7 @@ from ..errors import check_int
 from .generation_checks import check_caches, check_counts, check_drafts, checked_tokens
 from .prompt_cache import check_given, evicting_caches, make_prompt_cache, summary
 from .ranks import dealt_out
-from .routing import routing, routing_for
+from .routing import routing_for
 from .safetensors import texts_of
 from .sharing import share, shareable
 
@@ -352,8 +352,9 @@ def _with_speculation(given: dict[str, Any], drafted: int) -> dict[str, Any]:
 
 @contextmanager
 def _routed(model: Any, caches: Sequence[Any], draft_model: Any = None) -> Iterator[None]:
-    drafting = nullcontext() if draft_model is None else routing(draft_model)
-    with routing_for(model, list(evicting_caches(caches))), drafting:
+    ours = list(evicting_caches(caches))
+    drafting = nullcontext() if draft_model is None else routing_for(draft_model, ours)
+    with routing_for(model, ours), drafting:
         yield
 
 
