@@ -173,7 +173,7 @@ def test_what_a_head_gives_is_the_change_of_its_layers_output(demo):
         x = layer(x, "causal")
 
 
-def test_a_model_is_probed_once_and_files_remember_it(demo, folder, monkeypatch):
+def test_a_model_is_probed_once_and_files_remember_it(demo, folder, monkeypatch, caplog):
     calls, made, original = [], [], layers.gives
 
     def counted(*given):
@@ -199,6 +199,10 @@ def test_a_model_is_probed_once_and_files_remember_it(demo, folder, monkeypatch)
         layers._known.clear()
         assert probe(demo) == first
     assert len(calls) == 9
+    layers._known.clear()
+    assert probe(demo) == first
+    said = "Probing which heads of qwen3 retrieve, once; takes a while"
+    assert caplog.messages == [said] * 9  # each time that it was, and not what was remembered
 
 
 @pytest.mark.skipif(os.geteuid() == 0 and not Path("/proc").is_dir(), reason="needs /proc")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import math
 import os
 import weakref
@@ -27,10 +28,7 @@ from .models import computes_with_keys
 from .outline import Outline
 from .probing import BITS, Probe, gives
 from .ranks import ranks_of
-from .routing import calls_attention, int_setting
-
-__all__ = ["LAYERS", "Budgets", "Probe", "layer_configs", "parts_of_mean", "probe", "read_budgets"]
-__all__ += ["rows_by_head", "shares"]
+from .routing import calls_attention, int_setting, model_name
 
 LAYERS = ("probe", "equal")
 """How rows are shared out over layers and KV heads that have no budgets of their own."""
@@ -40,6 +38,9 @@ TOKENS = 128
 
 FLOOR = 0.55
 """Rows of any head, at least, as a part of the mean. Floors matter: losses of heads do not add."""
+
+FLOOR_BESIDE_WINDOWS = 0.2
+"""The same in a model with layers that hold what is near in windows."""
 
 BEST = 0.1
 """Heads that give at least this part of what the best gives retrieve."""
@@ -111,6 +112,7 @@ def read_budgets(path: str | PathLike[str]) -> Sequence[Any]:
     return cast(list[Any], found["budgets"])
 
 
+_LOG = logging.getLogger("mlx_h2o")
 _known: dict[int, tuple[weakref.ref[Any], Probe]] = {}
 
 
@@ -119,9 +121,9 @@ def probe(model: Any) -> Probe:
 
     It is made once: one forward of 128 tokens and one of 1 + H times as many, H the KV heads of a
     layer, without logits (20 teraflop for 8 billion weights and 8 heads, as a prompt of 1,280
-    tokens). A file in the user's cache folder
-    (``MLX_H2O_CACHE``, default ``~/.cache/mlx-h2o``) remembers it, named by the weights'
-    fingerprint. The model, mlx_lm and the random state are left as they were.
+    tokens), which the log says first. A file in the user's cache folder (``MLX_H2O_CACHE``, default
+    ``~/.cache/mlx-h2o``) remembers it, named by the weights' fingerprint. The model, mlx_lm and the
+    random state are left as they were.
 
     Args:
         model: an mlx_lm model, or the outline of one.
@@ -142,11 +144,11 @@ def reason_of(model: Any) -> str:
 
 
 def rows_by_head(
-    model: Any, config: H2OConfig, layers: int, length: int | None = None
+    model: Any, config: H2OConfig, layers: int, windows: bool, length: int | None = None
 ) -> list[list[H2OConfig]] | None:
     """The settings of each KV head of each layer that evicts: on average no more than
     ``config.max_kv_size`` rows for a head, of texts of any length, and of no head more than
-    ``length`` tokens fill.
+    ``length`` tokens fill. ``windows``: whether other layers have windows.
 
     None: the same for all of them, since no head stands out, or the probe cannot be made.
     """
@@ -156,7 +158,7 @@ def rows_by_head(
         return None
     known = length, config.context_size or int_setting(model, "max_position_embeddings")
     most = min((tokens for tokens in known if tokens), default=LONGEST * rows)
-    parts, least = parts_of_mean(found, has_windows(model)), _least(config)
+    parts, least = parts_of_mean(found, windows), _least(config)
 
     def shared(most: int) -> list[list[int]]:
         return shares(parts, rows, least=least, most=most, fixed=config.protected)
@@ -224,20 +226,20 @@ def parts_of_mean(given: Sequence[Sequence[float]], windows: bool = False) -> li
     """The share of each head of each layer, as a part of the mean, by what they give.
 
     Every head gets FLOOR of it. What is left goes to the heads that retrieve, by the square root of
-    what they give. Beside layers with windows, which hold what is near, every head gets a fifth,
-    and what is left goes in equal parts. Heads of a layer are at two shares, or at one where the
-    upper is less than APART times the lower.
+    what they give; beside layers with windows, every head gets FLOOR_BESIDE_WINDOWS, and these
+    equal parts. Heads of a layer are at two shares, or at one where the upper is less than APART
+    times the lower.
     """
     gains = np.array([gain for layer in given for gain in layer], float)
-    floor, power = (0.2, 0.0) if windows else (FLOOR, 0.5)
+    floor, power = (FLOOR_BESIDE_WINDOWS, 0.0) if windows else (FLOOR, 0.5)
     wide = np.where(gains >= BEST * gains.max(), gains**power, 0)
     share = floor + (1 - floor) * wide / (wide.mean() or 1)
     return [_two_levels(layer) for layer in _by_layer(share, given)]
 
 
-def has_windows(model: Any) -> bool:
-    """Whether some of its layers see the newest tokens alone."""
-    return mlx_lm_cache.RotatingKVCache in map(type, mlx_lm_cache.make_prompt_cache(model))
+def has_windows(stock: Sequence[Any]) -> bool:
+    """Whether some of mlx_lm's own caches of a model hold the newest tokens alone."""
+    return mlx_lm_cache.RotatingKVCache in map(type, stock)
 
 
 def _by_layer(heads: Any, like: Sequence[Any]) -> list[Any]:
@@ -284,20 +286,17 @@ def _probed(model: Any) -> Probe:
     growing = sum(type(one) is mlx_lm_cache.KVCache for one in stock)
     if not growing or any(type(one) is mlx_lm_cache.CacheList for one in stock):
         return Probe((), "has lists of caches in the place of some that grow")
-    ranks, file = ranks_of(model), _folder() / f"{fingerprint(model)}.json"
+    folder = Path(os.environ.get("MLX_H2O_CACHE") or "~/.cache/mlx-h2o").expanduser() / "layers"
+    ranks, file = ranks_of(model), folder / f"{fingerprint(model)}.json"
     found = _read(file, growing)
     if not ranks.least(found is not None)[0]:  # all of them probe, or none
+        _LOG.warning("Probing which heads of %s retrieve, once; takes a while", model_name(model))
         found = gives(model, vocabulary, tokens)
         if not found.reason:
             with contextlib.suppress(OSError):  # then it is probed again next time
                 file.parent.mkdir(parents=True, exist_ok=True)
                 write_text(file, json.dumps({"gives": found.gives, "errors": found.errors}))
     return cast(Probe, found)
-
-
-def _folder() -> Path:
-    folder = os.environ.get("MLX_H2O_CACHE") or Path("~/.cache/mlx-h2o").expanduser()
-    return Path(folder) / "layers"
 
 
 def _read(file: Path, layers: int) -> Probe | None:

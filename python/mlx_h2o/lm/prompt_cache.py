@@ -117,7 +117,7 @@ def make_prompt_cache(
             "whose rows could be evicted."
         )
     if budgets is None and layers == "probe" and config.max_kv_size is not None:
-        budgets = rows_by_head(model, config, count, length)
+        budgets = rows_by_head(model, config, count, has_windows(stock), length)
     given = [config] * count if budgets is None else layer_configs(config, budgets, count)
     heads = [[own] if isinstance(own, H2OConfig) else own for own in given]
     unequal = len({one for own in heads for one in own}) > 1
@@ -185,7 +185,7 @@ def fit_bytes(
     limit = parsed_bytes(max_kv_bytes)
     scored = "policy" not in settings
     outlines = [Outline(one) for one in (model, draft_model) if one is not None]
-    own = {"policy": H2O.name} | ({"fold": False} if has_windows(model) else {})
+    own = {"policy": H2O.name} | ({"fold": False} if has_windows(outlines[0].make_cache()) else {})
 
     def nbytes_of(config: H2OConfig, chunk: int = 0) -> list[int]:
         """Of the model, and of the draft model."""

@@ -92,7 +92,7 @@ def fewest_bits(errors: Sequence[Sequence[float]]) -> tuple[int, int]:
     """Bits of keys and of values: the fewest at which packing costs nothing that can be measured.
 
     Args:
-        errors: of :class:`mlx_h2o.lm.layers.Probe`; empty if unknown.
+        errors: of :class:`mlx_h2o.lm.probing.Probe`; empty if unknown.
     """
     if not errors:
         return UNMEASURED
