@@ -177,6 +177,7 @@ def test_a_model_with_weights_is_what_loading_it_shows(capsys):
     assert outline.nbytes(TOKENS) == sum(cache.nbytes for cache in caches)
     assert sum(outline.rows) * 512 == outline.nbytes(512)
     found = said(capsys, "demo", "--memory", "1GB", "--context", "2K")
+    assert said(capsys, "--model", "demo", "--memory", "1GB", "--context", "2K") == found
     assert f"{sum(outline.rows) / 1000:.1f} KB a token" in found
     assert "mlx_h2o generate --model demo --max-kv-size none" in found  # it has no chat template
 
@@ -254,7 +255,8 @@ def test_a_model_that_is_refused_says_why_and_what_it_takes(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "the following arguments are required: model"),
+        ((), "one of the arguments MODEL --model is required"),
+        (("demo", "--model", "demo"), "argument --model: not allowed with argument MODEL"),
         (("demo", "--memory", "much"), "--memory: 'much' is not a size in bytes"),
         (("demo", "--context", "128Q"), "--context: '128Q' is not a number of tokens"),
         (("demo", "--context", "0"), "--context: '0' is not a number of tokens"),

@@ -42,7 +42,7 @@ _FLAGS: dict[str, tuple[Any, ...]] = {
     "--use-default-chat-template": (bool, False, "", argparse.SUPPRESS),
     "--chat-template-config": (json_object, {}, "JSON", "for the chat template"),
     "--prompt-cache-file": (str, None, "FILE", "of cache_prompt, to go on from"),
-    "--image": (str, None, "FILE", argparse.SUPPRESS, "+"),
+    "--image": (str, (), "FILE", argparse.SUPPRESS, "+"),
     "--eos-token": (str, None, "TOKEN", "of the tokenizer"),
     # The answer
     "--max-tokens -m": (number(1, also=-1), None, "N", "tokens to write at most, or -1: no limit"),

@@ -38,8 +38,10 @@ def parser() -> OneLineParser:
         "its settings and the header of its weights, without loading it.",
         usage="%(prog)s MODEL [options]",
     )
-    add = found.add_argument
-    add("model", help="a directory, a name on the hub or of docs/models.md, or demo")
+    add, either = found.add_argument, found.add_mutually_exclusive_group(required=True).add_argument
+    either("model", nargs="?", default=argparse.SUPPRESS, metavar="MODEL",
+           help="a directory, a name on the hub or of docs/models.md, or demo")  # fmt: skip
+    either("--model", help="the same, as the other commands take it")
     add("--memory", type=nbytes, metavar="BYTES",
         help="such as 24GB (default: three quarters of this machine's)")  # fmt: skip
     add("--prefill-step-size", type=number(1), default=PROMPT_CHUNK, metavar="N",
@@ -60,8 +62,7 @@ def run(args: argparse.Namespace) -> int:
         return 1
     context = args.context or outline.context or CONTEXTS["32K"]
     limit = args.memory or usual_bytes()
-    step = args.prefill_step_size
-    print("\n".join(_fits(name, outline, limit, context, args.concurrency, step)))
+    print("\n".join(_fits(name, outline, limit, context, args.concurrency, args.prefill_step_size)))
     return 0
 
 
@@ -127,8 +128,7 @@ def _fits(
 ) -> Iterator[str]:
     """How many sequences fit, what each of ``count`` gets, and the command."""
     stored = "unquantised" if _held(outline, FEW_BITS, 1, context) is None else FEW_BITS
-    most = {"max_kv_size": max(context, step), "layers": "equal"}
-    settings = _settings(outline, stored) | most
+    settings = _settings(outline, stored) | {"max_kv_size": max(context, step), "layers": "equal"}
 
     def make() -> list[list[Any]]:
         return [make_prompt_cache(cast(Any, outline), **settings)]

@@ -100,7 +100,7 @@ def parser() -> argparse.ArgumentParser:
     """Of its flags."""
     groups = {
         "": "model adapter-path trust-remote-code host port api-key allowed-hosts allowed-origins "
-        "max-body grace log-level",
+        "max-body grace log-level use-default-chat-template",
         "defaults of requests": "max-tokens temp top-p top-k min-p chat-template "
         "chat-template-args",
         "memory and speed": "memory decode-concurrency prompt-concurrency prefill-step-size "
