@@ -74,3 +74,5 @@ def test_the_table_of_the_documentation_is_complete():
     page = (ROOT / "docs" / "design.md").read_text()
     page, _, _ = page.partition("## Policies")[2].partition("### Measured")
     assert tuple(re.findall(r"^\| `([\w-]+)` \|", page, re.MULTILINE)) == policies.names()
+    page = (ROOT / "docs" / "python" / "policies.md").read_text()
+    assert {*re.findall(r"^::: mlx_h2o\.policies\.(\w+)$", page, re.M)} == {*policies.__all__}

@@ -25,7 +25,8 @@ from mlx_h2o import (
     save_prompt_cache,
     stream_generate,
 )
-from mlx_h2o.commands import benchmark, cache_prompt, chat, generate, options, server
+from mlx_h2o.commands import benchmark, cache_prompt, chat, generate, options, parsing, server
+from mlx_h2o.config import setting_names
 from mlx_h2o.demo import model_path
 from mlx_h2o.lm import saving
 from paths import ROOT
@@ -209,6 +210,11 @@ def test_every_command_has_every_flag(command, budgets, tmp_path, monkeypatch):
     assert sized == {"max_kv_bytes": 2_000_000, "kv_bits": 8, "speculative": 0}
     found = asked(command, "--max-kv-size none --kv-bits 8 --v-bits 4", monkeypatch)
     assert found["config"] == H2OConfig.of(max_kv_size=None, kv_bits=8, v_bits=4)
+
+
+def test_every_setting_has_a_flag_or_is_known_to_have_none():
+    flags = {action.dest for action in generate.parser()._actions}
+    assert {*parsing._NO_FLAGS} == {*setting_names(), "kv_handed"} - flags  # which models say
 
 
 def test_the_server_and_its_drafts(budgets, capsys, monkeypatch):

@@ -238,23 +238,13 @@ def fresh_traces(seed: int) -> list[Case]:
     ]
 
 
-def boundary_cases() -> list[Case]:
+def boundary_cases() -> Iterator[Case]:
     """Shapes astride every boundary, too large for the file, drawn afresh by the runner."""
-    cases = []
     for index, (rows, dtype) in enumerate(itertools.product(BOUNDARIES, DTYPES)):
-        cases.append(
-            attention_case(
-                f"boundary-{rows}-{dtype}",
-                dtype=dtype,
-                rows=rows,
-                heads=(8, 2),
-                queries=1 + index % 4,
-                sizes=SIZES[index % 7],
-                mask="causal" if index % 2 else "",
-                slack=index % 3,
-            )
-        )
-    return cases
+        given: dict[str, Any] = {"dtype": dtype, "rows": rows, "heads": (8, 2), "slack": index % 3}
+        given |= {"queries": 1 + index % 4, "sizes": SIZES[index % 7]}
+        mask = "causal" if index % 2 else ""
+        yield attention_case(f"boundary-{rows}-{dtype}", mask=mask, **given)
 
 
 def random_cases(seed: int, count: int = 24) -> list[Case]:
