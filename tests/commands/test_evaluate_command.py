@@ -42,6 +42,12 @@ def test_it_says_what_goes_on_and_writes_what_it_found(text, tmp_path, monkeypat
 
 
 @pytest.mark.slow
+def test_the_text_of_the_package_is_enough(capsys):
+    assert cli.main(["evaluate", "--model", "demo", "--arms", "full"]) == 0
+    assert "\n| 1.00 " in capsys.readouterr().out
+
+
+@pytest.mark.slow
 def test_an_interruption_says_how_to_go_on(text, tmp_path, monkeypatch, capsys):
     def stop(*_, **__):
         raise KeyboardInterrupt

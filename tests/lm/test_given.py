@@ -292,13 +292,9 @@ def test_settings_that_are_of_no_model(folder):
 
 
 def test_a_file_that_cannot_be_written_is_named(caches, tmp_path):
-    for path, said in (
-        (tmp_path / "none" / "a.safetensors", "No such file"),
-        (tmp_path, "Is a directory"),
-    ):
-        path = path if path != tmp_path else tmp_path / "folder.safetensors"
-        if said.startswith("Is"):
-            path.mkdir()
+    missing, taken = tmp_path / "none" / "a.safetensors", tmp_path / "folder.safetensors"
+    taken.mkdir()
+    for path, said in ((missing, "No such file"), (taken, "Is a directory")):
         with pytest.raises(OSError, match=rf"{said}.*{re.escape(str(path))}'$"):
             save_prompt_cache(path, caches)
     save_prompt_cache(tmp_path / "a", caches)

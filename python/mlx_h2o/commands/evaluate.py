@@ -36,7 +36,8 @@ _HELP = {
 def run(args: argparse.Namespace) -> int:
     """Measure, and print a table; returns the exit status."""
     try:
-        given: dict[str, Any] = {
+        given: dict[str, Any] = {} if args.texts else {"documents": 1}  # a short text
+        given |= {
             name: tuple(value) if isinstance(value, list) else value
             for name, value in vars(args).items()
             if name in (*_HELP, "ruler")
@@ -84,7 +85,7 @@ def parser() -> OneLineParser:
     add = found.add_argument
     add("--model", required=True, metavar="MODEL", help="a directory, a name on the hub, or demo")
     add("--texts", nargs="+", default=[], metavar="FILE",
-        help="text files, or - for standard input (default: a text in this package)")  # fmt: skip
+        help="text files, or - for standard input (default: a short one in here)")  # fmt: skip
     add("--bytes", nargs="+", type=_share, default=SHARES, metavar="SHARE",
         help="shares of the full cache's bytes at the text's length (default: "
         f"{' '.join(map(str, SHARES))})")  # fmt: skip

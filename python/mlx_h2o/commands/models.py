@@ -6,7 +6,7 @@ import argparse
 import io
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from mlx_lm.sample_utils import make_sampler
 
@@ -26,8 +26,7 @@ def loaded(
         given["adapter_path"] = adapter
     if getattr(args, "quantize_activations", False):
         given["model_config"] = {"quantize_activations": True}
-    model, tokenizer = load(args.model, group=ranks.group, **given)
-    return model, tokenizer
+    return cast(tuple[Any, Any], load(args.model, group=ranks.group, **given))
 
 
 def sampler(args: argparse.Namespace, model: Any, tokenizer: Any) -> Callable[[Any], Any]:

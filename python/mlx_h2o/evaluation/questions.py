@@ -91,7 +91,7 @@ def windows(
         if len(tokens) < share * size:
             raise ValueError(
                 f"{name} has {len(tokens):,} tokens, expected at least {share * size:,}: "
-                f"{share} windows of {size:,}"
+                f"{share} windows of {size:,}; or fewer documents, or shorter ones"
             )
         gap = len(tokens) // share if share else 0
         found += [(*first, *tokens[at * gap : at * gap + size]) for at in range(share)]
