@@ -242,9 +242,9 @@ def prefill_scores(
 
         "ema" costs min(Lq, queries) * N products of q and k per query head, "mass" Lq * N: those
         of the attention itself, once more. The logits in memory at a time are a few blocks of
-        2 MiB, or of one query by all keys ("mass") or of the counted queries by one key ("ema")
-        where that is more. On GPU streams kernels serve head sizes that are multiples of 32 up to
-        576, without ``row_bias``: no logit is stored, and "mass" makes each product twice.
+        2 MiB, on GPU streams of 16 MiB, or of one query by all keys ("mass") or of the counted
+        queries by one key ("ema") where that is more. GPUs compute them with MLX's own products: no
+        kernel here reads a chunk.
 
     Raises ValueError for shapes, dtypes or settings other than these, TypeError for other types.
     """

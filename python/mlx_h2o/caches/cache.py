@@ -735,8 +735,8 @@ class QuantizedH2OKVCache(H2OKVCache):
     come, and older ones are quantised once, when they leave those. Updates then return arrays,
     which are computed only where attention does not read the rows as they are stored.
 
-    Outside of ``mlx_h2o.routing`` mlx_lm's own attention reads the rows as of its QuantizedKVCache,
-    unfused; values of other bits than the keys it refuses.
+    Outside of ``mlx_h2o.routing`` mlx_lm's own attention reads the rows of ``kv_frame=False`` as of
+    its QuantizedKVCache, unfused; others, and values of other bits than the keys, are refused.
 
     Args:
         config: the settings; None for the defaults with 8 bits.

@@ -69,7 +69,7 @@ int mlx_h2o_scaled_dot_product_attention_with_scores(
  *  \param v_bits bits of the values; without a value those of the keys.
  *  \param sparse_v_threshold a pair whose weight is below it adds nothing to `out`, and its value
  *    need not be read (Turney 2026); scores and lse do not change. 0 turns it off; 1e-6 is a good
- *    value; below 1. Kernels of one pass compare with the keys seen so far and so skip fewer.
+ *    value; below 1. Weights are compared once all keys are known.
  *  \return 1 as above, and for words, scales and biases that do not fit each other.
  */
 int mlx_h2o_scaled_dot_product_attention_quantized_with_scores(
