@@ -345,9 +345,8 @@ def _with_speculation(given: dict[str, Any], drafted: int) -> dict[str, Any]:
     config = given.get("max_kv_size")
     if not isinstance(config, H2OConfig):
         return {"speculative": drafted} | given
-    if config.speculative:
-        return given
-    return given | {"max_kv_size": config.with_budget(speculative=drafted)}
+    own = config if config.speculative else config.with_budget(speculative=drafted)
+    return given | {"max_kv_size": own}
 
 
 @contextmanager

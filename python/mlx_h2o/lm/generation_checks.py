@@ -4,7 +4,7 @@ token id is none of its rows, and mlx_lm's loops wait for ever for a number that
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from mlx.nn.layers.base import Module
@@ -59,8 +59,7 @@ def checked_tokens(operation: str, name: str, tokens: Any, models: Sequence[Modu
             raise ValueError(
                 f"[{operation}] {name} has the token id {token}, expected 0 to {min(sizes) - 1}."
             )
-    ids: list[int] = found.tolist()
-    return ids
+    return cast(list[int], found.tolist())
 
 
 def check_drafts(operation: str, caches: Sequence[Any], drafted: int) -> None:

@@ -56,8 +56,7 @@ class _Watched(cast(Any, mlx_lm_cache.KVCache)):  # type: ignore[misc]
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         self.heads = keys.shape[1] * self.ranks.size
-        found: tuple[mx.array, mx.array] = super().update_and_fetch(keys[:1], values[:1])
-        return found
+        return cast(tuple[mx.array, mx.array], super().update_and_fetch(keys[:1], values[:1]))
 
     def attend_for_probe(
         self, stock: Any, queries: mx.array, keys: mx.array, values: mx.array, **given: Any
@@ -75,8 +74,7 @@ class _Watched(cast(Any, mlx_lm_cache.KVCache)):  # type: ignore[misc]
             seen = (row <= query) & rows
             if isinstance(mask, mx.array):
                 seen = seen & mask if mask.dtype == mx.bool_ else mx.where(seen, mask, -mx.inf)
-            found: mx.array = attention(**{**given, "mask": seen})
-            return found
+            return cast(mx.array, attention(**{**given, "mask": seen}))
 
         self.squares = _packing_errors(
             functools.partial(stock.func, queries[:1], cache=self, **given), keys, values, every

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import EllipsisType
@@ -108,7 +108,9 @@ def make_prompt_cache(
             f"[make_prompt_cache] {name} cannot be served: {why}. Expected another model, or "
             "mlx_lm's own caches."
         )
-    config = _for_model(model, config)
+    # Once for each form, since it looks at all modules.
+    for_model = partial(_for_model, context_length(model), functools.cache(partial(handed, model)))
+    config = for_model(config)
     stock = mlx_lm_cache.make_prompt_cache(model)
     count = sum(_plain(cache) for cache in stock)
     if not count:
@@ -128,7 +130,6 @@ def make_prompt_cache(
             "the other settings."
         )
     ranks, making = ranks_of(model), iter(heads)
-    for_model = functools.cache(partial(_for_model, model))  # which looks at all of its modules
 
     def replaced(cache: Any, name: str) -> Any:
         if type(cache) is mlx_lm_cache.CacheList:
@@ -396,9 +397,9 @@ def _plain(cache: Any) -> int:
     return int(type(cache) is mlx_lm_cache.KVCache)
 
 
-def _for_model(model: Module, config: H2OConfig) -> H2OConfig:
+def _for_model(context: int | None, form: Callable[[bool], str], config: H2OConfig) -> H2OConfig:
     """The settings, with what only the model knows where they do not say it."""
     if config.context_size is None:
-        config = config.with_budget(context_size=context_length(model))
-    form = handed(model, config.packs)
-    return replace(config, kv_handed=form) if config.kv_handed == "packed" != form else config
+        config = config.with_budget(context_size=context)
+    own = form(config.packs)
+    return replace(config, kv_handed=own) if config.kv_handed == "packed" != own else config

@@ -76,8 +76,7 @@ class Ranks:
         own = np.frombuffer(pickle.dumps(what) if self.rank == 0 else b"", np.uint8)
         size = cast(int, self.sums(mx.array(len(own))).item())
         data = self.sums(mx.array(own) if len(own) else mx.zeros(size, mx.uint8))
-        found: _T = what if self.rank == 0 else pickle.loads(bytes(cast(Any, data)))
-        return found
+        return what if self.rank == 0 else cast(_T, pickle.loads(bytes(cast(Any, data))))
 
     def flag(self, wave: bool) -> mx.array:
         """Whether the first rank waves; all call it, and none waits before it is read."""

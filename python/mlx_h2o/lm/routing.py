@@ -90,7 +90,8 @@ def _callers(model: Module) -> list[dict[str, Any]]:
     classes = {base for module in cast(Any, model).modules() for base in type(module).__mro__}
     members = (one for cls in classes for one in list(vars(cls).values()))
     functions = (inspect.unwrap(getattr(one, "__func__", one)) for one in members)
-    return _naming(one.__globals__ for one in functions if isinstance(one, FunctionType))
+    spaces = (one.__globals__ for one in functions if isinstance(one, FunctionType))
+    return _naming({id(one): one for one in spaces}.values())
 
 
 def _naming(namespaces: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -231,8 +231,7 @@ def _check_model(path: str, description: dict[str, Any], cache: list[Any], model
 
 def _may_be_saved(name: object, text: object) -> bool:
     # mlx_lm takes a dot in a name for a level of a tree.
-    texts = isinstance(name, str) and isinstance(text, str)
-    return texts and name != _ENTRY and "." not in str(name)
+    return isinstance(name, str) and isinstance(text, str) and name != _ENTRY and "." not in name
 
 
 def _unfit(path: str, problem: str) -> ValueError:

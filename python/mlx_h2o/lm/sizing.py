@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 from ..config import Budget, H2OConfig
@@ -23,6 +23,8 @@ SCARCE = 5
 """Where fewer than one in this many tokens stay, rows are worth more than bits."""
 SOME = 1000
 """Tokens of a text whose length is not known."""
+_EVENLY = 8
+"""Guesses of rows as if each took as many bytes."""
 
 _UNITS = {"": 1} | {
     prefix + suffix: factor**power
@@ -126,10 +128,7 @@ def most_rows(measure: Measure, least: int, limit: int, *, name: str = "") -> in
     Raises ValueError where the fewest rows hold more, or the settings suit no number of rows.
     """
 
-    def nbytes(rows: int) -> float:
-        return measured(measure, rows)
-
-    enough = least + 64
+    nbytes, enough = partial(measured, measure), least + 64
     measure(enough)  # says what is wrong, if anything is
     low = next((rows for rows in range(least, enough) if nbytes(rows) < math.inf), enough)
     if (below := nbytes(low)) > limit:
@@ -137,10 +136,16 @@ def most_rows(measure: Measure, least: int, limit: int, *, name: str = "") -> in
         if name:
             raise ValueError(f"{name} is {limit:,}, expected {wanted}.")
         raise SettingError("max_kv_bytes", limit, wanted, operation="fit_bytes")
-    high = 2 * low
-    while nbytes(high) <= limit:
-        high *= 2
-    return low + bisect_left(range(low + 1, high), True, key=lambda rows: nbytes(rows) > limit)
+    high, each, turns = math.inf, below / low, 0
+    while low + 1 < high:
+        # Bytes grow nearly evenly; where they do not, halving comes to an end.
+        turns += 1
+        evenly, halfway = low + (limit - below) / each, min(2 * low, (low + high) / 2)
+        rows = max(low + 1, int(min(evenly if turns <= _EVENLY else halfway, high - 1)))
+        held = nbytes(rows)
+        each = (held - below) / (rows - low) or each
+        low, below, high = (rows, held, high) if held <= limit else (low, below, rows)
+    return low
 
 
 def measured(measure: Measure, rows: int) -> float:
