@@ -21,7 +21,7 @@ from .handed_out import EachLayersMask, HandedOut
 from .room import Room
 from .scores import cut, of_chunk, of_scores, settle, store, wait
 from .sequences import join, select
-from .step import NO_PADDING, Padding, Step
+from .step import NO_PADDING, Padding, Step, mask_of_one
 from .table import BIAS, Table
 from .torn import Torn, changes
 from .views import framed
@@ -384,17 +384,17 @@ class H2OKVCache:
         if self.unequal_budgets and (self._in_batch or (return_array and length > 1)):
             self._own_mask_due = True
             return EachLayersMask()
-        count = len(self._padding)
-        if self._free and length == count == 1:  # nearly always
-            return None
+        table, count = self._table, len(self._padding)
+        if table is not None and self._free and length == 1 == len(table.segments):  # nearly always
+            return None if count == 1 else self._shaped(mask_of_one(table.segments[0].rows))
         step, rows = Step(length, count), [[0] * count]
         if self._free < length:
             step = Step.of(length, self._padding)
-        if self._table is not None:
+        if table is not None:
             if self._free < length:
                 checks.check_scored(self)
-                self._make_room(step.counts)
-            rows = [one.rows for one in self._table.segments]
+                table = self._make_room(step.counts)
+            rows = [one.rows for one in table.segments]
         return self._shaped(step.mask(rows, return_array))
 
     def mask_of_update(self, *, return_array: bool = False) -> mx.array | str | None:

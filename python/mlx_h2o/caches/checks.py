@@ -84,20 +84,12 @@ def check_scored(cache: Any) -> None:
 def check_stock_attention(cache: Any, packed: bool, own_mask: bool) -> None:
     """mlx_lm's own attention is not given what only ours can read: where it gets ``packed`` rows,
     or is to read a mask of the layer's own."""
-    config = cache.config
+    config, budget, frame = cache.config, "set one budget for all layers, or ", "kv_frame=False"
     refused = (
         (cache.prefix_rows, f"shares its first {cache.prefix_rows} rows", ""),
-        (
-            own_mask,
-            "is of layers with unequal budgets, which need a mask each",
-            "set one budget for all layers, or ",
-        ),
+        (own_mask, "is of layers with unequal budgets, which need a mask each", budget),
         (packed and config.kv_format, f"has kv_format {config.kv_format!r}", ""),
-        (
-            packed and config.framed,
-            "keeps its rows in a frame (kv_frame)",
-            "set kv_frame=False, or ",
-        ),
+        (packed and config.framed, "keeps its rows in a frame (kv_frame)", f"set {frame}, or "),
     )
     for found, said, instead in refused:
         if found:

@@ -132,6 +132,8 @@ def store(
         else:
             slots = slice(importance.shape[2]) if part.slots is None else part.slots
             table.beside[IMPORTANCE][part.sequences, :, slots] = importance
+    if policy.kind is None and table.ragged:  # others leave unused slots as they are, or at 0
+        table.truncate(table.tail.rows)
     if waiting is not None and (count := waiting.shape[2]):
         wait(policy, table, waiting, [(table.tokens[0] - count, count)])
     table.unscored = False

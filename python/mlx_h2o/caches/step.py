@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -58,25 +59,32 @@ class Step(NamedTuple):
             rows: of each segment the rows of every sequence, before the tokens come to the last.
             return_array: whether "causal" will not do.
         """
-        length, before, few = self.length, rows[-1], len(rows) == 1 and not self.spans
-        if few and length == 1 and len(set(before)) <= 1:
-            return None
-        slots = mx.arange(max(before, default=0) + length)
-        if few and length == 1:
-            return slots <= _column(before)
+        length, before = self.length, rows[-1]
         if not self.spans and all(len(set(one)) <= 1 for one in rows):
             stored = sum(max(one, default=0) for one in rows)
-            causal = mx.arange(stored + length) <= mx.arange(length)[:, None] + stored
-            return None if length == 1 else causal if return_array else "causal"
+            if length == 1 or not return_array:
+                return None if length == 1 else "causal"
+            return mx.arange(stored + length) <= mx.arange(length)[:, None] + stored
+        if length == 1 == len(rows) and not self.spans:
+            return mask_of_one(before)
         token, spans = mx.arange(length)[:, None], self.spans or [(0, length)] * self.sequences
-        starts = _column([start for start, _ in spans])
-        own = (token >= starts) & (token < _column([stop for _, stop in spans]))
-        place_of = _column(before) + (token - starts) % length
+        starts, stops = (per_sequence(numbers) for numbers in zip(*spans, strict=True))
+        own, slots = (token >= starts) & (token < stops), mx.arange(max(before) + length)
+        place_of = per_sequence((*before,)) + (token - starts) % length
         newest = (slots == place_of) | (own & (slots <= place_of))
         # A token of padding sees no packed rows either.
-        parts = [(mx.arange(max(one)) < _column(one)) & own for one in rows[:-1]]
+        parts = [(mx.arange(max(one)) < per_sequence((*one,))) & own for one in rows[:-1]]
         return mx.concatenate([*parts, newest], axis=-1) if parts else newest
 
 
-def _column(numbers: Sequence[int]) -> mx.array:
-    return mx.array(list(numbers))[:, None, None, None]
+def mask_of_one(rows: Sequence[int]) -> mx.array | None:
+    """The mask of a token behind so many rows of each sequence, in one segment."""
+    most, alike = max(rows), len({*rows}) == 1
+    return None if alike else mx.arange(most + 1) <= per_sequence((*rows,))
+
+
+@lru_cache(maxsize=16)
+def per_sequence(numbers: tuple[int, ...]) -> mx.array:
+    """int32 [B, 1, 1, 1]: a number of each sequence, the same array for all layers; in memory, so
+    that any thread may read it."""
+    return mx.array([[[[one]]] for one in numbers])

@@ -18,7 +18,7 @@ from ..operations.composed.buffers import padded
 from ..operations.segments import AttentionRows
 from .column import Column, Layout, Parts, packing_of
 from .frame import Frame
-from .step import Step
+from .step import Step, per_sequence
 
 Change = Callable[[mx.array], mx.array]
 
@@ -243,7 +243,7 @@ class Table:
             token = mx.arange(step.length, dtype=mx.int32)
             if spans:
                 token = (token - _column([start for start, _ in spans])) % step.length
-            self._put((token + _column(tail.rows)).astype(mx.uint32), keys, values)
+            self._put(mx.expand_dims(token + _column(tail.rows), 3), keys, values)
         tail.rows = [rows + count for rows, count in zip(tail.rows, counts, strict=True)]
         self.tokens = [seen + count for seen, count in zip(self.tokens, counts, strict=True)]
         self.shown = self.packed_width + width
@@ -260,9 +260,8 @@ class Table:
         self.tokens, count = [seen + added for seen in self.tokens], len(kept.parts)
         tail.rows = [used + added for used in rows]
         if len(rows) > 1 and min(rows) != max(rows):  # in one segment
-            slots = mx.array(rows, mx.uint32)[:, None, None]
-            slots = slots if added == 1 else slots + mx.arange(added, dtype=mx.uint32)
-            self._put(slots, keys, values)
+            slots = per_sequence((*rows,))
+            self._put(slots if added == 1 else slots + mx.arange(added)[:, None], keys, values)
             self.shown = width = max(tail.rows)
             return kept.view(width), others.view(width)
         found = kept.append_both(others, keys, values, rows[0])
@@ -272,17 +271,10 @@ class Table:
         return tuple(found[middle : middle + count]), tuple(found[middle + count :])
 
     def _put(self, slots: mx.array, keys: mx.array, values: mx.array) -> None:
-        """Write rows at ``slots`` [B, 1, n] of the tail, and beside them what unused ones have:
-        queries may have changed it."""
-        tail, put = self.segments[-1], resolve().put_rows
-        slots = mx.broadcast_to(slots, keys.shape[:3])
+        """Write rows at ``slots`` [B, 1, n, 1] of the tail."""
+        tail = self.segments[-1]
         new = [*tail.keys.encode(keys), *tail.values.encode(values)]
-        tail.parts = [put(part, slots, one) for part, one in zip(tail.parts, new, strict=True)]
-        if self.packed_width:
-            slots = slots + mx.array(self.packed_width, mx.uint32)
-        for name, array in self.beside.items():
-            fresh = mx.full((*slots.shape, *array.shape[3:]), FILLS[name], array.dtype)
-            self.beside[name] = put(array, slots, fresh)
+        tail.parts = resolve().put_each(tail.parts, slots, new)
 
     def attach(self, name: str, array: mx.array | None = None) -> None:
         """Keep ``array`` [B, H, n, ...], None: nothing yet, beside the first n rows."""
@@ -420,4 +412,4 @@ def behind(first: mx.array, own: mx.array) -> mx.array:
 
 
 def _column(numbers: Sequence[int]) -> mx.array:
-    return mx.array(list(numbers), mx.int32)[:, None, None]
+    return per_sequence((*numbers,)).squeeze(3)

@@ -73,12 +73,12 @@ def stored_rows(rows: mx.array | Parts, bits: int, group_size: int) -> StoredRow
 class AttentionRequest:
     """One attention call. Shapes as in ``fast``; nothing has been copied.
 
-    ``keys`` and ``values`` are of any kind, each of its own. ``mask`` is already broadcast to
-    [B, Hq, Lq, N] (strides may be 0) and is bool or additive; an additive entry at or below
-    ``mask_threshold`` masks its pair. With ``causal`` it is None, or the causal one. ``row_bias``,
-    float32 [B, Hkv, N or more], comes on top of either; at or below the lowest finite it masks its
-    row, which it never does where ``bias_masks`` is False. Of packed rows, pairs whose weight is
-    below ``sparse_v_threshold`` add nothing to the output; 0: all add. Where ``return_scores``,
+    ``keys`` and ``values`` are of any kind, each of its own. ``mask``, [B or 1, Hq or 1, Lq, N]
+    (strides may be 0), is bool or additive; an additive entry at or below ``mask_threshold`` masks
+    its pair. With ``causal`` it is None, or the causal one. ``row_bias``, float32 [B, Hkv, N or
+    more], comes on top of either; at or below the lowest finite it masks its row, which it never
+    does where ``bias_masks`` is False. Of packed rows, pairs whose weight is below
+    ``sparse_v_threshold`` add nothing to the output; 0: all add. Where ``return_scores``,
     ``return_lse`` or ``return_skipped`` is false the back end may give None in that place.
     """
 
@@ -161,7 +161,9 @@ def attention_request(
     stored, threshold = stored_rows(keys, bits, group_size), 0.0
     if mask is not None:
         threshold = MASK_THRESHOLDS.get(mask.dtype, 0.0)
-        mask = mx.broadcast_to(mask, (*queries.shape[:3], stored.shape[2]), stream=stream)
+        pairs = *queries.shape[:3], stored.shape[2]
+        if mask.shape[2:] != pairs[2:]:
+            mask = mx.broadcast_to(mask, pairs, stream=stream)
     return AttentionRequest(
         queries, stored, stored_rows(values, v_bits or bits, group_size), scale, causal, mask,
         mask_threshold=threshold, stream=stream, **more,

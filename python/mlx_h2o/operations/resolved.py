@@ -51,6 +51,7 @@ class Operations:
         self._named = named
         self._candidates = tuple(candidates)
         self.name = candidates[0].name
+        self._fused = {b.name: getattr(b, "attention_and_accumulate", None) for b in candidates}
         # What a back end may take over whole, so that a step costs no call in between.
         self.attention: Callable[..., Attended] = self._attention
         """Of queries, keys and values, and what they are told and asked for by name."""
@@ -66,6 +67,7 @@ class Operations:
         self.append_rows = self.function(buffers.append_rows)
         self.append_quantized = self.function(buffers.append_quantized)
         self.put_rows = self.function(buffers.put_rows)
+        self.put_each = self.function(buffers.put_each)
         self.compact_rows = self.function(compaction.compact_rows)
         self.fold = self.function(folding.fold)
         self.merge_segments = self.function(merging.merge_segments)
@@ -106,7 +108,7 @@ class Operations:
         """``attention_and_accumulate``, in one operation where a back end has it."""
         op, request.return_lse = "attention_and_accumulate", decay is None
         backend = self.backend_for(request, op)
-        fused = getattr(backend, op, None)
+        fused = self._fused[backend.name]
         if fused is not None:
             return cast("tuple[mx.array, mx.array]", fused(request, importance, decay))
         return composed_rows.attention_and_accumulate(request, importance, decay, backend.attention)
@@ -116,10 +118,10 @@ class Operations:
         return self.serve_attention(request)[:4]
 
     def _accumulating(
-        self, *rows: Any, decay: float | None, **options: Any
-    ) -> tuple[mx.array, mx.array]:
-        *rows_, importance = rows
-        request = attention_request(*rows_, bias_masks=False, **options)
+        self, queries: mx.array, keys: Any, values: Any, importance: mx.array, *,
+        decay: float | None, **options: Any,
+    ) -> tuple[mx.array, mx.array]:  # fmt: skip
+        request = attention_request(queries, keys, values, bias_masks=False, **options)
         return self.serve_accumulating(request, importance, decay)
 
     def _output(self, *rows: mx.array, **options: Any) -> mx.array:

@@ -27,6 +27,7 @@ name = "composed"
 _GREATEST = 2**31 - 1
 _PADDING, _UNSCORED = 1 - 2**31, 2 - 2**31  # below the bits of -inf
 _LOWEST = mx.finfo(mx.float32).min
+_NEVER, _NOTHING = mx.array(-mx.inf), mx.array(0.0)  # numbers are made arrays at every call
 
 
 def unavailable_reason() -> str:
@@ -57,14 +58,11 @@ def _logits(request: AttentionRequest) -> mx.array:
             found = mx.addmm(bias, queries, columns, alpha=request.scale)
         else:
             found = bias + _product(queries * request.scale, request.keys, transpose=True)
-    grouped = found.shape
-    length = request.queries.shape[2]
-    if request.mask is not None or (request.causal and length > 1):
-        found = found.reshape(*request.queries.shape[:3], grouped[3])
-        found = _masked_pairs(request, found).reshape(grouped)
+    if request.mask is not None or (request.causal and request.queries.shape[2] > 1):
+        found = _masked_pairs(request, found)
     if bias is not None and request.bias_masks:
         # Last: a row that its bias masks meets no NaN of the mask.
-        found = mx.where(bias <= _LOWEST, -mx.inf, found)
+        found = mx.where(bias <= _LOWEST, _NEVER, found)
     return found
 
 
@@ -96,12 +94,17 @@ def masked(request: AttentionRequest) -> AttentionRequest:
 
 
 def _masked_pairs(request: AttentionRequest, logits: mx.array) -> mx.array:
-    mask = causal_mask(request) if request.mask is None else request.mask
+    """Logits [B, Hkv, Hq / Hkv * Lq, N]; a mask that is the same for all of them fits as it is."""
+    mask, grouped = causal_mask(request) if request.mask is None else request.mask, logits.shape
+    if mask.ndim == 2 or mask.shape[1:3] != (1, 1):
+        logits = logits.reshape(*request.queries.shape[:3], grouped[3])
     if mask.dtype == mx.bool_:
-        return mx.where(mask, logits, -mx.inf)
-    bias = mask.astype(mx.float32)
-    # NaN compares false: it is not masked, and reaches the output of its query.
-    return mx.where(bias <= request.mask_threshold, -mx.inf, logits + bias)
+        found = mx.where(mask, logits, _NEVER)
+    else:
+        bias = mask.astype(mx.float32)
+        # NaN compares false: it is not masked, and reaches the output of its query.
+        found = mx.where(bias <= request.mask_threshold, _NEVER, logits + bias)
+    return found if logits.shape == grouped else found.reshape(grouped)
 
 
 def weights(scores: mx.array, sinks: mx.array | None = None, masked: bool = True) -> mx.array:
@@ -111,7 +114,7 @@ def weights(scores: mx.array, sinks: mx.array | None = None, masked: bool = True
     found = mx.softmax(scores, axis=-1)
     if sinks is not None:
         found = found * mx.sigmoid(_lse(scores) - sinks.astype(mx.float32)[:, None, None])
-    return mx.where(scores == -mx.inf, 0.0, found) if masked else found
+    return mx.where(scores == _NEVER, _NOTHING, found) if masked else found
 
 
 def weights_of(scores: mx.array, lse: mx.array) -> mx.array:

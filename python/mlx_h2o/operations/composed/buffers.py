@@ -27,6 +27,12 @@ def put_rows(buffer: mx.array, slots: mx.array, rows: mx.array) -> mx.array:
     return mx.put_along_axis(buffer, wide(slots, buffer), rows, axis=2)
 
 
+def put_each(buffers: list[mx.array], slots: mx.array, rows: list[mx.array]) -> list[mx.array]:
+    """The same of rows [B, H, n, width] of each buffer, at ``slots`` [B, 1, n, 1] of all heads."""
+    pairs = zip(buffers, rows, strict=True)
+    return [mx.put_along_axis(buffer, slots, new, axis=2) for buffer, new in pairs]
+
+
 def append_rows(buffers: list[mx.array], rows: list[mx.array], start: int) -> list[mx.array]:
     """New rows [B, H, L, width] from slot ``start`` on: the buffers, written in place where
     nothing else holds them, and then the first ``start + L`` slots of each.

@@ -12,7 +12,7 @@ from functools import lru_cache
 import mlx.core as mx
 
 from mlx_h2o.operations.arguments import StreamLike, placed
-from mlx_h2o.operations.composed.buffers import gathered, put_rows, wide
+from mlx_h2o.operations.composed.buffers import gathered, put_rows
 
 LAST = mx.array(2**32 - 1, mx.uint32)
 """Above every slot."""
@@ -41,18 +41,13 @@ def compact_rows(
     with placed(stream):
         source, target = _moves(kept, buffers[0].shape[2], start, tail)
         if len(lines) < buffers[0].shape[0]:
-            shape = (buffers[0].shape[0], *source.shape[1:])
-            stay = mx.broadcast_to(mx.arange(source.shape[2], dtype=mx.uint32), shape)
-            index = mx.array(list(lines))
-            source, target = _with(stay, index, source), _with(stay, index, target)
-        found, moves = [], {}
-        for each in buffers:
-            width = each.shape[3:]
-            if width not in moves:
-                moves[width] = wide(source, each), wide(target, each)
-            come, go = moves[width]
-            found.append(put_rows(each, go, gathered(each, come)))
-        return found
+            stay = mx.broadcast_to(_slots(source.shape[2]), (1, *source.shape[1:]))
+            places = {line: place for place, line in enumerate(lines)}
+            order = mx.array([places.get(n, len(lines)) for n in range(buffers[0].shape[0])])
+            source, target = (mx.concatenate([one, stay])[order] for one in (source, target))
+        sides = {3: (source, target), 4: (mx.expand_dims(source, 3), mx.expand_dims(target, 3))}
+        moves = ((each, *sides[each.ndim]) for each in buffers)
+        return [put_rows(each, go, gathered(each, come)) for each, come, go in moves]
 
 
 def _moves(kept: mx.array, capacity: int, start: int, tail: int) -> tuple[mx.array, mx.array]:
@@ -79,9 +74,3 @@ def marked(kept: mx.array, capacity: int) -> mx.array:
 def _slots(capacity: int) -> mx.array:
     """uint32 [capacity]: the number of each slot, in memory, so that any thread may read it."""
     return mx.array(list(range(capacity)), mx.uint32)
-
-
-def _with(whole: mx.array, index: mx.array, some: mx.array) -> mx.array:
-    whole = whole[...]
-    whole[index] = some
-    return whole

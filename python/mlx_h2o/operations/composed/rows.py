@@ -13,7 +13,7 @@ from mlx_h2o.operations.composed import buffers, turbo
 from mlx_h2o.operations.composed.ema import accumulate_scores as accumulate_scores
 from mlx_h2o.operations.requests import AttentionRequest, AttentionResult, Parts
 
-_START = mx.array([0])
+_START, _NOTHING = mx.array([0]), mx.array(0.0)
 LEAST_NORM = 1e-12  # a key of zeros has the direction 0, not NaN
 
 
@@ -37,9 +37,9 @@ def attention_and_accumulate(
 
 def add_average(importance: mx.array, scores: mx.array, decay: float, masked: bool) -> mx.array:
     """``accumulate_scores``, of an ``importance`` that may have more rows, which stay."""
-    part = _first(importance, scores.shape[3])
+    part = importance[:, :, : scores.shape[3]]
     part = accumulate_scores(part, scores, decay=decay, masked=masked)
-    return _with_first(importance, part)
+    return mx.slice_update(importance, part, _START, [2])
 
 
 def add_mass(importance: mx.array, weights: mx.array) -> mx.array:
@@ -48,19 +48,8 @@ def add_mass(importance: mx.array, weights: mx.array) -> mx.array:
 
     ``importance`` may have more rows, which stay as they are.
     """
-    part = _first(importance, weights.shape[3])
-    part = mx.where(mx.isnan(part), 0.0, part) + weights.sum(axis=2)
-    return _with_first(importance, part)
-
-
-def _first(importance: mx.array, rows: int) -> mx.array:
-    return importance if importance.shape[2] == rows else importance[:, :, :rows]
-
-
-def _with_first(importance: mx.array, part: mx.array) -> mx.array:
-    """``importance`` with ``part`` in the place of its first rows."""
-    if importance.shape[2] == part.shape[2]:
-        return part
+    part = importance[:, :, : weights.shape[3]]
+    part = mx.where(mx.isnan(part), _NOTHING, part) + weights.sum(axis=2)
     return mx.slice_update(importance, part, _START, [2])
 
 

@@ -83,8 +83,10 @@ def _params(scalars: tuple[float, ...]) -> mx.array:
 
 def _given(request: AttentionRequest) -> dict[str, Any]:
     """The buffers that come with the request, and None for what does not."""
+    mask, pairs = request.mask, (*request.queries.shape[:3], request.keys.shape[2])
     given = {
-        "queries": request.queries, "params": _params(_scalars(request)), "mask": request.mask,
+        "queries": request.queries, "params": _params(_scalars(request)),
+        "mask": None if mask is None else mx.broadcast_to(mask, pairs, stream=request.stream),
         "sinks": request.sinks, "row_bias": request.row_bias,
     }  # fmt: skip
     for side, rows in (("key", request.keys), ("value", request.values)):

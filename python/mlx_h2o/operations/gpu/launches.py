@@ -19,28 +19,22 @@ TemplateArgument = int | bool | mx.Dtype
 Triple = tuple[int, int, int]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Launch:
     """One launch: what ``mx.fast.metal_kernel`` and its kernel object are called with, but for the
     buffers."""
 
     kernel: Kernel
-    template: tuple[tuple[str, TemplateArgument], ...]
+    template: list[tuple[str, TemplateArgument]]
     grid: Triple
     threadgroup: Triple
-    output_shapes: tuple[tuple[int, ...], ...]
-    output_dtypes: tuple[mx.Dtype, ...]
+    output_shapes: list[tuple[int, ...]]
+    output_dtypes: list[mx.Dtype]
 
     @cached_property
     def call(self) -> dict[str, Any]:
         """The arguments of the kernel object, but for the inputs and the stream."""
-        return {
-            "template": list(self.template),
-            "grid": self.grid,
-            "threadgroup": self.threadgroup,
-            "output_shapes": list(self.output_shapes),
-            "output_dtypes": list(self.output_dtypes),
-        }
+        return {name: value for name, value in vars(self).items() if name != "kernel"}
 
 
 Made = tuple[str, tuple[int, ...], mx.Dtype]
@@ -60,11 +54,11 @@ def launch_of(
     results = {one: (shape, dtype) for one, shape, dtype in made}
     return Launch(
         kernel=kernel,
-        template=tuple((one, arguments[one]) for one in kernel.template),
+        template=[(one, arguments[one]) for one in kernel.template],
         grid=grid,
         threadgroup=(threads, 1, 1),
-        output_shapes=tuple(results[one][0] for one in kernel.outputs),
-        output_dtypes=tuple(results[one][1] for one in kernel.outputs),
+        output_shapes=[results[one][0] for one in kernel.outputs],
+        output_dtypes=[results[one][1] for one in kernel.outputs],
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -82,6 +83,12 @@ def compact_rows(
     one = _module().compact_rows
     where = [*lines]
     return [one(each, kept, where, start, tail, stream=stream) for each in buffers]
+
+
+def put_each(buffers: list[mx.array], slots: mx.array, rows: list[mx.array]) -> list[mx.array]:
+    """As ``buffers.put_each``."""
+    slots = mx.broadcast_to(slots.squeeze(3).astype(mx.uint32), rows[0].shape[:3])
+    return [*map(_module().put_rows, buffers, itertools.repeat(slots), rows)]
 
 
 _AS_DEFINED = {
