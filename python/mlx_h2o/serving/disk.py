@@ -31,10 +31,7 @@ __all__ = ["PromptStore"]
 
 _LOG = logging.getLogger("mlx_h2o")
 _ENTRY = re.compile(r"[0-9a-f]{32}\.safetensors")
-_BEGUN = re.compile(rf"\.{_ENTRY.pattern}\..+")
-"""A file that is being written, or was when its process ended."""
-_WAITING = 8
-"""Prompts that may wait to be written; while there are as many, further ones are not kept."""
+_BEGUN = re.compile(rf"\.{_ENTRY.pattern}\..+")  # is being written, or was when its process ended
 
 
 @dataclass(eq=False)
@@ -68,7 +65,7 @@ class PromptStore:
             elif _BEGUN.fullmatch(file.name) and _used(file) < time.time() - 60:
                 _remove(file)
         self._make_room(0)
-        self._room = threading.Semaphore(_WAITING)
+        self._room = threading.Semaphore(8)  # beyond which nothing is kept, until it is written
         self._writer = ThreadPoolExecutor(1, "prompt store")
 
     @property
