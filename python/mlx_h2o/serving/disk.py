@@ -59,11 +59,6 @@ class PromptStore:
         check_folder(os.fspath(folder))
         self._lock = threading.Lock()
         self._kept = Kept[_File]()
-        for file in sorted(self.folder.iterdir(), key=_used):  # others' files are left alone
-            if _ENTRY.fullmatch(file.name):
-                self._add(file)
-            elif _BEGUN.fullmatch(file.name) and _used(file) < time.time() - 60:
-                _remove(file)
         self._make_room(0)
         self._room = threading.Semaphore(8)  # beyond which nothing is kept, until it is written
         self._writer = ThreadPoolExecutor(1, "prompt store")
@@ -158,10 +153,19 @@ class PromptStore:
             self._kept.put(entry)
 
     def _make_room(self, size: int) -> None:
-        """Entries go until there is room for this many bytes more."""
+        """Entries go until there is room for this many bytes more, those of other processes too."""
         with self._lock:
-            gone = self._kept.shrink(self.max_bytes - size)
-        for one in gone:
+            gone = {one.path: one.key for one in self._kept}
+        for file in sorted(self.folder.iterdir(), key=_used):  # others' files are left alone
+            if _ENTRY.fullmatch(file.name) and file.is_file() and not gone.pop(file, b""):
+                self._add(file)
+            elif _BEGUN.fullmatch(file.name) and _used(file) < time.time() - 60:
+                _remove(file)
+        with self._lock:
+            for key in gone.values():
+                self._kept.drop(key)
+            found = self._kept.shrink(self.max_bytes - size)
+        for one in found:
             _remove(one.path)
 
 

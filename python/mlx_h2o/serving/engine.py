@@ -113,8 +113,7 @@ class Engine:
         for name, most in (("top_k", sampling.top_k), ("top_logprobs", request.top_logprobs or 0)):
             if most >= size:
                 raise ValueError(f"{name} is {most}, expected 0 to {size - 1}.")
-        biased = request.penalties.get("logit_bias") or {}
-        if wrong := [token for token in biased if not 0 <= token < size]:
+        if wrong := [one for one in request.penalties.get("logit_bias", ()) if not 0 <= one < size]:
             raise ValueError(f"logit_bias names the token {wrong[0]}, expected 0 to {size - 1}.")
         needed = self.memory.of_request(len(request.tokens) + request.max_tokens)
         if needed > self.memory.free:

@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
@@ -71,11 +71,8 @@ class Memory:
         self, models: list[Any], make: Callable[[], list[list[Any]]], limit: int, limits: Limits
     ) -> None:
         self.limit, self.limits, step = limit, limits, limits.step
-        weights = sum(
-            array.nbytes
-            for model in models
-            for _, array in cast(Any, tree_flatten)(model.parameters())
-        )
+        flat: Any = tree_flatten
+        weights = sum(one.nbytes for model in models for _, one in flat(model.parameters()))
         self._rows = max(bounds([one for caches in make() for one in caches]), default=0)
         full, outlines = self._rows + 1, [Outline(model) for model in models]
         self._full = _held(outlines, make, full)

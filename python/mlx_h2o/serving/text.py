@@ -146,7 +146,7 @@ def token_text(tokenizer: Any, token: int) -> tuple[str, bytes]:
     piece = str(tokenizer.convert_ids_to_tokens(token))
     if piece.startswith("<0x") and piece.endswith(">"):
         return text, bytes([int(piece[3:-1], 16)])
-    letters: Any = bytes_to_unicode  # of vocabularies of byte pairs
-    table = {letter: byte for byte, letter in letters().items()}
+    letters = bytes_to_unicode().items()  # type: ignore[no-untyped-call]  # of byte pairs
+    table = {letter: byte for byte, letter in letters}
     whole = all(letter in table for letter in piece)
     return text, bytes(table[letter] for letter in piece) if whole else text.encode()
