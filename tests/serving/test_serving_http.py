@@ -15,6 +15,7 @@ import httpx
 import openai
 import pytest
 import uvicorn
+from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from engines import demo, engine_of, fail
 from mlx_h2o.serving.http import ServerSettings, make_app
@@ -98,6 +99,18 @@ def test_a_stop_ends_whole_answers_and_streams(url):
     assert text in said(post(url, body | {"stop": text + "!", "max_tokens": 31}).json())
 
 
+def test_others_are_answered_while_prompts_become_tokens(url, monkeypatch):
+    begun, go = threading.Event(), threading.Event()
+    monkeypatch.setattr(
+        TokenizerWrapper, "encode", lambda *_: begun.set() or (go.wait(30) and [5]), raising=False
+    )
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(post, url, {"prompt": [TEXT] * 64, "max_tokens": 1})
+        assert begun.wait(30) and httpx.get(f"{url}/health").status_code == 200
+        go.set()
+        assert len(asked.result().json()["choices"]) == 64
+
+
 def test_choices_and_seeds(url):
     body = {"prompt": [TEXT, "The ship"], "n": 2, "temperature": 1.0, "seed": 7}
     first, again = post(url, body).json(), post(url, body).json()
@@ -128,15 +141,13 @@ WRONG, WRONG_CHATS = REFUSED["completions"], REFUSED["chats"]
 
 @pytest.mark.parametrize(("body", "message"), WRONG)
 def test_a_wrong_completion_is_refused_in_a_sentence(url, body, message):
-    error = check_refused(httpx.post(f"{url}/v1/completions", **as_json(body)), message)
-    assert error["message"].startswith(error["param"])
+    check_refused(httpx.post(f"{url}/v1/completions", **as_json(body)), message)
 
 
 @pytest.mark.parametrize(("body", "message"), WRONG_CHATS)
 def test_a_wrong_chat_is_refused_in_a_sentence(url, body, message):
     body = {"messages": CHAT} | body
-    error = check_refused(httpx.post(f"{url}/v1/chat/completions", **as_json(body)), message)
-    assert error["message"].startswith(error["param"])
+    check_refused(httpx.post(f"{url}/v1/chat/completions", **as_json(body)), message)
 
 
 def as_json(body: Any) -> dict[str, Any]:
@@ -147,6 +158,7 @@ def check_refused(answer: httpx.Response, message: str, status: int = 400) -> An
     assert answer.status_code == status, answer.text
     error = answer.json()["error"]
     assert message in error["message"] and set(error) == {"message", "type", "param", "code"}
+    assert status != 400 or error["message"].startswith(error["param"] or "the body ")
     return error
 
 
@@ -184,17 +196,7 @@ def test_one_model_is_served(url):
     check_refused(httpx.get(f"{url}/v1/none"), "Not Found: GET /v1/none", 404)
 
 
-@pytest.mark.parametrize(
-    ("headers", "status"),
-    [
-        ({"Host": "evil.example"}, 403), ({"Host": "localhost:99"}, 200), ({"Host": "[::1]"}, 200),
-        ({"Host": "my.host"}, 200), ({"Host": "192.168.1.7:8080"}, 200), ({"Host": "["}, 403),
-        ({"Origin": "https://evil.example"}, 403), ({"Origin": "null"}, 403),
-        ({"Origin": "http://localhost:3000"}, 200), ({"Origin": "https://page.example"}, 200),
-        ({"Origin": "http://localhost.evil.example"}, 403), ({"Origin": "http://["}, 403),
-        ({"Host": "my.host", "Origin": "http://my.host"}, 200),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("headers", "status"), REFUSED["hosts"])
 def test_hosts_and_origins(named, headers, status):
     answer = post(named, {"prompt": "a", "max_tokens": 1}, **headers, **KEY)
     assert answer.status_code == status

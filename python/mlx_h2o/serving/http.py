@@ -31,7 +31,7 @@ from .guard import Guard
 from .metrics import Metrics
 from .request import BusyError, Event, Request
 from .sampling import Sampling
-from .schema import ChatBody, CompletionBody, GenerationBody, refusal
+from .schema import ChatBody, CompletionBody, GenerationBody, what_is_wrong
 
 __all__ = ["ServerSettings", "make_app"]
 
@@ -314,7 +314,7 @@ def _say_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: HttpRequest, error: Any) -> Response:
-        return await wrong(request, _wrong(400, refusal(error)))
+        return await wrong(request, _wrong(400, what_is_wrong(error)))
 
     @app.exception_handler(Exception)
     async def failed(request: HttpRequest, error: Exception) -> Response:

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from .sampling import Sampling
 
-__all__ = ["ChatBody", "CompletionBody", "GenerationBody", "refusal"]
+__all__ = ["ChatBody", "CompletionBody", "GenerationBody", "what_is_wrong"]
 
 _WHOLE = 1 << 30  # of a text that penalties look at
 PLAIN = (
@@ -260,7 +260,7 @@ class ChatBody(GenerationBody):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-def refusal(error: Any) -> str:
+def what_is_wrong(error: Any) -> str:
     """What is wrong with a request, in a sentence that begins with the field, or "the body"."""
     faults = [(_path_of(one), one) for one in error.errors()]
     # Of the kinds of values that a field may have, the one that was meant comes furthest.
