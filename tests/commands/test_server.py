@@ -9,14 +9,13 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from mlx_h2o import H2OConfig, cli, load, make_prompt_cache
@@ -41,19 +40,14 @@ class Server:
 
     def ask(self, prompt: str, **settings: Any) -> dict[str, Any]:
         """The answer to a completion, or what the server says is wrong."""
-        try:
-            with self.open(prompt, **settings) as answer:
-                return json.load(answer)
-        except urllib.error.HTTPError as error:
-            return json.load(error)
+        with self.open(prompt, **settings) as answer:
+            return json.loads(answer.read())
 
     def open(self, prompt: str, **settings: Any) -> Any:
         """The answer to a completion, to read as it comes."""
         body = {"prompt": prompt, "max_tokens": 12, "temperature": 0} | settings
         place = f"http://127.0.0.1:{self.port}/v1/completions"
-        kind = {"Content-Type": "application/json"}
-        request = urllib.request.Request(place, json.dumps(body).encode(), kind)
-        return urllib.request.urlopen(request, timeout=60)
+        return httpx.stream("POST", place, json=body, timeout=60)
 
     def wait(self, said: str = "") -> None:
         """Until it answers, or its log says this."""
@@ -61,9 +55,9 @@ class Server:
             assert self.process.poll() is None, self.log.read_text()
         for _ in range(0 if said else 600):
             try:
-                urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5)
+                httpx.get(f"http://127.0.0.1:{self.port}/health")
                 return
-            except OSError:  # it does not listen yet, or loads its model
+            except httpx.TransportError:  # it does not listen yet, or loads its model
                 assert self.process.poll() is None, self.log.read_text()
                 time.sleep(0.1)
 
@@ -136,9 +130,10 @@ def test_a_restarted_server_goes_on_with_what_it_has_read(tmp_path):
 def test_running_answers_are_finished_when_it_ends(tmp_path):
     with serving(tmp_path, "") as server:
         with server.open(TEXT, max_tokens=150, stream=True) as answer:
-            assert answer.readline()
+            lines = answer.iter_lines()
+            assert next(lines)
             server.process.send_signal(signal.SIGTERM)
-            text = answer.read().decode()
+            text = "\n".join(lines)
         assert text.rstrip().endswith("data: [DONE]") and '"finish_reason": "length"' in text
         server.process.wait(30)
         log = server.log.read_text()
@@ -157,9 +152,10 @@ def test_it_ends_when_it_is_told_so_before_it_is_up(tmp_path):
 def test_an_answer_that_takes_longer_is_lost_and_said(tmp_path):
     with serving(tmp_path, "--grace 1") as server:
         with server.open(TEXT, max_tokens=100_000, stream=True) as answer:
-            assert answer.readline()
+            lines = answer.iter_lines()
+            assert next(lines)
             server.process.send_signal(signal.SIGTERM)
-            text = answer.read().decode()
+            text = "\n".join(lines)
             server.process.wait(30)
         log = server.log.read_text()
     assert "the server has ended before the answer did" in text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -53,15 +54,36 @@ def test_the_server_reads_what_the_template_says(served: Any) -> None:
     assert tokens[0] != tokens[1]  # no token begins it twice
 
 
-def test_the_server_tells_thoughts_text_and_calls_apart(served: Any) -> None:
+def told(served: Any, count: int, finish: str) -> tuple[Any, list[Any]]:
+    """The choice of so many tokens of the family's answer, and its pieces."""
     family, _, tokenizer = served
     asked = body(family)
     writer = Writer(tokenizer, (), asked.encoded(tokenizer, {})[1])
     choice = ChatChoice(0, tokenizer, asked.tools_given)
     written = tokenizer.encode(family.answer, add_special_tokens=False)
     assert written[-1] in tokenizer.eos_token_ids
-    pieces = [choice.take(Event(writer.take(token)))["delta"] for token in written[:-1]]
-    pieces.append(choice.take(Event(writer.end(), finish="stop"))["delta"])
+    pieces = [choice.take(Event(writer.take(token)))["delta"] for token in written[:-1][:count]]
+    return choice, [*pieces, choice.take(Event(writer.end(), finish=finish))["delta"]]
+
+
+def test_a_call_that_is_cut_is_told_as_text(served: Any) -> None:
+    """Wherever that is; and not as its beginning, and with no mark that the model has not made."""
+    family, _, tokenizer = served
+    *words, _ = tokenizer.encode(family.answer, add_special_tokens=False)
+    end = (family.calls and tokenizer.tool_call_end) or "none"
+    for count in range(len(words)):
+        choice, pieces = told(served, count, "length")
+        text, message = tokenizer.decode(words[:count]), choice.whole["message"]
+        assert choice.whole["finish_reason"] == "length"
+        assert ("tool_calls" in message) == any("tool_calls" in one for one in pieces)
+        assert ("tool_calls" in message) == (end in text)
+        content = "".join(one.get("content", "") for one in pieces)
+        assert (message["content"] or "") == content and content in text
+
+
+def test_the_server_tells_thoughts_text_and_calls_apart(served: Any) -> None:
+    family, _, _ = served
+    choice, pieces = told(served, sys.maxsize, "stop")
     message = choice.whole["message"]
     assert message["content"] == family.content
     assert message.get("reasoning", "") == family.reasoning

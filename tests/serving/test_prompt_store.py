@@ -18,7 +18,7 @@ import pytest
 
 from mlx_h2o import H2OConfig, H2OKVCache
 from mlx_h2o.lm.saving import saved_texts
-from mlx_h2o.serving.disk import PromptStore, _key
+from mlx_h2o.serving.disk import PromptStore
 from paths import IMPORTS
 
 PLENTY = 1 << 30
@@ -110,13 +110,27 @@ def test_what_was_used_longest_ago_goes(tmp_path):
     store = PromptStore(tmp_path / "all", int(2.5 * one), "model")
     for length in (30, 31, 32):
         store.keep(range(length), caches_of(length))
-        while not store._path(_key("model", range(length))).exists():
+        while not store.find(range(length + 1), length - 1)[1]:
             time.sleep(0.01)
         check_found(store, 31, 30)  # is used again and again
     store.close()
     again = PromptStore(tmp_path / "all", int(2.5 * one), "model")
     assert [again.find(range(n))[1] for n in (31, 32, 33)] == [30, 30, 32]
     assert PromptStore(tmp_path / "all", one + 1, "model").nbytes <= one + 1
+
+
+def test_two_share_a_folder_and_its_limit(tmp_path):
+    size = int(3.5 * kept(tmp_path / "one", 30).nbytes)
+    both = [PromptStore(tmp_path / "all", size, "model") for _ in range(2)]
+    for length in range(30, 40):
+        store = both[length % 2]
+        store.keep(range(length), caches_of(length))
+        while not store.find(range(length + 1), length - 1)[1]:
+            time.sleep(0.01)
+    for store in both:
+        store.close()
+    assert sum(file.stat().st_size for file in (tmp_path / "all").iterdir()) <= size
+    assert sorted(lengths_in(tmp_path / "all")) == [37, 38, 39]
 
 
 def test_what_is_too_large_is_not_kept(tmp_path, caplog):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -12,11 +13,12 @@ from mlx.utils import tree_flatten
 from mlx_lm.generate import generate_step
 
 from engines import TEXT, Asked, ask, demo, engine_of, fail, submit, tiny
+from mlx_h2o.serving.answers import Choice
 from mlx_h2o.serving.memory import Limits
-from mlx_h2o.serving.request import BusyError
+from mlx_h2o.serving.request import BusyError, Event
 from mlx_h2o.serving.sampling import Sampling
 from mlx_h2o.serving.snapshots import Snapshots
-from mlx_h2o.serving.text import Writer, logprobs_of
+from mlx_h2o.serving.text import TokenLogprob, Writer, logprobs_of
 from tiny_models import random_prompt
 
 PROMPTS = (TEXT, random_prompt(3, seed=4), random_prompt(9, seed=5))
@@ -190,7 +192,7 @@ def test_who_leaves_is_taken_out_within_a_token():
     with engine_of() as engine:
         gone = submit(engine, TEXT, max_tokens=100_000)
         gone.next()
-        engine.leave(gone.request)
+        engine.leave([gone.request])
         begun = time.monotonic()
         while engine.running and time.monotonic() - begun < 5:
             time.sleep(0.01)
@@ -357,6 +359,18 @@ def test_stops_and_logprobs_of_a_model_of_bytes():
         assert len(values) == 5 and values == sorted(values, reverse=True)
         assert all(each.logprob == one.logprob for each in one.top if each.token == one.token)
     assert any(one.token != one.top[0].token for one in told)
+
+
+def test_parts_of_a_character_have_names_of_their_own():
+    first = TokenLogprob(5, "\ufffd", b"\xe2", -1.0)
+    parts = first, replace(first, token=6, data=b"\x9c\x85"), replace(first, token=7)
+    event = Event(logprobs=[replace(first, top=parts), parts[1], TokenLogprob(8, "a", b"a", 0.0)])
+    choice = Choice(0)
+    found = choice.take(event)["logprobs"]
+    assert found == choice.whole["logprobs"]
+    assert found["tokens"] == ["bytes:\\xe2", "bytes:\\x9c\\x85", "a"]
+    assert {*found["top_logprobs"][0]} == {"bytes:\\xe2", "bytes:\\x9c\\x85", "token_id:7"}
+    assert found["text_offset"] == [0, 0, 1]
 
 
 def test_log_probabilities_are_numbers_that_json_has():

@@ -15,6 +15,7 @@ from mlx_h2o.serving.grammar import matcher, vocabulary_of
 from serving.test_serving_http import (
     CHAT,
     REFUSED,
+    app_of,
     as_json,
     chat,
     check_refused,
@@ -87,15 +88,27 @@ def test_a_wrong_format_is_refused(url, given, message):
     assert "response_format" in answer.json()["error"]["message"]
 
 
-def test_a_chat_is_answered_beside_a_slow_schema(url, monkeypatch):
+def slow(divisor: int) -> dict[str, Any]:
+    schema = {"schema": {"type": "integer", "multipleOf": divisor}}
+    return {"messages": CHAT, "response_format": {"type": "json_schema", "json_schema": schema}}
+
+
+def test_a_chat_is_answered_beside_a_slow_schema(monkeypatch):
+    """Which is refused at once when it comes again, and given up when the server ends."""
     monkeypatch.setattr("mlx_h2o.serving.grammar._SECONDS", 4)
-    schema = {"schema": {"type": "integer", "multipleOf": 99_999_989}}
-    slow = {"messages": CHAT, "response_format": {"type": "json_schema", "json_schema": schema}}
-    with ThreadPoolExecutor(1) as pool:
-        refused = pool.submit(post, url, slow, "chat/completions")
+    with app_of() as (url, engine), ThreadPoolExecutor(1) as pool:
+        refused = pool.submit(post, url, slow(99_999_989), "chat/completions")
         time.sleep(0.5)  # it has come, and is being tried
         assert chat(url, max_tokens=2) and not refused.done()
         check_refused(refused.result(), "takes too long")
+        monkeypatch.setattr("mlx_h2o.serving.grammar._SECONDS", 30)
+        check_refused(post(url, slow(99_999_989), "chat/completions"), "takes too long")
+        refused = pool.submit(post, url, slow(99_999_971), "chat/completions")
+        time.sleep(0.5)
+        begun = time.monotonic()
+        assert engine.close(10) and not refused.exception(20)
+        check_refused(refused.result(), "the server is about to end", 503)
+        assert time.monotonic() - begun < 10
 
 
 def test_a_model_that_thinks_first_refuses(url, monkeypatch):

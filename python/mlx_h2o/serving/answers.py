@@ -6,8 +6,8 @@ import json
 import logging
 import time
 import uuid
+from codecs import getincrementaldecoder
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any
 
 from .request import Event, Request
@@ -29,17 +29,19 @@ class Choice:
     """Of a completion: its text so far."""
 
     def __init__(self, index: int) -> None:
-        self.index, self._at = index, 0
+        self.index, self._decoder = index, getincrementaldecoder("utf-8")("replace")
         self._said: dict[str, str] = {"content": ""}
         self._finish: str | None = None
         self._logprobs: list[TokenLogprob] = []
+        self._offsets = [0]
 
     def take(self, event: Event) -> dict[str, Any]:
         """What an event adds, as a choice of a piece."""
         self._finish = event.finish
-        at, self._at = self._at, self._at + sum(len(one.text) for one in event.logprobs)
+        for one in event.logprobs:
+            self._offsets.append(self._offsets[-1] + len(self._decoder.decode(one.data)))
         self._logprobs += event.logprobs
-        return self._as_choice(self._added(event), event.logprobs, at)
+        return self._as_choice(self._added(event), event.logprobs)
 
     @property
     def whole(self) -> dict[str, Any]:
@@ -51,18 +53,16 @@ class Choice:
         self._said["content"] += text
         return {"text": text}
 
-    def _as_choice(
-        self, said: dict[str, Any], told: Sequence[TokenLogprob], at: int = 0
-    ) -> dict[str, Any]:
-        logprobs = self._logprobs_of(told, at) if told else None
+    def _as_choice(self, said: dict[str, Any], told: Sequence[TokenLogprob]) -> dict[str, Any]:
+        logprobs = self._logprobs_of(told) if told else None
         return {"index": self.index, **said, "finish_reason": self._finish, "logprobs": logprobs}
 
-    def _logprobs_of(self, told: Sequence[TokenLogprob], at: int) -> dict[str, Any]:
+    def _logprobs_of(self, told: Sequence[TokenLogprob]) -> dict[str, Any]:
         return {
-            "tokens": [one.text for one in told],
+            "tokens": [one.name for one in told],
             "token_logprobs": [one.logprob for one in told],
-            "top_logprobs": [{each.text: each.logprob for each in one.top} for one in told],
-            "text_offset": [*accumulate((len(one.text) for one in told[:-1]), initial=at)],
+            "top_logprobs": [_by_name(one.top) for one in told],
+            "text_offset": self._offsets[-1 - len(told) : -1],
         }
 
 
@@ -90,11 +90,11 @@ class ChatChoice(Choice):
             if kind == "tool":
                 self._call = (self._call or "") + text
                 continue
-            self._end_call(delta)
+            self._end_call(delta, self._tokenizer.tool_call_end or "")
             if text:
                 self._add(delta, "reasoning" if kind == "reasoning" else "content", text)
         if event.finish is not None:
-            self._end_call(delta)
+            self._end_call(delta, "", whole=event.finish == "stop")
             if event.finish == "stop" and self._calls:
                 self._finish = "tool_calls"
         return {"delta": delta}
@@ -103,12 +103,14 @@ class ChatChoice(Choice):
         for said in (delta, self._said):
             said[name] = said.get(name, "") + text
 
-    def _end_call(self, delta: dict[str, Any]) -> None:
-        """A call is whole: told as such, or as text where the model wrote none that can be read."""
+    def _end_call(self, delta: dict[str, Any], end: str, whole: bool = True) -> None:
+        """Tell of a call; as text, with the mark at its ``end``, if it is cut or cannot be read."""
         if self._call is None:
             return
         text, self._call = self._call, None
         try:
+            if not whole:
+                raise ValueError("max_tokens cuts it")
             parsed = self._tokenizer.tool_parser(text, self._tools)
             calls = [
                 {"name": str(one["name"]), "arguments": _as_text(one.get("arguments", {}))}
@@ -116,19 +118,26 @@ class ChatChoice(Choice):
             ]
         except Exception as error:  # parsers are many, and models write anything
             _LOG.warning("a tool call of the model cannot be read: %s", error)
-            start, end = self._tokenizer.tool_call_start, self._tokenizer.tool_call_end
-            self._add(delta, "content", f"{start}{text}{end or ''}")
+            self._add(delta, "content", f"{self._tokenizer.tool_call_start}{text}{end}")
             return
         for call in calls:
             told = {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": call}
             delta.setdefault("tool_calls", []).append({"index": len(self._calls)} | told)
             self._calls.append(told)
 
-    def _logprobs_of(self, told: Sequence[TokenLogprob], at: int) -> dict[str, Any]:
+    def _logprobs_of(self, told: Sequence[TokenLogprob]) -> dict[str, Any]:
         def known(one: TokenLogprob) -> dict[str, Any]:
             return {"token": one.text, "logprob": one.logprob, "bytes": list(one.data)}
 
         return {"content": [known(one) | {"top_logprobs": [*map(known, one.top)]} for one in told]}
+
+
+def _by_name(likely: Sequence[TokenLogprob]) -> dict[str, float]:
+    """Of all, also where two have one name."""
+    found: dict[str, float] = {}
+    for one in likely:
+        found[f"token_id:{one.token}" if one.name in found else one.name] = one.logprob
+    return found
 
 
 def _as_text(arguments: Any) -> str:
@@ -137,11 +146,10 @@ def _as_text(arguments: Any) -> str:
 
 def heads(model: str, chat: bool) -> tuple[dict[str, Any], dict[str, Any]]:
     """What a whole answer, and each piece of one, says of itself."""
-    kind, part, prefix = "text_completion", "text_completion", "cmpl"
-    if chat:
-        kind, part, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
-    head = {"id": f"{prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
-    return {"object": kind} | head, {"object": part} | head
+    name = f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}"
+    whole, part = ("chat.completion", ".chunk") if chat else ("text_completion", "")
+    head = {"object": whole, "id": name, "created": int(time.time()), "model": model}
+    return head, head | {"object": whole + part}
 
 
 def usage(requests: Sequence[Request], each: int) -> dict[str, Any]:

@@ -31,10 +31,7 @@ __all__ = ["PromptStore"]
 
 _LOG = logging.getLogger("mlx_h2o")
 _ENTRY = re.compile(r"[0-9a-f]{32}\.safetensors")
-_BEGUN = re.compile(rf"\.{_ENTRY.pattern}\..+")
-"""A file that is being written, or was when its process ended."""
-_WAITING = 8
-"""Prompts that may wait to be written; while there are as many, further ones are not kept."""
+_BEGUN = re.compile(rf"\.{_ENTRY.pattern}\..+")  # is being written, or was when its process ended
 
 
 @dataclass(eq=False)
@@ -62,13 +59,8 @@ class PromptStore:
         check_folder(os.fspath(folder))
         self._lock = threading.Lock()
         self._kept = Kept[_File]()
-        for file in sorted(self.folder.iterdir(), key=_used):  # others' files are left alone
-            if _ENTRY.fullmatch(file.name):
-                self._add(file)
-            elif _BEGUN.fullmatch(file.name) and _used(file) < time.time() - 60:
-                _remove(file)
         self._make_room(0)
-        self._room = threading.Semaphore(_WAITING)
+        self._room = threading.Semaphore(8)  # beyond which nothing is kept, until it is written
         self._writer = ThreadPoolExecutor(1, "prompt store")
 
     @property
@@ -161,10 +153,19 @@ class PromptStore:
             self._kept.put(entry)
 
     def _make_room(self, size: int) -> None:
-        """Entries go until there is room for this many bytes more."""
+        """Entries go until there is room for this many bytes more, those of other processes too."""
         with self._lock:
-            gone = self._kept.shrink(self.max_bytes - size)
-        for one in gone:
+            gone = {one.path: one.key for one in self._kept}
+        for file in sorted(self.folder.iterdir(), key=_used):  # others' files are left alone
+            if _ENTRY.fullmatch(file.name) and file.is_file() and not gone.pop(file, b""):
+                self._add(file)
+            elif _BEGUN.fullmatch(file.name) and _used(file) < time.time() - 60:
+                _remove(file)
+        with self._lock:
+            for key in gone.values():
+                self._kept.drop(key)
+            found = self._kept.shrink(self.max_bytes - size)
+        for one in found:
             _remove(one.path)
 
 

@@ -31,16 +31,11 @@ from .text import Writer
 __all__ = ["Engine"]
 
 _LOG = logging.getLogger("mlx_h2o")
-_AGAIN = 3
-"""How often a request may be running when a step of the model fails, and join again."""
-_EVERY = 256
-"""Tokens of an answer between two places at which caches are kept, for answers that are cut."""
-_WORTH = 64
-"""Tokens for which it is better to wait until another request has read them."""
-_BEAT = 0.02
-"""Seconds after which ranks that have nothing to do ask the first one for news."""
-_MOMENT = 0.02
-"""Seconds at most until requests that come at once are read together."""
+_AGAIN = 3  # how often a request may be running when a step of the model fails, and join again
+_EVERY = 256  # tokens between two places of an answer at which caches are kept, where it is cut
+_WORTH = 64  # tokens for which it is better to wait until another request has read them
+_BEAT = 0.02  # seconds after which ranks that have nothing to do ask the first one for news
+_MOMENT = 0.02  # seconds at most until requests that come at once are read together
 _News = tuple[list[Request], set[int], bool, bool]
 """Requests that have come, numbers of those that have left, whether to end, and to give up."""
 
@@ -115,15 +110,11 @@ class Engine:
         """Raises ValueError, in a sentence that names the field, for what the model cannot do."""
         checked_tokens("server", "prompt", request.tokens, self.models)
         sampling, size = request.sampling, self.vocabulary
-        if sampling.top_k >= size:
-            raise ValueError(f"top_k is {sampling.top_k}, expected 0 to {size - 1}.")
-        if (request.top_logprobs or 0) >= size:
-            raise ValueError(f"top_logprobs is {request.top_logprobs}, expected fewer than {size}.")
-        biased = request.penalties.get("logit_bias") or {}
-        if wrong := [token for token in biased if not 0 <= token < size]:
-            raise ValueError(
-                f"logit_bias names the token {wrong[0]}, expected one from 0 to {size - 1}."
-            )
+        for name, most in (("top_k", sampling.top_k), ("top_logprobs", request.top_logprobs or 0)):
+            if most >= size:
+                raise ValueError(f"{name} is {most}, expected 0 to {size - 1}.")
+        if wrong := [one for one in request.penalties.get("logit_bias", ()) if not 0 <= one < size]:
+            raise ValueError(f"logit_bias names the token {wrong[0]}, expected 0 to {size - 1}.")
         needed = self.memory.of_request(len(request.tokens) + request.max_tokens)
         if needed > self.memory.free:
             raise ValueError(
@@ -148,9 +139,10 @@ class Engine:
             self._come += requests
             self._wake.notify()
 
-    def leave(self, request: Request) -> None:
-        """Nobody waits for this one any more."""
-        request.left = True
+    def leave(self, requests: Sequence[Request]) -> None:
+        """Nobody waits for these any more."""
+        for one in requests:
+            one.left = True
         with self._wake:
             self._wake.notify()
 

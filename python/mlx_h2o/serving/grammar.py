@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import subprocess
 import sys
@@ -16,10 +17,6 @@ from .kept import common
 
 __all__ = ["constrain", "matcher", "vocabulary_of"]
 
-_SPACE = r"\x20|\x0A\x20{0,16}"
-"""Between the parts of JSON; a small model may else go on with it for ever."""
-
-
 _TRIAL = """
 import signal, sys, threading
 from llguidance import LLMatcher, LLTokenizer
@@ -32,8 +29,7 @@ threading.stack_size(1 << 20)
 threading.Thread(target=go).start()
 """
 """A program that says what is wrong with a grammar; nothing if stack or time are not enough."""
-_SECONDS = 10
-"""For which it may run."""
+_SECONDS = 10  # for which it may run
 
 
 @functools.lru_cache(1)
@@ -49,29 +45,41 @@ def vocabulary_of(tokenizer: Any, size: int) -> LLTokenizer:
     return LLTokenizer(fast.to_str(), n_vocab=size, eos_token=sorted(tokenizer.eos_token_ids))
 
 
-@functools.lru_cache(4)  # clients send the same again and again
-def matcher(vocabulary: LLTokenizer, schema: str) -> LLMatcher:
-    """What tells which tokens may come next, at its beginning, to be copied.
+def matcher(vocabulary: LLTokenizer, schema: str, go_on: Any = lambda: None) -> LLMatcher | str:
+    """What tells which tokens may come next, at its beginning, to be copied; or, of a schema that
+    is wrong, not supported or too much, why that is.
 
     Tried in a process of its own: some schemas take hours, or the stack and all that runs.
-
-    Raises:
-        ValueError: a schema that is wrong, not supported, or too much.
+    ``go_on`` is called while it runs, and ends it by raising.
     """
-    more: Any = {"whitespace_pattern": _SPACE}
+    # A small model may else go on with white space for ever.
+    more: Any = {"whitespace_pattern": r"\x20|\x0A\x20{0,16}"}
     try:
         made = LLMatcher.grammar_from_json_schema(schema, overrides=more)
-        said = subprocess.run(
-            [sys.executable, "-P", "-Xutf8", "-c", _TRIAL, str(_SECONDS)], input=made,
-            encoding="utf-8", capture_output=True,
-        ).stdout  # fmt: skip
+        said = _tried(made, go_on)
         if said == "fine":
             return LLMatcher(vocabulary, made, log_level=0)
     except ValueError as error:
         said = str(error)
     said = " ".join(said.partition("<state>")[0].split()).rstrip(".")
     said = said or "it is nested too deeply, or takes too long"
-    raise ValueError(f"response_format.json_schema.schema is wrong: {said:.300}.")
+    said = said.replace("NoExtensionBias", "no text keeps to it, since a $ref leads back to itself")
+    return f"response_format.json_schema.schema is wrong: {said:.300}."
+
+
+def _tried(grammar: str | None, go_on: Any) -> str:
+    command = [sys.executable, "-P", "-Xutf8", "-c", _TRIAL, str(_SECONDS)]
+    pipes: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    # In a session of its own, or Ctrl-C would end it before the server.
+    with subprocess.Popen(command, encoding="utf-8", start_new_session=True, **pipes) as trial:
+        try:
+            while True:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    return str(trial.communicate(grammar, 0.1)[0])
+                grammar = None
+                go_on()
+        finally:
+            trial.kill()
 
 
 def constrain(matcher: LLMatcher, given: int) -> Callable[[mx.array, mx.array], mx.array]:

@@ -6,12 +6,11 @@ import asyncio
 import contextlib
 import json
 import logging
-import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import prometheus_client
@@ -20,7 +19,7 @@ from fastapi import Depends, FastAPI, HTTPException
 from fastapi import Request as HttpRequest
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
-from pydantic import BaseModel
+from pydantic import create_model
 from starlette.exceptions import HTTPException as AnyHTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
@@ -32,19 +31,11 @@ from .guard import Guard
 from .metrics import Metrics
 from .request import BusyError, Event, Request
 from .sampling import Sampling
-from .schema import ChatBody, CompletionBody, GenerationBody
+from .schema import ChatBody, CompletionBody, GenerationBody, what_is_wrong
 
 __all__ = ["ServerSettings", "make_app"]
 
 _LOG = logging.getLogger("mlx_h2o")
-_NAMES = re.compile(r"(?!(str|int|constrained-str)$)[\w.-]+")
-"""Of fields, in a place that pydantic names: after some come the kinds of values they may have."""
-_QUIET = 10.0
-"""Seconds without a piece, after which a stream says that it lives."""
-_ANY_NAME = "default_model"
-"""What mlx_lm's clients call the served model."""
-_TRIED_AGAIN = 5
-"""Seconds after which a client may ask again when the queue is full."""
 
 
 @dataclass(frozen=True)
@@ -62,21 +53,11 @@ class ServerSettings:
     most_bytes: int = 1 << 26
 
 
-class ErrorDetail(BaseModel):
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class Error(BaseModel):
-    error: ErrorDetail
-
-
-def _wrong(status: int, said: str, **more: str) -> HTTPException:
+def _wrong(status: int, said: str, **more: str | None) -> HTTPException:
     """An answer that is an error; a sentence of 400 begins with the field that it is about."""
-    more = {"param": said.partition(" ")[0].partition(".")[0]} | more if status == 400 else more
-    headers = {"Retry-After": str(_TRIED_AGAIN)} if status == 503 else None
+    about = None if said.startswith("the body ") else said.partition(" ")[0].partition(".")[0]
+    more = {"param": about} | more if status == 400 else more
+    headers = {"Retry-After": "5"} if status == 503 else None  # seconds
     return HTTPException(status, failure(said, status, **more), headers)
 
 
@@ -100,8 +81,9 @@ def make_app(engine: Engine, settings: ServerSettings) -> FastAPI:
     )
     _say_errors(app)
     asking = _Asking(engine, settings, Metrics(engine))
-    known = [Depends(asking.authorize)]
-    route = partial(app.add_api_route, dependencies=known, response_model=None)
+    route = partial(
+        app.add_api_route, dependencies=[Depends(asking.authorize)], response_model=None
+    )
     streams: dict[int | str, Any] = {200: {"content": {"text/event-stream": {}}}}
     route("/v1/chat/completions", asking.chat, methods=["POST"], responses=streams)
     route("/v1/completions", asking.completion, methods=["POST"], responses=streams)
@@ -112,8 +94,11 @@ def make_app(engine: Engine, settings: ServerSettings) -> FastAPI:
     return app
 
 
+_DETAIL: Any = dict.fromkeys(("message", "type"), (str, ...))
+_DETAIL |= dict.fromkeys(("param", "code"), (str | None, ...))
+_ERROR = create_model("Error", error=(create_model("ErrorDetail", **_DETAIL), ...))
 _RESPONSES: dict[int | str, dict[str, Any]] = {
-    status: {"model": Error, "description": said}
+    status: {"model": _ERROR, "description": said}
     for status, said in (
         (400, "the request is wrong, and says where"), (401, "no API key, or another"),
         (403, "a foreign host or origin"), (404, "there is no such path or model"),
@@ -130,8 +115,10 @@ class _Asking:
         self.engine, self.settings, self.metrics = engine, settings, metrics
         # Tokenizers are for one thread at a time; schemas shall not take all threads.
         self._tokenize = partial(self._aside, CapacityLimiter(1))
-        self._compile = partial(self._aside, CapacityLimiter(1))
-        self._created = int(time.time())
+        # Refusals are kept too; to submit nothing fails once the engine is about to end.
+        kept = lru_cache(8)(partial(matcher, go_on=partial(engine.submit, ())))
+        self._compile = partial(self._aside, CapacityLimiter(1), kept)
+        self._model = {"object": "model", "created": int(time.time()), "owned_by": "mlx_h2o"}
 
     async def authorize(self, request: HttpRequest) -> None:
         key = self.settings.api_key
@@ -154,8 +141,7 @@ class _Asking:
 
     async def model(self, name: str) -> dict[str, Any]:
         self._check_model(name)
-        found = {"id": self.settings.name, "object": "model", "created": self._created}
-        return found | {"owned_by": "mlx_h2o"}
+        return {"id": self.settings.name} | self._model
 
     async def completion(self, body: CompletionBody, request: HttpRequest) -> Response:
         places = self._places(body, len(body.prompts))
@@ -175,11 +161,13 @@ class _Asking:
             if found[1] != "normal":
                 raise _wrong(400, "response_format is given, and the model thinks first.")
             known = await self._tokenize(vocabulary_of, tokenizer, self.engine.vocabulary)
-            grammar = await self._compile(matcher, known, schema)
+            grammar = await self._compile(known, schema)
+            if isinstance(grammar, str):
+                raise _wrong(400, grammar)
         return await self._answer(body, [found], choices, request, grammar)
 
     def _check_model(self, name: str | None) -> None:
-        if name not in (None, self.settings.name, _ANY_NAME):
+        if name not in (None, self.settings.name, "default_model"):  # as mlx_lm's clients call it
             said = f"the model {name!r:.200} is not served, expected {self.settings.name!r}."
             raise _wrong(404, said, param="model", code="model_not_found")
 
@@ -196,6 +184,8 @@ class _Asking:
         self.engine.expected += 1
         try:
             return await to_thread.run_sync(run, *given, limiter=limit)
+        except BusyError as error:
+            raise _wrong(503, f"{error}: try again later.") from error
         except ValueError as error:
             raise _wrong(400, str(error)) from error
         except Exception as error:
@@ -260,10 +250,10 @@ class _Asking:
         try:
             while open_ones:
                 try:
-                    async with asyncio.timeout(_QUIET):  # wait_for would make a task each time
+                    async with asyncio.timeout(10):  # wait_for would make a task each time
                         index, event = await told.get()
                 except TimeoutError:
-                    yield None
+                    yield None  # so that a stream says that it lives
                     continue
                 if event.error is not None:
                     raise event.error
@@ -274,9 +264,8 @@ class _Asking:
                 yield choices[index].take(event)
             self.metrics.whole.observe(time.monotonic() - requests[0].begun)
         finally:
-            for one in requests:
-                if open_ones:
-                    self.engine.leave(one)
+            if open_ones:
+                self.engine.leave(requests)
 
 
 async def _as_stream(
@@ -314,30 +303,19 @@ def _say_errors(app: FastAPI) -> None:
 
     @app.exception_handler(AnyHTTPException)
     async def wrong(request: HttpRequest, error: Any) -> Response:
-        said = error.detail
+        said, cause = error.detail, error.__cause__
         if not isinstance(said, dict):
-            said = failure(f"{said}: {request.method} {request.url.path}")
+            said = f"{said}: {request.method} {request.url.path}"
+            if cause is not None:
+                deep = "it is nested too deeply" if isinstance(cause, RecursionError) else cause
+                said = f"the body cannot be read: {str(deep).partition(';')[0]}."
+            said = failure(said)
         return JSONResponse(said, error.status_code, error.headers)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: HttpRequest, error: Any) -> Response:
-        message, param = _first_of(error)
-        return JSONResponse(failure(message, param=param), 400)
+        return await wrong(request, _wrong(400, what_is_wrong(error)))
 
     @app.exception_handler(Exception)
     async def failed(request: HttpRequest, error: Exception) -> Response:
         return JSONResponse(failure(f"the server failed: {error}", 500), 500)
-
-
-def _first_of(error: RequestValidationError) -> tuple[str, str | None]:
-    """What is wrong with a request, in a sentence, and with which of its fields."""
-    found = error.errors()[0]
-    message = found["msg"].removeprefix("Value error, ")
-    path = [str(part)[:80] for part in found["loc"][1:] if _NAMES.fullmatch(str(part))]
-    if found["type"] == "json_invalid" and len(found["loc"]) < 3:  # or it is that of a field
-        return f"the body is not JSON: {found['ctx']['error']}.", None
-    if not path:
-        wrong = "the body is no JSON object with Content-Type: application/json"
-        return f"{message if found['type'] == 'value_error' else wrong}.", None
-    said = "is not supported" if found["type"] == "extra_forbidden" else f"is wrong: {message}"
-    return f"{'.'.join(path)} {said}.", path[0]

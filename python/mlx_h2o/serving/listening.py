@@ -16,8 +16,7 @@ from .engine import Engine
 __all__ = ["listen", "serve"]
 
 _LOG = logging.getLogger("mlx_h2o")
-_BACKLOG = 1024
-"""Connections that the system may hold before they are accepted."""
+_BACKLOG = 1024  # connections that the system may hold before they are accepted
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
@@ -17,19 +17,15 @@ from ..lm.routing import int_setting
 
 __all__ = ["COPIED", "Limits", "Memory", "bounds", "usual_bytes"]
 
-_PROMPTS, _ANSWERS = 8, 32
-"""The most that are read, and made, together where that is not said."""
-_FREED = 16
-"""MLX keeps one in so many of the bytes for buffers that were freed."""
+_PROMPTS, _ANSWERS = 8, 32  # the most that are read, and made, together where that is not said
+_FREED = 16  # MLX keeps one in so many of the bytes for buffers that were freed
 COPIED = 1.5
 """Times its bytes: what a sequence takes, since batches are copied, one layer after the other."""
-_STEP = 256
-"""Tokens by which lengths are rounded up."""
+_STEP = 256  # tokens by which lengths are rounded up
 _OF_LOGITS = 24
 """Bytes of a sequence for each token of the vocabulary: logits, what becomes of them, and those of
 the token before."""
-_FAR = 1024
-"""Tokens over which it is measured how caches grow that no budget bounds."""
+_FAR = 1024  # tokens over which it is measured how caches grow that no budget bounds
 
 
 def usual_bytes() -> int:
@@ -75,11 +71,8 @@ class Memory:
         self, models: list[Any], make: Callable[[], list[list[Any]]], limit: int, limits: Limits
     ) -> None:
         self.limit, self.limits, step = limit, limits, limits.step
-        weights = sum(
-            array.nbytes
-            for model in models
-            for _, array in cast(Any, tree_flatten)(model.parameters())
-        )
+        flat: Any = tree_flatten
+        weights = sum(one.nbytes for model in models for _, one in flat(model.parameters()))
         self._rows = max(bounds([one for caches in make() for one in caches]), default=0)
         full, outlines = self._rows + 1, [Outline(model) for model in models]
         self._full = _held(outlines, make, full)

@@ -36,17 +36,16 @@ class Metrics:
 
     def collect(self) -> Iterator[Metric]:
         """As prometheus_client asks for it."""
-        engine = self.engine
         for name, said in _COUNTERS.items():
-            yield CounterMetricFamily(f"mlx_h2o_{name}", said, value=engine.counts[name])
+            yield CounterMetricFamily(f"mlx_h2o_{name}", said, value=self.engine.counts[name])
         for name, said, value in (
-            ("running", "requests that are answered now", engine.running),
-            ("waiting", "requests that wait", engine.waiting),
-            ("snapshots", "beginnings of prompts that are kept", len(engine.snapshots)),
-            ("snapshot_bytes", "of these", engine.snapshots.nbytes),
+            ("running", "requests that are answered now", self.engine.running),
+            ("waiting", "requests that wait", self.engine.waiting),
+            ("snapshots", "beginnings of prompts that are kept", len(self.engine.snapshots)),
+            ("snapshot_bytes", "of these", self.engine.snapshots.nbytes),
             ("memory_bytes", "of all arrays", mx.get_active_memory()),
             ("memory_peak_bytes", "the most there were", mx.get_peak_memory()),
-            ("memory_limit_bytes", "what --memory allows", engine.memory.limit),
-            ("healthy", "1 while requests can be answered", int(not engine.fault)),
+            ("memory_limit_bytes", "what --memory allows", self.engine.memory.limit),
+            ("healthy", "1 while requests can be answered", int(not self.engine.fault)),
         ):
             yield GaugeMetricFamily(f"mlx_h2o_{name}", said, value=value)

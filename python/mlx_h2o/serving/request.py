@@ -80,7 +80,7 @@ class Request:
     def __getstate__(self) -> dict[str, Any]:
         """For other ranks, which need not know who asked, nor how the first one chooses tokens."""
         without: dict[str, Any] = {"grammar": None, "penalties": {}, "top_logprobs": None}
-        return self.__dict__ | without | {"sink": _ignore}
+        return self.__dict__ | without | {"sink": bool}  # which hears it and does nothing
 
     @property
     def seen(self) -> list[int]:
@@ -133,7 +133,3 @@ class Request:
         if reason is not None and not writer.stopped:
             segments = segments + writer.end()
         return Event(segments, told, finish="stop" if writer.stopped else reason)
-
-
-def _ignore(event: Event) -> None:
-    """Nobody hears of it."""

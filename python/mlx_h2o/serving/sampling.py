@@ -14,9 +14,6 @@ from ..lm.ranks import Sampler
 
 __all__ = ["Sampling", "greedy"]
 
-_COLDEST = 1e-5
-"""Of a temperature: below, differences of float32 would become infinite."""
-
 
 @dataclass(frozen=True)
 class Sampling:
@@ -45,7 +42,8 @@ class Sampling:
             state = hashlib.blake2b(struct.pack("<QQ", self.seed, next(places)), digest_size=16)
             one, other = mx.array(struct.unpack("<4I", state.digest()), mx.uint32).reshape(2, 2)
             kept = self._filtered(logprobs.astype(mx.float32), other, spared)
-            return mx.random.categorical(kept / max(self.temperature, _COLDEST), key=one)
+            # A temperature below this would make differences of float32 infinite.
+            return mx.random.categorical(kept / max(self.temperature, 1e-5), key=one)
 
         return sample
 

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import secrets
 from dataclasses import fields, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Json, model_validator
 from transformers import PreTrainedTokenizerBase
 
 from .sampling import Sampling
 
-__all__ = ["ChatBody", "CompletionBody", "GenerationBody"]
+__all__ = ["ChatBody", "CompletionBody", "GenerationBody", "what_is_wrong"]
 
-_WHOLE = 1 << 30
-"""Of a text that penalties look at."""
+_WHOLE = 1 << 30  # of a text that penalties look at
 PLAIN = (
     "{% for one in messages %}{{ one.role }}: {{ one.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
 """For models without a chat template."""
+_NAMES = re.compile(r"(?!(str|int|constrained-str)$)[\w.-]+")
+"""Of fields, in a place that pydantic names: after some come the kinds of values they may have."""
+_EXPECTED = re.compile(r"\w+ should (?:be|have) ")
 _OURS = {"messages", *inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters}
 """What the server says when it applies a chat template; its documents are the client's."""
+_One = TypeVar("_One")
+_List = Annotated[list[_One], Field(fail_fast=True)]  # or a long one is told of at length
 _Stop = Annotated[str, Field(min_length=1, max_length=1000)]
 _Token = Annotated[int, Field(strict=False)]  # a key of JSON is a text
 _Object = dict[str, Any]
@@ -87,10 +92,10 @@ class ToolCall(_Part):
 
 class Message(_Part):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] = ""
+    content: str | _List[TextPart] = ""
     name: str | None = None
     reasoning: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: _List[ToolCall] | None = None
     tool_call_id: str | None = None
 
     def for_template(self) -> dict[str, Any]:
@@ -129,7 +134,7 @@ class GenerationBody(_Part):
     xtc_threshold: float = Field(0.1, ge=0, le=0.5)
     seed: int | None = Field(None, ge=0, lt=1 << 64)
     n: int = Field(1, ge=1, le=128)
-    stop: _Stop | Annotated[list[_Stop], Field(max_length=64)] = Field(default_factory=list)
+    stop: _Stop | Annotated[_List[_Stop], Field(max_length=64)] = Field(default_factory=list)
     stream: bool = False
     stream_options: StreamOptions = Field(default_factory=StreamOptions)
     logit_bias: dict[_Token, Annotated[float, Field(ge=-100, le=100)]] = Field(default_factory=dict)
@@ -147,8 +152,10 @@ class GenerationBody(_Part):
         for name, value in given.items() if isinstance(given, dict) else ():
             try:
                 json.dumps([name, value], ensure_ascii=False).encode()
-            except UnicodeEncodeError as error:
-                raise ValueError(f"{name!a:.80} has half of a surrogate pair") from error
+            except (UnicodeEncodeError, RecursionError) as error:
+                deep = isinstance(error, RecursionError)
+                said = "is nested too deeply" if deep else "has half of a surrogate pair"
+                raise ValueError(f"{ascii(name)[1:-1]:.80} {said}") from error
         return given
 
     @property
@@ -158,9 +165,8 @@ class GenerationBody(_Part):
     def sampling(self, defaults: Sampling, choice: int) -> Sampling:
         """How the tokens of a choice are chosen; each has a seed of its own."""
         given = {one.name: getattr(self, one.name) for one in fields(Sampling)}
-        given["seed"] = secrets.randbits(64)
-        if self.seed is not None:
-            given["seed"] = (self.seed + choice) % (1 << 64)
+        own = secrets.randbits(64) if self.seed is None else self.seed + choice
+        given["seed"] = own % (1 << 64)
         return replace(defaults, **{name: one for name, one in given.items() if one is not None})
 
     def penalties(self) -> dict[str, Any]:
@@ -174,7 +180,7 @@ class GenerationBody(_Part):
 
 
 class CompletionBody(GenerationBody):
-    prompt: str | list[int] | list[str] | list[list[int]]
+    prompt: str | _List[int] | _List[str] | _List[_List[int]]
     logprobs: int | None = Field(None, ge=0, le=20)
 
     @property
@@ -191,11 +197,11 @@ class CompletionBody(GenerationBody):
 
 
 class ChatBody(GenerationBody):
-    messages: list[Message] = Field(min_length=1)
+    messages: _List[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1, le=1 << 24)
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=20)
-    tools: list[Tool] = Field(default_factory=list)
+    tools: _List[Tool] = Field(default_factory=list)
     tool_choice: Literal["auto", "none"] = "auto"
     response_format: ResponseFormat | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
@@ -252,3 +258,32 @@ class ChatBody(GenerationBody):
     @property
     def top(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
+
+
+def what_is_wrong(error: Any) -> str:
+    """What is wrong with a request, in a sentence that begins with the field, or "the body"."""
+    faults = [(_path_of(one), one) for one in error.errors()]
+    # Of the kinds of values that a field may have, the one that was meant comes furthest.
+    meant = [one for one in faults if one[0][: len(faults[0][0])] == faults[0][0]]
+    path, found = max(meant, key=lambda one: (len(one[0]), "".join(one[0][-1:]).zfill(9)))
+    said = [one["msg"].removeprefix("Value error, ") for other, one in meant if other == path]
+    name, kind = ".".join(path), found["type"]
+    if kind == "json_invalid" and len(found["loc"]) < 3:  # or it is that of a field
+        return f"the body is not JSON: {found['ctx']['error']}."
+    if not path and kind != "value_error":
+        return "the body is no JSON object with Content-Type: application/json."
+    plain = {"missing": "is missing", "extra_forbidden": "is not supported"}.get(kind, "")
+    if plain or not path:
+        return f"{name} {plain or said[0]}.".lstrip()
+    given = json.dumps(found["input"], ensure_ascii=False)
+    given = given if len(given) < 64 else f"{given[:60]}..."
+    if not _EXPECTED.match(said[0]):
+        return f"{name} is {given}: {said[0]}."
+    return f"{name} is {given}, expected {_EXPECTED.sub('', ' or '.join(dict.fromkeys(said)))}."
+
+
+def _path_of(fault: dict[str, Any]) -> list[str]:
+    """To what is wrong, of fields and places."""
+    parts = [str(part)[:80] for part in fault["loc"][1:]]
+    last = len(parts) - 1 if fault["type"] == "extra_forbidden" else -1
+    return [part for n, part in enumerate(parts) if n == last or _NAMES.fullmatch(part)]

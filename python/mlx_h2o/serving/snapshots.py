@@ -19,10 +19,8 @@ from .kept import Entry, Kept, key_of
 
 __all__ = ["Snapshots", "held_tokens", "is_cuttable", "places"]
 
-LEAST = 32
-"""Tokens between two places."""
-MOST = 48
-"""Places of one prompt."""
+LEAST = 32  # tokens between two places
+MOST = 48  # places of one prompt
 
 
 @dataclass(eq=False)
@@ -127,8 +125,7 @@ def places(
             step *= 2
         found.add(end)
         before = end
-    early = [place for place in found if place <= lasting]
-    found -= set(early) - set([max(early)] if early else [])
+    found -= set(sorted(place for place in found if place <= lasting)[:-1])
     return sorted(place for place in found if place > start)[-MOST:]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
@@ -25,8 +25,7 @@ _HARMONY = _MACHINE(
     }
 )
 """For models that write in channels, such as gpt-oss, which mlx_lm does not tell apart."""
-_SPACES = ("\u2581", "\u0120")
-"""With which vocabularies write a word that stands behind a space."""
+_SPACES = ("\u2581", "\u0120")  # before a word that stands behind a space, in vocabularies
 
 
 @functools.lru_cache(4)  # of all choices of a request
@@ -114,6 +113,12 @@ class TokenLogprob:
     logprob: float
     top: tuple[TokenLogprob, ...] = ()
 
+    @property
+    def name(self) -> str:
+        """Its text; of a part of a character its bytes, as in OpenAI's API."""
+        whole = self.text.encode() == self.data
+        return self.text if whole else "bytes:" + "".join(f"\\x{byte:02x}" for byte in self.data)
+
 
 def logprobs_of(tokenizer: Any, token: int, logprobs: mx.array, top: int) -> TokenLogprob:
     """Of a generated token, with the ``top`` likeliest in its place, likeliest first.
@@ -128,12 +133,9 @@ def logprobs_of(tokenizer: Any, token: int, logprobs: mx.array, top: int) -> Tok
     values: Any = logprobs[mx.array([token, *likely])].astype(mx.float32).tolist()
     values = [value if value > -9999 else -9999.0 for value in values]  # or JSON had inf and NaN
 
-    def of(one: int, value: float, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
-        text, data = token_text(tokenizer, one)
-        return TokenLogprob(one, text, data, value, top)
-
-    others = tuple(of(one, value) for one, value in zip(likely, values[1:], strict=True))
-    return of(token, values[0], others)
+    both = zip([token, *likely], values, strict=True)
+    told = [TokenLogprob(one, *token_text(tokenizer, one), value) for one, value in both]
+    return replace(told[0], top=tuple(told[1:]))
 
 
 def token_text(tokenizer: Any, token: int) -> tuple[str, bytes]:
@@ -144,7 +146,7 @@ def token_text(tokenizer: Any, token: int) -> tuple[str, bytes]:
     piece = str(tokenizer.convert_ids_to_tokens(token))
     if piece.startswith("<0x") and piece.endswith(">"):
         return text, bytes([int(piece[3:-1], 16)])
-    letters: Any = bytes_to_unicode  # of vocabularies of byte pairs
-    table = {letter: byte for byte, letter in letters().items()}
+    letters = bytes_to_unicode().items()  # type: ignore[no-untyped-call]  # of byte pairs
+    table = {letter: byte for byte, letter in letters}
     whole = all(letter in table for letter in piece)
     return text, bytes(table[letter] for letter in piece) if whole else text.encode()
