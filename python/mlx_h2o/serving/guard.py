@@ -7,7 +7,7 @@ tell them from those of this machine.
 from __future__ import annotations
 
 import contextlib
-import re
+import ipaddress
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
@@ -48,12 +48,13 @@ class Guard:
 
     def _refusal(self, headers: Headers) -> str:
         host, origin = _host_of(f"//{headers.get('host', '')}"), headers.get("origin")
-        # An address cannot be made to point elsewhere, as a name can.
-        if not ({"*", host} & self.hosts or re.fullmatch(r"[\d.]+|.*:.*", host)):
+        known: Any = {"*", host} & self.hosts
+        with contextlib.suppress(ValueError):  # an address cannot point elsewhere, as a name can
+            known = known or ipaddress.ip_address(host)
+        if not known:
             return f"the host {host!r} is not served: expected --allowed-hosts to name it."
-        if origin is None or {"*", origin} & self.origins or _host_of(origin) in _LOCAL:
-            return ""
-        if origin.partition("://")[2] == headers.get("host"):
+        own = (origin or "").partition("://")[2] == headers.get("host")
+        if own or origin is None or {"*", origin} & self.origins or _host_of(origin) in _LOCAL:
             return ""
         return f"the origin {origin!r} is not served: expected --allowed-origins to name it."
 

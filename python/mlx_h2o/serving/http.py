@@ -81,9 +81,8 @@ def make_app(engine: Engine, settings: ServerSettings) -> FastAPI:
     )
     _say_errors(app)
     asking = _Asking(engine, settings, Metrics(engine))
-    route = partial(
-        app.add_api_route, dependencies=[Depends(asking.authorize)], response_model=None
-    )
+    known = [Depends(asking.authorize)]
+    route = partial(app.add_api_route, dependencies=known, response_model=None)
     streams: dict[int | str, Any] = {200: {"content": {"text/event-stream": {}}}}
     route("/v1/chat/completions", asking.chat, methods=["POST"], responses=streams)
     route("/v1/completions", asking.completion, methods=["POST"], responses=streams)
