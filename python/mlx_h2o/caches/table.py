@@ -240,10 +240,10 @@ class Table:
                 self.changed = True
                 self.attach(name, array)
         if apart:
-            token = mx.arange(step.length, dtype=mx.int32)
+            token = mx.arange(step.length)[:, None]
             if spans:
-                token = (token - _column([start for start, _ in spans])) % step.length
-            self._put(mx.expand_dims(token + _column(tail.rows), 3), keys, values)
+                token = (token - per_sequence(tuple(start for start, _ in spans))) % step.length
+            self._put(token + per_sequence((*tail.rows,)), keys, values)
         tail.rows = [rows + count for rows, count in zip(tail.rows, counts, strict=True)]
         self.tokens = [seen + count for seen, count in zip(self.tokens, counts, strict=True)]
         self.shown = self.packed_width + width

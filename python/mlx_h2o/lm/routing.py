@@ -56,8 +56,9 @@ def routing_for(model: Module, caches: Sequence[Any]) -> AbstractContextManager[
         model: the model.
         caches: evicting caches of it, and no others.
     """
-    gains = any(cache.needs_routing for cache in caches) or calls_attention(model)
-    return routing(model) if gains else nullcontext()
+    if namespaces := _callers(model):
+        return replaced(namespaces, _routed)
+    return routing(model) if any(cache.needs_routing for cache in caches) else nullcontext()
 
 
 def model_name(model: Module | None) -> str:
@@ -90,14 +91,13 @@ def _callers(model: Module) -> list[dict[str, Any]]:
     classes = {base for module in cast(Any, model).modules() for base in type(module).__mro__}
     members = (one for cls in classes for one in list(vars(cls).values()))
     functions = (inspect.unwrap(getattr(one, "__func__", one)) for one in members)
-    spaces = (one.__globals__ for one in functions if isinstance(one, FunctionType))
-    return _naming({id(one): one for one in spaces}.values())
+    return _naming(one.__globals__ for one in functions if isinstance(one, FunctionType))
 
 
 def _naming(namespaces: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Those that name the function, and the module that defines it where one names that."""
     found: dict[int, dict[str, Any]] = {}
-    for namespace in namespaces:
+    for namespace in {id(one): one for one in namespaces}.values():
         if callable(namespace.get(NAME)):
             found[id(namespace)] = namespace
         if any(value is mlx_lm.models.base for value in list(namespace.values())):
