@@ -25,9 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from lib.servers import ask, server
 
-from lib import common
+from lib import common, servers
 from mlx_h2o import demo
 from mlx_h2o.evaluation.environment import blas, environment
 from mlx_h2o.evaluation.statistics import in_turns, ratios, spread
@@ -46,7 +45,7 @@ def together(port: int, prompts: Sequence[str], tokens: int) -> tuple[float, flo
 
     def one(prompt: str) -> tuple[float, int] | None:
         try:
-            return ask(port, prompt, tokens)
+            return servers.ask(port, prompt, tokens)
         except OSError:
             return None
 
@@ -72,7 +71,7 @@ def speeds(model: str) -> dict[str, Any]:
     """By number of clients and server."""
     with contextlib.ExitStack() as running:
         ports = {
-            arm: running.enter_context(server("--model", model, *flags, package=package))[0]
+            arm: running.enter_context(servers.server("--model", model, *flags, package=package))[0]
             for arm, (package, flags) in ARMS.items()
         }
         return {str(clients): _speeds(ports, clients) for clients in CLIENTS}
@@ -110,7 +109,7 @@ def peaks(model: str) -> dict[str, Any]:
     found = {}
     for backend in ("native", "composed"):
         flags = ("--model", model, "--memory", str(MEMORY), "--max-kv-size", "256")
-        with server(*flags, MLX_H2O_BACKEND=backend) as (port, _):
+        with servers.server(*flags, MLX_H2O_BACKEND=backend) as (port, _):
             together(port, texts(64, 0, 6), 32)
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as page:
                 told = dict(line.rsplit(" ", 1) for line in page.read().decode().splitlines())
