@@ -271,6 +271,7 @@ TABLES: dict[str, tuple[str | tuple[str, ...], Callable[..., str]]] = {
     "bytes": (REAL[:2], what_bytes_buy),
     "SmolLM2": (REAL[0], real_models),
     "Gemma 3": (REAL[1], real_models),
+    "Gemma 3, ten books": (REAL[1].replace(".json", "-more.json"), real_models),
     "biased keys": (REAL[2], real_models),
     "more facts": ((REAL[0], REAL[0].replace(".json", "-more.json")), facts_of),
     "published tables": (tuple(f"seed_{name}.json" for name in SEEDS), seeds),
