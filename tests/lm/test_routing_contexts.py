@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from mlx_h2o import routing
-from mlx_h2o.lm.replaced import NAME, replaced
+from mlx_h2o.lm.routing import NAME, replaced
 from routing_checks import llama, patched, qwen3, stream
 from tiny_models import tiny_llama, tiny_qwen3
 
@@ -87,24 +87,33 @@ def test_interleaved_generators_do_not_disturb_each_other():
 
 def test_the_collector_may_close_a_context_while_another_opens():
     """Left while the same thread holds the lock: no deadlock, nothing lost."""
-    first, second = {NAME: "original"}, {NAME: "second"}
-    left = replaced([first], lambda original: f"replaced {original}")
+    left = replaced([first := {NAME: attention}])
     left.__enter__()
-    assert first == {NAME: "replaced original"}
+    assert wraps(first, attention)
 
-    def wrap(original):
-        left.__exit__(None, None, None)  # as if the collector ran just here
-        return f"other {original}"
+    class Closing(dict):
+        def __setitem__(self, name, value):
+            if hasattr(value, "__wrapped__"):
+                left.__exit__(None, None, None)  # as if the collector ran just here
+            super().__setitem__(name, value)
 
-    with replaced([second], wrap):
-        assert (first, second) == ({NAME: "original"}, {NAME: "other second"})
-    assert second == {NAME: "second"}
+    with replaced([second := Closing({NAME: attention})]):
+        assert first == {NAME: attention} and wraps(second, attention)
+    assert second == {NAME: attention}
+
+
+def attention():
+    """Stands for mlx_lm's function."""
+
+
+def wraps(namespace, original) -> bool:
+    return namespace[NAME] is not original and namespace[NAME].__wrapped__ is original
 
 
 @pytest.mark.parametrize("after", range(1, 60))
 def test_ctrl_c_at_any_step_leaves_nothing(after):
     """Of opening and closing: pressed as the line of this number begins."""
-    namespaces = [{NAME: "one"}, {NAME: "other"}]
+    namespaces = [{NAME: attention}, {NAME: (other := lambda: None)}]
     lines = 0
 
     def press(frame, event, argument):
@@ -120,15 +129,15 @@ def test_ctrl_c_at_any_step_leaves_nothing(after):
     before = sys.gettrace()
     sys.settrace(press)
     try:
-        with replaced(namespaces, str.upper):
+        with replaced(namespaces):
             pass
     except KeyboardInterrupt:
         pass
     finally:
         sys.settrace(before)
-    with replaced([{NAME: "another"}], str.upper):  # what was interrupted is done now
+    with replaced([{NAME: attention}]):  # what was interrupted is done now
         pass
-    assert namespaces == [{NAME: "one"}, {NAME: "other"}]
+    assert namespaces == [{NAME: attention}, {NAME: other}]
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import pytest
 
 import mlx_h2o
 from mlx_h2o.lm import probing
-from mlx_h2o.lm.replaced import NAME
+from mlx_h2o.lm.routing import NAME
 from routing_checks import SETTINGS, everything_of_mlx_lm
 from tiny_models import random_prompt, tiny_qwen3, tiny_tokenizer
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from mlx.nn.layers.base import Module
 
-from .prompt_cache import evicting_caches, make_prompt_cache
+from .prompt_cache import make_prompt_cache
 from .routing import routing_for
 
 
@@ -33,7 +33,7 @@ def evicting(model: Module, **settings: Any) -> Iterator[None]:
 @contextlib.contextmanager
 def made_by(model: Any, caches: list[Any]) -> Iterator[None]:
     """Within the context, copies of these caches are what the model makes."""
-    with routing_for(model, list(evicting_caches(caches))):
+    with routing_for(model, caches):
         # An attribute of this one model, which shadows its class's.
         object.__setattr__(model, "make_cache", lambda: copy.deepcopy(caches))
         try:

@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from operator import add
 from pathlib import Path
@@ -25,7 +25,7 @@ from ..config import H2OConfig, setting_names
 from ..demo import DEMO, model_path
 from ..errors import check_int
 from .generation_checks import check_caches, check_counts, check_drafts, checked_tokens
-from .prompt_cache import check_given, evicting_caches, make_prompt_cache, summary
+from .prompt_cache import check_given, make_prompt_cache, summary
 from .ranks import dealt_out
 from .routing import routing_for
 from .safetensors import texts_of
@@ -158,7 +158,7 @@ def generate(
     the timings as they come.
     """
     prompt = _prepared("generate", model, tokenizer, prompt, kwargs)
-    with _routed(model, kwargs["prompt_cache"], kwargs.get("draft_model")):
+    with routing_for(model, kwargs["prompt_cache"], kwargs.get("draft_model")):
         # mlx_lm returns None where it is verbose and nothing was generated.
         return mlx_lm.generate(model, tokenizer, prompt, verbose=verbose, **kwargs) or ""
 
@@ -186,7 +186,7 @@ def read_prompt(
     ids = checked_tokens("read_prompt", "prompt", tokens, [model])
     check_caches("read_prompt", caches, [model])
     given: dict[str, Any] = {"prefill_step_size": step, "prompt_progress_callback": watch}
-    with _routed(model, caches):
+    with routing_for(model, caches):
         for _ in generate_step(mx.array(ids), model, max_tokens=0, prompt_cache=caches, **given):
             pass
 
@@ -261,7 +261,7 @@ def batch_generate(
         caches = [caches[0], *(copy.deepcopy(caches[0]) for _ in own[1:])]
         own = [prompt[shared:] for prompt in own]
     seconds = time.perf_counter() - begun
-    with _routed(model, caches[0]):
+    with routing_for(model, caches[0]):
         run: Any = mlx_lm.batch_generate
         response: BatchResponse = run(
             model, tokenizer, own, prompt_caches=caches, max_tokens=limits, **kwargs
@@ -275,7 +275,7 @@ def batch_generate(
 def _stream(
     model: Module, tokenizer: Any, prompt: Any, kwargs: dict[str, Any]
 ) -> Iterator[GenerationResponse]:
-    with _routed(model, kwargs["prompt_cache"], kwargs.get("draft_model")):
+    with routing_for(model, kwargs["prompt_cache"], kwargs.get("draft_model")):
         yield from mlx_lm.stream_generate(model, tokenizer, prompt, **kwargs)
 
 
@@ -347,14 +347,6 @@ def _with_speculation(given: dict[str, Any], drafted: int) -> dict[str, Any]:
         return {"speculative": drafted} | given
     own = config if config.speculative else config.with_budget(speculative=drafted)
     return given | {"max_kv_size": own}
-
-
-@contextmanager
-def _routed(model: Any, caches: Sequence[Any], draft_model: Any = None) -> Iterator[None]:
-    ours = list(evicting_caches(caches))
-    drafting = nullcontext() if draft_model is None else routing_for(draft_model, ours)
-    with routing_for(model, ours), drafting:
-        yield
 
 
 def widened(weight: Any) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from .routing import calls_attention
+from .routing import calls_attention, modules_of
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def handed(model: Any, packs: bool) -> str:
 
 def _facts(model: Any) -> list[Facts]:
     found = {}
-    for module in model.modules():
+    for module in modules_of(model):
         for cls in type(module).__mro__:
             package, _, file = cls.__module__.rpartition(".")
             if package == "mlx_lm.models" and file in MODELS and MODELS[file].of(module):

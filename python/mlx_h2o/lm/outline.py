@@ -13,8 +13,7 @@ from typing import Any, cast
 import mlx.core as mx
 from mlx_lm.models import cache as mlx_lm_cache
 
-from ..caches.cache import H2OKVCache
-from ..caches.heads import HeadGroups
+from .routing import evicting_caches as evicting_caches
 from .routing import routing_for
 from .scored_attention import scored_attention
 
@@ -69,7 +68,7 @@ class Outline:
 
         Raises ValueError where they need scores, and the model shows none.
         """
-        with routing_for(self.model, list(evicting_caches(caches))):
+        with routing_for(self.model, caches):
             for count in counts:
                 self(mx.zeros((1, count), mx.int32), caches)
                 yield caches
@@ -78,15 +77,6 @@ class Outline:
 def total_bytes(caches: Sequence[Any]) -> int:
     """Bytes of all of them."""
     return sum(int(one.nbytes) for one in caches)
-
-
-def evicting_caches(caches: Sequence[Any]) -> Iterator[H2OKVCache]:
-    """The H2OKVCache among ``caches``, those inside of cache lists included."""
-    for cache in caches:
-        if isinstance(cache, H2OKVCache):
-            yield cache
-        elif isinstance(cache, mlx_lm_cache.CacheList | HeadGroups):
-            yield from evicting_caches(cache.caches)
 
 
 def _watched(cache: Any) -> Any:

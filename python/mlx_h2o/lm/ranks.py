@@ -15,7 +15,7 @@ import numpy as np
 from mlx.nn.layers import distributed
 from mlx_lm.utils import sharded_load
 
-from .routing import int_setting
+from .routing import int_setting, modules_of
 
 __all__ = ["ALONE", "Ranks", "dealt_out", "ranks_of"]
 
@@ -114,7 +114,7 @@ _SUMMED = distributed.ShardedToAllLinear, distributed.QuantizedShardedToAllLinea
 
 def ranks_of(model: Any) -> Ranks:
     """The ranks over which the heads of an mlx_lm model are dealt out, by its ``shard``."""
-    groups = (one.group for one in model.modules() if isinstance(one, _SUMMED))
+    groups = (one.group for one in modules_of(model) if isinstance(one, _SUMMED))
     return next((Ranks.of(group) for group in groups), ALONE)
 
 
@@ -127,7 +127,7 @@ def dealt_out(group: Any, folder: str, **given: Any) -> tuple[Any, ...]:
     found: tuple[Any, ...] = sharded_load(folder, tensor_group=group, **given)
     heads, size = int_setting(found[0], "num_attention_heads") or 0, group.size()
     names = "n_heads", "n_kv_heads", "num_attention_heads", "num_key_value_heads"
-    own = (getattr(one, name, 1) for one in found[0].modules() for name in names)
+    own = (getattr(one, name, 1) for one in modules_of(found[0]) for name in names)
     if heads % size or 0 in own:
         of_keys = int_setting(found[0], "num_key_value_heads") or heads
         raise ValueError(

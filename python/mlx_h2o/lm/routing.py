@@ -2,8 +2,12 @@
 
 Every mlx_lm model calls ``scaled_dot_product_attention(queries, keys, values, cache, ...)``, the
 one place where queries and cache meet, by a name that its module bound at import. Within
-:func:`routing` that name is replaced in the modules of a model; when the last context closes,
-it is put back.
+:func:`routing` that name, and no other of mlx_lm, is replaced in the modules of a model; when the
+last context closes, it is put back exactly.
+
+A context may be left at any moment: an abandoned generator closes its context from the garbage
+collector, in the middle of another call of the same thread. Ctrl-C may strike between any two
+steps. So each of them may be done twice, and what was left undone is done when the next one ends.
 """
 
 from __future__ import annotations
@@ -11,17 +15,27 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import sys
+import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from types import FunctionType
+from itertools import chain
+from types import FunctionType, ModuleType
 from typing import Any, cast
 
 import mlx.core as mx
 import mlx_lm.models.base
 from mlx.nn.layers.base import Module
+from mlx_lm.models import cache as mlx_lm_cache
 
-from .replaced import NAME, namespaces_of, replaced
+from ..caches.cache import H2OKVCache
+from ..caches.heads import HeadGroups
 from .scored_attention import scored_attention
+
+NAME = "scaled_dot_product_attention"
+"""mlx_lm's attention function, as every module of a model calls it."""
+
+Namespace = dict[str, Any]
 
 
 @contextlib.contextmanager
@@ -38,27 +52,92 @@ def routing(model: Module | None = None) -> Iterator[None]:
     Raises:
         ValueError: the model does not call mlx_lm's attention anywhere.
     """
-    namespaces = _callers(model) if model is not None else _naming(namespaces_of("mlx_lm.models."))
+    namespaces = _callers(model) if model is not None else _naming(_loaded("mlx_lm.models."))
     if not namespaces:
         raise ValueError(
             f"[routing] {model_name(model)} does not call mlx_lm's attention function, so its "
             "scores cannot be had: expected another model, or a policy that needs none."
         )
     del model  # a context that stays open does not keep the model
-    with replaced(namespaces, _routed):
+    with replaced(namespaces):
         yield
 
 
-def routing_for(model: Module, caches: Sequence[Any]) -> AbstractContextManager[None]:
-    """:func:`routing` where caches need it, or are served better and the model allows it.
+def routing_for(
+    model: Module, caches: Sequence[Any], draft_model: Module | None = None
+) -> contextlib.AbstractContextManager[None]:
+    """:func:`routing` where caches need it, or are served better and the models allow it.
 
     Args:
         model: the model.
-        caches: evicting caches of it, and no others.
+        caches: of it and of the draft model; those that evict count.
+        draft_model: a draft model.
     """
-    if namespaces := _callers(model):
-        return replaced(namespaces, _routed)
-    return routing(model) if any(cache.needs_routing for cache in caches) else nullcontext()
+    models = [one for one in (model, draft_model) if one is not None]
+    namespaces = [_callers(one) for one in models]
+    if not all(namespaces) and any(one.needs_routing for one in evicting_caches(caches)):
+        return routing(models[namespaces.index([])])  # which raises
+    return replaced([*chain(*namespaces)])
+
+
+class _Context:
+    """One that is open, and where it needs the replacement. One that ended without a word is not
+    held."""
+
+    def __init__(self, namespaces: Sequence[Namespace]) -> None:
+        self.namespaces = namespaces
+
+
+_lock = threading.RLock()
+_open: dict[int, weakref.ref[_Context]] = {}
+_changed: dict[int, Namespace] = {}
+
+
+@contextlib.contextmanager
+def replaced(namespaces: Sequence[Namespace]) -> Iterator[None]:
+    """Within the context the name stands for attention that serves our caches, in each of these
+    namespaces, all of which have it. Contexts are counted."""
+    context = _Context(namespaces)
+    try:
+        with _lock:
+            _open[id(context)] = weakref.ref(context)
+            for namespace in namespaces:
+                _changed[id(namespace)] = namespace
+                if not hasattr(namespace[NAME], "replaces"):
+                    namespace[NAME] = _routed(namespace[NAME])
+        yield
+    finally:
+        with _lock:
+            _open.pop(id(context), None)
+            _put_back()
+
+
+def _put_back() -> None:
+    """Put back what no open context needs: not where others have replaced it meanwhile, but also
+    in modules that were imported meanwhile, which have bound the replacement."""
+    others = [one() for one in _open.copy().values()]
+    needed = [place.get(NAME) for one in others if one is not None for place in one.namespaces]
+    for namespace in (*_changed.copy().values(), *_loaded("mlx_lm.")):
+        found: Any = namespace.get(NAME)
+        if found not in needed:
+            if hasattr(found, "replaces"):
+                namespace[NAME] = found.replaces
+            _changed.pop(id(namespace), None)
+
+
+def _loaded(prefix: str) -> list[Namespace]:
+    """The namespaces of the modules whose names begin so; others may be imported meanwhile."""
+    modules = [one for name, one in sys.modules.copy().items() if name.startswith(prefix)]
+    return [vars(one) for one in modules if isinstance(one, ModuleType)]
+
+
+def evicting_caches(caches: Sequence[Any]) -> Iterator[H2OKVCache]:
+    """The H2OKVCache among ``caches``, those inside of cache lists included."""
+    for cache in caches:
+        if isinstance(cache, H2OKVCache):
+            yield cache
+        elif isinstance(cache, mlx_lm_cache.CacheList | HeadGroups):
+            yield from evicting_caches(cache.caches)
 
 
 def model_name(model: Module | None) -> str:
@@ -81,22 +160,36 @@ def int_setting(model: Any, name: str) -> int | None:
     return None
 
 
+def modules_of(model: Any) -> list[Any]:
+    """A model and all modules in it: as its ``modules``, which looks at all arrays too."""
+    if not isinstance(model, Module):
+        return cast(list[Any], model.modules())
+    found, waiting = [], [cast(Any, model)]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, Module):
+            found.append(one)
+        if isinstance(one, dict | list | tuple):
+            waiting += one.values() if isinstance(one, dict) else one
+    return found
+
+
 def calls_attention(model: Module) -> bool:
     """Whether a model calls mlx_lm's attention function anywhere, so that it can be routed."""
     return bool(_callers(model))
 
 
-def _callers(model: Module) -> list[dict[str, Any]]:
+def _callers(model: Module) -> list[Namespace]:
     """The namespaces that name the function, of the modules whose code this model runs."""
-    classes = {base for module in cast(Any, model).modules() for base in type(module).__mro__}
+    classes = {base for module in modules_of(model) for base in type(module).__mro__}
     members = (one for cls in classes for one in list(vars(cls).values()))
     functions = (inspect.unwrap(getattr(one, "__func__", one)) for one in members)
     return _naming(one.__globals__ for one in functions if isinstance(one, FunctionType))
 
 
-def _naming(namespaces: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def _naming(namespaces: Iterable[Namespace]) -> list[Namespace]:
     """Those that name the function, and the module that defines it where one names that."""
-    found: dict[int, dict[str, Any]] = {}
+    found: dict[int, Namespace] = {}
     for namespace in {id(one): one for one in namespaces}.values():
         if callable(namespace.get(NAME)):
             found[id(namespace)] = namespace
@@ -113,4 +206,5 @@ def _routed(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
         stock = functools.partial(original, *args, **kwargs)
         return scored_attention(stock, *args, **kwargs)
 
+    scaled_dot_product_attention.replaces = original  # type: ignore[attr-defined]
     return scaled_dot_product_attention
