@@ -7,6 +7,7 @@ recalls, and others do not need as many. :mod:`mlx_h2o.lm.probing` finds them.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import math
@@ -64,10 +65,8 @@ Budgets = Sequence[_Own | Sequence[_Own]] | str | PathLike[str]
 or a file that holds them."""
 
 
-def layer_configs(
-    config: H2OConfig, budgets: Budgets, layers: int
-) -> list[H2OConfig | list[H2OConfig]]:
-    """The settings of each evicting layer, or of each of its KV heads.
+def layer_configs(config: H2OConfig, budgets: Budgets, layers: int) -> list[list[H2OConfig]]:
+    """The settings of each KV head of each evicting layer, or of all of its heads at once.
 
     Raises:
         ValueError: not one budget for each layer, an invalid budget, or a file without any.
@@ -79,12 +78,8 @@ def layer_configs(
             f"[make_prompt_cache] found {count} budgets, expected one for each of the {layers} "
             "layers that evict."
         )
-    return [
-        [_config(config, budget) for budget in own]
-        if isinstance(own, list | tuple) and own
-        else _config(config, own)
-        for own in given
-    ]
+    lists = (own if isinstance(own, list | tuple) and own else [own] for own in given)
+    return [[_config(config, one) for one in own] for own in lists]
 
 
 def _config(config: H2OConfig, budget: Any) -> H2OConfig:
@@ -129,18 +124,16 @@ def probe(model: Any) -> Probe:
         model: an mlx_lm model, or the outline of one.
     """
     model = model.model if isinstance(model, Outline) else model
-    held = _known.get(id(model))
-    if held is not None and held[0]() is model:
-        return held[1]
-    found, place = _probed(model), id(model)
-    _known[place] = weakref.ref(model, lambda _: _known.pop(place, None)), found
+    if (found := known_probe(model)) is None:
+        found, place = _probed(model), id(model)
+        _known[place] = weakref.ref(model, lambda _: _known.pop(place, None)), found
     return found
 
 
-def reason_of(model: Any) -> str:
-    """Why a model's probe could not be made, where it was tried; else empty."""
+def known_probe(model: Any) -> Probe | None:
+    """The probe of a model where it was made already."""
     held = _known.get(id(model))
-    return held[1].reason if held is not None and held[0]() is model else ""
+    return held[1] if held is not None and held[0]() is model else None
 
 
 def rows_by_head(
@@ -152,13 +145,21 @@ def rows_by_head(
 
     None: the same for all of them, since no head stands out, or the probe cannot be made.
     """
-    rows = cast(int, config.max_kv_size)
     found = probe(model).gives
     if len(found) != layers:
         return None
     known = length, config.context_size or int_setting(model, "max_position_embeddings")
-    most = min((tokens for tokens in known if tokens), default=LONGEST * rows)
-    parts, least = parts_of_mean(found, windows), _least(config)
+    longest = LONGEST * cast(int, config.max_kv_size)
+    most = min((tokens for tokens in known if tokens), default=longest)
+    return _shared_out(found, config, windows, most)
+
+
+@functools.lru_cache(16)
+def _shared_out(
+    gives: tuple[tuple[float, ...], ...], config: H2OConfig, windows: bool, most: int
+) -> list[list[H2OConfig]] | None:
+    rows = cast(int, config.max_kv_size)
+    parts, least = parts_of_mean(gives, windows), _least(config)
 
     def shared(most: int) -> list[list[int]]:
         return shares(parts, rows, least=least, most=most, fixed=config.protected)
@@ -166,27 +167,19 @@ def rows_by_head(
     by_head = shared(most)
     if all({*layer} == {rows} for layer in by_head):
         return None
-    fixed = config.mixed or config.preallocate
-    shorter = [] if fixed else [(tokens, shared(tokens)) for tokens in _lengths(rows, most)]
-
-    def settled(layer: int, own: int) -> H2OConfig:
-        """Of the heads of a layer that have ``own`` rows of the longest texts."""
-        heads = [head for head, many in enumerate(by_head[layer]) if many == own]
-        pairs = (
-            (tokens, sum(each[layer][head] for head in heads) // len(heads))
-            for tokens, each in shorter
-        )
-        return config.scaled(own).with_budget(rows_at=tuple(pairs))
-
-    of_level = [{own: settled(at, own) for own in {*layer}} for at, layer in enumerate(by_head)]
-    return [[of_level[at][own] for own in layer] for at, layer in enumerate(by_head)]
-
-
-def _lengths(rows: int, most: int) -> list[int]:
-    """Tokens at which rows are shared out anew, from where they no longer hold all."""
-    found = [rows]
-    while found[-1] * GROWTH < most:
-        found.append(int(found[-1] * GROWTH) + 1)
+    lengths = [] if config.mixed or config.preallocate else [rows]
+    while lengths and lengths[-1] * GROWTH < most:  # from where they no longer hold all
+        lengths.append(int(lengths[-1] * GROWTH) + 1)
+    shorter = [(tokens, shared(tokens)) for tokens in lengths]
+    found = []
+    for layer, own in enumerate(by_head):
+        configs = {}
+        for level in {*own}:
+            heads = [head for head, many in enumerate(own) if many == level]
+            means = [sum(each[layer][at] for at in heads) // len(heads) for _, each in shorter]
+            rows_at = tuple(zip(lengths, means, strict=True))
+            configs[level] = config.scaled(level).with_budget(rows_at=rows_at)
+        found.append([configs[many] for many in own])
     return found
 
 
@@ -209,16 +202,12 @@ def shares(
     top = (most or 2**31) - fixed
     if least >= rows or top <= mean:
         return [[rows] * len(layer) for layer in parts]
-    share = np.concatenate(parts)
-
-    def filled(level: float) -> Any:
-        return np.clip(level * share, least - fixed, top)
-
-    low, high = 0.0, float(top / share.min())
-    for _ in range(64):
-        level = (low + high) / 2
-        low, high = (low, level) if filled(level).sum() > mean * share.size else (level, high)
-    found = fixed + np.floor(filled(low) + 1e-6).astype(int)
+    share, low = np.concatenate(parts), least - fixed
+    # Rows grow evenly with the level, between those at which a head leaves its floor or is full.
+    levels = np.sort(np.concatenate([low / share, top / share]))
+    filled = np.clip(levels[:, None] * share, low, top).sum(axis=1)
+    level = np.interp(mean * share.size, filled, levels)
+    found = fixed + np.floor(np.clip(level * share, low, top) + 1e-6).astype(int)
     return [layer.tolist() for layer in _by_layer(found, parts)]
 
 

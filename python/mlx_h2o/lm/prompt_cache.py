@@ -18,7 +18,7 @@ from ..caches.heads import HeadGroups
 from ..config import H2OConfig
 from ..errors import SettingError, check_int
 from ..policies.h2o import H2O
-from .layers import LAYERS, Budgets, has_windows, layer_configs, probe, reason_of, rows_by_head
+from .layers import LAYERS, Budgets, has_windows, known_probe, layer_configs, probe, rows_by_head
 from .models import handed, refusal
 from .outline import Outline, total_bytes
 from .outline import evicting_caches as evicting_caches
@@ -120,8 +120,7 @@ def make_prompt_cache(
         )
     if budgets is None and layers == "probe" and config.max_kv_size is not None:
         budgets = rows_by_head(model, config, count, has_windows(stock), length)
-    given = [config] * count if budgets is None else layer_configs(config, budgets, count)
-    heads = [[own] if isinstance(own, H2OConfig) else own for own in given]
+    heads = [[config]] * count if budgets is None else layer_configs(config, budgets, count)
     unequal = len({one for own in heads for one in own}) > 1
     wrong = [one.kv_bits for own in heads for one in own if one.kv_bits != config.kv_bits]
     if wrong:
@@ -351,8 +350,9 @@ def _shared_out(caches: Sequence[H2OKVCache], model: Module | None) -> str:
     budgets = {one.config.max_kv_size or 0 for one in caches}
     if len(budgets) > 1:
         return f"{min(budgets):,} to {max(budgets):,} rows by KV head"
-    reason = "" if model is None or budgets <= {0} else reason_of(model)
-    return f"the same rows for every KV head: the model {reason}" if reason else ""
+    found = None if budgets <= {0} else known_probe(model)
+    said = "the same rows for every KV head: the model"
+    return f"{said} {found.reason}" if found is not None and found.reason else ""
 
 
 def budgets_of(caches: Sequence[Any]) -> list[Any]:
