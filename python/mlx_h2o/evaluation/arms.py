@@ -202,7 +202,7 @@ class Sizes:
         evicting = (one.group for one in settings if one.max_kv_size and one.max_kv_size < tokens)
         steps = 1 + max(evicting, default=0)
         after = self._outline.fed(caches, max(1, tokens - steps), *[1] * steps)
-        return max(sum(_nbytes(caches[at], tokens) for at in self._places) for _ in after)
+        return max(sum(_nbytes(filled[at], tokens) for at in self._places) for filled in after)
 
 
 def _nbytes(cache: Any, tokens: int) -> int:

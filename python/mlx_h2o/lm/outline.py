@@ -60,14 +60,19 @@ class Outline:
 
     def __call__(self, tokens: mx.array, cache: Sequence[Any]) -> None:
         """Have the caches take in this many tokens of one sequence."""
-        for one, kept in zip(cache, self.kept, strict=True):
+        pairs = zip(cache, self.kept, strict=True)
+        for one, kept in {id(pair[0]): pair for pair in pairs}.values():
             _feed(one, kept, tokens.shape[1])
 
     def fed(self, caches: list[Any], *counts: int) -> Iterator[list[Any]]:
-        """The caches after each chunk of so many tokens, which they take in.
+        """The caches after each chunk of so many tokens, which they take in; of layers that are
+        alike the first stands for all.
 
         Raises ValueError where they need scores, and the model shows none.
         """
+        first: dict[Any, Any] = {}
+        kinds = map(_kind, caches, self.kept)
+        caches = [first.setdefault(kind, one) for kind, one in zip(kinds, caches, strict=True)]
         with routing_for(self.model, caches):
             for count in counts:
                 self(mx.zeros((1, count), mx.int32), caches)
@@ -94,6 +99,16 @@ def _kept(cache: Any, narrow: bool) -> Any:
     queries = getattr(cache, "queries", None)
     kept = cache.keys, cache.values, cache.keys if queries is None else queries
     return [one.astype(mx.float16) for one in kept] if wide else kept
+
+
+def _kind(cache: Any, kept: Any) -> Any:
+    """What is the same for caches that hold as much of the same tokens."""
+    plain, ours = type(cache) is mlx_lm_cache.KVCache, list(evicting_caches([cache]))
+    if isinstance(cache, mlx_lm_cache.CacheList) or not (plain or ours):
+        return id(cache)
+    heads = [len(group) for group in getattr(cache, "heads", ())]
+    shapes = [one if one is None else (one.shape, one.dtype) for one in kept]
+    return (*heads, *shapes, *(one.config for one in ours))
 
 
 def _feed(cache: Any, kept: Any, tokens: int) -> None:

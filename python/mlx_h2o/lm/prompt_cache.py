@@ -28,7 +28,6 @@ from .routing import int_setting, model_name
 from .sizing import (
     SCARCE,
     SOME,
-    Measure,
     Sizing,
     fewest_bits,
     least_rows,
@@ -183,60 +182,57 @@ def fit_bytes(
         raise ValueError("[fit_bytes] found max_kv_size, expected max_kv_bytes alone.")
     check_given("fit_bytes", model, draft_model, length)
     limit = parsed_bytes(max_kv_bytes)
-    scored = "policy" not in settings
     outlines = [Outline(one) for one in (model, draft_model) if one is not None]
-    own = {"policy": H2O.name} | ({"fold": False} if has_windows(outlines[0].make_cache()) else {})
+    drops = {"fold": False} if has_windows(outlines[0].make_cache()) else {}
+    chosen = {} if "policy" in settings else {"policy": H2O.name} | drops
 
-    def nbytes_of(config: H2OConfig, chunk: int = 0) -> list[int]:
+    def config_of(bits: _Bits, rows: int) -> H2OConfig:
+        packs = bits[0] is not None or "kv_format" in settings
+        packing = {"kv_bits": bits[0]} | ({} if bits[1] is None else {"v_bits": bits[1]})
+        given = packing | (chosen if packs else {}) | settings | {"max_kv_size": rows}
+        return H2OConfig.of(**given)
+
+    def each_nbytes(bits: _Bits, rows: int, chunk: int = 0) -> list[int]:
         """Of the model, and of the draft model."""
         of = {"layers": layers, "length": length}
-        return [_full_nbytes(one, config, of, chunk) for one in outlines]
+        return [_full_nbytes(one, config_of(bits, rows), of, chunk) for one in outlines]
 
-    def config_of(rows: int, bits: _Bits) -> H2OConfig:
-        packs = bits[0] is not None or "kv_format" in settings
-        chosen = own if scored and packs else {}
-        packing = {"kv_bits": bits[0]} | ({} if bits[1] is None else {"v_bits": bits[1]})
-        return _config(..., packing | chosen | settings | {"max_kv_size": rows})
+    @functools.cache
+    def nbytes(bits: _Bits, rows: int) -> int:
+        return sum(each_nbytes(bits, rows))
 
-    def measuring(bits: _Bits) -> Measure:
-        return lambda rows: sum(nbytes_of(config_of(rows, bits)))
+    def held(bits: _Bits, rows: int) -> float:
+        return measured(partial(nbytes, bits), rows)
 
-    least = least_rows(settings)
+    def most(bits: _Bits) -> int:  # of which no rank has more bytes
+        return ranks_of(model).least(most_rows(partial(nbytes, bits), least, limit))[0]
+
+    least, context, why = least_rows(settings), context_length(model), ""
+    longest = min((tokens for tokens in (length, context) if tokens), default=0)
     bits: _Bits = settings.get("kv_bits"), None
     known = "kv_bits" in settings or "kv_format" in settings
-    free: _Bits = (None, None) if known else _free_bits(model, settings)
-
-    def packs() -> bool:
-        return measured(measuring(bits if known else free), least + 64) < math.inf
-
-    if not (served := packs()) and scored:
-        scored = False
-        served = packs()
-    context, why = context_length(model), ""
-    longest = min((tokens for tokens in (length, context) if tokens), default=0)
-    fits = not known and longest and measured(measuring((None, None)), longest) <= limit
-    if not known and served and not fits:
+    free = bits if known else _free_bits(model, settings)
+    if (unserved := held(free, least + 64) == math.inf) and chosen:
+        chosen = {}
+        unserved = held(free, least + 64) == math.inf
+    if known or unserved or (longest and held(bits, longest) <= limit):
+        rows = most(bits)
+    else:
         bits, why = free, "the fewest that cost nothing"
-
-    def most() -> int:  # of which no rank has more bytes
-        return ranks_of(model).least(most_rows(measuring(bits), least, limit))[0]
-
-    rows = most()
-    if why and rows * SCARCE < min(length or SOME, context or SOME):
-        bits, why = _one_size(bits, -1), "few, since less than a fifth of the tokens stay"
-        rows = most()
-    few = bits
-    while why and 0 < longest <= rows:
-        keys, values = _one_size(bits, 1)
-        larger = [(keys, values), (keys, bits[1]), (bits[0], values)]
-        held = (one for one in larger if measured(measuring(one), longest) <= limit)
-        if (more := next(held, bits)) == bits:
-            break
-        bits, why = more, "the most that hold every token"
-    rows = rows if bits == few else most()
-    config = config_of(rows, bits)
-    full, peak = nbytes_of(config), sum(nbytes_of(config, PROMPT_CHUNK))
-    return Sizing(config, sum(full), peak, sum(full[1:]), why)
+        if (rows := most(bits)) * SCARCE < min(length or SOME, context or SOME):
+            bits, why = _one_size(bits, -1), "few, since less than a fifth of the tokens stay"
+            rows = most(bits)
+        few = bits
+        while 0 < longest <= rows:
+            keys, values = _one_size(bits, 1)
+            larger = [(keys, values), (keys, bits[1]), (bits[0], values)]
+            more = next((one for one in larger if held(one, longest) <= limit), bits)
+            if more == bits:
+                break
+            bits, why = more, "the most that hold every token"
+        rows = rows if bits == few else most(bits)
+    full, peak = each_nbytes(bits, rows), sum(each_nbytes(bits, rows, PROMPT_CHUNK))
+    return Sizing(config_of(bits, rows), sum(full), peak, sum(full[1:]), why)
 
 
 _Bits = tuple[int | None, int | None]
@@ -261,17 +257,17 @@ def _one_size(bits: _Bits, step: int) -> _Bits:
 def _full_nbytes(outline: Outline, config: H2OConfig, shared: dict[str, Any], chunk: int) -> int:
     """Bytes of full caches at rest, or while they take in a chunk of a prompt more."""
     caches = make_prompt_cache(outline.model, config, **shared)
-    ours = list(evicting_caches(caches))
-    budgets = [one.config.max_kv_size or 1 for one in ours]
+    budgets = [one.config.max_kv_size or 1 for one in evicting_caches(caches)]
     rows = max([*budgets, *(getattr(one, "max_size", 1) for one in caches)])
     # Dense rows of mixed precision come until they are packed, and scores wait for drafts.
     steps = config.reach + (config.group if config.mixed else 0) + 2
-    most = held = own = 0
-    for _ in outline.fed(caches, rows + 1, *([chunk] if chunk else [1] * steps)):
+    most = own = 0
+    for filled in outline.fed(caches, rows + 1, *([chunk] if chunk else [1] * steps)):
+        ours = list(evicting_caches(filled))
         held, own = sum(one.held_nbytes for one in ours), total_bytes(ours)
         most = max(most, own)
     # Windows of mlx_lm's hold a chunk until the next token.
-    return most + total_bytes(caches) - own + (held - own if chunk else 0)
+    return most + total_bytes(filled) - own + (held - own if chunk else 0)
 
 
 def check_given(

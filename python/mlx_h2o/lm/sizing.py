@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 from ..config import Budget, H2OConfig
@@ -128,7 +128,7 @@ def most_rows(measure: Measure, least: int, limit: int, *, name: str = "") -> in
     Raises ValueError where the fewest rows hold more, or the settings suit no number of rows.
     """
 
-    nbytes, enough = cache(partial(measured, measure)), least + 64
+    nbytes, enough = partial(measured, measure), least + 64
     measure(enough)  # says what is wrong, if anything is
     low = next((rows for rows in range(least, enough) if nbytes(rows) < math.inf), enough)
     if (below := nbytes(low)) > limit:
