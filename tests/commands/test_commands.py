@@ -154,8 +154,8 @@ def test_the_benchmark_runs_with_evicting_caches(batch, capsys, monkeypatch):
     made = []
     original = options.make_prompt_cache
 
-    def counting(model, config, **given):
-        made.append(original(model, config, **given))
+    def counting(model, **given):
+        made.append(original(model, **given))
         return made[-1]
 
     monkeypatch.setattr(options, "make_prompt_cache", counting)
@@ -186,30 +186,27 @@ COMMANDS = {
 NEEDED = {"cache_prompt": ["--prompt", "a", "--prompt-cache-file", "a"]}
 
 
-def asked(command: str, flags: str, monkeypatch) -> dict[str, object]:
+def asked(command: str, flags: str, monkeypatch) -> options.CacheSettings:
     """What the flags of a command ask of its caches."""
-    found = {}
-
-    def noting(args, settings, ranks):
-        found.update(vars(settings))
-
-    monkeypatch.setattr(COMMANDS[command], "run", noting)
+    found = []
+    monkeypatch.setattr(COMMANDS[command], "run", lambda args, *given: found.extend(given))
     assert cli.main([command, *NEEDED.get(command, []), *flags.split()]) == 0
-    return found
+    return found[0]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_every_flag(command, budgets, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found = asked(command, f"{ALL_FLAGS} --budgets {budgets}", monkeypatch)
-    assert found == {"config": ASKED, "budgets": budgets, "layers": "probe", "sized": None}
+    assert found.config == ASKED and found.given["budgets"] == budgets
+    assert not found.given.keys() & {"layers", "max_kv_bytes"}
     found = asked(command, "", monkeypatch)
-    assert found == {"config": H2OConfig(), "budgets": None, "layers": "probe", "sized": None}
-    assert asked(command, "--layers equal", monkeypatch)["layers"] == "equal"
-    sized = asked(command, "--max-kv-bytes 2MB --kv-bits 8", monkeypatch)["sized"]
-    assert sized == {"max_kv_bytes": 2_000_000, "kv_bits": 8, "speculative": 0}
+    assert found.config == H2OConfig() and not found.given
+    assert asked(command, "--layers equal", monkeypatch).given == {"layers": "equal"}
+    sized = asked(command, "--max-kv-bytes 2MB --kv-bits 8", monkeypatch)
+    assert sized.given == {"max_kv_bytes": 2_000_000, "kv_bits": 8}
     found = asked(command, "--max-kv-size none --kv-bits 8 --v-bits 4", monkeypatch)
-    assert found["config"] == H2OConfig.of(max_kv_size=None, kv_bits=8, v_bits=4)
+    assert found.config == H2OConfig.of(max_kv_size=None, kv_bits=8, v_bits=4)
 
 
 def test_every_setting_has_a_flag_or_is_known_to_have_none():
@@ -219,7 +216,7 @@ def test_every_setting_has_a_flag_or_is_known_to_have_none():
 
 def test_the_server_and_its_drafts(budgets, capsys, monkeypatch):
     found = asked("server", "--draft-model demo --num-draft-tokens 5", monkeypatch)
-    assert found["config"] == H2OConfig.of(speculative=5)
+    assert found.config == H2OConfig.of(speculative=5)
     monkeypatch.undo()
     assert cli.main(["server", "--draft-model", "demo", "--budgets", budgets]) == 2
     assert "--budgets with --draft-model" in capsys.readouterr().err

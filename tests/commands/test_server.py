@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
-from mlx_h2o import H2OConfig, cli, load, make_prompt_cache
+from mlx_h2o import cli, load, make_prompt_cache
 from mlx_h2o.commands.options import CacheSettings
 from mlx_h2o.serving.memory import Limits, Memory
 from tiny_models import tiny_qwen3
@@ -169,7 +169,7 @@ def test_caches_on_disk_are_of_a_model_and_of_settings():
     for layers in (1, 2):
         models = [tiny_qwen3(layers=layers)]
         for settings in ({}, {"max_kv_size": 20}, {"kv_bits": 8, "kv_group_size": 32}):
-            asked = CacheSettings(H2OConfig.of(**settings), None, "equal", None)
+            asked = CacheSettings({"layers": "equal"} | settings)
             make = partial(server._made, models, asked)
             found |= {server._name(models, make), server._name(models, make)}
     assert len(found) == 6

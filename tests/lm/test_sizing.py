@@ -99,7 +99,7 @@ def test_a_draft_models_caches_are_in_the_budget(model, settings):
 def test_both_models_of_a_command_share_the_bytes(capsys):
     model, draft = tiny_qwen3(), tiny_qwen3(layers=1)
     sized = {"max_kv_bytes": 40_000, "speculative": 3, "kv_group_size": 32}
-    asked = CacheSettings(H2OConfig.of(speculative=3), None, "probe", sized)
+    asked = CacheSettings(sized)
     caches = asked.fitted(model, draft).caches(model, draft)
     expected = fit_bytes(model, draft_model=draft, **sized)
     assert [cache.config.with_budget(context_size=None) for cache in caches] == [
@@ -111,8 +111,8 @@ def test_both_models_of_a_command_share_the_bytes(capsys):
 def test_bytes_of_few_rows_are_said_to_be_of_no_use(capsys):
     model = tiny_qwen3()
     for size, few in ((5_000, True), (60_000, False)):
-        asked = {"max_kv_bytes": size, "kv_group_size": 32}
-        found = CacheSettings(H2OConfig(), None, "equal", asked).fitted(model)
+        asked = {"max_kv_bytes": size, "kv_group_size": 32, "layers": "equal"}
+        found = CacheSettings(asked).fitted(model)
         assert (found.config.max_kv_size < FEW_ROWS) == few
         assert ("rows a head are too few to be of use" in capsys.readouterr().err) == few
 

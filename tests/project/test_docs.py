@@ -190,7 +190,7 @@ def test_a_conversation_is_understood() -> None:
     (words,) = (words for _, words in COMMANDS if words[:2] == ["mlx_h2o", "chat"])
     parser = chat.parser()
     asked = settings_of(parser, parser.parse_args(words[2:]))
-    assert asked.sized == {"max_kv_bytes": 300_000_000, "speculative": 0}
+    assert asked.given == {"max_kv_bytes": 300_000_000}
 
 
 @pytest.mark.slow

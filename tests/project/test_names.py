@@ -13,7 +13,7 @@ BACK_ENDS = ("fast.py", "composed", "gpu", "native")
 """Each has an operation under its name, once."""
 SHARED = {
     *("__init__.py", "__main__.py"),  # Python's names
-    *("generate.py", "layers.py", "models.py", "plan.py"),  # of lm/, and the command that shows it
+    *("generate.py", "layers.py", "plan.py"),  # of lm/, and the command that shows it
     *("parser", "run"),  # of each command
     "main",  # of what ``python -m`` runs
     *("BACKEND", "Operations"),  # what a back end brings

@@ -13,8 +13,7 @@ from ..lm.generate import batch_generate, stream_generate
 from ..lm.generation_checks import vocabulary
 from ..lm.ranks import Ranks
 from .flags import cache_parser
-from .models import loaded, say_summary
-from .options import CacheSettings
+from .options import CacheSettings, loaded, say_summary
 from .parsing import OneLineParser
 from .watch import Watch
 

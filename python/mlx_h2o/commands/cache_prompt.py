@@ -14,8 +14,14 @@ from ..lm.generate import read_prompt
 from ..lm.ranks import Ranks
 from ..lm.saving import save_prompt_cache, with_suffix
 from .flags import cache_parser
-from .models import loaded, prompt_of, say_summary, say_where_beyond, templated
-from .options import CacheSettings
+from .options import (
+    CacheSettings,
+    loaded,
+    prompt_of,
+    say_summary,
+    say_where_beyond,
+    templated,
+)
 from .parsing import OneLineParser, checked
 from .watch import Watch
 

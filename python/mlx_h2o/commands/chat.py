@@ -17,8 +17,15 @@ from mlx_lm.generate import DEFAULT_MODEL
 from ..lm.generate import stream_generate, summary
 from ..lm.ranks import Ranks, ranks_of
 from .flags import cache_parser
-from .models import loaded, read_whole_characters, sampler, say_summary, say_where_beyond, templated
-from .options import CacheSettings
+from .options import (
+    CacheSettings,
+    loaded,
+    read_whole_characters,
+    sampler,
+    say_summary,
+    say_where_beyond,
+    templated,
+)
 from .parsing import OneLineParser
 from .watch import Watch
 

@@ -3,41 +3,46 @@
 from __future__ import annotations
 
 import argparse
+import logging
+import os
 from typing import Any
 
 from .. import policies
 from ..config import KV_FORMATS, H2OConfig
+from ..lm.files import check_folder
+from ..lm.generate import check_path
 from ..lm.layers import LAYERS, read_budgets
-from .parsing import (
-    OneLineParser,
-    checked,
-    folder,
-    is_yes,
-    json_object,
-    log_level,
-    model_argument,
-    names_of,
-    nbytes,
-    new_folder,
-    number,
-    prose,
-    row_count,
-    seed,
-)
+from .parsing import OneLineParser, checked, json_object, nbytes, number, row_count
 
-_PART = number(0, 1, float)
-_USUAL = H2OConfig()
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _is_yes(text: str) -> bool:
+    return text.lower() not in ("false", "f")
+
+
+_PART, _MODEL, _PROSE = number(0, 1, float), checked(str, check_path), checked(str, str.encode)
+_LEVEL, _FOLDER = checked(str, logging.Logger("").setLevel), checked(str, check_folder)
+_USUAL, _UNSAID = H2OConfig(), argparse.SUPPRESS
+_ROWS = f"rows per head (default: {_USUAL.max_kv_size}), or none: no limit; a quarter of the "
+_ROWS += "context is a good start"
+_OF_HEADS = 'rows of layers or heads: {"budgets": [ROWS, ...]}'
+_RANKS = f"{', '.join(policies.names())} (default: {_USUAL.policy.name})"
+_BYTES = "memory of the cache, such as 300MB: chooses rows, and bits unless --kv-bits is given"
+_FORMAT = "rotated rows: turbo2, turbo3 or turbo4; turbo8v3: keys in 8 bits, values in 3"
 _FLAGS: dict[str, tuple[Any, ...]] = {
-    "--model": (model_argument, None, "MODEL", "a directory, a name on the hub, or demo"),
-    "--adapter-path": (folder, None, "DIR", "adapter weights and settings"),
+    "--model": (_MODEL, None, "MODEL", "a directory, a name on the hub, or demo"),
+    "--adapter-path": (checked(str, os.listdir), None, "DIR", "adapter weights and settings"),
     "--trust-remote-code": (bool, False, "", "let the tokenizer run its own code"),
     "--quantize-activations -qa": (bool, False, "", "quantise activations as weights are"),
     "--prefill-step-size": (number(1), 2048, "N", "prompt tokens read at a time"),
-    "--verbose": (is_yes, True, "YES", "false: print only the text"),
+    "--verbose": (_is_yes, True, "YES", "false: print only the text"),
     # The prompt
-    "--prompt -p": (prose, "hello", "TEXT", "the prompt, or - for standard input"),
-    "--system-prompt": (prose, None, "TEXT", "for the chat template"),
-    "--prefill-response": (prose, None, "TEXT", "how the answer begins"),
+    "--prompt -p": (_PROSE, "hello", "TEXT", "the prompt, or - for standard input"),
+    "--system-prompt": (_PROSE, None, "TEXT", "for the chat template"),
+    "--prefill-response": (_PROSE, None, "TEXT", "how the answer begins"),
     "--ignore-chat-template": (bool, False, "", "take the prompt as it is"),
     "--use-default-chat-template": (bool, False, "", argparse.SUPPRESS),
     "--chat-template-config": (json_object, {}, "JSON", "for the chat template"),
@@ -53,9 +58,9 @@ _FLAGS: dict[str, tuple[Any, ...]] = {
     "--xtc-probability": (_PART, 0.0, "P", "of XTC at a token"),
     "--xtc-threshold": (number(0, 0.5, float), 0.1, "P", "of XTC's choices"),
     "--min-tokens-to-keep": (number(1), 1, "N", "with --min-p"),
-    "--seed": (seed, None, "SEED", "of the random state"),
+    "--seed": (number(0, 2**64 - 1), None, "SEED", "of the random state"),
     "--extra-eos-token": (str, (), "TEXT", "tokens that end it", "+"),
-    "--draft-model": (model_argument, None, "MODEL", "a small model that proposes tokens"),
+    "--draft-model": (_MODEL, None, "MODEL", "a small model that proposes tokens"),
     "--num-draft-tokens": (number(1), 3, "N", "that it proposes at a time"),
     # The benchmark
     "--prompt-tokens -p": (number(1), 512, "N", "of each prompt"),
@@ -67,11 +72,11 @@ _FLAGS: dict[str, tuple[Any, ...]] = {
     "--host": (str, "127.0.0.1", "HOST", "where to listen"),
     "--port": (number(0, 65535), 8080, "PORT", "where to listen; 0: a free one"),
     "--api-key": (str, None, "KEY", "that clients must send"),
-    "--allowed-hosts": (names_of, [], "NAMES", "of this server besides addresses; *: any"),
-    "--allowed-origins": (names_of, [], "ORIGINS", "whose web pages may ask; *: any"),
+    "--allowed-hosts": (_names, [], "NAMES", "of this server besides addresses; *: any"),
+    "--allowed-origins": (_names, [], "ORIGINS", "whose web pages may ask; *: any"),
     "--max-body": (nbytes, 1 << 26, "BYTES", "of a request"),
     "--grace": (number(0, kind=float), 30.0, "SECONDS", "for running answers at the end"),
-    "--log-level": (log_level, "INFO", "LEVEL", "DEBUG, INFO, WARNING or ERROR"),
+    "--log-level": (_LEVEL, "INFO", "LEVEL", "DEBUG, INFO, WARNING or ERROR"),
     "--chat-template": (str, None, "TEXT", "a chat template instead of the model's"),
     "--chat-template-args": (json_object, {}, "JSON", 'such as {"enable_thinking": false}'),
     "--memory": (nbytes, None, "BYTES", "for weights, caches and the rest (default: 3/4 of all)"),
@@ -80,50 +85,44 @@ _FLAGS: dict[str, tuple[Any, ...]] = {
     "--max-queue": (number(1), 512, "N", "requests that may wait"),
     "--prompt-cache-size": (number(0), 1024, "N", "beginnings of prompts kept"),
     "--prompt-cache-bytes": (nbytes, None, "BYTES", "of these (default: 1/4 beside the weights)"),
-    "--cache-dir": (new_folder, None, "DIR", "where prompts are kept for the next start"),
+    "--cache-dir": (_FOLDER, None, "DIR", "where prompts are kept for the next start"),
     "--cache-size": (nbytes, 10**10, "BYTES", "of that directory"),
+    # Rows of the KV cache
+    "--max-kv-size": (row_count, _UNSAID, "ROWS", _ROWS),
+    "--max-kv-bytes": (nbytes, _UNSAID, "BYTES", _BYTES),
+    "--budgets": (checked(str, read_budgets), _UNSAID, "FILE", _OF_HEADS),
+    "--layers": (LAYERS, _UNSAID, None, f"rows of heads that retrieve (default: {LAYERS[0]})"),
+    "--preallocate": (int, _UNSAID, "ROWS", "allocate all rows, or this many, at the start", "?"),
+    # Which rows stay
+    "--policy": (policies.names(), _UNSAID, "POLICY", _RANKS),
+    "--sink-size": (int, _UNSAID, "ROWS", f"first rows, kept (default: {_USUAL.budget.sink_size})"),
+    "--heavy-size": (int, _UNSAID, "ROWS", "rows kept by rank (default: half)"),
+    "--recent-size": (int, _UNSAID, "ROWS", "newest rows, kept (default: the rest)"),
+    "--context-size": (int, _UNSAID, "TOKENS", "rows further back go first (0: none do)"),
+    "--decay": (float, _UNSAID, "DECAY", f"of h2o's scores (default: {policies.H2OEma.decay})"),
+    "--evict-every": (int, _UNSAID, "ROWS", "rows evicted at a time (default: 1/32 of them)"),
+    "--random-seed": (int, _UNSAID, "SEED", "of the policy random (default: 0)"),
+    # Bits of rows
+    "--kv-bits": (int, _UNSAID, "BITS", "quantise rows to this many bits (default: off)"),
+    "--v-bits": (int, _UNSAID, "BITS", "of values (default: those of --kv-bits)"),
+    "--kv-group-size": (int, _UNSAID, "SIZE", f"of a scale (default: {_USUAL.kv_group_size})"),
+    "--light-bits": (int, _UNSAID, "BITS", "of the half of lower rank"),
+    "--dense-size": (int, _UNSAID, "ROWS", "newest rows that stay unquantised"),
+    "--kv-format": (tuple(KV_FORMATS), _UNSAID, "FORMAT", _FORMAT),
+    "--sparse-v": (float, _UNSAID, "WEIGHT", "skip values of less attention, such as 1e-6"),
+    "--quantized-kv-start": (int, _UNSAID, "0", "only 0: all rows are quantised, from the first"),
 }
 """What reads a flag or the choices, its default, what its value is called, what it is, and how many
-values."""
+values. What is not given of caches is not among the parsed arguments."""
 
-_ROWS = f"rows per head (default: {_USUAL.max_kv_size}), or none: no limit; "
-_BYTES = "memory of the cache, such as 300MB: chooses rows, and bits unless --kv-bits is given"
-_FORMAT = "rotated rows: turbo2, turbo3 or turbo4; turbo8v3: keys in 8 bits, values in 3"
-_CACHE: dict[str, dict[str, tuple[Any, ...]]] = {
-    "rows of the KV cache": {
-        "--max-kv-size": (row_count, "ROWS", f"{_ROWS}a quarter of the context is a good start"),
-        "--max-kv-bytes": (nbytes, "BYTES", _BYTES),
-        "--budgets": (
-            checked(str, read_budgets), "FILE", 'rows of layers or heads: {"budgets": [ROWS, ...]}',
-        ),
-        "--layers": (LAYERS, None, f"rows of heads that retrieve (default: {LAYERS[0]})"),
-        "--preallocate": (int, "ROWS", "allocate all rows, or this many, at the start", "?"),
-    },
-    "which rows stay": {
-        "--policy": (
-            policies.names(), "POLICY",
-            f"{', '.join(policies.names())} (default: {_USUAL.policy.name})",
-        ),
-        "--sink-size": (int, "ROWS", f"first rows, kept (default: {_USUAL.budget.sink_size})"),
-        "--heavy-size": (int, "ROWS", "rows kept by rank (default: half)"),
-        "--recent-size": (int, "ROWS", "newest rows, kept (default: the rest)"),
-        "--context-size": (int, "TOKENS", "rows further back go first (0: none do)"),
-        "--decay": (float, "DECAY", f"of h2o's scores (default: {policies.H2OEma.decay})"),
-        "--evict-every": (int, "ROWS", "rows evicted at a time (default: 1/32 of them)"),
-        "--random-seed": (int, "SEED", "of the policy random (default: 0)"),
-    },
-    "bits of rows": {
-        "--kv-bits": (int, "BITS", "quantise rows to this many bits (default: off)"),
-        "--v-bits": (int, "BITS", "of values (default: those of --kv-bits)"),
-        "--kv-group-size": (int, "SIZE", f"of a scale (default: {_USUAL.kv_group_size})"),
-        "--light-bits": (int, "BITS", "of the half of lower rank"),
-        "--dense-size": (int, "ROWS", "newest rows that stay unquantised"),
-        "--kv-format": (tuple(KV_FORMATS), "FORMAT", _FORMAT),
-        "--sparse-v": (float, "WEIGHT", "skip values of less attention, such as 1e-6"),
-        "--quantized-kv-start": (int, "0", "only 0: all rows are quantised, from the first"),
-    },
-}  # fmt: skip
-"""Flags of caches by their groups, likewise, but without a default."""
+_CACHE = {
+    "rows of the KV cache": "max-kv-size max-kv-bytes budgets layers preallocate",
+    "which rows stay": "policy sink-size heavy-size recent-size context-size decay evict-every "
+    "random-seed",
+    "bits of rows": "kv-bits v-bits kv-group-size light-bits dense-size kv-format sparse-v "
+    "quantized-kv-start",
+}
+"""Flags of caches by their groups."""
 
 
 def cache_parser(
@@ -153,32 +152,25 @@ def add_flags(parser: Any, flags: str, **defaults: Any) -> None:
     """
     for name in flags.split():
         names = next(one for one in _FLAGS if one.split()[0] == f"--{name}")
-        reading, usual, *more = _FLAGS[names]
-        own = defaults.get(name.replace("-", "_"), usual)
-        _add(parser, names, *(own if own and isinstance(own, tuple) else (reading, own, *more)))
+        reading, default, metavar, said, *count = _FLAGS[names]
+        own = defaults.get(name.replace("-", "_"), default)
+        if own and isinstance(own, tuple):
+            reading, own, metavar, said = own
+        given: dict[str, Any] = {"help": said, "default": own}
+        if own is ...:
+            given = {"help": said, "required": True}
+        if reading is bool:
+            parser.add_argument(*names.split(), action="store_true", **given)
+            continue
+        given |= {"choices": reading} if isinstance(reading, tuple) else {"type": reading}
+        for nargs in count:
+            given |= {"nargs": nargs, "const": True if nargs == "?" else None}
+        parser.add_argument(*names.split(), metavar=metavar, **given)
 
 
 def add_cache_flags(parser: argparse.ArgumentParser, only: str = "") -> None:
-    """The flags of caches, or some of them. What is not given is not among the parsed arguments."""
+    """The flags of caches, or some of them."""
     parser.set_defaults(has_caches=True)
     for title, flags in _CACHE.items():
-        group = parser.add_argument_group(title)
-        for name, (reading, *more) in flags.items():
-            if not only or name.removeprefix("--") in only.split():
-                _add(group, name, reading, argparse.SUPPRESS, *more)
-
-
-def _add(
-    parser: Any, names: str, reading: Any, default: Any, metavar: str | None, said: str,
-    count: str | None = None,
-) -> None:  # fmt: skip
-    given: dict[str, Any] = {"help": said, "default": default}
-    if default is ...:
-        given = {"help": said, "required": True}
-    if reading is bool:
-        parser.add_argument(*names.split(), action="store_true", **given)
-        return
-    given |= {"choices": reading} if isinstance(reading, tuple) else {"type": reading}
-    if count is not None:
-        given |= {"nargs": count, "const": True if count == "?" else None}
-    parser.add_argument(*names.split(), metavar=metavar, **given)
+        names = [name for name in flags.split() if not only or name in only.split()]
+        add_flags(parser.add_argument_group(title), " ".join(names))

@@ -14,8 +14,15 @@ from ..lm.generate import generate, load, tokens_ahead
 from ..lm.ranks import Ranks
 from ..lm.saving import load_prompt_cache, saved_texts
 from .flags import cache_parser
-from .models import loaded, prompt_of, sampler, say_summary, say_where_beyond, templated
-from .options import CacheSettings
+from .options import (
+    CacheSettings,
+    loaded,
+    prompt_of,
+    sampler,
+    say_summary,
+    say_where_beyond,
+    templated,
+)
 from .parsing import OneLineParser
 from .watch import Watch
 
@@ -40,7 +47,7 @@ def run(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None
     """Write the text."""
     if args.image:
         raise ValueError("--image is not available in this version")
-    drafted = settings.config.speculative
+    drafted = args.num_draft_tokens if args.draft_model else 0
     saved, tokenizer_config = _saved(args, settings)
     args.model = args.model or DEFAULT_MODEL
     text = prompt_of(args.prompt.replace("\\n", "\n").replace("\\t", "\t"))

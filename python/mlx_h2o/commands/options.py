@@ -1,17 +1,28 @@
-"""What the flags of a cache ask for, and how a command begins."""
+"""What the flags of models and caches ask for, and how a command begins and ends."""
 
 from __future__ import annotations
 
 import argparse
+import io
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
+
+from mlx_lm.sample_utils import make_sampler
 
 from ..config import H2OConfig, setting_names
-from ..lm.layers import LAYERS
-from ..lm.prompt_cache import fit_bytes, make_prompt_cache
-from ..lm.ranks import ranks_of
+from ..lm.generate import load
+from ..lm.generation_checks import vocabulary
+from ..lm.prompt_cache import (
+    beyond_context,
+    context_length,
+    evicting_caches,
+    fit_bytes,
+    make_prompt_cache,
+    summary,
+)
+from ..lm.ranks import ALONE, Ranks, ranks_of
 from ..lm.sizing import described
 from .parsing import OneLineParser, told
 from .together import together
@@ -19,51 +30,46 @@ from .together import together
 FEW_ROWS = 32
 """Rows a head of which little can be expected."""
 
-_DEFAULT = H2OConfig()
-
 
 @dataclass(frozen=True)
 class CacheSettings:
     """What the flags ask for.
 
-    config: the settings.
-    budgets: a file of budgets, or None.
-    layers: how layers share rows.
-    sized: arguments of ``fit_bytes`` that the settings are to be made of, or None.
+    given: arguments of ``make_prompt_cache``, beside its models and ``length``.
     """
 
-    config: H2OConfig
-    budgets: str | None
-    layers: str
-    sized: dict[str, Any] | None
+    given: dict[str, Any]
 
     def __str__(self) -> str:
-        rows = "" if self.budgets is None else f", rows by layer as in {self.budgets}"
+        file = self.given.get("budgets")
+        rows = "" if file is None else f", rows by layer as in {file}"
         return f"KV cache: {described(self.config)}{rows}"
 
     @property
-    def given(self) -> bool:
-        """Whether there are others than without any flag."""
-        return self != CacheSettings(_DEFAULT, None, LAYERS[0], None)
+    def config(self) -> H2OConfig:
+        """The settings, whatever their bytes."""
+        found = self.given.get("max_kv_size")
+        if isinstance(found, H2OConfig):
+            return found
+        names = self.given.keys() & setting_names()
+        return H2OConfig.of(**{name: self.given[name] for name in names})
 
     def fitted(
         self, model: Any, draft_model: Any = None, length: int | None = None
     ) -> CacheSettings:
         """Those that fit into the bytes, for this many tokens if that is known; prints them."""
-        if self.sized is None:
+        if "max_kv_bytes" not in self.given:
             return self
-        found = fit_bytes(
-            model, draft_model=draft_model, layers=self.layers, length=length, **self.sized
-        )
+        found = fit_bytes(model, draft_model=draft_model, length=length, **self.given)
         print(f"KV cache{ranks_of(model)}: {found}", file=sys.stderr)
         if (rows := found.config.max_kv_size or 0) < min(FEW_ROWS, length or FEW_ROWS):
             print(f"{rows} rows a head are too few to be of use: more bytes?", file=sys.stderr)
-        return CacheSettings(found.config, None, self.layers, None)
+        shared = {name: one for name, one in self.given.items() if name == "layers"}
+        return CacheSettings({"max_kv_size": found.config} | shared)
 
     def caches(self, model: Any, draft_model: Any = None, length: int | None = None) -> list[Any]:
         """Caches of these settings, and behind them those of a draft model."""
-        own: dict[str, Any] = {"budgets": self.budgets, "layers": self.layers, "length": length}
-        return make_prompt_cache(model, self.config, draft_model=draft_model, **own)
+        return make_prompt_cache(model, draft_model=draft_model, length=length, **self.given)
 
 
 def run_command(command: Any, arguments: Sequence[str]) -> int:
@@ -80,21 +86,92 @@ def run_command(command: Any, arguments: Sequence[str]) -> int:
 
 def settings_of(parser: argparse.ArgumentParser, args: argparse.Namespace) -> CacheSettings:
     """The settings of the cache; ends the command where they do not go together."""
-    given = dict(vars(args))
-    drafted = args.num_draft_tokens if given.get("draft_model") else 0
-    if given.get("quantized_kv_start"):
+    typed = vars(args)
+    if typed.get("quantized_kv_start"):
         parser.error("--quantized-kv-start must be 0: rows are quantised from the first on")
-    budgets, sized = given.get("budgets"), None
+    if {"layers", "budgets"} <= typed.keys():
+        parser.error("--layers with --budgets: expected one of them")
+    if "max_kv_bytes" in typed and {"max_kv_size", "budgets"} & typed.keys():
+        parser.error("--max-kv-bytes with --max-kv-size or --budgets: expected one of them")
+    names = typed.keys() & {*setting_names(), "budgets", "layers", "max_kv_bytes"}
+    given = {name: typed[name] for name in names}
+    if typed.get("draft_model"):
+        given["speculative"] = args.num_draft_tokens
+    found = CacheSettings(given)
     try:
-        if "layers" in given and budgets is not None:
-            parser.error("--layers with --budgets: expected one of them")
-        settings = {name: given[name] for name in setting_names() if name in given}
-        settings["speculative"] = drafted
-        if "max_kv_bytes" in given:
-            if "max_kv_size" in given or budgets is not None:
-                parser.error("--max-kv-bytes with --max-kv-size or --budgets: expected one of them")
-            sized = {"max_kv_bytes": given["max_kv_bytes"]} | settings
-        layers = given.get("layers", LAYERS[0])
-        return CacheSettings(H2OConfig.of(**settings), budgets, layers, sized)
+        _ = found.config  # or it would be refused when the model is there
     except ValueError as error:
         parser.error(told(error))
+    return found
+
+
+def loaded(
+    args: argparse.Namespace, ranks: Ranks = ALONE, **tokenizer_config: Any
+) -> tuple[Any, Any]:
+    """The model and the tokenizer that the flags name."""
+    given: dict[str, Any] = {"trust_remote_code": args.trust_remote_code}
+    given["tokenizer_config"] = tokenizer_config | given
+    if adapter := getattr(args, "adapter_path", None):
+        given["adapter_path"] = adapter
+    if getattr(args, "quantize_activations", False):
+        given["model_config"] = {"quantize_activations": True}
+    return cast(tuple[Any, Any], load(args.model, group=ranks.group, **given))
+
+
+def sampler(args: argparse.Namespace, model: Any, tokenizer: Any) -> Callable[[Any], Any]:
+    """What chooses tokens as the flags say. Raises ValueError where the model has fewer tokens."""
+    top_k = getattr(args, "top_k", 0)
+    if top_k >= (known := vocabulary(model)):
+        raise ValueError(f"--top-k is {top_k}, expected fewer than all {known} tokens")
+    least = getattr(args, "min_p", 0.0), getattr(args, "min_tokens_to_keep", 1)
+    found = make_sampler(
+        args.temp, args.top_p, *least, top_k, args.xtc_probability, args.xtc_threshold,
+        tokenizer.encode("\n") + list(tokenizer.eos_token_ids),
+    )  # fmt: skip
+    return ranks_of(model).agreed(found)
+
+
+def templated(
+    tokenizer: Any, system: str | None, question: str, begun: str | None = None, **more: Any
+) -> Any:
+    """A question in the chat template, behind what the system says; ``begun``: its answer."""
+    said = [("system", system), ("user", question), ("assistant", begun)]
+    messages = [{"role": role, "content": text} for role, text in said if text is not None]
+    goes_on = begun is not None
+    more = {"continue_final_message": goes_on, "add_generation_prompt": not goes_on} | more
+    return tokenizer.apply_chat_template(messages, **more)
+
+
+def prompt_of(text: str) -> str:
+    """A prompt that was typed, or what standard input has. Raises ValueError where that is no text
+    in UTF-8."""
+    if text != "-":
+        return text
+    read_whole_characters("strict")
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"standard input: {error}") from error
+
+
+def read_whole_characters(errors: str) -> None:
+    """Standard input is UTF-8 from here on: halves of characters are errors, or replaced."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8", errors=errors)
+
+
+def say_summary(caches: Sequence[Any], model: Any, more: str = "") -> None:
+    """The last line of a command: what the caches hold."""
+    settings = [cache.config for cache in evicting_caches(caches)]
+    policies = dict.fromkeys(one.policy.name for one in settings if one.max_kv_size is not None)
+    by = f"{' and '.join(policies)}{', ' if policies else ''}"
+    print(f"KV cache: {by}{summary(caches, model)}{ranks_of(model)}{more}")
+
+
+def say_where_beyond(model: Any, caches: Sequence[Any]) -> bool:
+    """One line where the text is longer than the model's trained context."""
+    seen = max((cache.offset for cache in evicting_caches(caches)), default=0)
+    said = beyond_context(context_length(model), seen)
+    if said:
+        print(said, file=sys.stderr)
+    return bool(said)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
-import logging
-import os
 import sys
 import textwrap
 from collections.abc import Callable
@@ -14,8 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..errors import SettingError
-from ..lm.files import check_folder, check_writable
-from ..lm.generate import check_path
+from ..lm.files import check_writable
 from ..lm.sizing import parsed_bytes
 
 _NO_FLAGS = ("speculative", "diversity", "fold", "kv_frame", "kv_handed", "prefix_size", "rows_at")
@@ -147,27 +144,5 @@ def json_object(text: str) -> dict[str, Any]:
     return found
 
 
-def is_yes(text: str) -> bool:
-    """A type of argparse: whether it is not false."""
-    return text.lower() not in ("false", "f")
-
-
-def names_of(text: str) -> list[str]:
-    """A type of argparse: names with commas between them."""
-    return [name.strip() for name in text.split(",") if name.strip()]
-
-
-seed = number(0, 2**64 - 1)
-"""A type of argparse: a seed of MLX's random state."""
 new_file = checked(Path, check_writable)
 """A type of argparse: a file that can be written."""
-new_folder = checked(str, check_folder)
-"""A type of argparse: a directory that can be written to; it is made."""
-folder = checked(str, os.listdir)
-"""A type of argparse: a directory that can be read."""
-model_argument = checked(str, check_path)
-"""A type of argparse: a model's directory, or what may be a name on the hub."""
-log_level = checked(str, logging.Logger("").setLevel)
-"""A type of argparse: a level of a log."""
-prose = checked(str, str.encode)
-"""A type of argparse: a text of whole characters."""

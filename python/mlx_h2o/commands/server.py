@@ -17,8 +17,7 @@ from ..lm.generate import load
 from ..lm.prompt_cache import budgets_of, evicting_caches
 from ..lm.ranks import Ranks
 from .flags import cache_parser
-from .models import loaded
-from .options import CacheSettings
+from .options import CacheSettings, loaded
 from .parsing import number
 
 _LOG = logging.getLogger("mlx_h2o")
@@ -26,7 +25,7 @@ _LOG = logging.getLogger("mlx_h2o")
 
 def run(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None:
     """Serve until a signal ends it."""
-    if args.draft_model and settings.budgets is not None:
+    if args.draft_model and "budgets" in settings.given:
         raise ValueError("--budgets with --draft-model: its layers are not those of the file")
     logging.basicConfig(level=args.log_level, format="%(asctime)s %(levelname)s %(message)s")
     try:
