@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from mlx_h2o.caches.cache import BatchH2OKVCache, H2OKVCache, QuantizedH2OKVCache
     from mlx_h2o.caches.heads import HeadGroups
     from mlx_h2o.config import Affine, Budget, Codes, Dense, H2OConfig, Mixed, SettingError
-    from mlx_h2o.lm.evicting import evicting
-    from mlx_h2o.lm.generate import batch_generate, generate, load, stream_generate
+    from mlx_h2o.lm.generate import batch_generate, evicting, generate, load, stream_generate
     from mlx_h2o.lm.prompt_cache import fit_bytes, make_prompt_cache
     from mlx_h2o.lm.routing import routing
     from mlx_h2o.lm.saving import load_prompt_cache, save_prompt_cache
@@ -47,8 +46,7 @@ _LAZY = {
     "mlx_h2o.caches.cache": ("BatchH2OKVCache", "H2OKVCache", "QuantizedH2OKVCache"),
     "mlx_h2o.caches.heads": ("HeadGroups",),
     "mlx_h2o.config": ("Affine", "Budget", "Codes", "Dense", "H2OConfig", "Mixed", "SettingError"),
-    "mlx_h2o.lm.evicting": ("evicting",),
-    "mlx_h2o.lm.generate": ("batch_generate", "generate", "load", "stream_generate"),
+    "mlx_h2o.lm.generate": ("batch_generate", "evicting", "generate", "load", "stream_generate"),
     "mlx_h2o.lm.prompt_cache": ("fit_bytes", "make_prompt_cache"),
     "mlx_h2o.lm.routing": ("routing",),
     "mlx_h2o.lm.saving": ("load_prompt_cache", "save_prompt_cache"),

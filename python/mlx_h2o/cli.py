@@ -69,23 +69,19 @@ def _run(given: Sequence[str]) -> int:
 
 
 def _usage() -> str:
-    lines = [
-        "usage: mlx_h2o COMMAND [options]",
-        "",
-        "mlx_lm with KV caches of a fixed size.",
-        "",
-        "commands:",
-    ]
-    lines += [f"  {name:<13} {text}" for name, text in _COMMANDS.items()]
-    lines += [
-        "",
-        "start with:",
-        "  mlx_h2o plan MODEL --memory 24GB            what fits, and the command to run",
-        "  mlx_h2o chat --model MODEL --max-kv-bytes 300MB",
-        "",
-        "Options are those of mlx_lm, and those of the cache: mlx_h2o COMMAND --help.",
-    ]
-    return "\n".join(lines)
+    commands = "\n".join(f"  {name:<13} {text}" for name, text in _COMMANDS.items())
+    return f"""usage: mlx_h2o COMMAND [options]
+
+mlx_lm with KV caches of a fixed size.
+
+commands:
+{commands}
+
+start with:
+  mlx_h2o plan MODEL --memory 24GB            what fits, and the command to run
+  mlx_h2o chat --model MODEL --max-kv-bytes 300MB
+
+Options are those of mlx_lm, and those of the cache: mlx_h2o COMMAND --help."""
 
 
 if __name__ == "__main__":

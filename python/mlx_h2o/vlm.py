@@ -17,7 +17,7 @@ from mlx_vlm.models import cache as mlx_vlm_cache
 
 from .caches.cache import H2OKVCache, QuantizedH2OKVCache
 from .caches.heads import HeadGroups
-from .lm.evicting import made_by
+from .lm.generate import made_by
 from .lm.prompt_cache import make_prompt_cache
 
 __all__ = ["evicting"]

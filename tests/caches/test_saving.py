@@ -19,7 +19,7 @@ from mlx_h2o import (
     save_prompt_cache,
 )
 from mlx_h2o.caches.handed_out import EachLayersMask
-from mlx_h2o.lm.safetensors import UNKNOWN, write_checksum
+from mlx_h2o.lm.files import UNKNOWN, write_checksum
 from mlx_h2o.lm.saving import FORMAT
 from tiny_models import random_prompt, tiny_llama, tiny_qwen3, tiny_tokenizer
 

@@ -10,7 +10,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 from mlx_h2o import generate, load, make_prompt_cache, policies, routing, stream_generate
-from mlx_h2o.lm.generate import summary
+from mlx_h2o.lm.prompt_cache import summary
 from tiny_models import random_prompt, stock_tokens, tiny_llama, tiny_qwen3, tiny_tokenizer
 
 PROMPT = 40

@@ -7,7 +7,7 @@ import mlx_lm.models.cache as mlx_lm_cache
 import pytest
 
 from mlx_h2o import H2OConfig, H2OKVCache, make_prompt_cache, routing
-from mlx_h2o.lm.generate import summary
+from mlx_h2o.lm.prompt_cache import summary
 from tiny_models import random_prompt, tiny_qwen3
 
 

@@ -23,7 +23,8 @@ from mlx_h2o import (
     stream_generate,
 )
 from mlx_h2o.demo import model_path
-from mlx_h2o.lm.generate import read_prompt, summary
+from mlx_h2o.lm.generate import read_prompt
+from mlx_h2o.lm.prompt_cache import summary
 from tiny_models import random_prompt, tiny_llama, tiny_qwen3
 
 KNOWN = 4096

@@ -14,7 +14,8 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.generate import DEFAULT_MODEL
 
-from ..lm.generate import stream_generate, summary
+from ..lm.generate import stream_generate
+from ..lm.prompt_cache import summary
 from ..lm.ranks import Ranks, ranks_of
 from .flags import cache_parser
 from .options import (

@@ -11,6 +11,7 @@ from ..caches.cache import PROMPT_CHUNK
 from ..evaluation.report import markdown
 from ..lm.plan import Plan, configs, outline_of, outlined
 from ..lm.prompt_cache import make_prompt_cache
+from ..lm.routing import calls_attention
 from ..lm.sizing import least_rows, most_rows
 from ..policies.h2o import H2O
 from ..serving.memory import COPIED, Limits, Memory, usual_bytes
@@ -83,7 +84,8 @@ def model_table(*_: Any) -> str:
 def _facts(name: str, outline: Plan) -> Iterator[str]:
     """What the model keeps, and whether it is served."""
     context = f", trained on {outline.context:,} tokens" if outline.context else ""
-    yield f"{name}: {outline.file}{context}, weights of {size_of(outline.weights)}"
+    file = type(outline.model).__module__.rpartition(".")[2]
+    yield f"{name}: {file}{context}, weights of {size_of(outline.weights)}"
     grow, count = [layer for layer, row in enumerate(outline.rows) if row], len(outline.rows)
     which = f": {', '.join(map(str, grow))}" if 0 < len(grow) < count else ""
     yield f"layers that grow: {len(grow)} of {count}{which}"
@@ -98,16 +100,15 @@ def _facts(name: str, outline: Plan) -> Iterator[str]:
 def served(outline: Plan) -> str:
     """Whether the caches here serve a model, and how."""
     if outline.refused:
-        why = outline.refused.partition("cannot be served: ")[2] or outline.refused
-        return f"refused: {re.split('[.,] [Ee]xpected', why)[0]}"
-    if not outline.scored:
+        return f"refused: {outline.refused}"
+    if not calls_attention(outline.model):
         return "keydiff, window and random: its attention shows no scores"
     missing = [name for name in FORMATS if _held(outline, name, 4, PROMPT_CHUNK) is None]
     return f"yes, without {', '.join(missing)}" if missing else "yes"
 
 
 def _settings(outline: Plan, stored: str) -> dict[str, Any]:
-    folds = {"policy": H2O.name} if FORMATS[stored] and outline.scored else {}
+    folds = {"policy": H2O.name} if FORMATS[stored] and calls_attention(outline.model) else {}
     return FORMATS[stored] | folds
 
 

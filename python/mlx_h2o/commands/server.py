@@ -12,8 +12,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..lm.fingerprint import fingerprint
 from ..lm.generate import load
+from ..lm.models import fingerprint
 from ..lm.prompt_cache import budgets_of, evicting_caches
 from ..lm.ranks import Ranks
 from .flags import cache_parser

@@ -1,4 +1,4 @@
-"""mlx_lm's loading and generation, with caches that evict."""
+"""mlx_lm's loading and generation, with caches that evict; also in programs that call it."""
 
 from __future__ import annotations
 
@@ -24,23 +24,18 @@ from ..caches.cache import PROMPT_CHUNK
 from ..config import H2OConfig, setting_names
 from ..demo import DEMO, model_path
 from ..errors import check_int
-from .generation_checks import check_caches, check_counts, check_drafts, checked_tokens
-from .prompt_cache import check_given, make_prompt_cache, summary
+from .files import texts_of
+from .generation_checks import check_caches, check_counts, checked_tokens
+from .prompt_cache import check_given, make_prompt_cache
 from .ranks import dealt_out
 from .routing import routing_for
-from .safetensors import texts_of
 from .sharing import share, shareable
-
-__all__ = ["batch_generate", "generate", "load", "make_prompt_cache", "stream_generate", "summary"]
 
 _NO_LIMIT = int(1e30)
 """The longest text, as transformers writes that there is no limit."""
 
 DRAFTED = 2
 """Tokens that mlx_lm drafts at a time where it is not told."""
-
-_BESIDE = ("budgets", "layers", "length", "max_kv_bytes")
-"""What :func:`make_prompt_cache` takes beside the settings."""
 
 
 def load(path_or_hf_repo: str | Path, *args: Any, group: Any = None, **kwargs: Any) -> Any:
@@ -146,7 +141,12 @@ def stream_generate(
     """
     kwargs["max_tokens"] = max_tokens
     prompt = _prepared("stream_generate", model, tokenizer, prompt, kwargs)
-    return _stream(model, tokenizer, prompt, kwargs)
+
+    def stream() -> Iterator[GenerationResponse]:
+        with routing_for(model, kwargs["prompt_cache"], kwargs.get("draft_model")):
+            yield from mlx_lm.stream_generate(model, tokenizer, prompt, **kwargs)
+
+    return stream()
 
 
 def generate(
@@ -245,9 +245,8 @@ def batch_generate(
             )
     # One number: settings must be the same.
     seen = max(map(add, map(len, own), limits)) if prompt_caches is None else None
-    caches = [_caches(operation, model, {**kwargs, "prompt_cache": one}, seen) for one in given]
-    for name in (*setting_names(), *_BESIDE):
-        kwargs.pop(name, None)
+    settings = _taken(operation, kwargs)
+    caches = [_caches(operation, [model], settings, one, seen) for one in given]
     if not isinstance(tokenizer, TokenizerWrapper):
         tokenizer = TokenizerWrapper(tokenizer)
     shared, begun = 0, time.perf_counter()
@@ -270,13 +269,6 @@ def batch_generate(
         response.stats.prompt_tokens += shared
         response.stats.prompt_time += seconds
     return response
-
-
-def _stream(
-    model: Module, tokenizer: Any, prompt: Any, kwargs: dict[str, Any]
-) -> Iterator[GenerationResponse]:
-    with routing_for(model, kwargs["prompt_cache"], kwargs.get("draft_model")):
-        yield from mlx_lm.stream_generate(model, tokenizer, prompt, **kwargs)
 
 
 def tokens_ahead(tokens: Sequence[int], max_tokens: int) -> int | None:
@@ -303,50 +295,76 @@ def _prepared(
     if embeddings is None or len(tokens):
         tokens = checked_tokens(operation, "prompt", tokens, models)
     ahead = tokens_ahead(tokens if embeddings is None else embeddings, limit)
-    kwargs["prompt_cache"] = _caches(operation, model, kwargs, ahead)
+    drafted = 0 if draft is None else kwargs.get("num_draft_tokens", DRAFTED)
+    settings, given = _taken(operation, kwargs), kwargs.get("prompt_cache")
+    kwargs["prompt_cache"] = _caches(operation, models, settings, given, ahead, drafted)
     return prompt if isinstance(prompt, str) else tokens
 
 
-def _caches(
-    operation: str, model: Module, kwargs: dict[str, Any], seen: int | None = None
-) -> list[Any]:
-    """Take our settings out of ``kwargs`` and make the caches, for this many tokens unless they say
-    another number, or unless the caller brings some."""
-    draft = kwargs.get("draft_model")
-    start = kwargs.pop("quantized_kv_start", 0)
-    if start:
+def _taken(operation: str, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """What :func:`make_prompt_cache` takes, out of all arguments. None is the default, and for
+    ``max_kv_size`` no limit."""
+    if start := kwargs.pop("quantized_kv_start", 0):
         raise ValueError(
             f"[{operation}] quantized_kv_start is {start}, expected 0: rows are quantised from "
             "the first on."
         )
-    names = (*setting_names(), *_BESIDE)
-    settings = {name: kwargs.pop(name) for name in names if name in kwargs}
-    given = {name: value for name, value in settings.items() if value is not None}
-    prompt_cache = kwargs.pop("prompt_cache", None)
-    if prompt_cache is None:
-        if "max_kv_size" in settings:
-            given["max_kv_size"] = settings["max_kv_size"]  # None: no limit
-        if draft is not None:
-            given = _with_speculation(given, kwargs.get("num_draft_tokens", DRAFTED))
-        return make_prompt_cache(model, draft_model=draft, **{"length": seen, **given})
-    if given:
-        raise ValueError(
-            f"[{operation}] found prompt_cache and the settings {sorted(given)}, expected one or "
-            "the other: caches bring their own settings."
-        )
-    check_caches(operation, prompt_cache, [model] if draft is None else [model, draft])
-    if draft is not None:
-        check_drafts(operation, prompt_cache, kwargs.get("num_draft_tokens", DRAFTED))
-    return prompt_cache  # type: ignore[no-any-return]
+    names = kwargs.keys() & {*setting_names(), "budgets", "layers", "length", "max_kv_bytes"}
+    found = {name: kwargs.pop(name) for name in names}
+    return {name: one for name, one in found.items() if one is not None or name == "max_kv_size"}
 
 
-def _with_speculation(given: dict[str, Any], drafted: int) -> dict[str, Any]:
-    """The settings, with room for the drafts that mlx_lm will make at a time."""
-    config = given.get("max_kv_size")
-    if not isinstance(config, H2OConfig):
-        return {"speculative": drafted} | given
-    own = config if config.speculative else config.with_budget(speculative=drafted)
-    return given | {"max_kv_size": own}
+def _caches(
+    operation: str, models: list[Module], settings: dict[str, Any], given: list[Any] | None,
+    seen: int | None, drafted: int = 0,
+) -> list[Any]:  # fmt: skip
+    """New caches, for so many tokens unless the settings say another number and with room for the
+    drafts that mlx_lm makes at a time; or those that the caller brings."""
+    if given is not None:
+        if named := sorted(name for name, one in settings.items() if one is not None):
+            raise ValueError(
+                f"[{operation}] found prompt_cache and the settings {named}, expected one or the "
+                "other: caches bring their own settings."
+            )
+        check_caches(operation, given, models, drafted)
+        return given
+    usual: dict[str, Any] = {"length": seen}
+    config: Any = settings.get("max_kv_size")
+    if drafted and not isinstance(config, H2OConfig):
+        usual["speculative"] = drafted
+    elif drafted and not config.speculative:
+        settings["max_kv_size"] = config.with_budget(speculative=drafted)
+    draft = models[1] if len(models) > 1 else None
+    return make_prompt_cache(models[0], draft_model=draft, **usual | settings)
+
+
+@contextmanager
+def evicting(model: Module, **settings: Any) -> Iterator[None]:
+    """Within the context, mlx_lm's own ``make_prompt_cache(model)`` returns evicting caches.
+
+    Nothing of the model's code is replaced, and other models are as they were.
+
+    Args:
+        model: an mlx_lm model.
+        settings: of :func:`mlx_h2o.make_prompt_cache`.
+
+    Raises:
+        ValueError: as that function does, also where such a context is open for the model.
+    """
+    with made_by(model, make_prompt_cache(model, **settings)):
+        yield
+
+
+@contextmanager
+def made_by(model: Any, caches: list[Any]) -> Iterator[None]:
+    """Within the context, copies of these caches are what the model makes."""
+    with routing_for(model, caches):
+        # An attribute of this one model, which shadows its class's.
+        object.__setattr__(model, "make_cache", lambda: copy.deepcopy(caches))
+        try:
+            yield
+        finally:
+            object.__delattr__(model, "make_cache")
 
 
 def widened(weight: Any) -> Any:

@@ -62,20 +62,9 @@ def checked_tokens(operation: str, name: str, tokens: Any, models: Sequence[Modu
     return cast(list[int], found.tolist())
 
 
-def check_drafts(operation: str, caches: Sequence[Any], drafted: int) -> None:
-    """Raises ValueError where a cache cannot take back this many tokens, once rows are evicted."""
-    for cache in evicting_caches(caches):
-        if (allowed := cache.config.speculative) < drafted:
-            raise ValueError(
-                f"[{operation}] the prompt cache holds a {type(cache).__name__} with "
-                f"speculative={allowed}, whose evicted rows cannot come back when {drafted} drafts "
-                f"are rejected: expected caches made with speculative={drafted} or more."
-            )
-
-
-def check_caches(operation: str, caches: Any, models: Sequence[Module]) -> None:
+def check_caches(operation: str, caches: Any, models: Sequence[Module], drafted: int = 0) -> None:
     """Raises ValueError where these are not one cache for each layer of the models, each of its own
-    and of that layer."""
+    and of that layer; or cannot take back so many tokens, once rows are evicted."""
     expected = [
         f"{model_name(model)} layer {layer}"
         for model in models
@@ -96,4 +85,11 @@ def check_caches(operation: str, caches: Any, models: Sequence[Module]) -> None:
             said = "there twice" if twice else f"of {min(names)}" if names else repr(cache)
             raise ValueError(
                 f"[{operation}] prompt_cache[{layer}] is {said}, expected a cache of {of}."
+            )
+    for cache in evicting_caches(caches):
+        if (allowed := cache.config.speculative) < drafted:
+            raise ValueError(
+                f"[{operation}] the prompt cache holds a {type(cache).__name__} with "
+                f"speculative={allowed}, whose evicted rows cannot come back when {drafted} drafts "
+                f"are rejected: expected caches made with speculative={drafted} or more."
             )

@@ -24,8 +24,7 @@ from mlx_lm.models import cache as mlx_lm_cache
 
 from ..config import H2OConfig
 from .files import write_text
-from .fingerprint import fingerprint
-from .models import computes_with_keys
+from .models import computes_with_keys, fingerprint
 from .outline import Outline
 from .probing import BITS, Probe, gives
 from .ranks import ranks_of

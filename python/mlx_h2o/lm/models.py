@@ -1,66 +1,68 @@
-"""What is known of models: which are not served, and in which form others get their rows."""
+"""What is known of models: which are not served, in which form others get their rows, and what
+tells their weights from those of another."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+import hashlib
+from typing import Any, cast
+
+import mlx.core as mx
+import numpy as np
+from mlx.utils import tree_flatten
 
 from .routing import calls_attention, modules_of
 
-
-@dataclass(frozen=True)
-class Facts:
-    """Of a file of mlx_lm.models.
-
-    handed: the form in which its attention gets quantised rows, one of ``config.HANDED``.
-    refused: why it cannot be served; else empty.
-    of: whether this holds for a module.
-    """
-
-    handed: str = "packed"
-    refused: str = ""
-    of: Callable[[Any], bool] = lambda module: True
-
-
-MODELS = {
-    "afm7": Facts(refused="its shared layers take the position from the number of stored rows"),
-    "deepseek_v32": Facts(refused="its indexer selects rows by their slot"),
-    "gemma2": Facts("grouped", of=lambda module: getattr(module, "repeats", 1) > 1),
-    "minimax_m3_vl": Facts(refused="its attention selects blocks of rows by their slot"),
-    "mla": Facts("latents"),
-    "phi": Facts("arrays"),
-    "phi3small": Facts(refused="its block-sparse attention selects rows by their slot"),
-    "phixtral": Facts("arrays"),
-    "plamo": Facts("arrays"),
-    "stablelm": Facts("arrays"),
+_REFUSED = {
+    "afm7": "its shared layers take the position from the number of stored rows",
+    "deepseek_v32": "its indexer selects rows by their slot",
+    "minimax_m3_vl": "its attention selects blocks of rows by their slot",
+    "phi3small": "its block-sparse attention selects rows by their slot",
 }
-"""All others call mlx_lm's attention with the keys of the cache, or get "fused" arrays."""
+"""Why models of these files of mlx_lm.models cannot be served."""
+
+_FORMS = {"gemma2": "grouped", "mla": "latents"}
+_FORMS |= dict.fromkeys(("phi", "phixtral", "plamo", "stablelm"), "arrays")
+"""The form, one of ``config.HANDED``, in which attention of these files gets quantised rows. All
+others call mlx_lm's attention with the keys of the cache, or get "fused" arrays."""
 
 
 def refusal(model: Any) -> str:
     """Why a model cannot be served; else empty."""
-    return next((one.refused for one in _facts(model) if one.refused), "")
+    return next((why for file, why in _REFUSED.items() if file in _files(model)), "")
 
 
 def computes_with_keys(model: Any) -> bool:
     """Whether it is known to do so between the cache and attention, which then gets others."""
-    return bool({one.handed for one in _facts(model)} & {"arrays", "latents"})
+    return bool({_FORMS.get(file) for file in _files(model)} & {"arrays", "latents"})
 
 
 def handed(model: Any, packs: bool) -> str:
     """The form in which a model gets its rows, and masks; ``packs``: these are quantised."""
-    known = {one.handed for one in _facts(model)}
+    known = {_FORMS.get(file) for file in _files(model)}
     if not calls_attention(model):
-        return "grouped" if "grouped" in known else "fused"
+        repeats = max(getattr(module, "repeats", 1) for module in modules_of(model))
+        return "grouped" if "grouped" in known and repeats > 1 else "fused"
     return next((form for form in ("latents", "arrays") if packs and form in known), "packed")
 
 
-def _facts(model: Any) -> list[Facts]:
-    found = {}
-    for module in modules_of(model):
-        for cls in type(module).__mro__:
-            package, _, file = cls.__module__.rpartition(".")
-            if package == "mlx_lm.models" and file in MODELS and MODELS[file].of(module):
-                found[file] = MODELS[file]
-    return [found[file] for file in sorted(found)]
+def _files(model: Any) -> set[str]:
+    """Of mlx_lm.models, those that the classes of a model are of."""
+    classes = {cls for module in modules_of(model) for cls in type(module).__mro__}
+    places = (cls.__module__.rpartition(".") for cls in classes)
+    return {file for package, _, file in places if package == "mlx_lm.models"}
+
+
+def fingerprint(model: Any) -> str:
+    """Of a model's weights: SHA-256 of the name, the shape, the kind and at most 16 elements of
+    each, evenly spread, in order of the names.
+
+    Floats count as float32, whatever they are stored in: ``load`` widens them on a CPU.
+    """
+    found = hashlib.sha256()
+    for name, array in sorted(cast(Any, tree_flatten)(model.parameters())):
+        real = mx.issubdtype(array.dtype, mx.floating)
+        kind = "float" if real else str(array.dtype)
+        some = array.reshape(-1)[:: max(1, array.size // 16)][:16]
+        found.update(repr((name, array.shape, kind)).encode())
+        found.update(np.array(some.astype(mx.float32) if real else some).tobytes())
+    return found.hexdigest()[:32]

@@ -22,9 +22,6 @@ from ..demo import DEMO, model_path
 from .generate import check_path, loading, widened
 from .outline import Outline, total_bytes
 from .prompt_cache import make_prompt_cache
-from .routing import calls_attention
-
-__all__ = ["Plan", "configs", "outline_of", "outlined", "random_model"]
 
 _CONTEXT = ("max_position_embeddings", "model_max_length", "n_positions", "max_seq_len")
 _FAR = 1 << 20
@@ -76,13 +73,10 @@ class Plan(Outline):
         try:
             make_prompt_cache(cast(Any, self), layers="equal")
         except ValueError as error:
-            return str(error).partition("] ")[2]
+            said = str(error).partition("] ")[2]
+            why = said.partition("cannot be served: ")[2] or said
+            return re.split("[.,] [Ee]xpected", why)[0]
         return ""
-
-    @property
-    def scored(self) -> bool:
-        """Whether its attention can be had, without which policies that need scores are refused."""
-        return calls_attention(cast(Any, self))
 
     @property
     def context(self) -> int | None:
@@ -95,11 +89,6 @@ class Plan(Outline):
     def weights(self) -> int:
         """Bytes of the weights."""
         return sum(array.nbytes for _, array in cast(Any, tree_flatten)(self.parameters()))
-
-    @property
-    def file(self) -> str:
-        """The module of mlx_lm.models that it is made of."""
-        return type(self.model).__module__.rpartition(".")[2]
 
 
 def outline_of(name: str) -> Plan:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import EllipsisType
@@ -107,11 +107,19 @@ def make_prompt_cache(
             f"[make_prompt_cache] {name} cannot be served: {why}. Expected another model, or "
             "mlx_lm's own caches."
         )
-    # Once for each form, since it looks at all modules.
-    for_model = partial(_for_model, context_length(model), functools.cache(partial(handed, model)))
+    context, form = context_length(model), functools.cache(partial(handed, model))
+
+    def for_model(config: H2OConfig) -> H2OConfig:
+        """With what only the model knows, where they do not say it."""
+        if config.context_size is None:
+            config = config.with_budget(context_size=context)
+        own = form(config.packs)
+        return replace(config, kv_handed=own) if config.kv_handed == "packed" != own else config
+
     config = for_model(config)
     stock = mlx_lm_cache.make_prompt_cache(model)
-    count = sum(_plain(cache) for cache in stock)
+    parts = [part for cache in stock for part in getattr(cache, "caches", [cache])]
+    count = sum(type(part) is mlx_lm_cache.KVCache for part in parts)
     if not count:
         raise ValueError(
             f"[make_prompt_cache] {name} makes no plain KVCache, expected at least one layer "
@@ -384,18 +392,3 @@ def _config(
     if max_kv_size is not ...:
         settings = {**settings, "max_kv_size": max_kv_size}
     return H2OConfig.of(**settings)
-
-
-def _plain(cache: Any) -> int:
-    """In how many places evicting caches come, those in lists included."""
-    if type(cache) is mlx_lm_cache.CacheList:
-        return sum(map(_plain, cache.caches))
-    return int(type(cache) is mlx_lm_cache.KVCache)
-
-
-def _for_model(context: int | None, form: Callable[[bool], str], config: H2OConfig) -> H2OConfig:
-    """The settings, with what only the model knows where they do not say it."""
-    if config.context_size is None:
-        config = config.with_budget(context_size=context)
-    own = form(config.packs)
-    return replace(config, kv_handed=own) if config.kv_handed == "packed" != own else config

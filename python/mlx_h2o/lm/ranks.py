@@ -17,8 +17,6 @@ from mlx_lm.utils import sharded_load
 
 from .routing import int_setting, modules_of
 
-__all__ = ["ALONE", "Ranks", "dealt_out", "ranks_of"]
-
 _T = TypeVar("_T")
 Sampler = Callable[[mx.array], mx.array]
 

@@ -21,11 +21,10 @@ from mlx_lm.models import cache as mlx_lm_cache
 from ..caches.cache import BatchH2OKVCache, H2OKVCache, QuantizedH2OKVCache
 from ..caches.heads import HeadGroups
 from ..version import __version__
-from .files import replacing
-from .fingerprint import fingerprint
+from .files import UNKNOWN, is_whole, replacing, texts_of, write_checksum
+from .models import fingerprint
 from .prompt_cache import evicting_caches, with_own_rows
 from .routing import model_name
-from .safetensors import UNKNOWN, is_whole, texts_of, write_checksum
 
 FORMAT = 5
 """Files of a higher format are refused. Raised when older readers would misread a file."""
@@ -71,7 +70,12 @@ def save_prompt_cache(
         found = "no" if cache in ([], ()) else f"a {type(cache).__name__} for"
         raise ValueError(f"{op} found {found} caches, expected one per layer.")
     metadata = dict(metadata or {})
-    wrong = [name for name, text in metadata.items() if not _may_be_saved(name, text)]
+    # mlx_lm takes a dot in a name for a level of a tree.
+    wrong = [
+        name
+        for name, text in metadata.items()
+        if not (isinstance(name, str) and isinstance(text, str)) or name == _ENTRY or "." in name
+    ]
     if wrong:
         raise ValueError(
             f"{op} metadata holds {wrong}, expected texts named by texts without dots, none of "
@@ -83,7 +87,11 @@ def save_prompt_cache(
                 f"{op} layer {layer} is a {type(one).__name__}, expected a cache with a state."
             )
     cache = with_own_rows(cache)
-    metadata[_ENTRY] = json.dumps(_description(cache, model))
+    about: dict[str, Any] = {"format": FORMAT, "version": __version__, "layers": len(cache)}
+    about["checksum"] = UNKNOWN
+    if model is not None:
+        about |= {"model": model_name(model), "fingerprint": fingerprint(model)}
+    metadata[_ENTRY] = json.dumps(about)
     path = Path(with_suffix(file_name))
     with replacing(path, 0o600, _SUFFIX) as beside:  # for this user alone: it holds what was said
         mlx_lm_cache.save_prompt_cache(str(beside), list(cache), metadata)
@@ -185,14 +193,6 @@ def _restored(name: str, state: Any) -> Any:
     return cls.from_state(state)
 
 
-def _description(cache: Sequence[Any], model: Module | None) -> dict[str, Any]:
-    found: dict[str, Any] = {"format": FORMAT, "version": __version__, "layers": len(cache)}
-    found |= {"checksum": UNKNOWN}
-    if model is not None:
-        found |= {"model": model_name(model), "fingerprint": fingerprint(model)}
-    return found
-
-
 def _read_description(path: str, text: str | None) -> dict[str, Any]:
     if text is None:  # written by mlx_lm
         return {}
@@ -227,11 +227,6 @@ def _check_model(path: str, description: dict[str, Any], cache: list[Any], model
             path,
             f"is of a {of} model with other weights (fingerprint {found}), expected {expected}",
         )
-
-
-def _may_be_saved(name: object, text: object) -> bool:
-    # mlx_lm takes a dot in a name for a level of a tree.
-    return isinstance(name, str) and isinstance(text, str) and name != _ENTRY and "." not in name
 
 
 def _unfit(path: str, problem: str) -> ValueError:
