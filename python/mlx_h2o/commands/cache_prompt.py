@@ -13,15 +13,8 @@ from ..lm.files import check_writable
 from ..lm.generate import read_prompt
 from ..lm.ranks import Ranks
 from ..lm.saving import save_prompt_cache, with_suffix
+from . import options
 from .flags import cache_parser
-from .options import (
-    CacheSettings,
-    loaded,
-    prompt_of,
-    say_summary,
-    say_where_beyond,
-    templated,
-)
 from .parsing import OneLineParser, checked
 from .watch import Watch
 
@@ -41,16 +34,16 @@ def parser() -> OneLineParser:
     return found
 
 
-def run(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None:
+def run(args: argparse.Namespace, settings: options.CacheSettings, ranks: Ranks) -> None:
     """Read the prompt, and write the file."""
-    text = prompt_of(args.prompt)
+    text = options.prompt_of(args.prompt)
     config = {"trust_remote_code": args.trust_remote_code}
     if args.eos_token is not None:
         config["eos_token"] = args.eos_token
-    model, tokenizer = loaded(args, **config)
+    model, tokenizer = options.loaded(args, **config)
     if tokenizer.has_chat_template:
         open_end = {"add_generation_prompt": False, "continue_final_message": True}
-        tokens = templated(tokenizer, None, text, None, **open_end)
+        tokens = options.templated(tokenizer, None, text, None, **open_end)
     else:
         tokens = tokenizer.encode(text)
     caches = settings.fitted(model).caches(model)
@@ -63,5 +56,5 @@ def run(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None
     metadata = {"model": args.model, "tokenizer_config": json.dumps(config)}
     save_prompt_cache(args.prompt_cache_file, caches, metadata, model=model)
     print(f"Saved {args.prompt_cache_file}")
-    say_summary(caches, model)
-    say_where_beyond(model, caches)
+    options.say_summary(caches, model)
+    options.say_where_beyond(model, caches)

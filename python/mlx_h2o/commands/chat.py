@@ -17,16 +17,8 @@ from mlx_lm.generate import DEFAULT_MODEL
 from ..lm.generate import stream_generate
 from ..lm.prompt_cache import summary
 from ..lm.ranks import Ranks, ranks_of
+from . import options
 from .flags import cache_parser
-from .options import (
-    CacheSettings,
-    loaded,
-    read_whole_characters,
-    sampler,
-    say_summary,
-    say_where_beyond,
-    templated,
-)
 from .parsing import OneLineParser
 from .watch import Watch
 
@@ -44,17 +36,17 @@ def parser() -> OneLineParser:
     )  # fmt: skip
 
 
-def run(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None:
+def run(args: argparse.Namespace, settings: options.CacheSettings, ranks: Ranks) -> None:
     """Talk until the input ends."""
-    read_whole_characters("replace")
+    options.read_whole_characters("replace")
     with suppress(ImportError):  # with it, what is typed can be edited
         importlib.import_module("readline")
     mx.random.seed(args.seed)
-    model, tokenizer = loaded(args, ranks)
+    model, tokenizer = options.loaded(args, ranks)
     if not tokenizer.has_chat_template:
         raise ValueError(f"{args.model} has no chat template, expected one: try mlx_h2o generate")
     settings = settings.fitted(model)
-    chooses = sampler(args, model, tokenizer)
+    chooses = options.sampler(args, model, tokenizer)
     length = "any length" if args.max_tokens < 0 else f"at most {args.max_tokens} tokens"
     print(f"{args.model}, answers of {length}; {settings}.\n{HELP}")
     caches, beyond = settings.caches(model), False
@@ -65,11 +57,11 @@ def run(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None
         elif said in ("h", ""):
             print(HELP)
         else:
-            tokens = templated(tokenizer, args.system_prompt, said)
+            tokens = options.templated(tokenizer, args.system_prompt, said)
             given = {"max_tokens": args.max_tokens, "prefill_step_size": args.prefill_step_size}
             caches = _answered(model, tokenizer, tokens, caches, sampler=chooses, **given)
-            beyond = beyond or say_where_beyond(model, caches)
-    say_summary(caches, model)
+            beyond = beyond or options.say_where_beyond(model, caches)
+    options.say_summary(caches, model)
 
 
 def _asked() -> str:

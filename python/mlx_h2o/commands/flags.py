@@ -126,19 +126,24 @@ _CACHE = {
 
 
 def cache_parser(
-    command: str, said: str, first: str, groups: dict[str, str], **defaults: Any
+    command: str, said: str, first: str, groups: dict[str, str], only: str = "", **defaults: Any
 ) -> OneLineParser:
-    """The parser of a command that has caches: it has their flags too.
+    """The parser of a command that has caches: it has their flags too, or some of them.
 
     Args:
-        first: flags that --help explains.
+        first: flags that --help explains; empty: all.
         groups: flags by the titles of their groups; "": of none.
+        only: the flags of caches that there are; empty: all.
         defaults: as in :func:`add_flags`.
     """
     found = OneLineParser(command, said, first)
-    for title, flags in groups.items():
-        add_flags(found.add_argument_group(title) if title else found, flags, **defaults)
-    add_cache_flags(found)
+    found.set_defaults(has_caches=True)
+    for title, flags in (groups | _CACHE).items():
+        names = flags.split()
+        if only and title in _CACHE:
+            names = [name for name in names if name in only.split()]
+        group = found.add_argument_group(title) if title else found
+        add_flags(group, " ".join(names), **defaults)
     return found
 
 
@@ -166,11 +171,3 @@ def add_flags(parser: Any, flags: str, **defaults: Any) -> None:
         for nargs in count:
             given |= {"nargs": nargs, "const": True if nargs == "?" else None}
         parser.add_argument(*names.split(), metavar=metavar, **given)
-
-
-def add_cache_flags(parser: argparse.ArgumentParser, only: str = "") -> None:
-    """The flags of caches, or some of them."""
-    parser.set_defaults(has_caches=True)
-    for title, flags in _CACHE.items():
-        names = [name for name in flags.split() if not only or name in only.split()]
-        add_flags(parser.add_argument_group(title), " ".join(names))

@@ -13,16 +13,8 @@ from mlx_lm.generate import DEFAULT_MODEL
 from ..lm.generate import generate, load, tokens_ahead
 from ..lm.ranks import Ranks
 from ..lm.saving import load_prompt_cache, saved_texts
+from . import options
 from .flags import cache_parser
-from .options import (
-    CacheSettings,
-    loaded,
-    prompt_of,
-    sampler,
-    say_summary,
-    say_where_beyond,
-    templated,
-)
 from .parsing import OneLineParser
 from .watch import Watch
 
@@ -43,17 +35,18 @@ def parser() -> OneLineParser:
     )  # fmt: skip
 
 
-def run(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None:
+def run(args: argparse.Namespace, settings: options.CacheSettings, ranks: Ranks) -> None:
     """Write the text."""
     if args.image:
         raise ValueError("--image is not available in this version")
     drafted = args.num_draft_tokens if args.draft_model else 0
-    saved, tokenizer_config = _saved(args, settings)
+    saved = args.prompt_cache_file is not None
+    tokenizer_config = _of_saved(args, settings.given) if saved else {}
     args.model = args.model or DEFAULT_MODEL
-    text = prompt_of(args.prompt.replace("\\n", "\n").replace("\\t", "\t"))
+    text = options.prompt_of(args.prompt.replace("\\n", "\n").replace("\\t", "\t"))
     if args.seed is not None:
         mx.random.seed(args.seed)
-    model, tokenizer = loaded(args, ranks, **tokenizer_config)
+    model, tokenizer = options.loaded(args, ranks, **tokenizer_config)
     for token in args.extra_eos_token:
         tokenizer.add_eos_token(token)
     prompt, templated = _prompt(args, tokenizer, text)
@@ -64,7 +57,7 @@ def run(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None
             f"--draft-model has a tokenizer of {draft[1].vocab_size} tokens, expected "
             f"{tokenizer.vocab_size} as the model"
         )
-    chooses = sampler(args, model, tokenizer)
+    chooses = options.sampler(args, model, tokenizer)
     if saved:
         caches = load_prompt_cache(args.prompt_cache_file, model=model)
     else:
@@ -80,19 +73,17 @@ def run(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None
     if not args.verbose:
         print(written)
     else:
-        say_summary(caches, model)
-    say_where_beyond(model, caches)
+        options.say_summary(caches, model)
+    options.say_where_beyond(model, caches)
 
 
-def _saved(args: argparse.Namespace, settings: CacheSettings) -> tuple[bool, dict[str, Any]]:
-    """Whether there is a saved prompt, whose model it is then, and how its tokenizer is made."""
-    if args.prompt_cache_file is None:
-        return False, {}
+def _of_saved(args: argparse.Namespace, given: dict[str, Any]) -> dict[str, Any]:
+    """How the tokenizer of a saved prompt is made, whose model it is."""
     if args.draft_model is not None:
         raise ValueError(
             "--draft-model with --prompt-cache-file: a saved prompt has no cache of the draft model"
         )
-    if settings.given:
+    if given:
         raise ValueError("--prompt-cache-file brings its settings, found others beside it")
     metadata = saved_texts(args.prompt_cache_file)
     of = metadata.get("model", args.model)
@@ -103,7 +94,7 @@ def _saved(args: argparse.Namespace, settings: CacheSettings) -> tuple[bool, dic
     args.model = of
     said = metadata.get("tokenizer_config", "{}")
     try:
-        return True, {**json.loads(said)}
+        return {**json.loads(said)}
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"{args.prompt_cache_file} has the tokenizer_config {said:.80}, expected an object in "
@@ -119,7 +110,7 @@ def _prompt(args: argparse.Namespace, tokenizer: Any, text: str) -> tuple[str, b
                 "--system-prompt or --prefill-response is given, and no chat template to put it in"
             )
         return text, False
-    said = partial(templated, tokenizer, args.system_prompt, begun=args.prefill_response)
+    said = partial(options.templated, tokenizer, args.system_prompt, begun=args.prefill_response)
     whole: str = said(text, tokenize=False, **args.chat_template_config)
     if args.prompt_cache_file is None:
         return whole, True

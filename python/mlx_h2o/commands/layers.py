@@ -10,21 +10,20 @@ from ..lm.generate import load
 from ..lm.layers import probe
 from ..lm.prompt_cache import budgets_of, make_prompt_cache
 from ..lm.ranks import Ranks
-from .flags import add_cache_flags
+from .flags import cache_parser
 from .options import CacheSettings
 from .parsing import OneLineParser, new_file
 
 
 def parser() -> OneLineParser:
     """Of its flags."""
-    found = OneLineParser(
+    found = cache_parser(
         "layers",
-        "Find the KV heads of a model that retrieve, by random tokens said twice, and "
-        "show the rows of each. The file is for --budgets.",
-    )
-    found.add_argument("--model", required=True, help="a directory, a name on the hub, or demo")
+        "Find the KV heads of a model that retrieve, by random tokens said twice, and show the "
+        "rows of each. The file is for --budgets.", "", {"": "model"},
+        "max-kv-size sink-size context-size", model=...,
+    )  # fmt: skip
     found.add_argument("--output", type=new_file, metavar="FILE", help="JSON file to write")
-    add_cache_flags(found, "max-kv-size sink-size context-size")
     return found
 
 

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 from ..caches.cache import PROMPT_CHUNK
+from ..errors import SettingError
 from ..evaluation.report import markdown
 from ..lm.plan import Plan, configs, outline_of, outlined
-from ..lm.prompt_cache import make_prompt_cache
+from ..lm.prompt_cache import fit_bytes, make_prompt_cache
 from ..lm.routing import calls_attention
-from ..lm.sizing import least_rows, most_rows
 from ..policies.h2o import H2O
 from ..serving.memory import COPIED, Limits, Memory, usual_bytes
 from .parsing import OneLineParser, Shows, nbytes, number
@@ -168,11 +168,13 @@ def _kept(outline: Plan, stored: str, context: int, limit: int) -> str:
     """The rows that a sequence keeps in this many bytes, and their bits."""
     if (_held(outline, stored, 1, context) or limit + 1) <= limit:
         return "all rows, in the fewest bits that cost nothing"
-    settings = _settings(outline, stored)
-    rows = most_rows(
-        lambda rows: outline.nbytes(context, max_kv_size=rows, **settings),
-        least_rows(settings), limit, name="[plan] what --memory leaves for a sequence",
-    )  # fmt: skip
+    settings: dict[str, Any] = {"kv_bits": None, "layers": "equal"} | FORMATS[stored]
+    try:
+        config = fit_bytes(cast(Any, outline), limit, length=context, **settings).config
+    except SettingError as error:
+        said = error.told(lambda _: "what --memory leaves for a sequence")
+        raise ValueError(said) from error
+    rows = config.max_kv_size or context
     return f"{rows:,} rows a head in {stored}, one for {context / rows:.1f} tokens"
 
 

@@ -55,11 +55,8 @@ def load(path_or_hf_repo: str | Path, *args: Any, group: Any = None, **kwargs: A
         ValueError: there is no such directory, no model in it that can be loaded, with the name of
             a file that is damaged, or none of this name on the hub.
     """
-    if isinstance(path_or_hf_repo, Path):
-        path_or_hf_repo = str(path_or_hf_repo)
-    check_path(path_or_hf_repo)
-    folder = model_path() if path_or_hf_repo == DEMO else Path(path_or_hf_repo)
-    with loading(folder):
+    name = str(path_or_hf_repo) if isinstance(path_or_hf_repo, Path) else path_or_hf_repo
+    with loading(name) as folder:
         read = mlx_lm.load if group is None else partial(dealt_out, group)
         loaded = read(str(folder), *args, **kwargs)
     # Or transformers warns of every longer text, which a bounded cache is for.
@@ -69,12 +66,15 @@ def load(path_or_hf_repo: str | Path, *args: Any, group: Any = None, **kwargs: A
 
 
 @contextmanager
-def loading(folder: Path) -> Iterator[None]:
-    """Within the context, what goes wrong with a model's folder is a ValueError that says so."""
+def loading(name: str) -> Iterator[Path]:
+    """The folder of a model; within the context, what goes wrong with it is a ValueError that says
+    so."""
+    check_path(name)
+    folder = model_path() if name == DEMO else Path(name)
     for file in folder.glob("model*.safetensors"):
         texts_of(str(file), "load", "file of weights")
     try:
-        yield
+        yield folder
     except Exception as error:  # of mlx_lm, MLX or transformers
         said, damaged = f"{folder} cannot be loaded: ", [*filter(_damaged, folder.glob("*.json"))]
         if damaged:

@@ -18,8 +18,7 @@ from huggingface_hub import snapshot_download
 from mlx.utils import tree_flatten, tree_map
 from mlx_lm.utils import _get_classes, load_config, load_model
 
-from ..demo import DEMO, model_path
-from .generate import check_path, loading, widened
+from .generate import loading, widened
 from .outline import Outline, total_bytes
 from .prompt_cache import make_prompt_cache
 
@@ -99,9 +98,7 @@ def outline_of(name: str) -> Plan:
 
     Raises ValueError where there is no model of mlx_lm, or a file that is damaged.
     """
-    check_path(name)
-    folder = model_path() if name == DEMO else Path(name)
-    with loading(folder):
+    with loading(name) as folder:
         if not folder.is_dir():
             if (found := _known(name)) is not None:
                 return outlined(*found)

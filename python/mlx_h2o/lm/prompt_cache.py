@@ -18,6 +18,7 @@ from ..caches.heads import HeadGroups
 from ..config import H2OConfig
 from ..errors import SettingError, check_int
 from ..policies.h2o import H2O
+from . import sizing
 from .layers import LAYERS, Budgets, has_windows, known_probe, layer_configs, probe, rows_by_head
 from .models import handed, refusal
 from .outline import Outline, total_bytes
@@ -25,16 +26,7 @@ from .outline import evicting_caches as evicting_caches
 from .probing import BITS
 from .ranks import ranks_of
 from .routing import int_setting, model_name
-from .sizing import (
-    SCARCE,
-    SOME,
-    Sizing,
-    fewest_bits,
-    least_rows,
-    measured,
-    most_rows,
-    parsed_bytes,
-)
+from .sizing import Sizing, least_rows, measured, most_rows
 
 
 def make_prompt_cache(
@@ -189,8 +181,9 @@ def fit_bytes(
     if "max_kv_size" in settings:
         raise ValueError("[fit_bytes] found max_kv_size, expected max_kv_bytes alone.")
     check_given("fit_bytes", model, draft_model, length)
-    limit = parsed_bytes(max_kv_bytes)
-    outlines = [Outline(one) for one in (model, draft_model) if one is not None]
+    limit = sizing.parsed_bytes(max_kv_bytes)
+    models: Any = (model,) if draft_model is None else (model, draft_model)
+    outlines = [one if isinstance(one, Outline) else Outline(one) for one in models]
     drops = {"fold": False} if has_windows(outlines[0].make_cache()) else {}
     chosen = {} if "policy" in settings else {"policy": H2O.name} | drops
 
@@ -227,7 +220,8 @@ def fit_bytes(
         rows = most(bits)
     else:
         bits, why = free, "the fewest that cost nothing"
-        if (rows := most(bits)) * SCARCE < min(length or SOME, context or SOME):
+        tokens = min(length or sizing.SOME, context or sizing.SOME)
+        if (rows := most(bits)) * sizing.SCARCE < tokens:
             bits, why = _one_size(bits, -1), "few, since less than a fifth of the tokens stay"
             rows = most(bits)
         few = bits
@@ -248,7 +242,7 @@ _Bits = tuple[int | None, int | None]
 
 
 def _free_bits(model: Module, settings: dict[str, Any]) -> _Bits:
-    keys, values = fewest_bits(probe(model).errors)
+    keys, values = sizing.fewest_bits(probe(model).errors)
     alike = settings.get("v_bits") is not None or settings.get("light_bits") is not None
     return keys, None if alike else values
 

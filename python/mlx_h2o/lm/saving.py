@@ -122,7 +122,7 @@ def load_prompt_cache(
             model, or without a cache that evicts. No cache is returned then.
     """
     path, text = _texts(file_name)
-    description = _read_description(path, text.get(f"0.{_ENTRY}"))
+    description = _description(path, text.get(f"0.{_ENTRY}", '{"format": 0}'))  # of mlx_lm: none
     for name in [text[key] for key in text if key.startswith("1.")]:
         if name not in _CLASSES and not isinstance(getattr(mlx_lm_cache, name, None), type):
             raise _unfit(
@@ -193,11 +193,9 @@ def _restored(name: str, state: Any) -> Any:
     return cls.from_state(state)
 
 
-def _read_description(path: str, text: str | None) -> dict[str, Any]:
-    if text is None:  # written by mlx_lm
-        return {}
+def _description(path: str, text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        found: dict[str, Any] = json.loads(text)
         format_ = int(found["format"])
     except (KeyError, TypeError, ValueError) as error:
         raise _unfit(path, f"has a damaged entry {_ENTRY!r}: {text!r}") from error
@@ -207,7 +205,6 @@ def _read_description(path: str, text: str | None) -> dict[str, Any]:
             f"has format {format_}, written by mlx_h2o {found.get('version')}: expected at most "
             f"{FORMAT}, or a newer mlx_h2o to read it",
         )
-    assert isinstance(found, dict)
     return found
 
 

@@ -39,8 +39,15 @@ def scored_attention(
     """
     owner: H2OKVCache | HeadGroups | None = handed_out.owner_of(keys)
     if isinstance(owner, HeadGroups):
-        one_group = functools.partial(_attend_group, stock, scale)
-        return owner.attended_by(one_group, queries, mask, sinks)
+        attention = cast(functools.partial[mx.array], stock).func
+
+        def of_group(one: H2OKVCache, queries: mx.array, mask: Any, sinks: Any) -> mx.array:
+            given = {"scale": scale, "mask": mask} | ({} if sinks is None else {"sinks": sinks})
+            rows = one.keys_and_values()
+            own = functools.partial(attention, queries, *rows, cache=one, **given)
+            return scored_attention(own, queries, *rows, **given)
+
+        return owner.attended_by(of_group, queries, mask, sinks)
     if owner is None:
         if isinstance(cache, HeadGroups):
             raise ValueError(
@@ -75,24 +82,6 @@ def scored_attention(
     if owner is None:
         return _foreign(cache, stock, queries, keys, values, sinks, scale=scale, mask=mask)
     return owner.attend(queries, keys, values, scale=scale, mask=mask, sinks=sinks, stock=stock)
-
-
-def _attend_group(
-    stock: Callable[..., mx.array],
-    scale: float,
-    cache: H2OKVCache,
-    queries: mx.array,
-    mask: Any,
-    sinks: mx.array | None,
-) -> mx.array:
-    """As ``scored_attention``, for some of the heads that ``stock``, a partial call, is given."""
-    keys, values = cache.keys_and_values()
-    given: dict[str, Any] = {"cache": cache, "scale": scale, "mask": mask}
-    if sinks is not None:
-        given["sinks"] = sinks
-    original = cast(functools.partial[mx.array], stock).func
-    own = functools.partial(original, queries, keys, values, **given)
-    return scored_attention(own, queries, keys, values, **given)
 
 
 def _foreign(

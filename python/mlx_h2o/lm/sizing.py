@@ -32,9 +32,6 @@ _UNITS = {"": 1} | {
     for power, prefix in enumerate("KMGT", start=1)
 }
 
-Measure = Callable[[int], int]
-"""Bytes of full caches of this many rows. Raises ValueError where settings do not suit them."""
-
 
 @dataclass(frozen=True)
 class Sizing:
@@ -116,14 +113,14 @@ def least_rows(settings: Mapping[str, Any]) -> int:
     return int(max(sinks, settings.get("prefix_size", 0)) + rows)
 
 
-def most_rows(measure: Measure, least: int, limit: int, *, name: str = "") -> int:
+def most_rows(measure: Callable[[int], int], least: int, limit: int) -> int:
     """The most rows that hold no more than ``limit`` bytes.
 
     Args:
-        measure: bytes of this many rows.
+        measure: bytes of full caches of this many rows; raises ValueError where settings do not
+            suit them.
         least: the fewest rows that make sense.
         limit: bytes.
-        name: what messages call them, where it is no setting.
 
     Raises ValueError where the fewest rows hold more, or the settings suit no number of rows.
     """
@@ -133,8 +130,6 @@ def most_rows(measure: Measure, least: int, limit: int, *, name: str = "") -> in
     low = next((rows for rows in range(least, enough) if nbytes(rows) < math.inf), enough)
     if (below := nbytes(low)) > limit:
         wanted = f"at least {below:,}: {low} rows a head"
-        if name:
-            raise ValueError(f"{name} is {limit:,}, expected {wanted}.")
         raise SettingError("max_kv_bytes", limit, wanted, operation="fit_bytes")
     high, each, turns = math.inf, below / low, 0
     while low + 1 < high:
@@ -148,7 +143,7 @@ def most_rows(measure: Measure, least: int, limit: int, *, name: str = "") -> in
     return low
 
 
-def measured(measure: Measure, rows: int) -> float:
+def measured(measure: Callable[[int], int], rows: int) -> float:
     """Infinite where this many rows do not suit the model or the other settings."""
     try:
         return measure(rows)
