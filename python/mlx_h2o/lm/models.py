@@ -28,7 +28,8 @@ others call mlx_lm's attention with the keys of the cache, or get "fused" arrays
 
 def refusal(model: Any) -> str:
     """Why a model cannot be served; else empty."""
-    return next((why for file, why in _REFUSED.items() if file in _files(model)), "")
+    files = _files(model)
+    return next((why for file, why in _REFUSED.items() if file in files), "")
 
 
 def computes_with_keys(model: Any) -> bool:
