@@ -33,7 +33,7 @@ _HELP = {
 }
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, *_: Any) -> int:
     """Measure, and print a table; returns the exit status."""
     try:
         given: dict[str, Any] = {} if args.texts else {"documents": 1}  # a short text

@@ -137,7 +137,6 @@ def cache_parser(
         defaults: as in :func:`add_flags`.
     """
     found = OneLineParser(command, said, first)
-    found.set_defaults(has_caches=True)
     for title, flags in (groups | _CACHE).items():
         names = flags.split()
         if only and title in _CACHE:

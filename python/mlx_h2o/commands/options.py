@@ -76,12 +76,9 @@ def run_command(command: Any, arguments: Sequence[str]) -> int:
     """Run a module of this package with a command line; returns the exit status."""
     parser: OneLineParser = command.parser()
     args = parser.parse_args(arguments)
-    if not hasattr(args, "has_caches"):
-        return int(command.run(args))
     settings = settings_of(parser, args)
     with together(parser, args) as ranks:
-        command.run(args, settings, ranks)
-    return 0
+        return int(command.run(args, settings, ranks) or 0)
 
 
 def settings_of(parser: argparse.ArgumentParser, args: argparse.Namespace) -> CacheSettings:

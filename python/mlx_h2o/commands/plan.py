@@ -15,7 +15,8 @@ from ..lm.prompt_cache import fit_bytes, make_prompt_cache
 from ..lm.routing import calls_attention
 from ..policies.h2o import H2O
 from ..serving.memory import COPIED, Limits, Memory, usual_bytes
-from .parsing import OneLineParser, Shows, nbytes, number
+from .flags import add_flags
+from .parsing import OneLineParser, Shows, number
 
 FEW_BITS = "8 and 5 bits"
 """Of keys and values, where nothing is known of a model. A budget in bytes measures them when it is
@@ -43,10 +44,7 @@ def parser() -> OneLineParser:
     either("model", nargs="?", default=argparse.SUPPRESS, metavar="MODEL",
            help="a directory, a name on the hub or of docs/models.md, or demo")  # fmt: skip
     either("--model", help="the same, as the other commands take it")
-    add("--memory", type=nbytes, metavar="BYTES",
-        help="such as 24GB (default: three quarters of this machine's)")  # fmt: skip
-    add("--prefill-step-size", type=number(1), default=PROMPT_CHUNK, metavar="N",
-        help="prompt tokens read at a time, which take memory beside the caches")  # fmt: skip
+    add_flags(found, "memory prefill-step-size")
     add("--context", type=_tokens, metavar="TOKENS",
         help="of a sequence, such as 128K (default: what the model was trained on)")  # fmt: skip
     add("--concurrency", type=number(1), default=1, metavar="N", help="sequences (default: 1)")
@@ -54,7 +52,7 @@ def parser() -> OneLineParser:
     return found
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, *_: Any) -> int:
     """Say what a model takes and what fits; the exit status, 1 where it is refused."""
     outline = outline_of(args.model)
     name = outline.name or args.model

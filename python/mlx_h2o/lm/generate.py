@@ -235,17 +235,19 @@ def batch_generate(
     limits: Any = max_tokens if isinstance(max_tokens, list) else [max_tokens] * len(own)
     for limit in limits:
         check_int(operation, "max_tokens", limit)
-    given = [None] * len(own) if prompt_caches is None else prompt_caches
     if not own:
         raise ValueError(f"[{operation}] found no prompts, expected at least one.")
-    for name, count in (("numbers of max_tokens", len(limits)), ("prompt caches", len(given))):
-        if count != len(own):
+    brought = own if prompt_caches is None else prompt_caches
+    for name, found in (("numbers of max_tokens", limits), ("prompt caches", brought)):
+        if len(found) != len(own):
             raise ValueError(
-                f"[{operation}] found {count} {name}, expected {len(own)}, one for each prompt."
+                f"[{operation}] found {len(found)} {name}, expected {len(own)}, one for each "
+                "prompt."
             )
     # One number: settings must be the same.
     seen = max(map(add, map(len, own), limits)) if prompt_caches is None else None
     settings = _taken(operation, kwargs)
+    given = [None] if prompt_caches is None else prompt_caches
     caches = [_caches(operation, [model], settings, one, seen) for one in given]
     if not isinstance(tokenizer, TokenizerWrapper):
         tokenizer = TokenizerWrapper(tokenizer)
@@ -257,8 +259,9 @@ def batch_generate(
         step = kwargs.get("prefill_step_size", PROMPT_CHUNK)
         read_prompt(model, caches[0], own[0][:shared], step)
         share(caches[0])
-        caches = [caches[0], *(copy.deepcopy(caches[0]) for _ in own[1:])]
         own = [prompt[shared:] for prompt in own]
+    if prompt_caches is None:
+        caches += [copy.deepcopy(caches[0]) for _ in own[1:]]
     seconds = time.perf_counter() - begun
     with routing_for(model, caches[0]):
         run: Any = mlx_lm.batch_generate
