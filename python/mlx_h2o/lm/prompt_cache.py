@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import EllipsisType
-from typing import Any, cast
+from typing import Any
 
 from mlx.nn.layers.base import Module
 from mlx_lm.models import cache as mlx_lm_cache
@@ -110,8 +110,9 @@ def make_prompt_cache(
 
     config = for_model(config)
     stock = mlx_lm_cache.make_prompt_cache(model)
-    parts = [part for cache in stock for part in getattr(cache, "caches", [cache])]
-    count = sum(type(part) is mlx_lm_cache.KVCache for part in parts)
+    lists = [type(cache) is mlx_lm_cache.CacheList for cache in stock]
+    parts = [cache.caches if own else [cache] for own, cache in zip(lists, stock, strict=True)]
+    count = sum(type(part) is mlx_lm_cache.KVCache for own in parts for part in own)
     if not count:
         raise ValueError(
             f"[make_prompt_cache] {name} makes no plain KVCache, expected at least one layer "
@@ -129,12 +130,9 @@ def make_prompt_cache(
         )
     ranks, making = ranks_of(model), iter(heads)
 
-    def replaced(cache: Any, name: str) -> Any:
-        if type(cache) is mlx_lm_cache.CacheList:
-            parts = [replaced(part, name) for part in cache.caches]
-            return cast(Any, mlx_lm_cache.CacheList)(*parts)
-        if type(cache) is not mlx_lm_cache.KVCache:
-            return cache
+    def replaced(part: Any, name: str) -> Any:
+        if type(part) is not mlx_lm_cache.KVCache:
+            return part
         own = next(making)
         configs = [for_model(one) for one in (ranks.own(own) if len(own) > 1 else own)]
         found = HeadGroups.of_rows(configs, name=name)
@@ -142,7 +140,9 @@ def make_prompt_cache(
             one.unequal_budgets = unequal
         return found
 
-    return [replaced(cache, f"{name} layer {layer}") for layer, cache in enumerate(stock)]
+    made = [[replaced(part, f"{name} layer {at}") for part in own] for at, own in enumerate(parts)]
+    joined: Any = mlx_lm_cache.CacheList
+    return [joined(*own) if lists[at] else own[0] for at, own in enumerate(made)]
 
 
 def fit_bytes(
