@@ -162,17 +162,18 @@ def test_bytes_that_are_left_over_go_into_bits():
     assert fit_bytes(model, 20_000_000, length=500).config.kv_bits is None
 
 
-@pytest.mark.parametrize("name", ["plamo3", "falcon_h1", "deepseek_v3", "gemma3"])
+@pytest.mark.parametrize("name", ["plamo3", "falcon_h1", "deepseek_v3", "gemma3", "openelm"])
 def test_an_outline_counts_what_the_graph_of_the_model_keeps(name):
-    """Of a model that names no settings, lists of caches, latent attention, windows."""
-    model, of = tiny.build(name), []
-    for run in (model, Outline(model)):
-        caches = mlx_h2o.make_prompt_cache(model, 16, layers="equal", policy="h2o")
-        with mlx_h2o.routing(model):
-            for count in (17, 1, 9):
-                run(mx.zeros((1, count), mx.int32), cache=caches)
-                of.append(total_bytes(caches))
-    assert of[:3] == of[3:]
+    """Of a model that names no settings, lists of caches, latent attention, windows, layers of
+    several widths."""
+    special = {"num_kv_heads": [2, 4, 2, 1]} if name == "openelm" else {}
+    model, counts, found = tiny.build(name, **special), (17, 1, 9), []
+    made = [mlx_h2o.make_prompt_cache(model, 16, layers="equal", policy="h2o") for _ in "ab"]
+    with mlx_h2o.routing(model):
+        for count in counts:
+            model(mx.zeros((1, count), mx.int32), cache=made[0])
+            found.append(total_bytes(made[0]))
+    assert found == [total_bytes(filled) for filled in Outline(model).fed(made[1], *counts)]
 
 
 def test_rows_that_cannot_be_quantised_stay_as_they_come():
