@@ -192,8 +192,8 @@ def attention_and_accumulate(
         )
     before, factor = given.pop("importance"), given.pop("decay")
     factor = factor if given.pop("kind") == "ema" else None
-    served = resolve(given["stream"], op=op)
-    return served.serve_accumulating(attention_request(**given), before, factor)
+    request = attention_request(**given)
+    return resolve(request.stream, op=op).serving(request, op).accumulate(request, before, factor)
 
 
 def prefill_scores(
@@ -410,7 +410,7 @@ def _attended(op: str, arguments: dict[str, Any]) -> tuple[mx.array, ...]:
     _check_pair(op, given)
     asked: Any = {name: bool(arguments[name]) for name in wanted if name in arguments}
     request = attention_request(**given, **asked)
-    found = resolve(request.stream, op=op).serve_attention(request, op)
+    found = resolve(request.stream, op=op).serving(request, op).attend(request)
     more = [found.lse] * request.return_lse + [found.skipped] * request.return_skipped
     return tuple(cast("list[mx.array]", [found.out, found.scores, *more]))
 

@@ -78,13 +78,13 @@ def test_rows_are_unpacked_where_that_is_faster(
     launched = gpu().calls
     request = Case(bits=(8, 4), scores=False, lse=False, queries=3, heads=(4, 2)).request()
     request.causal = causal
-    expected = EmulatorBackend().attention(request)
+    expected = EmulatorBackend().attend(request)
     for margin, more in ((0.0, 0), (math.inf, 1)):
         monkeypatch.setattr(mlx_attention, "MARGIN", margin)
         monkeypatch.setattr(metal.BACKEND, "_measured", {})
         assert metal.BACKEND.uses_mlx(request) is (margin == 0)
         before = len(launched)
-        check_same(metal.BACKEND.attention(request).out, expected.out)
+        check_same(metal.BACKEND.attend(request).out, expected.out)
         assert len(launched) == before + more
 
 
@@ -107,7 +107,7 @@ def test_mlx_serves_a_chunk(case: Case, gpu: Callable[[], Any]) -> None:
     if request.row_bias is not None:
         request.row_bias = mx.maximum(request.row_bias, -9)
     assert not metal.BACKEND.refuses(request)
-    check_chunk(request, metal.BACKEND.attention)
+    check_chunk(request, metal.BACKEND.attend)
     assert not launched
 
 

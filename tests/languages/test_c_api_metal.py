@@ -105,7 +105,7 @@ def test_launches_are_those_of_the_python_package(metal: Library) -> None:
 @pytest.mark.parametrize("case", CHUNKS, ids=str)
 def test_mlx_serves_a_chunk(metal: Library, case: Case) -> None:
     recorded(metal)
-    check_chunk(case.request(), CBackend(metal, "c-metal", "metal").attention)
+    check_chunk(case.request(), CBackend(metal, "c-metal", "metal").attend)
     assert recorded(metal) == {}
 
 
@@ -116,7 +116,7 @@ MORE = {"scores": True}, {"lse": True}, {"mask": "add-f32"}, {"kv_format": "turb
 def test_mlx_serves_no_more_than_the_output(metal: Library, more: dict[str, Any]) -> None:
     request = Case(**CHUNK | more).request()
     with pytest.raises(CError, match="decode kernels take up to 8 queries, found Lq = 150"):
-        CBackend(metal, "c-metal", "metal").attention(request)
+        CBackend(metal, "c-metal", "metal").attend(request)
 
 
 REFUSED = {

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mlx_h2o.operations import native
+from mlx_h2o.operations.native import module
 
-BACKENDS = ["composed"] if native.unavailable_reason() else ["composed", "native"]
-NATIVE = pytest.mark.skipif("native" not in BACKENDS, reason=native.unavailable_reason() or "here")
+BACKENDS = ["composed"] if module.unavailable_reason() else ["composed", "native"]
+NATIVE = pytest.mark.skipif("native" not in BACKENDS, reason=module.unavailable_reason() or "here")

@@ -14,17 +14,18 @@ import mlx_h2o
 from mlx_h2o import backends, fast, use_backend
 from mlx_h2o.operations import composed, requests
 from mlx_h2o.operations.backends import ENVIRONMENT, forget, get, named, register, resolve
-from mlx_h2o.operations.resolved import Operations
+from mlx_h2o.operations.resolved import COMPOSED, Operations
 from programs import ended
 
 PACKAGE = Path(mlx_h2o.__file__).parents[1]
 
 
-class Recorder:
+class Recorder(Operations):
     """A back end that notes its calls and computes with the composed one."""
 
+    name = "recorder"
+
     def __init__(self, *, refusal: str = "", missing: str = "") -> None:
-        self.name = "recorder"
         self.refusal, self.missing = refusal, missing
         self.calls = 0
 
@@ -34,9 +35,9 @@ class Recorder:
     def refuses(self, request: requests.AttentionRequest) -> str:
         return self.refusal
 
-    def attention(self, request: requests.AttentionRequest):
+    def attend(self, request: requests.AttentionRequest):
         self.calls += 1
-        return composed.attention(request)
+        return super().attend(request)
 
 
 @pytest.fixture(autouse=True)
@@ -185,7 +186,7 @@ def test_a_name_is_taken_once(registered) -> None:
 def test_selection_falls_back_to_composed_where_a_back_end_has_none(registered) -> None:
     registered()
     with use_backend("recorder"):
-        assert resolve().function(composed.keep_indices) is composed.keep_indices
+        assert resolve().keep_indices is composed.keep_indices
 
 
 def test_what_is_resolved_follows_the_name_and_the_device(registered) -> None:
@@ -197,7 +198,7 @@ def test_what_is_resolved_follows_the_name_and_the_device(registered) -> None:
         assert named is not first and named is resolve()
         assert resolve(mx.Device(mx.cpu)) is not first
     with use_backend("composed"):
-        assert type(resolve()) is Operations
+        assert resolve() is COMPOSED
     assert resolve() is first and resolve(mx.default_device()) is first
 
 
@@ -211,7 +212,7 @@ def test_unnamed_the_composed_back_end_serves_what_others_refuse(
     for name in ("native", "metal", "cuda"):
         if backends()[name].available:
             monkeypatch.setattr(get(name), "refuses", lambda request: "not today")
-    assert resolve(mx.Device(mx.cpu)).backend_for(request, "attention") is composed
+    assert resolve(mx.Device(mx.cpu)).serving(request) is COMPOSED
 
 
 # Importing

@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -19,6 +18,7 @@ from golden.build import Case, trace_case
 from mlx_h2o.operations import composed
 from mlx_h2o.operations.backends import register
 from mlx_h2o.operations.composed import rows as composed_rows
+from mlx_h2o.operations.resolved import Operations
 from parity import runner, traces
 from parity.__main__ import main
 from parity.c_leg import CLeg
@@ -30,7 +30,7 @@ from parity.trace_reference import run_reference
 
 Run = Callable[..., tuple[int, str, dict[str, Any]]]
 COMPOSED = {
-    "attention": composed.attention,
+    "attend": composed.attention,
     "keep_indices": composed.keep_indices,
     "accumulate_scores": composed_rows.accumulate_scores,
     "quantize_append": composed_rows.quantize_append,
@@ -42,8 +42,9 @@ def run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Run:
     """Run the runner on a back end of these functions: exit status, standard error, JSON."""
 
     def runs(cases: str, **functions: Any) -> tuple[int, str, dict[str, Any]]:
-        asked = {"unavailable_reason": lambda: "", "refuses": lambda request: ""}
-        remove = register("broken", SimpleNamespace(name="broken", **asked, **functions))
+        broken = Operations()
+        vars(broken).update(functions, name="broken")
+        remove = register("broken", broken)
         path = tmp_path / "parity.json"
         options = ["--legs", "reference,composed,broken", "--cases", cases, "--json", str(path)]
         try:
@@ -111,13 +112,13 @@ def decays_where_masked(importance, scores, *, decay, **given):
 PACKED = "packed-one-pass-causal-sinks-no-lse-4.4-g32"
 FAULTS: dict[str, tuple[str, Any, set[str]]] = {
     # A masked last key stays -inf, so of the two cases at Lq = 3 both see it in the last query.
-    "queries-*": ("attention", one_score_off, {"queries-3-group-4", "queries-3-group-4-causal"}),
-    "slack-*": ("attention", raises, {f"slack-causal-{kind}" for kind in ("f32", "f16", "bf16")}),
+    "queries-*": ("attend", one_score_off, {"queries-3-group-4", "queries-3-group-4-causal"}),
+    "slack-*": ("attend", raises, {f"slack-causal-{kind}" for kind in ("f32", "f16", "bf16")}),
     "packed-one-pass-*-?.?-g32*": (
-        "attention", one_scale, {f"{PACKED}-f16", f"{PACKED}-sparse-skipped-f16"}
+        "attend", one_scale, {f"{PACKED}-f16", f"{PACKED}-sparse-skipped-f16"}
     ),
     "bias-counts-one-*": (
-        "attention", another_heads_bias, {"bias-counts-one-pass-f32", "bias-counts-one-pass-bf16"}
+        "attend", another_heads_bias, {"bias-counts-one-pass-f32", "bias-counts-one-pass-bf16"}
     ),
     "keep-??-of-two-clocks": (
         "keep_indices", one_clock, {"keep-39-of-two-clocks", "keep-33-of-two-clocks"}
@@ -139,7 +140,7 @@ def test_a_fault_names_its_cases(run: Run, cases: str) -> None:
 
 
 def test_a_back_end_without_the_operation_shows_na(run: Run) -> None:
-    status, _, found = run("append-all-31-rows", attention=composed.attention)
+    status, _, found = run("append-all-31-rows", attend=composed.attention)
     assert status == 0
     cell = found["cases"]["append-all-31-rows"]["broken"]
     assert cell == {"cell": "n/a", "note": "it has no 'append' of its own"}

@@ -22,22 +22,10 @@ from mlx_h2o.operations.requests import (
     in_blocks,
 )
 
-name = "composed"
-
 _GREATEST = 2**31 - 1
 _PADDING, _UNSCORED = 1 - 2**31, 2 - 2**31  # below the bits of -inf
 _LOWEST = mx.finfo(mx.float32).min
 _NEVER, _NOTHING = mx.array(-mx.inf), mx.array(0.0)  # numbers are made arrays at every call
-
-
-def unavailable_reason() -> str:
-    """Empty: plain MLX operations run on every MLX back end."""
-    return ""
-
-
-def refuses(request: AttentionRequest) -> str:
-    """Empty: there is nothing valid that it cannot serve."""
-    return ""
 
 
 def logits(request: AttentionRequest) -> mx.array:

@@ -54,6 +54,7 @@ def append_quantized(
     bits: int,
     group_size: int,
     v_bits: int,
+    *,
     encode: Encode = turbo.encode_rows,
 ) -> list[mx.array]:
     """The same of keys and values as they are stored, for new rows [B, H, L, D] that are still to

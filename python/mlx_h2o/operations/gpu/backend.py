@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -13,24 +12,21 @@ from mlx_h2o.operations.composed import buffers, turbo
 from mlx_h2o.operations.composed import rows as composed_rows
 from mlx_h2o.operations.gpu import launch, launch_rows, mlx_attention
 from mlx_h2o.operations.gpu.launches import Launch, LaunchPlan
-from mlx_h2o.operations.requests import AttentionRequest, AttentionResult, Parts
+from mlx_h2o.operations.requests import AttentionRequest, AttentionResult
+from mlx_h2o.operations.resolved import Operations
 
 
-class KernelBackend:
+class KernelBackend(Operations):
     """A back end of the packaged kernels; a machine says how it runs a launch.
 
     On a stream that it does not serve, operations on rows are composed.
     """
 
-    name: str
     title: str
     """As messages have it."""
 
     def __init__(self) -> None:
         self._measured: dict[tuple[object, ...], bool] = {}
-        # The definitions, but for the codes.
-        self.append_quantized = partial(buffers.append_quantized, encode=self.encode_rows)
-        self.quantize_append = partial(composed_rows.quantize_append, encode=self.encode_rows)
 
     def execute(self, each: Launch, inputs: list[mx.array], stream: StreamLike) -> list[mx.array]:
         """The outputs of one launch."""
@@ -45,7 +41,6 @@ class KernelBackend:
         return launch.plan(request)
 
     def refuses(self, request: AttentionRequest) -> str:
-        """Why the back end cannot serve this request; empty if it can."""
         if not self.serves(request.stream):
             return f"{self.title} kernels run on GPU streams, found a CPU stream"
         by_mlx = mlx_attention.is_chunk(request) and mlx_attention.serves(request)
@@ -59,14 +54,13 @@ class KernelBackend:
         if mlx_attention.is_chunk(request):
             return True
         if (shape := mlx_attention.shape_of(request)) not in self._measured:
-            self._measured[shape] = mlx_attention.is_faster(request, self._attention)
+            self._measured[shape] = mlx_attention.is_faster(request, self._by_kernels)
         return self._measured[shape]
 
-    def attention(self, request: AttentionRequest) -> AttentionResult:
-        """Attention with scores."""
-        return (mlx_attention.attention if self.uses_mlx(request) else self._attention)(request)
+    def attend(self, request: AttentionRequest) -> AttentionResult:
+        return (mlx_attention.attention if self.uses_mlx(request) else self._by_kernels)(request)
 
-    def _attention(self, request: AttentionRequest) -> AttentionResult:
+    def _by_kernels(self, request: AttentionRequest) -> AttentionResult:
         made = self._attended(request, self.plan(request))
         if not request.return_scores:
             made.pop("scores", None)  # which the sweep over the values takes from memory
@@ -82,11 +76,12 @@ class KernelBackend:
                 made["out"] = turbo.output(request, made["out"])
         return made
 
-    def attention_and_accumulate(
+    def accumulate(
         self, request: AttentionRequest, importance: mx.array, decay: float | None
     ) -> tuple[mx.array, mx.array]:
         """The same, and the mass of its weights in one kernel, or the moving average of its scores,
         composed."""
+        request.return_lse = decay is None
         plan = self.plan(request)
         if decay is None:
             found = self._attended(request, launch_rows.add_mass(plan, importance))
@@ -113,12 +108,20 @@ class KernelBackend:
         plan = launch_rows.keep_rows(scores, positions, keep, **zones)
         return self.outputs(plan, stream)["kept"]
 
-    def encode_rows(self, rows: mx.array, bits: int, seed: int, stream: StreamLike = None) -> Parts:
+    def encode_rows(
+        self, rows: mx.array, bits: int, seed: int, stream: StreamLike = None
+    ) -> tuple[mx.array, mx.array]:
         """Codes of rows [B, H, L, D], and their norms, in one kernel."""
         if not self.serves(stream):
             return turbo.encode_rows(rows, bits, seed)
         made = self.outputs(launch_rows.encode_rows(rows, bits, seed), stream)
         return made["words"], made["norms"]
+
+    def append_quantized(self, *given: Any, **more: Any) -> list[mx.array]:
+        return buffers.append_quantized(*given, **more, encode=self.encode_rows)
+
+    def quantize_append(self, *given: Any, **more: Any) -> list[mx.array]:
+        return composed_rows.quantize_append(*given, encode=self.encode_rows, **more)
 
     def outputs(self, plan: LaunchPlan, stream: StreamLike) -> dict[str, mx.array]:
         """What the launches make, by name."""
