@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from mlx_h2o.operations.arguments import StreamLike, checked_arguments
 from mlx_h2o.operations.backends import resolve
-from mlx_h2o.operations.composed import ema
+from mlx_h2o.operations.composed import accumulating
 from mlx_h2o.operations.requests import (
     Packed,
     Parts,
@@ -207,7 +207,7 @@ def prefill_scores(
     kind: Literal["ema", "mass"] = "ema",
     importance: mx.array | None = None,
     decay: float = 0.95,
-    queries: int = ema.MAX_QUERIES,
+    queries: int = accumulating.MAX_QUERIES,
     stream: StreamLike = None,
 ) -> mx.array:
     """What a chunk of queries says of each key, summed up per KV head.

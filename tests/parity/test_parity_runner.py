@@ -17,7 +17,7 @@ from emulator.row_cases import named_emulator
 from golden.build import Case, trace_case
 from mlx_h2o.operations import composed
 from mlx_h2o.operations.backends import register
-from mlx_h2o.operations.composed import rows as composed_rows
+from mlx_h2o.operations.composed import accumulating, buffers
 from mlx_h2o.operations.resolved import Operations
 from parity import runner, traces
 from parity.__main__ import main
@@ -32,8 +32,8 @@ Run = Callable[..., tuple[int, str, dict[str, Any]]]
 COMPOSED = {
     "attend": composed.attention,
     "keep_indices": composed.keep_indices,
-    "accumulate_scores": composed_rows.accumulate_scores,
-    "quantize_append": composed_rows.quantize_append,
+    "accumulate_scores": accumulating.accumulate_scores,
+    "quantize_append": buffers.quantize_append,
 }
 
 
@@ -101,11 +101,11 @@ def next_slots(scores, *rows, **given):
 
 
 def next_slot(*, slots, **given):
-    return composed_rows.quantize_append(slots=slots + 1, **given)
+    return buffers.quantize_append(slots=slots + 1, **given)
 
 
 def decays_where_masked(importance, scores, *, decay, **given):
-    found = composed_rows.accumulate_scores(importance, scores, decay=decay, **given)
+    found = accumulating.accumulate_scores(importance, scores, decay=decay, **given)
     return mx.where(found == importance, decay * found, found)
 
 

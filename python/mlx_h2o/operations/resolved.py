@@ -14,8 +14,15 @@ from typing import Any
 import mlx.core as mx
 
 from mlx_h2o.operations import composed
-from mlx_h2o.operations.composed import buffers, compaction, folding, merging, prefill, turbo
-from mlx_h2o.operations.composed import rows as composed_rows
+from mlx_h2o.operations.composed import (
+    accumulating,
+    buffers,
+    compaction,
+    folding,
+    merging,
+    prefill,
+    turbo,
+)
 from mlx_h2o.operations.requests import AttentionRequest, AttentionResult, attention_request
 
 ENVIRONMENT = "MLX_H2O_BACKEND"
@@ -50,11 +57,11 @@ class Operations:
 
     name = "composed"
 
-    accumulate_scores = staticmethod(composed_rows.accumulate_scores)
+    accumulate_scores = staticmethod(accumulating.accumulate_scores)
     keep_indices = staticmethod(composed.keep_indices)
-    key_diversity = staticmethod(composed_rows.key_diversity)
+    key_diversity = staticmethod(composed.key_diversity)
     prefill_scores = staticmethod(prefill.prefill_scores)
-    quantize_append = staticmethod(composed_rows.quantize_append)
+    quantize_append = staticmethod(buffers.quantize_append)
     append_rows = staticmethod(buffers.append_rows)
     append_quantized = staticmethod(buffers.append_quantized)
     put_rows = staticmethod(buffers.put_rows)
@@ -93,7 +100,7 @@ class Operations:
         self, request: AttentionRequest, importance: mx.array, decay: float | None
     ) -> tuple[mx.array, mx.array]:
         """``attention_and_accumulate`` that was not refused; the mass where ``decay`` is None."""
-        return composed_rows.attention_and_accumulate(request, importance, decay, self.attend)
+        return accumulating.attention_and_accumulate(request, importance, decay, self.attend)
 
     def serving(self, request: AttentionRequest, op: str = "attention") -> Operations:
         """Itself, or else the composition. Raises ValueError where it was named and cannot."""

@@ -26,6 +26,7 @@ _GREATEST = 2**31 - 1
 _PADDING, _UNSCORED = 1 - 2**31, 2 - 2**31  # below the bits of -inf
 _LOWEST = mx.finfo(mx.float32).min
 _NEVER, _NOTHING = mx.array(-mx.inf), mx.array(0.0)  # numbers are made arrays at every call
+_LEAST_NORM = 1e-12  # a key of zeros has the direction 0, not NaN
 
 
 def logits(request: AttentionRequest) -> mx.array:
@@ -222,3 +223,17 @@ def keep_indices(
             return mx.broadcast_to(mx.arange(keep, dtype=mx.uint32), key.shape)
         order = mx.argpartition(key, count, axis=-1)
         return mx.sort(order[..., count:], axis=-1)
+
+
+def key_diversity(keys: mx.array, *, stream: StreamLike = None) -> mx.array:
+    """Minus the cosine of each of the keys [B, H, N, D] with the mean of the normalised keys of its
+    head, float32."""
+    with placed(stream):
+        directions = _normalised(keys.astype(mx.float32))
+        mean = _normalised(mx.mean(directions, axis=2, keepdims=True))
+        return -mx.squeeze(directions @ mx.swapaxes(mean, -1, -2), -1)
+
+
+def _normalised(vectors: mx.array) -> mx.array:
+    norm = mx.linalg.norm(vectors, axis=-1, keepdims=True)
+    return vectors / mx.maximum(norm, _LEAST_NORM)

@@ -8,9 +8,8 @@ import mlx.core as mx
 
 from mlx_h2o.operations import composed
 from mlx_h2o.operations.arguments import StreamLike, placed, runs_on_gpu
-from mlx_h2o.operations.composed import buffers, turbo
-from mlx_h2o.operations.composed import rows as composed_rows
-from mlx_h2o.operations.gpu import launch, launch_rows, mlx_attention
+from mlx_h2o.operations.composed import accumulating, buffers, turbo
+from mlx_h2o.operations.gpu import launch, launches, mlx_attention
 from mlx_h2o.operations.gpu.launches import Launch, LaunchPlan
 from mlx_h2o.operations.requests import AttentionRequest, AttentionResult
 from mlx_h2o.operations.resolved import Operations
@@ -84,13 +83,13 @@ class KernelBackend(Operations):
         request.return_lse = decay is None
         plan = self.plan(request)
         if decay is None:
-            found = self._attended(request, launch_rows.add_mass(plan, importance))
+            found = self._attended(request, launches.add_mass(plan, importance))
             new = found["accumulated"]
         else:
             found = self._attended(request, plan)
             with placed(request.stream):
                 scores = found["scores"]
-                new = composed_rows.add_average(importance, scores, decay, request.hides)
+                new = accumulating.add_average(importance, scores, decay, request.hides)
         return mx.depends(found["out"], [new]), new
 
     def keep_indices(
@@ -105,7 +104,7 @@ class KernelBackend(Operations):
         """The rows that stay, by partial selection in one kernel; all of them, composed."""
         if keep == scores.shape[2] or not self.serves(stream):
             return composed.keep_indices(scores, positions, keep=keep, stream=stream, **zones)
-        plan = launch_rows.keep_rows(scores, positions, keep, **zones)
+        plan = launches.keep_rows(scores, positions, keep, **zones)
         return self.outputs(plan, stream)["kept"]
 
     def encode_rows(
@@ -114,14 +113,14 @@ class KernelBackend(Operations):
         """Codes of rows [B, H, L, D], and their norms, in one kernel."""
         if not self.serves(stream):
             return turbo.encode_rows(rows, bits, seed)
-        made = self.outputs(launch_rows.encode_rows(rows, bits, seed), stream)
+        made = self.outputs(launches.encode_rows(rows, bits, seed), stream)
         return made["words"], made["norms"]
 
     def append_quantized(self, *given: Any, **more: Any) -> list[mx.array]:
         return buffers.append_quantized(*given, **more, encode=self.encode_rows)
 
     def quantize_append(self, *given: Any, **more: Any) -> list[mx.array]:
-        return composed_rows.quantize_append(*given, encode=self.encode_rows, **more)
+        return buffers.quantize_append(*given, encode=self.encode_rows, **more)
 
     def outputs(self, plan: LaunchPlan, stream: StreamLike) -> dict[str, mx.array]:
         """What the launches make, by name."""
