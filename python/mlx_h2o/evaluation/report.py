@@ -12,8 +12,6 @@ from typing import Any
 from ..lm.prompt_cache import beyond_context
 from .statistics import Difference, paired
 
-__all__ = ["differences", "markdown", "notes", "plot", "plotting", "rows", "spread_text", "table"]
-
 Result = dict[str, Any]
 Record = Mapping[str, Any]
 
@@ -109,10 +107,12 @@ def _cell(task: str, measure: str, record: Record, full: Record, other: Record) 
 def notes(result: Result) -> list[str]:
     """What a reader must know beside the table."""
     settings = result["settings"]
+    count = settings["documents"]
     found = [
-        f"{settings['documents']} texts a task. Bytes are those of all layers whose caches grow, "
-        "at the text's length, with 16 bits an unquantised element, and scales, scores and "
-        "positions; shares are of the full cache's. Intervals of 95 % are paired, by text.",
+        f"{count} text{'s' if count > 1 else ''} a task. Bytes are those of all layers whose "
+        "caches grow, at the text's length, with 16 bits an unquantised element, and scales, "
+        "scores and positions; shares are of the full cache's. Intervals of 95 % are bootstrapped "
+        "from pairs, by text or by question: of few they are too narrow, of one there is none.",
     ]
     if (step := settings.get("step", 1)) > 1:
         found.append(f"Losses are of texts read {step} tokens at a time.")

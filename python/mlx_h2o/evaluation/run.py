@@ -23,8 +23,6 @@ from .reading import Progress, silent
 from .report import Result
 from .tasks import Case, cases
 
-__all__ = ["SHARES", "TaskProgress", "evaluate"]
-
 TaskProgress = Callable[[str, int, int], None]
 """Called with (what is measured, its steps done, its steps in all): 0, 0 while caches are sized."""
 
@@ -160,7 +158,7 @@ def _known(file: Path | None, what: dict[str, Any]) -> list[dict[str, Any]]:
         found["settings"] = {**_said(Settings()), **found["settings"], **own}
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{file} is not a result of evaluate, expected one, or no file") from error
-    for name in ("model", "texts", "settings"):
+    for name in ("model", "texts", "settings", "environment"):
         if found.get(name) != what[name]:
             raise ValueError(
                 f"{file} holds measurements of another {name}, expected the same, or another file"
