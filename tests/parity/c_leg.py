@@ -9,8 +9,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from back_ends import registered
 from golden.build import Case
-from mlx_h2o.operations.backends import register
 from mlx_h2o.operations.composed import folding, turbo
 from mlx_h2o.operations.requests import (
     AttentionRequest,
@@ -188,11 +188,8 @@ class CLeg(PackageLeg):
         return {"mlx": found, "back end": self.trace_of}
 
     def run(self, cases: Iterable[Case], directory: Path) -> Iterator[tuple[str, Outcome]]:
-        remove = register(self.name, CBackend(self.library, self.name, self.trace_of))
-        try:
+        with registered(self.name, CBackend(self.library, self.name, self.trace_of)):
             yield from super().run(cases, directory)
-        finally:
-            remove()
 
 
 def failures(library: Any, cases: Iterable[Case], backend: str = "composed") -> list[str]:

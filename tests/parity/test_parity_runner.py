@@ -12,11 +12,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from back_ends import NATIVE
+from back_ends import NATIVE, registered
 from emulator.row_cases import named_emulator
 from golden.build import Case, trace_case
 from mlx_h2o.operations import composed
-from mlx_h2o.operations.backends import register
 from mlx_h2o.operations.composed import accumulating, buffers
 from mlx_h2o.operations.resolved import Operations
 from parity import runner, traces
@@ -44,13 +43,10 @@ def run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Run:
     def runs(cases: str, **functions: Any) -> tuple[int, str, dict[str, Any]]:
         broken = Operations()
         vars(broken).update(functions, name="broken")
-        remove = register("broken", broken)
         path = tmp_path / "parity.json"
         options = ["--legs", "reference,composed,broken", "--cases", cases, "--json", str(path)]
-        try:
+        with registered("broken", broken):
             status = main([*options, "--build-dir", str(tmp_path)])
-        finally:
-            remove()
         return status, capfd.readouterr().err, json.loads(path.read_text())
 
     return runs

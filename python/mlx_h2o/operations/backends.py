@@ -6,7 +6,7 @@ ValueError.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -96,22 +96,6 @@ def use_backend(name: str | None) -> Iterator[None]:
         yield
     finally:
         current.reset(token)
-
-
-def register(name: str, backend: Operations) -> Callable[[], None]:
-    """Add a back end under a new name, for tests and experiments; returns its removal.
-
-    It serves only calls that name it. Raises ValueError where the name is taken.
-    """
-    if name in _registered:
-        raise ValueError(f"[register] back end {name!r} exists already.")
-    _registered[name] = backend
-
-    def remove() -> None:
-        _registered.pop(name, None)
-        forget()
-
-    return remove
 
 
 def get(name: str, *, op: str = "use_backend") -> Operations:
