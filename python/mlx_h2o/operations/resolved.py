@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextvars
 import os
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 
 from mlx_h2o.operations import composed
+from mlx_h2o.operations.arguments import placed
 from mlx_h2o.operations.composed import (
     accumulating,
     buffers,
@@ -99,8 +100,18 @@ class Operations:
     def accumulate(
         self, request: AttentionRequest, importance: mx.array, decay: float | None
     ) -> tuple[mx.array, mx.array]:
-        """``attention_and_accumulate`` that was not refused; the mass where ``decay`` is None."""
-        return accumulating.attention_and_accumulate(request, importance, decay, self.attend)
+        """``attention_and_accumulate`` that was not refused: ``add_mass`` of the weights, where
+        ``decay`` is None, or the moving average of the scores."""
+        request.return_scores, request.return_lse = decay is not None, False
+        found = self.attend(request)
+        with placed(request.stream):
+            if decay is None:
+                new = accumulating.add_mass(importance, cast(mx.array, found.weights))
+            else:
+                scores = cast(mx.array, found.scores)
+                new = accumulating.add_average(importance, scores, decay, request.hides)
+            # Untied, the scores of every step would wait for someone to ask, graph and all.
+            return mx.depends(found.out, [new]), new
 
     def serving(self, request: AttentionRequest, op: str = "attention") -> Operations:
         """Itself, or else the composition. Raises ValueError where it was named and cannot."""

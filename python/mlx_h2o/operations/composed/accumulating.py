@@ -7,13 +7,9 @@ Other languages repeat the operations of ``accumulate_scores`` with one query in
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import cast
-
 import mlx.core as mx
 
 from mlx_h2o.operations.arguments import StreamLike, placed
-from mlx_h2o.operations.requests import AttentionRequest, AttentionResult
 
 MAX_QUERIES = 128
 """Queries of a chunk that are scored, counted from its end; at a = 0.95 older ones weigh 0.14 %."""
@@ -79,24 +75,6 @@ def _many_queries(
     kept = mx.power(decay, count.astype(mx.float32)) * importance
     result = mx.where(unscored, added, kept + added)
     return mx.where(count > 0, result, importance)
-
-
-def attention_and_accumulate(
-    request: AttentionRequest,
-    importance: mx.array,
-    decay: float | None,
-    attend: Callable[[AttentionRequest], AttentionResult],
-) -> tuple[mx.array, mx.array]:
-    """Attention, then ``add_mass`` of its weights, or the moving average of its scores."""
-    request.return_scores, request.return_lse = decay is not None, False
-    found = attend(request)
-    with placed(request.stream):
-        if decay is None:
-            new = add_mass(importance, cast(mx.array, found.weights))
-        else:
-            new = add_average(importance, cast(mx.array, found.scores), decay, request.hides)
-        # Untied, the scores of every step would wait for someone to ask, graph and all.
-        return mx.depends(found.out, [new]), new
 
 
 def add_average(importance: mx.array, scores: mx.array, decay: float, masked: bool) -> mx.array:
