@@ -56,10 +56,10 @@ def rows(
     """A head, and a line for each arm and share of the bytes; of all arms and tasks, or of some.
 
     The largest share is first, and arms are as they were measured; what has its own size stands
-    before all. Losses are in nats above the full cache's, with the paired 95 % interval of that
-    difference; the column "to ours" has the interval of the loss less that of the arm `against`, at
-    the same share. Facts are the share of the answers' tokens that are right, with the interval of
-    the difference to the full cache's.
+    before all. Losses are in nats above the full cache's, where that was measured, with the paired
+    95 % interval of that difference; the column "to ours" has the interval of the loss less that of
+    the arm `against`, at the same share. Facts are the share of the answers' tokens that are right,
+    with the interval of the difference to the full cache's.
     """
     shown = [
         one
@@ -93,9 +93,9 @@ def _cell(task: str, measure: str, record: Record, full: Record, other: Record) 
     """What a table shows of a record, beside the full cache's and that of the arm compared with."""
     if measure == "apart":
         return _interval(differences(record, other, "loss"))
-    if measure == "loss" and task != "writing" and record != full:
-        apart = differences(record, full, "loss")
-        return "-" if apart is None else f"{apart.mean:+.3f} {_interval(apart)}"
+    apart = differences(record, full, "loss") if measure == "loss" and task != "writing" else None
+    if apart is not None:
+        return f"{apart.mean:+.3f} {_interval(apart)}"
     if "figures" not in record:
         return "-"
     values: Sequence[float] = record["figures"][measure]

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from .arms import DEFAULT, Arm, Sizes
 from .environment import blas, environment
 from .facts import Tokenizer
 from .questions import Settings
-from .reading import Progress, silent
+from .reading import Progress
 from .report import Result
 from .tasks import Case, cases
 
@@ -42,7 +43,7 @@ def evaluate(
     shares: Sequence[Fraction] = SHARES,
     settings: Settings | None = None,
     file: Path | None = None,
-    watch: TaskProgress | None = None,
+    watch: TaskProgress = lambda said, done, total: None,
     sizes: Sizes | None = None,
 ) -> Result:
     """Measure every arm of every task, at shares of the bytes that the full cache takes.
@@ -95,7 +96,9 @@ def evaluate(
             if any(key.items() <= record.items() for record in result["records"]):
                 continue
             nbytes = whole if share is None else int(whole * share)
-            record = {**key, **_measured(sizes, case, arm, nbytes, _told(watch, key))}
+            at = "" if share is None else f" at {share}"
+            progress = partial(watch, f"{case.task} {case.tokens}, {arm.name}{at}")
+            record = {**key, **_measured(sizes, case, arm, nbytes, progress)}
             result["records"].append(record)
             if file is not None:
                 write_text(file, json.dumps(result, indent=1) + "\n")
@@ -137,14 +140,6 @@ def _measured(
         return {"bytes": made.nbytes, "figures": case.measure(made.make, progress)}
     except (ValueError, RuntimeError, TypeError) as error:
         return {"refused": f"{type(error).__name__}: {error}"}
-
-
-def _told(watch: TaskProgress | None, key: dict[str, Any]) -> Progress:
-    if watch is None:
-        return silent
-    at = "" if key["share"] is None else f" at {key['share']}"
-    said = f"{key['task']} {key['tokens']}, {key['arm']}{at}"
-    return lambda done, total: watch(said, done, total)
 
 
 def _known(file: Path | None, what: dict[str, Any]) -> list[dict[str, Any]]:
