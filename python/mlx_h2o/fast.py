@@ -12,7 +12,6 @@ from mlx_h2o.operations.arguments import StreamLike, checked_arguments
 from mlx_h2o.operations.backends import resolve
 from mlx_h2o.operations.composed import accumulating
 from mlx_h2o.operations.requests import (
-    Packed,
     Parts,
     PerSequence,
     attention_request,
@@ -147,8 +146,8 @@ def scaled_dot_product_attention_quantized_with_scores(
 
 def attention_and_accumulate(
     q: mx.array,
-    k: mx.array | Packed,
-    v: mx.array | Packed,
+    k: mx.array | Parts,
+    v: mx.array | Parts,
     importance: mx.array,
     *,
     scale: float,

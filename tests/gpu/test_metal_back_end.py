@@ -18,6 +18,7 @@ from gpu.conftest import PipelineLimit
 from mlx_h2o import fast, use_backend
 from mlx_h2o.operations.composed import turbo
 from mlx_h2o.operations.gpu import cuda, metal, mlx_attention
+from mlx_h2o.operations.gpu.kernels import compiled
 from operations.test_prefill import SCALE, arrays
 
 pytestmark = EMULATED
@@ -68,7 +69,7 @@ def test_metal_back_end_runs_the_kernels(name: str, gpu: Callable[[], object]) -
         found = call()
     with use_backend("composed"):
         check_same(found, call())
-    assert metal._metal_kernel.cache_info().currsize == kernels
+    assert compiled.cache_info().currsize == kernels
 
 
 @pytest.mark.parametrize("causal", [False, True])

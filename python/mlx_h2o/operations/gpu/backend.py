@@ -9,7 +9,7 @@ import mlx.core as mx
 from mlx_h2o.operations import composed
 from mlx_h2o.operations.arguments import StreamLike, placed, runs_on_gpu
 from mlx_h2o.operations.composed import accumulating, buffers, turbo
-from mlx_h2o.operations.gpu import launch, launches, mlx_attention
+from mlx_h2o.operations.gpu import kernels, launch, launches, mlx_attention
 from mlx_h2o.operations.gpu.launches import Launch, LaunchPlan
 from mlx_h2o.operations.requests import AttentionRequest, AttentionResult
 from mlx_h2o.operations.resolved import Operations
@@ -23,13 +23,20 @@ class KernelBackend(Operations):
 
     title: str
     """As messages have it."""
+    compiler: str
+    """Of ``mx.fast``."""
 
     def __init__(self) -> None:
         self._measured: dict[tuple[object, ...], bool] = {}
 
     def execute(self, each: Launch, inputs: list[mx.array], stream: StreamLike) -> list[mx.array]:
         """The outputs of one launch."""
-        raise NotImplementedError
+        kernel = kernels.compiled(self.compiler, each.kernel, self.header(each.threadgroup[0]))
+        return kernel(inputs=inputs, stream=stream, **each.call)
+
+    def header(self, threads: int) -> str:
+        """What stands before a kernel that runs with ``threads`` threads per threadgroup."""
+        return kernels.HEADER
 
     def serves(self, stream: StreamLike) -> bool:
         """Whether kernels run on this stream."""
