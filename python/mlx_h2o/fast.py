@@ -123,7 +123,10 @@ def scaled_dot_product_attention_quantized_with_scores(
             5, 6 or 8.
         group_size: elements that share a scale and a bias: 32, 64 or 128.
         v_bits: bits per element of the values.
-        mask, sinks, row_bias, return_lse, stream: as in the dense operation.
+        mask: None, ``"causal"``, or an array, as in the dense operation.
+        sinks: learned logits [Hq], as in the dense operation.
+        row_bias: float32 [B, Hkv, N], as in the dense operation.
+        return_lse, stream: as in the dense operation.
         sparse_v_threshold: a pair whose weight is below it adds nothing to ``out``, and its value
             row is not read where a kernel serves the call (Turney 2026); scores and lse do not
             change. 0 turns it off; 1e-6 is a good value. ``out`` changes by at most the skipped

@@ -47,8 +47,10 @@ def _logits(request: AttentionRequest) -> mx.array:
             found = mx.addmm(bias, queries, columns, alpha=request.scale)
         else:
             found = bias + _product(queries * request.scale, request.keys, transpose=True)
-    if request.mask is not None or (request.causal and request.queries.shape[2] > 1):
-        found = _masked_pairs(request, found)
+    if request.mask is None and request.queries.shape[2] > 1:
+        request = masked(request)
+    if request.mask is not None:
+        found = _masked_pairs(request.mask, request, found)
     if bias is not None and request.bias_masks:
         # Last: a row that its bias masks meets no NaN of the mask.
         found = mx.where(bias <= _LOWEST, _NEVER, found)
@@ -68,24 +70,20 @@ def _product(left: mx.array, rows: StoredRows, transpose: bool = False) -> mx.ar
     return left @ (right.swapaxes(2, 3) if transpose else right)
 
 
-def causal_mask(request: AttentionRequest) -> mx.array:
-    """Whether a query sees a key, bool [Lq, N]: the last query sees the last one."""
-    length, rows = request.queries.shape[2], request.keys.shape[2]
-    return mx.arange(rows) <= mx.arange(rows - length, rows)[:, None]
-
-
 def masked(request: AttentionRequest) -> AttentionRequest:
-    """The same with the mask of a causal one, which parts of it would each make."""
+    """The same with the mask of a causal one, which parts of it would each make: the last query
+    sees the last key."""
     if not request.causal:
         return request
-    seen = causal_mask(request)
+    length, rows = request.queries.shape[2], request.keys.shape[2]
+    seen = mx.arange(rows) <= mx.arange(rows - length, rows)[:, None]
     return replace(request, mask=mx.broadcast_to(seen, (*request.queries.shape[:2], *seen.shape)))
 
 
-def _masked_pairs(request: AttentionRequest, logits: mx.array) -> mx.array:
+def _masked_pairs(mask: mx.array, request: AttentionRequest, logits: mx.array) -> mx.array:
     """Logits [B, Hkv, Hq / Hkv * Lq, N]; a mask that is the same for all of them fits as it is."""
-    mask, grouped = causal_mask(request) if request.mask is None else request.mask, logits.shape
-    if mask.ndim == 2 or mask.shape[1:3] != (1, 1):
+    grouped = logits.shape
+    if mask.shape[1:3] != (1, 1):
         logits = logits.reshape(*request.queries.shape[:3], grouped[3])
     if mask.dtype == mx.bool_:
         found = mx.where(mask, logits, _NEVER)
