@@ -65,7 +65,7 @@ def ours(scores: bool = False, **given: Any) -> Run:
 
     def run(queries: mx.array, layer: Layer) -> Any:
         request = attention_request(queries, *layer, scale=SCALE, return_scores=scores, **given)
-        out, found, *_ = native.attention(request)
+        out, found, *_ = native.BACKEND.attend(request)
         return (out, found) if scores else out
 
     return run
@@ -225,7 +225,7 @@ def sparse_case(rows: int, threads: Sequence[int], repeats: int) -> Any:
         arms[f"on, {n}"] = Arm(packed(8, **sparse), queries, layers, n)
         compare.append((f"off / on, {n}", f"off, {n}", f"on, {n}"))
     given: dict[str, Any] = {"scale": SCALE, "return_skipped": True, **sparse}
-    skipped = native.attention(attention_request(queries, *layers[0], **given))[3]
+    skipped = native.BACKEND.attend(attention_request(queries, *layers[0], **given))[3]
     assert skipped is not None
     title = "sparse V, 8 bits, 90 % of the rows below the threshold"
     found = case(title, rows, arms, compare, repeats)

@@ -18,7 +18,7 @@ import mlx.core as mx
 from lib import common
 from mlx_h2o import fast
 from mlx_h2o.operations import composed, requests
-from mlx_h2o.operations.composed import ema, prefill
+from mlx_h2o.operations.composed import accumulating, prefill
 
 SIZE = 64
 SCALE = SIZE**-0.5
@@ -50,8 +50,8 @@ def rows_of(heads: int, kv_heads: int, queries: int, keys: int) -> dict[str, dic
     options: dict[str, Any] = {"scale": SCALE, "mask": "causal"}
 
     def whole_average() -> mx.array:
-        nothing = mx.full((1, kv_heads, keys), mx.nan)
-        return ema.accumulate_scores(nothing, prefill.last_scores(q, k, **options), decay=0.95)
+        nothing, scores = mx.full((1, kv_heads, keys), mx.nan), prefill.last_scores(q, k, **options)
+        return accumulating.accumulate_scores(nothing, scores, decay=0.95)
 
     def whole_mass() -> mx.array:
         scores = composed.logits(requests.attention_request(q, k, k, **options))

@@ -23,7 +23,7 @@ else:
 
 from mlx_h2o import fast
 from mlx_h2o.operations.backends import BackendStatus, backends, use_backend
-from mlx_h2o.operations.native.processors import set_threads, threads
+from mlx_h2o.operations.native.module import set_threads, threads
 
 if TYPE_CHECKING:
     from mlx_h2o.caches.cache import BatchH2OKVCache, H2OKVCache, QuantizedH2OKVCache

@@ -10,9 +10,8 @@ import mlx.core as mx
 
 from mlx_h2o.operations.arguments import StreamLike, checked_arguments
 from mlx_h2o.operations.backends import resolve
-from mlx_h2o.operations.composed import ema
+from mlx_h2o.operations.composed import accumulating
 from mlx_h2o.operations.requests import (
-    Packed,
     Parts,
     PerSequence,
     attention_request,
@@ -127,13 +126,12 @@ def scaled_dot_product_attention_quantized_with_scores(
         mask: None, ``"causal"``, or an array, as in the dense operation.
         sinks: learned logits [Hq], as in the dense operation.
         row_bias: float32 [B, Hkv, N], as in the dense operation.
+        return_lse, stream: as in the dense operation.
         sparse_v_threshold: a pair whose weight is below it adds nothing to ``out``, and its value
             row is not read where a kernel serves the call (Turney 2026); scores and lse do not
             change. 0 turns it off; 1e-6 is a good value. ``out`` changes by at most the skipped
             weight times max|V|.
-        return_lse: return the log of the denominator too.
         return_skipped: return too what share of the rows each query skipped.
-        stream: stream or device to run on.
 
     Returns:
         ``(out, scores)``, and then ``lse`` and ``skipped`` where asked for. The first three are as
@@ -151,8 +149,8 @@ def scaled_dot_product_attention_quantized_with_scores(
 
 def attention_and_accumulate(
     q: mx.array,
-    k: mx.array | Packed,
-    v: mx.array | Packed,
+    k: mx.array | Parts,
+    v: mx.array | Parts,
     importance: mx.array,
     *,
     scale: float,
@@ -192,8 +190,8 @@ def attention_and_accumulate(
         )
     before, factor = given.pop("importance"), given.pop("decay")
     factor = factor if given.pop("kind") == "ema" else None
-    served = resolve(given["stream"], op=op)
-    return served.serve_accumulating(attention_request(**given), before, factor)
+    request = attention_request(**given)
+    return resolve(request.stream, op=op).serving(request, op).accumulate(request, before, factor)
 
 
 def prefill_scores(
@@ -207,7 +205,7 @@ def prefill_scores(
     kind: Literal["ema", "mass"] = "ema",
     importance: mx.array | None = None,
     decay: float = 0.95,
-    queries: int = ema.MAX_QUERIES,
+    queries: int = accumulating.MAX_QUERIES,
     stream: StreamLike = None,
 ) -> mx.array:
     """What a chunk of queries says of each key, summed up per KV head.
@@ -410,7 +408,7 @@ def _attended(op: str, arguments: dict[str, Any]) -> tuple[mx.array, ...]:
     _check_pair(op, given)
     asked: Any = {name: bool(arguments[name]) for name in wanted if name in arguments}
     request = attention_request(**given, **asked)
-    found = resolve(request.stream, op=op).serve_attention(request, op)
+    found = resolve(request.stream, op=op).serving(request, op).attend(request)
     more = [found.lse] * request.return_lse + [found.skipped] * request.return_skipped
     return tuple(cast("list[mx.array]", [found.out, found.scores, *more]))
 

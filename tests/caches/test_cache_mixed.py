@@ -12,7 +12,7 @@ from cache_invariants import arrays_of
 from mlx_h2o import H2OConfig, QuantizedH2OKVCache, make_prompt_cache, policies, routing
 from mlx_h2o.caches import attention
 from mlx_h2o.caches.views import true_rows
-from mlx_h2o.operations.composed.recoding import recoded
+from mlx_h2o.operations.composed.merging import recoded
 from tiny_models import random_prompt, tiny_qwen3
 
 MIXED = [name for name, column in COLUMNS.items() if column.mixed]

@@ -19,9 +19,9 @@ from cache_courses import Course
 from cache_folded import counts_of as counts_of_slots
 from cache_folded import everything_folds
 from mlx_h2o import H2OConfig, H2OKVCache, fast, make_prompt_cache, policies, routing, use_backend
-from mlx_h2o.operations import native
-from mlx_h2o.operations.backends import resolve
+from mlx_h2o.operations.backends import get, resolve
 from mlx_h2o.operations.composed import folding
+from mlx_h2o.operations.native import module
 from mlx_h2o.operations.segments import AttentionRows, merged_attention
 from tiny_models import random_prompt, tiny_qwen3
 
@@ -148,7 +148,7 @@ def test_duplicates_are_exact(length, backend):
     beside = [mx.array(part, mx.float32) for part in (np.zeros(shape), *rng.random((2, *shape)))]
     kept = mx.broadcast_to(mx.arange(5, dtype=mx.uint32), (1, 2, 5))
     with use_backend(backend):
-        found = resolve().function(folding.fold)(
+        found = resolve().fold(
             mx.array(keys), mx.array(values), *beside, mx.ones(shape, mx.bool_), kept
         )
         k, v, bias = (
@@ -181,9 +181,9 @@ def test_the_native_operation_refuses_what_it_cannot_read():
     )
     for place, other, said in wrong:
         with pytest.raises(ValueError, match=rf"^\[fold\] .*{said}"):
-            native._module().fold(*given[:place], other, *given[place + 1 :])
+            module.required().fold(*given[:place], other, *given[place + 1 :])
     given[1] = values.astype(mx.float16)
-    for one, other in zip(native.fold(*given), folding.fold(*given), strict=True):
+    for one, other in zip(get("native").fold(*given), folding.fold(*given), strict=True):
         assert one.dtype == other.dtype and mx.array_equal(one, other).item()
 
 

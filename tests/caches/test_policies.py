@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 
 from mlx_h2o import H2OConfig, H2OKVCache, policies
-from mlx_h2o.operations.composed import ema
+from mlx_h2o.operations.composed import accumulating
 from paths import ROOT
 
 
@@ -35,7 +35,7 @@ def test_h2o_by_hand():
 
 def test_a_score_that_is_nan_counts_as_masked():
     before = mx.array([[[1.0, 2.0]]])
-    after = ema.accumulate_scores(before, mx.array([[[[float("nan"), 2.0]]]]), decay=0.5)
+    after = accumulating.accumulate_scores(before, mx.array([[[[float("nan"), 2.0]]]]), decay=0.5)
     assert after.tolist() == [[[1.0, 2.0]]]
 
 

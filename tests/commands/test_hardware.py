@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import tomllib
-from types import SimpleNamespace
 
 import mlx.core as mx
 import pytest
 
+from back_ends import registered
 from emulator import EmulatorBackend
 from emulator.row_cases import named_emulator
 from mlx_h2o.hardware import parity, tables
 from mlx_h2o.hardware.__main__ import MODEL, main
 from mlx_h2o.lm.plan import random_model
-from mlx_h2o.operations import composed
-from mlx_h2o.operations.backends import register
+from mlx_h2o.operations.resolved import Operations
 from parity.test_parity_coverage import KERNELS, told_apart
 from paths import ROOT
 
@@ -41,18 +40,13 @@ def test_every_kernel_has_a_case(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_wrong_back_end_is_seen() -> None:
-    def attention(request):
-        found = composed.attention(request)
-        return found._replace(out=found.out * 1.1)
+    class Wrong(Operations):
+        def attend(self, request):
+            found = super().attend(request)
+            return found._replace(out=found.out * 1.1)
 
-    wrong = SimpleNamespace(
-        name="wrong", attention=attention, unavailable_reason=lambda: "", refuses=lambda request: ""
-    )
-    remove = register("wrong", wrong)
-    try:
+    with registered("wrong", Wrong()):
         found = parity.compare("wrong")
-    finally:
-        remove()
     assert {case.partition(",")[0] for case in found["failed"]} == {
         "scaled_dot_product_attention_with_scores",
         "scaled_dot_product_attention_quantized_with_scores",

@@ -1,7 +1,6 @@
 """Runs the Metal text of the kernels on the CPU, as MLX itself generates it.
 
-    from emulator import EmulatorBackend
-    backends.register("emulator", EmulatorBackend())
+    with registered("emulator", EmulatorBackend()), use_backend("emulator"):
 
 The modules, in the order of a call: ``text`` asks MLX for the text, ``build`` compiles it with
 the shims of metal/shims, ``memory`` holds its buffers between guard pages, ``kernel`` joins them

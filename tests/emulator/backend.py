@@ -1,4 +1,4 @@
-"""The emulator as a back end of mlx_h2o: ``backends.register("emulator", EmulatorBackend())``."""
+"""The emulator as a back end of mlx_h2o."""
 
 from __future__ import annotations
 

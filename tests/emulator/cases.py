@@ -79,12 +79,12 @@ def check_chunk(
 def check_schedules(case: Case) -> None:
     """What was asked for, and right; the same bits in every schedule."""
     request, backend = case.request(), case.backend()
-    result = backend.attention(request)
+    result = backend.attend(request)
     asked_for = (True, case.scores, case.lse, case.skipped, False)  # no weights
     assert tuple(each is not None for each in result) == asked_for
     assert max(errors(request, result).values()) <= 1, errors(request, result)
     for run in SCHEDULES[1:]:
-        other = replace(backend, run=run).attention(request)
+        other = replace(backend, run=run).attend(request)
         assert all(map(same_bits, result, other)), run
 
 

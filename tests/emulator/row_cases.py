@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 import mlx.core as mx
 import numpy as np
 
+from back_ends import registered
 from emulator.backend import EmulatorBackend
 from emulator.kernel import Run
 from mlx_h2o import use_backend
-from mlx_h2o.operations.backends import register
 
 SCHEDULES = (Run(), Run("reverse"), Run("random", seed=1), Run("random", seed=2))
 ROWS = (1, 7, 31, 32, 33, 255, 256, 257, 1023, 1024, 1025)
@@ -29,12 +29,8 @@ def same_bits(one: mx.array | None, other: mx.array | None) -> bool:
 @contextlib.contextmanager
 def named_emulator(backend: EmulatorBackend | None = None) -> Iterator[None]:
     """The emulator is the back end that is named."""
-    remove = register("emulator", backend or EmulatorBackend())
-    try:
-        with use_backend("emulator"):
-            yield
-    finally:
-        remove()
+    with registered("emulator", backend or EmulatorBackend()), use_backend("emulator"):
+        yield
 
 
 def on_the_emulator(call: Callable, backend: EmulatorBackend | None = None):

@@ -81,7 +81,9 @@ def test_sliding_windows_are_the_same_in_every_arm():
 def test_a_text_beyond_the_context_of_the_model_is_noted(tiny):
     for made_for, times in ((72, 0), (71, 1)):
         result = evaluated(tiny, FEW[:1]) | {"context": made_for}
+        result["settings"]["documents"] = times + 1
         said = "\n".join(report.notes(result))
+        assert said.startswith(("1 text a task.", "2 texts a task.")[times])
         assert said.count("The text has 72 tokens, and the model was trained on 71: ") == times
 
 
@@ -253,9 +255,10 @@ def test_samples_of_ruler(demo, tmp_path):
     decode = demo[1].decode
     assert decode(list(found.text)) == "One is: 12.\nTwo is: 34.\n"
     assert (decode(list(prompt)), decode(list(answer))) == ("What is One? One is", " 12")
-    file.write_text("{}\n")
-    with pytest.raises(ValueError, match="line 1 is no sample of RULER"):
-        questions.samples(demo[1], str(file), 3)
+    for text, wrong in (("{}\n", "line 1 is no sample of RULER"), ("", "has no samples of RULER")):
+        file.write_text(text)
+        with pytest.raises(ValueError, match=wrong):
+            questions.samples(demo[1], str(file), 3)
 
 
 def test_writing_stays_within_its_bytes(tiny):
@@ -338,6 +341,9 @@ def test_a_result_is_taken_up_again(tiny, tmp_path):
     assert json.loads(file.read_text()) == again
     with pytest.raises(ValueError, match="measurements of another settings"):
         evaluated(tiny, file=file, settings=Settings(documents=1, length=72))
+    file.write_text(json.dumps(again | {"environment": again["environment"] | {"mlx": "0.1"}}))
+    with pytest.raises(ValueError, match="measurements of another environment"):
+        evaluated(tiny, file=file)
     file.write_text("[]")
     with pytest.raises(ValueError, match="is not a result of evaluate"):
         evaluated(tiny, file=file)
@@ -354,6 +360,8 @@ def test_a_table_shows_differences_to_the_full_cache(tiny):
     apart = paired(figures(result, KEYDIFF.name)["loss"], figures(result, "full")["loss"])
     assert rows[3][2].startswith(f"{apart.mean:+.3f} [") and rows[3][3].startswith("[")
     assert rows[2][3] == "-"
+    mean = np.mean(figures(result, "window")["loss"])  # with no full cache to compare with
+    assert report.rows(result | {"records": result["records"][1:]})[1][1][2] == f"{mean:.2f}"
 
 
 def test_a_plot_has_a_point_for_each_arm(tiny, tmp_path):

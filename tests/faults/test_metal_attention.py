@@ -70,7 +70,7 @@ def request_for(case: Case) -> AttentionRequest:
 
 def is_wrong(backend: EmulatorBackend, request: AttentionRequest) -> bool:
     """Whether any output differs from the reference by more than its tolerance."""
-    result = backend.attention(request)
+    result = backend.attend(request)
     return max(errors(request, result).values()) > 1
 
 

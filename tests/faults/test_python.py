@@ -230,6 +230,7 @@ def unknown_token() -> None:
 
 
 COMPOSED, EVICTION = "operations.composed", "caches.room:Eviction"
+BASE = "operations.resolved:Operations"
 
 FAULTS = (
     # Attention returns its output and its scores.
@@ -239,12 +240,12 @@ FAULTS = (
     Fault("queries are not scaled", f"{COMPOSED}:attention", asked(scale=1.0), attention),
     Fault("all values are added", f"{COMPOSED}:attention", asked(sparse_v_threshold=0.0), packed),
     # The other operations.
-    Fault("sinks go", f"{COMPOSED}:keep_indices", given(sink_size=lambda size: 0), selection),
-    Fault("recent rows go", f"{COMPOSED}:keep_indices",
+    Fault("sinks go", f"{BASE}.keep_indices", given(sink_size=lambda size: 0), selection),
+    Fault("recent rows go", f"{BASE}.keep_indices",
           given(recent_start=lambda start: None), selection),
-    Fault("the average forgets", "operations.composed.rows:accumulate_scores",
+    Fault("the average forgets", f"{BASE}.accumulate_scores",
           given(decay=lambda decay: 0.5), averages),
-    Fault("the future is seen", "operations.composed.prefill:prefill_scores",
+    Fault("the future is seen", f"{BASE}.prefill_scores",
           asked(causal=False), mass),
     # The budget, and which rows go.
     Fault("the recent window is off by one", EVICTION,
@@ -305,9 +306,10 @@ def test_fault_is_caught(fault: Fault) -> None:
     original = vars(owner)[name]
     if isinstance(original, property):
         faulty: Any = property(fault.wrap(original.fget))
+    elif isinstance(original, staticmethod):
+        faulty = staticmethod(fault.wrap(original.__func__))
     else:
         faulty = fault.wrap(original)
-        faulty.__name__ = original.__name__  # by which back ends are asked for an operation
     fault.check()
     try:
         with mock.patch.object(owner, name, faulty), pytest.raises(NOTICED) as found:

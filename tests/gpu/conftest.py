@@ -10,6 +10,7 @@ import pytest
 from emulator import metal_kernel
 from emulator.row_cases import named_emulator
 from mlx_h2o.operations.gpu import metal
+from mlx_h2o.operations.gpu.kernels import compiled
 
 
 @pytest.fixture
@@ -50,6 +51,6 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], PipelineLim
         monkeypatch.setattr(metal.BACKEND, "unavailable_reason", lambda: "")
         return made
 
-    metal._metal_kernel.cache_clear()
+    compiled.cache_clear()
     yield make
-    metal._metal_kernel.cache_clear()
+    compiled.cache_clear()

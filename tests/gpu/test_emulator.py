@@ -85,7 +85,7 @@ def plain_request(**changes: object) -> AttentionRequest:
 
 
 def check(request: AttentionRequest, run: Run | None = None) -> None:
-    result = EmulatorBackend(run or Run()).attention(request)
+    result = EmulatorBackend(run or Run()).attend(request)
     assert max(errors(request, result).values()) <= 1, errors(request, result)
 
 
@@ -124,11 +124,11 @@ def test_nan_in_the_mask_stays_in_its_query(
 ) -> None:
     request = Case(mask="add-f32", queries=4, heads=(4, 2), batch=2, **rows).request()
     mask = np.array(request.mask)
-    clean = EmulatorBackend(blocks=blocks).attention(request)
+    clean = EmulatorBackend(blocks=blocks).attend(request)
     mask[1, 2, 3, 5] = math.nan
     mask[0, 0, 0, 6] = math.nan  # this query sees nothing else
     request = replace(request, mask=mx.array(mask))
-    out, scores, lse, *_ = EmulatorBackend(Run(defines=defines), blocks=blocks).attention(request)
+    out, scores, lse, *_ = EmulatorBackend(Run(defines=defines), blocks=blocks).attend(request)
     hit = np.zeros((2, 4, 4), bool)
     hit[1, 2, 3] = hit[0, 0, 0] = True
     assert np.array_equal(np.isnan(np.array(lse)), hit)
@@ -147,7 +147,7 @@ def test_nan_in_a_row_bias_stays_in_queries_that_meet_it(
     bias = np.array(request.row_bias)
     bias[:, :, 5] = math.nan
     request = replace(request, row_bias=mx.array(bias))
-    out, scores, lse, *_ = EmulatorBackend(Run(defines=defines), blocks=blocks).attention(request)
+    out, scores, lse, *_ = EmulatorBackend(Run(defines=defines), blocks=blocks).attend(request)
     hit = np.array(request.mask)[..., 5]
     assert 0 < hit.sum() < hit.size
     assert np.array_equal(np.isnan(np.array(lse)), hit)
@@ -161,17 +161,17 @@ def test_nan_in_a_row_bias_stays_in_queries_that_meet_it(
 def test_metal_back_end_finds_its_simdgroups(gpu, limit: int, tried: list[int]) -> None:
     calls = gpu(limit).calls
     request = Case(mask="add-f32", sinks="f32", queries=2).request()
-    result = metal.BACKEND.attention(request)
+    result = metal.BACKEND.attend(request)
     assert max(errors(request, result).values()) <= 1
     assert calls == [*tried, tried[-1]]
-    metal.BACKEND.attention(request)
+    metal.BACKEND.attend(request)
     assert calls == [*tried, tried[-1], tried[-1]]
 
 
 def test_metal_back_end_reports_other_errors(gpu) -> None:
     gpu(16)
     with pytest.raises(ValueError, match="Thread group size"):
-        metal.BACKEND.attention(plain_request())
+        metal.BACKEND.attend(plain_request())
     assert not metal.BACKEND.simdgroups
 
 

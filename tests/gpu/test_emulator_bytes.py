@@ -26,7 +26,7 @@ def reads(request: AttentionRequest, blocks: int | None, simdgroups: int = 4) ->
     run = Run(reads={})
     counting = EmulatorBackend(run, simdgroups=simdgroups, blocks=blocks)
     plain = replace(counting, run=Run())
-    assert all(map(same_bits, counting.attention(request), plain.attention(request)))
+    assert all(map(same_bits, counting.attend(request), plain.attend(request)))
     return run.reads
 
 

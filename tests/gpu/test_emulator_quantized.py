@@ -113,7 +113,7 @@ def test_agrees_with_the_reference_in_every_schedule(case: Case) -> None:
 def test_any_strides() -> None:
     case = Case(bits=(8, 4), group=32, heads=(4, 2), batch=2, queries=2, rows=40, slack=2)
     request = case.request()
-    expected = EmulatorBackend().attention(request)
+    expected = EmulatorBackend().attend(request)
 
     for view in (columns, interleaved, heads_inside):
 
@@ -121,7 +121,7 @@ def test_any_strides() -> None:
             return replace(rows, parts=tuple(map(view, rows.parts)))
 
         other = replace(request, keys=viewed(request.keys), values=viewed(request.values))
-        found = EmulatorBackend().attention(other)
+        found = EmulatorBackend().attend(other)
         assert all(map(same_bits, expected, found))
 
 
@@ -135,7 +135,7 @@ def test_rows_that_are_masked_are_not_read() -> None:
         return replace(rows, parts=(words, mx.where(masked, math.nan, scales), biases))
 
     other = replace(request, keys=poisoned(request.keys), values=poisoned(request.values))
-    clean, found = (EmulatorBackend().attention(each) for each in (request, other))
+    clean, found = (EmulatorBackend().attend(each) for each in (request, other))
     assert all(map(same_bits, clean, found))
 
 
@@ -150,7 +150,7 @@ def test_metal_back_end_runs_it(
     calls = gpu(300).calls
     case = Case(rows=rows, bits=EIGHT, sinks="f32", sparse=1e-4, skipped=True)
     request = case.request()
-    result = metal.BACKEND.attention(request)
+    result = metal.BACKEND.attend(request)
     assert max(errors(request, result).values()) <= 1
     assert calls == [1024, 512, *sparse_passes, *sparse_passes]
     # Without the threshold, and with other bits, they are other kernels.
@@ -160,5 +160,5 @@ def test_metal_back_end_runs_it(
         Case(rows=rows, mask="bool"),
     ):
         calls.clear()
-        metal.BACKEND.attention(other.request())
+        metal.BACKEND.attend(other.request())
         assert calls == [1024, 512, *passes, *passes]

@@ -250,7 +250,7 @@ def test_launches_are_what_a_request_asks_for() -> None:
 
 
 def test_cuda_header_comes_with_its_launch_bounds() -> None:
-    header = cuda.header(512)
+    header = cuda.BACKEND.header(512)
     assert header.startswith("#define H2O_MAX_THREADS 512\n")
     assert header.index("__launch_bounds__") < header.index("h2o_softmax")
 

@@ -18,6 +18,7 @@ from gpu.conftest import PipelineLimit
 from mlx_h2o import fast, use_backend
 from mlx_h2o.operations.composed import turbo
 from mlx_h2o.operations.gpu import cuda, metal, mlx_attention
+from mlx_h2o.operations.gpu.kernels import compiled
 from operations.test_prefill import SCALE, arrays
 
 pytestmark = EMULATED
@@ -68,7 +69,7 @@ def test_metal_back_end_runs_the_kernels(name: str, gpu: Callable[[], object]) -
         found = call()
     with use_backend("composed"):
         check_same(found, call())
-    assert metal._metal_kernel.cache_info().currsize == kernels
+    assert compiled.cache_info().currsize == kernels
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -78,13 +79,13 @@ def test_rows_are_unpacked_where_that_is_faster(
     launched = gpu().calls
     request = Case(bits=(8, 4), scores=False, lse=False, queries=3, heads=(4, 2)).request()
     request.causal = causal
-    expected = EmulatorBackend().attention(request)
+    expected = EmulatorBackend().attend(request)
     for margin, more in ((0.0, 0), (math.inf, 1)):
         monkeypatch.setattr(mlx_attention, "MARGIN", margin)
         monkeypatch.setattr(metal.BACKEND, "_measured", {})
         assert metal.BACKEND.uses_mlx(request) is (margin == 0)
         before = len(launched)
-        check_same(metal.BACKEND.attention(request).out, expected.out)
+        check_same(metal.BACKEND.attend(request).out, expected.out)
         assert len(launched) == before + more
 
 
@@ -107,7 +108,7 @@ def test_mlx_serves_a_chunk(case: Case, gpu: Callable[[], Any]) -> None:
     if request.row_bias is not None:
         request.row_bias = mx.maximum(request.row_bias, -9)
     assert not metal.BACKEND.refuses(request)
-    check_chunk(request, metal.BACKEND.attention)
+    check_chunk(request, metal.BACKEND.attend)
     assert not launched
 
 

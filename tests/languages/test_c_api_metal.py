@@ -10,11 +10,11 @@ import mlx.core as mx
 import pytest
 
 import c_api_build
+from back_ends import registered
 from c_api import ATTENTION, CODES, CError, Library
 from emulator.backend import Launched, Recorder
 from emulator.cases import CHUNK, CHUNKS, Case, check_chunk
 from mlx_h2o.operations import requests
-from mlx_h2o.operations.backends import register
 from mlx_h2o.operations.gpu import kernels, launch
 from parity import runner
 from parity.c_leg import CBackend
@@ -82,10 +82,9 @@ def test_launches_are_those_of_the_python_package(metal: Library) -> None:
     """Of every parity case that the kernels serve: each kernel and both sides of every flag."""
     assert metal.backend_status("metal") == (True, "")
     recorder, backend = Recorder(), CBackend(metal, "c-metal", "")
-    sides = (register("emulator", recorder), register("c-metal", backend))
     python, c = EmulatorLeg(), PackageLeg("c-metal")
     before, names = metal.c.fake_metal_kernels_made(), set()
-    try:
+    with registered("emulator", recorder), registered("c-metal", backend):
         for case in runner.all_cases(0):
             if case.fields["op"] in ("trace", "fold"):  # those no kernel serves
                 continue
@@ -96,16 +95,13 @@ def test_launches_are_those_of_the_python_package(metal: Library) -> None:
             expected = planned(recorder.launched)
             assert recorded(metal) == expected, case.name
             names |= {*expected["name"]}
-    finally:
-        for remove in sides:
-            remove()
     assert len(names) > 100 and metal.c.fake_metal_kernels_made() - before == len(names)
 
 
 @pytest.mark.parametrize("case", CHUNKS, ids=str)
 def test_mlx_serves_a_chunk(metal: Library, case: Case) -> None:
     recorded(metal)
-    check_chunk(case.request(), CBackend(metal, "c-metal", "metal").attention)
+    check_chunk(case.request(), CBackend(metal, "c-metal", "metal").attend)
     assert recorded(metal) == {}
 
 
@@ -116,7 +112,7 @@ MORE = {"scores": True}, {"lse": True}, {"mask": "add-f32"}, {"kv_format": "turb
 def test_mlx_serves_no_more_than_the_output(metal: Library, more: dict[str, Any]) -> None:
     request = Case(**CHUNK | more).request()
     with pytest.raises(CError, match="decode kernels take up to 8 queries, found Lq = 150"):
-        CBackend(metal, "c-metal", "metal").attention(request)
+        CBackend(metal, "c-metal", "metal").attend(request)
 
 
 REFUSED = {

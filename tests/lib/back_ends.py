@@ -1,8 +1,24 @@
-"""The back ends of the CPU that run here."""
+"""The back ends of the CPU that run here, and others that a test brings."""
+
+import contextlib
+from collections.abc import Iterator
+from unittest import mock
 
 import pytest
 
-from mlx_h2o.operations import native
+from mlx_h2o.operations import backends
+from mlx_h2o.operations.native import module
+from mlx_h2o.operations.resolved import Operations
 
-BACKENDS = ["composed"] if native.unavailable_reason() else ["composed", "native"]
-NATIVE = pytest.mark.skipif("native" not in BACKENDS, reason=native.unavailable_reason() or "here")
+BACKENDS = ["composed"] if module.unavailable_reason() else ["composed", "native"]
+NATIVE = pytest.mark.skipif("native" not in BACKENDS, reason=module.unavailable_reason() or "here")
+
+
+@contextlib.contextmanager
+def registered(name: str, backend: Operations) -> Iterator[None]:
+    """There is one more, which serves calls that name it."""
+    with mock.patch.dict(backends._registered, {name: backend}):
+        try:
+            yield
+        finally:
+            backends.forget()

@@ -48,7 +48,7 @@ def function_name(launch: Launch) -> str:
 
 def generated_header(launch: Launch) -> str:
     """What stands before a function in the text that MLX generates for cuda_kernel."""
-    own = cuda.header(launch.threadgroup[0])
+    own = cuda.BACKEND.header(launch.threadgroup[0])
     return f'#include "{MLX_UTILS_NAME}"\n#include <cooperative_groups.h>\n{own}'
 
 

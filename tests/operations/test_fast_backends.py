@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import threading
@@ -11,20 +12,22 @@ import mlx.core as mx
 import pytest
 
 import mlx_h2o
+from back_ends import registered
 from mlx_h2o import backends, fast, use_backend
 from mlx_h2o.operations import composed, requests
-from mlx_h2o.operations.backends import ENVIRONMENT, forget, get, named, register, resolve
-from mlx_h2o.operations.resolved import Operations
+from mlx_h2o.operations.backends import ENVIRONMENT, forget, get, named, resolve
+from mlx_h2o.operations.resolved import COMPOSED, Operations
 from programs import ended
 
 PACKAGE = Path(mlx_h2o.__file__).parents[1]
 
 
-class Recorder:
+class Recorder(Operations):
     """A back end that notes its calls and computes with the composed one."""
 
+    name = "recorder"
+
     def __init__(self, *, refusal: str = "", missing: str = "") -> None:
-        self.name = "recorder"
         self.refusal, self.missing = refusal, missing
         self.calls = 0
 
@@ -34,9 +37,9 @@ class Recorder:
     def refuses(self, request: requests.AttentionRequest) -> str:
         return self.refusal
 
-    def attention(self, request: requests.AttentionRequest):
+    def attend(self, request: requests.AttentionRequest):
         self.calls += 1
-        return composed.attention(request)
+        return super().attend(request)
 
 
 @pytest.fixture(autouse=True)
@@ -47,17 +50,15 @@ def _environment_is_read_again():
 
 
 @pytest.fixture
-def registered(request: pytest.FixtureRequest):
-    removals = []
+def recording():
+    with contextlib.ExitStack() as there:
 
-    def add(**settings: str) -> Recorder:
-        backend = Recorder(**settings)
-        removals.append(register("recorder", backend))
-        return backend
+        def add(**settings: str) -> Recorder:
+            backend = Recorder(**settings)
+            there.enter_context(registered("recorder", backend))
+            return backend
 
-    yield add
-    for remove in removals:
-        remove()
+        yield add
 
 
 def attend(rows: int = 5):
@@ -86,8 +87,8 @@ def test_the_advice_is_for_what_is_better() -> None:
     assert python("sys.modules['mlx_h2o._core'] = None\n" + ask).stdout == f"{told}\n"
 
 
-def test_a_named_back_end_serves(registered) -> None:
-    recorder = registered()
+def test_a_named_back_end_serves(recording) -> None:
+    recorder = recording()
     attend()
     assert recorder.calls == 0, "a registered back end serves only calls that name it"
     with use_backend("recorder"):
@@ -101,8 +102,8 @@ def test_a_named_back_end_serves(registered) -> None:
     assert recorder.calls == 2
 
 
-def test_a_named_back_end_refuses_what_it_cannot(registered) -> None:
-    registered(refusal="N is odd")
+def test_a_named_back_end_refuses_what_it_cannot(recording) -> None:
+    recording(refusal="N is odd")
     with (
         use_backend("recorder"),
         pytest.raises(ValueError, match=r"^\[scaled_dot_product_attention_with_scores\] back end "
@@ -111,8 +112,8 @@ def test_a_named_back_end_refuses_what_it_cannot(registered) -> None:
         attend()
 
 
-def test_a_back_end_that_is_not_available(registered, monkeypatch: pytest.MonkeyPatch) -> None:
-    registered(missing="no such device")
+def test_a_back_end_that_is_not_available(recording, monkeypatch: pytest.MonkeyPatch) -> None:
+    recording(missing="no such device")
     refusal = "back end 'recorder' is not available: no such device"
     with pytest.raises(ValueError, match=rf"^\[use_backend\] {refusal}"), use_backend("recorder"):
         pass
@@ -145,9 +146,9 @@ def test_an_unknown_back_end(name: str) -> None:
 
 
 def test_the_environment_names_the_process_default(
-    registered, monkeypatch: pytest.MonkeyPatch
+    recording, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recorder = registered()
+    recorder = recording()
     monkeypatch.setenv(ENVIRONMENT, "recorder")
     forget()
     assert backends()["recorder"].default
@@ -175,21 +176,14 @@ def test_a_name_holds_for_its_thread_and_is_undone_by_an_exception() -> None:
     assert seen == [named()]
 
 
-def test_a_name_is_taken_once(registered) -> None:
-    registered()
-    for name in ("recorder", "metal", "composed"):
-        with pytest.raises(ValueError, match=rf"^\[register\] back end '{name}' exists already"):
-            register(name, Recorder())
-
-
-def test_selection_falls_back_to_composed_where_a_back_end_has_none(registered) -> None:
-    registered()
+def test_selection_falls_back_to_composed_where_a_back_end_has_none(recording) -> None:
+    recording()
     with use_backend("recorder"):
-        assert resolve().function(composed.keep_indices) is composed.keep_indices
+        assert resolve().keep_indices is composed.keep_indices
 
 
-def test_what_is_resolved_follows_the_name_and_the_device(registered) -> None:
-    registered()
+def test_what_is_resolved_follows_the_name_and_the_device(recording) -> None:
+    recording()
     first = resolve()
     assert resolve() is first
     with use_backend("recorder"):
@@ -197,7 +191,7 @@ def test_what_is_resolved_follows_the_name_and_the_device(registered) -> None:
         assert named is not first and named is resolve()
         assert resolve(mx.Device(mx.cpu)) is not first
     with use_backend("composed"):
-        assert type(resolve()) is Operations
+        assert resolve() is COMPOSED
     assert resolve() is first and resolve(mx.default_device()) is first
 
 
@@ -211,7 +205,7 @@ def test_unnamed_the_composed_back_end_serves_what_others_refuse(
     for name in ("native", "metal", "cuda"):
         if backends()[name].available:
             monkeypatch.setattr(get(name), "refuses", lambda request: "not today")
-    assert resolve(mx.Device(mx.cpu)).backend_for(request, "attention") is composed
+    assert resolve(mx.Device(mx.cpu)).serving(request) is COMPOSED
 
 
 # Importing

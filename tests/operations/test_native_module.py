@@ -18,8 +18,8 @@ OP = "scaled_dot_product_attention_with_scores"
 
 @pytest.fixture
 def core():
-    if native.unavailable_reason():
-        pytest.skip(native.unavailable_reason())
+    if native_module.unavailable_reason():
+        pytest.skip(native_module.unavailable_reason())
     from mlx_h2o import _core
 
     return _core
@@ -31,7 +31,7 @@ def make(queries=(1, 2, 1, 8), keys=(1, 1, 5, 8), values=(1, 1, 5, 8), dtype=mx.
 
 def test_the_extension_is_there_where_it_can_be_built():
     native_build.need()
-    assert native.unavailable_reason() == ""
+    assert native_module.unavailable_reason() == ""
 
 
 def fake(**changes):
@@ -75,9 +75,9 @@ def test_an_extension_of_another_nanobind_is_refused():
 
 def test_a_gpu_stream_is_refused():
     request = attention_request(*make(), scale=1.0)
-    assert native.refuses(request) == ""
+    assert native.BACKEND.refuses(request) == ""
     on_gpu = SimpleNamespace(stream=mx.Device(mx.gpu))
-    assert native.refuses(on_gpu) == "it runs on CPU streams, found a GPU stream"
+    assert native.BACKEND.refuses(on_gpu) == "it runs on CPU streams, found a GPU stream"
 
 
 def test_a_row_bias_may_have_room_for_more_rows(core):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from back_ends import NATIVE
-from mlx_h2o.operations import native
+from mlx_h2o.operations.native import module
 from programs import ended
 
 TESTS = Path(__file__).parent
@@ -15,7 +15,7 @@ TESTS = Path(__file__).parent
 SUITES = ("test_native.py", "test_cache_operations.py", "test_parity_cases.py", "test_turbo.py")
 
 TARGETS: list[str] = []
-if not native.unavailable_reason():
+if not module.unavailable_reason():
     from mlx_h2o import _core
 
     TARGETS = [target for target in _core.simd_targets() if target != _core.simd_target()]

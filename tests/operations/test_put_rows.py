@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from back_ends import NATIVE
-from mlx_h2o.operations import native
-from mlx_h2o.operations.backends import resolve
+from mlx_h2o.operations.backends import get, resolve
 from mlx_h2o.operations.composed import buffers
 
 SHAPES = [(2, 3, 9, 4), (1, 2, 5)]
@@ -31,7 +30,7 @@ def given(shape: tuple[int, ...], dtype: mx.Dtype) -> tuple[mx.array, mx.array, 
 def test_rows_come_to_their_slots(shape: tuple[int, ...], dtype: mx.Dtype) -> None:
     buffer, slots, rows = given(shape, dtype)
     before = np.array(buffer)
-    found = native.put_rows(buffer, slots, rows)
+    found = get("native").put_rows(buffer, slots, rows)
     assert mx.array_equal(found, buffers.put_rows(buffer, slots, rows)).item()
     assert np.array_equal(np.array(buffer), before)  # somebody holds it
 
@@ -42,7 +41,7 @@ def test_a_buffer_that_the_rows_are_made_of_is_not_copied() -> None:
     mx.eval(buffer)
     place = np.asarray(buffer.view(mx.uint8)).__array_interface__["data"][0]
     rows = buffers.gathered(buffer, slots) + 1
-    buffer = native.put_rows(buffer, slots, rows)
+    buffer = get("native").put_rows(buffer, slots, rows)
     del rows
     mx.eval(buffer)
     assert np.asarray(buffer.view(mx.uint8)).__array_interface__["data"][0] == place
@@ -58,7 +57,7 @@ def test_what_does_not_fit_is_refused() -> None:
         (buffer, slots, rows.astype(mx.float16)),
     ):
         with pytest.raises(ValueError, match="put_rows"):
-            native.put_rows(*wrong)
+            get("native").put_rows(*wrong)
 
 
 @pytest.mark.parametrize(("start", "tail"), [(0, 0), (7, 2), (9, 3)])

@@ -8,7 +8,7 @@ import pytest
 
 from back_ends import NATIVE
 from mlx_h2o import fast
-from mlx_h2o.operations import native
+from mlx_h2o.operations.backends import get
 from mlx_h2o.operations.composed import merging
 
 pytestmark = NATIVE
@@ -45,7 +45,7 @@ def test_native_merging_is_that_of_the_definition(dtype, length, masked):
             )
         )
     outs, _, lses = zip(*parts, strict=True)
-    found = native.merge_segments(outs, lses)
+    found = get("native").merge_segments(outs, lses)
     expected = merging.merge_segments(outs, lses)
     whole = fast.scaled_dot_product_attention_with_scores(
         queries, *(mx.concatenate(side, axis=2) for side in zip(*segments, strict=True)),
@@ -68,7 +68,7 @@ def test_nan_stays_in_its_query():
     outs = [rows(rng, 1, 2, 3, 32) for _ in "ab"]
     lses = [rows(rng, 1, 2, 3) for _ in "ab"]
     lses[1] = mx.where(mx.arange(3) == 1, mx.nan, lses[1])
-    out, lse = native.merge_segments(outs, lses)
+    out, lse = get("native").merge_segments(outs, lses)
     assert np.isnan(np.array(lse)).tolist() == [[[False, True, False]] * 2]
     assert (np.isnan(np.array(out)).all(axis=-1) == np.isnan(np.array(lse))).all()
 
@@ -77,9 +77,9 @@ def test_views_are_merged_as_they_look():
     rng = np.random.default_rng(3)
     outs = [rows(rng, 1, 3, 2, 32).swapaxes(1, 2) for _ in "ab"]
     lses = [rows(rng, 1, 3, 2).swapaxes(1, 2) for _ in "ab"]
-    found = native.merge_segments(outs, lses)
+    found = get("native").merge_segments(outs, lses)
     plain = [[mx.contiguous(one) for one in some] for some in (outs, lses)]
-    for one, other in zip(found, native.merge_segments(*plain), strict=True):
+    for one, other in zip(found, get("native").merge_segments(*plain), strict=True):
         np.testing.assert_array_equal(np.array(one), np.array(other))
 
 
@@ -111,16 +111,16 @@ def test_rows_as_one_array(bits, dtype):
     rng = np.random.default_rng(4)
     newest = rows(rng, 2, 3, 5, 96, dtype=dtype)
     tiers = tiers_of(rng, (7, 4)[: len(bits)], bits, 96, dtype)
-    found = native.segment_rows(tiers, newest, bits, GROUP)
+    found = get("native").segment_rows(tiers, newest, bits, GROUP)
     check_same(found, merging.segment_rows(tiers, newest, bits, GROUP), dtype)
     np.testing.assert_array_equal(
         np.array(found[0][:, :, -5:].astype(mx.float32)), np.array(newest.astype(mx.float32))
     )
-    for rows_of in (native, merging):
+    for rows_of in (get("native"), merging):
         first_empty = [part[:, :, :0] for part in tiers[:3]] + tiers[3:]
         others = rows_of.segment_rows(first_empty, newest, bits, GROUP)
         check_same(others, [found[0][:, :, 7:]], dtype)
-    views = native.segment_rows([p[:, :, 1:] for p in tiers], newest[:, :, :0], bits, GROUP)
+    views = get("native").segment_rows([p[:, :, 1:] for p in tiers], newest[:, :, :0], bits, GROUP)
     np.testing.assert_array_equal(
         np.array(views[0].astype(mx.float32))[:, :, :3],
         np.array(found[0].astype(mx.float32))[:, :, 1:4],
@@ -138,9 +138,11 @@ def test_some_rows_in_one_form(to, bits, dtype):
     total = 5 + sum((7, 4)[: len(bits)])
     order = np.stack([rng.permutation(total)[:4] for _ in range(6)]).reshape(2, 3, 4)
     slots = mx.array(order.astype(np.uint32))
-    found = native.segment_rows(tiers, newest, bits, GROUP, slots, to)
+    found = get("native").segment_rows(tiers, newest, bits, GROUP, slots, to)
     check_same(found, merging.segment_rows(tiers, newest, bits, GROUP, slots, to), dtype)
-    again = native.segment_rows(found, newest[:, :, :0], [to], GROUP, None, 8) if to else found
+    again = (
+        get("native").segment_rows(found, newest[:, :, :0], [to], GROUP, None, 8) if to else found
+    )
     if to:  # more bits change no number
         unpacked = [
             mx.dequantize(*parts, group_size=GROUP, bits=width)
@@ -164,7 +166,7 @@ def test_parts_that_do_not_fit_are_refused(change, text):
     if "lse are" not in text:
         parts = parts[0], [parts[1][0]] * 2
     with pytest.raises(ValueError, match=rf"^\[merge_segments\] .*{text}"):
-        native.merge_segments(*change(*parts))
+        get("native").merge_segments(*change(*parts))
 
 
 @pytest.mark.parametrize(
@@ -187,10 +189,10 @@ def test_rows_that_do_not_fit_are_refused(given, text):
     call = {"tiers": tiers_of(rng, (7,), (8,), 64, mx.float32), "bits": [8],
             "newest": rows(rng, 2, 3, 5, 64), "group_size": GROUP}  # fmt: skip
     with pytest.raises(ValueError, match=rf"^\[segment_rows\] .*{text}"):
-        native.segment_rows(**call | given)
+        get("native").segment_rows(**call | given)
 
 
 def test_slots_beyond_the_rows_are_the_last_row():
     newest = mx.arange(10.0).reshape(1, 1, 5, 2)
-    found = native.segment_rows([], newest, [], GROUP, mx.array([[[4, 9]]], mx.uint32))
+    found = get("native").segment_rows([], newest, [], GROUP, mx.array([[[4, 9]]], mx.uint32))
     assert found[0].tolist() == [[[[8.0, 9.0], [8.0, 9.0]]]]

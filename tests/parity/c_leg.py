@@ -9,8 +9,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from back_ends import registered
 from golden.build import Case
-from mlx_h2o.operations.backends import register
 from mlx_h2o.operations.composed import folding, turbo
 from mlx_h2o.operations.requests import (
     AttentionRequest,
@@ -19,6 +19,7 @@ from mlx_h2o.operations.requests import (
     Parts,
     StoredRows,
 )
+from mlx_h2o.operations.resolved import Operations
 
 try:
     import c_api
@@ -32,7 +33,7 @@ from parity.legs import PackageLeg
 from parity.outcome import Outcome
 
 
-class CBackend:
+class CBackend(Operations):
     """The C operations as a back end of the package, so that its cache can run on them.
 
     The C interface has no cache: in a trace the steps are Python's, the operations C's. ``backend``
@@ -41,12 +42,6 @@ class CBackend:
 
     def __init__(self, library: Any, name: str, backend: str) -> None:
         self.library, self.name, self.backend = library, name, backend
-
-    def unavailable_reason(self) -> str:
-        return ""
-
-    def refuses(self, request: AttentionRequest) -> str:
-        return ""
 
     def _called(self, op: str, **given: Any) -> dict[str, Any]:
         with self.library.using(self.backend):
@@ -58,7 +53,7 @@ class CBackend:
                 for name, one in found.items()
             }
 
-    def attention(self, request: AttentionRequest) -> AttentionResult:
+    def attend(self, request: AttentionRequest) -> AttentionResult:
         """Dense or packed rows."""
         given = _asked(request)
         asked = ("scores", "lse", "skipped")
@@ -72,7 +67,7 @@ class CBackend:
         op = c_api.QUANTIZED if request.is_packed else c_api.ATTENTION
         return AttentionResult(**self._called(op, **given))
 
-    def attention_and_accumulate(
+    def accumulate(
         self, request: AttentionRequest, importance: mx.array, decay: float | None
     ) -> tuple[mx.array, mx.array]:
         rows = request.keys.shape[2]  # C takes no importance of others
@@ -193,11 +188,8 @@ class CLeg(PackageLeg):
         return {"mlx": found, "back end": self.trace_of}
 
     def run(self, cases: Iterable[Case], directory: Path) -> Iterator[tuple[str, Outcome]]:
-        remove = register(self.name, CBackend(self.library, self.name, self.trace_of))
-        try:
+        with registered(self.name, CBackend(self.library, self.name, self.trace_of)):
             yield from super().run(cases, directory)
-        finally:
-            remove()
 
 
 def failures(library: Any, cases: Iterable[Case], backend: str = "composed") -> list[str]:

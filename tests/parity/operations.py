@@ -18,8 +18,8 @@ from golden.build import Case
 from mlx_h2o import fast
 from mlx_h2o.operations import requests
 from mlx_h2o.operations.backends import resolve
-from mlx_h2o.operations.composed import folding
 from mlx_h2o.operations.requests import AttentionRequest
+from mlx_h2o.operations.resolved import Operations
 from parity.outcome import Outcome
 
 DECODE = ("quantized", "without_scores")
@@ -27,10 +27,10 @@ DECODE = ("quantized", "without_scores")
 # Functions of a back end, any of which makes it serve an operation itself; attention and selection
 # every one has.
 FUNCTIONS: Mapping[str, tuple[str, ...]] = {
-    "quantized": ("attention",),
-    "without_scores": ("attention",),
+    "quantized": ("attend",),
+    "without_scores": ("attend",),
     "accumulate": ("accumulate_scores",),
-    "attend": ("attention_and_accumulate", "accumulate_scores"),
+    "attend": ("accumulate", "accumulate_scores"),
     "append": ("quantize_append",),
     "codes": ("encode_rows",),
     "prefill": ("prefill_scores",),
@@ -38,13 +38,18 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def absent(case: Case, backend: object, name: str) -> str:
+def absent(case: Case, backend: Operations, name: str) -> str:
     """Why the back end has no part in the case's operation; empty if it has, or is composed."""
     op = case.fields["op"]
-    functions = list(FUNCTIONS.get(op, ()))
-    if name == "composed" or not functions or any(hasattr(backend, f) for f in functions):
+    functions = FUNCTIONS.get(op, ())
+    if name == "composed" or not functions or any(_has_own(backend, f) for f in functions):
         return ""
     return f"it has no {op!r} of its own"
+
+
+def _has_own(backend: Operations, function: str) -> bool:
+    own = getattr(type(backend), function) is not getattr(Operations, function)
+    return own or function in vars(backend)
 
 
 def run(case: Case) -> Outcome:
@@ -140,7 +145,7 @@ def _quantized(case: Case) -> dict[str, np.ndarray]:
 
 def _without_scores(case: Case) -> dict[str, np.ndarray]:
     """No public call of Python asks for this; the package's own attention does."""
-    found = resolve().serve_attention(request(case))
+    found = resolve().serving(asked := request(case)).attend(asked)
     if found[1] is not None:
         raise AssertionError("scores were made that nobody asked for")
     return _named("out scores lse skipped", found)
@@ -223,9 +228,7 @@ def _prefill(case: Case) -> dict[str, np.ndarray]:
 
 def _fold(case: Case) -> dict[str, np.ndarray]:
     names = ("keys", "values", "bias", "mass", "weights", "eligible", "kept")
-    found = resolve().function(folding.fold)(
-        *(case.tensors[name] for name in names), share=case.fields["share"]
-    )
+    found = resolve().fold(*(case.tensors[name] for name in names), share=case.fields["share"])
     return _named("into keys values bias mass", found)
 
 

@@ -6,19 +6,18 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
-from back_ends import NATIVE
+from back_ends import NATIVE, registered
 from emulator.row_cases import named_emulator
 from golden.build import Case, trace_case
 from mlx_h2o.operations import composed
-from mlx_h2o.operations.backends import register
-from mlx_h2o.operations.composed import rows as composed_rows
+from mlx_h2o.operations.composed import accumulating, buffers
+from mlx_h2o.operations.resolved import Operations
 from parity import runner, traces
 from parity.__main__ import main
 from parity.c_leg import CLeg
@@ -30,10 +29,10 @@ from parity.trace_reference import run_reference
 
 Run = Callable[..., tuple[int, str, dict[str, Any]]]
 COMPOSED = {
-    "attention": composed.attention,
+    "attend": composed.attention,
     "keep_indices": composed.keep_indices,
-    "accumulate_scores": composed_rows.accumulate_scores,
-    "quantize_append": composed_rows.quantize_append,
+    "accumulate_scores": accumulating.accumulate_scores,
+    "quantize_append": buffers.quantize_append,
 }
 
 
@@ -42,14 +41,12 @@ def run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Run:
     """Run the runner on a back end of these functions: exit status, standard error, JSON."""
 
     def runs(cases: str, **functions: Any) -> tuple[int, str, dict[str, Any]]:
-        asked = {"unavailable_reason": lambda: "", "refuses": lambda request: ""}
-        remove = register("broken", SimpleNamespace(name="broken", **asked, **functions))
+        broken = Operations()
+        vars(broken).update(functions, name="broken")
         path = tmp_path / "parity.json"
         options = ["--legs", "reference,composed,broken", "--cases", cases, "--json", str(path)]
-        try:
+        with registered("broken", broken):
             status = main([*options, "--build-dir", str(tmp_path)])
-        finally:
-            remove()
         return status, capfd.readouterr().err, json.loads(path.read_text())
 
     return runs
@@ -100,24 +97,24 @@ def next_slots(scores, *rows, **given):
 
 
 def next_slot(*, slots, **given):
-    return composed_rows.quantize_append(slots=slots + 1, **given)
+    return buffers.quantize_append(slots=slots + 1, **given)
 
 
 def decays_where_masked(importance, scores, *, decay, **given):
-    found = composed_rows.accumulate_scores(importance, scores, decay=decay, **given)
+    found = accumulating.accumulate_scores(importance, scores, decay=decay, **given)
     return mx.where(found == importance, decay * found, found)
 
 
 PACKED = "packed-one-pass-causal-sinks-no-lse-4.4-g32"
 FAULTS: dict[str, tuple[str, Any, set[str]]] = {
     # A masked last key stays -inf, so of the two cases at Lq = 3 both see it in the last query.
-    "queries-*": ("attention", one_score_off, {"queries-3-group-4", "queries-3-group-4-causal"}),
-    "slack-*": ("attention", raises, {f"slack-causal-{kind}" for kind in ("f32", "f16", "bf16")}),
+    "queries-*": ("attend", one_score_off, {"queries-3-group-4", "queries-3-group-4-causal"}),
+    "slack-*": ("attend", raises, {f"slack-causal-{kind}" for kind in ("f32", "f16", "bf16")}),
     "packed-one-pass-*-?.?-g32*": (
-        "attention", one_scale, {f"{PACKED}-f16", f"{PACKED}-sparse-skipped-f16"}
+        "attend", one_scale, {f"{PACKED}-f16", f"{PACKED}-sparse-skipped-f16"}
     ),
     "bias-counts-one-*": (
-        "attention", another_heads_bias, {"bias-counts-one-pass-f32", "bias-counts-one-pass-bf16"}
+        "attend", another_heads_bias, {"bias-counts-one-pass-f32", "bias-counts-one-pass-bf16"}
     ),
     "keep-??-of-two-clocks": (
         "keep_indices", one_clock, {"keep-39-of-two-clocks", "keep-33-of-two-clocks"}
@@ -139,7 +136,7 @@ def test_a_fault_names_its_cases(run: Run, cases: str) -> None:
 
 
 def test_a_back_end_without_the_operation_shows_na(run: Run) -> None:
-    status, _, found = run("append-all-31-rows", attention=composed.attention)
+    status, _, found = run("append-all-31-rows", attend=composed.attention)
     assert status == 0
     cell = found["cases"]["append-all-31-rows"]["broken"]
     assert cell == {"cell": "n/a", "note": "it has no 'append' of its own"}

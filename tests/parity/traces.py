@@ -14,9 +14,10 @@ from golden.build import Case
 from mlx_h2o import H2OKVCache, load_prompt_cache
 from mlx_h2o.caches.attention import DECODE_QUERIES
 from mlx_h2o.caches.cache import evicting_cache
-from mlx_h2o.operations import composed, requests
-from mlx_h2o.operations.backends import Backend, use_backend
+from mlx_h2o.operations import requests
+from mlx_h2o.operations.backends import use_backend
 from mlx_h2o.operations.requests import AttentionRequest
+from mlx_h2o.operations.resolved import COMPOSED, Operations
 from parity.outcome import Outcome, Verdict, failed
 from parity.trace_reference import config_of, ranks
 
@@ -24,7 +25,7 @@ from parity.trace_reference import config_of, ranks
 NEAR = 1e-5
 
 
-def run_python(case: Case, backend: Backend) -> Outcome:
+def run_python(case: Case, backend: Operations) -> Outcome:
     """The trace on H2OKVCache, every attention by ``backend`` where it can serve it.
 
     The caller names the back end too, so that selection runs on it.
@@ -32,7 +33,7 @@ def run_python(case: Case, backend: Backend) -> Outcome:
     return followed(case, backend)[1]
 
 
-def followed(case: Case, backend: Backend) -> tuple[H2OKVCache, Outcome]:
+def followed(case: Case, backend: Operations) -> tuple[H2OKVCache, Outcome]:
     """The cache at the end of the trace too; it begins with that of the case's file, if any."""
     fields, tensors = case.fields, case.tensors
     if "load" in fields:
@@ -76,8 +77,8 @@ def _routed(case, backend, cache, q, keys, values, mask) -> mx.array:
 def _attended(case, backend, q, keys, values, mask) -> tuple[mx.array, mx.array]:
     """Attention over dense rows, or over packed ones where the cache hands those out."""
     request = _request(case, q, keys, values, mask)
-    chosen = composed if backend.refuses(request) else backend
-    return chosen.attention(request)[:2]
+    chosen = COMPOSED if backend.refuses(request) else backend
+    return chosen.attend(request)[:2]
 
 
 def _request(case, q, keys, values, mask) -> AttentionRequest:

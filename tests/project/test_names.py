@@ -16,7 +16,7 @@ SHARED = {
     *("generate.py", "layers.py", "plan.py"),  # of lm/, and the command that shows it
     *("parser", "run"),  # of each command
     "main",  # of what ``python -m`` runs
-    *("BACKEND", "Operations"),  # what a back end brings
+    "BACKEND",  # what a back end brings
     "evicting",  # for mlx_lm's models, and for mlx-vlm's
 }
 

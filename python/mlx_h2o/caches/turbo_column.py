@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import mlx.core as mx
 
+from ..operations.arguments import CODE_SIZES, codes_fit
 from ..operations.backends import resolve
-from ..operations.composed import turbo
 from ..operations.composed.turbo import KEYS as KEYS
 from ..operations.composed.turbo import VALUES as VALUES
 from .column import Column, Layout, Parts
@@ -43,9 +43,9 @@ def check_sizes(kv_format: str, width: int, value_width: int, owner: str) -> Non
     """Raises ValueError, naming ``owner``, for rows that no codes can stand for; 0 elements are
     none."""
     for name, size in (("keys", width), ("values", value_width)):
-        if size and not turbo.serves(size):
+        if size and not codes_fit(size):
             raise ValueError(
                 f"[H2OKVCache] {owner} has {name} of {size} elements, and kv_format is "
-                f"{kv_format!r}: expected a power of two from {turbo.LEAST_SIZE} to "
-                f"{turbo.LARGEST_SIZE}, or kv_bits."
+                f"{kv_format!r}: expected a power of two from {CODE_SIZES[0]} to "
+                f"{CODE_SIZES[1]}, or kv_bits."
             )

@@ -6,9 +6,9 @@ import math
 import statistics
 import sys
 import textwrap
-import time
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,12 +54,8 @@ def fast_enough(name: str) -> tuple[str, Any, Any]:
 
 def step_seconds(model: Any) -> float:
     """What eight tokens take, the best of three times."""
-    cache, seconds = make_prompt_cache(model), []
-    for _ in range(4):  # the first one loads the weights
-        start = time.perf_counter()
-        mx.eval(model(mx.zeros((1, 8), mx.int32), cache=cache))
-        seconds.append(time.perf_counter() - start)
-    return min(seconds[1:])
+    makes, prompt = {"full": partial(make_prompt_cache, model)}, mx.zeros(9, mx.int32)
+    return min(timed(model, makes, prompt, rounds=4, turns=0)["full"].prefill[1:])
 
 
 def figures(name: str, model: Any, tokenizer: Any, given: argparse.Namespace) -> dict[str, Any]:

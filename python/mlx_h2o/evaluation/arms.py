@@ -22,8 +22,6 @@ from mlx_lm.models.cache import make_prompt_cache as stock_cache
 from ..lm.outline import Outline, evicting_caches, total_bytes
 from ..lm.prompt_cache import make_prompt_cache
 
-__all__ = ["ARMS", "DEFAULT", "Arm", "ArmCaches", "Sizes", "alone", "parsed"]
-
 # mlx_lm has no types.
 KVCache: Any = mlx_lm_cache.KVCache
 RotatingKVCache: Any = mlx_lm_cache.RotatingKVCache

@@ -12,8 +12,6 @@ import mlx.core as mx
 
 import mlx_h2o
 
-__all__ = ["blas", "environment", "environment_line", "slow_blas"]
-
 _FAST = re.compile(r"(openblas|mkl|blis|atlas|flexiblas|armpl)[^/\n]*(/[^/\n]*)?\.so", re.I)
 
 

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
 
-__all__ = ["WORDINGS", "Fact", "Tokenizer", "Tokens", "Wording", "draw", "encode", "insert"]
-
 Tokens = tuple[int, ...]
 
 

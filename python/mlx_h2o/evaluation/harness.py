@@ -20,8 +20,6 @@ from ..lm.generate import batch_generate, load
 from ..lm.prompt_cache import fit_bytes, make_prompt_cache
 from .reading import read, routed
 
-__all__ = ["MLXH2O"]
-
 _STEP = "prefill_step_size"
 _upstream: Any = mlx_lm_evaluate
 

@@ -16,9 +16,6 @@ from typing import Any
 from .arms import PINNED
 from .facts import WORDINGS, Fact, Tokenizer, Tokens, draw, encode, insert
 
-__all__ = ["PROMPT", "Asked", "Settings", "chats", "planted_texts", "samples", "windows"]
-
-
 PROMPT = PINNED
 """Tokens of a text that are read before the first is predicted."""
 
@@ -143,6 +140,8 @@ def samples(tokenizer: Tokenizer, file: str, count: int) -> list[Asked]:
             wanted = encode(tokenizer, f"{question} {answer}")[len(asked) :]
             read = (*_front(tokenizer), *encode(tokenizer, text + newline))
             found.append(Asked(read, ((asked, wanted),)))
+    if not found:
+        raise ValueError(f"{file} has no samples of RULER, expected one a line")
     return found
 
 

@@ -18,8 +18,6 @@ import mlx.core as mx
 from ..lm.prompt_cache import evicting_caches
 from ..lm.routing import routing_for
 
-__all__ = ["Forced", "Progress", "answers", "forced", "read", "routed", "silent"]
-
 Progress = Callable[[int, int], None]
 """Called with (tokens done, tokens in all)."""
 

@@ -12,8 +12,6 @@ from typing import Any
 from ..lm.prompt_cache import beyond_context
 from .statistics import Difference, paired
 
-__all__ = ["differences", "markdown", "notes", "plot", "plotting", "rows", "spread_text", "table"]
-
 Result = dict[str, Any]
 Record = Mapping[str, Any]
 
@@ -58,10 +56,10 @@ def rows(
     """A head, and a line for each arm and share of the bytes; of all arms and tasks, or of some.
 
     The largest share is first, and arms are as they were measured; what has its own size stands
-    before all. Losses are in nats above the full cache's, with the paired 95 % interval of that
-    difference; the column "to ours" has the interval of the loss less that of the arm `against`, at
-    the same share. Facts are the share of the answers' tokens that are right, with the interval of
-    the difference to the full cache's.
+    before all. Losses are in nats above the full cache's, where that was measured, with the paired
+    95 % interval of that difference; the column "to ours" has the interval of the loss less that of
+    the arm `against`, at the same share. Facts are the share of the answers' tokens that are right,
+    with the interval of the difference to the full cache's.
     """
     shown = [
         one
@@ -95,9 +93,9 @@ def _cell(task: str, measure: str, record: Record, full: Record, other: Record) 
     """What a table shows of a record, beside the full cache's and that of the arm compared with."""
     if measure == "apart":
         return _interval(differences(record, other, "loss"))
-    if measure == "loss" and task != "writing" and record != full:
-        apart = differences(record, full, "loss")
-        return "-" if apart is None else f"{apart.mean:+.3f} {_interval(apart)}"
+    apart = differences(record, full, "loss") if measure == "loss" and task != "writing" else None
+    if apart is not None:
+        return f"{apart.mean:+.3f} {_interval(apart)}"
     if "figures" not in record:
         return "-"
     values: Sequence[float] = record["figures"][measure]
@@ -109,10 +107,12 @@ def _cell(task: str, measure: str, record: Record, full: Record, other: Record) 
 def notes(result: Result) -> list[str]:
     """What a reader must know beside the table."""
     settings = result["settings"]
+    count = settings["documents"]
     found = [
-        f"{settings['documents']} texts a task. Bytes are those of all layers whose caches grow, "
-        "at the text's length, with 16 bits an unquantised element, and scales, scores and "
-        "positions; shares are of the full cache's. Intervals of 95 % are paired, by text.",
+        f"{count} text{'s' if count > 1 else ''} a task. Bytes are those of all layers whose "
+        "caches grow, at the text's length, with 16 bits an unquantised element, and scales, "
+        "scores and positions; shares are of the full cache's. Intervals of 95 % are bootstrapped "
+        "from pairs, by text or by question: of few they are too narrow, of one there is none.",
     ]
     if (step := settings.get("step", 1)) > 1:
         found.append(f"Losses are of texts read {step} tokens at a time.")

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,9 @@ from .arms import DEFAULT, Arm, Sizes
 from .environment import blas, environment
 from .facts import Tokenizer
 from .questions import Settings
-from .reading import Progress, silent
+from .reading import Progress
 from .report import Result
 from .tasks import Case, cases
-
-__all__ = ["SHARES", "TaskProgress", "evaluate"]
 
 TaskProgress = Callable[[str, int, int], None]
 """Called with (what is measured, its steps done, its steps in all): 0, 0 while caches are sized."""
@@ -44,7 +43,7 @@ def evaluate(
     shares: Sequence[Fraction] = SHARES,
     settings: Settings | None = None,
     file: Path | None = None,
-    watch: TaskProgress | None = None,
+    watch: TaskProgress = lambda said, done, total: None,
     sizes: Sizes | None = None,
 ) -> Result:
     """Measure every arm of every task, at shares of the bytes that the full cache takes.
@@ -97,7 +96,9 @@ def evaluate(
             if any(key.items() <= record.items() for record in result["records"]):
                 continue
             nbytes = whole if share is None else int(whole * share)
-            record = {**key, **_measured(sizes, case, arm, nbytes, _told(watch, key))}
+            at = "" if share is None else f" at {share}"
+            progress = partial(watch, f"{case.task} {case.tokens}, {arm.name}{at}")
+            record = {**key, **_measured(sizes, case, arm, nbytes, progress)}
             result["records"].append(record)
             if file is not None:
                 write_text(file, json.dumps(result, indent=1) + "\n")
@@ -141,14 +142,6 @@ def _measured(
         return {"refused": f"{type(error).__name__}: {error}"}
 
 
-def _told(watch: TaskProgress | None, key: dict[str, Any]) -> Progress:
-    if watch is None:
-        return silent
-    at = "" if key["share"] is None else f" at {key['share']}"
-    said = f"{key['task']} {key['tokens']}, {key['arm']}{at}"
-    return lambda done, total: watch(said, done, total)
-
-
 def _known(file: Path | None, what: dict[str, Any]) -> list[dict[str, Any]]:
     """The records of a file that measured the same; refusals are tried again."""
     if file is None or not file.is_file() or not file.read_text(encoding="utf-8").strip():
@@ -160,7 +153,7 @@ def _known(file: Path | None, what: dict[str, Any]) -> list[dict[str, Any]]:
         found["settings"] = {**_said(Settings()), **found["settings"], **own}
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{file} is not a result of evaluate, expected one, or no file") from error
-    for name in ("model", "texts", "settings"):
+    for name in ("model", "texts", "settings", "environment"):
         if found.get(name) != what[name]:
             raise ValueError(
                 f"{file} holds measurements of another {name}, expected the same, or another file"

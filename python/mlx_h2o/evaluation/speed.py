@@ -15,8 +15,6 @@ from ..caches.cache import PROMPT_CHUNK
 from .reading import routed
 from .statistics import in_turns
 
-__all__ = ["Make", "Timed", "timed"]
-
 Make = Callable[[], list[Any]]
 """Makes new caches, one per layer."""
 

@@ -9,8 +9,6 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["RESAMPLES", "Difference", "in_turns", "paired", "ratios", "spread"]
-
 RESAMPLES = 10_000
 
 _K = TypeVar("_K")

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
+from itertools import groupby
+from typing import Any, TypeVar
 
 import mlx.core as mx
 import numpy as np
@@ -28,10 +29,10 @@ from .questions import PROMPT, Asked, Settings, chats, planted_texts, samples, w
 from .reading import Forced, Progress, answers, forced, read, routed
 from .speed import Make
 
-__all__ = ["TASKS", "Case", "cases"]
-
 CHUNK = 512
 """Tokens that are read at once where texts are read in chunks."""
+
+_T = TypeVar("_T")
 
 MOST_SIDE_BY_SIDE = 8
 MOST_LOGITS = 2**28
@@ -83,17 +84,18 @@ def cases(
     if "facts" in tasks:
         for of in settings.lengths:
             planted = planted_texts(tokenizer, texts, of, settings)
-            yield Case("facts", of, _Questions(model, planted).measure)
+            yield Case("facts", of, partial(_answered, model, planted))
     if "turns" in tasks:
         for of in settings.lengths[:1]:
             turns = chats(tokenizer, texts, of, settings)
-            yield Case("turns", of, _Questions(model, turns).measure)
+            yield Case("turns", of, partial(_answered, model, turns))
     if "ruler" in tasks:
         longest = max(len(sample.text) + len(sample.asked[0][0]) for sample in asked)
-        yield Case("ruler", longest, _Questions(model, asked).measure)
+        yield Case("ruler", longest, partial(_answered, model, asked))
     if "writing" in tasks:
         start = windows(tokenizer, texts[:1], count=1, length=CHUNK)[0]
-        yield Case("writing", CHUNK + settings.writing, _Writing(model, start, settings).measure)
+        measure = partial(_written, model, start, settings)
+        yield Case("writing", CHUNK + settings.writing, measure)
 
 
 TASKS = ("loss", "chunks", "facts", "turns", "ruler", "writing")
@@ -104,9 +106,8 @@ class _Losses:
 
     def __init__(self, model: Any, texts: Sequence[Tokens]) -> None:
         self._model = model
-        self._groups = [
-            mx.array(group) for group in _side_by_side(texts, CHUNK * vocabulary(model))
-        ]
+        most = max(1, MOST_LOGITS // (CHUNK * vocabulary(model)))
+        self._groups = [mx.array(group) for group in _side_by_side(texts, len, most)]
 
     def measuring(self, step: int) -> Callable[[Make, Progress], Figures]:
         def measure(make: Make, progress: Progress) -> Figures:
@@ -140,75 +141,61 @@ class _Losses:
         ]
 
 
-class _Questions:
-    """Texts read in chunks, and questions asked after them."""
-
-    def __init__(self, model: Any, texts: Sequence[Asked]) -> None:
-        self._model = model
-        self._groups: list[list[Asked]] = []
-        for text in texts:
-            last = self._groups[-1] if self._groups else []
-            if last and _shape(last[0]) == _shape(text) and len(last) < MOST_SIDE_BY_SIDE:
-                last.append(text)
-            else:
-                self._groups.append([text])
-
-    def measure(self, make: Make, progress: Progress) -> Figures:
-        """For each question: the share of the answer's tokens that are right, and if all are."""
-        found: Figures = {"tokens": [], "whole": []}
-        done, total = 0, sum(len(text.asked) for group in self._groups for text in group)
-        for group in self._groups:
-            caches = make()
-            with routed(self._model, caches):
-                tokens = mx.array([text.text for text in group])
-                read(self._model, caches, tokens, CHUNK)
-                for question in zip(*(text.asked for text in group), strict=True):
-                    prompts, wanted = (mx.array(part) for part in zip(*question, strict=True))
-                    right = answers(self._model, caches, prompts, wanted, CHUNK)
-                    shares: Any = right.astype(mx.float32).mean(axis=1).tolist()
-                    found["tokens"] += shares
-                    found["whole"] += [float(share == 1) for share in shares]
-                    done += len(group)
-                    progress(done, total)
-        return found
-
-
-class _Writing:
-    """A text that the model writes on, sampled at a temperature of 1 with one seed for all arms."""
-
-    def __init__(self, model: Any, start: Tokens, settings: Settings) -> None:
-        self._model, self._start, self._settings = model, start, settings
-
-    def measure(self, make: Make, progress: Progress) -> Figures:
-        """In the last quarter of what is written: distinct runs of 4 tokens as a share of all, the
-        loss of the full cache, and bytes at the end as a share of the most that there were."""
-        count = self._settings.writing
-        mx.random.seed(self._settings.seed)
+def _answered(model: Any, texts: Sequence[Asked], make: Make, progress: Progress) -> Figures:
+    """Of questions asked after texts read in chunks: for each the share of the answer's tokens that
+    are right, and if all are."""
+    found: Figures = {"tokens": [], "whole": []}
+    done, total = 0, sum(len(text.asked) for text in texts)
+    for group in _side_by_side(texts, _shape):
         caches = make()
-        written: list[int] = []
-        nbytes = []
-        with routed(self._model, caches):
-            logits = read(self._model, caches, mx.array([self._start]), CHUNK)
-            for place in range(count):
-                token = mx.random.categorical(logits)
-                written += map(int, np.array(token))
-                logits = self._model(token[None], cache=caches)[:, -1]
-                mx.eval(logits, [cache.state for cache in caches])
-                if place % 256 == 255 or place == count - 1:
-                    nbytes.append(sum(int(cache.nbytes) for cache in caches))
-                    progress(place + 1, count)
-        last = written[-max(4, count // 4) :]
-        runs = list(zip(*(last[at:] for at in range(4)), strict=False))
-        tokens = mx.array([[*self._start, *written]])
-        judged = forced(
-            self._model, stock_cache(self._model), tokens, first=tokens.shape[1] - len(last),
-            step=CHUNK, chunk=CHUNK,
-        )  # fmt: skip
-        return {
-            "distinct": [len(set(runs)) / len(runs)],
-            "loss": _floats(judged.losses.mean(axis=1)),
-            "bytes": [nbytes[-1] / max(nbytes)],
-        }
+        with routed(model, caches):
+            read(model, caches, mx.array([text.text for text in group]), CHUNK)
+            for question in zip(*(text.asked for text in group), strict=True):
+                prompts, wanted = (mx.array(part) for part in zip(*question, strict=True))
+                right = answers(model, caches, prompts, wanted, CHUNK)
+                shares = _floats(right.astype(mx.float32).mean(axis=1))
+                found["tokens"] += shares
+                found["whole"] += [float(share == 1) for share in shares]
+                done += len(group)
+                progress(done, total)
+    return found
+
+
+def _written(
+    model: Any, start: Tokens, settings: Settings, make: Make, progress: Progress
+) -> Figures:
+    """Of a text that the model writes on, sampled at a temperature of 1 with one seed for all arms.
+
+    In the last quarter of what is written: distinct runs of 4 tokens as a share of all, the loss of
+    the full cache, and bytes at the end as a share of the most that there were.
+    """
+    count = settings.writing
+    mx.random.seed(settings.seed)
+    caches = make()
+    written: list[int] = []
+    nbytes = []
+    with routed(model, caches):
+        logits = read(model, caches, mx.array([start]), CHUNK)
+        for place in range(count):
+            token = mx.random.categorical(logits)
+            written += map(int, np.array(token))
+            logits = model(token[None], cache=caches)[:, -1]
+            mx.eval(logits, [cache.state for cache in caches])
+            if place % 256 == 255 or place == count - 1:
+                nbytes.append(sum(int(cache.nbytes) for cache in caches))
+                progress(place + 1, count)
+    last = written[-max(4, count // 4) :]
+    runs = list(zip(*(last[at:] for at in range(4)), strict=False))
+    tokens = mx.array([[*start, *written]])
+    judged = forced(
+        model, stock_cache(model), tokens, first=tokens.shape[1] - len(last),
+        step=CHUNK, chunk=CHUNK,
+    )  # fmt: skip
+    return {
+        "distinct": [len(set(runs)) / len(runs)],
+        "loss": _floats(judged.losses.mean(axis=1)),
+        "bytes": [nbytes[-1] / max(nbytes)],
+    }
 
 
 def _floats(values: mx.array) -> list[float]:
@@ -220,7 +207,11 @@ def _shape(text: Asked) -> tuple[Any, ...]:
     return len(text.text), *((len(prompt), len(answer)) for prompt, answer in text.asked)
 
 
-def _side_by_side(texts: Sequence[Tokens], logits: int) -> list[list[Tokens]]:
-    """Texts that are read together: few where a step has many logits."""
-    size = max(1, min(MOST_SIDE_BY_SIDE, MOST_LOGITS // logits))
-    return [list(texts[at : at + size]) for at in range(0, len(texts), size)]
+def _side_by_side(
+    texts: Sequence[_T], shape: Callable[[_T], object], most: int = MOST_SIDE_BY_SIDE
+) -> Iterator[list[_T]]:
+    """Texts that are read together: neighbours of one shape, few at a time."""
+    size = min(most, MOST_SIDE_BY_SIDE)
+    for _, alike in groupby(texts, shape):
+        group = list(alike)
+        yield from (group[at : at + size] for at in range(0, len(group), size))

@@ -12,7 +12,7 @@ from .. import backends, load
 from ..commands.parsing import OneLineParser, new_file, number, told
 from ..evaluation.environment import blas, environment, environment_line
 from ..lm.plan import random_model
-from . import long_caches, parity, tables, throughput
+from . import parity, tables, timings
 
 MODEL, LENGTHS = "SmolLM3-3B-4bit", (2048, 8192, 32768)
 
@@ -51,9 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "environment": {**environment(), "blas": blas()},
         "repeats": args.repeats,
         "parity": checked,
-        "speed": throughput.measure(model, args.lengths, args.repeats, args.tokens, say),
-        "sparse_v": long_caches.sparse_v(longest, args.repeats),
-        "growth": long_caches.growth(min(longest, 4096), args.repeats),
+        "speed": timings.measure(model, args.lengths, args.repeats, args.tokens, say),
+        "sparse_v": timings.sparse_v(longest, args.repeats),
+        "growth": timings.growth(min(longest, 4096), args.repeats),
     }
     args.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     table = f"{tables.hardware_table(result)}\n\n{environment_line()}\n"

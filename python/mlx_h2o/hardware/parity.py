@@ -97,7 +97,7 @@ def _case(operation: Any, name: str, *given: Any, **more: Any) -> OperationCase:
 
     def call() -> Any:
         # Those of caches are not public.
-        served = operation if hasattr(fast, called) else resolve().function(operation)
+        served = operation if hasattr(fast, called) else getattr(resolve(), called)
         return served(*given, **more)
 
     dtype = next(one for one in given if isinstance(one, mx.array)).dtype

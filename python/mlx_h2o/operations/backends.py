@@ -1,31 +1,27 @@
 """Which implementation serves a call: Metal, CUDA, native CPU, or the composition of MLX ops.
 
-A back end is an object or a module with ``name``, ``unavailable_reason() -> str``,
-``refuses(request) -> str`` (both empty when there is nothing in the way) and
-``attention(request)``, for rows that are packed or not. It may bring functions of the other
-operations (``resolved``), of the same arguments; else the composed ones serve.
-
 Unnamed, the best back end that can serve the call runs; a back end that was named, by
 ``use_backend`` or the environment variable MLX_H2O_BACKEND, either serves the call or raises
-ValueError. The variable is read once.
+ValueError.
 """
 
 import contextlib
-import contextvars
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
-from typing import cast
 
 import mlx.core as mx
 
-from mlx_h2o.operations import composed, native
+from mlx_h2o.operations import native
 from mlx_h2o.operations.arguments import StreamLike, device_of, runs_on_gpu
 from mlx_h2o.operations.gpu import cuda, metal
-from mlx_h2o.operations.resolved import Backend, Operations
-
-ENVIRONMENT = "MLX_H2O_BACKEND"
+from mlx_h2o.operations.resolved import (
+    COMPOSED,
+    ENVIRONMENT,
+    Operations,
+    current,
+    from_environment,
+    named,
+)
 
 
 @dataclass(frozen=True)
@@ -44,51 +40,42 @@ class BackendStatus:
     advice: str = ""
 
 
-_registered: dict[str, Backend] = {
+_registered: dict[str, Operations] = {
     "metal": metal.BACKEND,
     "cuda": cuda.BACKEND,
-    "native": cast(Backend, native),
-    "composed": composed,
+    "native": native.BACKEND,
+    "composed": COMPOSED,
 }
 # In the order of preference. Composed is the last of both devices.
 _ON_GPU, _ON_CPU = ("metal", "cuda", "composed"), ("native", "composed")
-_current: contextvars.ContextVar[str | None] = contextvars.ContextVar(
-    "mlx_h2o_backend", default=None
-)
 
 
-def _known(name: str, where: str) -> str:
+def _known(name: str) -> Operations:
     if name not in _registered:
+        by_environment = current.get(None) is None and name == from_environment()
+        said = f"{ENVIRONMENT} names the" if by_environment else "unknown"
         known = ", ".join(_registered)
-        raise ValueError(f"[use_backend] {where} {name!r}, expected one of {known}.")
-    return name
+        raise ValueError(f"[use_backend] {said} back end {name!r}, expected one of {known}.")
+    return _registered[name]
 
 
-@cache
-def _from_environment() -> str | None:
-    name = os.environ.get(ENVIRONMENT)
-    return _known(name, f"{ENVIRONMENT} names the back end") if name else None
-
-
-def named() -> str | None:
-    """The back end that was named for this context, else by the environment, else None.
-
-    Raises ValueError where the environment names one that does not exist.
-    """
-    name = _current.get()
-    return _from_environment() if name is None else name
+def _preferred(gpu: bool) -> Operations:
+    """The one that is named, whether it is available or not; else the best that is."""
+    wanted = named()
+    if wanted is not None:
+        return _known(wanted)
+    served = (_registered[name] for name in (_ON_GPU if gpu else _ON_CPU))
+    return next(backend for backend in served if not backend.unavailable_reason())
 
 
 def backends() -> dict[str, BackendStatus]:
     """Every back end, preferred ones first: whether it is available, why not, and the default."""
-    reasons = {name: backend.unavailable_reason() for name, backend in _registered.items()}
-    preferred = _ON_GPU if runs_on_gpu(None) else _ON_CPU
-    default = named() or next(name for name in preferred if not reasons[name])
-    found, better = {}, True
-    for name, reason in reasons.items():
-        better = better and name != default
-        advice = getattr(_registered[name], "advice", str)() if better and reason else ""
-        found[name] = BackendStatus(name, not reason, reason, name == default, advice)
+    found, better, preferred = {}, True, _preferred(runs_on_gpu(None))
+    for name, backend in _registered.items():
+        default, reason = backend is preferred, backend.unavailable_reason()
+        better = better and not default
+        advice = backend.advice() if better and reason else ""
+        found[name] = BackendStatus(name, not reason, reason, default, advice)
     return found
 
 
@@ -104,40 +91,19 @@ def use_backend(name: str | None) -> Iterator[None]:
     """
     if name is not None:
         get(name)
-    token = _current.set(name)
+    token = current.set(name)
     try:
         yield
     finally:
-        _current.reset(token)
+        current.reset(token)
 
 
-def register(name: str, backend: Backend) -> Callable[[], None]:
-    """Add a back end under a new name, for tests and experiments; returns its removal.
-
-    It serves only calls that name it. Raises ValueError where the name is taken.
-    """
-    if name in _registered:
-        raise ValueError(f"[register] back end {name!r} exists already.")
-    _registered[name] = backend
-
-    def remove() -> None:
-        _registered.pop(name, None)
-        forget()
-
-    return remove
-
-
-def get(name: str, *, op: str = "use_backend") -> Backend:
+def get(name: str, *, op: str = "use_backend") -> Operations:
     """The back end of this name. Raises ValueError where it is unknown or not available here."""
-    backend = _registered[_known(name, "unknown back end")]
-    reason = backend.unavailable_reason()
-    if reason:
-        raise ValueError(f"[{op}] back end {name!r} is not available: {reason}")
-    return backend
+    return _ready(_known(name), op)
 
 
 _latest: tuple[str | None, mx.Device | None, Operations | None] = (None, None, None)
-_resolved: dict[tuple[str | None, bool], Operations] = {}
 
 
 def resolve(stream: StreamLike = None, *, op: str = "resolve") -> Operations:
@@ -150,32 +116,26 @@ def resolve(stream: StreamLike = None, *, op: str = "resolve") -> Operations:
         ValueError: a back end was named and it is not available.
     """
     global _latest
-    name = _current.get()
+    name = current.get(None)
     device = mx.default_device() if stream is None else device_of(stream)
     latest_name, latest_device, operations = _latest
     if operations is not None and name == latest_name and device == latest_device:
         return operations
-    wanted, gpu = named(), bool(device.type == mx.DeviceType.gpu)
-    found = _resolved.get((wanted, gpu))
-    if found is None:
-        found = _resolved[wanted, gpu] = _operations(wanted, gpu, op)
+    found = _ready(_preferred(bool(device.type == mx.DeviceType.gpu)), op)
     _latest = (name, device, found)
     return found
 
 
-def _operations(wanted: str | None, gpu: bool, op: str) -> Operations:
-    if wanted is not None:
-        candidates = [get(wanted, op=op)]
-    else:
-        served = [_registered[name] for name in (_ON_GPU if gpu else _ON_CPU)]
-        candidates = [backend for backend in served if not backend.unavailable_reason()]
-    make = getattr(candidates[0], "Operations", Operations)
-    return cast(Operations, make(wanted, candidates))
+def _ready(backend: Operations, op: str) -> Operations:
+    reason = backend.unavailable_reason()
+    if reason:
+        raise ValueError(f"[{op}] back end {backend.name!r} is not available: {reason}")
+    backend.ready()
+    return backend
 
 
 def forget() -> None:
     """Look at the environment and at the machine again, for tests."""
     global _latest
     _latest = (None, None, None)
-    _resolved.clear()
-    _from_environment.cache_clear()
+    from_environment.cache_clear()

@@ -23,9 +23,6 @@ MASK_THRESHOLDS = {
 QUERIES = 128
 """Queries of a block, where a matrix of all queries by all keys is made."""
 
-Packed = tuple[mx.array, mx.array, mx.array]
-"""Rows as ``mx.quantize`` packs them: words, scales and biases."""
-
 Parts = tuple[mx.array, ...]
 """Rows as they are stored, arrays [B, H, N, ...]: words, scales and biases, or words and norms, or
 the rows alone."""

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 import mlx.core as mx
 
-from ..operations.composed.ema import MAX_QUERIES
+from ..operations.composed.accumulating import MAX_QUERIES
 from ..operations.requests import PerSequence
 
 

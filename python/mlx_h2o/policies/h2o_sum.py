@@ -6,7 +6,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..operations.composed.rows import add_mass
+from ..operations.composed.accumulating import add_mass
 from .base import ByScores
 
 

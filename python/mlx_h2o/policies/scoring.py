@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from ..operations import composed
 from ..operations.backends import resolve
-from ..operations.composed import ema, prefill
+from ..operations.composed import accumulating, prefill
 from ..operations.requests import attention_request, last_queries
 from .base import Policy
 
@@ -67,7 +67,7 @@ def chunk_seen(
     given: Any = {"scale": scale, "mask": mask, "row_bias": row_bias, "bias_masks": False}
     request, operations = attention_request(queries, keys, keys, **given), resolve()
     if policy.decay is not None and keys.shape[1] == importance.shape[1]:
-        last = last_queries(request, ema.MAX_QUERIES)
+        last = last_queries(request, accumulating.MAX_QUERIES)
         return operations.prefill_scores(last, importance, policy.decay)
     if policy.chunk_queries is None:
         request.sinks = sinks

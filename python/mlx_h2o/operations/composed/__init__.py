@@ -22,22 +22,11 @@ from mlx_h2o.operations.requests import (
     in_blocks,
 )
 
-name = "composed"
-
 _GREATEST = 2**31 - 1
 _PADDING, _UNSCORED = 1 - 2**31, 2 - 2**31  # below the bits of -inf
 _LOWEST = mx.finfo(mx.float32).min
 _NEVER, _NOTHING = mx.array(-mx.inf), mx.array(0.0)  # numbers are made arrays at every call
-
-
-def unavailable_reason() -> str:
-    """Empty: plain MLX operations run on every MLX back end."""
-    return ""
-
-
-def refuses(request: AttentionRequest) -> str:
-    """Empty: there is nothing valid that it cannot serve."""
-    return ""
+_LEAST_NORM = 1e-12  # a key of zeros has the direction 0, not NaN
 
 
 def logits(request: AttentionRequest) -> mx.array:
@@ -58,8 +47,10 @@ def _logits(request: AttentionRequest) -> mx.array:
             found = mx.addmm(bias, queries, columns, alpha=request.scale)
         else:
             found = bias + _product(queries * request.scale, request.keys, transpose=True)
-    if request.mask is not None or (request.causal and request.queries.shape[2] > 1):
-        found = _masked_pairs(request, found)
+    if request.mask is None and request.queries.shape[2] > 1:
+        request = masked(request)
+    if request.mask is not None:
+        found = _masked_pairs(request.mask, request, found)
     if bias is not None and request.bias_masks:
         # Last: a row that its bias masks meets no NaN of the mask.
         found = mx.where(bias <= _LOWEST, _NEVER, found)
@@ -79,24 +70,20 @@ def _product(left: mx.array, rows: StoredRows, transpose: bool = False) -> mx.ar
     return left @ (right.swapaxes(2, 3) if transpose else right)
 
 
-def causal_mask(request: AttentionRequest) -> mx.array:
-    """Whether a query sees a key, bool [Lq, N]: the last query sees the last one."""
-    length, rows = request.queries.shape[2], request.keys.shape[2]
-    return mx.arange(rows) <= mx.arange(rows - length, rows)[:, None]
-
-
 def masked(request: AttentionRequest) -> AttentionRequest:
-    """The same with the mask of a causal one, which parts of it would each make."""
+    """The same with the mask of a causal one, which parts of it would each make: the last query
+    sees the last key."""
     if not request.causal:
         return request
-    seen = causal_mask(request)
+    length, rows = request.queries.shape[2], request.keys.shape[2]
+    seen = mx.arange(rows) <= mx.arange(rows - length, rows)[:, None]
     return replace(request, mask=mx.broadcast_to(seen, (*request.queries.shape[:2], *seen.shape)))
 
 
-def _masked_pairs(request: AttentionRequest, logits: mx.array) -> mx.array:
+def _masked_pairs(mask: mx.array, request: AttentionRequest, logits: mx.array) -> mx.array:
     """Logits [B, Hkv, Hq / Hkv * Lq, N]; a mask that is the same for all of them fits as it is."""
-    mask, grouped = causal_mask(request) if request.mask is None else request.mask, logits.shape
-    if mask.ndim == 2 or mask.shape[1:3] != (1, 1):
+    grouped = logits.shape
+    if mask.shape[1:3] != (1, 1):
         logits = logits.reshape(*request.queries.shape[:3], grouped[3])
     if mask.dtype == mx.bool_:
         found = mx.where(mask, logits, _NEVER)
@@ -234,3 +221,17 @@ def keep_indices(
             return mx.broadcast_to(mx.arange(keep, dtype=mx.uint32), key.shape)
         order = mx.argpartition(key, count, axis=-1)
         return mx.sort(order[..., count:], axis=-1)
+
+
+def key_diversity(keys: mx.array, *, stream: StreamLike = None) -> mx.array:
+    """Minus the cosine of each of the keys [B, H, N, D] with the mean of the normalised keys of its
+    head, float32."""
+    with placed(stream):
+        directions = _normalised(keys.astype(mx.float32))
+        mean = _normalised(mx.mean(directions, axis=2, keepdims=True))
+        return -mx.squeeze(directions @ mx.swapaxes(mean, -1, -2), -1)
+
+
+def _normalised(vectors: mx.array) -> mx.array:
+    norm = mx.linalg.norm(vectors, axis=-1, keepdims=True)
+    return vectors / mx.maximum(norm, _LEAST_NORM)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 
+from mlx_h2o.operations.arguments import StreamLike, placed
 from mlx_h2o.operations.composed import turbo
 from mlx_h2o.operations.requests import Parts
 
@@ -54,6 +55,7 @@ def append_quantized(
     bits: int,
     group_size: int,
     v_bits: int,
+    *,
     encode: Encode = turbo.encode_rows,
 ) -> list[mx.array]:
     """The same of keys and values as they are stored, for new rows [B, H, L, D] that are still to
@@ -66,6 +68,33 @@ def append_quantized(
         *packed(new_values, len(values), v_bits, group_size, turbo.VALUES, encode),
     ]
     return append_rows([*keys, *values], rows, start)
+
+
+def quantize_append(
+    keys: Parts,
+    values: Parts,
+    new_keys: mx.array,
+    new_values: mx.array,
+    slots: mx.array,
+    *,
+    bits: int,
+    group_size: int,
+    v_bits: int,
+    stream: StreamLike = None,
+    encode: Encode = turbo.encode_rows,
+) -> list[mx.array]:
+    """The new rows packed, by ``encode`` where they become codes, then MLX's own scatter of each
+    part into its slots: the arrays of the keys, then of the values."""
+    with placed(stream):
+        new = [
+            *packed(new_keys, len(keys), bits, group_size, turbo.KEYS, encode),
+            *packed(new_values, len(values), v_bits, group_size, turbo.VALUES, encode),
+        ]
+        slots = mx.minimum(slots, mx.array(keys[0].shape[2] - 1, mx.uint32))
+        pairs = zip((*keys, *values), new, strict=True)
+        first, *others = (put_rows(stored, slots, part) for stored, part in pairs)
+        # The rows of one step hang together, or the graph of what nobody reads would grow.
+        return [mx.depends(first, others), *others]
 
 
 def packed(

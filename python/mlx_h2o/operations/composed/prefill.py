@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from mlx_h2o.operations import composed
 from mlx_h2o.operations.arguments import placed, runs_on_gpu
-from mlx_h2o.operations.composed import ema
+from mlx_h2o.operations.composed import accumulating
 from mlx_h2o.operations.requests import AttentionRequest, attention_request, last_queries, part_of
 
 BLOCK_BYTES = 1 << 21
@@ -40,7 +40,7 @@ def prefill_scores(
 
 
 def last_scores(
-    q: mx.array, k: mx.array, *, queries: int = ema.MAX_QUERIES, **given: Any
+    q: mx.array, k: mx.array, *, queries: int = accumulating.MAX_QUERIES, **given: Any
 ) -> mx.array:
     """The scores of the last ``queries`` queries, float32 [B, Hq, queries or Lq, N]."""
     return composed.logits(last_queries(attention_request(q, k, k, **given), queries))
@@ -66,7 +66,9 @@ def _moving_average(
     for columns in _ranges(request, keys, length):
         scores = composed.logits(part_of(request, slice(None), columns, parts))
         before = importance[:, :, columns]
-        parts.append(ema.accumulate_scores(before, scores, decay=decay, masked=request.hides))
+        parts.append(
+            accumulating.accumulate_scores(before, scores, decay=decay, masked=request.hides)
+        )
     return mx.concatenate(parts, axis=2)
 
 

@@ -26,12 +26,7 @@ from functools import cache
 
 import mlx.core as mx
 
-from mlx_h2o.operations.arguments import CODE_SIZES
-from mlx_h2o.operations.arguments import codes_fit as serves
 from mlx_h2o.operations.requests import AttentionRequest, PackedRows, are_codes
-
-__all__ = ["LARGEST_SIZE", "LEAST_SIZE", "serves"]  # beside the functions
-LEAST_SIZE, LARGEST_SIZE = CODE_SIZES
 
 KEYS, VALUES = 42, 43
 """Seeds of the signs."""

@@ -2,39 +2,41 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import mlx.core as mx
 
 from mlx_h2o.operations import composed
 from mlx_h2o.operations.arguments import StreamLike, placed, runs_on_gpu
-from mlx_h2o.operations.composed import buffers, turbo
-from mlx_h2o.operations.composed import rows as composed_rows
-from mlx_h2o.operations.gpu import launch, launch_rows, mlx_attention
+from mlx_h2o.operations.composed import accumulating, buffers, turbo
+from mlx_h2o.operations.gpu import kernels, launch, launches, mlx_attention
 from mlx_h2o.operations.gpu.launches import Launch, LaunchPlan
-from mlx_h2o.operations.requests import AttentionRequest, AttentionResult, Parts
+from mlx_h2o.operations.requests import AttentionRequest, AttentionResult
+from mlx_h2o.operations.resolved import Operations
 
 
-class KernelBackend:
+class KernelBackend(Operations):
     """A back end of the packaged kernels; a machine says how it runs a launch.
 
     On a stream that it does not serve, operations on rows are composed.
     """
 
-    name: str
     title: str
     """As messages have it."""
+    compiler: str
+    """Of ``mx.fast``."""
 
     def __init__(self) -> None:
         self._measured: dict[tuple[object, ...], bool] = {}
-        # The definitions, but for the codes.
-        self.append_quantized = partial(buffers.append_quantized, encode=self.encode_rows)
-        self.quantize_append = partial(composed_rows.quantize_append, encode=self.encode_rows)
 
     def execute(self, each: Launch, inputs: list[mx.array], stream: StreamLike) -> list[mx.array]:
         """The outputs of one launch."""
-        raise NotImplementedError
+        kernel = kernels.compiled(self.compiler, each.kernel, self.header(each.threadgroup[0]))
+        return kernel(inputs=inputs, stream=stream, **each.call)
+
+    def header(self, threads: int) -> str:
+        """What stands before a kernel that runs with ``threads`` threads per threadgroup."""
+        return kernels.HEADER
 
     def serves(self, stream: StreamLike) -> bool:
         """Whether kernels run on this stream."""
@@ -45,7 +47,6 @@ class KernelBackend:
         return launch.plan(request)
 
     def refuses(self, request: AttentionRequest) -> str:
-        """Why the back end cannot serve this request; empty if it can."""
         if not self.serves(request.stream):
             return f"{self.title} kernels run on GPU streams, found a CPU stream"
         by_mlx = mlx_attention.is_chunk(request) and mlx_attention.serves(request)
@@ -59,14 +60,13 @@ class KernelBackend:
         if mlx_attention.is_chunk(request):
             return True
         if (shape := mlx_attention.shape_of(request)) not in self._measured:
-            self._measured[shape] = mlx_attention.is_faster(request, self._attention)
+            self._measured[shape] = mlx_attention.is_faster(request, self._by_kernels)
         return self._measured[shape]
 
-    def attention(self, request: AttentionRequest) -> AttentionResult:
-        """Attention with scores."""
-        return (mlx_attention.attention if self.uses_mlx(request) else self._attention)(request)
+    def attend(self, request: AttentionRequest) -> AttentionResult:
+        return (mlx_attention.attention if self.uses_mlx(request) else self._by_kernels)(request)
 
-    def _attention(self, request: AttentionRequest) -> AttentionResult:
+    def _by_kernels(self, request: AttentionRequest) -> AttentionResult:
         made = self._attended(request, self.plan(request))
         if not request.return_scores:
             made.pop("scores", None)  # which the sweep over the values takes from memory
@@ -82,20 +82,21 @@ class KernelBackend:
                 made["out"] = turbo.output(request, made["out"])
         return made
 
-    def attention_and_accumulate(
+    def accumulate(
         self, request: AttentionRequest, importance: mx.array, decay: float | None
     ) -> tuple[mx.array, mx.array]:
         """The same, and the mass of its weights in one kernel, or the moving average of its scores,
         composed."""
+        request.return_lse = decay is None
         plan = self.plan(request)
         if decay is None:
-            found = self._attended(request, launch_rows.add_mass(plan, importance))
+            found = self._attended(request, launches.add_mass(plan, importance))
             new = found["accumulated"]
         else:
             found = self._attended(request, plan)
             with placed(request.stream):
                 scores = found["scores"]
-                new = composed_rows.add_average(importance, scores, decay, request.hides)
+                new = accumulating.add_average(importance, scores, decay, request.hides)
         return mx.depends(found["out"], [new]), new
 
     def keep_indices(
@@ -110,15 +111,23 @@ class KernelBackend:
         """The rows that stay, by partial selection in one kernel; all of them, composed."""
         if keep == scores.shape[2] or not self.serves(stream):
             return composed.keep_indices(scores, positions, keep=keep, stream=stream, **zones)
-        plan = launch_rows.keep_rows(scores, positions, keep, **zones)
+        plan = launches.keep_rows(scores, positions, keep, **zones)
         return self.outputs(plan, stream)["kept"]
 
-    def encode_rows(self, rows: mx.array, bits: int, seed: int, stream: StreamLike = None) -> Parts:
+    def encode_rows(
+        self, rows: mx.array, bits: int, seed: int, stream: StreamLike = None
+    ) -> tuple[mx.array, mx.array]:
         """Codes of rows [B, H, L, D], and their norms, in one kernel."""
         if not self.serves(stream):
             return turbo.encode_rows(rows, bits, seed)
-        made = self.outputs(launch_rows.encode_rows(rows, bits, seed), stream)
+        made = self.outputs(launches.encode_rows(rows, bits, seed), stream)
         return made["words"], made["norms"]
+
+    def append_quantized(self, *given: Any, **more: Any) -> list[mx.array]:
+        return buffers.append_quantized(*given, **more, encode=self.encode_rows)
+
+    def quantize_append(self, *given: Any, **more: Any) -> list[mx.array]:
+        return buffers.quantize_append(*given, encode=self.encode_rows, **more)
 
     def outputs(self, plan: LaunchPlan, stream: StreamLike) -> dict[str, mx.array]:
         """What the launches make, by name."""

@@ -8,7 +8,6 @@ the source on as it is.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import mlx.core as mx
 
@@ -69,12 +68,11 @@ def kernel_for(kernel: str, flags: frozenset[str]) -> Kernel:
     )
 
 
-def compiled(
-    compiler: Callable[..., Any], kernel: Kernel, header: str
-) -> Callable[..., list[mx.array]]:
-    """The kernel as ``mx.fast.metal_kernel`` or ``mx.fast.cuda_kernel`` makes it."""
+@cache
+def compiled(compiler: str, kernel: Kernel, header: str) -> Callable[..., list[mx.array]]:
+    """The kernel as this compiler of ``mx.fast`` makes it."""
     # Row contiguity is not asked for: that would copy a sliced cache on every step.
-    made: Callable[..., list[mx.array]] = compiler(
+    made: Callable[..., list[mx.array]] = getattr(mx.fast, compiler)(
         name=kernel.name,
         input_names=list(kernel.inputs),
         output_names=list(kernel.outputs),

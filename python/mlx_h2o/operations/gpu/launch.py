@@ -31,18 +31,13 @@ def refuses(request: AttentionRequest) -> str:
     length, head_size = request.queries.shape[2:]
     if length > LONGEST_QUERY:
         return f"decode kernels take up to {LONGEST_QUERY} queries, found Lq = {length}"
-    value_size = request.values.shape[3]
-    return refuses_size("D", head_size) or refuses_size("Dv", value_size)
-
-
-def refuses_size(name: str, size: int) -> str:
-    """Why the kernels cannot serve heads of this size; empty if they can."""
-    if size % LANES == 0 and size <= WIDEST_HEAD:
-        return ""
-    return (
-        f"the kernels take head sizes that are multiples of {LANES} up to {WIDEST_HEAD}, found "
-        f"{name} = {size}"
-    )
+    for name, size in (("D", head_size), ("Dv", request.values.shape[3])):
+        if size % LANES or size > WIDEST_HEAD:
+            return (
+                f"the kernels take head sizes that are multiples of {LANES} up to {WIDEST_HEAD}, "
+                f"found {name} = {size}"
+            )
+    return ""
 
 
 def preferred_simdgroups(head_size: int, value_size: int) -> int:

@@ -5,32 +5,23 @@ depends on the registers it came to need and cannot be asked for, so the first u
 tries it, and halves the number of simdgroups until MLX takes it.
 """
 
-from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import mlx.core as mx
 
-from mlx_h2o.operations.arguments import StreamLike
-from mlx_h2o.operations.gpu import kernels, launch
+from mlx_h2o.operations.gpu import launch
 from mlx_h2o.operations.gpu.backend import KernelBackend
-from mlx_h2o.operations.gpu.kernels import Kernel
-from mlx_h2o.operations.gpu.launches import Launch, LaunchPlan
+from mlx_h2o.operations.gpu.launches import LaunchPlan
 from mlx_h2o.operations.requests import AttentionRequest
 
 # How MLX says that a pipeline cannot run with as many threads as were asked for.
 _TOO_MANY_THREADS = "Thread group size"
 
 
-@cache
-def _metal_kernel(kernel: Kernel) -> Callable[..., list[mx.array]]:
-    return kernels.compiled(mx.fast.metal_kernel, kernel, kernels.HEADER)
-
-
 class Metal(KernelBackend):
     """Kernels that MLX compiles for an Apple GPU."""
 
-    name, title = "metal", "Metal"
+    name, title, compiler = "metal", "Metal", "metal_kernel"
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,9 +30,6 @@ class Metal(KernelBackend):
 
     def unavailable_reason(self) -> str:
         return "" if mx.metal.is_available() else "MLX has no Metal device on this machine"
-
-    def execute(self, each: Launch, inputs: list[mx.array], stream: StreamLike) -> list[mx.array]:
-        return _metal_kernel(each.kernel)(inputs=inputs, stream=stream, **each.call)
 
     def plan(self, request: AttentionRequest) -> LaunchPlan:
         """The first call of a variant compiles and runs it."""

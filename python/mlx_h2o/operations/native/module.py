@@ -1,4 +1,5 @@
-"""The extension ``mlx_h2o._core``: whether it is installed and fits this process."""
+"""The extension ``mlx_h2o._core``: whether it is installed and fits this process, and how many
+threads it uses."""
 
 from __future__ import annotations
 
@@ -9,8 +10,11 @@ from types import ModuleType
 
 import mlx.core as mx
 
+from mlx_h2o.operations.arguments import whole
+
 # Not in the stubs of mlx.core.
 _MLX_VERSION = str(vars(mx)["__version__"])
+_MOST_THREADS = 256
 
 
 def _release(version: str) -> tuple[str, ...]:
@@ -62,11 +66,6 @@ def required() -> ModuleType:
     return module
 
 
-def module_or_none() -> ModuleType | None:
-    """The extension where it is installed and fits, for settings that need no back end."""
-    return _state()[0]
-
-
 def advice() -> str:
     """How to make it available; empty where ``unavailable_reason`` says all that there is."""
     if "is not installed" in _state()[1]:
@@ -78,3 +77,32 @@ def advice() -> str:
 def unavailable_reason() -> str:
     """Empty where the extension is installed and fits the MLX of this process."""
     return _state()[1]
+
+
+def threads() -> int:
+    """Threads that one operation of the native back end may use, the calling one included.
+
+    What ``set_threads`` said, else the environment variable MLX_H2O_THREADS, else the processors
+    that this process may use. 1 where there is no native back end.
+    """
+    module = _state()[0]
+    return 1 if module is None else int(module.threads())
+
+
+def set_threads(count: int | None) -> None:
+    """Set the number of threads of the native back end, for the whole process.
+
+    From the next operation that runs on; None returns to the default (``threads``). Any number
+    gives the same results, bit for bit. Without a native back end it has no effect.
+
+    Raises:
+        ValueError: not 1 to 256.
+        TypeError: neither an integer nor None.
+    """
+    if count is not None:
+        count = whole("set_threads", "count", count)
+        if not 1 <= count <= _MOST_THREADS:
+            raise ValueError(f"[set_threads] count is {count}, expected 1 to {_MOST_THREADS}.")
+    module = _state()[0]
+    if module is not None:
+        module.set_threads(count or 0)

@@ -1,4 +1,5 @@
-"""The moving average of scores: one value per (sequence, KV head, row).
+"""What rows accumulate, one value per (sequence, KV head, row): the moving average of their scores,
+or the mass of their weights.
 
 All in float32. ``a`` is the decay; ``1 - a`` is computed in double precision, then rounded once.
 Other languages repeat the operations of ``accumulate_scores`` with one query in the same order.
@@ -12,6 +13,8 @@ from mlx_h2o.operations.arguments import StreamLike, placed
 
 MAX_QUERIES = 128
 """Queries of a chunk that are scored, counted from its end; at a = 0.95 older ones weigh 0.14 %."""
+
+_START, _NOTHING = mx.array([0]), mx.array(0.0)
 
 
 def accumulate_scores(
@@ -72,3 +75,21 @@ def _many_queries(
     kept = mx.power(decay, count.astype(mx.float32)) * importance
     result = mx.where(unscored, added, kept + added)
     return mx.where(count > 0, result, importance)
+
+
+def add_average(importance: mx.array, scores: mx.array, decay: float, masked: bool) -> mx.array:
+    """``accumulate_scores``, of an ``importance`` that may have more rows, which stay."""
+    part = importance[:, :, : scores.shape[3]]
+    part = accumulate_scores(part, scores, decay=decay, masked=masked)
+    return mx.slice_update(importance, part, _START, [2])
+
+
+def add_mass(importance: mx.array, weights: mx.array) -> mx.array:
+    """``importance`` [B, H, N] plus the weights [B, H, queries, N] that all queries of a KV head
+    give to each row; NaN, of a row that is not scored, counts as 0.
+
+    ``importance`` may have more rows, which stay as they are.
+    """
+    part = importance[:, :, : weights.shape[3]]
+    part = mx.where(mx.isnan(part), _NOTHING, part) + weights.sum(axis=2)
+    return mx.slice_update(importance, part, _START, [2])
