@@ -59,7 +59,8 @@ class PromptStore:
         check_folder(os.fspath(folder))
         self._lock = threading.Lock()
         self._kept = Kept[_File]()
-        self._make_room(0)
+        self._look()
+        self._shrink(max_bytes)
         self._room = threading.Semaphore(8)  # beyond which nothing is kept, until it is written
         self._writer = ThreadPoolExecutor(1, "prompt store")
 
@@ -127,11 +128,12 @@ class PromptStore:
             size = sum(int(one.nbytes) for one in caches)
             if size > self.max_bytes:
                 raise ValueError(f"it has {size:,} bytes, expected at most {self.max_bytes:,}")
-            self._make_room(size)
+            self._look()
+            self._shrink(self.max_bytes - size)
             file = self._path(_key(self.of, tokens))
             save_prompt_cache(file, caches, {"of": self.of, "tokens": json.dumps(tokens)})
             self._add(file)
-            self._make_room(0)
+            self._shrink(self.max_bytes)  # a file is larger than its caches
         except Exception as error:  # a full disk, say: the server goes on without
             _LOG.warning("a prompt cache is not kept on disk: %s", error)
         finally:
@@ -152,8 +154,8 @@ class PromptStore:
         with self._lock:
             self._kept.put(entry)
 
-    def _make_room(self, size: int) -> None:
-        """Entries go until there is room for this many bytes more, those of other processes too."""
+    def _look(self) -> None:
+        """Know the entries that are there, those of other processes too."""
         with self._lock:
             gone = {one.path: one.key for one in self._kept}
         for file in sorted(self.folder.iterdir(), key=_used):  # others' files are left alone
@@ -164,7 +166,11 @@ class PromptStore:
         with self._lock:
             for key in gone.values():
                 self._kept.drop(key)
-            found = self._kept.shrink(self.max_bytes - size)
+
+    def _shrink(self, nbytes: int) -> None:
+        """Entries go until they have no more bytes than that."""
+        with self._lock:
+            found = self._kept.shrink(nbytes)
         for one in found:
             _remove(one.path)
 
