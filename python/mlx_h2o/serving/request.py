@@ -25,12 +25,14 @@ class BusyError(Exception):
 @dataclass(frozen=True)
 class Event:
     """What a token brings to a request: segments of text (kind, text), and logprobs if they were
-    asked for; at the end finish, "stop" or "length", or error."""
+    asked for; at the end finish, "stop" or "length", or error. cut: it ends in the middle, and not
+    where the model ends it."""
 
     segments: list[tuple[str, str]] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish: str | None = None
     error: Exception | None = None
+    cut: bool = False
 
 
 @dataclass(eq=False)
@@ -132,4 +134,5 @@ class Request:
         told = [] if asked is None else [logprobs_of(tokenizer, token, logprobs, asked)]
         if reason is not None and not writer.stopped:
             segments = segments + writer.end()
-        return Event(segments, told, finish="stop" if writer.stopped else reason)
+        finish = "stop" if writer.stopped else reason
+        return Event(segments, told, finish, cut=finish is not None)
