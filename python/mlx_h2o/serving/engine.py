@@ -271,11 +271,11 @@ class Engine:
         that, and not read it again."""
         if not self.snapshots.max_bytes:
             return False
-        enough = self.snapshots.longest(request.tokens) + _WORTH
+        enough = self.snapshots.longest(request.prompt) + _WORTH
         for one in self._running.values():
             if not one._places or one.answer:
                 continue
-            shared = min(common(one.tokens, request.tokens), len(request.tokens) - 1)
+            shared = min(common(one.prompt, request.prompt), len(request.tokens) - 1)
             lasts = shared <= self._lasting
             if max([shared] if lasts else [n for n in one._places if n <= shared] or [0]) >= enough:
                 return True

@@ -60,15 +60,9 @@ def _wrong(status: int, said: str, **more: str | None) -> HTTPException:
 
 
 def make_app(engine: Engine, settings: ServerSettings) -> FastAPI:
-    """The application; it closes the engine when it ends."""
-
-    @contextlib.asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        yield
-        await to_thread.run_sync(engine.close, 1.0)
-
+    """The application. Whoever serves it closes the engine."""
     app = FastAPI(
-        title="mlx_h2o server", lifespan=lifespan, responses=_RESPONSES,
+        title="mlx_h2o server", responses=_RESPONSES,
         docs_url=None, redoc_url=None,  # pages that would be fetched from elsewhere
     )  # fmt: skip
     app.add_middleware(

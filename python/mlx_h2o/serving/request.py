@@ -6,9 +6,11 @@ import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 from mlx_lm.sample_utils import make_logits_processors
 
 from .grammar import constrain
@@ -88,6 +90,11 @@ class Request:
     def seen(self) -> list[int]:
         """The prompt and what was answered."""
         return self.tokens + self.answer
+
+    @cached_property
+    def prompt(self) -> Any:
+        """The tokens of the prompt as an array, for who looks at them at every step."""
+        return np.array(self.tokens)
 
     def sampler(self, spared: list[int]) -> Callable[[mx.array], mx.array]:
         """What chooses its tokens; a failure is noted, and ends this request alone.
