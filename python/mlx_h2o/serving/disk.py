@@ -67,8 +67,7 @@ class PromptStore:
     @property
     def nbytes(self) -> int:
         """Of all entries that this process knows of."""
-        with self._lock:
-            return self._kept.nbytes
+        return self._kept.nbytes
 
     def find(self, tokens: Sequence[int], more_than: int = 0) -> tuple[list[Any], int]:
         """The caches of the longest prefix of ``tokens`` that is kept, and its length.
@@ -82,9 +81,8 @@ class PromptStore:
         """
         while True:
             with self._lock:
-                near = self._kept.nearest(_key(self.of, tokens[:-1]))
-                found = next((one for shared, one in near if shared == len(one)), None)
-                length = 0 if found is None else len(found) - len(_key(self.of, ())) // 4
+                length, found = self._kept.best(_key(self.of, tokens))
+                length -= len(_key(self.of, ())) // 4
                 if found is None or length <= more_than:
                     return [], 0
                 self._kept.use(found.key)

@@ -193,6 +193,11 @@ class _Asking:
             with contextlib.suppress(RuntimeError):  # the loop has ended, and nobody listens
                 loop.call_soon_threadsafe(tell, index, event)
 
+        async def tell_of_leaving() -> None:
+            while (await asked.receive())["type"] != "http.disconnect":
+                continue
+            tell(0, Event(error=ClientDisconnect()))
+
         self.engine.expected += 1
         try:
             requests += await self._submitted(body, asked, sink)
@@ -208,7 +213,7 @@ class _Asking:
         if body.stream:
             events = _as_stream(piece, pieces, took if body.stream_options.include_usage else None)
             return StreamingResponse(events, media_type="text/event-stream")
-        leaving = asyncio.ensure_future(_tell_of_leaving(asked, told))
+        leaving = asyncio.ensure_future(tell_of_leaving())
         try:
             async for _ in pieces:
                 continue
@@ -269,13 +274,6 @@ async def _as_stream(
             if took is not None:
                 yield event(head | {"choices": [], "usage": took()})
     yield "data: [DONE]\n\n"
-
-
-async def _tell_of_leaving(asked: HttpRequest, told: asyncio.Queue[tuple[int, Event]]) -> None:
-    """To those who make its answer, that its client goes away."""
-    while (await asked.receive())["type"] != "http.disconnect":
-        continue
-    told.put_nowait((0, Event(error=ClientDisconnect())))
 
 
 def _say_errors(app: FastAPI) -> None:

@@ -11,10 +11,10 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from mlx_lm.sample_utils import make_logits_processors
+from mlx_lm.sample_utils import greedy_sampler, make_logits_processors
 
 from .grammar import constrain
-from .sampling import Sampling, greedy
+from .sampling import Sampling
 from .text import TokenLogprob, Writer, logprobs_of
 
 __all__ = ["BusyError", "Event", "Request"]
@@ -103,8 +103,8 @@ class Request:
             spared: tokens that xtc never takes away.
         """
         sample = self.sampling.sampler(itertools.count(len(self.answer)), spared)
-        if sample is greedy:  # one call for all rows of a batch
-            return greedy
+        if sample is greedy_sampler:  # one call for all rows of a batch
+            return sample
         return self._guarded(sample, lambda logprobs: mx.zeros(logprobs.shape[:1], mx.uint32))
 
     def processors(self) -> list[Callable[[mx.array, mx.array], mx.array]]:
