@@ -8,13 +8,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
 
 import mlx_h2o
 from chat_families import FAMILIES, saved
 from mlx_h2o import cli
 from mlx_h2o.serving.answers import ChatChoice
-from mlx_h2o.serving.request import Event
+from mlx_h2o.serving.request import Event, Request
 from mlx_h2o.serving.schema import ChatBody
 from mlx_h2o.serving.text import Writer
 
@@ -46,7 +47,7 @@ def body(family: Any, **more: Any) -> ChatBody:
 
 def test_the_server_reads_what_the_template_says(served: Any) -> None:
     family, _, tokenizer = served
-    tokens, state = body(family).encoded(tokenizer, {})
+    [(tokens, state)] = body(family).encoded(tokenizer, {})
     text, at = tokenizer.decode(tokens), 0
     for part in family.holds:
         at = text.index(part, at) + len(part)
@@ -54,16 +55,23 @@ def test_the_server_reads_what_the_template_says(served: Any) -> None:
     assert tokens[0] != tokens[1]  # no token begins it twice
 
 
-def told(served: Any, count: int, finish: str) -> tuple[Any, list[Any]]:
+def told(served: Any, count: int = sys.maxsize, *stops: str) -> tuple[dict[str, Any], list[Any]]:
     """The choice of so many tokens of the family's answer, and its pieces."""
     family, _, tokenizer = served
     asked = body(family)
-    writer = Writer(tokenizer, (), asked.encoded(tokenizer, {})[1])
-    choice = ChatChoice(0, tokenizer, asked.tools_given)
-    written = tokenizer.encode(family.answer, add_special_tokens=False)
-    assert written[-1] in tokenizer.eos_token_ids
-    pieces = [choice.take(Event(writer.take(token)))["delta"] for token in written[:-1][:count]]
-    return choice, [*pieces, choice.take(Event(writer.end(), finish=finish))["delta"]]
+    request, choice = Request([1], print), ChatChoice(0, tokenizer, asked.tools_given)
+    request._writer = Writer(tokenizer, stops, asked.encoded(tokenizer, {})[0][1])
+    written = tokenizer.encode(family.answer, add_special_tokens=False)[:count]
+    pieces = []
+    for place, token in enumerate(written, 1):
+        reason = "stop" if token in tokenizer.eos_token_ids else None
+        event = request.take(
+            tokenizer, token, mx.array(0), reason or ("length" if place == count else None)
+        )
+        pieces.append(choice.take(event)["delta"])
+        if event.finish is not None:
+            return choice.whole, pieces
+    raise AssertionError("it does not end")
 
 
 def test_a_call_that_is_cut_is_told_as_text(served: Any) -> None:
@@ -71,20 +79,24 @@ def test_a_call_that_is_cut_is_told_as_text(served: Any) -> None:
     family, _, tokenizer = served
     *words, _ = tokenizer.encode(family.answer, add_special_tokens=False)
     end = (family.calls and tokenizer.tool_call_end) or "none"
-    for count in range(len(words)):
-        choice, pieces = told(served, count, "length")
-        text, message = tokenizer.decode(words[:count]), choice.whole["message"]
-        assert choice.whole["finish_reason"] == "length"
+    for count in range(1, len(words)):
+        whole, pieces = told(served, count)
+        text, message = tokenizer.decode(words[:count]), whole["message"]
+        assert whole["finish_reason"] == "length"
         assert ("tool_calls" in message) == any("tool_calls" in one for one in pieces)
         assert ("tool_calls" in message) == (end in text)
         content = "".join(one.get("content", "") for one in pieces)
         assert (message["content"] or "") == content and content in text
+    if family.calls:
+        whole, _ = told(served, sys.maxsize, "Bonn")
+        assert whole["finish_reason"] == "stop" and "tool_calls" not in whole["message"]
+        assert family.answer.partition("Bonn")[0].endswith(whole["message"]["content"])
 
 
 def test_the_server_tells_thoughts_text_and_calls_apart(served: Any) -> None:
     family, _, _ = served
-    choice, pieces = told(served, sys.maxsize, "stop")
-    message = choice.whole["message"]
+    whole, pieces = told(served)
+    message = whole["message"]
     assert message["content"] == family.content
     assert message.get("reasoning", "") == family.reasoning
     assert "".join(one.get("content", "") for one in pieces) == family.content
@@ -95,7 +107,7 @@ def test_the_server_tells_thoughts_text_and_calls_apart(served: Any) -> None:
     )
     streamed = [one for piece in pieces for one in piece.get("tool_calls", [])]
     assert streamed == [one | {"index": place} for place, one in enumerate(calls)]
-    assert choice.whole["finish_reason"] == ("tool_calls" if family.calls else "stop")
+    assert whole["finish_reason"] == ("tool_calls" if family.calls else "stop")
 
 
 def test_tools_are_refused_where_nothing_reads_their_calls(served: Any) -> None:
@@ -109,7 +121,7 @@ def test_generate_and_chat_read_it_too(
     served: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, folder, tokenizer = served
-    tokens, _ = ChatBody(messages=ASKED).encoded(tokenizer, {})
+    [(tokens, _)] = ChatBody(messages=ASKED).encoded(tokenizer, {})
     common = ["--model", folder, "--max-tokens", "2", "--max-kv-size", "64"]
     common += ["--system-prompt", "Be brief."]
     assert cli.main(["generate", *common, "--prompt", "Rain?"]) == 0
@@ -122,7 +134,7 @@ def test_generate_and_chat_read_it_too(
 def test_a_template_can_be_told_not_to_think(tmp_path: Path) -> None:
     tokenizer = mlx_h2o.load(saved(FAMILIES["smollm3"], tmp_path))[1]
     asked = ChatBody(messages=ASKED, chat_template_kwargs={"enable_thinking": False})
-    assert "/no_think" in tokenizer.decode(asked.encoded(tokenizer, {})[0])
+    assert "/no_think" in tokenizer.decode(asked.encoded(tokenizer, {})[0][0])
 
 
 def test_a_call_that_cannot_be_read_is_text(tmp_path: Path, caplog: Any) -> None:

@@ -119,6 +119,14 @@ def test_what_was_used_longest_ago_goes(tmp_path):
     assert PromptStore(tmp_path / "all", one + 1, "model").nbytes <= one + 1
 
 
+def test_a_folder_is_read_once_for_an_entry(tmp_path, monkeypatch):
+    kept(tmp_path, 30)
+    read, iterdir = [], Path.iterdir
+    monkeypatch.setattr(Path, "iterdir", lambda path: read.append(path) or iterdir(path))
+    kept(tmp_path, 31, 32)
+    assert read == [tmp_path] * 3  # one of them as it begins
+
+
 def test_two_share_a_folder_and_its_limit(tmp_path):
     size = int(3.5 * kept(tmp_path / "one", 30).nbytes)
     both = [PromptStore(tmp_path / "all", size, "model") for _ in range(2)]

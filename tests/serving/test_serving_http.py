@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -16,11 +17,13 @@ import openai
 import pytest
 import uvicorn
 from mlx_lm.tokenizer_utils import TokenizerWrapper
+from pydantic import ValidationError
 
 from engines import demo, engine_of, fail
 from mlx_h2o.serving.http import ServerSettings, make_app
 from mlx_h2o.serving.listening import listen
 from mlx_h2o.serving.memory import Limits
+from mlx_h2o.serving.schema import ChatBody, CompletionBody
 
 TEXT = "It was a dark night, and the wind was in the trees. The captain looked at the sea and"
 JSON = {"Content-Type": "application/json"}
@@ -33,6 +36,7 @@ def app_of(limits: Limits | None = None, **settings: Any) -> Iterator[Any]:
     model, tokenizer = demo()
     with engine_of([model], tokenizer, limits=limits or Limits(step=256)) as engine:
         listener = listen("127.0.0.1", 0)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)  # a reader is soon late
         app = make_app(engine, ServerSettings("demo", **{"max_tokens": 8} | settings))
         server = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_keep_alive=75))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
@@ -100,13 +104,18 @@ def test_a_stop_ends_whole_answers_and_streams(url):
 
 
 def test_others_are_answered_while_prompts_become_tokens(url, monkeypatch):
+    """And those with short texts while a long one does."""
     begun, go = threading.Event(), threading.Event()
-    monkeypatch.setattr(
-        TokenizerWrapper, "encode", lambda *_: begun.set() or (go.wait(30) and [5]), raising=False
-    )
+
+    def slow(_: Any, text: str) -> list[int]:
+        return [6] if len(text) < 1000 else begun.set() or (go.wait(30) and [5])
+
+    monkeypatch.setattr(TokenizerWrapper, "encode", slow, raising=False)
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(post, url, {"prompt": [TEXT] * 64, "max_tokens": 1})
+        asked = pool.submit(post, url, {"prompt": ["a" * 2000] * 64, "max_tokens": 1})
         assert begun.wait(30) and httpx.get(f"{url}/health").status_code == 200
+        assert post(url, {"prompt": TEXT, "max_tokens": 1}).status_code == 200
+        assert not asked.done()
         go.set()
         assert len(asked.result().json()["choices"]) == 64
 
@@ -183,6 +192,23 @@ def test_a_body_of_any_depth_is_refused_in_a_sentence(url):
     assert said == {"stop.0 is [[[[[[[[[[[[", "stop is nested too dee", "the body cannot be rea"}
 
 
+MANY = {f"f{n}": 1 for n in range(1000)}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        MANY, {"messages": [MANY]}, {"logit_bias": MANY},
+        {"logit_bias": {f"{n}": "a" for n in range(1000)}},
+    ],
+)  # fmt: skip
+def test_of_many_faults_one_is_told(body):
+    """Or a thousand others would wait for their texts."""
+    with pytest.raises(ValidationError) as error:
+        (ChatBody if "messages" in body else CompletionBody)(**body)
+    assert error.value.error_count() <= 2  # one field may be missing
+
+
 def test_one_model_is_served(url):
     assert [one["id"] for one in httpx.get(f"{url}/v1/models").json()["data"]] == ["demo"]
     assert httpx.get(f"{url}/v1/models/demo").json()["id"] == "demo"
@@ -223,8 +249,38 @@ def test_an_api_key_and_a_limit_of_bytes(named):
     parts = (b"a" * 400 for _ in range(5))  # in chunks, of which the length is not told
     answer = httpx.post(f"{named}/v1/completions", content=parts, headers=JSON | KEY)
     check_refused(answer, "expected at most 1,000", 413)
+    with raw_of(named, b"Content-Length: 900\r\n\r\n{") as raw:  # the rest never comes
+        assert b" 401 " in raw.recv(100)
     asked = {"Origin": "https://page.example", "Access-Control-Request-Method": "POST"}
     assert httpx.options(f"{named}/v1/completions", headers=asked).status_code == 200
+
+
+def raw_of(url: str, more: bytes) -> socket.socket:
+    """A connection with a request for a completion, of which this is the rest."""
+    raw = socket.socket()
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    raw.settimeout(60)
+    raw.connect(("127.0.0.1", int(url.rpartition(":")[2])))
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    raw.sendall(head.encode() + more)
+    return raw
+
+
+def test_an_answer_that_is_not_read_is_given_up(monkeypatch):
+    monkeypatch.setattr("mlx_h2o.serving.http._UNREAD", 200)
+    with app_of() as (url, engine):
+        body = {"prompt": "a", "n": 16, "max_tokens": 20_000, "stream": True, "logprobs": 20}
+        body |= {"temperature": 1.0}
+        sent = json.dumps(body).encode()
+        with raw_of(url, b"Content-Length: %d\r\n\r\n%s" % (len(sent), sent)) as raw:
+            begun = time.monotonic()
+            while engine.counts["left"] < 16:
+                assert said(post(url, {"prompt": TEXT, "max_tokens": 2}).json())
+                assert time.monotonic() - begun < 60
+            told = b""
+            while b"[DONE]" not in told[-100:]:
+                told += raw.recv(1 << 20)
+        assert b"generation failed: 200 pieces of it were not read" in told
 
 
 def test_failures_are_told_and_the_server_goes_on(monkeypatch):

@@ -113,7 +113,7 @@ def test_a_chat_is_answered_beside_a_slow_schema(monkeypatch):
 
 def test_a_model_that_thinks_first_refuses(url, monkeypatch):
     monkeypatch.setattr(
-        "mlx_h2o.serving.schema.ChatBody.encoded", lambda *given: ([1, 2], "reasoning")
+        "mlx_h2o.serving.schema.ChatBody.encoded", lambda *given: [([1, 2], "reasoning")]
     )
     answer = post(url, {"messages": CHAT} | MUCH, "chat/completions")
     check_refused(answer, "response_format is given, and the model thinks")

@@ -94,7 +94,7 @@ class ChatChoice(Choice):
             if text:
                 self._add(delta, "reasoning" if kind == "reasoning" else "content", text)
         if event.finish is not None:
-            self._end_call(delta, "", whole=event.finish == "stop")
+            self._end_call(delta, "", whole=not event.cut)
             if event.finish == "stop" and self._calls:
                 self._finish = "tool_calls"
         return {"delta": delta}
@@ -110,7 +110,7 @@ class ChatChoice(Choice):
         text, self._call = self._call, None
         try:
             if not whole:
-                raise ValueError("max_tokens cuts it")
+                raise ValueError("it is cut")
             parsed = self._tokenizer.tool_parser(text, self._tools)
             calls = [
                 {"name": str(one["name"]), "arguments": _as_text(one.get("arguments", {}))}

@@ -59,15 +59,15 @@ class PromptStore:
         check_folder(os.fspath(folder))
         self._lock = threading.Lock()
         self._kept = Kept[_File]()
-        self._make_room(0)
+        self._look()
+        self._shrink(max_bytes)
         self._room = threading.Semaphore(8)  # beyond which nothing is kept, until it is written
         self._writer = ThreadPoolExecutor(1, "prompt store")
 
     @property
     def nbytes(self) -> int:
         """Of all entries that this process knows of."""
-        with self._lock:
-            return self._kept.nbytes
+        return self._kept.nbytes
 
     def find(self, tokens: Sequence[int], more_than: int = 0) -> tuple[list[Any], int]:
         """The caches of the longest prefix of ``tokens`` that is kept, and its length.
@@ -81,9 +81,8 @@ class PromptStore:
         """
         while True:
             with self._lock:
-                near = self._kept.nearest(_key(self.of, tokens[:-1]))
-                found = next((one for shared, one in near if shared == len(one)), None)
-                length = 0 if found is None else len(found) - len(_key(self.of, ())) // 4
+                length, found = self._kept.best(_key(self.of, tokens))
+                length -= len(_key(self.of, ())) // 4
                 if found is None or length <= more_than:
                     return [], 0
                 self._kept.use(found.key)
@@ -127,11 +126,12 @@ class PromptStore:
             size = sum(int(one.nbytes) for one in caches)
             if size > self.max_bytes:
                 raise ValueError(f"it has {size:,} bytes, expected at most {self.max_bytes:,}")
-            self._make_room(size)
+            self._look()
+            self._shrink(self.max_bytes - size)
             file = self._path(_key(self.of, tokens))
             save_prompt_cache(file, caches, {"of": self.of, "tokens": json.dumps(tokens)})
             self._add(file)
-            self._make_room(0)
+            self._shrink(self.max_bytes)  # a file is larger than its caches
         except Exception as error:  # a full disk, say: the server goes on without
             _LOG.warning("a prompt cache is not kept on disk: %s", error)
         finally:
@@ -152,8 +152,8 @@ class PromptStore:
         with self._lock:
             self._kept.put(entry)
 
-    def _make_room(self, size: int) -> None:
-        """Entries go until there is room for this many bytes more, those of other processes too."""
+    def _look(self) -> None:
+        """Know the entries that are there, those of other processes too."""
         with self._lock:
             gone = {one.path: one.key for one in self._kept}
         for file in sorted(self.folder.iterdir(), key=_used):  # others' files are left alone
@@ -164,7 +164,11 @@ class PromptStore:
         with self._lock:
             for key in gone.values():
                 self._kept.drop(key)
-            found = self._kept.shrink(self.max_bytes - size)
+
+    def _shrink(self, nbytes: int) -> None:
+        """Entries go until they have no more bytes than that."""
+        with self._lock:
+            found = self._kept.shrink(nbytes)
         for one in found:
             _remove(one.path)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import mlx.core as mx
 from mlx_lm.generate import BatchGenerator, StopSequences, generation_stream
+from mlx_lm.sample_utils import greedy_sampler
 
 from ..lm.generation_checks import checked_tokens, vocabulary
 from ..lm.prompt_cache import beyond_context, context_length, evicting_caches
@@ -24,7 +25,6 @@ from .kept import common
 from .lanes import Lanes
 from .memory import Memory, bounds
 from .request import BusyError, Event, Request
-from .sampling import greedy
 from .snapshots import Snapshots, is_cuttable, places
 from .text import Writer
 
@@ -71,7 +71,7 @@ class Engine:
         self.models, self.tokenizer, self._fresh = list(models), tokenizer, make()
         self.memory, self.snapshots, self.store = memory, snapshots, store
         self.ranks = ranks_of(self.model)
-        self._greedy = self.ranks.agreed(greedy)
+        self._greedy = self.ranks.agreed(greedy_sampler)
         self.vocabulary = vocabulary(self.model)
         self.counts = {"finished": 0, "failed": 0, "left": 0, "read": 0, "cached": 0, "answered": 0}
         batches = not drafting and _have_batches(self._fresh[0])
@@ -271,11 +271,11 @@ class Engine:
         that, and not read it again."""
         if not self.snapshots.max_bytes:
             return False
-        enough = self.snapshots.longest(request.tokens) + _WORTH
+        enough = self.snapshots.longest(request.prompt) + _WORTH
         for one in self._running.values():
             if not one._places or one.answer:
                 continue
-            shared = min(common(one.tokens, request.tokens), len(request.tokens) - 1)
+            shared = min(common(one.prompt, request.prompt), len(request.tokens) - 1)
             lasts = shared <= self._lasting
             if max([shared] if lasts else [n for n in one._places if n <= shared] or [0]) >= enough:
                 return True
@@ -297,7 +297,7 @@ class Engine:
                 self.tokenizer, request.stops, request.state, request.goes_on
             )
             chooses = request.sampler(self._spared)
-            chooses = self._greedy if chooses is greedy else self.ranks.agreed(chooses)
+            chooses = self._greedy if chooses is greedy_sampler else self.ranks.agreed(chooses)
             lasting = self._lasting if self._evicts_from(request) else None
             request._places = places(seen, self._boundaries, read, lasting)
             [uid] = self._batch.insert_segments(
@@ -353,10 +353,10 @@ class Engine:
         for one in answers:
             if (request := self._running.get(one.uid)) is not None:
                 held = (one.prompt_cache, one.all_tokens) if one.finish_reason else None
-                finish = self._take(request, one.token, one.logprobs, one.finish_reason)
-                if finish is not None:
-                    self._end(request, finish)
-                    self._part(one.uid, held, keep=finish.error is None)
+                event = self._take(request, one)
+                if event.finish is not None or event.error is not None:
+                    self._end(request, event)
+                    self._part(one.uid, held, keep=event.error is None)
                 elif request._places or (
                     len(request.answer) % _EVERY == 0 and self._evicts_from(request)
                 ):
@@ -378,12 +378,10 @@ class Engine:
             self._check_alone(error)
             _LOG.warning("a prompt is not kept: %s", error)
 
-    def _take(
-        self, request: Request, token: int, logprobs: mx.array, reason: str | None
-    ) -> Event | None:
-        """Tell of a token; returns the end of the answer if this is it, which is not told yet."""
+    def _take(self, request: Request, one: Any) -> Event:
+        """What a token brings, which is told unless it is the end of the answer."""
         try:
-            event = request.take(self.tokenizer, token, logprobs, reason)
+            event = request.take(self.tokenizer, one.token, one.logprobs, one.finish_reason)
         except Exception as error:
             self._check_alone(error)
             return Event(error=error)
@@ -391,11 +389,9 @@ class Engine:
         if request.failure is not None and not request.left:  # of which no other rank knows yet
             self._end(request, Event(error=request.failure))
             request.left = True
-        if event.finish is not None:
-            return event
-        if event.segments or event.logprobs:
+        if event.finish is None and (event.segments or event.logprobs):
             request.sink(event)
-        return None
+        return event
 
     def _part(
         self, uid: int, held: tuple[list[Any], list[int]] | None = None, keep: bool = False

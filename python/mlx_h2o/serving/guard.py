@@ -1,4 +1,5 @@
-"""Who may ask at all: hosts and origins by name, and bodies of a bearable size.
+"""Who may ask at all, which is told from headers alone: hosts and origins by name, and an API key;
+and bodies of a bearable size.
 
 A page of another site that a browser shows may send requests here; the names of host and origin
 tell them from those of this machine.
@@ -8,12 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import secrets
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
 from fastapi import HTTPException
 from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse
 
 from .answers import failure
@@ -21,30 +24,47 @@ from .answers import failure
 __all__ = ["Guard"]
 
 _LOCAL = {"localhost", "127.0.0.1", "::1"}
+_OPEN = {"/health", "/openapi.json"}  # paths that need no key
 
 
-class Guard:
-    """Answers requests that nobody else shall see; an ASGI application around another.
+class Guard(CORSMiddleware):
+    """Answers requests that nobody else shall see, and tells browsers that pages of the origins
+    that it lets in may read answers.
 
     Args:
-        app: the other.
+        app: the ASGI application behind it.
         hosts: names under which this server may be asked, beside addresses and localhost; "*": any.
         origins: origins whose pages may ask, such as https://example.org, beside this machine's;
             "*": any.
+        key: what clients have to send; None: nothing.
         most: bytes of a body.
     """
 
-    def __init__(self, app: Any, hosts: Sequence[str], origins: Sequence[str], most: int) -> None:
-        self.app, self.most = app, most
+    def __init__(
+        self, app: Any, hosts: Sequence[str], origins: Sequence[str], key: str | None, most: int
+    ) -> None:
+        anything: Any = {"allow_methods": ["*"], "allow_headers": ["*"]}
+        super().__init__(self._let_in, allow_origin_regex=".*", **anything)
+        self._behind, self.key, self.most = app, key, most
         self.hosts, self.origins = {*hosts, *_LOCAL}, set(origins)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http" and (refused := self._refusal(Headers(scope=scope))):
+            await JSONResponse(failure(refused), 403)(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
+
+    async def _let_in(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
-            if refused := self._refusal(Headers(scope=scope)):
-                await JSONResponse(failure(refused), 403)(scope, receive, send)
+            given = Headers(scope=scope).get("authorization", "").encode("latin-1")
+            known = self.key is None or secrets.compare_digest(given, f"Bearer {self.key}".encode())
+            if not known and scope["path"] not in _OPEN:
+                said = "the API key is missing or another one, expected the server's --api-key."
+                answer = JSONResponse(failure(said, 401, code="invalid_api_key"), 401)
+                await answer(scope, receive, send)
                 return
             receive = self._counted(receive)
-        await self.app(scope, receive, send)
+        await self._behind(scope, receive, send)
 
     def _refusal(self, headers: Headers) -> str:
         host, origin = _host_of(f"//{headers.get('host', '')}"), headers.get("origin")

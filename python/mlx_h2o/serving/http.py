@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
-import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,13 +13,12 @@ from typing import Any
 
 import prometheus_client
 from anyio import CapacityLimiter, to_thread
-from fastapi import Depends, FastAPI, HTTPException
+from fastapi import FastAPI, HTTPException
 from fastapi import Request as HttpRequest
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from pydantic import create_model
 from starlette.exceptions import HTTPException as AnyHTTPException
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
 from .answers import ChatChoice, Choice, failure, heads, usage
@@ -31,11 +28,12 @@ from .guard import Guard
 from .metrics import Metrics
 from .request import BusyError, Event, Request
 from .sampling import Sampling
-from .schema import ChatBody, CompletionBody, GenerationBody, what_is_wrong
+from .schema import Body, ChatBody, CompletionBody, what_is_wrong
 
 __all__ = ["ServerSettings", "make_app"]
 
-_LOG = logging.getLogger("mlx_h2o")
+_LONG = 1 << 16  # bytes of a request that others do not wait for
+_UNREAD = 1 << 13  # pieces of an answer that wait for who asked; who does not read loses it
 
 
 @dataclass(frozen=True)
@@ -62,34 +60,25 @@ def _wrong(status: int, said: str, **more: str | None) -> HTTPException:
 
 
 def make_app(engine: Engine, settings: ServerSettings) -> FastAPI:
-    """The application; it closes the engine when it ends."""
-
-    @contextlib.asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        yield
-        await to_thread.run_sync(engine.close, 1.0)
-
+    """The application. Whoever serves it closes the engine."""
     app = FastAPI(
-        title="mlx_h2o server", lifespan=lifespan, responses=_RESPONSES,
+        title="mlx_h2o server", responses=_RESPONSES,
         docs_url=None, redoc_url=None,  # pages that would be fetched from elsewhere
     )  # fmt: skip
     app.add_middleware(
-        CORSMiddleware, allow_origin_regex=".*", allow_methods=["*"], allow_headers=["*"]
-    )  # of those that the guard lets in
-    app.add_middleware(
-        Guard, hosts=settings.hosts, origins=settings.origins, most=settings.most_bytes
-    )
+        Guard, hosts=settings.hosts, origins=settings.origins, key=settings.api_key,
+        most=settings.most_bytes,
+    )  # fmt: skip
     _say_errors(app)
     asking = _Asking(engine, settings, Metrics(engine))
-    known = [Depends(asking.authorize)]
-    route = partial(app.add_api_route, dependencies=known, response_model=None)
+    route = partial(app.add_api_route, response_model=None)
     streams: dict[int | str, Any] = {200: {"content": {"text/event-stream": {}}}}
     route("/v1/chat/completions", asking.chat, methods=["POST"], responses=streams)
     route("/v1/completions", asking.completion, methods=["POST"], responses=streams)
     route("/v1/models", asking.models, methods=["GET"])
     route("/v1/models/{name:path}", asking.model, methods=["GET"])
     route("/metrics", asking.tell_metrics, methods=["GET"], response_class=PlainTextResponse)
-    app.add_api_route("/health", asking.health, methods=["GET"], response_model=None)
+    route("/health", asking.health, methods=["GET"])
     return app
 
 
@@ -112,19 +101,11 @@ class _Asking:
 
     def __init__(self, engine: Engine, settings: ServerSettings, metrics: Metrics) -> None:
         self.engine, self.settings, self.metrics = engine, settings, metrics
-        # Tokenizers are for one thread at a time; schemas shall not take all threads.
-        self._tokenize = partial(self._aside, CapacityLimiter(1))
+        # One of each at a time: short texts do not wait for long ones, nor chats for schemas.
+        self._short, self._long, self._schemas = (CapacityLimiter(1) for _ in range(3))
         # Refusals are kept too; to submit nothing fails once the engine is about to end.
-        kept = lru_cache(8)(partial(matcher, go_on=partial(engine.submit, ())))
-        self._compile = partial(self._aside, CapacityLimiter(1), kept)
+        self._matcher = lru_cache(8)(partial(matcher, go_on=partial(engine.submit, ())))
         self._model = {"object": "model", "created": int(time.time()), "owned_by": "mlx_h2o"}
-
-    async def authorize(self, request: HttpRequest) -> None:
-        key = self.settings.api_key
-        given = request.headers.get("authorization", "").encode("latin-1")
-        if key is not None and not secrets.compare_digest(given, f"Bearer {key}".encode()):
-            said = "the API key is missing or another one, expected the server's --api-key."
-            raise _wrong(401, said, code="invalid_api_key")
 
     async def health(self) -> Response:
         if fault := self.engine.fault:
@@ -138,72 +119,41 @@ class _Asking:
     async def models(self) -> dict[str, Any]:
         return {"object": "list", "data": [await self.model(self.settings.name)]}
 
-    async def model(self, name: str) -> dict[str, Any]:
-        self._check_model(name)
-        return {"id": self.settings.name} | self._model
-
-    async def completion(self, body: CompletionBody, request: HttpRequest) -> Response:
-        places = self._places(body, len(body.prompts))
-        encode = self.engine.tokenizer.encode
-        prompts = [
-            ((await self._tokenize(encode, one)) if isinstance(one, str) else one, "normal")
-            for one in body.prompts
-        ]
-        return await self._answer(body, prompts, [*map(Choice, places)], request)
-
-    async def chat(self, body: ChatBody, request: HttpRequest) -> Response:
-        places, tokenizer = self._places(body, 1), self.engine.tokenizer
-        found = await self._tokenize(body.encoded, tokenizer, self.settings.template)
-        choices = [ChatChoice(index, tokenizer, body.tools_given) for index in places]
-        schema, grammar = body.answer_schema, None
-        if schema is not None:
-            if found[1] != "normal":
-                raise _wrong(400, "response_format is given, and the model thinks first.")
-            known = await self._tokenize(vocabulary_of, tokenizer, self.engine.vocabulary)
-            grammar = await self._compile(known, schema)
-            if isinstance(grammar, str):
-                raise _wrong(400, grammar)
-        return await self._answer(body, [found], choices, request, grammar)
-
-    def _check_model(self, name: str | None) -> None:
+    async def model(self, name: str | None) -> dict[str, Any]:
         if name not in (None, self.settings.name, "default_model"):  # as mlx_lm's clients call it
             said = f"the model {name!r:.200} is not served, expected {self.settings.name!r}."
             raise _wrong(404, said, param="model", code="model_not_found")
+        return {"id": self.settings.name} | self._model
 
-    def _places(self, body: GenerationBody, prompts: int) -> range:
-        """Of the choices of a request that may be answered."""
-        self._check_model(body.model)
-        most, count = self.engine.memory.limits.queue, prompts * body.n
-        if count > most:
+    async def completion(self, body: CompletionBody, request: HttpRequest) -> Response:
+        return await self._answer(body, Choice, request)
+
+    async def chat(self, body: ChatBody, request: HttpRequest) -> Response:
+        choice = partial(ChatChoice, tokenizer=self.engine.tokenizer, tools=body.tools_given)
+        return await self._answer(body, choice, request)
+
+    async def _submitted(
+        self, body: Body, asked: HttpRequest, sink: Callable[[int, Event], None]
+    ) -> list[Request]:
+        """The requests of a body, one for each choice of its answer.
+
+        Raises:
+            ValueError, BusyError: they cannot be answered, or not now.
+        """
+        most, prompts = self.engine.memory.limits.queue, len(body.prompts)
+        if (count := prompts * body.n) > most:
             said = f"n is {body.n} for {prompts:,} prompts, which makes {count:,} answers: "
-            raise _wrong(400, f"{said}expected at most {most:,}, the server's --max-queue.")
-        return range(count)
-
-    async def _aside(self, limit: CapacityLimiter, run: Callable[..., Any], *given: Any) -> Any:
-        self.engine.expected += 1
-        try:
-            return await to_thread.run_sync(run, *given, limiter=limit)
-        except BusyError as error:
-            raise _wrong(503, f"{error}: try again later.") from error
-        except ValueError as error:
-            raise _wrong(400, str(error)) from error
-        except Exception as error:
-            _LOG.exception("a prompt cannot be made into tokens")
-            raise _wrong(500, f"the tokenizer failed: {error}") from error
-        finally:
-            self.engine.expected -= 1
-
-    async def _answer(
-        self, body: CompletionBody | ChatBody, prompts: Sequence[tuple[list[int], str]],
-        choices: Sequence[Choice], asked: HttpRequest, grammar: Any = None,
-    ) -> Response:  # fmt: skip
-        told: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
-        loop = asyncio.get_running_loop()
-
-        def sink(index: int, event: Event) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended, and nobody listens
-                loop.call_soon_threadsafe(told.put_nowait, (index, event))
-
+            raise ValueError(f"{said}expected at most {most:,}, the server's --max-queue.")
+        is_long = int(asked.headers.get("content-length", _LONG)) >= _LONG
+        found = await to_thread.run_sync(
+            body.encoded, self.engine.tokenizer, self.settings.template,
+            limiter=self._long if is_long else self._short,
+        )  # fmt: skip
+        schema, grammar = body.answer_schema, None
+        if schema is not None:
+            if any(state != "normal" for _, state in found):
+                raise ValueError("response_format is given, and the model thinks first.")
+            grammar = await to_thread.run_sync(self._grammar, schema, limiter=self._schemas)
         requests = [
             Request(
                 tokens, partial(sink, place * body.n + choice),
@@ -212,22 +162,58 @@ class _Asking:
                 penalties=body.penalties(), stops=body.stops, top_logprobs=body.top, state=state,
                 goes_on=isinstance(body, CompletionBody), grammar=grammar,
             )
-            for place, (tokens, state) in enumerate(prompts) for choice in range(body.n)
+            for place, (tokens, state) in enumerate(found) for choice in range(body.n)
         ]  # fmt: skip
+        for one in requests:
+            self.engine.check(one)
+        self.engine.submit(requests)
+        return requests
+
+    def _grammar(self, schema: str) -> Any:
+        found = self._matcher(vocabulary_of(self.engine.tokenizer, self.engine.vocabulary), schema)
+        if isinstance(found, str):
+            raise ValueError(found)
+        return found
+
+    async def _answer(
+        self, body: Body, choice: Callable[[int], Choice], asked: HttpRequest
+    ) -> Response:
+        await self.model(body.model)
+        told: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
+        requests: list[Request] = []
+        loop = asyncio.get_running_loop()
+
+        def tell(index: int, event: Event) -> None:
+            if told.qsize() >= _UNREAD:
+                event = Event(error=TimeoutError(f"{_UNREAD:,} pieces of it were not read"))
+                self.engine.leave(requests)
+            told.put_nowait((index, event))
+
+        def sink(index: int, event: Event) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and nobody listens
+                loop.call_soon_threadsafe(tell, index, event)
+
+        async def tell_of_leaving() -> None:
+            while (await asked.receive())["type"] != "http.disconnect":
+                continue
+            tell(0, Event(error=ClientDisconnect()))
+
+        self.engine.expected += 1
         try:
-            for one in requests:
-                self.engine.check(one)
-            self.engine.submit(requests)
-        except ValueError as error:
-            raise _wrong(400, str(error).removeprefix("[server] ")) from error
+            requests += await self._submitted(body, asked, sink)
         except BusyError as error:
             raise _wrong(503, f"{error}: try again later.") from error
+        except ValueError as error:
+            raise _wrong(400, str(error).removeprefix("[server] ")) from error
+        finally:
+            self.engine.expected -= 1
+        choices = [*map(choice, range(len(requests)))]
         whole, piece = heads(self.settings.name, isinstance(body, ChatBody))
         pieces, took = self._pieces(requests, choices, told), partial(usage, requests, body.n)
         if body.stream:
             events = _as_stream(piece, pieces, took if body.stream_options.include_usage else None)
             return StreamingResponse(events, media_type="text/event-stream")
-        leaving = asyncio.ensure_future(_tell_of_leaving(asked, told))
+        leaving = asyncio.ensure_future(tell_of_leaving())
         try:
             async for _ in pieces:
                 continue
@@ -288,13 +274,6 @@ async def _as_stream(
             if took is not None:
                 yield event(head | {"choices": [], "usage": took()})
     yield "data: [DONE]\n\n"
-
-
-async def _tell_of_leaving(asked: HttpRequest, told: asyncio.Queue[tuple[int, Event]]) -> None:
-    """To those who make its answer, that its client goes away."""
-    while (await asked.receive())["type"] != "http.disconnect":
-        continue
-    told.put_nowait((0, Event(error=ClientDisconnect())))
 
 
 def _say_errors(app: FastAPI) -> None:

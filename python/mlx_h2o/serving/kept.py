@@ -7,7 +7,7 @@ import heapq
 import sys
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, Generic, TypeVar
 
@@ -18,14 +18,23 @@ __all__ = ["Entry", "Kept", "common", "key_of"]
 
 @dataclass(eq=False)
 class Entry:
-    """Something of so many bytes, and the key of the tokens that it is kept under."""
+    """Something of so many bytes, and the key of the tokens that it is kept under; one that can be
+    cut is good for each beginning of these, another one for all of them."""
 
     key: bytes
     nbytes: int
+    cuttable: bool = field(default=False, kw_only=True)
 
     def __len__(self) -> int:
         """How many tokens."""
         return len(self.key) // 4
+
+    def serves(self, shared: int, asked: int) -> int:
+        """How many first tokens it is good for: of ``asked``, the first ``shared`` are its own;
+        one stays to be read."""
+        if self.cuttable:
+            return min(shared, asked - 1)
+        return shared if shared == len(self) < asked else 0
 
 
 E = TypeVar("E", bound=Entry)
@@ -75,6 +84,11 @@ class Kept(Generic[E]):
             gone.append(next(iter(self)))
             self.drop(gone[-1].key)
         return gone
+
+    def best(self, key: bytes) -> tuple[int, E | None]:
+        """What is good for most first tokens of a key, and for how many."""
+        near = ((one.serves(shared, len(key) // 4), one) for shared, one in self.nearest(key))
+        return next((found for found in near if found[0]), (0, None))
 
     def nearest(self, key: bytes) -> Iterator[tuple[int, E]]:
         """All entries that share at least one first token, those that share most first, each with

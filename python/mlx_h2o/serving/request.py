@@ -6,13 +6,15 @@ import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.sample_utils import make_logits_processors
+import numpy as np
+from mlx_lm.sample_utils import greedy_sampler, make_logits_processors
 
 from .grammar import constrain
-from .sampling import Sampling, greedy
+from .sampling import Sampling
 from .text import TokenLogprob, Writer, logprobs_of
 
 __all__ = ["BusyError", "Event", "Request"]
@@ -25,12 +27,14 @@ class BusyError(Exception):
 @dataclass(frozen=True)
 class Event:
     """What a token brings to a request: segments of text (kind, text), and logprobs if they were
-    asked for; at the end finish, "stop" or "length", or error."""
+    asked for; at the end finish, "stop" or "length", or error. cut: it ends in the middle, and not
+    where the model ends it."""
 
     segments: list[tuple[str, str]] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish: str | None = None
     error: Exception | None = None
+    cut: bool = False
 
 
 @dataclass(eq=False)
@@ -87,6 +91,11 @@ class Request:
         """The prompt and what was answered."""
         return self.tokens + self.answer
 
+    @cached_property
+    def prompt(self) -> Any:
+        """The tokens of the prompt as an array, for who looks at them at every step."""
+        return np.array(self.tokens)
+
     def sampler(self, spared: list[int]) -> Callable[[mx.array], mx.array]:
         """What chooses its tokens; a failure is noted, and ends this request alone.
 
@@ -94,8 +103,8 @@ class Request:
             spared: tokens that xtc never takes away.
         """
         sample = self.sampling.sampler(itertools.count(len(self.answer)), spared)
-        if sample is greedy:  # one call for all rows of a batch
-            return greedy
+        if sample is greedy_sampler:  # one call for all rows of a batch
+            return sample
         return self._guarded(sample, lambda logprobs: mx.zeros(logprobs.shape[:1], mx.uint32))
 
     def processors(self) -> list[Callable[[mx.array, mx.array], mx.array]]:
@@ -132,4 +141,5 @@ class Request:
         told = [] if asked is None else [logprobs_of(tokenizer, token, logprobs, asked)]
         if reason is not None and not writer.stopped:
             segments = segments + writer.end()
-        return Event(segments, told, finish="stop" if writer.stopped else reason)
+        finish = "stop" if writer.stopped else reason
+        return Event(segments, told, finish, cut=finish is not None)

@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import mlx.core as mx
+from mlx_lm.sample_utils import greedy_sampler
 
 from ..lm.ranks import Sampler
 
-__all__ = ["Sampling", "greedy"]
+__all__ = ["Sampling"]
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Sampling:
             spared: tokens that xtc never takes away.
         """
         if self.temperature == 0:
-            return greedy
+            return greedy_sampler
 
         def sample(logprobs: mx.array) -> mx.array:
             state = hashlib.blake2b(struct.pack("<QQ", self.seed, next(places)), digest_size=16)
@@ -68,8 +69,3 @@ class Sampling:
             least = mx.sort(logprobs, axis=-1)[..., -self.top_k, None]
             logprobs = mx.where(logprobs < least, -math.inf, logprobs)
         return logprobs
-
-
-def greedy(logprobs: mx.array) -> mx.array:
-    """The likeliest tokens."""
-    return mx.argmax(logprobs, axis=-1)

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from .sampling import Sampling
 
-__all__ = ["ChatBody", "CompletionBody", "GenerationBody", "what_is_wrong"]
+__all__ = ["Body", "ChatBody", "CompletionBody", "what_is_wrong"]
 
 _WHOLE = 1 << 30  # of a text that penalties look at
 PLAIN = (
@@ -31,6 +31,7 @@ _One = TypeVar("_One")
 _List = Annotated[list[_One], Field(fail_fast=True)]  # or a long one is told of at length
 _Stop = Annotated[str, Field(min_length=1, max_length=1000)]
 _Token = Annotated[int, Field(strict=False)]  # a key of JSON is a text
+_Bias = Annotated[float, Field(ge=-100, le=100)]
 _Object = dict[str, Any]
 _Arguments = Annotated[
     Json[_Object] | _Object, BeforeValidator(lambda given: {} if given == "" else given)
@@ -45,10 +46,18 @@ class _Part(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_null(cls, given: Any) -> Any:
-        if isinstance(given, dict):
-            return {name: value for name, value in given.items() if value is not None}
-        return given
+    def _take(cls, given: Any) -> Any:
+        return cls._plain(given) if isinstance(given, dict) else given
+
+    @classmethod
+    def _plain(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Without nulls, and of what is unknown only the first: each would be told of at length."""
+        found = {name: value for name, value in given.items() if value is not None}
+        if cls.model_config["extra"] == "forbid":
+            known = {field.alias or name for name, field in cls.model_fields.items()}
+            for name in [name for name in found if name not in known][1:]:
+                del found[name]
+        return found
 
 
 class StreamOptions(_Part):
@@ -121,7 +130,7 @@ class Tool(_Part):
     function: Function
 
 
-class GenerationBody(_Part):
+class _Body(_Part):
     """What completions and chats have in common. Defaults that are None are the server's."""
 
     model: str | None = Field(None, description="the served model, or default_model")
@@ -137,7 +146,7 @@ class GenerationBody(_Part):
     stop: _Stop | Annotated[_List[_Stop], Field(max_length=64)] = Field(default_factory=list)
     stream: bool = False
     stream_options: StreamOptions = Field(default_factory=StreamOptions)
-    logit_bias: dict[_Token, Annotated[float, Field(ge=-100, le=100)]] = Field(default_factory=dict)
+    logit_bias: dict[_Token, _Bias] = Field(default_factory=dict, fail_fast=True)
     repetition_penalty: float = Field(1.0, ge=0.01, le=100)
     presence_penalty: float = Field(0.0, ge=-100, le=100)
     frequency_penalty: float = Field(0.0, ge=-100, le=100)
@@ -146,17 +155,17 @@ class GenerationBody(_Part):
     frequency_context_size: int = Field(_WHOLE, ge=1, le=_WHOLE)
     user: str | None = Field(None, description="changes nothing, as in OpenAI's API")
 
-    @model_validator(mode="before")
     @classmethod
-    def _is_text(cls, given: Any) -> Any:
-        for name, value in given.items() if isinstance(given, dict) else ():
+    def _plain(cls, given: dict[str, Any]) -> dict[str, Any]:
+        found = super()._plain(given)
+        for name, value in found.items():
             try:
                 json.dumps([name, value], ensure_ascii=False).encode()
             except (UnicodeEncodeError, RecursionError) as error:
                 deep = isinstance(error, RecursionError)
                 said = "is nested too deeply" if deep else "has half of a surrogate pair"
                 raise ValueError(f"{ascii(name)[1:-1]:.80} {said}") from error
-        return given
+        return found
 
     @property
     def stops(self) -> list[str]:
@@ -179,7 +188,7 @@ class GenerationBody(_Part):
         return found
 
 
-class CompletionBody(GenerationBody):
+class CompletionBody(_Body):
     prompt: str | _List[int] | _List[str] | _List[_List[int]]
     logprobs: int | None = Field(None, ge=0, le=20)
 
@@ -189,14 +198,23 @@ class CompletionBody(GenerationBody):
         return self.logprobs
 
     @property
+    def answer_schema(self) -> None:
+        """Answers are any text."""
+
+    @property
     def prompts(self) -> list[str | list[int]]:
         """Each one: a text, or tokens."""
         if not self.prompt or isinstance(self.prompt, str) or isinstance(self.prompt[0], int):
             return [self.prompt]  # type: ignore[list-item]
         return list(self.prompt)
 
+    def encoded(self, tokenizer: Any, settings: dict[str, Any]) -> list[tuple[list[int], str]]:
+        """The tokens of each prompt, and the kind of text with which its answer begins."""
+        encode = tokenizer.encode
+        return [(encode(one) if isinstance(one, str) else one, "normal") for one in self.prompts]
 
-class ChatBody(GenerationBody):
+
+class ChatBody(_Body):
     messages: _List[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1, le=1 << 24)
     logprobs: bool = False
@@ -220,7 +238,12 @@ class ChatBody(GenerationBody):
         """As chat templates and parsers of calls know them."""
         return [tool.model_dump(exclude_none=True) for tool in self.tools]
 
-    def encoded(self, tokenizer: Any, settings: dict[str, Any]) -> tuple[list[int], str]:
+    @property
+    def prompts(self) -> list[list[Message]]:
+        """The one that all messages are."""
+        return [self.messages]
+
+    def encoded(self, tokenizer: Any, settings: dict[str, Any]) -> list[tuple[list[int], str]]:
         """The tokens of the chat, and the kind of text with which its answer begins.
 
         Args:
@@ -245,7 +268,8 @@ class ChatBody(GenerationBody):
         thinks = tokenizer.has_thinking and (
             tokenizer.rfind_think_start(tokens) > tokenizer.rfind_think_end(tokens)
         )
-        return tokens, tokenizer.response_initial_state or ("reasoning" if thinks else "normal")
+        state = "reasoning" if thinks else "normal"
+        return [(tokens, tokenizer.response_initial_state or state)]
 
     @property
     def answer_schema(self) -> str | None:
@@ -258,6 +282,9 @@ class ChatBody(GenerationBody):
     @property
     def top(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
+
+
+Body = CompletionBody | ChatBody
 
 
 def what_is_wrong(error: Any) -> str:

@@ -26,14 +26,6 @@ MOST = 48  # places of one prompt
 @dataclass(eq=False)
 class _Snapshot(Entry):
     caches: list[Any]
-    cuttable: bool
-
-    def serves(self, shared: int, asked: int) -> int:
-        """How many first tokens it is good for: of ``asked``, the first ``shared`` are its own;
-        one stays to be read."""
-        if self.cuttable:
-            return min(shared, asked - 1)
-        return shared if shared == len(self) < asked else 0
 
 
 class Snapshots:
@@ -55,22 +47,17 @@ class Snapshots:
 
     def longest(self, tokens: Sequence[int]) -> int:
         """How many first tokens :meth:`find` would have; never all of them."""
-        return self._best(tokens)[0]
+        return self._kept.best(key_of(tokens))[0]
 
     def find(self, tokens: Sequence[int]) -> tuple[list[Any], int]:
         """Caches that have seen the longest beginning of ``tokens`` there is, and its length, which
         is less than theirs; ([], 0) where there are none. The caches are the caller's."""
-        length, found = self._best(tokens)
+        length, found = self._kept.best(key_of(tokens))
         if found is None:
             return [], 0
         self._kept.use(found.key)
         caches = copy.deepcopy(found.caches)
         return (caches, length) if _cut(caches, length) else ([], 0)
-
-    def _best(self, tokens: Sequence[int]) -> tuple[int, _Snapshot | None]:
-        near = self._kept.nearest(key_of(tokens))
-        served = ((one.serves(shared, len(tokens)), one) for shared, one in near)
-        return next((found for found in served if found[0]), (0, None))
 
     def keep(self, tokens: Sequence[int], caches: list[Any]) -> int:
         """Keep caches, which nobody changes from here on, and return how many of the ``tokens``
@@ -90,7 +77,7 @@ class Snapshots:
         for shared, one in near if cuttable else ():
             if one.cuttable and shared == len(one):
                 self._kept.drop(one.key)
-        self._kept.put(_Snapshot(key, -less, caches, bool(cuttable)))
+        self._kept.put(_Snapshot(key, -less, caches, cuttable=bool(cuttable)))
         self.shrink(self.max_bytes)
         return held
 
