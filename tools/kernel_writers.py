@@ -40,10 +40,9 @@ def python_module(table: KernelTable) -> str:
         parts.append("}\n")
     parts.append(f"\nHEADER = {joined(table.header)}\n")
     parts.append(f"\nCUDA_SHIM = {joined(table.cuda_shim)}\n")
-    parts.append("\n# Condition and text, in order.\nSEGMENTS: dict[str, Pairs] = {\n")
+    parts.append("\n# Text and condition, in order.\nSEGMENTS: dict[str, Pairs] = {\n")
     for family in table.families:
-        items = [(_quoted(s.condition), _python_text(s.text)) for s in family.segments]
-        body = "".join(f"        ({condition}, {text}),\n" for condition, text in items)
+        body = pairs([(_python_text(s.text), _quoted(s.condition)) for s in family.segments], 8)
         parts.append(f"    {_quoted(family.name)}: (\n{body}    ),\n")
     parts.append("}\n")
     return "".join(parts)

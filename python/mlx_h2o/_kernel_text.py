@@ -397,66 +397,66 @@ __device__ inline uint thread_index() {
 #define H2O_THREADGROUP(T, name, count) __shared__ T name[count]
 """
 
-# Condition and text, in order.
+# Text and condition, in order.
 SEGMENTS: dict[str, Pairs] = {
     "sdpa_vector": (
-        ("", """  constexpr int LANES = 32;
-"""),
-        ("keys", """  constexpr int KEY_PART = D / LANES;
+        ("""  constexpr int LANES = 32;
+""", ""),
+        ("""  constexpr int KEY_PART = D / LANES;
   H2O_THREADGROUP(float, maxima, NS);
   H2O_THREADGROUP(float, totals, NS);
-"""),
-        ("values", """  constexpr int VALUE_PART = V / LANES;
+""", "keys"),
+        ("""  constexpr int VALUE_PART = V / LANES;
   H2O_THREADGROUP(float, tile, NS * (LANES + 1));
-"""),
-        ("", """  const int lane = int(thread_index_in_simdgroup);
+""", "values"),
+        ("""  const int lane = int(thread_index_in_simdgroup);
   const int group = int(simdgroup_index_in_threadgroup);
   const int batch_head = int(threadgroup_position_in_grid.x);
   const int query_index = int(threadgroup_position_in_grid.y);
-"""),
-        ("keys", """  const int heads = queries_shape[1];
+""", ""),
+        ("""  const int heads = queries_shape[1];
   const int query_count = queries_shape[2];
-"""),
-        ("keys quantized dense_keys", """  const int key_count = keys_shape[2];
+""", "keys"),
+        ("""  const int key_count = keys_shape[2];
   const int kv_heads = keys_shape[1];
-"""),
-        ("keys quantized !dense_keys", """  const int key_count = key_words_shape[2];
+""", "keys quantized dense_keys"),
+        ("""  const int key_count = key_words_shape[2];
   const int kv_heads = key_words_shape[1];
-"""),
-        ("keys !quantized", """  const int key_count = keys_shape[2];
+""", "keys quantized !dense_keys"),
+        ("""  const int key_count = keys_shape[2];
   const int kv_heads = keys_shape[1];
-"""),
-        ("!keys", """  const int heads = scores_shape[1];
+""", "keys !quantized"),
+        ("""  const int heads = scores_shape[1];
   const int query_count = scores_shape[2];
   const int key_count = scores_shape[3];
   const int kv_heads = value_words_shape[1];
-"""),
-        ("", """  const int batch = batch_head / heads;
+""", "!keys"),
+        ("""  const int batch = batch_head / heads;
   const int head = batch_head % heads;
   const int kv_head = head / (heads / kv_heads);
   const int64_t row = int64_t(batch_head) * query_count + query_index;
-"""),
-        ("blocks", """  const int block = int(threadgroup_position_in_grid.z);
+""", ""),
+        ("""  const int block = int(threadgroup_position_in_grid.z);
   const int blocks = int(threadgroups_per_grid.z);
   const int first_key = block * NS + group;
   const int key_step = blocks * NS;
-"""),
-        ("!blocks", """  const int first_key = group;
+""", "blocks"),
+        ("""  const int first_key = group;
   const int key_step = NS;
-"""),
-        ("values", """  float sums[VALUE_PART];
+""", "!blocks"),
+        ("""  float sums[VALUE_PART];
   for (int j = 0; j < VALUE_PART; j++) {
     sums[j] = 0.0f;
   }
-"""),
-        ("values quantized", """  const int64_t value_words_start = h2o_offset(value_words_strides, batch, kv_head, 0, 0);
+""", "values"),
+        ("""  const int64_t value_words_start = h2o_offset(value_words_strides, batch, kv_head, 0, 0);
   const int64_t value_scales_start = h2o_offset(value_scales_strides, batch, kv_head, 0, 0);
-"""),
-        ("values quantized !value_codes", """  const int64_t value_biases_start = h2o_offset(value_biases_strides, batch, kv_head, 0, 0);
-"""),
-        ("values !quantized", """  const int64_t value_start = h2o_offset(values_strides, batch, kv_head, 0, lane * VALUE_PART);
-"""),
-        ("keys", """  float query[KEY_PART];
+""", "values quantized"),
+        ("""  const int64_t value_biases_start = h2o_offset(value_biases_strides, batch, kv_head, 0, 0);
+""", "values quantized !value_codes"),
+        ("""  const int64_t value_start = h2o_offset(values_strides, batch, kv_head, 0, lane * VALUE_PART);
+""", "values !quantized"),
+        ("""  float query[KEY_PART];
   h2o_load<KEY_PART>(
       queries + h2o_offset(queries_strides, batch, head, query_index, lane * KEY_PART),
       queries_strides[3],
@@ -465,118 +465,118 @@ SEGMENTS: dict[str, Pairs] = {
     query[j] *= params[0];
   }
   h2o_softmax state = h2o_softmax_empty();
-"""),
-        ("keys sinks", """  if (first_key == 0) {
+""", "keys"),
+        ("""  if (first_key == 0) {
     h2o_softmax_sink(state, static_cast<float>(sinks[head * sinks_strides[0]]));
   }
-"""),
-        ("keys quantized dense_keys", """  const int64_t key_start = h2o_offset(keys_strides, batch, kv_head, 0, lane * KEY_PART);
-"""),
-        ("keys quantized !dense_keys", """  const int64_t key_words_start = h2o_offset(key_words_strides, batch, kv_head, 0, 0);
+""", "keys sinks"),
+        ("""  const int64_t key_start = h2o_offset(keys_strides, batch, kv_head, 0, lane * KEY_PART);
+""", "keys quantized dense_keys"),
+        ("""  const int64_t key_words_start = h2o_offset(key_words_strides, batch, kv_head, 0, 0);
   const int64_t key_scales_start = h2o_offset(key_scales_strides, batch, kv_head, 0, 0);
-"""),
-        ("keys quantized !dense_keys !key_codes", """  const int64_t key_biases_start = h2o_offset(key_biases_strides, batch, kv_head, 0, 0);
-"""),
-        ("keys !quantized", """  const int64_t key_start = h2o_offset(keys_strides, batch, kv_head, 0, lane * KEY_PART);
-"""),
-        ("keys bool_mask", """  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);
-"""),
-        ("keys additive_mask", """  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);
-"""),
-        ("keys row_bias", """  const int64_t row_bias_start = batch * row_bias_strides[0] + kv_head * row_bias_strides[1];
-"""),
-        ("keys", """  const int visible_end = CAUSAL ? key_count - query_count + query_index + 1 : key_count;
+""", "keys quantized !dense_keys"),
+        ("""  const int64_t key_biases_start = h2o_offset(key_biases_strides, batch, kv_head, 0, 0);
+""", "keys quantized !dense_keys !key_codes"),
+        ("""  const int64_t key_start = h2o_offset(keys_strides, batch, kv_head, 0, lane * KEY_PART);
+""", "keys !quantized"),
+        ("""  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);
+""", "keys bool_mask"),
+        ("""  const int64_t mask_start = h2o_offset(mask_strides, batch, head, query_index, 0);
+""", "keys additive_mask"),
+        ("""  const int64_t row_bias_start = batch * row_bias_strides[0] + kv_head * row_bias_strides[1];
+""", "keys row_bias"),
+        ("""  const int visible_end = CAUSAL ? key_count - query_count + query_index + 1 : key_count;
   for (int i = first_key; i < key_count; i += key_step) {
     bool visible = i < visible_end;
-"""),
-        ("keys bool_mask", """    visible = visible && mask[mask_start + i * mask_strides[3]];
-"""),
-        ("keys additive_mask", """    const float bias = static_cast<float>(mask[mask_start + i * mask_strides[3]]);
+""", "keys"),
+        ("""    visible = visible && mask[mask_start + i * mask_strides[3]];
+""", "keys bool_mask"),
+        ("""    const float bias = static_cast<float>(mask[mask_start + i * mask_strides[3]]);
     visible = visible && !(bias <= params[1]);
-"""),
-        ("keys row_bias", """    const float own_bias = row_bias[row_bias_start + i * row_bias_strides[2]];
+""", "keys additive_mask"),
+        ("""    const float own_bias = row_bias[row_bias_start + i * row_bias_strides[2]];
     visible = visible && !(own_bias <= H2O_LOWEST);
-"""),
-        ("keys scores", """    if (!visible && lane == 0) {
+""", "keys row_bias"),
+        ("""    if (!visible && lane == 0) {
       scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;
     }
-"""),
-        ("keys", """    if (visible) {
+""", "keys scores"),
+        ("""    if (visible) {
       float key[KEY_PART];
-"""),
-        ("keys quantized dense_keys", """      const int64_t key_row = key_start + i * keys_strides[2];
+""", "keys"),
+        ("""      const int64_t key_row = key_start + i * keys_strides[2];
       h2o_load<KEY_PART>(keys + key_row, keys_strides[3], key);
-"""),
-        ("keys quantized !dense_keys key_codes", """      h2o_load_codes<KEY_PART, KB>(
+""", "keys quantized dense_keys"),
+        ("""      h2o_load_codes<KEY_PART, KB>(
           key_words + (key_words_start + i * key_words_strides[2]), key_words_strides[3],
           key_levels, key_scales[key_scales_start + i * key_scales_strides[2]],
           lane * KEY_PART, key);
-"""),
-        ("keys quantized !dense_keys !key_codes", """      h2o_load_quantized<KEY_PART, KB, G>(
+""", "keys quantized !dense_keys key_codes"),
+        ("""      h2o_load_quantized<KEY_PART, KB, G>(
           key_words + (key_words_start + i * key_words_strides[2]), key_words_strides[3],
           key_scales + (key_scales_start + i * key_scales_strides[2]), key_scales_strides[3],
           key_biases + (key_biases_start + i * key_biases_strides[2]), key_biases_strides[3],
           lane * KEY_PART, key);
-"""),
-        ("keys !quantized", """      const int64_t key_row = key_start + i * keys_strides[2];
+""", "keys quantized !dense_keys !key_codes"),
+        ("""      const int64_t key_row = key_start + i * keys_strides[2];
       h2o_load<KEY_PART>(keys + key_row, keys_strides[3], key);
-"""),
-        ("keys !sparse", """      float value[VALUE_PART];
-"""),
-        ("keys !sparse !quantized", """      const int64_t value_row = value_start + i * values_strides[2];
+""", "keys !quantized"),
+        ("""      float value[VALUE_PART];
+""", "keys !sparse"),
+        ("""      const int64_t value_row = value_start + i * values_strides[2];
       h2o_load<VALUE_PART>(values + value_row, values_strides[3], value);
-"""),
-        ("keys", """      float score = metal::simd_sum(h2o_dot<KEY_PART>(query, key));
-"""),
-        ("keys additive_mask", """      score += bias;
+""", "keys !sparse !quantized"),
+        ("""      float score = metal::simd_sum(h2o_dot<KEY_PART>(query, key));
+""", "keys"),
+        ("""      score += bias;
       state.total += bias - bias;
-"""),
-        ("keys row_bias", """      score += own_bias;
+""", "keys additive_mask"),
+        ("""      score += own_bias;
       state.total += own_bias - own_bias;
-"""),
-        ("keys scores", """      if (lane == 0) {
+""", "keys row_bias"),
+        ("""      if (lane == 0) {
         scores[row * key_count + i] = score;
       }
-"""),
-        ("keys sparse", """      h2o_softmax_count(state, score);
-"""),
-        ("keys !sparse", """      const float weight = h2o_softmax_weigh<VALUE_PART>(state, sums, score);
-"""),
-        ("keys !sparse quantized value_codes", """      h2o_load_codes<VALUE_PART, VB>(
+""", "keys scores"),
+        ("""      h2o_softmax_count(state, score);
+""", "keys sparse"),
+        ("""      const float weight = h2o_softmax_weigh<VALUE_PART>(state, sums, score);
+""", "keys !sparse"),
+        ("""      h2o_load_codes<VALUE_PART, VB>(
           value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],
           value_levels, value_scales[value_scales_start + i * value_scales_strides[2]],
           lane * VALUE_PART, value);
-"""),
-        ("keys !sparse quantized !value_codes", """      h2o_load_quantized<VALUE_PART, VB, G>(
+""", "keys !sparse quantized value_codes"),
+        ("""      h2o_load_quantized<VALUE_PART, VB, G>(
           value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],
           value_scales + (value_scales_start + i * value_scales_strides[2]),
           value_scales_strides[3],
           value_biases + (value_biases_start + i * value_biases_strides[2]),
           value_biases_strides[3],
           lane * VALUE_PART, value);
-"""),
-        ("keys !sparse", """      h2o_add_row<VALUE_PART>(sums, weight, value);
-"""),
-        ("keys", """    }
+""", "keys !sparse quantized !value_codes"),
+        ("""      h2o_add_row<VALUE_PART>(sums, weight, value);
+""", "keys !sparse"),
+        ("""    }
   }
   if (lane == 0) {
     maxima[group] = state.maximum;
     totals[group] = state.total;
   }
-"""),
-        ("keys sparse", """  metal::threadgroup_barrier(metal::mem_flags::mem_device | metal::mem_flags::mem_threadgroup);
-"""),
-        ("keys !sparse", """  metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-"""),
-        ("keys", """  const bool has_part = lane < NS;
+""", "keys"),
+        ("""  metal::threadgroup_barrier(metal::mem_flags::mem_device | metal::mem_flags::mem_threadgroup);
+""", "keys sparse"),
+        ("""  metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+""", "keys !sparse"),
+        ("""  const bool has_part = lane < NS;
   h2o_softmax part = h2o_softmax_empty();
   if (has_part) {
     part.maximum = maxima[lane];
     part.total = totals[lane];
   }
   const h2o_merged merged = h2o_softmax_merge(part);
-"""),
-        ("!keys", """  const bool has_part = lane < NS;
+""", "keys"),
+        ("""  const bool has_part = lane < NS;
   h2o_softmax part = h2o_softmax_empty();
   if (lane < blocks) {
     part.maximum = partial_maxima[row * blocks + lane];
@@ -585,16 +585,16 @@ SEGMENTS: dict[str, Pairs] = {
   const h2o_merged merged = h2o_softmax_merge(part);
   const float maximum = metal::simd_shuffle(part.maximum, ushort(block));
   const float share = metal::simd_shuffle(merged.share, ushort(block));
-"""),
-        ("sparse values keys", """  const float maximum = merged.maximum;
+""", "!keys"),
+        ("""  const float maximum = merged.maximum;
   const float share = 1.0f;
-"""),
-        ("sparse values", """  const float least = params[2] * merged.total;
-"""),
-        ("sparse values skipped", """  H2O_THREADGROUP(float, counts, NS);
+""", "sparse values keys"),
+        ("""  const float least = params[2] * merged.total;
+""", "sparse values"),
+        ("""  H2O_THREADGROUP(float, counts, NS);
   float count = 0.0f;
-"""),
-        ("sparse values", """  for (int start = first_key; start < key_count; start += LANES * key_step) {
+""", "sparse values skipped"),
+        ("""  for (int start = first_key; start < key_count; start += LANES * key_step) {
     const int own_key = start + lane * key_step;
     const float score =
         own_key < key_count ? scores[row * key_count + own_key] : H2O_NEGATIVE_INFINITY;
@@ -603,10 +603,10 @@ SEGMENTS: dict[str, Pairs] = {
       own_weight = metal::fast::exp(score - maximum);
       if (own_weight * share < least) {
         own_weight = 0.0f;
-"""),
-        ("sparse values skipped", """        count += 1.0f;
-"""),
-        ("sparse values", """      }
+""", "sparse values"),
+        ("""        count += 1.0f;
+""", "sparse values skipped"),
+        ("""      }
     }
     for (int from = 0, i = start; from < LANES && i < key_count; from++, i += key_step) {
       const float weight = metal::simd_shuffle(own_weight, ushort(from));
@@ -614,73 +614,73 @@ SEGMENTS: dict[str, Pairs] = {
         continue;
       }
       float value[VALUE_PART];
-"""),
-        ("sparse values value_codes", """      h2o_load_codes<VALUE_PART, VB>(
+""", "sparse values"),
+        ("""      h2o_load_codes<VALUE_PART, VB>(
           value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],
           value_levels, value_scales[value_scales_start + i * value_scales_strides[2]],
           lane * VALUE_PART, value);
-"""),
-        ("sparse values !value_codes", """      h2o_load_quantized<VALUE_PART, VB, G>(
+""", "sparse values value_codes"),
+        ("""      h2o_load_quantized<VALUE_PART, VB, G>(
           value_words + (value_words_start + i * value_words_strides[2]), value_words_strides[3],
           value_scales + (value_scales_start + i * value_scales_strides[2]),
           value_scales_strides[3],
           value_biases + (value_biases_start + i * value_biases_strides[2]),
           value_biases_strides[3],
           lane * VALUE_PART, value);
-"""),
-        ("sparse values", """      h2o_add_row<VALUE_PART>(sums, weight, value);
+""", "sparse values !value_codes"),
+        ("""      h2o_add_row<VALUE_PART>(sums, weight, value);
     }
   }
-"""),
-        ("sparse values skipped", """  const float group_count = metal::simd_sum(count);
+""", "sparse values"),
+        ("""  const float group_count = metal::simd_sum(count);
   if (lane == 0) {
     counts[group] = group_count;
   }
-"""),
-        ("values", """  H2O_UNROLL
+""", "sparse values skipped"),
+        ("""  H2O_UNROLL
   for (int j = 0; j < VALUE_PART; j++) {
     tile[group * (LANES + 1) + lane] = sums[j];
     metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
     for (int column = group; column < LANES; column += NS) {
-"""),
-        ("values sparse", """      const float column_part = has_part ? tile[lane * (LANES + 1) + column] : 0.0f;
-"""),
-        ("values !sparse", """      const float column_part = has_part ? tile[lane * (LANES + 1) + column] * merged.share : 0.0f;
-"""),
-        ("values", """      const float sum = metal::simd_sum(column_part);
+""", "values"),
+        ("""      const float column_part = has_part ? tile[lane * (LANES + 1) + column] : 0.0f;
+""", "values sparse"),
+        ("""      const float column_part = has_part ? tile[lane * (LANES + 1) + column] * merged.share : 0.0f;
+""", "values !sparse"),
+        ("""      const float sum = metal::simd_sum(column_part);
       if (lane == 0) {
-"""),
-        ("values blocks", """        partial_sums[(row * blocks + block) * V + column * VALUE_PART + j] = sum;
-"""),
-        ("values !blocks", """        const float mean = h2o_softmax_mean(sum, merged.total);
+""", "values"),
+        ("""        partial_sums[(row * blocks + block) * V + column * VALUE_PART + j] = sum;
+""", "values blocks"),
+        ("""        const float mean = h2o_softmax_mean(sum, merged.total);
         out[row * V + column * VALUE_PART + j] = static_cast<T>(mean);
-"""),
-        ("values", """      }
+""", "values !blocks"),
+        ("""      }
     }
     metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
   }
-"""),
-        ("values skipped sparse", """  const float skipped_rows = metal::simd_sum(has_part ? counts[lane] : 0.0f);
+""", "values"),
+        ("""  const float skipped_rows = metal::simd_sum(has_part ? counts[lane] : 0.0f);
   if (group == 0 && lane == 0) {
-"""),
-        ("values skipped sparse blocks", """    partial_skipped[row * blocks + block] = skipped_rows / float(key_count);
-"""),
-        ("values skipped sparse !blocks", """    skipped[row] = skipped_rows / float(key_count);
-"""),
-        ("values skipped sparse", """  }
-"""),
-        ("blocks keys", """  if (group == 0 && lane == 0) {
+""", "values skipped sparse"),
+        ("""    partial_skipped[row * blocks + block] = skipped_rows / float(key_count);
+""", "values skipped sparse blocks"),
+        ("""    skipped[row] = skipped_rows / float(key_count);
+""", "values skipped sparse !blocks"),
+        ("""  }
+""", "values skipped sparse"),
+        ("""  if (group == 0 && lane == 0) {
     partial_maxima[row * blocks + block] = merged.maximum;
     partial_totals[row * blocks + block] = merged.total;
   }
-"""),
-        ("!blocks lse", """  if (group == 0 && lane == 0) {
+""", "blocks keys"),
+        ("""  if (group == 0 && lane == 0) {
     lse[row] = h2o_softmax_lse(merged.maximum, merged.total);
   }
-"""),
+""", "!blocks lse"),
     ),
     "sdpa_vector_2pass_2": (
-        ("", """  constexpr int LANES = 32;
+        ("""  constexpr int LANES = 32;
   constexpr int PARTS = V / LANES;
   const int lane = int(thread_index_in_simdgroup);
   const int64_t row = int64_t(threadgroup_position_in_grid.x) / PARTS;
@@ -698,20 +698,20 @@ SEGMENTS: dict[str, Pairs] = {
     sum += share * partial_sums[(row * blocks + b) * V + column];
   }
   out[row * V + column] = static_cast<T>(h2o_softmax_mean(sum, merged.total));
-"""),
-        ("skipped", """  const float rows_skipped =
+""", ""),
+        ("""  const float rows_skipped =
       metal::simd_sum(lane < blocks ? partial_skipped[row * blocks + lane] : 0.0f);
   if (column == 0) {
     skipped[row] = rows_skipped;
   }
-"""),
-        ("lse", """  if (column == 0) {
+""", "skipped"),
+        ("""  if (column == 0) {
     lse[row] = h2o_softmax_lse(merged.maximum, merged.total);
   }
-"""),
+""", "lse"),
     ),
     "add_mass": (
-        ("", """  constexpr int LANES = 32;
+        ("""  constexpr int LANES = 32;
   const int head = int(threadgroup_position_in_grid.y);
   const int heads = importance_shape[1];
   const int row_count = importance_shape[2];
@@ -733,10 +733,10 @@ SEGMENTS: dict[str, Pairs] = {
     }
   }
   accumulated[int64_t(head) * row_count + row] = mass;
-"""),
+""", ""),
     ),
     "keep_rows": (
-        ("", """  constexpr int LANES = 32;
+        ("""  constexpr int LANES = 32;
   H2O_THREADGROUP(int, counts, NS);
   const int lane = int(thread_index_in_simdgroup);
   const int group = int(simdgroup_index_in_threadgroup);
@@ -816,10 +816,10 @@ SEGMENTS: dict[str, Pairs] = {
       metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
     }
   }
-"""),
+""", ""),
     ),
     "encode_rows": (
-        ("", """  constexpr int LANES = 32;
+        ("""  constexpr int LANES = 32;
   constexpr int E = D / LANES;
   constexpr int WORDS = D * BITS / 32;
   constexpr float LEAST_NORM = 1e-8f;
@@ -886,6 +886,6 @@ SEGMENTS: dict[str, Pairs] = {
     }
     words[row * WORDS + word] = filled;
   }
-"""),
+""", ""),
     ),
 }

@@ -5,6 +5,7 @@ kernel, so they are resolved here, before MLX sees the text: MLX declares every 
 the source on as it is.
 """
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -36,12 +37,10 @@ class Kernel:
 def own_flags(kernel: str) -> tuple[str, ...]:
     """The flags that make a difference to this kernel, in the order of the table."""
     family, own = _kernel_text.KERNELS[kernel]
-    conditions = [condition for _, condition in _kernel_text.INPUTS[family]]
-    conditions += [condition for _, condition in _kernel_text.OUTPUTS[family]]
-    conditions += [condition for condition, _ in _kernel_text.SEGMENTS[family]]
+    tables = _kernel_text.INPUTS, _kernel_text.OUTPUTS, _kernel_text.SEGMENTS
     known = {*_kernel_text.TRAITS, *own}
     open_terms: set[str] = set()
-    for condition in conditions:
+    for _, condition in itertools.chain.from_iterable(table[family] for table in tables):
         terms = condition.split()
         if _holds(" ".join(term for term in terms if term.lstrip("!") in known), own):
             open_terms |= {term.lstrip("!") for term in terms} - known
@@ -62,9 +61,7 @@ def kernel_for(kernel: str, flags: frozenset[str]) -> Kernel:
         inputs=chosen(_kernel_text.INPUTS[family]),
         outputs=chosen(_kernel_text.OUTPUTS[family]),
         template=tuple(dict.fromkeys(chosen(_kernel_text.TEMPLATE[family]))),
-        source="".join(
-            text for condition, text in _kernel_text.SEGMENTS[family] if _holds(condition, on)
-        ),
+        source="".join(chosen(_kernel_text.SEGMENTS[family])),
     )
 
 
