@@ -48,9 +48,9 @@ class Outline:
     def __init__(self, model: Any, narrow: bool = False) -> None:
         self.model = model
         self.args, self.model_type = (getattr(model, n, None) for n in ("args", "model_type"))
-        self.modules, self.parameters = model.modules, model.parameters
+        self.parameters, self.modules = model.parameters, functools.cache(model.modules)
         caches = [*map(_watched, self.make_cache())]
-        with routing_for(model, []):
+        with routing_for(cast(Any, self), []):
             model(mx.zeros((1, 1), mx.int32), cache=caches)
         self.kept = [_kept(cache, narrow) for cache in caches]
 
@@ -73,7 +73,7 @@ class Outline:
         first: dict[Any, Any] = {}
         kinds = map(_kind, caches, self.kept)
         caches = [first.setdefault(kind, one) for kind, one in zip(kinds, caches, strict=True)]
-        with routing_for(self.model, caches):
+        with routing_for(cast(Any, self), caches):
             for count in counts:
                 self(mx.zeros((1, count), mx.int32), caches)
                 yield caches
