@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import importlib.util
 import shutil
@@ -70,6 +71,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     many = [item for item in items if any(map(item.get_closest_marker, kinds))]
     left_out = {*many} - {*many[FIRST::EACH]}
     items[:] = [item for item in items if item not in left_out]
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays, and no collector looks through it again for every test."""
+    gc.collect()
+    gc.freeze()
 
 
 def covering(settings: list[dict[str, str]], count: int) -> set[int]:
