@@ -5,8 +5,9 @@ MLX without CUDA does not give out the text that it would generate; tests/lib/nv
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
+from functools import cache
 
 import mlx.core as mx
 import pytest
@@ -40,17 +41,14 @@ def prepared(
     return stand_ins(launch.plan(request, simdgroups, blocks))
 
 
-def every_launch() -> Iterator[Prepared]:
+@cache
+def every_launch() -> list[Prepared]:
     """Every variant, each function once."""
-    seen = set()
+    found: dict[str, Prepared] = {}
     for _, variant, blocks in every_variant():
         for each, inputs in prepared(variant, blocks=blocks):
-            if (name := nvrtc.function_name(each)) not in seen:
-                seen.add(name)
-                yield each, inputs
-
-
-LAUNCHES = list(every_launch())
+            found.setdefault(nvrtc.function_name(each), (each, inputs))
+    return [*found.values()]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -81,7 +79,7 @@ def compiled(launches: Iterable[Prepared], architecture: str = "sm_90") -> list[
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("threads", [1024, 512, 256, 32])
 def test_every_variant_compiles_and_fits(threads: int, part: int) -> None:
-    of_threads = [each for each in LAUNCHES if each[0].threadgroup[0] == threads]
+    of_threads = [each for each in every_launch() if each[0].threadgroup[0] == threads]
     assert len(of_threads) >= 25
     launches = of_threads[part::PARTS]
     for (each, _), needs in zip(launches, compiled(launches), strict=True):
@@ -141,7 +139,7 @@ def test_launch_bounds_are_in_force() -> None:
 
 @pytest.mark.slow
 def test_a_mistake_is_reported() -> None:
-    each, inputs = LAUNCHES[0]
+    each, inputs = every_launch()[0]
     text = nvrtc.generated_header(each) + nvrtc.generated_function(each, inputs)
     with pytest.raises(RuntimeError, match="error"):
         nvrtc.compile_cuda(text.replace("metal::simd_sum", "metal::simd_total"), "sm_90")

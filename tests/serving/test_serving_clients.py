@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import openai
 import pytest
 
 from serving.test_serving_http import CHAT, TEXT, chat, post, said
@@ -20,6 +19,7 @@ def given(url: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_langchain_chats(url: str, given: dict[str, Any]) -> None:
+    import openai
     from langchain_openai import ChatOpenAI
 
     model = ChatOpenAI(**given, max_completion_tokens=6)
