@@ -15,9 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
+import plain_http as httpx
 from mlx_h2o import cli, load, make_prompt_cache
 from mlx_h2o.commands.options import CacheSettings
 from mlx_h2o.serving.memory import Limits, Memory
@@ -53,6 +53,7 @@ class Server:
         """Until it answers, or its log says this."""
         while said and said not in self.log.read_text():
             assert self.process.poll() is None, self.log.read_text()
+            time.sleep(0.01)
         for _ in range(0 if said else 600):
             try:
                 httpx.get(f"http://127.0.0.1:{self.port}/health")

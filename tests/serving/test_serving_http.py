@@ -12,13 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
-import openai
 import pytest
 import uvicorn
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from pydantic import ValidationError
 
+import plain_http as httpx
 from engines import demo, engine_of, fail
 from mlx_h2o.serving.http import ServerSettings, make_app
 from mlx_h2o.serving.listening import listen
@@ -339,6 +338,8 @@ def test_a_queue_that_is_full():
 
 
 def test_the_openai_client(url):
+    import openai
+
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
     answer = client.chat.completions.create(
         model="demo", messages=CHAT, max_completion_tokens=6, logprobs=True, top_logprobs=2
