@@ -200,10 +200,11 @@ def check_conversations(kind, folder, said, rng):
         if store is not None:
             store.close()
             assert list(folder.glob("*.safetensors"))
-    for (tokens, count), answer in zip(asked, found, strict=True):
-        with engine_of([model], kept=0) as fresh:
+    with engine_of([model], kept=0) as fresh:  # for each: it keeps nothing
+        for (tokens, count), answer in zip(asked, found, strict=True):
             expected = ask(fresh, tokens, max_tokens=count)
-        assert answer == expected.answer
+            assert expected.request.cached == 0
+            assert answer == expected.answer
 
 
 def changed(prompt, change, answer, rng):
