@@ -189,15 +189,14 @@ def accumulate(seen, scores, *, decay, queries=EMA_QUERIES) -> np.ndarray:
     are masked for the whole group leave it unchanged.
     """
     total, s = float64(seen).copy(), float64(scores)
-    group = s.shape[1] // total.shape[1]
-    for b, head, row in np.ndindex(*total.shape):
-        for query in range(max(0, s.shape[2] - queries), s.shape[2]):
-            found = s[b, head * group : (head + 1) * group, query, row]
-            found = found[found > -np.inf]
-            if found.size == 0:
-                continue
-            before, new = total[b, head, row], abs(found.mean())
-            total[b, head, row] = new if np.isnan(before) else decay * before + (1 - decay) * new
+    groups = s.reshape(*total.shape[:2], -1, *s.shape[2:])
+    for query in range(max(0, s.shape[2] - queries), s.shape[2]):
+        found = groups[:, :, :, query]
+        unmasked = found > -np.inf
+        heads = unmasked.sum(axis=2)
+        new = np.abs(np.where(unmasked, found, 0).sum(axis=2)) / np.maximum(heads, 1)
+        after = np.where(np.isnan(total), new, decay * total + (1 - decay) * new)
+        total = np.where(heads > 0, after, total)
     return total
 
 
