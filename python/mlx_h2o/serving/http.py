@@ -69,7 +69,8 @@ def make_app(engine: Engine, settings: ServerSettings) -> FastAPI:
         Guard, hosts=settings.hosts, origins=settings.origins, key=settings.api_key,
         most=settings.most_bytes,
     )  # fmt: skip
-    _say_errors(app)
+    for kind in (AnyHTTPException, RequestValidationError, Exception):
+        app.add_exception_handler(kind, _say)
     asking = _Asking(engine, settings, Metrics(engine))
     route = partial(app.add_api_route, response_model=None)
     streams: dict[int | str, Any] = {200: {"content": {"text/event-stream": {}}}}
@@ -140,7 +141,8 @@ class _Asking:
         Raises:
             ValueError, BusyError: they cannot be answered, or not now.
         """
-        most, prompts = self.engine.memory.limits.queue, len(body.prompts)
+        most = self.engine.memory.limits.queue
+        prompts = 1 if isinstance(body, ChatBody) else len(body.prompts)
         if (count := prompts * body.n) > most:
             said = f"n is {body.n} for {prompts:,} prompts, which makes {count:,} answers: "
             raise ValueError(f"{said}expected at most {most:,}, the server's --max-queue.")
@@ -149,11 +151,13 @@ class _Asking:
             body.encoded, self.engine.tokenizer, self.settings.template,
             limiter=self._long if is_long else self._short,
         )  # fmt: skip
-        schema, grammar = body.answer_schema, None
-        if schema is not None:
-            if any(state != "normal" for _, state in found):
+        grammar = None
+        if isinstance(body, ChatBody) and body.answer_schema is not None:
+            if found[0][1] != "normal":
                 raise ValueError("response_format is given, and the model thinks first.")
-            grammar = await to_thread.run_sync(self._grammar, schema, limiter=self._schemas)
+            grammar = await to_thread.run_sync(
+                self._grammar, body.answer_schema, limiter=self._schemas
+            )
         requests = [
             Request(
                 tokens, partial(sink, place * body.n + choice),
@@ -276,24 +280,17 @@ async def _as_stream(
     yield "data: [DONE]\n\n"
 
 
-def _say_errors(app: FastAPI) -> None:
+async def _say(request: HttpRequest, error: Any) -> Response:
     """Every error in the form of OpenAI's API."""
-
-    @app.exception_handler(AnyHTTPException)
-    async def wrong(request: HttpRequest, error: Any) -> Response:
-        said, cause = error.detail, error.__cause__
-        if not isinstance(said, dict):
-            said = f"{said}: {request.method} {request.url.path}"
-            if cause is not None:
-                deep = "it is nested too deeply" if isinstance(cause, RecursionError) else cause
-                said = f"the body cannot be read: {str(deep).partition(';')[0]}."
-            said = failure(said)
-        return JSONResponse(said, error.status_code, error.headers)
-
-    @app.exception_handler(RequestValidationError)
-    async def invalid(request: HttpRequest, error: Any) -> Response:
-        return await wrong(request, _wrong(400, what_is_wrong(error)))
-
-    @app.exception_handler(Exception)
-    async def failed(request: HttpRequest, error: Exception) -> Response:
-        return JSONResponse(failure(f"the server failed: {error}", 500), 500)
+    if isinstance(error, RequestValidationError):
+        error = _wrong(400, what_is_wrong(error))
+    elif not isinstance(error, AnyHTTPException):
+        error = _wrong(500, f"the server failed: {error}")
+    said, cause = error.detail, error.__cause__
+    if not isinstance(said, dict):
+        said = f"{said}: {request.method} {request.url.path}"
+        if cause is not None:
+            deep = "it is nested too deeply" if isinstance(cause, RecursionError) else cause
+            said = f"the body cannot be read: {str(deep).partition(';')[0]}."
+        said = failure(said)
+    return JSONResponse(said, error.status_code, error.headers)

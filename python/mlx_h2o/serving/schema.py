@@ -198,10 +198,6 @@ class CompletionBody(_Body):
         return self.logprobs
 
     @property
-    def answer_schema(self) -> None:
-        """Answers are any text."""
-
-    @property
     def prompts(self) -> list[str | list[int]]:
         """Each one: a text, or tokens."""
         if not self.prompt or isinstance(self.prompt, str) or isinstance(self.prompt[0], int):
@@ -237,11 +233,6 @@ class ChatBody(_Body):
     def tools_given(self) -> list[dict[str, Any]]:
         """As chat templates and parsers of calls know them."""
         return [tool.model_dump(exclude_none=True) for tool in self.tools]
-
-    @property
-    def prompts(self) -> list[list[Message]]:
-        """The one that all messages are."""
-        return [self.messages]
 
     def encoded(self, tokenizer: Any, settings: dict[str, Any]) -> list[tuple[list[int], str]]:
         """The tokens of the chat, and the kind of text with which its answer begins.
