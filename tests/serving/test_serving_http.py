@@ -191,16 +191,10 @@ def test_a_body_of_any_depth_is_refused_in_a_sentence(url):
     assert said == {"stop.0 is [[[[[[[[[[[[", "stop is nested too dee", "the body cannot be rea"}
 
 
-MANY = {f"f{n}": 1 for n in range(1000)}
+MANY = {f"f{n}": "a" for n in range(1000)}
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        MANY, {"messages": [MANY]}, {"logit_bias": MANY},
-        {"logit_bias": {f"{n}": "a" for n in range(1000)}},
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("body", [MANY, {"messages": [MANY]}, {"logit_bias": MANY}])
 def test_of_many_faults_one_is_told(body):
     """Or a thousand others would wait for their texts."""
     with pytest.raises(ValidationError) as error:
@@ -269,14 +263,12 @@ def test_an_answer_that_is_not_read_is_given_up(monkeypatch):
     monkeypatch.setattr("mlx_h2o.serving.http._UNREAD", 200)
     with app_of() as (url, engine):
         body = {"prompt": "a", "n": 16, "max_tokens": 20_000, "stream": True, "logprobs": 20}
-        body |= {"temperature": 1.0}
         sent = json.dumps(body).encode()
         with raw_of(url, b"Content-Length: %d\r\n\r\n%s" % (len(sent), sent)) as raw:
-            begun = time.monotonic()
+            begun, told = time.monotonic(), b""
             while engine.counts["left"] < 16:
                 assert said(post(url, {"prompt": TEXT, "max_tokens": 2}).json())
                 assert time.monotonic() - begun < 60
-            told = b""
             while b"[DONE]" not in told[-100:]:
                 told += raw.recv(1 << 20)
         assert b"generation failed: 200 pieces of it were not read" in told

@@ -155,9 +155,11 @@ class _Asking:
         if isinstance(body, ChatBody) and body.answer_schema is not None:
             if found[0][1] != "normal":
                 raise ValueError("response_format is given, and the model thinks first.")
-            grammar = await to_thread.run_sync(
-                self._grammar, body.answer_schema, limiter=self._schemas
-            )
+            aside = partial(to_thread.run_sync, limiter=self._schemas)
+            known = await aside(vocabulary_of, self.engine.tokenizer, self.engine.vocabulary)
+            grammar = await aside(self._matcher, known, body.answer_schema)
+            if isinstance(grammar, str):
+                raise ValueError(grammar)
         requests = [
             Request(
                 tokens, partial(sink, place * body.n + choice),
@@ -172,12 +174,6 @@ class _Asking:
             self.engine.check(one)
         self.engine.submit(requests)
         return requests
-
-    def _grammar(self, schema: str) -> Any:
-        found = self._matcher(vocabulary_of(self.engine.tokenizer, self.engine.vocabulary), schema)
-        if isinstance(found, str):
-            raise ValueError(found)
-        return found
 
     async def _answer(
         self, body: Body, choice: Callable[[int], Choice], asked: HttpRequest
