@@ -212,7 +212,7 @@ class H2OKVCache:
             count = len(self._padding) if self._in_batch else None
             checks.check_rows(self, keys, values, stored, count)
         elif held is not None and self._free >= self._step.length and not held.unscored:
-            return self._append(held, keys, values)
+            return self._append(held, keys, values, self._step)
         checks.check_scored(self)
         if self._table is None:
             given = len(self._padding), self._described()
@@ -225,23 +225,19 @@ class H2OKVCache:
         padded = any(one != NO_PADDING for one in self._padding)
         if not padded and (free := self._room.free(table, step.length)) >= step.length:
             self._free = free
-            return self._append(table, keys, values)
-        return self._append(table, keys, values, step)
+            return self._append(table, keys, values, step)
+        return self._append(table, keys, values, step, self._room.tail_limit)
 
     def _append(
-        self, table: Table, keys: mx.array, values: mx.array, step: Step | None = None
+        self, table: Table, keys: mx.array, values: mx.array, step: Step, limit: int | None = None
     ) -> tuple[Any, Any]:
-        """Add a step's tokens behind the others; None, nearly always: as many of each sequence as
-        the last time, for which there is room."""
+        """Add a step's tokens behind the others; no ``limit``, nearly always: there is room."""
         self._handed.release()
-        views = None
         try:  # as ``changes``, in the place where a call more would count
-            if step is None:
-                added = self._step.length
-                self._free -= added
-                views = table.append_few(keys, values, added)
+            views = table.append(keys, values, step, limit)
+            if limit is None:
+                self._free -= step.length
             else:
-                table.append(keys, values, self._room.tail_limit, step)
                 self._padding = step.after(self._padding)
             table.unscored = self._needs_attention
             return self._hand_out(table, views)
@@ -293,12 +289,9 @@ class H2OKVCache:
                 table.give_back()
         return table
 
-    def _hand_out(self, table: Table, views: tuple[Parts, Parts] | None = None) -> tuple[Any, Any]:
+    def _hand_out(self, table: Table, views: tuple[Parts, Parts]) -> tuple[Any, Any]:
         """Keys and values that are known from now on as this cache's; ``views`` of the tail."""
         tail, arrays, mixed = table.segments[-1], self._hands_arrays, len(table.segments) > 1
-        if views is None:
-            width = table.shown - table.packed_width
-            views = tail.keys.view(width), tail.values.view(width)
         parts, others = views
         if table.changed:
             # Whoever evaluates the keys evaluates these too: otherwise the graph of every step
@@ -320,9 +313,11 @@ class H2OKVCache:
 
     def keys_and_values(self) -> tuple[Any, Any]:
         """The rows as the last update returned them. Raises ValueError while there are none."""
-        if self._table is None:
+        table = self._table
+        if table is None:
             raise ValueError("[H2OKVCache.keys_and_values] there are no rows yet.")
-        return self._handed.rows or self._hand_out(self._table)
+        views = table.tail.view(table.shown - table.packed_width)
+        return self._handed.rows or self._hand_out(table, views)
 
     @property
     def bits(self) -> int:

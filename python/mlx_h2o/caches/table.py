@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import add
 
 import mlx.core as mx
 
@@ -51,10 +52,14 @@ class Segment:
     def capacity(self) -> int:
         return min(self.keys.capacity, self.values.capacity)  # set from outside, one may lack room
 
+    def view(self, count: int) -> tuple[Parts, Parts]:
+        """Keys and values of the first ``count`` slots, as they are kept."""
+        return self.keys.view(count), self.values.view(count)
+
     @property
     def state(self) -> tuple[Parts, Parts]:
-        """Keys and values in use, as they are kept."""
-        return self.keys.view(self.width), self.values.view(self.width)
+        """Those in use."""
+        return self.view(self.width)
 
     def as_rows(self, shared: bool = False) -> AttentionRows:
         """Of a segment that does not change, what attention reads."""
@@ -221,60 +226,52 @@ class Table:
         rows = self.segments[-1].rows
         return len(rows) > 1 and min(rows) != max(rows)
 
-    def append(self, keys: mx.array, values: mx.array, limit: int, step: Step) -> None:
+    def append(
+        self, keys: mx.array, values: mx.array, step: Step, limit: int | None = None
+    ) -> tuple[Parts, Parts]:
         """Add the rows [B, H, L, D] of a step behind those of each sequence; no room is made in
-        advance for more than ``limit``. Padding lies behind them, in slots that stay unused."""
-        tail, spans, counts = self.tail, step.spans, step.counts
-        if self.frame is not None:
-            held = [rows + self.prefix_rows for rows in self.lengths]
-            self.frame = self.frame.starting(keys, spans, held)
-            keys, values = self.frame.into(keys, values)
-        width, apart = tail.width + step.length, spans or self.ragged
-        for column, rows in ((tail.keys, keys), (tail.values, values)):
-            if apart:
-                column.reserve(width, limit)
-            else:
-                column.append(tail.rows[0], rows, limit)
-        for name, array in self.beside.items():
-            if array.shape[2] < self.packed_width + tail.keys.capacity:
-                self.changed = True
-                self.attach(name, array)
-        if apart:
-            token = mx.arange(step.length)[:, None]
-            if spans:
-                token = (token - per_sequence(tuple(start for start, _ in spans))) % step.length
-            self._put(token + per_sequence((*tail.rows,)), keys, values)
-        tail.rows = [rows + count for rows, count in zip(tail.rows, counts, strict=True)]
-        self.tokens = [seen + count for seen, count in zip(self.tokens, counts, strict=True)]
-        self.shown = self.packed_width + width
+        advance for more than ``limit``, None: there is room. Padding lies behind them, in slots
+        that stay unused.
 
-    def append_few(self, keys: mx.array, values: mx.array, added: int) -> tuple[Parts, Parts]:
-        """The same of so many rows of all sequences where there is room: nearly all steps.
-
-        Returns the tail's slots in use, as ``Column.view`` gives them.
+        Returns the tail's slots in use, and those of padding, as ``Segment.view`` gives them.
         """
-        tail = self.segments[-1]
+        tail, (length, _, spans), frame = self.segments[-1], step, self.frame
         kept, others, rows = tail.keys, tail.values, tail.rows
-        if self.frame is not None:
-            keys, values = self.frame.into(keys, values)
-        self.tokens, count = [seen + added for seen in self.tokens], len(kept.parts)
-        tail.rows = [used + added for used in rows]
-        if len(rows) > 1 and min(rows) != max(rows):  # in one segment
-            slots = per_sequence((*rows,))
-            self._put(slots if added == 1 else slots + mx.arange(added)[:, None], keys, values)
-            self.shown = width = max(tail.rows)
-            return kept.view(width), others.view(width)
-        found = kept.append_both(others, keys, values, rows[0])
-        middle = len(found) // 2
-        kept.parts, others.parts = tuple(found[:count]), tuple(found[count:middle])
-        self.shown = self.packed_width + rows[0] + added
-        return tuple(found[middle : middle + count]), tuple(found[middle + count :])
-
-    def _put(self, slots: mx.array, keys: mx.array, values: mx.array) -> None:
-        """Write rows at ``slots`` [B, 1, n, 1] of the tail."""
-        tail = self.segments[-1]
-        new = [*tail.keys.encode(keys), *tail.values.encode(values)]
-        tail.parts = resolve().put_each(tail.parts, slots, new)
+        if frame is not None:
+            if limit is not None:
+                held = [count + self.prefix_rows for count in self.lengths]
+                self.frame = frame = frame.starting(keys, spans, held)
+            keys, values = frame.into(keys, values)
+        most = max(rows)
+        apart, width = spans or min(rows) < most, most + length
+        first = limit is not None and not apart and not tail.capacity and not kept.ahead
+        if limit is not None and not first:
+            kept.reserve(width, limit)
+            others.reserve(width, limit)
+        if apart or first:
+            new = [*kept.encode(keys), *others.encode(values)]
+            if first:  # they are kept as they came, without room
+                tail.parts = [mx.contiguous(part) for part in new]
+            else:
+                slots = per_sequence((*rows,))
+                if length > 1:
+                    slots = slots + step.places
+                tail.parts = resolve().put_each(tail.parts, slots, new)
+            views = tail.view(width)
+        else:
+            found = kept.append_both(others, keys, values, rows[0])
+            count, middle = len(kept.parts), len(found) // 2
+            kept.parts, others.parts = tuple(found[:count]), tuple(found[count:middle])
+            views = tuple(found[middle : middle + count]), tuple(found[middle + count :])
+        if limit is not None:
+            for name, array in self.beside.items():
+                if array.shape[2] < self.packed_width + kept.capacity:
+                    self.changed = True
+                    self.attach(name, array)
+        counts = step.counts
+        tail.rows, self.tokens = [*map(add, rows, counts)], [*map(add, self.tokens, counts)]
+        self.shown = self.packed_width + width
+        return views
 
     def attach(self, name: str, array: mx.array | None = None) -> None:
         """Keep ``array`` [B, H, n, ...], None: nothing yet, beside the first n rows."""
