@@ -89,7 +89,7 @@ class Table:
 
     Attributes:
         segments: the last one takes the new rows; the others hold packed rows of mixed precision
-            and change as a whole.
+            and change as a whole. None of them: no token has been seen.
         tokens: of each sequence, those seen.
         frame: what all rows are kept relative to; None: nothing, they are kept as they come.
         prefix: the rows before these, of batch 1, which others have too; they never change.
@@ -130,7 +130,7 @@ class Table:
 
     @property
     def width(self) -> int:
-        return self.packed_width + self.segments[-1].width
+        return self.packed_width + (self.segments[-1].width if self.segments else 0)
 
     @property
     def lengths(self) -> list[int]:
@@ -157,7 +157,9 @@ class Table:
 
     @property
     def layouts(self) -> tuple[Layout, ...]:
-        """Of keys and values as they come."""
+        """Of keys and values as they come, if any have."""
+        if not self.segments:
+            return ()
         found = self.tail.keys.layout, self.tail.values.layout
         if self.frame is None:
             return found
@@ -249,20 +251,20 @@ class Table:
             kept.reserve(width, limit)
             others.reserve(width, limit)
         if apart or first:
-            new = [*kept.encode(keys), *others.encode(values)]
+            parts = [*kept.encode(keys), *others.encode(values)]
             if first:  # they are kept as they came, without room
-                tail.parts = [mx.contiguous(part) for part in new]
+                parts = [mx.contiguous(part) for part in parts]
             else:
                 slots = per_sequence((*rows,))
                 if length > 1:
                     slots = slots + step.places
-                tail.parts = resolve().put_each(tail.parts, slots, new)
-            views = tail.view(width)
+                parts = resolve().put_each(tail.parts, slots, parts)
+            found = [*parts, *[part[:, :, :width] for part in parts]]
         else:
             found = kept.append_both(others, keys, values, rows[0])
-            count, middle = len(kept.parts), len(found) // 2
-            kept.parts, others.parts = tuple(found[:count]), tuple(found[count:middle])
-            views = tuple(found[middle : middle + count]), tuple(found[middle + count :])
+        count, middle = len(kept.parts), len(found) // 2
+        kept.parts, others.parts = tuple(found[:count]), tuple(found[count:middle])
+        views = tuple(found[middle : middle + count]), tuple(found[middle + count :])
         if limit is not None:
             for name, array in self.beside.items():
                 if array.shape[2] < self.packed_width + kept.capacity:
@@ -359,6 +361,8 @@ class Table:
 
     def copy(self) -> Table:
         """The same rows; whichever is written first gets arrays of its own."""
+        if not self.segments:
+            return Table([], self.tokens)
         # No more than the rows, or the copy of room that was made at once takes all of it.
         end = self.tail.width if self.tail.keys.ahead else None
         found = self.each(lambda array: mx.contiguous(array[:, :, :end]))
@@ -378,10 +382,10 @@ class Table:
     @property
     def whole(self) -> Table:
         """All rows: those of a prefix once for each sequence, and its own behind them."""
-        prefix, tail = self.prefix, self.tail
+        prefix = self.prefix
         if prefix is None:
             return self
-        width = tail.width
+        tail, width = self.tail, self.tail.width
         sides = zip((tail.keys, tail.values), prefix.state, tail.state, strict=True)
         keys, values = (column.like(tuple(map(behind, *both))) for column, *both in sides)
         rows = [prefix.width + count for count in tail.rows]
