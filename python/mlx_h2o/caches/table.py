@@ -245,11 +245,12 @@ class Table:
                 self.frame = frame = frame.starting(keys, spans, held)
             keys, values = frame.into(keys, values)
         most = max(rows)
-        apart, width = spans or min(rows) < most, most + length
-        first = limit is not None and not apart and not tail.capacity and not kept.ahead
-        if limit is not None and not first:
-            kept.reserve(width, limit)
-            others.reserve(width, limit)
+        apart, width = spans or (len(rows) > 1 and min(rows) < most), most + length
+        first = False
+        if limit is not None:
+            first = not (apart or tail.capacity or kept.ahead)
+            for column in () if first else (kept, others):
+                column.reserve(width, limit)
         if apart or first:
             parts = [*kept.encode(keys), *others.encode(values)]
             if first:  # they are kept as they came, without room
@@ -270,8 +271,12 @@ class Table:
                 if array.shape[2] < self.packed_width + kept.capacity:
                     self.changed = True
                     self.attach(name, array)
-        counts = step.counts
-        tail.rows, self.tokens = [*map(add, rows, counts)], [*map(add, self.tokens, counts)]
+        if spans:
+            tail.rows = [*map(add, rows, step.counts)]
+            self.tokens = [*map(add, self.tokens, step.counts)]
+        else:  # nearly always
+            tail.rows = [used + length for used in rows]
+            self.tokens = [seen + length for seen in self.tokens]
         self.shown = self.packed_width + width
         return views
 
