@@ -16,6 +16,7 @@ from cache_courses import SMALL, Course
 from cache_invariants import arrays_of
 from mlx_h2o import Affine, H2OConfig, QuantizedH2OKVCache, policies
 from mlx_h2o.caches import affine
+from mlx_h2o.operations.backends import resolve
 from models import tiny
 
 WIDTHS = [(8, None), (4, None), (8, 4), (3, 6), (2, None)]
@@ -36,6 +37,8 @@ def nothing_is_packed(monkeypatch: pytest.MonkeyPatch):
     def forbid() -> None:
         monkeypatch.setattr(mx, "quantize", refuse)
         monkeypatch.setattr(mx, "dequantize", refuse)
+        for operation in ("append_quantized", "quantize_append", "segment_rows"):
+            monkeypatch.setattr(resolve(), operation, refuse)
 
     return forbid
 

@@ -16,8 +16,9 @@ from emulator.marks import EMULATED
 from emulator.row_cases import arrays_of, rows_with_ties
 from gpu.conftest import PipelineLimit
 from mlx_h2o import fast, use_backend
+from mlx_h2o.operations.backends import resolve
 from mlx_h2o.operations.composed import turbo
-from mlx_h2o.operations.gpu import cuda, metal, mlx_attention
+from mlx_h2o.operations.gpu import backend, cuda, launch, metal, mlx_attention
 from mlx_h2o.operations.gpu.kernels import compiled
 from operations.test_prefill import SCALE, arrays
 
@@ -70,6 +71,39 @@ def test_metal_back_end_runs_the_kernels(name: str, gpu: Callable[[], object]) -
     with use_backend("composed"):
         check_same(found, call())
     assert compiled.cache_info().currsize == kernels
+
+
+@pytest.mark.parametrize("given", ["nothing", "mask", "bias", "sinks"])
+def test_a_step_like_one_before_is_no_request(
+    given: str, gpu: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu()
+    requests, made = [], backend.attention_request
+
+    def request(*rows: Any, **told: Any) -> Any:
+        requests.append(rows)
+        return made(*rows, **told)
+
+    monkeypatch.setattr(backend, "attention_request", request)
+    monkeypatch.setattr(metal.BACKEND, "_steps", {})
+    for rows in (33, 34, 40, launch.TWO_PASS_KEYS + 1):
+        key, shown = mx.random.key(rows), mx.arange(rows) % 5 > 0
+        keys, values = mx.random.normal((2, 2, 2, rows, 64), key=key)
+        mass = mx.where(mx.arange(2000) < rows - 3, mx.ones((2, 2, 2000)), mx.nan)
+        more: dict[str, Any] = {
+            "nothing": {}, "mask": {"mask": mx.broadcast_to(shown, (2, 1, 1, rows))},
+            "bias": {"row_bias": mx.abs(mx.random.normal(mass.shape, key=key))},
+            "sinks": {"sinks": mx.ones(4)},
+        }[given]  # fmt: skip
+        found = []
+        for name in ("metal", "composed"):
+            with use_backend(name):
+                step, queries = resolve().attention_and_accumulate, mx.ones((2, 4, 1, 64))
+                for scale in (SCALE, 2 * SCALE):
+                    found.append(step(queries, keys, values, mass, scale=scale, decay=None, **more))
+        check_same(found[0], found[2])
+        check_same(found[1], found[3])
+    assert len(requests) == 4  # two scales, in one pass and in two
 
 
 @pytest.mark.parametrize("causal", [False, True])

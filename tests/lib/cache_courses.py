@@ -158,7 +158,7 @@ class Course:
     def held(self) -> int:
         """Rows per head; looks only at what changes nothing."""
         table = self.cache._table
-        return 0 if table is None else max(table.lengths) + self.cache.prefix_rows
+        return max(table.lengths, default=0) + self.cache.prefix_rows
 
     def filter(self, indices: list[int]) -> None:
         """Only these sequences stay, in this order."""

@@ -34,11 +34,10 @@ def _side(side: str) -> Any:
     """The property "keys" or "values"."""
 
     def stored(cache: H2OKVCache) -> Any:
-        table = cache._table
-        return None if table is None else saved.stored(table.whole, side)
+        return None if cache.empty() else saved.stored(cache._table.whole, side)
 
     def put(cache: H2OKVCache, rows: Any) -> None:
-        if cache._table is None:
+        if cache.empty():
             raise ValueError(f"[H2OKVCache.{side}] an array was set, but no rows are stored.")
         cache._unshare()
         cache._release()
@@ -77,13 +76,13 @@ class H2OKVCache:
     _in_batch: ClassVar[bool] = False
     """Whether sequences may differ, so that every step has a mask."""
 
-    _table: Table | None
-    """The rows, their scores and the tokens seen; None while there are none."""
+    _table: Table
+    """The rows, their scores and the tokens seen."""
     keys, values = _side("keys"), _side("values")
 
     def __init__(self, config: H2OConfig | None = None, *, name: str = "") -> None:
         self._configure(config if config is not None else H2OConfig(), name)
-        self._hold(None)
+        self._hold(Table([], [0]))
 
     def _configure(self, config: H2OConfig, name: str, unequal_budgets: bool = False) -> None:
         if self._quantized not in (None, config.kv_bits is not None):
@@ -97,8 +96,8 @@ class H2OKVCache:
         self.name, self.unequal_budgets = name, unequal_budgets
 
     @changes
-    def _hold(self, table: Table | None, padding: Sequence[Padding] = (NO_PADDING,)) -> None:
-        """These rows, at rest, None: none yet; with the padding of each sequence to come."""
+    def _hold(self, table: Table, padding: Sequence[Padding] = (NO_PADDING,)) -> None:
+        """These rows, at rest, with the padding of each sequence to come."""
         self._table, self._padding = table, list(padding)
         self._handed = HandedOut(self)
         self._free = 0  # tokens that may come before anything else happens
@@ -113,7 +112,7 @@ class H2OKVCache:
         self._room = Room(config, shared)
         # Of an update; only ours knows of scores, biases and shared rows.
         self._needs_attention = self.policy.needs_attention or bool(shared)
-        if config.preallocate and self._table is not None:  # room for all rows at once
+        if config.preallocate and self._table.segments:  # room for all rows at once
             wanted = 0 if config.preallocate is True else config.preallocate
             spare = PROMPT_CHUNK if resolve().commits_pages() else 0  # costs no memory
             budget = self._room.budget if config.max_kv_size else 0
@@ -126,40 +125,35 @@ class H2OKVCache:
         """Tokens seen, which only ``trim`` lowers: RoPE is driven by it, not by ``size()``
         (AtomGradient 2026, sec. 3.3). In a batch int32 [B], less the padding still to come."""
         if not self._in_batch:
-            return 0 if self._table is None else self._table.tokens[0]
-        pairs = zip(self._tokens, self._padding, strict=True)
+            return self._table.tokens[0]
+        pairs = zip(self._table.tokens, self._padding, strict=True)
         return mx.array([seen - left for seen, (left, _) in pairs], mx.int32)
-
-    @property
-    def _tokens(self) -> list[int]:
-        """Of each sequence, those seen."""
-        return [0] * len(self._padding) if self._table is None else self._table.tokens
 
     @property
     def scores(self) -> mx.array | None:
         """float32 [B, H, N]: what the policy accumulated for each row, NaN where nothing yet."""
-        return None if self._table is None else saved.scores_of(self._table.whole)
+        return None if self.empty() else saved.scores_of(self._table.whole)
 
     @property
     def row_bias(self) -> mx.array | None:
         """float32 [B, H, at least N]: what attention adds to the logits of rows that others were
         folded into; None while there are none."""
-        return None if self._table is None else self._table.beside.get(BIAS)
+        return self._table.beside.get(BIAS)
 
     @property
     def positions(self) -> mx.array | None:
         """int32 [B, H, N]: the place of each stored row in the sequence, -1 where there is none."""
-        return None if self._table is None else self._table.whole.positions
+        return None if self.empty() else self._table.whole.positions
 
     @property
     def prefix_rows(self) -> int:
         """Rows per head that it shares, the first ones."""
-        return 0 if self._table is None else self._table.prefix_rows
+        return self._table.prefix_rows
 
     @property
     def evicted(self) -> int:
         """Rows per head that have gone, of all sequences."""
-        return 0 if self._table is None else self._table.evicted
+        return self._table.evicted
 
     @property
     def nbytes(self) -> int:
@@ -173,16 +167,15 @@ class H2OKVCache:
     @property
     def held_nbytes(self) -> int:
         """The same with the surplus of a chunk, as long as it is there."""
-        return 0 if self._table is None else self._table.nbytes
+        return self._table.nbytes
 
     def size(self) -> int:
         """Rows stored per head, shared ones included. The surplus goes first, as in ``nbytes``."""
-        table = self._at_rest()
-        return 0 if table is None else max(table.lengths, default=0) + self.prefix_rows
+        return max(self._at_rest().lengths, default=0) + self.prefix_rows
 
     def empty(self) -> bool:
         """Whether no token has been seen."""
-        return self._table is None
+        return not self._table.segments
 
     # Rows that come
 
@@ -208,13 +201,12 @@ class H2OKVCache:
         """
         like, held = (keys.shape, values.shape, keys.dtype, values.dtype), self._table
         if self._like != like:
-            stored = () if held is None else held.layouts
             count = len(self._padding) if self._in_batch else None
-            checks.check_rows(self, keys, values, stored, count)
-        elif held is not None and self._free >= self._step.length and not held.unscored:
-            return self._append(held, keys, values)
+            checks.check_rows(self, keys, values, held.layouts, count)
+        elif self._free >= self._step.length and not held.unscored:
+            return self._append(held, keys, values, self._step)
         checks.check_scored(self)
-        if self._table is None:
+        if self.empty():
             given = len(self._padding), self._described()
             self._table = formats.new_table(self.config, keys, values, *given)
             self._stand()
@@ -225,23 +217,19 @@ class H2OKVCache:
         padded = any(one != NO_PADDING for one in self._padding)
         if not padded and (free := self._room.free(table, step.length)) >= step.length:
             self._free = free
-            return self._append(table, keys, values)
-        return self._append(table, keys, values, step)
+            return self._append(table, keys, values, step)
+        return self._append(table, keys, values, step, self._room.tail_limit)
 
     def _append(
-        self, table: Table, keys: mx.array, values: mx.array, step: Step | None = None
+        self, table: Table, keys: mx.array, values: mx.array, step: Step, limit: int | None = None
     ) -> tuple[Any, Any]:
-        """Add a step's tokens behind the others; None, nearly always: as many of each sequence as
-        the last time, for which there is room."""
+        """Add a step's tokens behind the others; no ``limit``, nearly always: there is room."""
         self._handed.release()
-        views = None
         try:  # as ``changes``, in the place where a call more would count
-            if step is None:
-                added = self._step.length
-                self._free -= added
-                views = table.append_few(keys, values, added)
+            views = table.append(keys, values, step, limit)
+            if limit is None:
+                self._free -= step.length
             else:
-                table.append(keys, values, self._room.tail_limit, step)
                 self._padding = step.after(self._padding)
             table.unscored = self._needs_attention
             return self._hand_out(table, views)
@@ -266,7 +254,7 @@ class H2OKVCache:
     def _make_room(self, counts: Sequence[int]) -> Table:
         """Let go what is due before so many rows of each sequence come; at once again, nothing."""
         self._release()
-        self._table = table = self._room.make(cast(Table, self._table), counts)
+        self._table = table = self._room.make(self._table, counts)
         return table
 
     def _release(self) -> None:
@@ -284,21 +272,18 @@ class H2OKVCache:
             checks.check_scored(self)
         self._at_rest()
 
-    def _at_rest(self) -> Table | None:
+    def _at_rest(self) -> Table:
         table = self._table
-        if table is not None and not table.unscored:
+        if table.segments and not table.unscored:
             if not self._room.rests(table):
                 table = self._make_room([0] * len(table.tokens))
             if self.config.preallocate:
                 table.give_back()
         return table
 
-    def _hand_out(self, table: Table, views: tuple[Parts, Parts] | None = None) -> tuple[Any, Any]:
+    def _hand_out(self, table: Table, views: tuple[Parts, Parts]) -> tuple[Any, Any]:
         """Keys and values that are known from now on as this cache's; ``views`` of the tail."""
         tail, arrays, mixed = table.segments[-1], self._hands_arrays, len(table.segments) > 1
-        if views is None:
-            width = table.shown - table.packed_width
-            views = tail.keys.view(width), tail.values.view(width)
         parts, others = views
         if table.changed:
             # Whoever evaluates the keys evaluates these too: otherwise the graph of every step
@@ -320,9 +305,11 @@ class H2OKVCache:
 
     def keys_and_values(self) -> tuple[Any, Any]:
         """The rows as the last update returned them. Raises ValueError while there are none."""
-        if self._table is None:
+        table = self._table
+        if not table.segments:
             raise ValueError("[H2OKVCache.keys_and_values] there are no rows yet.")
-        return self._handed.rows or self._hand_out(self._table)
+        views = table.tail.view(table.shown - table.packed_width)
+        return self._handed.rows or self._hand_out(table, views)
 
     @property
     def bits(self) -> int:
@@ -334,10 +321,9 @@ class H2OKVCache:
         """
         config, table = self.config, self._table
         # In parts the rows are read by ours alone; the arrays handed out then serve others.
-        arrays = table is not None and (
-            self._hands_arrays or table.prefix is not None or len(table.segments) > 1
-        )
-        packed = table is not None and not arrays
+        several = table.prefix is not None or len(table.segments) > 1
+        arrays = not self.empty() and (self._hands_arrays or several)
+        packed = not (self.empty() or arrays)
         checks.check_stock_attention(self, packed, own_mask=self._own_mask_due)
         if config.kv_bits is None or arrays:
             raise AttributeError("bits: the rows of the last update were returned as arrays")
@@ -349,8 +335,8 @@ class H2OKVCache:
         ``kv_bits`` there is no such attribute."""
         if self.config.kv_bits is None:
             raise AttributeError("group_size: the rows have no groups")
-        stored = None if self._table is None else self._table.segments[0].keys.group_size
-        return stored or self.config.kv_group_size
+        stored = (one.keys.group_size for one in self._table.segments)
+        return next(stored, None) or self.config.kv_group_size
 
     @property
     def needs_routing(self) -> bool:
@@ -385,21 +371,19 @@ class H2OKVCache:
             self._own_mask_due = True
             return EachLayersMask()
         table, count = self._table, len(self._padding)
-        if table is not None and self._free and length == 1 == len(table.segments):  # nearly always
+        if self._free and length == 1 == len(table.segments):  # nearly always
             return None if count == 1 else self._shaped(mask_of_one(table.segments[0].rows))
-        step, rows = Step(length, count), [[0] * count]
+        step = Step(length, count)
         if self._free < length:
             step = Step.of(length, self._padding)
-        if table is not None:
-            if self._free < length:
-                checks.check_scored(self)
-                table = self._make_room(step.counts)
-            rows = [one.rows for one in table.segments]
+            checks.check_scored(self)
+            table = self._make_room(step.counts)
+        rows = [one.rows for one in table.segments] or [table.tokens]
         return self._shaped(step.mask(rows, return_array))
 
     def mask_of_update(self, *, return_array: bool = False) -> mx.array | str | None:
         """As ``make_mask``, for the tokens of the last update over the rows that it returned."""
-        table, step, self._own_mask_due = cast(Table, self._table), self._step, False
+        table, step, self._own_mask_due = self._table, self._step, False
         *packed, tail = (one.rows for one in table.segments)
         before = [rows - count for rows, count in zip(tail, step.counts, strict=True)]
         return self._shaped(step.mask([*packed, before], return_array))
@@ -441,18 +425,17 @@ class H2OKVCache:
         table, known, scored = self._table, self._handed.rows, self.policy.needs_scores
         asked = queries, keys, values, scale, mask, sinks
         short = queries.shape[2] <= DECODE_QUERIES
-        if table is not None and (table.prefix is not None or BIAS in table.beside):
+        if table.prefix is not None or BIAS in table.beside:
             stock = None
         if stock is not None and not scored:
             packed = isinstance(keys, tuple) or isinstance(values, tuple)
-            mixed = table is not None and len(table.segments) > 1
+            mixed = len(table.segments) > 1
             if not (short and (packed or mixed)):
-                if table is not None:
-                    table.unscored = False
+                table.unscored = False
                 return attention.without_scores(asked) if short else stock()
-        if table is None or known is None or known[0] is not keys:
+        if known is None or known[0] is not keys:
             stored = keys[0] if isinstance(keys, tuple) else keys
-            table = checks.check_seen("attend", stored, 2, table)
+            checks.check_seen("attend", stored, 2, table)
         if short:
             in_order = not (self._room.reach or self._step.spans)
             given = self._handed.newest, in_order
@@ -489,7 +472,8 @@ class H2OKVCache:
         Raises:
             ValueError: no rows yet, or another shape or dtype.
         """
-        table = checks.check_seen("update_scores", scores, 3, self._table)
+        table = self._table
+        checks.check_seen("update_scores", scores, 3, table)
         if self.policy.needs_scores:
             given = scoring.seen(self.policy, scores, lse)
             self._take(of_scores(self.config, table, self._step, given, masked))
@@ -498,7 +482,7 @@ class H2OKVCache:
     @changes
     def _take(self, found: tuple[Any, mx.array | None]) -> None:
         """Keep what rows have after an attention, and what of it may be taken back."""
-        table = cast(Table, self._table)
+        table = self._table
         store(self.policy, table, *found)
         if self._room.reach:
             settle(self.policy, table, table.tokens[0] - self._room.reach)
@@ -518,7 +502,7 @@ class H2OKVCache:
         """
         if not isinstance(n, int):
             raise ValueError(f"[H2OKVCache.trim] n is {n!r}, expected an int.")
-        if n <= 0 or self._table is None:
+        if n <= 0 or self.empty():
             return 0
         if n > min(self._table.lengths):
             self._unshare()
@@ -570,9 +554,9 @@ class H2OKVCache:
         if reason:
             raise ValueError(f"{op} {self._described()} has {reason}, expected none of that.")
         self.flush()
-        held = 0 if self._table is None else self._table.width
+        held = self._table.width
         most = held if config.max_kv_size is None else min(held, config.prefix_size)
-        if self._table is None or not 0 < rows <= most:
+        if not 0 < rows <= most:
             raise ValueError(
                 f"{op} rows is {rows}, expected 1 to {most}: {self._described()} holds {held} and "
                 f"keeps the first {config.prefix_size} for good (prefix_size)."
@@ -590,7 +574,7 @@ class H2OKVCache:
     @changes
     def _unshare(self) -> None:
         """Hold all rows itself."""
-        if self._table is not None and self.prefix_rows:
+        if self.prefix_rows:
             self._release()
             self._table = self._table.whole
             self._stand()
@@ -610,10 +594,9 @@ class H2OKVCache:
         batch, behind the first four: unscored, name, sequences (JSON), settings.
         """
         table = self._at_rest()
-        unscored = table is not None and table.unscored
-        rows, settings = saved.rows_of(table), saved.settings_text(self)
+        rows, settings, unscored = saved.rows_of(table), saved.settings_text(self), table.unscored
         if self._in_batch:
-            about = unscored, self.name, saved.lines_of(self._tokens, self._padding, table)
+            about = unscored, self.name, saved.lines_of(self._padding, table)
             return (*rows, *about, settings, *saved.shared_of(table))
         more = saved.waiting_of(self) if self._room.reach else saved.shared_of(table)
         return (*rows, self.offset, self.evicted, unscored, self.name, settings, *more)
@@ -639,10 +622,9 @@ class H2OKVCache:
         self._configure(config, name, unequal)
         shared = more[0] if len(more) == 1 else None
         table = saved.table_of(config, tokens, state, rows, shared, *kept)
-        if table is not None:
-            table.unscored = bool(unscored)
-            if len(more) > 1 and more[-2] is not None:
-                wait(self.policy, table, more[-2], saved.places_of(more))
+        table.unscored = bool(unscored)
+        if len(more) > 1 and more[-2] is not None:
+            wait(self.policy, table, more[-2], saved.places_of(more))
         self._hold(table, padding)
 
     @classmethod
@@ -667,7 +649,7 @@ class H2OKVCache:
         vars(found).update(vars(self))
         memo[id(self)] = found
         found._handed = HandedOut(found)
-        found._table = self._table and self._table.copy()
+        found._table = self._table.copy()
         found._free = 0  # a copy may have less room
         found._room = copy.copy(self._room)
         return found
@@ -694,8 +676,7 @@ class H2OKVCache:
             return self
         config = replace(self.config, format=Affine(bits, kv_group_size=group_size))
         self.flush()
-        packed = self._table and formats.quantized(config, self._table, self._described())
-        return self._another(config, packed)
+        return self._another(config, formats.quantized(config, self._table, self._described()))
 
     def _described(self) -> str:
         return f"the cache of {self.name}" if self.name else "this cache"
@@ -715,7 +696,7 @@ class H2OKVCache:
         batch._join(caches)
         return batch
 
-    def _another(self, config: H2OConfig, table: Table | None) -> H2OKVCache:
+    def _another(self, config: H2OConfig, table: Table) -> H2OKVCache:
         """A cache of one sequence, with these rows and settings."""
         found = evicting_cache(config, name=self.name)
         found.unequal_budgets = self.unequal_budgets
@@ -768,7 +749,7 @@ class BatchH2OKVCache(H2OKVCache):
         self, config: H2OConfig | None = None, batch_size: int = 0, *, name: str = ""
     ) -> None:
         super().__init__(config, name=name)
-        self._hold(None, [NO_PADDING] * batch_size)
+        self._hold(Table([], [0] * batch_size), [NO_PADDING] * batch_size)
 
     def prepare(
         self,
@@ -818,11 +799,10 @@ class BatchH2OKVCache(H2OKVCache):
             one.flush()
         self.unequal_budgets = any(one.unequal_budgets for one in caches)
         padding = [each for one in caches for each in one._padding]
-        prefixes = {one._table and one._table.prefix for one in caches if one._padding}
+        prefixes = {one._table.prefix for one in caches if one._padding}
         if len(prefixes) > 1:
             caches = [one.unshared() for one in caches]
-        tables = [one._table.copy() if one._table else len(one._padding) for one in caches]
-        self._hold(join(tables), padding)
+        self._hold(join([one._table.copy() for one in caches]), padding)
 
     def extend(self, other: BatchH2OKVCache) -> None:
         """Add the sequences of another batch behind these.
@@ -848,8 +828,8 @@ class BatchH2OKVCache(H2OKVCache):
         table = self._some("filter", keep)
         self._hold(table, [self._padding[index] for index in keep])
 
-    def _some(self, operation: str, indices: Sequence[int]) -> Table | None:
-        """The rows of these sequences, in arrays of their own; None where they have seen none."""
+    def _some(self, operation: str, indices: Sequence[int]) -> Table:
+        """The rows of these sequences, in arrays of their own."""
         count = len(self._padding)
         wrong = [index for index in indices if not 0 <= index < count]
         if wrong:
@@ -858,8 +838,8 @@ class BatchH2OKVCache(H2OKVCache):
                 f"{count - 1}."
             )
         self.flush()
-        seen = any(self._tokens[index] for index in indices)
-        return select(self._table, indices) if self._table and seen else None
+        seen = [self._table.tokens[index] for index in indices]
+        return select(self._table, indices) if any(seen) else Table([], seen)
 
 
 def evicting_cache(config: H2OConfig, *, name: str = "") -> H2OKVCache:

@@ -46,12 +46,12 @@ def _described(layout: tuple[Any, ...]) -> str:
     return f"{dtype} with B = {batch}, H = {heads}, row size {width}"
 
 
-def check_seen(operation: str, array: mx.array, axis: int, table: Table | None) -> Table:
+def check_seen(operation: str, array: mx.array, axis: int, table: Table) -> None:
     """Keys [B, H, N, D], or their words, or scores [B, Hq, L, N] of the rows that were handed out,
     N in ``axis``, with a multiple of their heads: latent attention (MLA) may spread the one that is
-    stored. Returns the table."""
+    stored."""
     op = f"[H2OKVCache.{operation}]"
-    if table is None:
+    if not table.segments:
         raise ValueError(f"{op} there are no rows to score, expected an update first.")
     (batch, heads), width, found = table.shape, table.shown, array.shape
     fits = len(found) == 4 and (found[0], found[axis]) == (batch, width) and 0 not in found
@@ -61,13 +61,12 @@ def check_seen(operation: str, array: mx.array, axis: int, table: Table | None) 
             f"{op} {said[0]} are {array.dtype} {found}, expected {said[1]} with B = {batch}, H a "
             f"multiple of {heads}, N = {width} as the stored rows."
         )
-    return table
 
 
 def check_scored(cache: Any) -> None:
     """Eviction is never silently off: the last update has had the attention that it needs."""
     table, policy = cache._table, cache.policy
-    if table is None or not table.unscored:
+    if not table.unscored:
         return
     wanted, them = ("scores", "them") if policy.needs_scores else ("attention of mlx_h2o's", "it")
     found = f"[H2OKVCache] {cache._described()} got no {wanted} for its last update, and"
@@ -112,7 +111,7 @@ def check_mergeable(caches: Sequence[Any], kind: type[Any]) -> None:
                 f"{op} speculative is {cache.config.speculative}, expected 0: there is no "
                 "speculative decoding of batches."
             )
-        held = cache._table.shape[0] if cache._table else len(cache._padding)
+        held = cache._table.shape[0] if cache._table.segments else len(cache._padding)
         if held != 1:
             raise ValueError(f"{op} found a cache of {held} sequences, expected one.")
         if cache.unequal_budgets and cache.config.kv_handed == "fused":

@@ -98,21 +98,6 @@ class Column(ABC):
         """Let go of the memory behind so many rows, of slots that were made at once: bytes."""
         return sum(resolve().discard_rows(part, rows) for part in self.parts if self.ahead)
 
-    def append(self, start: int, rows: mx.array, limit: int) -> None:
-        """Write new rows from slot ``start`` on; no more than ``limit`` rows of room in advance."""
-        end, new = start + rows.shape[2], self.encode(rows)
-        if self.ahead:
-            self.reserve(end, limit)
-        if end <= self.capacity:
-            for part, added in zip(self.parts, new, strict=True):
-                part[:, :, start:end] = added
-        elif start:  # in one copy: room that is written afterwards would be there twice
-            pairs = zip(self.parts, new, strict=True)
-            whole = [mx.concatenate([old[:, :, :start], one], axis=2) for old, one in pairs]
-            self.parts = tuple(padded(part, _room(end, limit), 0) for part in whole)
-        else:  # the first ones are kept as they came, without room
-            self.parts = tuple(mx.contiguous(part) for part in new)
-
     def append_both(
         self, values: Column, new_keys: mx.array, new_values: mx.array, start: int
     ) -> list[mx.array]:

@@ -35,6 +35,8 @@ def new_table(config: H2OConfig, keys: mx.array, values: mx.array, count: int, o
 def quantized(config: H2OConfig, table: Table, owner: str) -> Table:
     """A copy of a table of dense rows, packed as ``config`` says; errors as ``new_table``."""
     found = table.whole.copy()
+    if not table.segments:
+        return found
     tail, width = found.tail, found.width
     keys, values = tail.keys.view(width)[0], tail.values.view(width)[0]
     size = _group_size(config, keys, values, owner)

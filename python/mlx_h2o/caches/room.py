@@ -48,9 +48,9 @@ class Room:
         left = min(self.budget - max(lengths), self._planned - max(table.tokens))
         return min(left, min(self.tail_limit, table.tail.capacity) - max(rows))
 
-    def surplus(self, table: Table | None) -> bool:
+    def surplus(self, table: Table) -> bool:
         """Whether rows of a chunk are there beyond the budget."""
-        return table is not None and max(table.lengths, default=0) > self.budget
+        return max(table.lengths, default=0) > self.budget
 
     def rests(self, table: Table) -> bool:
         """Whether the table has no more rows than it may, nor room for more."""
@@ -58,6 +58,8 @@ class Room:
 
     def make(self, table: Table, counts: Sequence[int]) -> Table:
         """Let go what is due before so many rows of each sequence come; at once again, nothing."""
+        if not table.segments:
+            return table
         added, seen, policy = max(counts), table.tokens[0], self._config.policy
         if self._config.rows_at:
             self._plan(max(table.tokens) + added)

@@ -31,7 +31,7 @@ def settings_text(cache: Any) -> str:
             del given[name]
     if cache.unequal_budgets:
         given["unequal_budgets"] = True
-    if table is not None:
+    if table.segments:
         (_, _, size, dtype) = table.layouts[1]
         if cache.config.kv_format is not None:
             given["dtype"] = dtype_name(dtype)
@@ -96,10 +96,10 @@ def _parts(rows: Any) -> list[mx.array]:
     return list(rows) if isinstance(rows, tuple | list) else [rows]
 
 
-def rows_of(table: Table | None) -> tuple[Any, ...]:
+def rows_of(table: Table) -> tuple[Any, ...]:
     """Keys, with the centre of their frame behind them, values, scores and positions, without those
     that are shared. Where rows have been folded, scores are a pair: those, and the biases."""
-    if table is None:
+    if not table.segments:
         return None, None, None, None
     found: Any = scores_of(table)
     if BIAS in table.beside:
@@ -110,16 +110,14 @@ def rows_of(table: Table | None) -> tuple[Any, ...]:
     return keys, stored(table, "values"), found, table.positions
 
 
-def shared_of(table: Table | None) -> tuple[Any, ...]:
+def shared_of(table: Table) -> tuple[Any, ...]:
     """The keys and values that are shared, if any are."""
-    return () if table is None or table.prefix is None else (table.prefix.state,)
+    return () if table.prefix is None else (table.prefix.state,)
 
 
 def waiting_of(cache: Any) -> tuple[mx.array | None, str]:
     """What waits, [B, Hq, queries, N], and the positions and numbers of these queries."""
     table = cache._table
-    if table is None:
-        return None, "[]"
     return scores.waiting(cache.policy, table), json.dumps(table.waiting)
 
 
@@ -130,11 +128,11 @@ def places_of(more: Sequence[Any]) -> list[tuple[int, int]]:
     return [(start, count - start if ends else count) for start, count in runs]
 
 
-def lines_of(tokens: Sequence[int], padding: Sequence[Padding], table: Table | None) -> str:
+def lines_of(padding: Sequence[Padding], table: Table) -> str:
     """The sequences of a batch, as JSON."""
     found = {
-        "tokens": tokens,
-        "rows": [] if table is None else [one.rows for one in table.segments],
+        "tokens": table.tokens,
+        "rows": [one.rows for one in table.segments],
         "before": [left for left, _ in padding],
         "remaining": [own for _, own in padding],
     }
@@ -149,12 +147,12 @@ def table_of(
     shared: Any,
     dtype: mx.Dtype,
     value_size: int,
-) -> Table | None:
+) -> Table:
     """The rows of a state, so many ``rows`` of each sequence in each segment, None: all, and those
     that are ``shared``."""
     keys, values, importance, positions = state[:4]
     if importance is None:
-        return None
+        return Table([], tokens)
     importance, bias = importance if isinstance(importance, tuple | list) else (importance, None)
     sides = [_parts(keys), _parts(values)]
     centre = sides[0].pop() if config.framed else None

@@ -18,12 +18,12 @@ def select(table: Table, sequences: Sequence[int]) -> Table:
     return _stacked([table], rows, [table.tokens[n] for n in sequences], lambda array: array[index])
 
 
-def join(tables: Sequence[Table | int]) -> Table | None:
-    """The sequences of all ``tables``, one behind the other; a number: as many without rows."""
-    like = next((table for table in tables if isinstance(table, Table)), None)
+def join(tables: Sequence[Table]) -> Table:
+    """The sequences of all ``tables``, one behind the other."""
+    like = next((table for table in tables if table.segments), None)
     if like is None:
-        return None
-    found = [_none_like(like, one) if isinstance(one, int) else one for one in tables if one != 0]
+        return Table([], [seen for table in tables for seen in table.tokens])
+    found = [one if one.segments else _none_like(like, one.tokens) for one in tables if one.tokens]
     if len(found) == 1:
         return found[0]
     same = zip(*(table.segments for table in found), strict=True)
@@ -69,8 +69,9 @@ def _stacked(
     return found
 
 
-def _none_like(table: Table, count: int) -> Table:
+def _none_like(table: Table, tokens: Sequence[int]) -> Table:
     """Sequences without rows, kept as those of a table."""
+    count = len(tokens)
 
     def none(array: mx.array) -> mx.array:
         return mx.zeros((count, array.shape[1], 0, *array.shape[3:]), array.dtype)
@@ -79,4 +80,4 @@ def _none_like(table: Table, count: int) -> Table:
     frame = table.frame and table.frame.each(
         lambda one: mx.zeros((count, *one.shape[1:]), one.dtype)
     )
-    return Table(segments, [0] * count, frame)
+    return Table(segments, tokens, frame)

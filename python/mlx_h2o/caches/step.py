@@ -38,6 +38,16 @@ class Step(NamedTuple):
             return [self.length] * self.sequences
         return [stop - start for start, stop in self.spans]
 
+    @property
+    def places(self) -> mx.array:
+        """[L, 1], or [B, 1, L, 1] where any is padding: of each token, how far behind the rows of
+        its sequence it goes; padding lies behind all others."""
+        token = mx.arange(self.length)[:, None]
+        if not self.spans:
+            return token
+        starts = tuple(start for start, _ in self.spans)
+        return (token - per_sequence(starts)) % self.length
+
     def after(self, padding: Sequence[Padding]) -> list[Padding]:
         """The padding that is still to come."""
         pairs = zip(padding, self.spans or [(0, self.length)] * self.sequences, strict=True)
@@ -70,7 +80,7 @@ class Step(NamedTuple):
         token, spans = mx.arange(length)[:, None], self.spans or [(0, length)] * self.sequences
         starts, stops = (per_sequence(numbers) for numbers in zip(*spans, strict=True))
         own, slots = (token >= starts) & (token < stops), mx.arange(max(before) + length)
-        place_of = per_sequence((*before,)) + (token - starts) % length
+        place_of = per_sequence((*before,)) + self.places
         newest = (slots == place_of) | (own & (slots <= place_of))
         # A token of padding sees no packed rows either.
         parts = [(mx.arange(max(one)) < per_sequence((*one,))) & own for one in rows[:-1]]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import add
 
 import mlx.core as mx
 
@@ -51,10 +52,14 @@ class Segment:
     def capacity(self) -> int:
         return min(self.keys.capacity, self.values.capacity)  # set from outside, one may lack room
 
+    def view(self, count: int) -> tuple[Parts, Parts]:
+        """Keys and values of the first ``count`` slots, as they are kept."""
+        return self.keys.view(count), self.values.view(count)
+
     @property
     def state(self) -> tuple[Parts, Parts]:
-        """Keys and values in use, as they are kept."""
-        return self.keys.view(self.width), self.values.view(self.width)
+        """Those in use."""
+        return self.view(self.width)
 
     def as_rows(self, shared: bool = False) -> AttentionRows:
         """Of a segment that does not change, what attention reads."""
@@ -84,7 +89,7 @@ class Table:
 
     Attributes:
         segments: the last one takes the new rows; the others hold packed rows of mixed precision
-            and change as a whole.
+            and change as a whole. None of them: no token has been seen.
         tokens: of each sequence, those seen.
         frame: what all rows are kept relative to; None: nothing, they are kept as they come.
         prefix: the rows before these, of batch 1, which others have too; they never change.
@@ -125,7 +130,7 @@ class Table:
 
     @property
     def width(self) -> int:
-        return self.packed_width + self.segments[-1].width
+        return self.packed_width + (self.segments[-1].width if self.segments else 0)
 
     @property
     def lengths(self) -> list[int]:
@@ -152,7 +157,9 @@ class Table:
 
     @property
     def layouts(self) -> tuple[Layout, ...]:
-        """Of keys and values as they come."""
+        """Of keys and values as they come, if any have."""
+        if not self.segments:
+            return ()
         found = self.tail.keys.layout, self.tail.values.layout
         if self.frame is None:
             return found
@@ -221,60 +228,57 @@ class Table:
         rows = self.segments[-1].rows
         return len(rows) > 1 and min(rows) != max(rows)
 
-    def append(self, keys: mx.array, values: mx.array, limit: int, step: Step) -> None:
+    def append(
+        self, keys: mx.array, values: mx.array, step: Step, limit: int | None = None
+    ) -> tuple[Parts, Parts]:
         """Add the rows [B, H, L, D] of a step behind those of each sequence; no room is made in
-        advance for more than ``limit``. Padding lies behind them, in slots that stay unused."""
-        tail, spans, counts = self.tail, step.spans, step.counts
-        if self.frame is not None:
-            held = [rows + self.prefix_rows for rows in self.lengths]
-            self.frame = self.frame.starting(keys, spans, held)
-            keys, values = self.frame.into(keys, values)
-        width, apart = tail.width + step.length, spans or self.ragged
-        for column, rows in ((tail.keys, keys), (tail.values, values)):
-            if apart:
-                column.reserve(width, limit)
-            else:
-                column.append(tail.rows[0], rows, limit)
-        for name, array in self.beside.items():
-            if array.shape[2] < self.packed_width + tail.keys.capacity:
-                self.changed = True
-                self.attach(name, array)
-        if apart:
-            token = mx.arange(step.length)[:, None]
-            if spans:
-                token = (token - per_sequence(tuple(start for start, _ in spans))) % step.length
-            self._put(token + per_sequence((*tail.rows,)), keys, values)
-        tail.rows = [rows + count for rows, count in zip(tail.rows, counts, strict=True)]
-        self.tokens = [seen + count for seen, count in zip(self.tokens, counts, strict=True)]
-        self.shown = self.packed_width + width
+        advance for more than ``limit``, None: there is room. Padding lies behind them, in slots
+        that stay unused.
 
-    def append_few(self, keys: mx.array, values: mx.array, added: int) -> tuple[Parts, Parts]:
-        """The same of so many rows of all sequences where there is room: nearly all steps.
-
-        Returns the tail's slots in use, as ``Column.view`` gives them.
+        Returns the tail's slots in use, and those of padding, as ``Segment.view`` gives them.
         """
-        tail = self.segments[-1]
+        tail, (length, _, spans), frame = self.segments[-1], step, self.frame
         kept, others, rows = tail.keys, tail.values, tail.rows
-        if self.frame is not None:
-            keys, values = self.frame.into(keys, values)
-        self.tokens, count = [seen + added for seen in self.tokens], len(kept.parts)
-        tail.rows = [used + added for used in rows]
-        if len(rows) > 1 and min(rows) != max(rows):  # in one segment
-            slots = per_sequence((*rows,))
-            self._put(slots if added == 1 else slots + mx.arange(added)[:, None], keys, values)
-            self.shown = width = max(tail.rows)
-            return kept.view(width), others.view(width)
-        found = kept.append_both(others, keys, values, rows[0])
-        middle = len(found) // 2
+        if frame is not None:
+            if limit is not None:
+                held = [count + self.prefix_rows for count in self.lengths]
+                self.frame = frame = frame.starting(keys, spans, held)
+            keys, values = frame.into(keys, values)
+        most = max(rows)
+        apart, width = spans or (len(rows) > 1 and min(rows) < most), most + length
+        first = False
+        if limit is not None:
+            first = not (apart or tail.capacity or kept.ahead)
+            for column in () if first else (kept, others):
+                column.reserve(width, limit)
+        if apart or first:
+            parts = [*kept.encode(keys), *others.encode(values)]
+            if first:  # they are kept as they came, without room
+                parts = [mx.contiguous(part) for part in parts]
+            else:
+                slots = per_sequence((*rows,))
+                if length > 1:
+                    slots = slots + step.places
+                parts = resolve().put_each(tail.parts, slots, parts)
+            found = [*parts, *[part[:, :, :width] for part in parts]]
+        else:
+            found = kept.append_both(others, keys, values, rows[0])
+        count, middle = len(kept.parts), len(found) // 2
         kept.parts, others.parts = tuple(found[:count]), tuple(found[count:middle])
-        self.shown = self.packed_width + rows[0] + added
-        return tuple(found[middle : middle + count]), tuple(found[middle + count :])
-
-    def _put(self, slots: mx.array, keys: mx.array, values: mx.array) -> None:
-        """Write rows at ``slots`` [B, 1, n, 1] of the tail."""
-        tail = self.segments[-1]
-        new = [*tail.keys.encode(keys), *tail.values.encode(values)]
-        tail.parts = resolve().put_each(tail.parts, slots, new)
+        views = tuple(found[middle : middle + count]), tuple(found[middle + count :])
+        if limit is not None:
+            for name, array in self.beside.items():
+                if array.shape[2] < self.packed_width + kept.capacity:
+                    self.changed = True
+                    self.attach(name, array)
+        if spans:
+            tail.rows = [*map(add, rows, step.counts)]
+            self.tokens = [*map(add, self.tokens, step.counts)]
+        else:  # nearly always
+            tail.rows = [used + length for used in rows]
+            self.tokens = [seen + length for seen in self.tokens]
+        self.shown = self.packed_width + width
+        return views
 
     def attach(self, name: str, array: mx.array | None = None) -> None:
         """Keep ``array`` [B, H, n, ...], None: nothing yet, beside the first n rows."""
@@ -362,6 +366,8 @@ class Table:
 
     def copy(self) -> Table:
         """The same rows; whichever is written first gets arrays of its own."""
+        if not self.segments:
+            return Table([], self.tokens)
         # No more than the rows, or the copy of room that was made at once takes all of it.
         end = self.tail.width if self.tail.keys.ahead else None
         found = self.each(lambda array: mx.contiguous(array[:, :, :end]))
@@ -381,10 +387,10 @@ class Table:
     @property
     def whole(self) -> Table:
         """All rows: those of a prefix once for each sequence, and its own behind them."""
-        prefix, tail = self.prefix, self.tail
+        prefix = self.prefix
         if prefix is None:
             return self
-        width = tail.width
+        tail, width = self.tail, self.tail.width
         sides = zip((tail.keys, tail.values), prefix.state, tail.state, strict=True)
         keys, values = (column.like(tuple(map(behind, *both))) for column, *both in sides)
         rows = [prefix.width + count for count in tail.rows]

@@ -7,7 +7,6 @@ dense rows. Rows change their segment in groups: when rows go, or when the tail 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
 import mlx.core as mx
 
@@ -48,7 +47,7 @@ def pack_older(eviction: Eviction) -> Table:
         keep = min(eviction.keep, tables[n].lengths[0])
         alone = eviction._replace(table=tables[n], due=[0], keep=keep, ends=[eviction.ends[n]])
         tables[n] = _arranged(alone)
-    return cast(Table, join(tables))
+    return join(tables)
 
 
 def truncated(table: Table, gone: Sequence[int], config: H2OConfig) -> Table:
@@ -61,7 +60,7 @@ def truncated(table: Table, gone: Sequence[int], config: H2OConfig) -> Table:
         counts = [rows, *[0] * (len(table.segments) - 1)]  # no row loses precision
         tables.append(_rearranged(alone, positions, slots, -positions, counts, config))
         tables[-1].tokens = [alone.tokens[0] - count]
-    return cast(Table, join(tables))
+    return join(tables)
 
 
 def _arranged(eviction: Eviction) -> Table:

@@ -103,7 +103,7 @@ class AttentionRequest:
     @property
     def has_codes(self) -> bool:
         """Whether keys or values are codes of rotated rows."""
-        return are_codes(self.keys) or are_codes(self.values)
+        return self.is_packed and (are_codes(self.keys) or are_codes(self.values))
 
     @property
     def packing(self) -> dict[str, int]:

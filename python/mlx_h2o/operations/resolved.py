@@ -130,11 +130,12 @@ class Operations:
         return self.serving(request).attend(request)[:4]
 
     def attention_and_accumulate(
-        self, queries: mx.array, keys: Any, values: Any, importance: mx.array, *,
+        self, queries: mx.array, keys: Any, values: Any, importance: mx.array, *, scale: float,
         decay: float | None, **options: Any,
     ) -> tuple[mx.array, mx.array]:  # fmt: skip
         """Of the same and ``importance``: out and the new one, the mass where ``decay`` is None."""
-        request = attention_request(queries, keys, values, bias_masks=False, **options)
+        given = {"scale": scale, "bias_masks": False, **options}
+        request = attention_request(queries, keys, values, **given)
         served = self.serving(request, "attention_and_accumulate")
         return served.accumulate(request, importance, decay)
 

@@ -11,8 +11,10 @@ from mlx_h2o.operations.arguments import StreamLike, placed, runs_on_gpu
 from mlx_h2o.operations.composed import accumulating, buffers, turbo
 from mlx_h2o.operations.gpu import kernels, launch, launches, mlx_attention
 from mlx_h2o.operations.gpu.launches import Launch, LaunchPlan
-from mlx_h2o.operations.requests import AttentionRequest, AttentionResult
+from mlx_h2o.operations.requests import AttentionRequest, AttentionResult, attention_request
 from mlx_h2o.operations.resolved import Operations
+
+_MOST_STEPS = 256  # kinds of them, whose launches are known at a time
 
 
 class KernelBackend(Operations):
@@ -28,6 +30,7 @@ class KernelBackend(Operations):
 
     def __init__(self) -> None:
         self._measured: dict[tuple[object, ...], bool] = {}
+        self._steps: dict[tuple[object, ...], LaunchPlan] = {}
 
     def execute(self, each: Launch, inputs: list[mx.array], stream: StreamLike) -> list[mx.array]:
         """The outputs of one launch."""
@@ -81,6 +84,43 @@ class KernelBackend(Operations):
             with placed(request.stream):
                 made["out"] = turbo.output(request, made["out"])
         return made
+
+    def attention_and_accumulate(
+        self, queries: mx.array, keys: Any, values: Any, importance: mx.array, *, scale: float,
+        decay: float | None, causal: bool = False, mask: mx.array | None = None,
+        sinks: mx.array | None = None, row_bias: mx.array | None = None, **packing: Any,
+    ) -> tuple[mx.array, mx.array]:  # fmt: skip
+        """Of arrays and their mass, a step like one before makes no request: its launches depend on
+        shapes and dtypes, and of the number of rows nothing but the size of the scores does."""
+        given: dict[str, Any] = {"mask": mask, "sinks": sinks, "row_bias": row_bias}
+        asked: Any = {"scale": scale, "causal": causal, **packing, **given}
+        arrays = isinstance(keys, mx.array) and isinstance(values, mx.array)
+        if decay is not None or not arrays or not self.serves(None):
+            rows = queries, keys, values, importance
+            return super().attention_and_accumulate(*rows, decay=decay, **asked)
+        shape, (*heads, count, size), width = queries.shape, keys.shape, values.shape[3]
+        blocks = launch.preferred_blocks(count, launch.preferred_simdgroups(size, width))
+        dtypes = [None if one is None else one.dtype for one in given.values()]
+        kind = (
+            scale, causal, shape, *heads, size, width, blocks, importance.shape,
+            queries.dtype, keys.dtype, values.dtype, *dtypes,
+        )  # fmt: skip
+        if kind not in self._steps:
+            asked |= {"bias_masks": False, "return_lse": True}
+            request = attention_request(queries, keys, values, **asked)
+            served = self.serving(request, "attention_and_accumulate")
+            if served is not self:
+                return served.accumulate(request, importance, decay)
+            passes, buffers = launches.add_mass(self.plan(request), importance)
+            if len(self._steps) >= _MOST_STEPS:
+                self._steps.clear()
+            self._steps[kind] = LaunchPlan(passes, {"params": buffers["params"]})
+        passes, params = self._steps[kind]
+        given |= {"queries": queries, "keys": keys, "values": values, "importance": importance}
+        if mask is not None:
+            given["mask"] = mx.broadcast_to(mask, (*shape[:3], count))
+        made = self.outputs(LaunchPlan(launches.over(passes, count), {**given, **params}), None)
+        return mx.depends(made["out"], [made["accumulated"]]), made["accumulated"]
 
     def accumulate(
         self, request: AttentionRequest, importance: mx.array, decay: float | None

@@ -165,7 +165,7 @@ def plan(
         simdgroups = preferred_simdgroups(variant.head_size, variant.value_size)
     if blocks is None:
         blocks = preferred_blocks(variant.key_count, simdgroups)
-    if request.has_codes:
+    if variant.packing is not None and request.has_codes:
         with placed(request.stream):
             request = turbo.turned(request)
     return LaunchPlan(_launches(variant, simdgroups, blocks), _given(request))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
@@ -106,6 +106,15 @@ def add_mass(plan: LaunchPlan, importance: mx.array) -> LaunchPlan:
     made = ("accumulated", importance.shape, mx.float32)
     each = _launch("add_mass", grid, _THREADS, (made,), NS=SIMDGROUPS)
     return LaunchPlan((*plan.passes, each), {**plan.given, "importance": importance})
+
+
+@lru_cache(maxsize=16)
+def over(passes: tuple[Launch, ...], rows: int) -> tuple[Launch, ...]:
+    """Launches of attention over another number of rows, in as many blocks."""
+    first, *others = passes
+    shapes, place = [*first.output_shapes], first.kernel.outputs.index("scores")
+    shapes[place] = (*shapes[place][:-1], rows)
+    return replace(first, output_shapes=shapes), *others
 
 
 def keep_rows(
