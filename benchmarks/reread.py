@@ -147,8 +147,8 @@ class Ours:
 
     def keep(self) -> Any:
         self.ask([2], [], 1)  # the answer before is kept by then
-        kept = self.engine.snapshots._kept
-        return [(np.frombuffer(one.key, ">u4"), copy.deepcopy(one.caches)) for one in kept]
+        kept = self.engine.snapshots
+        return [(np.frombuffer(one.key, ">u4"), copy.deepcopy(one.content)) for one in kept]
 
     def restore(self, kept: Any) -> None:
         self.engine.snapshots = Snapshots(1 << 28)

@@ -23,12 +23,12 @@ prompts = st.lists(st.tuples(st.integers(1, 2), st.integers(1, 3)), min_size=1, 
     prompts, st.integers(0, 9),
 )  # fmt: skip
 def test_it_finds_what_a_scan_finds(changes, asked, most):
-    kept, scan = Kept[Entry](), {}  # used longest ago first
+    kept, scan = Kept[None](3), {}  # used longest ago first
     for change, tokens in changes:
         there = scan.pop(tuple(tokens), None)
         assert kept.use(key_of(tokens)) == (there is not None)
         if change == "put":
-            there = Entry(key_of(tokens), len(tokens))
+            there = Entry(key_of(tokens), len(tokens), None)
             kept.put(there)
         elif change == "drop":
             kept.drop(key_of(tokens))
@@ -41,7 +41,7 @@ def test_it_finds_what_a_scan_finds(changes, asked, most):
     assert [shared for shared, _ in found] == sorted((one for one, _ in found), reverse=True)
     expected = {(common(tokens, asked), one) for tokens, one in scan.items()}
     assert len(set(found)) == len(found) and set(found) == {one for one in expected if one[0]}
-    gone = kept.shrink(most, 3)
+    gone = kept.shrink(most)
     assert [*gone, *kept] == list(scan.values()) and kept.nbytes <= most and len(kept) <= 3
 
 
@@ -108,10 +108,10 @@ def test_snapshots_are_those_of_a_scan(most, changes):
             caches, found = snapshots.find(tokens)
             assert found == length and [one.offset for one in caches] == [length] * bool(length)
             if length:  # of several that are as good, either
-                used = seen(list(snapshots._kept)[-1])
+                used = seen(list(snapshots)[-1])
                 assert scan.best(tokens, [used])[0] == length
                 scan.use(used)
-        held = list(map(seen, snapshots._kept))
+        held = list(map(seen, snapshots))
         assert held == scan.kept and snapshots.nbytes == len(held) == len(snapshots)
 
 

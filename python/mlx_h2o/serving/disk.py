@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +31,6 @@ __all__ = ["PromptStore"]
 _LOG = logging.getLogger("mlx_h2o")
 _ENTRY = re.compile(r"[0-9a-f]{32}\.safetensors")
 _BEGUN = re.compile(rf"\.{_ENTRY.pattern}\..+")  # is being written, or was when its process ended
-
-
-@dataclass(eq=False)
-class _File(Entry):
-    path: Path
 
 
 class PromptStore:
@@ -58,7 +52,7 @@ class PromptStore:
         self.folder, self.max_bytes, self.of = Path(folder), max_bytes, of
         check_folder(os.fspath(folder))
         self._lock = threading.Lock()
-        self._kept = Kept[_File]()
+        self._kept = Kept[Path]()
         self._look()
         self._shrink(max_bytes)
         self._room = threading.Semaphore(8)  # beyond which nothing is kept, until it is written
@@ -87,15 +81,15 @@ class PromptStore:
                     return [], 0
                 self._kept.use(found.key)
             try:
-                caches = load_prompt_cache(found.path)
+                caches = load_prompt_cache(found.content)
                 mx.eval([cache.state for cache in caches])  # while the file is there
-                found.path.touch()
+                found.content.touch()
                 return caches, length
             except (OSError, ValueError) as error:
                 _LOG.warning("a prompt cache on disk is not used: %s", error)
                 with self._lock:
                     self._kept.drop(found.key)
-                _remove(found.path)
+                _remove(found.content)
 
     def keep(self, tokens: Sequence[int], caches: Sequence[Any]) -> None:
         """Write the caches of ``tokens`` soon, unless the same are there.
@@ -144,7 +138,7 @@ class PromptStore:
             key = _key(texts["of"], json.loads(texts["tokens"]))
             if self._path(key) != file:
                 raise ValueError("its name is of other tokens")
-            entry = _File(key, file.stat().st_size, file)
+            entry = Entry(key, file.stat().st_size, file)
         except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
             _LOG.warning("a prompt cache on disk is not used: %s: %r", file, error)
             _remove(file)
@@ -155,7 +149,7 @@ class PromptStore:
     def _look(self) -> None:
         """Know the entries that are there, those of other processes too."""
         with self._lock:
-            gone = {one.path: one.key for one in self._kept}
+            gone = {one.content: one.key for one in self._kept}
         for file in sorted(self.folder.iterdir(), key=_used):  # others' files are left alone
             if _ENTRY.fullmatch(file.name) and file.is_file() and not gone.pop(file, b""):
                 self._add(file)
@@ -170,7 +164,7 @@ class PromptStore:
         with self._lock:
             found = self._kept.shrink(nbytes)
         for one in found:
-            _remove(one.path)
+            _remove(one.content)
 
 
 def _key(of: str, tokens: Sequence[int]) -> bytes:

@@ -7,7 +7,7 @@ import heapq
 import sys
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Generic, TypeVar
 
@@ -15,15 +15,18 @@ import numpy as np
 
 __all__ = ["Entry", "Kept", "common", "key_of"]
 
+T = TypeVar("T")
+
 
 @dataclass(eq=False)
-class Entry:
+class Entry(Generic[T]):
     """Something of so many bytes, and the key of the tokens that it is kept under; one that can be
     cut is good for each beginning of these, another one for all of them."""
 
     key: bytes
     nbytes: int
-    cuttable: bool = field(default=False, kw_only=True)
+    content: T
+    cuttable: bool = False
 
     def __len__(self) -> int:
         """How many tokens."""
@@ -37,28 +40,25 @@ class Entry:
         return shared if shared == len(self) < asked else 0
 
 
-E = TypeVar("E", bound=Entry)
-
-
-class Kept(Generic[E]):
+class Kept(Generic[T]):
     """Entries by their keys, which stand in order: those that share most with another key are next
     to the place where it would stand.
 
-    nbytes: of all of them.
+    max_count: how many there may be. nbytes: of all of them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_count: int = sys.maxsize) -> None:
         self._keys: list[bytes] = []
-        self._entries: dict[bytes, E] = {}  # used longest ago first
-        self.nbytes = 0
+        self._entries: dict[bytes, Entry[T]] = {}  # used longest ago first
+        self.max_count, self.nbytes = max_count, 0
 
     def __len__(self) -> int:
         return len(self._keys)
 
-    def __iter__(self) -> Iterator[E]:
+    def __iter__(self) -> Iterator[Entry[T]]:
         return iter(self._entries.values())
 
-    def put(self, entry: E) -> None:
+    def put(self, entry: Entry[T]) -> None:
         """Keep an entry, in place of one that is there."""
         self.drop(entry.key)
         insort(self._keys, entry.key)
@@ -77,24 +77,25 @@ class Kept(Generic[E]):
             self._entries[key] = self._entries.pop(key)
         return key in self._entries
 
-    def shrink(self, nbytes: int, count: int = sys.maxsize) -> list[E]:
-        """Let go of entries until there are no more bytes and entries than that; returns them."""
-        gone: list[E] = []
-        while self._keys and (self.nbytes > nbytes or len(self) > count):
+    def shrink(self, nbytes: int) -> list[Entry[T]]:
+        """Let go of entries until there are no more than may be, nor more bytes than that; returns
+        them."""
+        gone: list[Entry[T]] = []
+        while self._keys and (self.nbytes > nbytes or len(self) > self.max_count):
             gone.append(next(iter(self)))
             self.drop(gone[-1].key)
         return gone
 
-    def best(self, key: bytes) -> tuple[int, E | None]:
+    def best(self, key: bytes) -> tuple[int, Entry[T] | None]:
         """What is good for most first tokens of a key, and for how many."""
         near = ((one.serves(shared, len(key) // 4), one) for shared, one in self.nearest(key))
         return next((found for found in near if found[0]), (0, None))
 
-    def nearest(self, key: bytes) -> Iterator[tuple[int, E]]:
+    def nearest(self, key: bytes) -> Iterator[tuple[int, Entry[T]]]:
         """All entries that share at least one first token, those that share most first, each with
         how many it shares."""
 
-        def along(places: range) -> Iterator[tuple[int, E]]:
+        def along(places: range) -> Iterator[tuple[int, Entry[T]]]:
             for place in places:
                 one = self._keys[place]
                 if not (shared := common(np.frombuffer(one, ">u4"), asked)):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from typing import Any
 
 import mlx.core as mx
@@ -23,40 +23,28 @@ LEAST = 32  # tokens between two places
 MOST = 48  # places of one prompt
 
 
-@dataclass(eq=False)
-class _Snapshot(Entry):
-    caches: list[Any]
-
-
-class Snapshots:
+class Snapshots(Kept[list[Any]]):
     """Snapshots of at most so many bytes and so many; the one used longest ago goes first.
 
     All ``ranks`` keep and find the same, and count the bytes of the one that has most.
     """
 
     def __init__(self, max_bytes: int, max_count: int = 1024, ranks: Ranks = ALONE) -> None:
-        self.max_bytes, self.max_count, self.ranks = max_bytes, max_count, ranks
-        self._kept = Kept[_Snapshot]()
-
-    @property
-    def nbytes(self) -> int:
-        return self._kept.nbytes
-
-    def __len__(self) -> int:
-        return len(self._kept)
+        super().__init__(max_count)
+        self.max_bytes, self.ranks = max_bytes, ranks
 
     def longest(self, tokens: Sequence[int]) -> int:
         """How many first tokens :meth:`find` would have; never all of them."""
-        return self._kept.best(key_of(tokens))[0]
+        return self.best(key_of(tokens))[0]
 
     def find(self, tokens: Sequence[int]) -> tuple[list[Any], int]:
         """Caches that have seen the longest beginning of ``tokens`` there is, and its length, which
         is less than theirs; ([], 0) where there are none. The caches are the caller's."""
-        length, found = self._kept.best(key_of(tokens))
+        length, found = self.best(key_of(tokens))
         if found is None:
             return [], 0
-        self._kept.use(found.key)
-        caches = copy.deepcopy(found.caches)
+        self.use(found.key)
+        caches = copy.deepcopy(found.content)
         return (caches, length) if _cut(caches, length) else ([], 0)
 
     def keep(self, tokens: Sequence[int], caches: list[Any]) -> int:
@@ -70,20 +58,16 @@ class Snapshots:
         if not whole or held == 0:
             return 0
         key = key_of(tokens[:held])
-        near = list(self._kept.nearest(key))
+        near = list(self.nearest(key))
         if any(one.serves(shared, held + 1) == held for shared, one in near):
             return held  # it is there
         mx.eval([cache.state for cache in caches])
         for shared, one in near if cuttable else ():
             if one.cuttable and shared == len(one):
-                self._kept.drop(one.key)
-        self._kept.put(_Snapshot(key, -less, caches, cuttable=bool(cuttable)))
+                self.drop(one.key)
+        self.put(Entry(key, -less, caches, bool(cuttable)))
         self.shrink(self.max_bytes)
         return held
-
-    def shrink(self, nbytes: int) -> None:
-        """Let snapshots go until they have no more bytes than that."""
-        self._kept.shrink(nbytes, self.max_count)
 
 
 def places(
@@ -134,11 +118,9 @@ def _cut(caches: Sequence[Any], length: int) -> bool:
     surplus = [max(held_tokens([one]), default=length) - length for one in caches]
     if not any(surplus):
         return True
-    if not all(one.is_trimmable() for one in caches):
-        return False
-    try:
-        for one, tokens in zip(caches, surplus, strict=True):
-            one.trim(tokens)
-    except ValueError:  # a few tokens can be taken back, and not so many
-        return False
-    return True
+    with suppress(ValueError):  # a few tokens can be taken back, and not so many
+        if all(one.is_trimmable() for one in caches):
+            for one, tokens in zip(caches, surplus, strict=True):
+                one.trim(tokens)
+            return True
+    return False
