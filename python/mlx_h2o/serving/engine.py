@@ -71,13 +71,13 @@ class Engine:
         self.models, self.tokenizer, self._fresh = list(models), tokenizer, make()
         self.memory, self.snapshots, self.store = memory, snapshots, store
         self.ranks = ranks_of(self.model)
+        # Of several ranks one cannot go on without the others: it ends with any of its failures.
+        self._bearable: tuple[type[Exception], ...] = () if self.ranks.size > 1 else (Exception,)
         self._greedy = self.ranks.agreed(greedy_sampler)
         self.vocabulary = vocabulary(self.model)
         self.counts = {"finished": 0, "failed": 0, "left": 0, "read": 0, "cached": 0, "answered": 0}
         batches = not drafting and _have_batches(self._fresh[0])
-        for model in models:  # in the thread that made them: others may not
-            held = [one for module in model.modules() for one in module.values()]
-            mx.eval([one for one in held if isinstance(one, mx.array)])
+        mx.eval([model.modules() for model in models])  # where they were made: others may not
         self._layers = [len(caches) for caches in self._fresh]
         caches = [one for own in self._fresh for one in own]
         # Tokens up to which any beginning can be had of its caches.
@@ -208,7 +208,7 @@ class Engine:
             self._let_join()
             if self._running:
                 self._step()
-        except Exception as error:
+        except self._bearable as error:
             self._recover(error)
         return bool(self._waiting or self._running or not closing)
 
@@ -244,12 +244,10 @@ class Engine:
                 _LOG.info("a client went away before its answer was complete")
 
     def _let_join(self) -> None:
-        if any(one._tried for one in self._running.values()):
+        if any(one._suspect for one in self._running.values()):
             return
         if self._waiting and self._waiting[0]._suspect:
-            one = self._waiting.popleft()
-            one._suspect, one._tried = False, True
-            self._join(one)
+            self._join(self._waiting.popleft())
             return
         for request in [*self._waiting]:
             if self.running >= self.memory.decode or not self._is_room(request):
@@ -307,14 +305,8 @@ class Engine:
                 logits_processors=[request.processors()], caches=[caches],
             )  # fmt: skip
             self._running[uid] = request
-        except Exception as error:
-            self._check_alone(error)
+        except self._bearable as error:
             self._end(request, Event(error=error))
-
-    def _check_alone(self, error: Exception) -> None:
-        """Of several ranks one cannot go on without the others: the engine ends."""
-        if self.ranks.size > 1:
-            raise error
 
     def _evicts_from(self, request: Request) -> bool:
         """Whether it can grow until its caches cannot be cut any more."""
@@ -374,16 +366,14 @@ class Engine:
             held = self.snapshots.keep(tokens, caches)
             if self.store is not None and last and held >= self.least_on_disk:
                 self.store.keep(tokens[:held], caches)
-        except Exception as error:  # the request goes on without
-            self._check_alone(error)
+        except self._bearable as error:  # the request goes on without
             _LOG.warning("a prompt is not kept: %s", error)
 
     def _take(self, request: Request, one: Any) -> Event:
         """What a token brings, which is told unless it is the end of the answer."""
         try:
             event = request.take(self.tokenizer, one.token, one.logprobs, one.finish_reason)
-        except Exception as error:
-            self._check_alone(error)
+        except self._bearable as error:
             return Event(error=error)
         self.counts["answered"] += 1
         if request.failure is not None and not request.left:  # of which no other rank knows yet
@@ -414,11 +404,10 @@ class Engine:
     def _recover(self, error: Exception) -> None:
         """A step of the model failed, and caches are torn: the requests join again, one after the
         other, and the one with which it fails again is the one that fails."""
-        self._check_alone(error)
         if not (running := list(self._running.values())):
             raise error
         _LOG.warning("a step of the model failed: %s", error)
-        guilty = next((one for one in running if one._tried), None)
+        guilty = next((one for one in running if one._suspect), None)
         if len(running) == 1:
             guilty, self._lone_failures = running[0], self._lone_failures + 1
         if guilty is None:
@@ -429,11 +418,11 @@ class Engine:
         self._batch.close()
         self._batch = self._new_batch()
         if guilty is not None:
+            running.remove(guilty)
             self._end(guilty, Event(error=error))
         for one in reversed(running):
-            if one is not guilty:
-                one._suspect = True
-                self._waiting.appendleft(one)
+            one._suspect = True
+            self._waiting.appendleft(one)
 
 
 def _stay_behind(life: list[Callable[[], None]]) -> None:

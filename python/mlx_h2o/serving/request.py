@@ -73,8 +73,7 @@ class Request:
     """Tokens of the prompt that were not read again, once that is known."""
     answer: list[int] = field(default_factory=list)
     begun: float = field(default_factory=time.monotonic)
-    _suspect: bool = False  # it was running when a step failed
-    _tried: bool = False  # it joined again behind a step that failed, and has no token yet
+    _suspect: bool = False  # it was running when a step failed, and has had no token since
     _nbytes: int = 0
     _failures: int = 0
     failure: Exception | None = None
@@ -132,7 +131,7 @@ class Request:
             reason: "stop": it is a token that ends answers, and has no text; or "length".
         """
         self.answer.append(token)
-        self._tried = False
+        self._suspect = False
         writer, asked = self._writer, self.top_logprobs
         assert writer is not None
         if reason == "stop":
