@@ -46,12 +46,10 @@ class _Part(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _take(cls, given: Any) -> Any:
-        return cls._plain(given) if isinstance(given, dict) else given
-
-    @classmethod
-    def _plain(cls, given: dict[str, Any]) -> dict[str, Any]:
+    def _plain(cls, given: Any) -> Any:
         """Without nulls, and of what is unknown only the first: each would be told of at length."""
+        if not isinstance(given, dict):
+            return given
         found = {name: value for name, value in given.items() if value is not None}
         if cls.model_config["extra"] == "forbid":
             known = {field.alias or name for name, field in cls.model_fields.items()}
@@ -155,17 +153,17 @@ class _Body(_Part):
     frequency_context_size: int = Field(_WHOLE, ge=1, le=_WHOLE)
     user: str | None = Field(None, description="changes nothing, as in OpenAI's API")
 
+    @model_validator(mode="before")
     @classmethod
-    def _plain(cls, given: dict[str, Any]) -> dict[str, Any]:
-        found = super()._plain(given)
-        for name, value in found.items():
+    def _is_text(cls, given: Any) -> Any:
+        for name, value in given.items() if isinstance(given, dict) else ():
             try:
                 json.dumps([name, value], ensure_ascii=False).encode()
             except (UnicodeEncodeError, RecursionError) as error:
                 deep = isinstance(error, RecursionError)
                 said = "is nested too deeply" if deep else "has half of a surrogate pair"
                 raise ValueError(f"{ascii(name)[1:-1]:.80} {said}") from error
-        return found
+        return given
 
     @property
     def stops(self) -> list[str]:

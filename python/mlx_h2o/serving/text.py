@@ -50,7 +50,7 @@ class Writer:
     ) -> None:
         self._tokenizer = tokenizer
         self._detokenizer = tokenizer.detokenizer
-        self._first, self._spaced = goes_on, False
+        self._spaced = None if goes_on else False  # None: the first token is still to tell
         self.stops = tuple(stops)
         self._text = _until(self.stops)
         machine: Any = make_text_state_machine(tokenizer)  # type: ignore[no-untyped-call]
@@ -67,9 +67,8 @@ class Writer:
 
     def take(self, token: int) -> list[tuple[str, str]]:
         """The segments that this token adds."""
-        if self._first:
-            piece = str(self._tokenizer.convert_ids_to_tokens(token))
-            self._spaced, self._first = piece.startswith(_SPACES), False
+        if self._spaced is None:
+            self._spaced = str(self._tokenizer.convert_ids_to_tokens(token)).startswith(_SPACES)
         self._detokenizer.add_token(token)
         return self._split(self._before_stop(self._segment()))
 
