@@ -38,26 +38,26 @@ def checked_tokens(operation: str, name: str, tokens: Any, models: Sequence[Modu
         ValueError: none, or not of one sequence; one that not all of the models know; a draft model
             of another vocabulary.
     """
-    sizes = [vocabulary(model) for model in models]
-    if max(sizes) - min(sizes) >= PADDING:
+    rows = [vocabulary(model) for model in models]
+    if max(rows) - min(rows) >= PADDING:
         raise ValueError(
-            f"[{operation}] draft_model knows {sizes[1]} tokens, expected {sizes[0]} as the model."
+            f"[{operation}] draft_model knows {rows[1]} tokens, expected {rows[0]} as the model."
         )
     try:
-        found = np.array(tokens)
+        found = np.array(tokens)  # of Python's numbers where one is beyond 64 bits
     except (TypeError, ValueError):  # lists of different lengths
         found = np.array(None)
-    if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
+    if found.ndim != 1 or (found.dtype.kind not in "iu" and {*map(type, found)} - {int}):
         said = f"{found.dtype} of shape {found.shape}" if found.ndim else f"{tokens!r:.80}"
         raise ValueError(
             f"[{operation}] {name} is {said}, expected token ids, such as tokenizer.encode returns."
         )
     if not found.size:
         raise ValueError(f"[{operation}] {name} is empty, expected at least one token.")
-    for token in (found.min(), found.max()):
-        if not 0 <= token < min(sizes):
+    for one in (found.min(), found.max()):
+        if not 0 <= one < min(rows):
             raise ValueError(
-                f"[{operation}] {name} has the token id {token}, expected 0 to {min(sizes) - 1}."
+                f"[{operation}] {name} has the token id {one!s:.80}, expected 0 to {min(rows) - 1}."
             )
     return cast(list[int], found.tolist())
 
