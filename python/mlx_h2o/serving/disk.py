@@ -33,11 +33,12 @@ _ENTRY = re.compile(r"[0-9a-f]{32}\.safetensors")
 _BEGUN = re.compile(rf"\.{_ENTRY.pattern}\..+")  # is being written, or was when its process ended
 
 
-class PromptStore:
+class PromptStore(Kept[Path]):
     """A directory of prompt caches, of at most so many bytes.
 
     The entry used longest ago goes first. Writing happens in a thread of its own; what cannot be
-    written is said in the log and is not kept. Several processes may share a directory.
+    written is said in the log and is not kept. Several processes may share a directory; ``nbytes``
+    are those of the entries that this one knows of.
 
     Args:
         folder: where; it is made if it is missing, for this user alone.
@@ -49,19 +50,14 @@ class PromptStore:
     """
 
     def __init__(self, folder: str | os.PathLike[str], max_bytes: int, of: str) -> None:
+        super().__init__()
         self.folder, self.max_bytes, self.of = Path(folder), max_bytes, of
         check_folder(os.fspath(folder))
         self._lock = threading.Lock()
-        self._kept = Kept[Path]()
         self._look()
-        self._shrink(max_bytes)
+        self.shrink(max_bytes)
         self._room = threading.Semaphore(8)  # beyond which nothing is kept, until it is written
         self._writer = ThreadPoolExecutor(1, "prompt store")
-
-    @property
-    def nbytes(self) -> int:
-        """Of all entries that this process knows of."""
-        return self._kept.nbytes
 
     def find(self, tokens: Sequence[int], more_than: int = 0) -> tuple[list[Any], int]:
         """The caches of the longest prefix of ``tokens`` that is kept, and its length.
@@ -75,11 +71,11 @@ class PromptStore:
         """
         while True:
             with self._lock:
-                length, found = self._kept.best(_key(self.of, tokens))
+                length, found = self.best(_key(self.of, tokens))
                 length -= len(_key(self.of, ())) // 4
                 if found is None or length <= more_than:
                     return [], 0
-                self._kept.use(found.key)
+                self.use(found.key)
             try:
                 caches = load_prompt_cache(found.content)
                 mx.eval([cache.state for cache in caches])  # while the file is there
@@ -88,7 +84,7 @@ class PromptStore:
             except (OSError, ValueError) as error:
                 _LOG.warning("a prompt cache on disk is not used: %s", error)
                 with self._lock:
-                    self._kept.drop(found.key)
+                    self.drop(found.key)
                 _remove(found.content)
 
     def keep(self, tokens: Sequence[int], caches: Sequence[Any]) -> None:
@@ -99,7 +95,7 @@ class PromptStore:
             caches: one per layer, which nobody changes from here on.
         """
         with self._lock:
-            if self._kept.use(_key(self.of, tokens)):
+            if self.use(_key(self.of, tokens)):
                 return
         caches = with_own_rows(caches)
         mx.eval([cache.state for cache in caches])  # in the thread and stream that made them
@@ -121,11 +117,11 @@ class PromptStore:
             if size > self.max_bytes:
                 raise ValueError(f"it has {size:,} bytes, expected at most {self.max_bytes:,}")
             self._look()
-            self._shrink(self.max_bytes - size)
+            self.shrink(self.max_bytes - size)
             file = self._path(_key(self.of, tokens))
             save_prompt_cache(file, caches, {"of": self.of, "tokens": json.dumps(tokens)})
             self._add(file)
-            self._shrink(self.max_bytes)  # a file is larger than its caches
+            self.shrink(self.max_bytes)  # a file is larger than its caches
         except Exception as error:  # a full disk, say: the server goes on without
             _LOG.warning("a prompt cache is not kept on disk: %s", error)
         finally:
@@ -144,12 +140,12 @@ class PromptStore:
             _remove(file)
             return
         with self._lock:
-            self._kept.put(entry)
+            self.put(entry)
 
     def _look(self) -> None:
         """Know the entries that are there, those of other processes too."""
         with self._lock:
-            gone = {one.content: one.key for one in self._kept}
+            gone = {one.content: one.key for one in self}
         for file in sorted(self.folder.iterdir(), key=_used):  # others' files are left alone
             if _ENTRY.fullmatch(file.name) and file.is_file() and not gone.pop(file, b""):
                 self._add(file)
@@ -157,14 +153,15 @@ class PromptStore:
                 _remove(file)
         with self._lock:
             for key in gone.values():
-                self._kept.drop(key)
+                self.drop(key)
 
-    def _shrink(self, nbytes: int) -> None:
-        """Entries go until they have no more bytes than that."""
+    def shrink(self, nbytes: int) -> list[Entry[Path]]:
+        """Files go until they have no more bytes than that; returns their entries."""
         with self._lock:
-            found = self._kept.shrink(nbytes)
-        for one in found:
+            gone = super().shrink(nbytes)
+        for one in gone:
             _remove(one.content)
+        return gone
 
 
 def _key(of: str, tokens: Sequence[int]) -> bytes:

@@ -165,8 +165,8 @@ class _Asking:
                 tokens, partial(sink, place * body.n + choice),
                 max_tokens=body.max_tokens or self.settings.max_tokens,
                 sampling=body.sampling(self.settings.sampling, choice),
-                penalties=body.penalties(), stops=body.stops, top_logprobs=body.top, state=state,
-                goes_on=isinstance(body, CompletionBody), grammar=grammar,
+                penalties=body.penalties(), stops=body.stops, state=state, grammar=grammar,
+                top_logprobs=body.top_logprobs, goes_on=isinstance(body, CompletionBody),
             )
             for place, (tokens, state) in enumerate(found) for choice in range(body.n)
         ]  # fmt: skip

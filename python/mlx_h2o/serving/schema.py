@@ -171,10 +171,9 @@ class _Body(_Part):
 
     def sampling(self, defaults: Sampling, choice: int) -> Sampling:
         """How the tokens of a choice are chosen; each has a seed of its own."""
-        given = {one.name: getattr(self, one.name) for one in fields(Sampling)}
+        given = self.model_dump(include={one.name for one in fields(Sampling)}, exclude_none=True)
         own = secrets.randbits(64) if self.seed is None else self.seed + choice
-        given["seed"] = own % (1 << 64)
-        return replace(defaults, **{name: one for name, one in given.items() if one is not None})
+        return replace(defaults, **given | {"seed": own % (1 << 64)})
 
     def penalties(self) -> dict[str, Any]:
         """Arguments of mlx_lm's ``make_logits_processors``; empty where nothing is asked for."""
@@ -188,12 +187,7 @@ class _Body(_Part):
 
 class CompletionBody(_Body):
     prompt: str | _List[int] | _List[str] | _List[_List[int]]
-    logprobs: int | None = Field(None, ge=0, le=20)
-
-    @property
-    def top(self) -> int | None:
-        """Likeliest tokens to tell of with each one; None: no logprobs at all."""
-        return self.logprobs
+    top_logprobs: int | None = Field(None, ge=0, le=20, alias="logprobs")  # as chats call it
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -225,6 +219,7 @@ class ChatBody(_Body):
         if taken := sorted(_OURS & self.chat_template_kwargs.keys() - {"documents"}):
             raise ValueError(f"chat_template_kwargs has {taken[0]}, which is the server's")
         self.max_tokens = self.max_completion_tokens or self.max_tokens
+        self.top_logprobs = (self.top_logprobs or 0) if self.logprobs else None
         return self
 
     @property
@@ -267,10 +262,6 @@ class ChatBody(_Body):
         if asked is None or asked.type == "text":
             return None
         return json.dumps(asked.json_schema.of if asked.json_schema else {"type": "object"})
-
-    @property
-    def top(self) -> int | None:
-        return (self.top_logprobs or 0) if self.logprobs else None
 
 
 Body = CompletionBody | ChatBody
