@@ -153,18 +153,6 @@ def said(capsys, *arguments: object, status: int = 0) -> str:
     return capsys.readouterr().out
 
 
-def refused(capsys, *arguments: object) -> str:
-    """What a command says of a mistake, in one line."""
-    try:
-        status = main(["plan", *map(str, arguments)])
-    except SystemExit as error:
-        status = error.code
-    captured = capsys.readouterr()
-    assert status == 2
-    assert captured.err.count("\n") == 1
-    return captured.err
-
-
 def test_a_model_with_weights_is_what_loading_it_shows(capsys):
     model, _ = mlx_h2o.load("demo")
     outline = outline_of("demo")
@@ -265,8 +253,8 @@ def test_a_model_that_is_refused_says_why_and_what_it_takes(capsys):
         (("/nowhere",), "/nowhere is not a directory"),
     ],
 )
-def test_mistakes_are_one_line_that_names_the_flag(capsys, arguments, message):
-    assert message in refused(capsys, *arguments)
+def test_mistakes_are_one_line_that_names_the_flag(refused, arguments, message):
+    assert message in refused("plan", *arguments)
 
 
 @pytest.mark.parametrize(
@@ -279,10 +267,10 @@ def test_mistakes_are_one_line_that_names_the_flag(capsys, arguments, message):
         ('{"model_type": "llama"}', "cannot be loaded: "),
     ],
 )
-def test_a_folder_without_a_model_says_what_is_wrong(capsys, tmp_path, text, message):
+def test_a_folder_without_a_model_says_what_is_wrong(refused, tmp_path, text, message):
     if text is not None:
         (tmp_path / "config.json").write_text(text)
-    assert message in refused(capsys, tmp_path)
+    assert message in refused("plan", tmp_path)
 
 
 def test_a_model_of_the_hub_is_planned_from_its_settings(capsys, quantised, monkeypatch):

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import plain_http as httpx
-from mlx_h2o import cli, load, make_prompt_cache
+from mlx_h2o import load, make_prompt_cache
 from mlx_h2o.commands.options import CacheSettings
 from mlx_h2o.serving.memory import Limits, Memory
 from tiny_models import tiny_qwen3
@@ -176,15 +176,14 @@ def test_caches_on_disk_are_of_a_model_and_of_settings():
     assert len(found) == 6
 
 
-def test_as_many_prompts_and_answers_at_a_time_as_fit(tmp_path, capsys):
+def test_as_many_prompts_and_answers_at_a_time_as_fit(tmp_path, refused):
     """Of the demo model in 600 MB there are fewer than usual, which is said; a number that was
     asked for is kept or refused."""
     with serving(tmp_path, "--memory 600MB") as server:
         assert server.ask(TEXT)["usage"]["completion_tokens"] == 12
         assert "600,000,000 bytes: prompts are read " in server.log.read_text()
     given = ["--model", "demo", "--port", "0", "--memory", "600MB", "--prompt-concurrency", "8"]
-    assert cli.main(["server", *given]) == 2
-    assert "reading prompts, 8 at a time, takes" in capsys.readouterr().err
+    assert "reading prompts, 8 at a time, takes" in refused("server", *given)
 
 
 def test_prompts_that_are_read_take_half_of_what_the_weights_leave():
@@ -201,7 +200,6 @@ def test_prompts_that_are_read_take_half_of_what_the_weights_leave():
     assert (asked.prompts, asked.decode, asked.lowered) == (1, 7, False)
 
 
-def test_too_little_memory_is_said(capsys):
-    assert cli.main(["server", "--model", "demo", "--port", "0", "--memory", "1MB"]) == 2
-    said = capsys.readouterr().err
-    assert "--memory is 1,000,000 bytes, expected more than" in said and said.count("\n") == 1
+def test_too_little_memory_is_said(refused):
+    said = refused("server", "--model", "demo", "--port", "0", "--memory", "1MB")
+    assert "--memory is 1,000,000 bytes, expected more than" in said

@@ -1,0 +1,23 @@
+"""What a command says of a mistake."""
+
+from collections.abc import Callable
+
+import pytest
+
+from mlx_h2o import cli
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs a command that refuses its arguments; gives the line that it says."""
+
+    def run(*arguments: object) -> str:
+        try:
+            status = cli.main([*map(str, arguments)])
+        except SystemExit as error:
+            status = error.code
+        said = capsys.readouterr().err
+        assert status == 2 and said.count("\n") == 1, said
+        return said
+
+    return run
