@@ -10,6 +10,7 @@ from back_ends import NATIVE
 from mlx_h2o import fast
 from mlx_h2o.operations.backends import get
 from mlx_h2o.operations.composed import merging
+from reference import float64
 
 pytestmark = NATIVE
 GROUP = 32
@@ -51,16 +52,11 @@ def test_native_merging_is_that_of_the_definition(dtype, length, masked):
         queries, *(mx.concatenate(side, axis=2) for side in zip(*segments, strict=True)),
         scale=0.2, mask=mx.array(mask), return_lse=True,
     )  # fmt: skip
-    np.testing.assert_allclose(
-        np.array(found[0].astype(mx.float32)), np.array(whole[0].astype(mx.float32)),
-        rtol=4 * BOUND[dtype], atol=4 * BOUND[dtype],
-    )  # fmt: skip
+    bound = BOUND[dtype]
+    np.testing.assert_allclose(float64(found[0]), float64(whole[0]), 4 * bound, 4 * bound)
     assert [one.dtype for one in found] == [one.dtype for one in expected]
     for one, other in zip(found, expected, strict=True):
-        np.testing.assert_allclose(
-            np.array(one.astype(mx.float32)), np.array(other.astype(mx.float32)),
-            rtol=BOUND[dtype], atol=BOUND[dtype],
-        )  # fmt: skip
+        np.testing.assert_allclose(float64(one), float64(other), bound, bound)
 
 
 def test_nan_stays_in_its_query():
@@ -99,10 +95,7 @@ def check_same(found, expected, dtype):
         if one.dtype == mx.uint32:
             np.testing.assert_array_equal(np.array(one), np.array(other))
         else:
-            np.testing.assert_allclose(
-                np.array(one.astype(mx.float32)), np.array(other.astype(mx.float32)),
-                rtol=BOUND[dtype], atol=1e-6,
-            )  # fmt: skip
+            np.testing.assert_allclose(float64(one), float64(other), BOUND[dtype], 1e-6)
 
 
 @pytest.mark.parametrize("bits", [(8,), (8, 4), (6, 3), (5, 8)])
@@ -113,18 +106,13 @@ def test_rows_as_one_array(bits, dtype):
     tiers = tiers_of(rng, (7, 4)[: len(bits)], bits, 96, dtype)
     found = get("native").segment_rows(tiers, newest, bits, GROUP)
     check_same(found, merging.segment_rows(tiers, newest, bits, GROUP), dtype)
-    np.testing.assert_array_equal(
-        np.array(found[0][:, :, -5:].astype(mx.float32)), np.array(newest.astype(mx.float32))
-    )
+    np.testing.assert_array_equal(float64(found[0])[:, :, -5:], float64(newest))
     for rows_of in (get("native"), merging):
         first_empty = [part[:, :, :0] for part in tiers[:3]] + tiers[3:]
         others = rows_of.segment_rows(first_empty, newest, bits, GROUP)
         check_same(others, [found[0][:, :, 7:]], dtype)
     views = get("native").segment_rows([p[:, :, 1:] for p in tiers], newest[:, :, :0], bits, GROUP)
-    np.testing.assert_array_equal(
-        np.array(views[0].astype(mx.float32))[:, :, :3],
-        np.array(found[0].astype(mx.float32))[:, :, 1:4],
-    )
+    np.testing.assert_array_equal(float64(views[0])[:, :, :3], float64(found[0])[:, :, 1:4])
 
 
 @pytest.mark.parametrize("to", [0, 2, 4, 8])
@@ -140,15 +128,13 @@ def test_some_rows_in_one_form(to, bits, dtype):
     slots = mx.array(order.astype(np.uint32))
     found = get("native").segment_rows(tiers, newest, bits, GROUP, slots, to)
     check_same(found, merging.segment_rows(tiers, newest, bits, GROUP, slots, to), dtype)
-    again = (
-        get("native").segment_rows(found, newest[:, :, :0], [to], GROUP, None, 8) if to else found
-    )
     if to:  # more bits change no number
+        again = get("native").segment_rows(found, newest[:, :, :0], [to], GROUP, None, 8)
         unpacked = [
             mx.dequantize(*parts, group_size=GROUP, bits=width)
             for parts, width in ((found, to), (again, 8))
         ]
-        np.testing.assert_array_equal(*(np.array(one.astype(mx.float32)) for one in unpacked))
+        np.testing.assert_array_equal(*map(float64, unpacked))
 
 
 @pytest.mark.parametrize(
