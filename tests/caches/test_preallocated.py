@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from back_ends import BACKENDS, NATIVE
+from cache_checks import address
 from mlx_h2o import H2OConfig, H2OKVCache
 from mlx_h2o.caches.cache import evicting_cache
 from mlx_h2o.operations.backends import resolve, use_backend
@@ -50,11 +51,6 @@ def step(cache: Any, seed: int, count: int = 1, batch: int = 1) -> mx.array:
     out = cache.attend(q, *cache.update_and_fetch(k, v), scale=SIZE**-0.5, mask=mask)
     mx.eval(out)
     return out
-
-
-def address(array: mx.array) -> int:
-    """Of its first byte."""
-    return np.asarray(array.view(mx.uint8)).__array_interface__["data"][0]
 
 
 def same(one: Any, other: Any) -> None:

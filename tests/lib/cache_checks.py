@@ -84,6 +84,11 @@ def step(cache, queries, keys, values, *, array_mask: bool = False) -> np.ndarra
     return np.array(out)
 
 
+def address(array: mx.array) -> int:
+    """Of its first byte."""
+    return np.asarray(array.view(mx.uint8)).__array_interface__["data"][0]
+
+
 def edges(arrays) -> int:
     """How many inputs the operations have that wait to be evaluated for these arrays."""
     found = [array for _, array in tree_flatten(arrays)]

@@ -8,6 +8,7 @@ import pytest
 
 import reference
 from back_ends import BACKENDS, NATIVE
+from cache_checks import address
 from mlx_h2o import fast, use_backend
 
 DTYPES = [mx.float32, mx.float16, mx.bfloat16]
@@ -69,10 +70,6 @@ def test_a_key_of_zeros_ranks_in_the_middle(backend):
 
 @NATIVE
 def test_importance_is_updated_in_place():
-    def address(array: mx.array) -> int:
-        mx.eval(array)
-        return int(np.array(array, copy=False).__array_interface__["data"][0])
-
     with use_backend("native"):
         q, k = mx.ones((1, 2, 1, 8)), mx.ones((1, 1, 300, 8))
         importance = mx.ones((1, 1, 300)) + 0

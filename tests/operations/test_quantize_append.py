@@ -8,6 +8,7 @@ import pytest
 
 import reference_turbo
 from back_ends import NATIVE
+from cache_checks import address
 from mlx_h2o import fast, use_backend
 from mlx_h2o.operations.backends import resolve
 from mlx_h2o.operations.composed import buffers
@@ -20,10 +21,6 @@ def bits_of(array: mx.array) -> np.ndarray:
     """A copy of an array's bits."""
     kind = mx.uint32 if array.dtype.size == 4 else mx.uint16
     return np.array(array.view(kind))
-
-
-def address(array: mx.array) -> int:
-    return np.array(array, copy=False).ctypes.data
 
 
 def random_rows(rng, shape, dtype) -> mx.array:
