@@ -13,6 +13,7 @@ from mlx_h2o import H2OConfig, QuantizedH2OKVCache, make_prompt_cache, policies,
 from mlx_h2o.caches import attention
 from mlx_h2o.caches.views import true_rows
 from mlx_h2o.operations.composed.merging import recoded
+from readings import in_parts
 from tiny_models import random_prompt, tiny_qwen3
 
 MIXED = [name for name, column in COLUMNS.items() if column.mixed]
@@ -229,13 +230,8 @@ def test_in_a_model():
     for settings_of, routed in (({}, True), (by_rank, True), (by_rank, False)):
         given = {"max_kv_size": 64, "recent_size": 20, "policy": "keydiff"}
         caches = make_prompt_cache(model, **given, **settings_of)
-        logits = []
         with routing(model) if routed else mx.stream(mx.cpu):
-            for start, stop in ((0, 30), *((i, i + 1) for i in range(30, 60))):
-                tokens = mx.array(prompt[start:stop])[None]
-                logits.append(model(tokens, cache=caches)[0])
-                mx.eval(logits[-1], [cache.state for cache in caches])
-        found.append(np.array(mx.concatenate(logits)))
+            found.append(np.array(in_parts(model, caches, prompt, 30)[0]))
     np.testing.assert_allclose(found[1], found[2], rtol=0, atol=1e-3)
     off = np.abs(found[1] - found[0]).max(axis=-1)
     assert off[:29].max() < 1e-3  # nothing is packed before the first chunk is over

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import mlx.core as mx
@@ -10,6 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlx_h2o.evaluation.reading import forced, read, routed
+
+
+def in_parts(model: Any, caches: list[Any], tokens: Sequence[int], *sizes: int) -> mx.array:
+    """The logits [1, L, V] of tokens that are read in parts of these sizes, the rest one by one."""
+    ends = *accumulate(sizes, initial=0), *range(sum(sizes) + 1, len(tokens) + 1)
+    found = []
+    for start, end in pairwise(ends):
+        found.append(model(mx.array(tokens[start:end])[None], cache=caches))
+        mx.eval(found[-1], [cache.state for cache in caches])
+    return mx.concatenate(found, axis=1)
 
 
 def prefill(model: Any, caches: list[Any], tokens: Sequence[int], *, chunk: int = 128) -> mx.array:

@@ -11,6 +11,7 @@ from mlx.utils import tree_flatten
 
 from mlx_h2o import generate, load, make_prompt_cache, policies, routing, stream_generate
 from mlx_h2o.lm.prompt_cache import summary
+from readings import in_parts
 from tiny_models import random_prompt, stock_tokens, tiny_llama, tiny_qwen3, tiny_tokenizer
 
 PROMPT = 40
@@ -25,16 +26,10 @@ MODELS = {"tiny qwen3": tiny_qwen3, "tiny llama": tiny_llama, "demo": lambda: lo
 # At a budget of at least the length
 
 
-def teacher_forced(model, caches, tokens, *, chunk: int = 16) -> np.ndarray:
+def teacher_forced(model, caches, tokens) -> np.ndarray:
     """Logits of every token: the prompt in chunks, the rest one by one."""
-    parts = [tokens[at : min(at + chunk, PROMPT)] for at in range(0, PROMPT, chunk)]
-    parts += [[token] for token in tokens[PROMPT:]]
-    logits = []
     with routing(model):
-        for part in parts:
-            logits.append(model(mx.array(part)[None], cache=caches)[0])
-            mx.eval(logits[-1], [cache.state for cache in caches])
-    return np.array(mx.concatenate(logits))
+        return np.array(in_parts(model, caches, tokens, 16, 16, PROMPT - 32)[0])
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from mlx_h2o.caches.handed_out import HandedOut, owner_of
 from mlx_h2o.lm.prompt_cache import evicting_caches
 from mlx_h2o.lm.scored_attention import scored_attention
 from models import tiny
+from readings import in_parts
 from tiny_models import random_prompt, tiny_qwen3, tiny_tokenizer
 
 pytestmark = [pytest.mark.downstream, pytest.mark.usefixtures("mlx_lm_stays_as_it_is")]
@@ -36,16 +37,6 @@ def grouped(model, budgets=ROWS, **given):
 def stock(*args, cache, scale, mask, sinks=None):
     """mlx_lm's attention of arrays."""
     return mx.fast.scaled_dot_product_attention(*args, scale=scale, mask=mask, sinks=sinks)
-
-
-def read(model, caches, tokens, *sizes: int):
-    """The logits of a text that is read in parts of these sizes, the rest one by one."""
-    parts, start = [], 0
-    for size in (*sizes, *[1] * (len(tokens) - sum(sizes))):
-        parts.append(model(mx.array(tokens[start : start + size])[None], cache=caches))
-        mx.eval(parts[-1], [cache.state for cache in caches])
-        start += size
-    return np.array(mx.concatenate(parts, axis=1))
 
 
 @pytest.mark.parametrize("given", [{}, PACKED, {"kv_format": "turbo3"}], ids=str)
@@ -190,14 +181,14 @@ def test_a_file_and_a_copy_go_on_alike(tmp_path, given):
     caches = grouped(model, **given)
     tokens = random_prompt(44)
     with routing(model):
-        read(model, caches, tokens[:34], 20)
+        in_parts(model, caches, tokens[:34], 20)
         mlx_h2o.save_prompt_cache(tmp_path / "cache", caches, model=model)
         loaded = mlx_h2o.load_prompt_cache(tmp_path / "cache", model=model)
         copied = copy.deepcopy(caches)
-        expected = read(model, caches, tokens[34:])
+        expected = in_parts(model, caches, tokens[34:])
         for other in (loaded, copied):
             assert [one.heads for one in other] == [one.heads for one in caches]
-            np.testing.assert_array_equal(read(model, other, tokens[34:]), expected)
+            np.testing.assert_array_equal(in_parts(model, other, tokens[34:]), expected)
             assert [one.nbytes for one in other] == [one.nbytes for one in caches]
     with pytest.raises(ValueError, match=r"\[HeadGroups.state\] found 2 parts, expected 3"):
         HeadGroups.from_state(caches[0].state[:2])
@@ -287,7 +278,7 @@ def test_models_of_other_kinds_read_groups(name):
     caches = make_prompt_cache(model, budgets=[[80, *[90] * (heads - 1)]] * count)
     tokens = [token % 60 + 1 for token in random_prompt(30)]
     with routing(model):
-        found = read(model, caches, tokens, 16)
-    expected = read(model, mlx_lm_cache.make_prompt_cache(model), tokens, 16)
+        found = in_parts(model, caches, tokens, 16)
+    expected = in_parts(model, mlx_lm_cache.make_prompt_cache(model), tokens, 16)
     np.testing.assert_allclose(found, expected, rtol=5e-3, atol=5e-4)
     assert heads == 1 or any(isinstance(one, HeadGroups) for one in caches)

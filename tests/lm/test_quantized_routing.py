@@ -11,22 +11,15 @@ import pytest
 from mlx_lm.generate import generate_step
 
 from mlx_h2o import QuantizedH2OKVCache, make_prompt_cache, routing, use_backend
-from readings import prefill
+from readings import in_parts, prefill
 from tiny_models import random_prompt, tiny_llama, tiny_qwen3
 
 SETTINGS = {"sink_size": 1, "recent_size": 6, "kv_group_size": 32}
 
 
 def logits(model, caches, chunks, *, routed: bool = True) -> np.ndarray:
-    prompt = random_prompt(sum(chunks))
-    found, start = [], 0
     with routing(model) if routed else nullcontext():
-        for length in chunks:
-            tokens = mx.array(prompt[start : start + length])[None]
-            found.append(model(tokens, cache=caches)[0])
-            mx.eval(found[-1], [cache.state for cache in caches])
-            start += length
-    return np.array(mx.concatenate(found))
+        return np.array(in_parts(model, caches, random_prompt(sum(chunks)), *chunks)[0])
 
 
 @pytest.mark.parametrize("backend", [None, "composed"])

@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
@@ -16,6 +17,7 @@ from mlx_lm.models import cache as mlx_lm_cache
 
 import mlx_h2o
 from mlx_h2o.lm.prompt_cache import evicting_caches
+from readings import in_parts
 
 from . import tiny
 from .dequantised import DequantisedCache
@@ -148,33 +150,12 @@ def _same(found: mx.array, expected: mx.array, tolerance: float = _TOLERANCE) ->
     _expect(error <= tolerance * scale, f"logits differ by {error:.2g} of {scale:.2g}")
 
 
-def _tokens() -> mx.array:
-    mx.random.seed(7)
-    return mx.random.randint(1, 95, (1, PROMPT + STEPS))
-
-
-def _chunks() -> Iterator[slice]:
-    yield slice(0, 20)
-    yield slice(20, PROMPT)
-    for step in range(PROMPT, PROMPT + STEPS):
-        yield slice(step, step + 1)
-
-
 def _logits(model: Any, caches: list[Any], *, routed: bool) -> mx.array:
     """Logits [1, PROMPT + STEPS, V] of fixed tokens: two chunks, then one by one."""
-    tokens, rows = _tokens(), []
-
-    def run() -> None:
-        for part in _chunks():
-            rows.append(model(tokens[:, part], cache=caches).astype(mx.float32))
-            mx.eval(rows[-1], [cache.state for cache in caches])
-
-    if routed:
-        with mlx_h2o.routing(model):
-            run()
-    else:
-        run()
-    return mx.concatenate(rows, axis=1)
+    mx.random.seed(7)
+    tokens = mx.random.randint(1, 95, (PROMPT + STEPS,)).tolist()
+    with mlx_h2o.routing(model) if routed else contextlib.nullcontext():
+        return in_parts(model, caches, tokens, 20, PROMPT - 20).astype(mx.float32)
 
 
 def main() -> None:
