@@ -6,7 +6,6 @@ everything that goes into them: text, shims, compiler, flags.
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import os
 import platform
@@ -71,13 +70,6 @@ def compiler() -> str | None:
         if found := shutil.which(candidate):
             return found
     return None
-
-
-def build(
-    text: MetalText, defines: tuple[str, ...] = (), counted: frozenset[str] = frozenset()
-) -> ctypes.CDLL:
-    """Compile the text, or take the object from the cache, and load it."""
-    return ctypes.CDLL(str(compile_text(text, defines, counted)))
 
 
 def compile_text(

@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -94,42 +95,24 @@ class EmulatedKernel:
         return text.generate(lambda *arrays: kernel(inputs=list(arrays), **call), inputs)
 
     def __call__(
-        self,
-        inputs: Sequence[mx.array],
-        *,
-        output_shapes: Sequence[tuple[int, ...]],
-        output_dtypes: Sequence[mx.Dtype],
-        grid: tuple[int, int, int],
-        threadgroup: tuple[int, int, int],
-        template: Sequence[tuple[str, object]] = (),
-        stream: object = None,
+        self, inputs: Sequence[mx.array], *, stream: object = None, **call: Any
     ) -> list[mx.array]:
-        """Run the kernel; raises KernelError where it misbehaves."""
-        del stream  # of the GPU; the emulator runs at once
-        generated = self.text(
-            inputs,
-            template=list(template),
-            grid=grid,
-            threadgroup=threadgroup,
-            output_shapes=list(output_shapes),
-            output_dtypes=list(output_dtypes),
-        )
+        """Run the kernel, at once whatever the stream; raises KernelError where it misbehaves."""
+        generated = self.text(inputs, **call)
+        outputs = map(OutputBuffer, call["output_shapes"], call["output_dtypes"])
         buffers = Buffers(
             {name: InputBuffer(a) for name, a in zip(self.input_names, inputs, strict=True)},
-            {
-                name: OutputBuffer(tuple(shape), dtype)
-                for name, shape, dtype in zip(
-                    self.output_names, output_shapes, output_dtypes, strict=True
-                )
-            },
+            dict(zip(self.output_names, outputs, strict=True)),
         )
-        self._launch(generated, buffers, (*grid, *threadgroup))
+        self._launch(generated, buffers, (*call["grid"], *call["threadgroup"]))
         if damaged := buffers.damaged():
             raise KernelError(f"{self.name} wrote outside its outputs, at {', '.join(damaged)}")
         return [output.array() for output in buffers.outputs.values()]
 
     def _launch(self, generated: MetalText, buffers: Buffers, sizes: tuple[int, ...]) -> None:
-        library = build.build(generated, self.run.defines, self.counted())
+        counted = frozenset(self.input_names if self.run.reads is not None else ())
+        made = build.compile_text(generated, self.run.defines, counted)
+        library = ctypes.CDLL(str(made))
         names = generated.buffer_names()
         addresses = [buffers.address(name) for name in names]
         if self.run.reads is not None:
@@ -149,10 +132,6 @@ class EmulatedKernel:
         if self.run.reads is not None:
             for name, buffer in buffers.inputs.items():
                 self.run.reads[name] = self.run.reads.get(name, 0) + int(buffer.seen.sum())
-
-    def counted(self) -> frozenset[str]:
-        """The buffers of which reads are counted."""
-        return frozenset(self.input_names if self.run.reads is not None else ())
 
 
 def metal_kernel(

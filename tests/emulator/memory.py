@@ -48,7 +48,8 @@ class InputBuffer:
     """A copy of an array with the strides that MLX would pass, poison in between."""
 
     def __init__(self, array: mx.array) -> None:
-        source = to_numpy(array)
+        # The array's own memory, strides included.
+        source = np.asarray(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array)
         size = source.itemsize
         self.shape = source.shape
         self.strides = tuple(stride // size for stride in source.strides)
@@ -84,17 +85,6 @@ class OutputBuffer:
         return self._buffer.intact()
 
     def array(self) -> mx.array:
-        """What the kernel wrote."""
-        values = self._buffer.bytes.view(NUMPY[self._dtype]).reshape(self._shape)
-        return from_numpy(values, self._dtype)
-
-
-def to_numpy(array: mx.array) -> np.ndarray:
-    """The array's own memory, strides included; bfloat16 as uint16."""
-    return np.asarray(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array)
-
-
-def from_numpy(values: np.ndarray, dtype: mx.Dtype) -> mx.array:
-    """A copy as an array of that dtype."""
-    array = mx.array(values)
-    return array.view(mx.bfloat16) if dtype == mx.bfloat16 else array
+        """A copy of what the kernel wrote."""
+        values = mx.array(self._buffer.bytes.view(NUMPY[self._dtype]).reshape(self._shape))
+        return values.view(mx.bfloat16) if self._dtype == mx.bfloat16 else values
