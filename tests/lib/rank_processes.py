@@ -37,7 +37,8 @@ def pausing(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def started(
     count: int, folder: Path, environment: dict[str, str], *command: str
 ) -> list[subprocess.Popen[str]]:
-    """So many processes of one group on this machine; {rank} in a command is that of each."""
+    """So many processes of one group on this machine; {rank} in a command is that of each. One is a
+    process by itself."""
     with ExitStack() as stack:
         ports = [stack.enter_context(socket.socket()) for _ in range(count)]
         for one in ports:
@@ -49,10 +50,11 @@ def started(
         "PYTHONPATH": path, "MLX_HOSTFILE": str(folder / "hosts.json"),
         "MLX_H2O_CACHE": str(folder / "cache"),
     }  # fmt: skip
+    given.pop("MLX_RANK", None)
     return [
         subprocess.Popen(
             [sys.executable, *(part.replace("{rank}", str(rank)) for part in command)],
-            env=given | {"MLX_RANK": str(rank)},
+            env=given | ({"MLX_RANK": str(rank)} if count > 1 else {}),
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
         for rank in range(count)

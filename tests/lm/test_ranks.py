@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,27 +11,24 @@ import pytest
 
 from fetched_models import fetched
 from mlx_h2o.lm.ranks import ALONE, Ranks, ranks_of
-from rank_processes import LIBRARY, LONGEST, PYTHON, ended, pausing, saved, started
+from rank_processes import LIBRARY, ended, pausing, saved, started
 from ranks_program import HEADS, MODELS, SETTINGS
 from tiny_models import tiny_qwen3
 
 __all__ = ["pausing", "saved"]
 
 
-def made_alone(folder: Path, *model: str) -> Any:
-    """What one process makes."""
-    file = folder / "found.json"
-    environment = {name: value for name, value in os.environ.items() if name != "MLX_RANK"}
-    path = os.pathsep.join([str(PYTHON), str(LIBRARY), os.environ.get("PYTHONPATH", "")])
-    environment |= {"PYTHONPATH": path, "MLX_H2O_CACHE": str(file.parent)}
-    command = [sys.executable, str(LIBRARY / "ranks_program.py"), str(file), *model]
-    subprocess.run(command, check=True, env=environment, timeout=LONGEST)
-    return json.loads(file.read_text())
+def made(count: int, folder: Path, environment: dict[str, str], *model: str) -> list[Any]:
+    """What each of so many processes makes."""
+    program = str(LIBRARY / "ranks_program.py"), str(folder / "{rank}.json"), *model
+    said = ended(processes := started(count, folder, environment, *program))
+    assert [one.returncode for one in processes] == [0] * count, said
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(count)]
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return made_alone(tmp_path_factory.mktemp("alone"))
+    return made(1, tmp_path_factory.mktemp("alone"), {})[0]
 
 
 @pytest.fixture(scope="module", params=[2, 4])
@@ -42,12 +36,7 @@ def together(
     request: pytest.FixtureRequest, pausing: dict[str, str], tmp_path_factory: Any
 ) -> list[Any]:
     """What each of two, and of four processes makes."""
-    folder = tmp_path_factory.mktemp("together")
-    program = str(LIBRARY / "ranks_program.py"), str(folder / "{rank}.json")
-    processes = started(request.param, folder, pausing, *program)
-    said = ended(processes)
-    assert [one.returncode for one in processes] == [0] * request.param, said
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(request.param)]
+    return made(request.param, tmp_path_factory.mktemp("together"), pausing)
 
 
 CASES = [
@@ -123,12 +112,9 @@ def test_three_processes_write_what_smollm2_writes_in_one(
 ) -> None:
     """It has 9 query heads and 3 KV heads."""
     model = fetched("smollm2-135m-instruct")
-    program = str(LIBRARY / "ranks_program.py"), str(tmp_path / "{rank}.json"), model
-    said = ended(processes := started(3, tmp_path, pausing, *program))
-    assert [one.returncode for one in processes] == [0] * 3, said
-    expected = made_alone(tmp_path, model)
-    for rank in range(3):
-        assert json.loads((tmp_path / f"{rank}.json").read_text()) == expected
+    found = made(3, tmp_path, pausing, model)
+    (expected,) = made(1, tmp_path, {}, model)
+    assert found == [expected] * 3
     assert len({tuple(one) for one in expected.values()}) > 1
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -18,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from rank_processes import LONGEST, PYTHON, ended, pausing, saved, started
+from rank_processes import LONGEST, ended, pausing, saved, started
 from tiny_models import random_prompt
 
 __all__ = ["pausing", "saved"]
@@ -86,13 +84,7 @@ def serving(
         port = int(probe.getsockname()[1])
     command = ["-m", "mlx_h2o", "server", "--model", model, "--port", str(port), *flags]
     command += ["--memory", "4GB", "--grace", "2"]
-    if count == 1:
-        given = {name: value for name, value in os.environ.items() if name != "MLX_RANK"}
-        given |= {"PYTHONPATH": str(PYTHON), "MLX_H2O_CACHE": str(folder / "cache")}
-        pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        processes = [subprocess.Popen([sys.executable, *command], env=given, **pipes)]
-    else:
-        processes = started(count, folder, environment, *command)
+    processes = started(count, folder, environment, *command)
     group = Group(port, processes)
     try:
         until = time.monotonic() + LONGEST
