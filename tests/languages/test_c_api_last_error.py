@@ -53,15 +53,8 @@ def test_a_thread_starts_without_one(library: Library) -> None:
 def upstream(library: Library, tmp_path_factory: pytest.TempPathFactory) -> Library:
     """The H2O part over an mlx-c whose reports end with a source position, and whose calls fail
     when they are told to."""
-    folder = tmp_path_factory.mktemp("upstream")
-    objects = c_api_build.whole(tmp_path_factory)
-    fakes = [
-        c_api_build.compile_one(c_api_build.FAKES / f"{name}.cpp", folder / f"{name}.o")
-        for name in ("upstream_error", "failing_mlx")
-    ]
-    built = c_api_build.link(folder, "upstream", [*fakes, *objects])
-    built.ffi.cdef("void fail_at(int n);")
-    return built
+    fakes = "upstream_error", "failing_mlx"
+    return c_api_build.faked(tmp_path_factory, *fakes, declared="void fail_at(int n);")
 
 
 @pytest.mark.slow

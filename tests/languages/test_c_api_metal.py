@@ -26,12 +26,8 @@ Record = dict[str, list[str]]
 @pytest.fixture(scope="module")
 def metal(library: Library, tmp_path_factory: pytest.TempPathFactory) -> Library:
     """The H2O part on the fake Metal device."""
-    directory = tmp_path_factory.mktemp("metal")
-    objects = c_api_build.whole(tmp_path_factory)
-    fake = c_api_build.compile_one(c_api_build.FAKES / "fake_metal.cpp", directory / "fake.o")
-    built = c_api_build.link(directory, "metal", [fake, *objects])
-    built.ffi.cdef("const char* fake_metal_record(void); int fake_metal_kernels_made(void);")
-    return built
+    declared = "const char* fake_metal_record(void); int fake_metal_kernels_made(void);"
+    return c_api_build.faked(tmp_path_factory, "fake_metal", declared=declared)
 
 
 def recorded(library: Library) -> Record:

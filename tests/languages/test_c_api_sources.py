@@ -55,10 +55,10 @@ def test_public_calls_alone_are_enough(objects: list[Path], tmp_path: Path) -> N
         built.check(built.c.mlx_h2o_set_backend(b"native"))
 
 
-def test_a_failure_in_the_middle_is_reported_once(objects: list[Path], tmp_path: Path) -> None:
-    fake = c_api_build.compile_one(c_api_build.FAKES / "failing_mlx.cpp", tmp_path / "failing.o")
-    failing = c_api_build.link(tmp_path, "failing", [fake, *objects])
-    failing.ffi.cdef("void fail_at(int n);")
+def test_a_failure_in_the_middle_is_reported_once(
+    library: Library, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    failing = c_api_build.faked(tmp_path_factory, "failing_mlx", declared="void fail_at(int n);")
     rng = np.random.default_rng(0)
     q, k, v = (failing.array(rng.standard_normal(s).astype(np.float32)) for s in [(1, 2, 3, 8)] * 3)
     sinks = failing.array(np.zeros(2, np.float32))

@@ -7,7 +7,6 @@ import shlex
 import shutil
 import subprocess
 import tomllib
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models import llama
 
 import mlx_h2o
+from engines import demo as demo_model
 from fetched_models import fetched, loaded
 from mlx_h2o import demo
 from mlx_h2o.lm.prompt_cache import budgets_of
@@ -55,14 +55,9 @@ def tokens(*words: object) -> list[int]:
     return [int(token) for token in done.stdout.split()]
 
 
-@cache
-def model() -> Any:
-    return mlx_h2o.load("demo")
-
-
 def in_python(prompt: list[int], count: int, of: Any = None, **settings: Any) -> list[int]:
     given = mlx_h2o.stream_generate(
-        *(of or model()), prompt, max_tokens=count, prefill_step_size=CHUNK, **settings
+        *(of or demo_model()), prompt, max_tokens=count, prefill_step_size=CHUNK, **settings
     )
     return [one.token for one in given]
 
@@ -82,7 +77,7 @@ def test_writes_what_python_writes(name: str) -> None:
     text = demo.text()[300:900]
     words = "--prompt", text, "--max-tokens", 200, "--prefill-step-size", CHUNK
     found = tokens(*words, *flags(CACHES[name]))
-    asked, settings = model()[1].encode(text), {"layers": "equal", **CACHES[name]}
+    asked, settings = demo_model()[1].encode(text), {"layers": "equal", **CACHES[name]}
     if found != in_python(asked, 200, **settings):
         with mlx_h2o.use_backend("composed"):
             assert found == in_python(asked, 200, **settings)
@@ -122,7 +117,7 @@ GROUPED = [True, False, True, False, False, True]
 )
 def test_heads_have_the_rows_of_a_file(more: dict[str, Any], tmp_path: Path) -> None:
     """Swift reads the file of Python, and writes what Python writes."""
-    ours, tokenizer = model()
+    ours, tokenizer = demo_model()
     settings = HEADS | more
     rows = tmp_path / "rows.json"
     rows.write_text(json.dumps({"budgets": HEADS["budgets"]}))
@@ -142,7 +137,7 @@ def test_reads_text_as_python_does() -> None:
     """Tokens are compared through what the model says of them, one after the other."""
     odd = "\nIt's 1818 -- \N{LATIN SMALL LETTER E WITH ACUTE}t\N{LATIN SMALL LETTER E WITH ACUTE}, "
     text = odd + "\t\t  two  spaces \N{SNOWMAN}\n\n<|im_start|>user 42<|im_end|> "
-    expected = model()[1].encode(text)
+    expected = demo_model()[1].encode(text)
     listed = ",".join(map(str, expected))
     count = "--max-tokens", 8
     assert tokens("--prompt", text, *count) == tokens("--prompt-tokens", listed, *count)
@@ -191,7 +186,7 @@ def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
 )
 def test_goes_on_from_files_of_either_language(settings: dict[str, Any], tmp_path: Path) -> None:
     """Python reads a prompt, Swift goes on and writes, and Python goes on from there."""
-    ours, tokenizer = model()
+    ours, tokenizer = demo_model()
     cache = mlx_h2o.make_prompt_cache(ours, **settings)
     whole = mlx_h2o.make_prompt_cache(ours, **settings)
     first, last = tokenizer.encode(demo.text()[300:900]), tokenizer.encode(" And he said")

@@ -54,6 +54,15 @@ def link(directory: Path, name: str, objects: Sequence[Path]) -> c_api.Library:
     return c_api.Library(path)
 
 
+def faked(factory: pytest.TempPathFactory, *fakes: str, declared: str) -> c_api.Library:
+    """The H2O part over these stand-ins, which have functions of their own."""
+    folder = factory.mktemp("faked")
+    units = [compile_one(FAKES / f"{name}.cpp", folder / f"{name}.o") for name in fakes]
+    built = link(folder, fakes[0], [*units, *whole(factory)])
+    built.ffi.cdef(declared)
+    return built
+
+
 def compile_one(source: Path, target: Path) -> Path:
     """One object file; warnings are errors."""
     flags = ("-std=c++17", "-O0", "-fPIC", *WARNINGS, f"-I{SOURCES}")
