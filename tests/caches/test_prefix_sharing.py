@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
-from lm.test_batch_generate import tiny_gemma3
+from lm.test_batch_generate import kept, tiny_gemma3
 from mlx_h2o import (
     BatchH2OKVCache,
     H2OConfig,
@@ -33,10 +33,6 @@ SETTINGS = {
     "shares less than is common": {"max_kv_size": 80, "prefix_size": 40, "evict_every": 1},
     "sinks behind it": {"max_kv_size": 80, "prefix_size": 40, "sink_size": 45},
 }
-
-
-def kept(cache) -> list:
-    return np.sort(np.array(cache.positions)[0], axis=1).tolist()
 
 
 def answered(model, shared: bool, prompts=PROMPTS, count: int = 24, **given):

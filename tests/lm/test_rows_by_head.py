@@ -49,11 +49,6 @@ def demo():
     return mlx_h2o.load("demo")[0]
 
 
-def rows_of(caches) -> list[int]:
-    """Of each layer, or of each of its heads."""
-    return budgets_of(caches)
-
-
 def by_head(rows, heads: int = 2) -> list[list[int]]:
     return [one if isinstance(one, list) else [one] * heads for one in rows]
 
@@ -138,7 +133,7 @@ def test_the_demo_model_has_a_layer_that_retrieves(demo):
     assert [len(layer) for layer in gives] == [2] * 6 and probe(demo).reason == ""
     others = [one for layer in (*gives[:FOUND], *gives[FOUND + 1 :]) for one in layer]
     assert min(gives[FOUND]) > max(others) and max(gives[FOUND]) > 2 * max(others)
-    rows = rows_of(make_prompt_cache(demo, 100))
+    rows = budgets_of(make_prompt_cache(demo, 100))
     assert total(rows) <= 1200 and max(map(max, by_head(rows))) == max(by_head(rows)[FOUND])
     assert min(map(min, by_head(rows))) >= 55
 
@@ -230,7 +225,7 @@ def test_a_probe_leaves_everything_as_it_was(demo, folder):
 def test_a_model_without_retrieving_layers_has_equal_rows():
     model = tiny_qwen3(layers=8)
     assert probe(model).gives == ((0.0, 0.0),) * 8
-    assert rows_of(make_prompt_cache(model, 40)) == [40] * 8
+    assert budgets_of(make_prompt_cache(model, 40)) == [40] * 8
 
 
 @pytest.mark.parametrize(
@@ -247,13 +242,13 @@ def test_models_that_hide_their_attention_have_equal_rows(name, reason):
     model = tiny.build(name)
     assert reason in probe(model).reason
     caches = make_prompt_cache(model, 40, policy="keydiff")
-    assert {*rows_of(caches)} == {40}
+    assert {*budgets_of(caches)} == {40}
     assert f"the same rows for every KV head: the model {reason}" in str(summary(caches, model))
 
 
 def test_a_summary_says_how_rows_are_shared_out(demo):
     caches = make_prompt_cache(demo, 100)
-    rows = [one for layer in by_head(rows_of(caches)) for one in layer]
+    rows = [one for layer in by_head(budgets_of(caches)) for one in layer]
     assert f"{min(rows)} to {max(rows)} rows by KV head" in str(summary(caches, demo))
     equal = str(summary(make_prompt_cache(demo, 100, layers="equal"), demo))
     assert "KV head" not in equal
@@ -264,9 +259,9 @@ def test_where_there_is_nothing_to_probe_for(demo, folder, monkeypatch):
         raise AssertionError("probed")
 
     monkeypatch.setattr(layers, "_probed", never)
-    assert rows_of(make_prompt_cache(demo, 40, layers="equal")) == [40] * 6
-    assert rows_of(make_prompt_cache(demo, budgets=[40] * 6)) == [40] * 6
-    assert rows_of(make_prompt_cache(demo, H2OConfig.of(max_kv_size=None))) == [None] * 6
+    assert budgets_of(make_prompt_cache(demo, 40, layers="equal")) == [40] * 6
+    assert budgets_of(make_prompt_cache(demo, budgets=[40] * 6)) == [40] * 6
+    assert budgets_of(make_prompt_cache(demo, H2OConfig.of(max_kv_size=None))) == [None] * 6
     assert fit_bytes(demo, "300KB", layers="equal", kv_bits=8).config.max_kv_size > 40
     with pytest.raises(ValueError, match="layers is 'some', expected one of: probe, equal"):
         make_prompt_cache(demo, 40, layers="some")
@@ -288,7 +283,7 @@ def test_where_there_is_nothing_to_probe_for(demo, folder, monkeypatch):
 def test_other_settings_hold_in_every_layer(demo, given):
     config = H2OConfig.of(max_kv_size=60, **given)
     caches = make_prompt_cache(demo, config)
-    assert total(rows_of(caches)) <= 720 and len({*map(str, rows_of(caches))}) > 1
+    assert total(budgets_of(caches)) <= 720 and len({*map(str, budgets_of(caches))}) > 1
     for cache in evicting_caches(caches):
         assert cache.config.protected == config.protected
         assert cache.config.speculative == config.speculative
@@ -311,9 +306,9 @@ def test_other_settings_hold_in_every_layer(demo, given):
 
 def test_the_fewest_rows_that_settings_allow(demo):
     """Where the mean is hardly more than what they need, heads are nearly equal."""
-    rows = by_head(rows_of(make_prompt_cache(demo, 24, sink_size=20)))
+    rows = by_head(budgets_of(make_prompt_cache(demo, 24, sink_size=20)))
     assert min(map(min, rows)) >= 21 and sum(map(sum, rows)) <= 288
-    assert rows_of(make_prompt_cache(demo, 22, speculative=16)) == [22] * 6
+    assert budgets_of(make_prompt_cache(demo, 22, speculative=16)) == [22] * 6
 
 
 def test_bytes_count_the_rows_of_every_layer(demo):
@@ -332,7 +327,7 @@ def test_bytes_count_the_rows_of_every_layer(demo):
 def test_a_draft_model_has_a_probe_of_its_own(demo):
     draft = tiny_qwen3()
     caches = make_prompt_cache(demo, 60, draft_model=draft, speculative=2)
-    assert rows_of(caches[6:]) == [60, 60] and rows_of(caches[:6]) != [60] * 6
+    assert budgets_of(caches[6:]) == [60, 60] and budgets_of(caches[:6]) != [60] * 6
 
 
 def test_the_command_writes_what_budgets_read(demo, tmp_path, capsys):
@@ -341,11 +336,11 @@ def test_the_command_writes_what_budgets_read(demo, tmp_path, capsys):
     assert cli.main(["layers", *flags, "--output", str(file)]) == 0
     said = capsys.readouterr().out
     rows = json.loads(file.read_text())["budgets"]
-    assert rows == rows_of(make_prompt_cache(demo, 100))
+    assert rows == budgets_of(make_prompt_cache(demo, 100))
     own = ", ".join(map(str, by_head(rows)[FOUND]))
     shown = f"layer   {FOUND}: {', '.join(dict.fromkeys(own.split(', ')))} rows by head"
     assert said.count(f"{shown}, to which the first copy gives 0.") == 1
-    assert rows_of(make_prompt_cache(demo, budgets=file)) == rows
+    assert budgets_of(make_prompt_cache(demo, budgets=file)) == rows
     assert cli.main(["layers", *flags[:2], "--max-kv-size", "none"]) == 2
     assert "--max-kv-size is none, expected a number of rows" in capsys.readouterr().err
 
@@ -372,7 +367,7 @@ def test_the_heads_of_a_real_model():
     best = sorted(gives, key=lambda place: -gives[place])
     known = {(17, 1), (18, 2), (23, 0), (23, 2), (20, 1), (20, 2), (14, 1), (15, 2), (8, 0)}
     assert len(known & {*best[:10]}) >= 8
-    rows = by_head(rows_of(make_prompt_cache(model, 128)), 3)
+    rows = by_head(budgets_of(make_prompt_cache(model, 128)), 3)
     assert sum(map(sum, rows)) <= 90 * 128 and min(map(min, rows)) >= 50
     assert all(rows[layer][head] > 200 for layer, head in known & {*best[:8]})
 
@@ -384,26 +379,18 @@ def test_a_text_that_grows_takes_rows_from_heads_that_do_not_retrieve(demo, give
     each = list(evicting_caches(caches))
     wide = max(each, key=lambda one: one.config.max_kv_size)
     narrow = min(each, key=lambda one: one.config.max_kv_size)
-    heads = {
-        id(one): len(own) for group in caches for own, one in zip(*_groups(group), strict=True)
-    }
     tokens = mlx_h2o.load("demo")[1].encode("The ship was lost at sea. " * 60)[:330]
     sizes = {}
     with mlx_h2o.routing(demo):
         for size in (60, *[30] * 9):
             prefill(demo, caches, tokens[:size], chunk=30)
-            rows = sum(one.size() * heads[id(one)] for one in each)
+            rows = sum(one.size() * one.positions.shape[1] for one in each)
             assert rows <= 12 * min(64, wide.offset)
             sizes[wide.offset] = wide.size(), narrow.size()
     assert sizes[60] == (60, 60) and sizes[90][0] == 90 > sizes[90][1]
     later = [few for _, few in sizes.values()][1:]
     assert later == sorted(later, reverse=True)
     copied = [type(one).from_state(one.state) for one in caches]
-    assert rows_of(copied) == rows_of(caches)
+    assert budgets_of(copied) == budgets_of(caches)
     for one, other in zip(evicting_caches(copied), each, strict=True):
         assert one.config == other.config
-
-
-def _groups(cache):
-    """The heads of each cache of a layer of two KV heads, and these caches."""
-    return getattr(cache, "heads", [(0, 1)]), getattr(cache, "caches", [cache])

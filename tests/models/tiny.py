@@ -47,7 +47,9 @@ def build(name: str, seed: int = 0, **special: Any) -> Any:
     if name in _PACKED:
         raise NotBuiltError(_PACKED[name])
     module = _import(name)
-    settings = {**_settings(module.ModelArgs), **SPECIAL.get(name, {}), **special}
+    names = {field.name for field in dataclasses.fields(module.ModelArgs)}
+    settings = {own: value for own, value in COMMON.items() if own in names}
+    settings |= SPECIAL.get(name, {}) | special
     settings["model_type"] = SPECIAL.get(name, {}).get("model_type", name)
     mx.random.seed(seed)
     model = module.Model(module.ModelArgs.from_dict(settings))
@@ -69,11 +71,6 @@ def _import(name: str) -> Any:
             return importlib.import_module(f"mlx_lm.models.{name}")
     except SystemExit as error:  # a file that wants a package of its own leaves the process
         raise NotBuiltError(said.getvalue().strip().splitlines()[0]) from error
-
-
-def _settings(args: Any) -> dict[str, Any]:
-    names = {field.name for field in dataclasses.fields(args)}
-    return {name: value for name, value in COMMON.items() if name in names}
 
 
 def _float32(weight: mx.array) -> mx.array:

@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 
 import reference_turbo
-from golden.build import DTYPES, Case, additive_mask, bool_mask, row_bias
+from golden.build import DTYPES, Case, additive_mask, bool_mask, row_bias, with_slack
 from mlx_h2o.config import KV_FORMATS
 from mlx_h2o.operations.composed import turbo
 from parity.operations import dense_rows
@@ -101,15 +101,6 @@ class Call:
             "slack": self.slack,
         }
         return fields, tensors, live, given
-
-
-def with_slack(array: mx.array, slack: int) -> mx.array:
-    """So many rows behind, that nothing may read."""
-    if not slack:
-        return array
-    poison = 2**32 - 1 if array.dtype == mx.uint32 else np.nan
-    shape = (*array.shape[:2], slack, array.shape[3])
-    return mx.concatenate([array, mx.full(shape, poison, dtype=array.dtype)], axis=2)
 
 
 def drawn_case(

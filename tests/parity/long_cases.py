@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import mlx_h2o
@@ -16,6 +17,7 @@ from mlx_h2o.operations.backends import use_backend
 from parity import traces
 
 BACKEND, STEPS = "native", 1000
+_routed = partial(trace_case, zones=(2, 12, 10), dtype="f32", routed=True)
 KINDS = {"dense": None, "8.4": (8, 4)}
 
 # Files that cases load; they go when Python ends.
@@ -27,17 +29,9 @@ def long_cases(seed: int) -> Iterator[Case]:
     for index, policy in enumerate((*EVICTING, *FOLDING)):
         for place, (kind, bits) in enumerate(KINDS.items()):
             for loaded in (False, True) if place == index % 2 else (False,):
-                case = trace_case(
-                    f"long-{policy}-{kind}{'-loaded' if loaded else ''}",
-                    policy=policy,
-                    zones=(2, 12, 10),
-                    prefill=() if loaded else (40,),
-                    steps=STEPS,
-                    dtype="f32",
-                    routed=True,
-                    bits=bits,
-                    seed=seed,
-                )
+                name = f"long-{policy}-{kind}{'-loaded' if loaded else ''}"
+                given = {"policy": policy, "bits": bits, "steps": STEPS, "seed": seed}
+                case = _routed(name, prefill=() if loaded else (40,), **given)
                 if loaded:
                     case.fields["load"] = str(_written(policy, bits, seed))
                 case.fields["only"] = BACKEND
@@ -47,9 +41,7 @@ def long_cases(seed: int) -> Iterator[Case]:
 def _written(policy: str, bits: tuple[int, int] | None, seed: int) -> Path:
     """A file of a cache that has read a prompt and decoded a little."""
     name = f"{policy}-{'dense' if bits is None else 'packed'}-{seed}"
-    case = trace_case(
-        name, policy=policy, zones=(2, 12, 10), steps=20, dtype="f32", routed=True, bits=bits
-    )
+    case = _routed(name, policy=policy, steps=20, bits=bits)
     with use_backend(BACKEND):
         cache, _ = traces.followed(case, mlx_h2o.operations.backends.get(BACKEND))
     path = Path(_folder.name) / f"{name}.safetensors"

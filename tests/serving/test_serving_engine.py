@@ -10,7 +10,6 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
-from mlx_lm.generate import generate_step
 
 from engines import TEXT, Asked, ask, demo, engine_of, fail, submit, tiny
 from mlx_h2o.serving.answers import Choice
@@ -19,7 +18,7 @@ from mlx_h2o.serving.request import BusyError, Event
 from mlx_h2o.serving.sampling import Sampling
 from mlx_h2o.serving.snapshots import Snapshots
 from mlx_h2o.serving.text import TokenLogprob, Writer, logprobs_of
-from tiny_models import random_prompt
+from tiny_models import random_prompt, stock_tokens
 
 PROMPTS = (TEXT, random_prompt(3, seed=4), random_prompt(9, seed=5))
 WARM = Sampling(temperature=0.8, top_p=0.9, top_k=40, min_p=0.01, seed=5)
@@ -27,8 +26,7 @@ WARM = Sampling(temperature=0.8, top_p=0.9, top_k=40, min_p=0.01, seed=5)
 
 def alone(prompt: list[int], count: int = 12) -> list[int]:
     """What mlx_lm's own loop and caches answer, greedily."""
-    steps = generate_step(mx.array(prompt), tiny()[0], max_tokens=count)
-    return [token for token, _ in steps]
+    return stock_tokens(tiny()[0], prompt, count)
 
 
 def test_answers_of_a_batch_are_those_alone():
