@@ -15,23 +15,23 @@ GENERATED = {"_kernel_text.py", "kernel_text.h", "_operation_table.py", "operati
 CODE = {".py", ".pyi", ".h", ".c", ".cpp", ".metal", ".swift"}
 
 MOST = {
-    "python": 18_108,
-    "python/mlx_h2o/caches": 3_542,
-    "python/mlx_h2o/commands": 1_581,
-    "python/mlx_h2o/demo": 207,
-    "python/mlx_h2o/evaluation": 1_683,
-    "python/mlx_h2o/hardware": 441,
-    "python/mlx_h2o/lm": 2_834,
-    "python/mlx_h2o/operations": 3_128,
+    "python": 17_741,
+    "python/mlx_h2o/caches": 3_524,
+    "python/mlx_h2o/commands": 1_525,
+    "python/mlx_h2o/demo": 203,
+    "python/mlx_h2o/evaluation": 1_652,
+    "python/mlx_h2o/hardware": 427,
+    "python/mlx_h2o/lm": 2_722,
+    "python/mlx_h2o/operations": 3_037,
     "python/mlx_h2o/policies": 620,
-    "python/mlx_h2o/serving": 2_614,
+    "python/mlx_h2o/serving": 2_581,
     "core": 7_806,
     "metal": 1_874,
     "mlx-c/h2o": 3_082,
     "swift/Sources/MLXH2O": 1_433,
     "swift/Sources/MLXH2OLM": 2_889,
-    "benchmarks": 2_850,
-    "tests": 29_854,
+    "benchmarks": 2_849,
+    "tests": 29_824,
 }
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlx_h2o.serving.kept import Entry, Kept, common, key_of
@@ -18,6 +18,7 @@ prompts = st.lists(st.tuples(st.integers(1, 2), st.integers(1, 3)), min_size=1, 
 )
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from(["put", "put", "use", "drop"]), prompts), max_size=14),
     prompts, st.integers(0, 9),
@@ -92,6 +93,7 @@ class Scan:
         self.kept.append(one)
 
 
+@settings(deadline=None)
 @given(
     st.integers(1, 6),
     st.lists(st.tuples(st.sampled_from(["keep", "keep", "find"]), prompts, st.booleans())),
