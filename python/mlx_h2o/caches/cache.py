@@ -308,8 +308,8 @@ class H2OKVCache:
         table = self._table
         if not table.segments:
             raise ValueError("[H2OKVCache.keys_and_values] there are no rows yet.")
-        views = table.tail.view(table.shown - table.packed_width)
-        return self._handed.rows or self._hand_out(table, views)
+        width = table.shown - table.packed_width
+        return self._handed.rows or self._hand_out(table, table.tail.view(width))
 
     @property
     def bits(self) -> int:
