@@ -9,8 +9,8 @@ import pytest
 
 import mlx_h2o
 from cache_columns import COLUMNS, SIZE
-from mlx_h2o import policies
-from mlx_h2o.lm.prompt_cache import evicting_caches, fit_bytes
+from mlx_h2o import fit_bytes, policies
+from mlx_h2o.lm.routing import evicting_caches
 from tiny_models import random_prompt, tiny_qwen3
 
 ROWS = 40

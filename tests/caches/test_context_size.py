@@ -9,8 +9,8 @@ import pytest
 from cache_columns import POLICY_COLUMNS
 from cache_courses import Course
 from cache_folded import counts_of, everything_folds
-from mlx_h2o import H2OConfig, H2OKVCache, make_prompt_cache
-from mlx_h2o.lm.prompt_cache import evicting_caches, fit_bytes
+from mlx_h2o import H2OConfig, H2OKVCache, fit_bytes, make_prompt_cache
+from mlx_h2o.lm.routing import evicting_caches
 from tiny_models import tiny_qwen3
 
 CONTEXT = 24

@@ -22,7 +22,7 @@ from mlx_h2o.evaluation.questions import PROMPT, Settings
 from mlx_h2o.evaluation.run import evaluate as evaluation
 from mlx_h2o.evaluation.speed import timed
 from mlx_h2o.evaluation.statistics import in_turns, paired, ratios
-from mlx_h2o.lm.prompt_cache import evicting_caches
+from mlx_h2o.lm.routing import evicting_caches
 from mlx_h2o.policies import H2O
 from readings import losses
 from tiny_models import random_prompt, stock_tokens, tiny_gemma3, tiny_qwen3, tiny_tokenizer

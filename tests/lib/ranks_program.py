@@ -19,10 +19,10 @@ from mlx_lm.models import qwen2
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 import mlx_h2o
-from mlx_h2o import demo
+from mlx_h2o import demo, fit_bytes
 from mlx_h2o.lm import layers
-from mlx_h2o.lm.prompt_cache import evicting_caches, fit_bytes
 from mlx_h2o.lm.ranks import ranks_of
+from mlx_h2o.lm.routing import evicting_caches
 from tiny_models import random_prompt, spread, tiny_llama, tiny_qwen3, tiny_tokenizer
 
 HEADS = {"heads": 8, "kv_heads": 4}

@@ -14,8 +14,7 @@ from mlx_lm.models import base
 
 import mlx_h2o
 from mlx_h2o import H2OConfig
-from mlx_h2o.lm.prompt_cache import evicting_caches
-from mlx_h2o.lm.routing import routing_for
+from mlx_h2o.lm.routing import evicting_caches, routing_for
 from models import tiny
 from readings import prefill
 from tiny_models import random_prompt, tiny_qwen3

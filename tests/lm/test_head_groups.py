@@ -14,7 +14,7 @@ import mlx_h2o
 from mlx_h2o import H2OConfig, HeadGroups, make_prompt_cache, routing
 from mlx_h2o.caches.cache import evicting_cache
 from mlx_h2o.caches.handed_out import HandedOut, owner_of
-from mlx_h2o.lm.prompt_cache import evicting_caches
+from mlx_h2o.lm.routing import evicting_caches
 from mlx_h2o.lm.scored_attention import scored_attention
 from models import tiny
 from readings import in_parts

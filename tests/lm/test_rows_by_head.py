@@ -19,7 +19,8 @@ from fetched_models import loaded
 from mlx_h2o import H2OConfig, cli, make_prompt_cache
 from mlx_h2o.lm import layers, probing
 from mlx_h2o.lm.layers import FLOOR, parts_of_mean, probe, shares
-from mlx_h2o.lm.prompt_cache import budgets_of, evicting_caches, fit_bytes, summary
+from mlx_h2o.lm.prompt_cache import budgets_of, fit_bytes, summary
+from mlx_h2o.lm.routing import evicting_caches
 from models import tiny
 from readings import prefill
 from tiny_models import tiny_qwen3

@@ -8,7 +8,7 @@ import mlx.core as mx
 import pytest
 
 import mlx_h2o
-from mlx_h2o.lm.prompt_cache import evicting_caches
+from mlx_h2o.lm.routing import evicting_caches
 from tiny_models import random_prompt, spread
 
 pytest.importorskip("mlx_vlm", reason="mlx-vlm is not installed: nox -s vlm", exc_type=ImportError)

@@ -16,7 +16,7 @@ import mlx.core as mx
 from mlx_lm.models import cache as mlx_lm_cache
 
 import mlx_h2o
-from mlx_h2o.lm.prompt_cache import evicting_caches
+from mlx_h2o.lm.routing import evicting_caches
 from readings import in_parts
 
 from . import tiny

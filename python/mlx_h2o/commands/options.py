@@ -12,17 +12,11 @@ from typing import Any, cast
 from mlx_lm.sample_utils import make_sampler
 
 from ..config import H2OConfig, setting_names
+from ..lm import prompt_cache
 from ..lm.generate import load
 from ..lm.generation_checks import vocabulary
-from ..lm.prompt_cache import (
-    beyond_context,
-    context_length,
-    evicting_caches,
-    fit_bytes,
-    make_prompt_cache,
-    summary,
-)
 from ..lm.ranks import ALONE, Ranks, ranks_of
+from ..lm.routing import evicting_caches
 from ..lm.sizing import described
 from .parsing import OneLineParser, told
 from .together import together
@@ -60,7 +54,7 @@ class CacheSettings:
         """Those that fit into the bytes, for this many tokens if that is known; prints them."""
         if "max_kv_bytes" not in self.given:
             return self
-        found = fit_bytes(model, draft_model=draft_model, length=length, **self.given)
+        found = prompt_cache.fit_bytes(model, draft_model=draft_model, length=length, **self.given)
         print(f"KV cache{ranks_of(model)}: {found}", file=sys.stderr)
         if (rows := found.config.max_kv_size or 0) < min(FEW_ROWS, length or FEW_ROWS):
             print(f"{rows} rows a head are too few to be of use: more bytes?", file=sys.stderr)
@@ -69,7 +63,9 @@ class CacheSettings:
 
     def caches(self, model: Any, draft_model: Any = None, length: int | None = None) -> list[Any]:
         """Caches of these settings, and behind them those of a draft model."""
-        return make_prompt_cache(model, draft_model=draft_model, length=length, **self.given)
+        return prompt_cache.make_prompt_cache(
+            model, draft_model=draft_model, length=length, **self.given
+        )
 
 
 def run_command(command: Any, arguments: Sequence[str]) -> int:
@@ -90,8 +86,7 @@ def settings_of(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Ca
         parser.error("--layers with --budgets: expected one of them")
     if "max_kv_bytes" in typed and {"max_kv_size", "budgets"} & typed.keys():
         parser.error("--max-kv-bytes with --max-kv-size or --budgets: expected one of them")
-    names = typed.keys() & {*setting_names(), "budgets", "layers", "max_kv_bytes"}
-    given = {name: typed[name] for name in names}
+    given = {name: typed[name] for name in typed.keys() & prompt_cache.NAMES}
     if typed.get("draft_model"):
         given["speculative"] = args.num_draft_tokens
     found = CacheSettings(given)
@@ -162,13 +157,13 @@ def say_summary(caches: Sequence[Any], model: Any, more: str = "") -> None:
     settings = [cache.config for cache in evicting_caches(caches)]
     policies = dict.fromkeys(one.policy.name for one in settings if one.max_kv_size is not None)
     by = f"{' and '.join(policies)}{', ' if policies else ''}"
-    print(f"KV cache: {by}{summary(caches, model)}{ranks_of(model)}{more}")
+    print(f"KV cache: {by}{prompt_cache.summary(caches, model)}{ranks_of(model)}{more}")
 
 
 def say_where_beyond(model: Any, caches: Sequence[Any]) -> bool:
     """One line where the text is longer than the model's trained context."""
     seen = max((cache.offset for cache in evicting_caches(caches)), default=0)
-    said = beyond_context(context_length(model), seen)
+    said = prompt_cache.beyond_context(prompt_cache.context_length(model), seen)
     if said:
         print(said, file=sys.stderr)
     return bool(said)

@@ -14,8 +14,9 @@ import mlx.core as mx
 
 from ..lm.generate import load
 from ..lm.models import fingerprint
-from ..lm.prompt_cache import budgets_of, evicting_caches
+from ..lm.prompt_cache import budgets_of
 from ..lm.ranks import Ranks
+from ..lm.routing import evicting_caches
 from .flags import cache_parser
 from .options import CacheSettings, loaded
 from .parsing import number

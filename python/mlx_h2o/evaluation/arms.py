@@ -19,8 +19,9 @@ import mlx.core as mx
 from mlx_lm.models import cache as mlx_lm_cache
 from mlx_lm.models.cache import make_prompt_cache as stock_cache
 
-from ..lm.outline import Outline, evicting_caches, total_bytes
+from ..lm.outline import Outline, total_bytes
 from ..lm.prompt_cache import make_prompt_cache
+from ..lm.routing import evicting_caches
 
 # mlx_lm has no types.
 KVCache: Any = mlx_lm_cache.KVCache

@@ -15,8 +15,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..lm.prompt_cache import evicting_caches
-from ..lm.routing import routing_for
+from ..lm.routing import evicting_caches, routing_for
 
 Progress = Callable[[int, int], None]
 """Called with (tokens done, tokens in all)."""

@@ -21,12 +21,12 @@ from mlx_lm.generate import BatchResponse, GenerationResponse, generate_step
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from ..caches.cache import PROMPT_CHUNK
-from ..config import H2OConfig, setting_names
+from ..config import H2OConfig
 from ..demo import DEMO, model_path
 from ..errors import check_int
 from .files import texts_of
 from .generation_checks import check_caches, check_counts, checked_tokens
-from .prompt_cache import check_given, make_prompt_cache
+from .prompt_cache import NAMES, check_given, make_prompt_cache
 from .ranks import dealt_out
 from .routing import routing_for
 from .sharing import share, shareable
@@ -312,7 +312,7 @@ def _taken(operation: str, kwargs: dict[str, Any]) -> dict[str, Any]:
             f"[{operation}] quantized_kv_start is {start}, expected 0: rows are quantised from "
             "the first on."
         )
-    names = kwargs.keys() & {*setting_names(), "budgets", "layers", "length", "max_kv_bytes"}
+    names = kwargs.keys() & {*NAMES, "length"}
     found = {name: kwargs.pop(name) for name in names}
     return {name: one for name, one in found.items() if one is not None or name == "max_kv_size"}
 

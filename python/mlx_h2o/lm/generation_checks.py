@@ -11,8 +11,7 @@ from mlx.nn.layers.base import Module
 from mlx_lm.models import cache as mlx_lm_cache
 
 from ..errors import check_int
-from .prompt_cache import evicting_caches
-from .routing import int_setting, model_name
+from .routing import evicting_caches, int_setting, model_name
 
 PADDING = 1024
 """Rows by which the tables of models with one vocabulary differ at most: some are padded."""

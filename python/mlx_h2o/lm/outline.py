@@ -13,8 +13,7 @@ from typing import Any, cast
 import mlx.core as mx
 from mlx_lm.models import cache as mlx_lm_cache
 
-from .routing import evicting_caches as evicting_caches
-from .routing import routing_for
+from .routing import evicting_caches, routing_for
 from .scored_attention import scored_attention
 
 _ASKED = 64

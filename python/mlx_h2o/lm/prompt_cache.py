@@ -15,18 +15,20 @@ from mlx_lm.models import cache as mlx_lm_cache
 
 from ..caches.cache import PROMPT_CHUNK, H2OKVCache
 from ..caches.heads import HeadGroups
-from ..config import H2OConfig
+from ..config import H2OConfig, setting_names
 from ..errors import SettingError, check_int
 from ..policies.h2o import H2O
 from . import sizing
 from .layers import LAYERS, Budgets, has_windows, known_probe, layer_configs, probe, rows_by_head
 from .models import handed, refusal
 from .outline import Outline, total_bytes
-from .outline import evicting_caches as evicting_caches
 from .probing import BITS
 from .ranks import ranks_of
-from .routing import int_setting, model_name
+from .routing import evicting_caches, int_setting, model_name
 from .sizing import Sizing, least_rows, measured, most_rows
+
+NAMES = {*setting_names(), "budgets", "layers", "max_kv_bytes"}
+"""What users ask of caches, as :func:`make_prompt_cache` takes it by name."""
 
 
 def make_prompt_cache(

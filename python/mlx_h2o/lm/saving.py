@@ -23,8 +23,8 @@ from ..caches.heads import HeadGroups
 from ..version import __version__
 from .files import UNKNOWN, is_whole, replacing, texts_of, write_checksum
 from .models import fingerprint
-from .prompt_cache import evicting_caches, with_own_rows
-from .routing import model_name
+from .prompt_cache import with_own_rows
+from .routing import evicting_caches, model_name
 
 FORMAT = 5
 """Files of a higher format are refused. Raised when older readers would misread a file."""

@@ -13,8 +13,7 @@ from ..caches.cache import H2OKVCache
 from ..caches.formats import unshareable
 from ..caches.heads import HeadGroups
 from .models import computes_with_keys
-from .prompt_cache import evicting_caches
-from .routing import calls_attention
+from .routing import calls_attention, evicting_caches
 
 LEAST_SHARED = 32
 """Tokens: for fewer it does not pay to read the rows of a sequence in two parts."""

@@ -17,9 +17,9 @@ from mlx_lm.generate import BatchGenerator, StopSequences, generation_stream
 from mlx_lm.sample_utils import greedy_sampler
 
 from ..lm.generation_checks import checked_tokens, vocabulary
-from ..lm.prompt_cache import beyond_context, context_length, evicting_caches
+from ..lm.prompt_cache import beyond_context, context_length
 from ..lm.ranks import ranks_of
-from ..lm.routing import routing_for
+from ..lm.routing import evicting_caches, routing_for
 from .disk import PromptStore
 from .kept import common
 from .lanes import Lanes

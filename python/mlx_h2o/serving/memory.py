@@ -11,9 +11,9 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from ..lm.outline import Outline, evicting_caches, total_bytes
+from ..lm.outline import Outline, total_bytes
 from ..lm.ranks import ranks_of
-from ..lm.routing import int_setting
+from ..lm.routing import evicting_caches, int_setting
 
 __all__ = ["COPIED", "Limits", "Memory", "bounds", "usual_bytes"]
 

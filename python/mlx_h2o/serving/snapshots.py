@@ -13,8 +13,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..lm.prompt_cache import evicting_caches
 from ..lm.ranks import ALONE, Ranks
+from ..lm.routing import evicting_caches
 from .kept import Entry, Kept, key_of
 
 __all__ = ["Snapshots", "held_tokens", "is_cuttable", "places"]
