@@ -17,6 +17,7 @@ from mlx_h2o import (
     make_prompt_cache,
     routing,
 )
+from mlx_h2o.lm.generate import read_prompt
 from mlx_h2o.lm.sharing import common_tokens
 from prefix_checks import LENGTH, PACKED, PREFIX, PROMPTS, SMALL, alone, merged, ran, standing
 from tiny_models import random_prompt, tiny_llama, tiny_qwen3, tiny_tokenizer
@@ -95,8 +96,7 @@ def test_logits_are_close_to_those_alone(policy, rows):
     batch = merged(standing(model, **given))
     single = [make_prompt_cache(model, **SMALL | given) for _ in range(3)]
     for caches in single:
-        ran(model, caches, [PREFIX[:24]])
-        ran(model, caches, [PREFIX[24:]])
+        read_prompt(model, caches, PREFIX, 24)
     for turn, length in enumerate((20, 1, 7, 30, *[1] * 20)):
         tokens = [random_prompt(length, seed=10 * turn + line) for line in range(3)]
         found = ran(model, batch, tokens)

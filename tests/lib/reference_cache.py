@@ -6,6 +6,8 @@ row whose position is not beyond its own, and everything is float64.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -73,6 +75,17 @@ class ReferenceCache:
             ]
         self.offset += keys.shape[1]
         self.surplus = self.size > self.config.max_kv_size
+
+    @contextmanager
+    def reading(self, keys: np.ndarray, values: np.ndarray) -> Iterator[None]:
+        """The newest rows are these meanwhile."""
+        newest = [row for rows in self.heads for row in rows[-keys.shape[1] :]]
+        kept = [(row.key, row.value) for row in newest]
+        for row, key, value in zip(newest, *map(np.concatenate, (keys, values)), strict=True):
+            row.key, row.value = key, value
+        yield
+        for row, (key, value) in zip(newest, kept, strict=True):
+            row.key, row.value = key, value
 
     def make_room(self, added: int) -> None:
         """What is due goes before so many rows come; at once again, nothing."""

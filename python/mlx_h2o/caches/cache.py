@@ -16,7 +16,6 @@ from ..policies import scoring
 from . import attention, checks, formats, saved, tiers
 from .attention import DECODE_QUERIES
 from .column import Parts
-from .frame import as_they_came
 from .handed_out import EachLayersMask, HandedOut
 from .room import Room
 from .scores import cut, of_chunk, of_scores, settle, store, wait
@@ -24,7 +23,7 @@ from .sequences import join, select
 from .step import NO_PADDING, Padding, Step, mask_of_one
 from .table import BIAS, Table
 from .torn import Torn, changes
-from .views import framed
+from .views import unpacked
 
 PROMPT_CHUNK = 2048
 """Tokens of a prompt that mlx_lm reads at a time."""
@@ -193,7 +192,8 @@ class H2OKVCache:
 
         Returns:
             keys [B, H, N, D] and values [B, H, N, Dv], of which the new rows are the last.
-            Where rows are quantised and L is at most 8, both packed: words, scales and biases.
+            Where rows are quantised and L is at most 8, both packed: words, scales and biases. Of
+            more, arrays, in which the new rows are as they came: what is packed is for later steps.
 
         Raises:
             ValueError: shapes or dtypes that do not match each other or the rows stored.
@@ -226,13 +226,13 @@ class H2OKVCache:
         """Add a step's tokens behind the others; no ``limit``, nearly always: there is room."""
         self._handed.release()
         try:  # as ``changes``, in the place where a call more would count
-            views = table.append(keys, values, step, limit)
+            views, came = table.append(keys, values, step, limit), (keys, values)
             if limit is None:
                 self._free -= step.length
             else:
                 self._padding = step.after(self._padding)
             table.unscored = self._needs_attention
-            return self._hand_out(table, views)
+            return self._hand_out(table, views, came)
         except BaseException:
             self._give_up()
             raise
@@ -281,8 +281,11 @@ class H2OKVCache:
                 table.give_back()
         return table
 
-    def _hand_out(self, table: Table, views: tuple[Parts, Parts]) -> tuple[Any, Any]:
-        """Keys and values that are known from now on as this cache's; ``views`` of the tail."""
+    def _hand_out(
+        self, table: Table, views: tuple[Parts, Parts], came: Sequence[mx.array] = ()
+    ) -> tuple[Any, Any]:
+        """Keys and values that are known from now on as this cache's: ``views`` of the tail, and
+        those that ``came`` last."""
         tail, arrays, mixed = table.segments[-1], self._hands_arrays, len(table.segments) > 1
         parts, others = views
         if table.changed:
@@ -292,19 +295,17 @@ class H2OKVCache:
             parts = (mx.depends(parts[0], loose), *parts[1:])
             table.changed = False
         newest = (parts[0], others[0]) if mixed else None
-        if newest is not None:
-            keys, values = framed(table, "keys", newest[0]), framed(table, "values", newest[1])
-        else:
-            keys, values = tail.keys.given(parts, arrays), tail.values.given(others, arrays)
         # Arrays that are made of packed rows live no longer than attention needs them.
         made = mixed or bool(arrays and (tail.keys.bits or tail.values.bits))
-        if made and table.frame is not None:
-            keys = as_they_came(table.frame, keys, "keys")
-            values = as_they_came(table.frame, values, "values")
+        if made:
+            keys, values = unpacked(table, (parts, others), self._step, came)
+        else:
+            keys, values = tail.keys.given(parts, arrays), tail.values.given(others, arrays)
         return self._handed.give(keys, values, held=not made, newest=newest)
 
     def keys_and_values(self) -> tuple[Any, Any]:
-        """The rows as the last update returned them. Raises ValueError while there are none."""
+        """The rows as they are stored, in the form in which the last update returned them. Raises
+        ValueError while there are none."""
         table = self._table
         if not table.segments:
             raise ValueError("[H2OKVCache.keys_and_values] there are no rows yet.")
@@ -710,7 +711,8 @@ class QuantizedH2OKVCache(H2OKVCache):
     Rows are evicted, moved, saved and copied as they are packed; only those that others are folded
     into are quantised again. Up to 8 tokens at a time, updates return packed rows (words, scales
     and biases of the keys, and of the values), which the fused kernels read within
-    ``mlx_h2o.routing``; for longer chunks arrays. ``keys`` and ``values`` are packed.
+    ``mlx_h2o.routing``; for longer chunks arrays, with the chunk's own rows as they came. ``keys``
+    and ``values`` are packed.
 
     In mixed precision (``config.light_bits``, ``config.dense_size``) the newest rows stay as they
     come, and older ones are quantised once, when they leave those. Updates then return arrays,

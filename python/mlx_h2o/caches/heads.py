@@ -10,14 +10,16 @@ from typing import Any, cast
 import mlx.core as mx
 
 from ..config import H2OConfig
+from .attention import DECODE_QUERIES
 from .cache import BatchH2OKVCache, H2OKVCache, QuantizedH2OKVCache, evicting_cache
 from .checks import check_rows
 from .handed_out import EachLayersMask, HandedOut
 
 _CLASSES = {cls.__name__: cls for cls in (H2OKVCache, QuantizedH2OKVCache, BatchH2OKVCache)}
 
-Attend = Callable[[H2OKVCache, mx.array, Any, mx.array | None], mx.array]
-"""The output for one cache, queries [B, hq, L, D] of its heads, and the mask and sinks of these."""
+Attend = Callable[[H2OKVCache, tuple[Any, Any], mx.array, Any, mx.array | None], mx.array]
+"""The output for one cache and its rows, queries [B, hq, L, D] of its heads, and the mask and sinks
+of these."""
 
 
 def _of_each(
@@ -71,6 +73,7 @@ class HeadGroups:
         self._queries: dict[int, tuple[list[Any], mx.array]] = {}
         self._handed = HandedOut(self)
         self._token: tuple[mx.array, mx.array] | None = None
+        self._rows: list[tuple[Any, Any]] = []  # of a chunk, until it has been attended to
 
     @classmethod
     def of_rows(cls, configs: Sequence[H2OConfig], *, name: str = "") -> HeadGroups | H2OKVCache:
@@ -103,8 +106,9 @@ class HeadGroups:
                 f"{values.shape}, expected {self._count} KV heads as the budgets of "
                 f"{self.caches[0].name or 'this layer'} have."
             )
-        for cache, own in zip(self.caches, self._kv, strict=True):
-            cache.update_and_fetch(_taken(keys, own), _taken(values, own))
+        pairs = zip(self.caches, self._kv, strict=True)
+        rows = [one.update_and_fetch(_taken(keys, own), _taken(values, own)) for one, own in pairs]
+        self._rows = rows if keys.shape[2] > DECODE_QUERIES else []
         if self._token is None or self._token[0].shape[0] != keys.shape[0]:
             shape = (*keys.shape[:2], 1, 0)
             token = mx.zeros(shape, keys.dtype), mx.zeros(shape, values.dtype)
@@ -122,16 +126,17 @@ class HeadGroups:
     ) -> mx.array:
         """Attention of all query heads, [B, Hq, L, Dv]: that of each group, put back by head.
 
-        ``attend`` is attention over the rows of one of the caches, and ``queries`` are
-        [B, Hq, L, D]; a mask with an axis of Hq heads is cut.
+        ``attend`` is attention over the rows of one of the caches, as its update gave them, and
+        ``queries`` are [B, Hq, L, D]; a mask with an axis of Hq heads is cut.
         """
         count, outs = queries.shape[1], []
         owns, order = self._of_queries(count)
         of_heads = isinstance(mask, mx.array) and mask.ndim > 2 and mask.shape[-3] == count > 1
-        for cache, own in zip(self.caches, owns, strict=True):
+        rows, self._rows = self._rows or [one.keys_and_values() for one in self.caches], []
+        for cache, held, own in zip(self.caches, rows, owns, strict=True):
             part = _taken(mask, own, axis=mask.ndim - 3) if of_heads else mask
             found = None if sinks is None else sinks[own]
-            outs.append(attend(cache, _taken(queries, own), part, found))
+            outs.append(attend(cache, held, _taken(queries, own), part, found))
         return mx.take(mx.concatenate(outs, axis=1), order, axis=1)
 
     def _of_queries(self, count: int) -> tuple[list[Any], mx.array]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import mlx.core as mx
 
 from ..operations.backends import resolve
 from ..operations.segments import AttentionRows
-from .column import Column
+from .column import Column, Parts
 from .frame import as_they_came
+from .step import Step, per_sequence
 from .table import Table, behind
 
 
@@ -28,9 +31,12 @@ def shared_rows(table: Table, framed: bool) -> list[AttentionRows]:
 
 def _shared(table: Table, side: str) -> mx.array:
     """Shared "keys", or "values", as they came."""
-    column: Column = getattr(table.prefix, side)
     frame = table.frame and table.frame.each(lambda centre: centre[:1])  # the same in all
-    return as_they_came(frame, column.decode(column.view(table.prefix_rows)), side)
+    return as_they_came(frame, _decoded(getattr(table.prefix, side), table.prefix_rows), side)
+
+
+def _decoded(column: Column, count: int) -> mx.array:
+    return column.decode(column.view(count))
 
 
 def behind_shared(
@@ -48,23 +54,45 @@ def behind_shared(
     return both[0], both[1], mask
 
 
-def framed(table: Table, side: str, newest: mx.array | None = None) -> mx.array:
-    """The "keys", or the "values", in use as an array [B, H, N, D], relative to their frame."""
+def unpacked(
+    table: Table, views: tuple[Parts, Parts], step: Step, came: Sequence[mx.array] = ()
+) -> tuple[mx.array, mx.array]:
+    """Keys and values as arrays: ``views`` of the tail's slots, and the rows that ``came`` in this
+    step as they were before they were packed. Evaluating the keys evaluates those too."""
+    tail, apart, found = table.tail, table.ragged or bool(step.spans), []
+    before = [rows - count for rows, count in zip(tail.rows, step.counts, strict=True)]
+    for side, parts, new in zip(("keys", "values"), views, came or (None, None), strict=True):
+        if len(table.segments) > 1:  # whose newest rows are not packed
+            rows = true_rows(table, side, parts[0])
+        elif new is not None and not apart and not before[0]:  # as a prompt is read
+            rows = new
+        else:
+            kept = parts if new is None or apart else [part[:, :, : before[0]] for part in parts]
+            rows = as_they_came(table.frame, getattr(tail, side).decode(kept), side)
+            if new is not None and apart:
+                slots = per_sequence((*before,)) + step.places
+                (rows,) = resolve().put_each([rows], slots, [new])
+            elif new is not None:
+                rows = mx.concatenate([rows, new], axis=2)
+        found.append(rows)
+    keys, values = found
+    return mx.depends(keys, [part for parts in views for part in parts]), values
+
+
+def true_rows(table: Table, side: str, newest: mx.array | None = None) -> mx.array:
+    """The "keys", or the "values", in use as an array [B, H, N, D], as they came; ``newest`` of
+    mixed precision as of ``in_parts``."""
     if len(table.segments) > 1:
-        return resolve().segment_rows(*in_parts(table, side, newest))[0]
-    column: Column = getattr(table.tail, side)
-    return column.decode(column.view(table.width))
-
-
-def true_rows(table: Table, side: str) -> mx.array:
-    """The same as they came."""
-    return as_they_came(table.frame, framed(table, side), side)
+        rows = resolve().segment_rows(*in_parts(table, side, newest))[0]
+    else:
+        rows = _decoded(getattr(table.tail, side), table.width)
+    return as_they_came(table.frame, rows, side)
 
 
 def in_parts(
     table: Table, side: str, newest: mx.array | None = None
 ) -> tuple[list[mx.array], mx.array, list[int], int]:
-    """The same of mixed precision as ``segment_rows`` takes them: the parts of the packed
+    """Rows of mixed precision as ``segment_rows`` takes them: the parts of the packed
     segments, the ``newest`` rows, None: those in use of the tail, and how rows are packed."""
     keys, packed, tail = side == "keys", packed_rows(table), table.tail
     parts = [part for rows in packed for part in (rows.keys if keys else rows.values)]

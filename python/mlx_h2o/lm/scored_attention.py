@@ -41,9 +41,10 @@ def scored_attention(
     if isinstance(owner, HeadGroups):
         attention = cast(functools.partial[mx.array], stock).func
 
-        def of_group(one: H2OKVCache, queries: mx.array, mask: Any, sinks: Any) -> mx.array:
+        def of_group(
+            one: H2OKVCache, rows: tuple[Any, Any], queries: mx.array, mask: Any, sinks: Any
+        ) -> mx.array:
             given = {"scale": scale, "mask": mask} | ({} if sinks is None else {"sinks": sinks})
-            rows = one.keys_and_values()
             own = functools.partial(attention, queries, *rows, cache=one, **given)
             return scored_attention(own, queries, *rows, **given)
 

@@ -19,7 +19,8 @@ extension H2OKVCache {
         guard var table else { return queries }
         let output: MLXArray
         if queries.dim(2) > maxDecodeQueries {
-            output = try attendByChunk(queries, scale, mask, &table)
+            let rows = try table.dense(newest: (newKeys, newValues))
+            output = try attendByChunk(queries, rows, scale, mask, &table)
         } else if let kind = policy.kind, reach == 0, accumulates(kind, mask, table) {
             output = try attendAndAccumulate(queries, scale, mask, kind, &table)
         } else if policy.needsScores || table.bias != nil {
@@ -36,11 +37,10 @@ extension H2OKVCache {
     }
 
     private func attendByChunk(
-        _ queries: MLXArray, _ scale: Float, _ mask: MLXFast.ScaledDotProductAttentionMaskMode,
-        _ table: inout RowTable
+        _ queries: MLXArray, _ rows: (keys: MLXArray, values: MLXArray), _ scale: Float,
+        _ mask: MLXFast.ScaledDotProductAttentionMaskMode, _ table: inout RowTable
     ) throws -> MLXArray {
-        let (keys, values) = try table.dense()
-        let arrays = sameDType([queries, keys, values])
+        let arrays = sameDType([queries, rows.keys, rows.values])
         let output =
             if let bias = table.bias {
                 try MLXFast.attention(

@@ -70,15 +70,15 @@ public class H2OKVCache {
     ///   - keys: [B, H, L, D] with RoPE applied, L at least 1
     ///   - values: [B, H, L, Dv]
     /// - Returns: keys [B, H, N, D] and values [B, H, N, Dv]; the new rows are the last, in order,
-    ///   so that bottom-right causal masks fit
+    ///   so that bottom-right causal masks fit, and as they came: what is packed is for later updates
     /// - Throws: `H2OError` where the rows do not fit each other or the stored ones, or the policy
     ///   needs scores, or folds, and the last update got none or no attention of ours
     public func append(keys: MLXArray, values: MLXArray) throws -> (
         keys: MLXArray, values: MLXArray
     ) {
         try appendRows(keys, values)
-        guard let (keys, values) = try table?.dense() else { return (.mlxNone, .mlxNone) }
-        return (tied(keys), values)
+        let rows = try table?.dense(newest: (keys, values)) ?? (.mlxNone, .mlxNone)
+        return (tied(rows.keys), rows.values)
     }
 
     /// The same without handing out the rows.

@@ -5,8 +5,8 @@ import MLXH2O
 ///
 /// Rows are evicted, moved, saved and copied as they are packed; none is ever dequantised and
 /// quantised again. `attentionWithCacheUpdate` of this module gives up to 8 queries to the fused
-/// operation over packed rows. It is no `QuantizedKVCacheProtocol`, whose attention is not fused and
-/// returns no scores: `update(keys:values:)` returns arrays of the values that are stored.
+/// operation over packed rows; a longer chunk reads its own rows as they came. It is no `QuantizedKVCacheProtocol`, whose attention is not fused and
+/// returns no scores: `update(keys:values:)` returns arrays, in which the new rows are as they came.
 public final class QuantizedH2OKVCache: H2OKVCache {
     /// - Parameters:
     ///   - configuration: with `kvBits`; where that is nil, 8 bits

@@ -127,11 +127,25 @@ struct RowTable {
         (keys.first(length).parts, values.first(length).parts)
     }
 
-    /// The rows in use as arrays [B, H, length, D] and [B, H, length, Dv], as they came.
-    func dense() throws -> (keys: MLXArray, values: MLXArray) {
-        let rows = (keys: try keys.first(length).dense(), values: try values.first(length).dense())
-        guard let frame else { return rows }
-        return (frame.keysBack(rows.keys), frame.valuesBack(rows.values))
+    /// The rows in use as arrays [B, H, length, D] and [B, H, length, Dv], as they came; the `newest`
+    /// of packed ones as they were before. Evaluating the keys then evaluates what is stored.
+    func dense(newest: (keys: MLXArray, values: MLXArray)? = nil) throws -> (
+        keys: MLXArray, values: MLXArray
+    ) {
+        let newest = packing == nil ? nil : newest
+        let first = length - (newest?.keys.dim(2) ?? 0)
+        var kept: [(MLXArray, MLXArray)] = []
+        if first > 0 || newest == nil {
+            let rows = (try keys.first(first).dense(), try values.first(first).dense())
+            kept = [frame.map { ($0.keysBack(rows.0), $0.valuesBack(rows.1)) } ?? rows]
+        }
+        guard let newest else { return kept[0] }
+        kept.append(newest)
+        let stored = keys.parts + values.parts
+        return (
+            depends(input: concatenated(kept.map(\.0), axis: 2), dependencies: stored),
+            concatenated(kept.map(\.1), axis: 2)
+        )
     }
 
     /// What keys and values must look like to be stored here.
