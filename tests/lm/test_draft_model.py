@@ -7,6 +7,7 @@ import pytest
 from mlx_h2o import H2OConfig, batch_generate, generate, make_prompt_cache, stream_generate
 from models import tiny
 from routing_checks import SETTINGS
+from serving.test_serving_snapshots import MADE
 from tiny_models import VOCABULARY, random_prompt, stock_tokens, tiny_qwen3, tiny_tokenizer
 
 pytestmark = [pytest.mark.downstream, pytest.mark.usefixtures("mlx_lm_stays_as_it_is")]
@@ -69,6 +70,14 @@ def test_a_model_of_the_two_that_shows_no_scores():
         assert len(drafted(*pair, both(*pair, 16, policy="keydiff"), tokens=30)) == 30
         with pytest.raises(ValueError, match=r"\[routing\] gemma2 does not call"):
             drafted(*pair, both(*pair, 16))
+
+
+@pytest.mark.parametrize(("kind", "most"), [("windows", 23), ("hybrid", 0)])
+def test_a_model_that_cannot_take_back_so_many_tokens_is_refused(kind, most):
+    """Or its windows would keep drafts that were wrong, without a word."""
+    model, given = MADE[kind](), {"draft_model": tiny_qwen3(seed=9), "max_kv_size": None}
+    with pytest.raises(ValueError, match=f"expected at most {most} with a draft model"):
+        generate(model, tiny_tokenizer(), PROMPT, max_tokens=4, **given)
 
 
 def test_caches_that_could_not_take_back_are_refused_at_the_start():

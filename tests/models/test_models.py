@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 
+import mlx.core as mx
 import pytest
 
-from mlx_h2o import routing
+from mlx_h2o import make_prompt_cache, routing
+from mlx_h2o.lm.models import _PADDED
 from models import table, tiny
 from models.check import Verdict, check
 
@@ -50,6 +52,29 @@ def test_a_model_without_scores_serves_the_policies_that_need_none():
 
 def test_a_model_that_reads_slots_is_refused_before_it_runs():
     assert "by their slot" in check("phi3small").refused
+
+
+def keeps_apart(model) -> bool:
+    """Whether two sequences that differ in their padding alone go on alike."""
+    both = [one.merge([one, one]) for one in make_prompt_cache(model, max_kv_size=None)]
+    for one in both:
+        one.prepare(lengths=[1, 1], right_padding=[2, 2])
+    model(mx.array([[1, 0, 0], [1, 9, 9]]), cache=both)
+    for one in both:
+        one.finalize()
+    return bool(mx.allclose(*model(mx.array([[2], [2]]), cache=both), atol=1e-4))
+
+
+@pytest.mark.slow
+def test_models_that_take_padding_for_text_are_known():
+    found = set()
+    for name in tiny.architectures():
+        try:
+            apart = keeps_apart(tiny.build(name))
+        except (tiny.NotBuiltError, AttributeError, RuntimeError, ValueError) as error:
+            apart = "length-1 arrays" not in str(error)  # as mlx_lm's gpt_bigcode says
+        found |= set() if apart else {name}
+    assert found == _PADDED
 
 
 def test_a_model_without_plain_caches_is_said():

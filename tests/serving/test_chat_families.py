@@ -135,12 +135,21 @@ def test_a_template_can_be_told_not_to_think(tmp_path: Path) -> None:
     tokenizer = mlx_h2o.load(saved(FAMILIES["smollm3"], tmp_path))[1]
     asked = ChatBody(messages=ASKED, chat_template_kwargs={"enable_thinking": False})
     assert "/no_think" in tokenizer.decode(asked.encoded(tokenizer, {})[0][0])
+    asked = ChatBody(messages=[{"role": "user", "content": "What is <think>?"}])
+    assert asked.encoded(tokenizer, {})[0][1] == "normal"  # nobody thinks yet
 
 
-def test_a_call_that_cannot_be_read_is_text(tmp_path: Path, caplog: Any) -> None:
+CALL = '<tool_call>{"name": "weather", "arguments": {}}'
+
+
+@pytest.mark.parametrize(
+    ("tools", "text"),
+    [(TOOLS, "Now<tool_call>{</tool_call>."), (TOOLS, CALL), ([], f"{CALL}</tool_call>.")],
+)
+def test_what_is_no_call_is_text(tools: Any, text: str, tmp_path: Path, caplog: Any) -> None:
+    """One that cannot be read, that ends before its own end, or that nobody asked for."""
     tokenizer = mlx_h2o.load(saved(FAMILIES["qwen2.5"], tmp_path))[1]
-    text = "Now<tool_call>{</tool_call>."
-    writer, choice = Writer(tokenizer, ()), ChatChoice(0, tokenizer, TOOLS)
+    writer, choice = Writer(tokenizer, ()), ChatChoice(0, tokenizer, tools)
     for token in tokenizer.encode(text, add_special_tokens=False):
         choice.take(Event(writer.take(token)))
     choice.take(Event(writer.end(), finish="stop"))

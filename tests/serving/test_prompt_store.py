@@ -95,9 +95,9 @@ def test_the_longest_prefix_is_found_also_after_a_restart(tmp_path):
         check_found(store, 10, 0)
         assert store.find([1, *range(1, 40)]) == ([], 0)
         assert store.find(range(40), more_than=30) == ([], 0)
-        assert store.nbytes == sum(file.stat().st_size for file in tmp_path.iterdir())
+        assert store.known.nbytes == sum(file.stat().st_size for file in tmp_path.iterdir())
     another = PromptStore(tmp_path, PLENTY, "another model")
-    assert another.find(range(40)) == ([], 0) and another.nbytes == store.nbytes
+    assert another.find(range(40)) == ([], 0) and another.known.nbytes == store.known.nbytes
 
 
 def test_a_folder_is_for_its_user_alone(tmp_path):
@@ -106,7 +106,7 @@ def test_a_folder_is_for_its_user_alone(tmp_path):
 
 
 def test_what_was_used_longest_ago_goes(tmp_path):
-    one = kept(tmp_path / "one", 30).nbytes
+    one = kept(tmp_path / "one", 30).known.nbytes
     store = PromptStore(tmp_path / "all", int(2.5 * one), "model")
     for length in (30, 31, 32):
         store.keep(range(length), caches_of(length))
@@ -116,7 +116,7 @@ def test_what_was_used_longest_ago_goes(tmp_path):
     store.close()
     again = PromptStore(tmp_path / "all", int(2.5 * one), "model")
     assert [again.find(range(n))[1] for n in (31, 32, 33)] == [30, 30, 32]
-    assert PromptStore(tmp_path / "all", one + 1, "model").nbytes <= one + 1
+    assert PromptStore(tmp_path / "all", one + 1, "model").known.nbytes <= one + 1
 
 
 def test_a_folder_is_read_once_for_an_entry(tmp_path, monkeypatch):
@@ -128,7 +128,7 @@ def test_a_folder_is_read_once_for_an_entry(tmp_path, monkeypatch):
 
 
 def test_two_share_a_folder_and_its_limit(tmp_path):
-    size = int(3.5 * kept(tmp_path / "one", 30).nbytes)
+    size = int(3.5 * kept(tmp_path / "one", 30).known.nbytes)
     both = [PromptStore(tmp_path / "all", size, "model") for _ in range(2)]
     for length in range(30, 40):
         store = both[length % 2]
@@ -197,7 +197,7 @@ def test_damaged_entries_are_not_used_and_go(tmp_path, damage, caplog):
     check_found(store, 40, 0)
     assert store.find([*range(29), 99, 30]) == ([], 0)
     assert "a prompt cache on disk is not used" in caplog.text
-    assert not list(tmp_path.iterdir()) and store.nbytes == 0
+    assert not list(tmp_path.iterdir()) and store.known.nbytes == 0
 
 
 def test_files_of_others_are_left_alone(tmp_path):

@@ -10,15 +10,19 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
 
 from engines import TEXT, Asked, ask, demo, engine_of, fail, submit, tiny
+from mlx_h2o import batch_generate
 from mlx_h2o.serving.answers import Choice
 from mlx_h2o.serving.memory import Limits
 from mlx_h2o.serving.request import BusyError, Event
 from mlx_h2o.serving.sampling import Sampling
 from mlx_h2o.serving.snapshots import Snapshots
-from mlx_h2o.serving.text import TokenLogprob, Writer, logprobs_of
-from tiny_models import random_prompt, stock_tokens
+from mlx_h2o.serving.text import TokenLogprob, Writer, logprobs_of, token_text
+from models.tiny import build
+from tiny_models import random_prompt, stock_tokens, tiny_gemma3
 
 PROMPTS = (TEXT, random_prompt(3, seed=4), random_prompt(9, seed=5))
 WARM = Sampling(temperature=0.8, top_p=0.9, top_k=40, min_p=0.01, seed=5)
@@ -35,6 +39,17 @@ def test_answers_of_a_batch_are_those_alone():
             asked.wait()
             assert asked.answer == alone(asked.request.tokens) and asked.finish == "length"
     assert engine.counts["finished"] == 3 and engine.counts["answered"] == 36
+
+
+@pytest.mark.parametrize("name", ["jamba", "gpt_bigcode"])
+def test_models_that_read_padding_answer_in_turn(name):
+    model = build(name)
+    with engine_of([model]) as engine:
+        for asked in [submit(engine, prompt) for prompt in PROMPTS]:
+            assert asked.wait().answer == stock_tokens(model, asked.request.tokens, 12)
+        assert engine.counts["failed"] == 0
+    with pytest.raises(ValueError, match="prompts are of unlike lengths, expected one"):
+        batch_generate(model, tiny()[1], list(PROMPTS))
 
 
 def test_who_comes_at_once_is_read_together(monkeypatch):
@@ -294,6 +309,12 @@ def test_drafts_change_nothing(penalties):
         assert all(one.wait().answer == alone(PROMPTS[1], 30) for one in side)
 
 
+def test_drafts_that_a_model_could_not_take_back_are_refused():
+    models = [tiny_gemma3(window=24), tiny()[0]]
+    with engine_of(models, speculative=3) as engine, pytest.raises(ValueError, match="makes 24 t"):
+        submit(engine, TEXT, max_tokens=6)
+
+
 def test_an_answer_is_continued_to_the_letter():
     with engine_of(max_kv_size=24, sink_size=2) as engine:
         first = ask(engine, TEXT)
@@ -357,6 +378,26 @@ def test_stops_and_logprobs_of_a_model_of_bytes():
         assert len(values) == 5 and values == sorted(values, reverse=True)
         assert all(each.logprob == one.logprob for each in one.top if each.token == one.token)
     assert any(one.token != one.top[0].token for one in told)
+
+
+def test_a_space_behind_a_wide_character_is_kept():
+    model, tokenizer = demo()
+    (the,) = tokenizer.encode(" the")
+    with engine_of([model], tokenizer) as engine:
+        for prompt in ("The sea \u6d77", "The sea \U0001f642", "The sea"):
+            given = {"penalties": {"logit_bias": {the: 100.0}}, "max_tokens": 2}
+            assert ask(engine, prompt, goes_on=True, **given).text == " the the"
+
+
+def test_texts_of_tokens():
+    """Of those beyond the tokenizer's, none; others have the space that decoders leave out."""
+    assert Writer(demo()[1], ()).take(5000) == []
+    pieces = models.WordLevel({"\u2581the": 0, "sea": 1, "<0x41>": 2}, unk_token="sea")
+    made = Tokenizer(pieces)
+    made.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.Strip(" ", 1, 0)])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made)
+    found = [token_text(tokenizer, token) for token in (0, 1)]
+    assert found == [(" the", b" the"), ("sea", b"sea")]
 
 
 def test_parts_of_a_character_have_names_of_their_own():

@@ -12,7 +12,16 @@ import httpx
 import pytest
 
 from mlx_h2o.serving.memory import Limits
-from serving.test_serving_http import CHAT, TEXT, WRONG, WRONG_CHATS, app_of, as_json, pieces
+from serving.test_serving_http import (
+    CHAT,
+    REFUSED,
+    TEXT,
+    WRONG,
+    WRONG_CHATS,
+    app_of,
+    as_json,
+    pieces,
+)
 
 ASKED: list[dict[str, Any]] = [
     {"prompt": TEXT},
@@ -23,12 +32,8 @@ ASKED: list[dict[str, Any]] = [
     {"messages": CHAT},
     {"messages": [*CHAT, {"role": "assistant", "content": "Deep."}, *CHAT]},
 ]
-EXTREME: list[dict[str, Any]] = [
-    {"temperature": 1e-300}, {"min_p": 1.0, "temperature": 1}, {"logit_bias": {"4095": 100}},
-    {"xtc_probability": 1.0, "xtc_threshold": 0.0, "temperature": 1}, {"stop": ["ab"] * 64},
-    {"repetition_penalty": 1e-30}, {"stop": "x" * 1000}, {"prompt": "a\x00b"}, {"top_logprobs": 11},
-    {"temperature": 0.8, "top_k": 10**12}, {"stop": ["ab"] * 20_000}, {"max_tokens": 10**30},
-]  # fmt: skip
+LONG = [["ab"] * 64, "x" * 1000, ["ab"] * 20_000]
+EXTREME: list[dict[str, Any]] = [*REFUSED["extreme"], *({"stop": stop} for stop in LONG)]
 RAW = [
     b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
     b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n{",
@@ -70,9 +75,8 @@ def hostile(client: httpx.Client) -> list[Callable[[], bool]]:
             raw.sendall(sent)
         return True
 
-    chats = [{"messages": CHAT} | body for body, _ in WRONG_CHATS]
     tried: list[tuple[Callable[[Any], bool], list[Any]]] = [
-        (refused, [*[body for body, _ in WRONG][::2], *chats[::2]]),
+        (refused, [body for body, _ in (*WRONG[::2], *WRONG_CHATS[::2])]),
         (extreme, EXTREME), (breaks_off, RAW), (leaves, [False, True] * 4),
     ]  # fmt: skip
     made = [lambda act=act, given=given: act(given) for act, all in tried for given in all]

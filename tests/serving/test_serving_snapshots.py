@@ -90,17 +90,13 @@ def read_again(engine, first, second):
     return engine.counts["read"] - before
 
 
-def windows():
-    """A model of sliding windows, whose stock caches cannot be cut once they are full."""
-    return tiny_gemma3(window=24)
-
-
-def hybrid():
-    """A model of which every second layer is a convolution, whose cache can never be cut."""
-    return tiny.build("lfm2")
-
-
-MADE = {"windows": windows, "hybrid": hybrid}
+MADE = {
+    "windows": lambda: tiny_gemma3(
+        window=24
+    ),  # whose stock caches cannot be cut once they are full
+    "hybrid": lambda: tiny.build("lfm2"),  # every second layer is a convolution: never
+    "chunks": lambda: tiny.build("llama4"),  # chunks of attention: no further than to the last one
+}
 MARK = 60
 """A token that stands between messages."""
 
@@ -155,7 +151,7 @@ turns = st.lists(
 )  # fmt: skip
 
 
-KINDS = ["unbounded", "windows", "hybrid", "drafts", "disk"]
+KINDS = ["unbounded", "windows", "hybrid", "chunks", "drafts", "disk"]
 CHECKED = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 
 
@@ -167,7 +163,7 @@ def test_answers_are_those_of_a_fresh_server(kind, tmp_path_factory, said, rng):
     check_conversations(kind, tmp_path_factory.mktemp("kept"), said, rng)
 
 
-@pytest.mark.parametrize("kind", ["windows", "drafts", "disk"])
+@pytest.mark.parametrize("kind", ["windows", "chunks", "drafts", "disk"])
 def test_a_conversation_is_that_of_a_fresh_server(kind, tmp_path):
     changes = ("goes on", "again", "edited", "answer cut", "first message changed")
     said = [(n % 2, change, 5 + n) for n, change in enumerate(changes)]

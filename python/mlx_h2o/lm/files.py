@@ -91,7 +91,7 @@ def texts_of(path: str, op: str, what: str = "prompt cache") -> dict[str, str]:
         ValueError: not a safetensors file, or one that is shorter or longer than it says.
     """
     try:
-        with safe_open(path, "np") as file:
+        with open(path, "rb"), safe_open(path, "np") as file:  # the first names a folder
             return dict(file.metadata() or {})
     except SafetensorError as error:
         raise ValueError(

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from operator import add
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import mlx_lm
@@ -25,17 +25,12 @@ from ..config import H2OConfig
 from ..demo import DEMO, model_path
 from ..errors import check_int
 from .files import texts_of
-from .generation_checks import check_caches, check_counts, checked_tokens
+from .generation_checks import COUNTS, check_caches, check_drafts, checked_tokens
+from .models import is_padded
 from .prompt_cache import NAMES, check_given, make_prompt_cache
 from .ranks import dealt_out
-from .routing import routing_for
+from .routing import model_name, routing_for
 from .sharing import share, shareable
-
-_NO_LIMIT = int(1e30)
-"""The longest text, as transformers writes that there is no limit."""
-
-DRAFTED = 2
-"""Tokens that mlx_lm drafts at a time where it is not told."""
 
 
 def load(path_or_hf_repo: str | Path, *args: Any, group: Any = None, **kwargs: Any) -> Any:
@@ -59,8 +54,8 @@ def load(path_or_hf_repo: str | Path, *args: Any, group: Any = None, **kwargs: A
     with loading(name) as folder:
         read = mlx_lm.load if group is None else partial(dealt_out, group)
         loaded = read(str(folder), *args, **kwargs)
-    # Or transformers warns of every longer text, which a bounded cache is for.
-    getattr(loaded[1], "_tokenizer", loaded[1]).model_max_length = _NO_LIMIT
+    # No limit, or transformers warns of every longer text, which a bounded cache is for.
+    getattr(loaded[1], "_tokenizer", loaded[1]).model_max_length = int(1e30)
     loaded[0].update(tree_map(widened, loaded[0].parameters()))
     return loaded
 
@@ -226,8 +221,6 @@ def batch_generate(
             "decoding of batches."
         )
     operation = "batch_generate"
-    check_given(operation, model)
-    check_counts(operation, kwargs)
     own = [
         checked_tokens(operation, f"prompts[{place}]", prompt, [model])
         for place, prompt in enumerate(prompts)
@@ -246,7 +239,10 @@ def batch_generate(
             )
     # One number: settings must be the same.
     seen = max(map(add, map(len, own), limits)) if prompt_caches is None else None
-    settings = _taken(operation, kwargs)
+    settings = _taken(operation, [model], kwargs)
+    if is_padded(model) and len({*map(len, own)}) > 1:
+        said = f"prompts are of unlike lengths, expected one: {model_name(model)}"
+        raise ValueError(f"[{operation}] {said} takes what fills up the shorter ones for text.")
     given = [None] if prompt_caches is None else prompt_caches
     caches = [_caches(operation, [model], settings, one, seen) for one in given]
     if not isinstance(tokenizer, TokenizerWrapper):
@@ -286,8 +282,6 @@ def _prepared(
     draft, limit = kwargs.get("draft_model"), kwargs.setdefault("max_tokens", 256)
     if type(limit) is not int or limit != -1:
         check_int(operation, "max_tokens", limit, more=", or -1 for no limit")
-    check_given(operation, model, draft)
-    check_counts(operation, kwargs)
     models = [model] if draft is None else [model, draft]
     if limit == -1 and draft is not None:
         kwargs["max_tokens"] = sys.maxsize  # mlx_lm's speculative loop counts up to it
@@ -298,15 +292,18 @@ def _prepared(
     if embeddings is None or len(tokens):
         tokens = checked_tokens(operation, "prompt", tokens, models)
     ahead = tokens_ahead(tokens if embeddings is None else embeddings, limit)
-    drafted = 0 if draft is None else kwargs.get("num_draft_tokens", DRAFTED)
-    settings, given = _taken(operation, kwargs), kwargs.get("prompt_cache")
+    drafted = 0 if draft is None else kwargs.setdefault("num_draft_tokens", 2)  # as in mlx_lm
+    settings, given = _taken(operation, models, kwargs), kwargs.get("prompt_cache")
     kwargs["prompt_cache"] = _caches(operation, models, settings, given, ahead, drafted)
     return prompt if isinstance(prompt, str) else tokens
 
 
-def _taken(operation: str, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """What :func:`make_prompt_cache` takes, out of all arguments. None is the default, and for
-    ``max_kv_size`` no limit."""
+def _taken(operation: str, models: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """What :func:`make_prompt_cache` takes, out of all arguments, which are checked. None is the
+    default, and for ``max_kv_size`` no limit."""
+    check_given(operation, *models)
+    for name in kwargs.keys() & COUNTS:
+        check_int(operation, name, kwargs[name])
     if start := kwargs.pop("quantized_kv_start", 0):
         raise ValueError(
             f"[{operation}] quantized_kv_start is {start}, expected 0: rows are quantised from "
@@ -323,22 +320,25 @@ def _caches(
 ) -> list[Any]:  # fmt: skip
     """New caches, for so many tokens unless the settings say another number and with room for the
     drafts that mlx_lm makes at a time; or those that the caller brings."""
-    if given is not None:
-        if named := sorted(name for name, one in settings.items() if one is not None):
-            raise ValueError(
-                f"[{operation}] found prompt_cache and the settings {named}, expected one or the "
-                "other: caches bring their own settings."
-            )
-        check_caches(operation, given, models, drafted)
-        return given
-    usual: dict[str, Any] = {"length": seen}
-    config: Any = settings.get("max_kv_size")
-    if drafted and not isinstance(config, H2OConfig):
-        usual["speculative"] = drafted
-    elif drafted and not config.speculative:
-        settings["max_kv_size"] = config.with_budget(speculative=drafted)
-    draft = models[1] if len(models) > 1 else None
-    return make_prompt_cache(models[0], draft_model=draft, **usual | settings)
+    named = sorted(name for name, one in settings.items() if one is not None)
+    if given is not None and named:
+        raise ValueError(
+            f"[{operation}] found prompt_cache and the settings {named}, expected one or the "
+            "other: caches bring their own settings."
+        )
+    if given is None:
+        usual: dict[str, Any] = {"length": seen}
+        config: Any = settings.get("max_kv_size")
+        if drafted and not isinstance(config, H2OConfig):
+            usual["speculative"] = drafted
+        elif drafted and not config.speculative:
+            settings["max_kv_size"] = config.with_budget(speculative=drafted)
+        draft = models[1] if len(models) > 1 else None
+        given = make_prompt_cache(models[0], draft_model=draft, **usual | settings)
+    check_caches(operation, given, models, drafted)
+    if drafted:
+        check_drafts(operation, given[: len(cast(Any, models[0]).layers)], seen)
+    return given
 
 
 @contextmanager

@@ -3,6 +3,7 @@ token id is none of its rows, and mlx_lm's loops wait for ever for a number that
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -10,19 +11,10 @@ import numpy as np
 from mlx.nn.layers.base import Module
 from mlx_lm.models import cache as mlx_lm_cache
 
-from ..errors import check_int
-from .routing import evicting_caches, int_setting, model_name
+from .routing import evicting_caches, int_setting, model_name, parts_of
 
-PADDING = 1024
-"""Rows by which the tables of models with one vocabulary differ at most: some are padded."""
-
-_COUNTS = ("prefill_step_size", "num_draft_tokens", "prefill_batch_size", "completion_batch_size")
-
-
-def check_counts(operation: str, given: dict[str, Any]) -> None:
-    """The numbers among arguments of mlx_lm's generation."""
-    for name in given.keys() & _COUNTS:
-        check_int(operation, name, given[name])
+COUNTS = {"prefill_step_size", "num_draft_tokens", "prefill_batch_size", "completion_batch_size"}
+"""The numbers among arguments of mlx_lm's generation."""
 
 
 def vocabulary(model: Any) -> int:
@@ -38,7 +30,7 @@ def checked_tokens(operation: str, name: str, tokens: Any, models: Sequence[Modu
             of another vocabulary.
     """
     rows = [vocabulary(model) for model in models]
-    if max(rows) - min(rows) >= PADDING:
+    if max(rows) - min(rows) >= 1024:  # tables for one vocabulary: some are padded
         raise ValueError(
             f"[{operation}] draft_model knows {rows[1]} tokens, expected {rows[0]} as the model."
         )
@@ -59,6 +51,18 @@ def checked_tokens(operation: str, name: str, tokens: Any, models: Sequence[Modu
                 f"[{operation}] {name} has the token id {one!s:.80}, expected 0 to {min(rows) - 1}."
             )
     return cast(list[int], found.tolist())
+
+
+def check_drafts(operation: str, caches: Sequence[Any], seen: int | None) -> None:
+    """Raises ValueError where caches of a model, once they have seen so many tokens, or None: any
+    number, cannot take back what a draft model proposed: windows when they are full, and states."""
+    most, tokens = math.inf, math.inf if seen is None else seen
+    for one in parts_of(caches):
+        left = getattr(one, "max_size", math.inf) - 1 - one.offset if one.is_trimmable() else 0
+        most = min(most, left)
+    if tokens > most:
+        said = f"[{operation}] max_tokens makes {tokens:,} tokens with the prompt, expected at most"
+        raise ValueError(f"{said} {most:,} with a draft model: its caches cannot take back more.")
 
 
 def check_caches(operation: str, caches: Any, models: Sequence[Module], drafted: int = 0) -> None:

@@ -48,14 +48,8 @@ BEST = 0.1
 APART = 1.5
 """How many times the rows of the others the heads of a layer need to be in a group of their own."""
 
-LONGEST = 32
-"""Times the mean rows: the longest text that rows are shared out for, where nothing says it."""
-
 GROWTH = 1.125
 """By how much a text grows until rows are shared out anew: wide heads get more of them."""
-
-_FEWEST_TOKENS = 80
-"""Fewer say too little."""
 
 
 _Own = int | H2OConfig
@@ -148,7 +142,7 @@ def rows_by_head(
     if len(found) != layers:
         return None
     known = length, config.context_size or int_setting(model, "max_position_embeddings")
-    longest = LONGEST * cast(int, config.max_kv_size)
+    longest = 32 * cast(int, config.max_kv_size)  # of a text, where nothing says it
     most = min((tokens for tokens in known if tokens), default=longest)
     return _shared_out(found, config, windows, most)
 
@@ -268,7 +262,7 @@ def _probed(model: Any) -> Probe:
     vocabulary = int_setting(model, "vocab_size")
     longest = int_setting(model, "max_position_embeddings") or 2 * TOKENS
     tokens = min(TOKENS, longest // 2)
-    if vocabulary is None or tokens < _FEWEST_TOKENS:
+    if vocabulary is None or tokens < 80:  # fewer say too little
         return Probe((), f"has a vocabulary of {vocabulary} and a context of {longest} tokens")
     stock = mlx_lm_cache.make_prompt_cache(model)
     growing = sum(type(one) is mlx_lm_cache.KVCache for one in stock)

@@ -25,11 +25,19 @@ _FORMS |= dict.fromkeys(("phi", "phixtral", "plamo", "stablelm"), "arrays")
 """The form, one of ``config.HANDED``, in which attention of these files gets quantised rows. All
 others call mlx_lm's attention with the keys of the cache, or get "fused" arrays."""
 
+_PADDED = {"bailing_moe_linear", "gpt_bigcode", "jamba", "longcat_flash_ngram", "olmo_hybrid"}
+"""Files whose models take the padding of a batch for tokens, or read no batch at all."""
+
 
 def refusal(model: Any) -> str:
     """Why a model cannot be served; else empty."""
     files = _files(model)
     return next((why for file, why in _REFUSED.items() if file in files), "")
+
+
+def is_padded(model: Any) -> bool:
+    """Whether sequences of unlike lengths cannot be read together, as far as is known."""
+    return not _PADDED.isdisjoint(_files(model))
 
 
 def computes_with_keys(model: Any) -> bool:

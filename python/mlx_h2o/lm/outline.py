@@ -16,9 +16,6 @@ from mlx_lm.models import cache as mlx_lm_cache
 from .routing import evicting_caches, routing_for
 from .scored_attention import scored_attention
 
-_ASKED = 64
-"""Queries of a chunk: scores have the same shape after any number."""
-
 
 class _Watched(cast(Any, mlx_lm_cache.KVCache)):  # type: ignore[misc]
     """mlx_lm's own cache, which sees what asks for its rows."""
@@ -125,6 +122,7 @@ def _feed(cache: Any, kept: Any, tokens: int) -> None:
         if ours:
             if isinstance(keys, tuple) and ours[0].config.kv_handed == "latents":
                 values = keys
-            asked = rows[2][:, :, -_ASKED:]  # of all queries plain MLX operations make long graphs
+            # Scores have the same shape after any number of queries; many make long graphs.
+            asked = rows[2][:, :, -64:]
             stock = functools.partial(lambda queries, *_, **__: queries, asked)
             scored_attention(stock, asked, keys, values, cache=cache)

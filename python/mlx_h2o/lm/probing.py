@@ -30,8 +30,6 @@ AROUND = 2
 RETRIEVES = 0.3
 """How much of some head's output, at least, is from the first copy, or the model does not retrieve.
 Flat attention gives a tenth of that."""
-_SKIPPED = 8
-"""Tokens of the second copy that cannot know yet that it is one."""
 
 _lock = threading.Lock()
 
@@ -185,7 +183,8 @@ def _reading(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(layer, x, *args, **given)
         (cache,) = caches
         out = original(layer, mx.repeat(x, 1 + cache.heads, axis=0), *args, **given)
-        change, size = (_norm(rows[:, _SKIPPED:]) for rows in (out[1:] - out[:1], out[:1]))
+        # Without the first tokens, which cannot know yet that it is the second copy.
+        change, size = (_norm(rows[:, 8:]) for rows in (out[1:] - out[:1], out[:1]))
         cache.gives = (change / size).mean(axis=1)
         return out[:1]
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import EllipsisType
-from typing import Any
+from typing import Any, cast
 
 from mlx.nn.layers.base import Module
 from mlx_lm.models import cache as mlx_lm_cache
@@ -24,7 +24,7 @@ from .models import handed, refusal
 from .outline import Outline, total_bytes
 from .probing import BITS
 from .ranks import ranks_of
-from .routing import evicting_caches, int_setting, model_name
+from .routing import evicting_caches, int_setting, model_name, parts_of
 from .sizing import Sizing, least_rows, measured, most_rows
 
 NAMES = {*setting_names(), "budgets", "layers", "max_kv_bytes"}
@@ -112,9 +112,7 @@ def make_prompt_cache(
 
     config = for_model(config)
     stock = mlx_lm_cache.make_prompt_cache(model)
-    lists = [type(cache) is mlx_lm_cache.CacheList for cache in stock]
-    parts = [cache.caches if own else [cache] for own, cache in zip(lists, stock, strict=True)]
-    count = sum(type(part) is mlx_lm_cache.KVCache for own in parts for part in own)
+    count = sum(type(part) is mlx_lm_cache.KVCache for part in parts_of(stock))
     if not count:
         raise ValueError(
             f"[make_prompt_cache] {name} makes no plain KVCache, expected at least one layer "
@@ -133,6 +131,8 @@ def make_prompt_cache(
     ranks, making = ranks_of(model), iter(heads)
 
     def replaced(part: Any, name: str) -> Any:
+        if type(part) is mlx_lm_cache.CacheList:
+            return cast(Any, type(part))(*(replaced(one, name) for one in part.caches))
         if type(part) is not mlx_lm_cache.KVCache:
             return part
         own = next(making)
@@ -142,9 +142,7 @@ def make_prompt_cache(
             one.unequal_budgets = unequal
         return found
 
-    made = [[replaced(part, f"{name} layer {at}") for part in own] for at, own in enumerate(parts)]
-    joined: Any = mlx_lm_cache.CacheList
-    return [joined(*own) if lists[at] else own[0] for at, own in enumerate(made)]
+    return [replaced(cache, f"{name} layer {at}") for at, cache in enumerate(stock)]
 
 
 def fit_bytes(

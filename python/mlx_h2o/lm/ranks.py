@@ -106,13 +106,12 @@ class Ranks:
 ALONE = Ranks()
 """A model that is whole."""
 
-_SUMMED = distributed.ShardedToAllLinear, distributed.QuantizedShardedToAllLinear
-"""What puts together the outputs of heads, of which each rank has some."""
-
 
 def ranks_of(model: Any) -> Ranks:
     """The ranks over which the heads of an mlx_lm model are dealt out, by its ``shard``."""
-    groups = (one.group for one in modules_of(model) if isinstance(one, _SUMMED))
+    # What puts together the outputs of heads, of which each rank has some.
+    summed = distributed.ShardedToAllLinear, distributed.QuantizedShardedToAllLinear
+    groups = (one.group for one in modules_of(model) if isinstance(one, summed))
     return next((Ranks.of(group) for group in groups), ALONE)
 
 

@@ -26,10 +26,8 @@ from typing import Any, cast
 import mlx.core as mx
 import mlx_lm.models.base
 from mlx.nn.layers.base import Module
-from mlx_lm.models import cache as mlx_lm_cache
 
 from ..caches.cache import H2OKVCache
-from ..caches.heads import HeadGroups
 from .scored_attention import scored_attention
 
 NAME = "scaled_dot_product_attention"
@@ -131,13 +129,15 @@ def _loaded(prefix: str) -> list[Namespace]:
     return [vars(one) for one in modules if isinstance(one, ModuleType)]
 
 
-def evicting_caches(caches: Sequence[Any]) -> Iterator[H2OKVCache]:
-    """The H2OKVCache among ``caches``, those inside of cache lists included."""
+def parts_of(caches: Iterable[Any]) -> Iterator[Any]:
+    """The caches, those inside of others in their place."""
     for cache in caches:
-        if isinstance(cache, H2OKVCache):
-            yield cache
-        elif isinstance(cache, mlx_lm_cache.CacheList | HeadGroups):
-            yield from evicting_caches(cache.caches)
+        yield from parts_of(cache.caches) if hasattr(cache, "caches") else [cache]
+
+
+def evicting_caches(caches: Iterable[Any]) -> Iterator[H2OKVCache]:
+    """The H2OKVCache among ``caches``, those inside of others included."""
+    return (one for one in parts_of(caches) if isinstance(one, H2OKVCache))
 
 
 def model_name(model: Module | None) -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice, takewhile
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 from mlx.nn.layers.base import Module
 
 from ..caches.cache import H2OKVCache
@@ -26,15 +26,16 @@ def shareable(model: Module, caches: Sequence[Any], prompts: Sequence[Sequence[i
     if not calls_attention(model) or computes_with_keys(model) or not all(map(_shares, caches)):
         return 0
     bounded = (one.config for one in evicting_caches(caches) if one.config.max_kv_size is not None)
-    found = min([common_tokens(prompts), *(one.prefix_size for one in bounded)])
+    same = (min(common(prompts[0], one), len(one) - 1) for one in prompts)  # one is to be read
+    found = min([*same, *(one.prefix_size for one in bounded)])
     return found if found >= LEAST_SHARED else 0
 
 
-def common_tokens(prompts: Sequence[Sequence[int]]) -> int:
-    """How many first tokens are the same in all prompts; one at least of each is another."""
-    most = max(0, min(map(len, prompts)) - 1)
-    same = takewhile(lambda place: len(set(place)) == 1, zip(*prompts, strict=False))
-    return len(list(islice(same, most)))
+def common(one: Any, other: Any) -> int:
+    """How many first tokens of two sequences are the same."""
+    size = min(len(one), len(other))
+    differs = np.asarray(one)[:size] != np.asarray(other)[:size]
+    return int(differs.argmax()) if differs.any() else size
 
 
 def _shares(cache: Any) -> bool:

@@ -94,7 +94,7 @@ class ChatChoice(Choice):
             if text:
                 self._add(delta, "reasoning" if kind == "reasoning" else "content", text)
         if event.finish is not None:
-            self._end_call(delta, "", whole=not event.cut)
+            self._end_call(delta, "", whole=not (event.cut or self._tokenizer.tool_call_end))
             if event.finish == "stop" and self._calls:
                 self._finish = "tool_calls"
         return {"delta": delta}
@@ -104,13 +104,14 @@ class ChatChoice(Choice):
             said[name] = said.get(name, "") + text
 
     def _end_call(self, delta: dict[str, Any], end: str, whole: bool = True) -> None:
-        """Tell of a call; as text, with the mark at its ``end``, if it is cut or cannot be read."""
+        """Tell of a call; as text, with the mark at its ``end``, if it is cut, was not asked for or
+        cannot be read."""
         if self._call is None:
             return
         text, self._call = self._call, None
         try:
-            if not whole:
-                raise ValueError("it is cut")
+            if not (whole and self._tools):
+                raise ValueError("it is cut" if self._tools else "no tools were given")
             parsed = self._tokenizer.tool_parser(text, self._tools)
             calls = [
                 {"name": str(one["name"]), "arguments": _as_text(one.get("arguments", {}))}

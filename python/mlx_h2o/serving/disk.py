@@ -33,12 +33,12 @@ _ENTRY = re.compile(r"[0-9a-f]{32}\.safetensors")
 _BEGUN = re.compile(rf"\.{_ENTRY.pattern}\..+")  # is being written, or was when its process ended
 
 
-class PromptStore(Kept[Path]):
+class PromptStore:
     """A directory of prompt caches, of at most so many bytes.
 
     The entry used longest ago goes first. Writing happens in a thread of its own; what cannot be
-    written is said in the log and is not kept. Several processes may share a directory; ``nbytes``
-    are those of the entries that this one knows of.
+    written is said in the log and is not kept. Several processes may share a directory; ``known``
+    are the entries that this one knows of.
 
     Args:
         folder: where; it is made if it is missing, for this user alone.
@@ -50,12 +50,12 @@ class PromptStore(Kept[Path]):
     """
 
     def __init__(self, folder: str | os.PathLike[str], max_bytes: int, of: str) -> None:
-        super().__init__()
         self.folder, self.max_bytes, self.of = Path(folder), max_bytes, of
         check_folder(os.fspath(folder))
         self._lock = threading.Lock()
+        self.known = Kept[Path]()  # whoever asks has the lock
         self._look()
-        self.shrink(max_bytes)
+        self._shrink(max_bytes)
         self._room = threading.Semaphore(8)  # beyond which nothing is kept, until it is written
         self._writer = ThreadPoolExecutor(1, "prompt store")
 
@@ -71,11 +71,11 @@ class PromptStore(Kept[Path]):
         """
         while True:
             with self._lock:
-                length, found = self.best(_key(self.of, tokens))
+                length, found = self.known.best(_key(self.of, tokens))
                 length -= len(_key(self.of, ())) // 4
                 if found is None or length <= more_than:
                     return [], 0
-                self.use(found.key)
+                self.known.use(found.key)
             try:
                 caches = load_prompt_cache(found.content)
                 mx.eval([cache.state for cache in caches])  # while the file is there
@@ -84,7 +84,7 @@ class PromptStore(Kept[Path]):
             except (OSError, ValueError) as error:
                 _LOG.warning("a prompt cache on disk is not used: %s", error)
                 with self._lock:
-                    self.drop(found.key)
+                    self.known.drop(found.key)
                 _remove(found.content)
 
     def keep(self, tokens: Sequence[int], caches: Sequence[Any]) -> None:
@@ -95,7 +95,7 @@ class PromptStore(Kept[Path]):
             caches: one per layer, which nobody changes from here on.
         """
         with self._lock:
-            if self.use(_key(self.of, tokens)):
+            if self.known.use(_key(self.of, tokens)):
                 return
         caches = with_own_rows(caches)
         mx.eval([cache.state for cache in caches])  # in the thread and stream that made them
@@ -117,11 +117,11 @@ class PromptStore(Kept[Path]):
             if size > self.max_bytes:
                 raise ValueError(f"it has {size:,} bytes, expected at most {self.max_bytes:,}")
             self._look()
-            self.shrink(self.max_bytes - size)
+            self._shrink(self.max_bytes - size)
             file = self._path(_key(self.of, tokens))
             save_prompt_cache(file, caches, {"of": self.of, "tokens": json.dumps(tokens)})
             self._add(file)
-            self.shrink(self.max_bytes)  # a file is larger than its caches
+            self._shrink(self.max_bytes)  # a file is larger than its caches
         except Exception as error:  # a full disk, say: the server goes on without
             _LOG.warning("a prompt cache is not kept on disk: %s", error)
         finally:
@@ -140,12 +140,12 @@ class PromptStore(Kept[Path]):
             _remove(file)
             return
         with self._lock:
-            self.put(entry)
+            self.known.put(entry)
 
     def _look(self) -> None:
         """Know the entries that are there, those of other processes too."""
         with self._lock:
-            gone = {one.content: one.key for one in self}
+            gone = {one.content: one.key for one in self.known}
         for file in sorted(self.folder.iterdir(), key=_used):  # others' files are left alone
             if _ENTRY.fullmatch(file.name) and file.is_file() and not gone.pop(file, b""):
                 self._add(file)
@@ -153,15 +153,14 @@ class PromptStore(Kept[Path]):
                 _remove(file)
         with self._lock:
             for key in gone.values():
-                self.drop(key)
+                self.known.drop(key)
 
-    def shrink(self, nbytes: int) -> list[Entry[Path]]:
-        """Files go until they have no more bytes than that; returns their entries."""
+    def _shrink(self, nbytes: int) -> None:
+        """Files go until they have no more bytes than that."""
         with self._lock:
-            gone = super().shrink(nbytes)
+            gone = self.known.shrink(nbytes)
         for one in gone:
             _remove(one.content)
-        return gone
 
 
 def _key(of: str, tokens: Sequence[int]) -> bytes:

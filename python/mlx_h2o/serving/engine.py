@@ -16,12 +16,13 @@ import mlx.core as mx
 from mlx_lm.generate import BatchGenerator, StopSequences, generation_stream
 from mlx_lm.sample_utils import greedy_sampler
 
-from ..lm.generation_checks import checked_tokens, vocabulary
+from ..lm.generation_checks import check_drafts, checked_tokens, vocabulary
+from ..lm.models import is_padded
 from ..lm.prompt_cache import beyond_context, context_length
 from ..lm.ranks import ranks_of
 from ..lm.routing import evicting_caches, routing_for
+from ..lm.sharing import common
 from .disk import PromptStore
-from .kept import common
 from .lanes import Lanes
 from .memory import Memory, bounds
 from .request import BusyError, Event, Request
@@ -76,7 +77,7 @@ class Engine:
         self._greedy = self.ranks.agreed(greedy_sampler)
         self.vocabulary = vocabulary(self.model)
         self.counts = {"finished": 0, "failed": 0, "left": 0, "read": 0, "cached": 0, "answered": 0}
-        batches = not drafting and _have_batches(self._fresh[0])
+        batches = not drafting and not is_padded(self.model) and _have_batches(self._fresh[0])
         mx.eval([model.modules() for model in models])  # where they were made: others may not
         self._layers = [len(caches) for caches in self._fresh]
         caches = [one for own in self._fresh for one in own]
@@ -115,8 +116,10 @@ class Engine:
                 raise ValueError(f"{name} is {most}, expected 0 to {size - 1}.")
         if wrong := [one for one in request.penalties.get("logit_bias", ()) if not 0 <= one < size]:
             raise ValueError(f"logit_bias names the token {wrong[0]}, expected 0 to {size - 1}.")
-        needed = self.memory.of_request(len(request.tokens) + request.max_tokens)
-        if needed > self.memory.free:
+        count = len(request.tokens) + request.max_tokens
+        if len(self.models) > 1:
+            check_drafts("server", self._fresh[0], count)
+        if (needed := self.memory.of_request(count)) > self.memory.free:
             raise ValueError(
                 f"max_tokens is {request.max_tokens:,} and the prompt has "
                 f"{len(request.tokens):,} tokens, which takes {needed:,} bytes: expected at most "

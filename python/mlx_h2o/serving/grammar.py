@@ -13,7 +13,7 @@ import mlx.core as mx
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
-from .kept import common
+from ..lm.sharing import common
 
 __all__ = ["constrain", "matcher", "vocabulary_of"]
 

@@ -46,7 +46,7 @@ class Guard(CORSMiddleware):
         anything: Any = {"allow_methods": ["*"], "allow_headers": ["*"]}
         super().__init__(self._let_in, allow_origin_regex=".*", **anything)
         self._behind, self.key, self.most = app, key, most
-        self.hosts, self.origins = {*hosts, *_LOCAL}, set(origins)
+        self.hosts, self.origins = _LOCAL | {_host_of(f"//{one}") for one in hosts}, set(origins)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http" and (refused := self._refusal(Headers(scope=scope))):

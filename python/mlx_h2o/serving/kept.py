@@ -9,11 +9,13 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 
-__all__ = ["Entry", "Kept", "common", "key_of"]
+from ..lm.sharing import common
+
+__all__ = ["Entry", "Kept", "key_of"]
 
 T = TypeVar("T")
 
@@ -110,10 +112,3 @@ class Kept(Generic[T]):
 def key_of(tokens: Sequence[int]) -> bytes:
     """Keys are in the order of their tokens."""
     return np.array(tokens, ">u4").tobytes()
-
-
-def common(one: Any, other: Any) -> int:
-    """How many first tokens of two sequences are the same."""
-    size = min(len(one), len(other))
-    differs = np.asarray(one)[:size] != np.asarray(other)[:size]
-    return int(differs.argmax()) if differs.any() else size

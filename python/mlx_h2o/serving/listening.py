@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 import socket
 from typing import Any
@@ -29,7 +28,7 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:  # with a text of its own
-        said = f"{os.strerror(error.errno or 0)}: --host {host} --port {port}"
+        said = f"{str(error.strerror).partition(' (')[0]}: --host {host} --port {port}"
         raise OSError(error.errno, said) from error
 
 

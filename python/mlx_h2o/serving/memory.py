@@ -133,7 +133,7 @@ def _held(outlines: list[Outline], make: Callable[[], list[list[Any]]], *counts:
 def bounds(caches: Sequence[Any]) -> list[int]:
     """Tokens from which on those caches are full that are bounded, ours and mlx_lm's."""
     sizes = [one.config.max_kv_size for one in evicting_caches(caches)]
-    sizes += [getattr(one, "max_size", None) for one in caches]
+    sizes += [getattr(one, n, None) for one in caches for n in ("max_size", "chunk_size")]
     return [size for size in sizes if size is not None]
 
 

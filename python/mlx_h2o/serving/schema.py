@@ -216,16 +216,15 @@ class ChatBody(_Body):
     def _goes_together(self) -> ChatBody:
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs is given, expected logprobs to be true")
-        if taken := sorted(_OURS & self.chat_template_kwargs.keys() - {"documents"}):
-            raise ValueError(f"chat_template_kwargs has {taken[0]}, which is the server's")
         self.max_tokens = self.max_completion_tokens or self.max_tokens
         self.top_logprobs = (self.top_logprobs or 0) if self.logprobs else None
         return self
 
     @property
     def tools_given(self) -> list[dict[str, Any]]:
-        """As chat templates and parsers of calls know them."""
-        return [tool.model_dump(exclude_none=True) for tool in self.tools]
+        """As chat templates and parsers of calls know them; none where none may be called."""
+        given = self.tools if self.tool_choice == "auto" else []
+        return [tool.model_dump(exclude_none=True) for tool in given]
 
     def encoded(self, tokenizer: Any, settings: dict[str, Any]) -> list[tuple[list[int], str]]:
         """The tokens of the chat, and the kind of text with which its answer begins.
@@ -239,20 +238,22 @@ class ChatBody(_Body):
         if self.tools and not tokenizer.has_tool_calling:
             raise ValueError("tools is given, and the chat template of this model knows no tools.")
         given = settings | self.chat_template_kwargs
+        if taken := sorted(_OURS & given.keys() - {"documents"}):
+            raise ValueError(f"chat_template_kwargs has {taken[0]}, which is the server's.")
         if not tokenizer.has_chat_template:
             given["chat_template"] = PLAIN
-        if self.tools and self.tool_choice == "auto":
-            given["tools"] = self.tools_given
+        if tools := self.tools_given:
+            given["tools"] = tools
         messages = [message.for_template() for message in self.messages]
         try:
             made = tokenizer.apply_chat_template(messages, add_generation_prompt=True, **given)
         except Exception as error:  # of templates, which are programs of others
             raise ValueError(f"messages do not suit the model's chat template: {error}.") from error
-        tokens: list[int] = list(made)
-        thinks = tokenizer.has_thinking and (
-            tokenizer.rfind_think_start(tokens) > tokenizer.rfind_think_end(tokens)
-        )
-        state = "reasoning" if thinks else "normal"
+        tokens, state = list(made), "normal"
+        if tokenizer.has_thinking and (at := tokenizer.rfind_think_start(tokens)) >= 0:
+            # Begun by the template, and not by what somebody wrote about it.
+            behind = tokenizer.decode(tokens[at + len(tokenizer.think_start_tokens) :])
+            state = "normal" if behind.strip() else "reasoning"
         return [(tokens, tokenizer.response_initial_state or state)]
 
     @property

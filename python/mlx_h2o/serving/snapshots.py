@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..lm.ranks import ALONE, Ranks
-from ..lm.routing import evicting_caches
+from ..lm.routing import evicting_caches, parts_of
 from .kept import Entry, Kept, key_of
 
 __all__ = ["Snapshots", "held_tokens", "is_cuttable", "places"]
@@ -101,16 +101,16 @@ def places(
 
 
 def is_cuttable(caches: Sequence[Any]) -> bool:
-    """Whether they can be taken back to any place before."""
-    return all(one.is_trimmable() for one in caches) and not any(
-        one.evicted for one in evicting_caches(caches)
+    """Whether they can be taken back to any place before, and no row of theirs has gone."""
+    return all(
+        one.is_trimmable() and not (getattr(one, "evicted", 0) or getattr(one, "start_position", 0))
+        for one in parts_of(caches)
     )
 
 
 def held_tokens(caches: Sequence[Any]) -> list[int]:
     """The tokens that each cache has seen that knows it."""
-    parts = [[one] if hasattr(one, "offset") else getattr(one, "caches", ()) for one in caches]
-    return [int(one.offset) for own in parts for one in own if hasattr(one, "offset")]
+    return [int(one.offset) for one in parts_of(caches) if hasattr(one, "offset")]
 
 
 def _cut(caches: Sequence[Any], length: int) -> bool:

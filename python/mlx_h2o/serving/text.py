@@ -69,7 +69,8 @@ class Writer:
         """The segments that this token adds."""
         if self._spaced is None:
             self._spaced = str(self._tokenizer.convert_ids_to_tokens(token)).startswith(_SPACES)
-        self._detokenizer.add_token(token)
+        if token < len(self._tokenizer):  # or it is of a table that was padded, and has no text
+            self._detokenizer.add_token(token)
         return self._split(self._before_stop(self._segment()))
 
     def end(self) -> list[tuple[str, str]]:
@@ -139,10 +140,11 @@ def logprobs_of(tokenizer: Any, token: int, logprobs: mx.array, top: int) -> Tok
 
 def token_text(tokenizer: Any, token: int) -> tuple[str, bytes]:
     """A token as text and as bytes, which may be a part of a character."""
-    text = tokenizer.decode([token])
+    text, piece = tokenizer.decode([token]), str(tokenizer.convert_ids_to_tokens(token))
+    if piece.startswith(_SPACES[0]):  # of which some decoders leave out the first
+        text = piece.replace(_SPACES[0], " ")
     if "\ufffd" not in text:
         return text, text.encode()
-    piece = str(tokenizer.convert_ids_to_tokens(token))
     if piece.startswith("<0x") and piece.endswith(">"):
         return text, bytes([int(piece[3:-1], 16)])
     letters = bytes_to_unicode().items()  # type: ignore[no-untyped-call]  # of byte pairs
