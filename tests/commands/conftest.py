@@ -16,8 +16,9 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
             status = cli.main([*map(str, arguments)])
         except SystemExit as error:
             status = error.code
-        said = capsys.readouterr().err
+        out, said = capsys.readouterr()
         assert status == 2 and said.count("\n") == 1, said
+        assert "Prompt:" not in out
         return said
 
     return run

@@ -240,24 +240,6 @@ def test_a_model_that_is_refused_says_why_and_what_it_takes(capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((), "one of the arguments MODEL --model is required"),
-        (("demo", "--model", "demo"), "argument --model: not allowed with argument MODEL"),
-        (("demo", "--memory", "much"), "--memory: 'much' is not a size in bytes"),
-        (("demo", "--context", "128Q"), "--context: '128Q' is not a number of tokens"),
-        (("demo", "--context", "0"), "--context: '0' is not a number of tokens"),
-        (("demo", "--concurrency", "0"), "--concurrency: 0 is out of range"),
-        (("demo", "--memory", "1MB"), "--memory is 1,000,000 bytes, expected more than"),
-        (("demo", "--memory", "440MB", "--concurrency", "900"), "what --memory leaves for a"),
-        (("/nowhere",), "/nowhere is not a directory"),
-    ],
-)
-def test_mistakes_are_one_line_that_names_the_flag(refused, arguments, message):
-    assert message in refused("plan", *arguments)
-
-
-@pytest.mark.parametrize(
     ("text", "message"),
     [
         (None, "has no config.json"),

@@ -81,22 +81,13 @@ def test_a_model_that_takes_too_long_is_not_shown(
     assert len(model.layers) == 6
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--model", "no/such/folder"],
-        ["--max-kv-bytes", "9GB"],
-        ["--max-kv-bytes", "400"],
-        ["--max-kv-bytes", "much"],
-        ["--facts", "0"],
-        ["--length", "5000"],
-    ],
-)
-def test_wrong_arguments_are_refused(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+SIZES = [f"--max-kv-bytes {size}" for size in ("9GB", "400", "much")]
+
+
+@pytest.mark.parametrize("typed", ["--model no/such/folder", *SIZES, "--facts 0", "--length 5000"])
+def test_wrong_arguments_are_refused(typed: str, capsys: pytest.CaptureFixture[str]) -> None:
     try:
-        status = command.main(arguments)
+        status = command.main(typed.split())
     except SystemExit as exit_:
         status = exit_.code
     assert status == 2

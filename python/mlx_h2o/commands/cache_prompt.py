@@ -28,8 +28,8 @@ def parser() -> OneLineParser:
         model="mlx_model", prompt=...,
     )  # fmt: skip
     found.add_argument(
-        "--prompt-cache-file", required=True, metavar="FILE",
-        type=checked(with_suffix, check_writable), help="the file to write",
+        "--prompt-cache-file", required=True, metavar="FILE", help="the file to write",
+        type=checked(str, lambda file: check_writable(file and with_suffix(file))),
     )  # fmt: skip
     return found
 
@@ -55,6 +55,6 @@ def run(args: argparse.Namespace, settings: options.CacheSettings, ranks: Ranks)
     print(f"Peak memory: {mx.get_peak_memory() / 1e9:.3f} GB")
     metadata = {"model": args.model, "tokenizer_config": json.dumps(config)}
     save_prompt_cache(args.prompt_cache_file, caches, metadata, model=model)
-    print(f"Saved {args.prompt_cache_file}")
+    print(f"Saved {with_suffix(args.prompt_cache_file)}")
     options.say_summary(caches, model)
     options.say_where_beyond(model, caches)

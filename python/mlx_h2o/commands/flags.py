@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
+from pathlib import Path
 from typing import Any
 
 from .. import policies
@@ -16,7 +16,7 @@ from .parsing import OneLineParser, checked, json_object, nbytes, number, row_co
 
 
 def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
+    return [name.strip().rstrip("/").lower() for name in text.split(",") if name.strip()]
 
 
 def _is_yes(text: str) -> bool:
@@ -24,6 +24,7 @@ def _is_yes(text: str) -> bool:
 
 
 _PART, _MODEL, _PROSE = number(0, 1, float), checked(str, check_path), checked(str, str.encode)
+_ADAPTER = checked(str, lambda folder: Path(folder, "adapter_config.json").read_bytes())
 _LEVEL, _FOLDER = checked(str, logging.Logger("").setLevel), checked(str, check_folder)
 _USUAL, _UNSAID = H2OConfig(), argparse.SUPPRESS
 _ROWS = f"rows per head (default: {_USUAL.max_kv_size}), or none: no limit; a quarter of the "
@@ -34,7 +35,7 @@ _BYTES = "memory of the cache, such as 300MB: chooses rows, and bits unless --kv
 _FORMAT = "rotated rows: turbo2, turbo3 or turbo4; turbo8v3: keys in 8 bits, values in 3"
 _FLAGS: dict[str, tuple[Any, ...]] = {
     "--model": (_MODEL, None, "MODEL", "a directory, a name on the hub, or demo"),
-    "--adapter-path": (checked(str, os.listdir), None, "DIR", "adapter weights and settings"),
+    "--adapter-path": (_ADAPTER, None, "DIR", "adapter weights and settings"),
     "--trust-remote-code": (bool, False, "", "let the tokenizer run its own code"),
     "--quantize-activations -qa": (bool, False, "", "quantise activations as weights are"),
     "--prefill-step-size": (number(1), 2048, "N", "prompt tokens read at a time"),

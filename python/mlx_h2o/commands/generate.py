@@ -48,9 +48,11 @@ def run(args: argparse.Namespace, settings: options.CacheSettings, ranks: Ranks)
         mx.random.seed(args.seed)
     model, tokenizer = options.loaded(args, ranks, **tokenizer_config)
     for token in args.extra_eos_token:
+        if token not in (known := tokenizer.get_vocab()) and token not in map(str, known.values()):
+            raise ValueError(f"--extra-eos-token {token!r} is no token of {args.model}")
         tokenizer.add_eos_token(token)
     prompt, templated = _prompt(args, tokenizer, text)
-    tokens = tokenizer.encode(prompt, add_special_tokens=not templated)
+    tokens = tokenizer.encode(prompt, add_special_tokens=not (templated or saved))
     draft = load(args.draft_model) if drafted else None
     if draft is not None and draft[1].vocab_size != tokenizer.vocab_size:
         raise ValueError(
@@ -79,10 +81,9 @@ def run(args: argparse.Namespace, settings: options.CacheSettings, ranks: Ranks)
 
 def _of_saved(args: argparse.Namespace, given: dict[str, Any]) -> dict[str, Any]:
     """How the tokenizer of a saved prompt is made, whose model it is."""
-    if args.draft_model is not None:
-        raise ValueError(
-            "--draft-model with --prompt-cache-file: a saved prompt has no cache of the draft model"
-        )
+    for name in ("draft-model", "system-prompt"):
+        if vars(args)[name.replace("-", "_")] is not None:
+            raise ValueError(f"--{name} with --prompt-cache-file: there is none in a saved prompt")
     if given:
         raise ValueError("--prompt-cache-file brings its settings, found others beside it")
     metadata = saved_texts(args.prompt_cache_file)

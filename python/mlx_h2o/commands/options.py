@@ -112,10 +112,11 @@ def loaded(
 
 def sampler(args: argparse.Namespace, model: Any, tokenizer: Any) -> Callable[[Any], Any]:
     """What chooses tokens as the flags say. Raises ValueError where the model has fewer tokens."""
-    top_k = getattr(args, "top_k", 0)
-    if top_k >= (known := vocabulary(model)):
-        raise ValueError(f"--top-k is {top_k}, expected fewer than all {known} tokens")
+    known, top_k = vocabulary(model), getattr(args, "top_k", 0)
     least = getattr(args, "min_p", 0.0), getattr(args, "min_tokens_to_keep", 1)
+    for name, count in (("top-k", top_k), ("min-tokens-to-keep", least[1])):
+        if count >= known:
+            raise ValueError(f"--{name} is {count}, expected fewer than all {known} tokens")
     found = make_sampler(
         args.temp, args.top_p, *least, top_k, args.xtc_probability, args.xtc_threshold,
         tokenizer.encode("\n") + list(tokenizer.eos_token_ids),

@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
-import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..errors import SettingError
+from ..errors import LARGEST, SettingError
 from ..lm.files import check_writable
 from ..lm.sizing import parsed_bytes
 
@@ -106,15 +105,14 @@ def checked(reading: Callable[[str], Any], check: Callable[[Any], Any]) -> Calla
 
 
 def number(
-    least: float, most: float = sys.maxsize, kind: type = int, also: int | None = None
+    least: float, most: float = LARGEST, kind: type = int, also: int | None = None
 ) -> Callable[[str], Any]:
     """A type of argparse: a number of this kind and range, or the other one."""
 
     def check(found: float) -> None:
         if not least <= found <= most and found != also:
-            end = f"at least {least}" if most == sys.maxsize else f"{least} to {most}"
             more = "" if also is None else f", or {also}"
-            raise ValueError(f"{found} is out of range, expected {end}{more}")
+            raise ValueError(f"{found} is out of range, expected {least} to {most}{more}")
 
     return checked(kind, check)
 

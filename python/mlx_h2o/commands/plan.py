@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 from ..caches.cache import PROMPT_CHUNK
-from ..errors import SettingError
+from ..errors import LARGEST, SettingError
 from ..evaluation.report import markdown
 from ..lm.plan import Plan, configs, outline_of, outlined
 from ..lm.prompt_cache import fit_bytes, make_prompt_cache
@@ -186,7 +186,7 @@ def _tokens(text: str) -> int:
     """A type of argparse: a number of tokens, such as 128K."""
     found = re.fullmatch(r"\s*(\d{1,9})\s*([KM]?)\s*", text.upper())
     count = int(found[1]) << {"": 0, "K": 10, "M": 20}[found[2]] if found else 0
-    if not 1 <= count <= 1 << 30:
+    if not 1 <= count <= LARGEST:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a number of tokens, expected e.g. 32768 or 128K"
         )

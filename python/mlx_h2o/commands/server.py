@@ -28,12 +28,12 @@ def run(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None
     """Serve until a signal ends it."""
     if args.draft_model and "budgets" in settings.given:
         raise ValueError("--budgets with --draft-model: its layers are not those of the file")
+    if "" in (args.host, args.api_key):
+        raise ValueError("--host or --api-key is empty, expected a text")
     logging.basicConfig(level=args.log_level, format="%(asctime)s %(levelname)s %(message)s")
     try:
-        from ..serving.disk import PromptStore
+        from ..serving import disk, http, listening, request, schema
         from ..serving.engine import Engine
-        from ..serving.http import ServerSettings, make_app
-        from ..serving.listening import listen, serve
     except ImportError as error:
         missing = f"{error.name} is missing, expected pip install 'mlx-h2o[server]'"
         raise ValueError(missing) from error
@@ -43,31 +43,37 @@ def run(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None
 
     with contextlib.ExitStack() as stack:
         # A port that is taken is told before the model is loaded.
-        listener = None if ranks.rank else stack.enter_context(listen(args.host, args.port))
+        listener = (
+            None if ranks.rank else stack.enter_context(listening.listen(args.host, args.port))
+        )
         template = {"chat_template": args.chat_template} if args.chat_template else {}
         model, tokenizer = loaded(args, ranks, **template)
         models = [model] if args.draft_model is None else [model, load(args.draft_model)[0]]
         mx.eval([one.parameters() for one in models])
         make = partial(_made, models, settings.fitted(*models))
-        limit = args.memory or usual_bytes()
         limits = Limits(
             args.decode_concurrency, args.prompt_concurrency, args.max_queue,
             args.prefill_step_size, args.num_draft_tokens,
         )  # fmt: skip
-        memory = Memory(models, make, limit, limits)
+        memory = Memory(models, make, args.memory or usual_bytes(), limits)
         if memory.lowered:
             said = "%s bytes: prompts are read %d at a time, answers made %d at a time"
-            _LOG.warning(said, f"{limit:,}", memory.prompts, memory.decode)
+            _LOG.warning(said, f"{memory.limit:,}", memory.prompts, memory.decode)
         most = memory.free // 4 if args.prompt_cache_bytes is None else args.prompt_cache_bytes
         snapshots = Snapshots(most, args.prompt_cache_size, ranks)
-        store: PromptStore | None = None
+        store: disk.PromptStore | None = None
         if args.cache_dir is not None:
-            store = PromptStore(args.cache_dir, args.cache_size, _name(models, make))
+            store = disk.PromptStore(args.cache_dir, args.cache_size, _name(models, make))
             stack.enter_context(contextlib.closing(store))
         engine = Engine(models, tokenizer, make, memory, snapshots, store)
+        stack.callback(engine.close, 10)
         memory.apply()
         sampling = Sampling(args.temp, args.top_p, args.top_k, args.min_p)
-        asked = ServerSettings(
+        # What no request could be answered with is told now.
+        hello = schema.ChatBody.model_validate({"messages": [{"role": "user", "content": "hello"}]})
+        [(tokens, _)] = hello.encoded(tokenizer, args.chat_template_args)
+        engine.check(request.Request(tokens, print, args.max_tokens, sampling))
+        asked = http.ServerSettings(
             args.model, sampling, args.max_tokens, args.chat_template_args, args.api_key,
             args.allowed_hosts, args.allowed_origins, args.max_body,
         )  # fmt: skip
@@ -78,7 +84,7 @@ def run(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None
         else:
             where = args.model, *listener.getsockname()[:2], f"{memory.free:,}"
             _LOG.info("%s on http://%s:%d, %s bytes beside the weights%s", *where, ranks)
-            serve(make_app(engine, asked), engine, listener, args.grace)
+            listening.serve(http.make_app(engine, asked), engine, listener, args.grace)
         if engine.error is not None:
             raise ValueError(f"the engine has ended: {engine.error}")
 
@@ -89,11 +95,12 @@ def _made(models: list[Any], settings: CacheSettings) -> list[list[Any]]:
 
 
 def _name(models: list[Any], make: Any) -> str:
-    """The same for the same weights and settings of caches."""
+    """The same for the same weights, settings of the models and settings of caches."""
     caches = [one for own in make() for one in own]
     settings = [one.config for one in evicting_caches(caches)], budgets_of(caches)
+    asked = *settings, [getattr(model, "args", None) for model in models]
     known = [fingerprint(model) for model in models]
-    return " ".join([*known, hashlib.sha256(repr(settings).encode()).hexdigest()[:16]])
+    return " ".join([*known, hashlib.sha256(repr(asked).encode()).hexdigest()[:16]])
 
 
 def parser() -> argparse.ArgumentParser:

@@ -15,16 +15,10 @@ import mlx.core as mx
 from ..lm.ranks import ALONE, Ranks
 from . import peers
 
-_STARTED = "MLX_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"
-"""Set in the environment of a process that is one of several."""
-_DEALT_OUT = "generate", "chat", "server"
-"""Commands whose models have their heads dealt out."""
 _ALONE = ("adapter_path", "cache_dir", "draft_model", "prompt_cache_file", "quantize_activations")
 """Flags that mlx_lm does not deal out, or that are about all heads."""
 _SILENT = 10
 """Seconds after which a machine that says nothing is asked whether it is there, and again twice."""
-_GRACE = 5
-"""Seconds that a process has to end, or to fail, once another has gone."""
 
 
 @contextmanager
@@ -34,7 +28,8 @@ def together(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Itera
     Raises ValueError where another process, or its machine, goes away; where nothing here can tell
     of that, a program beside it does, and ends this process.
     """
-    if not any(name in os.environ for name in _STARTED):
+    # Set in the environment of a process that is one of several.
+    if os.environ.keys().isdisjoint(("MLX_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")):
         yield ALONE
         return
     ranks, known = ALONE, _open_files()
@@ -43,7 +38,7 @@ def together(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Itera
             ranks = Ranks.of(mx.distributed.init())
             if ranks.size > 1:
                 alone = [f"--{name.replace('_', '-')}" for name in _ALONE if vars(args).get(name)]
-                if not parser.prog.endswith(_DEALT_OUT):
+                if not parser.prog.endswith(("generate", "chat", "server")):  # heads dealt out
                     alone = [parser.prog]
                 for name in alone:
                     parser.error(f"{name} is for one process, found {ranks.size}")
@@ -81,7 +76,8 @@ def _connections(files: set[int]) -> list[int]:
 
 @contextmanager
 def _watched(connections: list[int], said: str) -> Iterator[None]:
-    command = [sys.executable, "-S", "-E", peers.__file__, said, str(os.getpid()), str(_GRACE)]
+    # It gives this process 5 seconds to end, or to fail, once another has gone.
+    command = [sys.executable, "-S", "-E", peers.__file__, said, str(os.getpid()), "5"]
     with subprocess.Popen(
         [*command, *map(str, connections)], stdin=subprocess.PIPE, pass_fds=connections
     ):
