@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import json
 import tempfile
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -268,8 +267,7 @@ class Course:
         k, v = cache.update_and_fetch(mx.array(keys), mx.array(values))
         in_chunk = length if length > max(1, self.config.reach) else 0
         assert self.held <= self.config.max_kv_size + in_chunk
-        attended = k if self.column.latents else v
-        as_came = not (self.column.mixed or isinstance(k, tuple) or isinstance(v, tuple))
+        v = k if self.column.latents else v
         self.coming = [n - start for n, (start, _) in zip(self.coming, spans, strict=True)]
         for b, (start, stop) in enumerate(spans):
             own = [keys[b, :, start:stop], values[b, :, start:stop]]
@@ -282,13 +280,12 @@ class Course:
             else:
                 self.references[b].flush()
         self._take_rows()
-        out = cache.attend(mx.array(queries), k, attended, scale=SCALE, mask=mask)
+        out = cache.attend(mx.array(queries), k, v, scale=SCALE, mask=mask)
         assert np.isfinite(np.array(out)).all()
         for b, (start, stop) in enumerate(spans):
             if stop > start:
-                own = keys[b, :, start:stop], values[b, :, start:stop]
-                with self.references[b].reading(*own) if as_came else nullcontext():
-                    expected = self.references[b].attend(queries[b, :, start:stop], SCALE)
+                came = [a[b, :, start:stop] for a in (keys, values) if isinstance(v, mx.array)]
+                expected = self.references[b].attend(queries[b, :, start:stop], SCALE, *came)
                 if not self.column.latents:
                     found = np.array(out[b, :, start:stop])
                     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=3e-5)

@@ -6,8 +6,6 @@ row whose position is not beyond its own, and everything is float64.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -75,17 +73,6 @@ class ReferenceCache:
             ]
         self.offset += keys.shape[1]
         self.surplus = self.size > self.config.max_kv_size
-
-    @contextmanager
-    def reading(self, keys: np.ndarray, values: np.ndarray) -> Iterator[None]:
-        """The newest rows are these meanwhile."""
-        newest = [row for rows in self.heads for row in rows[-keys.shape[1] :]]
-        kept = [(row.key, row.value) for row in newest]
-        for row, key, value in zip(newest, *map(np.concatenate, (keys, values)), strict=True):
-            row.key, row.value = key, value
-        yield
-        for row, (key, value) in zip(newest, kept, strict=True):
-            row.key, row.value = key, value
 
     def make_room(self, added: int) -> None:
         """What is due goes before so many rows come; at once again, nothing."""
@@ -194,21 +181,22 @@ class ReferenceCache:
                         there[position].score = float(score)
             waiting[:] = [seen for seen in waiting if seen.values.shape[1]]
 
-    def attend(self, queries: np.ndarray, scale: float) -> np.ndarray:
-        """Attention of the last L tokens [Hq, L, D], and what they saw taken in."""
+    def attend(self, queries: np.ndarray, scale: float, *came: np.ndarray) -> np.ndarray:
+        """Attention of the last L tokens [Hq, L, D], over those that ``came``; what they saw."""
         group, length = len(queries) // len(self.heads), queries.shape[1]
         outs = []
         for head, rows in enumerate(self.heads):
             positions = np.array([row.position for row in rows])
-            asking = np.arange(self.offset - length, self.offset)
-            seen = positions[None] <= asking[:, None]
+            seen = positions[None] <= np.arange(self.offset - length, self.offset)[:, None]
             if self.config.folds:  # a row of n counts as n
                 logs = np.log([row.count for row in rows])
                 seen = np.where(seen, logs, -np.inf).astype(np.float32)
+            read = [np.array([getattr(row, side) for row in rows]) for side in ("key", "value")]
+            for side, new in zip(read, came, strict=False):
+                side[-length:] = new[head]
             found = reference.attention(
                 queries[None, head * group : (head + 1) * group],
-                np.array([[[row.key for row in rows]]]),
-                np.array([[[row.value for row in rows]]]),
+                *(side[None, None] for side in read),
                 scale=scale,
                 mask=seen,
             )
