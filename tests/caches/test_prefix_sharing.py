@@ -18,7 +18,7 @@ from mlx_h2o import (
     routing,
 )
 from mlx_h2o.lm.generate import read_prompt
-from mlx_h2o.lm.sharing import common_tokens
+from mlx_h2o.lm.sharing import shareable
 from prefix_checks import LENGTH, PACKED, PREFIX, PROMPTS, SMALL, alone, merged, ran, standing
 from tiny_models import random_prompt, tiny_llama, tiny_qwen3, tiny_tokenizer
 
@@ -283,4 +283,4 @@ def test_a_model_that_changes_the_keys_before_attention_is_refused():
     ],
 )
 def test_common_tokens(prompts, expected):
-    assert common_tokens(prompts) == expected
+    assert shareable(tiny_qwen3(), [], [PREFIX + own for own in prompts]) == LENGTH + expected
