@@ -147,13 +147,13 @@ def test_a_text_beyond_the_context_of_the_model_is_said(chatting, tmp_path, caps
 @pytest.mark.parametrize("batch", [1, 2])
 def test_the_benchmark_runs_with_evicting_caches(batch, capsys, monkeypatch):
     made = []
-    original = options.make_prompt_cache
+    original = options.prompt_cache.make_prompt_cache
 
     def counting(model, **given):
         made.append(original(model, **given))
         return made[-1]
 
-    monkeypatch.setattr(options, "make_prompt_cache", counting)
+    monkeypatch.setattr(options.prompt_cache, "make_prompt_cache", counting)
     flags = f"--model demo {FLAGS} -p 40 -g 8 -n 1 -b {batch}"
     assert cli.main(["benchmark", *flags.split()]) == 0
     assert "generation_tps=" in capsys.readouterr().out

@@ -96,8 +96,8 @@ def check(name: str) -> Verdict:
         policy = "keydiff" if verdict.h2o else "h2o-ema"
         settings = {"kv_bits": 8, "kv_group_size": 32, "policy": policy}
         ours = mlx_h2o.make_prompt_cache(model, _ROOM, kv_frame=False, **settings)
-        latents = any(c.config.kv_handed == "latents" for c in evicting_caches(ours))
-        reference = [_replaced(cache, latents) for cache in mlx_lm_cache.make_prompt_cache(model)]
+        handed = next(cache.config.kv_handed for cache in evicting_caches(ours))
+        reference = [_replaced(cache, handed) for cache in mlx_lm_cache.make_prompt_cache(model)]
         expected = _logits(model, reference, routed=False)
         _same(_logits(model, ours, routed=not verdict.h2o), expected, 20 * _TOLERANCE)
         bounded(**settings)
@@ -113,11 +113,12 @@ def _plain(cache: Any) -> bool:
     return any(map(_plain, parts)) if parts else type(cache) is mlx_lm_cache.KVCache
 
 
-def _replaced(cache: Any, latents: bool) -> Any:
+def _replaced(cache: Any, handed: str) -> Any:
     if type(cache) is mlx_lm_cache.KVCache:
-        return DequantisedCache(8, 32, latents=latents)
+        packed = {"packed": 8, "latents": 1}.get(handed, 0)
+        return DequantisedCache(8, 32, latents=handed == "latents", packed=packed)
     if type(cache) is mlx_lm_cache.CacheList:
-        return mlx_lm_cache.CacheList(*(_replaced(part, latents) for part in cache.caches))
+        return mlx_lm_cache.CacheList(*(_replaced(part, handed) for part in cache.caches))
     return cache
 
 

@@ -253,7 +253,10 @@ def batch_generate(
         shared = shareable(model, caches[0], own)
     if shared:
         step = kwargs.get("prefill_step_size", PROMPT_CHUNK)
-        read_prompt(model, caches[0], own[0][:shared], step)
+        with routing_for(model, caches[0]):
+            for start in range(0, shared, step):  # chunks end where those of whole prompts do
+                model(mx.array([own[0][start : min(start + step, shared)]]), cache=caches[0])
+                mx.eval([cache.state for cache in caches[0]])
         share(caches[0])
         own = [prompt[shared:] for prompt in own]
     if prompt_caches is None:
