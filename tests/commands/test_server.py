@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mlx_lm.tuner.utils import linear_to_lora_layers
 
 import plain_http as httpx
 from mlx_h2o import load, make_prompt_cache
@@ -175,7 +176,11 @@ def test_caches_on_disk_are_of_a_model_and_of_settings():
             found |= {server._name(models, make), server._name(models, make)}
     models[0].args.rope_theta += 1  # with the same weights
     found.add(server._name(models, make))
-    assert len(found) == 7
+    linear_to_lora_layers(models[0], 1, {"rank": 2, "dropout": 0.0, "scale": 1.0})
+    for scale in (1.0, 2.0):
+        models[0].layers[-1].self_attn.q_proj.scale = scale
+        found.add(server._name(models, make))
+    assert len(found) == 9
 
 
 def test_as_many_prompts_and_answers_at_a_time_as_fit(tmp_path, refused):

@@ -41,7 +41,7 @@ def test_answers_of_a_batch_are_those_alone():
     assert engine.counts["finished"] == 3 and engine.counts["answered"] == 36
 
 
-@pytest.mark.parametrize("name", ["jamba", "gpt_bigcode"])
+@pytest.mark.parametrize("name", ["jamba", "gpt_bigcode", "nemotron_h"])
 def test_models_that_read_padding_answer_in_turn(name):
     model = build(name)
     with engine_of([model]) as engine:

@@ -38,14 +38,15 @@ def run(args: argparse.Namespace, settings: options.CacheSettings, ranks: Ranks)
     """Read the prompt, and write the file."""
     text = options.prompt_of(args.prompt)
     config = {"trust_remote_code": args.trust_remote_code}
-    if args.eos_token is not None:
-        config["eos_token"] = args.eos_token
     model, tokenizer = options.loaded(args, **config)
+    if args.eos_token is not None:
+        if args.eos_token not in tokenizer.get_vocab():
+            raise ValueError(f"--eos-token {args.eos_token!r} is no token of {args.model}")
+        tokenizer.eos_token = config["eos_token"] = args.eos_token
+    tokens = tokenizer.encode(text)
     if tokenizer.has_chat_template:
         open_end = {"add_generation_prompt": False, "continue_final_message": True}
         tokens = options.templated(tokenizer, None, text, None, **open_end)
-    else:
-        tokens = tokenizer.encode(text)
     caches = settings.fitted(model).caches(model)
     began = time.perf_counter()
     with Watch() as watch:

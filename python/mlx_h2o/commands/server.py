@@ -98,7 +98,8 @@ def _name(models: list[Any], make: Any) -> str:
     """The same for the same weights, settings of the models and settings of caches."""
     caches = [one for own in make() for one in own]
     settings = [one.config for one in evicting_caches(caches)], budgets_of(caches)
-    asked = *settings, [getattr(model, "args", None) for model in models]
+    adapters = [one.scale for each in models for one in each.modules() if "lora_a" in one]
+    asked = *settings, [getattr(model, "args", None) for model in models], *adapters
     known = [fingerprint(model) for model in models]
     return " ".join([*known, hashlib.sha256(repr(asked).encode()).hexdigest()[:16]])
 

@@ -25,7 +25,8 @@ _FORMS |= dict.fromkeys(("phi", "phixtral", "plamo", "stablelm"), "arrays")
 """The form, one of ``config.HANDED``, in which attention of these files gets quantised rows. All
 others call mlx_lm's attention with the keys of the cache, or get "fused" arrays."""
 
-_PADDED = {"bailing_moe_linear", "gpt_bigcode", "jamba", "longcat_flash_ngram", "olmo_hybrid"}
+_PADDED = {"bailing_moe_linear", "gpt_bigcode", "jamba", "longcat_flash_ngram"}
+_PADDED |= {"nemotron_h", "olmo_hybrid"}
 """Files whose models take the padding of a batch for tokens, or read no batch at all."""
 
 
