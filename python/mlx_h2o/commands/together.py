@@ -78,7 +78,6 @@ def _connections(files: set[int]) -> list[int]:
 def _watched(connections: list[int], said: str) -> Iterator[None]:
     # It gives this process 5 seconds to end, or to fail, once another has gone.
     command = [sys.executable, "-S", "-E", peers.__file__, said, str(os.getpid()), "5"]
-    with subprocess.Popen(
-        [*command, *map(str, connections)], stdin=subprocess.PIPE, pass_fds=connections
-    ):
+    command += map(str, connections)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=connections):
         yield

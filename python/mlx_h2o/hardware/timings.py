@@ -47,7 +47,9 @@ def measure(
     found: dict[str, Any] = {"weights": mx.get_active_memory(), "lengths": {}}
     for length in (min(lengths), *lengths):  # the first warms up
         say(f"{length} tokens")
-        found["lengths"][str(length)] = _of_length(model, length, repeats, tokens, say)
+        found["lengths"][str(length)] = arms = _of_length(model, length, repeats, tokens, say)
+        for name, arm in arms.items():  # known, should it not come to its end
+            say(f"{name}: {arm['prefill']:,.0f} and {arm['decode']:,.1f} tokens a second")
     return found
 
 
@@ -75,9 +77,7 @@ def _of_length(
 
 def _makes(model: Any, prompt: mx.array, say: Callable[[str], None]) -> dict[str, Make]:
     """Those that read a little and write on with this model, mlx_lm's first."""
-
-    def stock() -> list[Any]:
-        return list(mlx_lm_cache.make_prompt_cache(model))
+    stock = partial(mlx_lm_cache.make_prompt_cache, model)
 
     def packed() -> list[Any]:
         kind: Any = mlx_lm_cache.KVCache
