@@ -75,7 +75,7 @@ _FLAGS: dict[str, tuple[Any, ...]] = {
     "--api-key": (str, None, "KEY", "that clients must send"),
     "--allowed-hosts": (_names, [], "NAMES", "of this server besides addresses; *: any"),
     "--allowed-origins": (_names, [], "ORIGINS", "whose web pages may ask; *: any"),
-    "--max-body": (nbytes, 1 << 26, "BYTES", "of a request"),
+    "--max-body": (nbytes, 1 << 24, "BYTES", "of a request"),
     "--grace": (number(0, kind=float), 30.0, "SECONDS", "for running answers at the end"),
     "--log-level": (_LEVEL, "INFO", "LEVEL", "DEBUG, INFO, WARNING or ERROR"),
     "--chat-template": (str, None, "TEXT", "a chat template instead of the model's"),
