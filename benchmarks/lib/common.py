@@ -57,19 +57,21 @@ def parameters(model: Any) -> int:
     return sum(array.size for _, array in tree_flatten(model.parameters()))
 
 
-def arguments(said: str, **flags: Any) -> argparse.Namespace:
+def arguments(said: str, *bare: str, **flags: Any) -> argparse.Namespace:
     """What a command line gives in the place of these defaults, and `--json FILE`.
 
     Args:
         said: the script's docstring.
+        bare: those that are given without their name.
         flags: their defaults: numbers, texts, or several of one kind. At least 5 `repeats`.
     """
     parser = argparse.ArgumentParser(description=said.partition("\n")[0])
     for name, default in flags.items():
         several = isinstance(default, tuple)
         parser.add_argument(
-            f"--{name.replace('_', '-')}", type=type(default[0] if several else default),
-            nargs="+" if several else None, default=default, help="(default %(default)s)",
+            name if name in bare else f"--{name.replace('_', '-')}",
+            type=type(default[0] if several else default), default=default,
+            nargs="+" if several else "?" if name in bare else None, help="(default %(default)s)",
         )  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result here")
     found = parser.parse_args()
