@@ -16,7 +16,7 @@ from ..policies import scoring
 from . import attention, checks, formats, saved, tiers
 from .attention import DECODE_QUERIES
 from .column import Parts
-from .handed_out import EachLayersMask, HandedOut
+from .handed_out import EachLayersMask, hand_out, rows_instead
 from .room import Room
 from .scores import cut, of_chunk, of_scores, settle, store, wait
 from .sequences import join, select
@@ -39,7 +39,7 @@ def _side(side: str) -> Any:
         if cache.empty():
             raise ValueError(f"[H2OKVCache.{side}] an array was set, but no rows are stored.")
         cache._unshare()
-        cache._release()
+        cache._free = 0
         saved.set_rows(cache._table, side, rows)
 
     doc = f"""The stored {side} [B, H, N, size], or None. May be set to others of the same shape.
@@ -98,7 +98,6 @@ class H2OKVCache:
     def _hold(self, table: Table, padding: Sequence[Padding] = (NO_PADDING,)) -> None:
         """These rows, at rest, with the padding of each sequence to come."""
         self._table, self._padding = table, list(padding)
-        self._handed = HandedOut(self)
         self._free = 0  # tokens that may come before anything else happens
         self._like: tuple[Any, ...] = ()  # shapes and dtypes of the last update
         self._takes_step(Step(1, len(self._padding)))
@@ -224,15 +223,14 @@ class H2OKVCache:
         self, table: Table, keys: mx.array, values: mx.array, step: Step, limit: int | None = None
     ) -> tuple[Any, Any]:
         """Add a step's tokens behind the others; no ``limit``, nearly always: there is room."""
-        self._handed.release()
         try:  # as ``changes``, in the place where a call more would count
-            views, came = table.append(keys, values, step, limit), (keys, values)
+            views = table.append(keys, values, step, limit)
             if limit is None:
                 self._free -= step.length
             else:
                 self._padding = step.after(self._padding)
             table.unscored = self._needs_attention
-            return self._hand_out(table, views, came)
+            return self._hand_out(table, views, (keys, values))
         except BaseException:
             self._give_up()
             raise
@@ -247,20 +245,13 @@ class H2OKVCache:
     def _give_up(self) -> None:
         """Hold no rows, and say so to whoever asks for them."""
         self._table = cast(Table, Torn(self._described()))
-        if "_handed" in vars(self):  # not in one that could not even be made
-            self._handed.release()
 
     @changes
     def _make_room(self, counts: Sequence[int]) -> Table:
         """Let go what is due before so many rows of each sequence come; at once again, nothing."""
-        self._release()
+        self._free = 0
         self._table = table = self._room.make(self._table, counts)
         return table
-
-    def _release(self) -> None:
-        """Before rows change otherwise than by one more: hold none that were handed out."""
-        self._handed.release()
-        self._free = 0
 
     def flush(self) -> None:
         """Let the surplus of a chunk go, and give up room that is no longer needed, as whoever
@@ -294,23 +285,19 @@ class H2OKVCache:
             loose = table.loose(self.policy.needs_scores and not mixed)
             parts = (mx.depends(parts[0], loose), *parts[1:])
             table.changed = False
-        newest = (parts[0], others[0]) if mixed else None
-        # Arrays that are made of packed rows live no longer than attention needs them.
-        made = mixed or bool(arrays and (tail.keys.bits or tail.values.bits))
-        if made:
+        if mixed or (arrays and (tail.keys.bits or tail.values.bits)):
             keys, values = unpacked(table, (parts, others), self._step, came)
         else:
             keys, values = tail.keys.given(parts, arrays), tail.values.given(others, arrays)
-        return self._handed.give(keys, values, held=not made, newest=newest)
+        return hand_out(self, keys, values, (parts[0], others[0]) if mixed else None)
 
     def keys_and_values(self) -> tuple[Any, Any]:
-        """The rows as they are stored, in the form in which the last update returned them. Raises
-        ValueError while there are none."""
+        """The rows as they are stored, in the form in which the last update returned them, as
+        layers of mlx_lm's ask for that read another's. Raises ValueError while there are none."""
         table = self._table
         if not table.segments:
             raise ValueError("[H2OKVCache.keys_and_values] there are no rows yet.")
-        width = table.shown - table.packed_width
-        return self._handed.rows or self._hand_out(table, table.tail.view(width))
+        return self._hand_out(table, table.tail.view(table.shown - table.packed_width))
 
     @property
     def bits(self) -> int:
@@ -423,7 +410,7 @@ class H2OKVCache:
         Raises:
             ValueError: no rows yet, keys that are not the stored rows, or as the operation.
         """
-        table, known, scored = self._table, self._handed.rows, self.policy.needs_scores
+        table, scored = self._table, self.policy.needs_scores
         asked = queries, keys, values, scale, mask, sinks
         short = queries.shape[2] <= DECODE_QUERIES
         if table.prefix is not None or BIAS in table.beside:
@@ -434,12 +421,11 @@ class H2OKVCache:
             if not (short and (packed or mixed)):
                 table.unscored = False
                 return attention.without_scores(asked) if short else stock()
-        if known is None or known[0] is not keys:
-            stored = keys[0] if isinstance(keys, tuple) else keys
-            checks.check_seen("attend", stored, 2, table)
+        stored = keys[0] if isinstance(keys, tuple) else keys
+        checks.check_seen("attend", stored, 2, table)
         if short:
             in_order = not (self._room.reach or self._step.spans)
-            given = self._handed.newest, in_order
+            given = rows_instead(stored), in_order
             out, found, lse = attention.attend(table, self.config, asked, *given)
             if found is not None:
                 self.update_scores(found, lse=lse, masked=mask is not None)
@@ -520,8 +506,7 @@ class H2OKVCache:
     @changes
     def _take_back(self, table: Table, n: int) -> int:
         """The last ``n`` tokens, which may go."""
-        free = self._free
-        self._release()
+        free, self._free = self._free, 0
         gone = [min(n, rows) for rows in table.lengths]
         left = [rows - count for rows, count in zip(table.tail.rows, gone, strict=True)]
         cut(self.policy, table, end=table.tokens[0] - n)
@@ -576,7 +561,7 @@ class H2OKVCache:
     def _unshare(self) -> None:
         """Hold all rows itself."""
         if self.prefix_rows:
-            self._release()
+            self._free = 0
             self._table = self._table.whole
             self._stand()
 
@@ -649,7 +634,6 @@ class H2OKVCache:
         found = object.__new__(type(self))
         vars(found).update(vars(self))
         memo[id(self)] = found
-        found._handed = HandedOut(found)
         found._table = self._table.copy()
         found._free = 0  # a copy may have less room
         found._room = copy.copy(self._room)

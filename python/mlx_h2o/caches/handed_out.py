@@ -1,9 +1,7 @@
 """Which cache handed out an array of keys: the one thing that attention can always be asked.
 
 Models pass None, another layer's cache or a list of caches to attention, but they pass on the
-keys themselves. Views of what is stored are held until the next update, so that their identity
-stays their own for as long; arrays that were unpacked for a chunk are not held, or every layer
-would keep some.
+keys themselves. What is known of an array goes with it.
 """
 
 from __future__ import annotations
@@ -14,60 +12,46 @@ from typing import Any
 
 import mlx.core as mx
 
-_Owner = tuple["weakref.ref[Any]", "weakref.ref[mx.array] | None"]
-_owners: dict[int, _Owner] = {}
+
+class _Known(weakref.ref[mx.array]):
+    """Keys that a cache has handed out, or the words of packed ones, as long as they live."""
+
+    __slots__ = ("owner", "place", "rows")
+    owner: weakref.ref[Any]
+    place: int
+    rows: Any
+
+
+_known: dict[int, _Known] = {}
 _latest = threading.local()
 
 
-class HandedOut:
-    """Keys and values that a cache has handed out, packed ones known by their words.
+def _forget(gone: _Known, known: dict[int, _Known] = _known) -> None:
+    del known[gone.place]
 
-    Attributes:
-        rows: them, where they are held.
-        newest: those of mixed precision that are not packed, which attention reads as they are.
-    """
 
-    rows: tuple[Any, Any] | None = None
-    newest: tuple[mx.array, mx.array] | None = None
-    _identity = 0
-
-    def __init__(self, cache: object) -> None:
-        self._cache: weakref.ref[Any] = weakref.ref(cache)
-
-    def give(
-        self, keys: Any, values: Any, held: bool, newest: tuple[mx.array, mx.array] | None = None
-    ) -> tuple[Any, Any]:
-        """Keys and values that are known from now on; if ``held`` until ``release``."""
-        words = keys[0] if isinstance(keys, tuple) else keys
-        if self._identity:
-            self.release()
-        _latest.cache = self._cache
-        self._identity = id(words)  # before it is known by it, or it would stay known
-        _owners[id(words)] = self._cache, None if held else weakref.ref(words)
-        self.rows = (keys, values) if held else None
-        self.newest = newest
-        return keys, values
-
-    def release(self) -> None:
-        """Hold them no longer, so that MLX may write in place."""
-        self.rows = self.newest = None
-        if self._identity:
-            # Of an array that was not held the identity may be another's by now.
-            known = _owners.get(self._identity)
-            if known is not None and known[0] is self._cache:
-                _owners.pop(self._identity, None)
-            self._identity = 0
-
-    __del__ = release
+def hand_out(owner: object, keys: Any, values: Any, rows: Any = None) -> tuple[Any, Any]:
+    """Keys and values, of which it is known from now on whose they are, and which ``rows``
+    attention reads instead, if any."""
+    words = keys[0] if isinstance(keys, tuple) else keys
+    found = _Known(words, _forget)
+    found.place, found.rows = id(words), rows
+    _latest.cache = found.owner = weakref.ref(owner)
+    _known[found.place] = found
+    return keys, values
 
 
 def owner_of(keys: object) -> Any:
     """The living cache that handed out this very array object, or these words, or None."""
-    keys = keys[0] if isinstance(keys, tuple) and keys else keys
-    found = _owners.get(id(keys))
-    if found is None or (found[1] is not None and found[1]() is not keys):
-        return None
-    return found[0]()
+    found = _known.get(id(keys[0] if isinstance(keys, tuple) and keys else keys))
+    return None if found is None else found.owner()
+
+
+def rows_instead(keys: object) -> Any:
+    """The keys and values that are read instead of these: of mixed precision the newest, which are
+    not packed; of groups of heads those of each; or None."""
+    found = _known.get(id(keys))
+    return None if found is None else found.rows
 
 
 class EachLayersMask:

@@ -10,10 +10,9 @@ from typing import Any, cast
 import mlx.core as mx
 
 from ..config import H2OConfig
-from .attention import DECODE_QUERIES
 from .cache import BatchH2OKVCache, H2OKVCache, QuantizedH2OKVCache, evicting_cache
 from .checks import check_rows
-from .handed_out import EachLayersMask, HandedOut
+from .handed_out import EachLayersMask, hand_out, rows_instead
 
 _CLASSES = {cls.__name__: cls for cls in (H2OKVCache, QuantizedH2OKVCache, BatchH2OKVCache)}
 
@@ -46,7 +45,7 @@ class HeadGroups:
     A cache holds as many rows of each of its heads as of the others; heads that need many, few of a
     model, and heads that need few are therefore in two caches. Attention runs once for each, and
     the outputs are put back in the order of the heads. That takes attention of ours: updates return
-    a token without rows, by which ``mlx_h2o.routing`` finds these caches. In a batch the caches are
+    arrays without elements, by which ``mlx_h2o.routing`` finds the rows. In a batch the caches are
     :class:`BatchH2OKVCache`.
 
     Args:
@@ -71,9 +70,6 @@ class HeadGroups:
         self._count = len(given)
         self._kv = [_index(group) for group in self.heads]
         self._queries: dict[int, tuple[list[Any], mx.array]] = {}
-        self._handed = HandedOut(self)
-        self._token: tuple[mx.array, mx.array] | None = None
-        self._rows: list[tuple[Any, Any]] = []  # of a chunk, until it has been attended to
 
     @classmethod
     def of_rows(cls, configs: Sequence[H2OConfig], *, name: str = "") -> HeadGroups | H2OKVCache:
@@ -108,32 +104,27 @@ class HeadGroups:
             )
         pairs = zip(self.caches, self._kv, strict=True)
         rows = [one.update_and_fetch(_taken(keys, own), _taken(values, own)) for one, own in pairs]
-        self._rows = rows if keys.shape[2] > DECODE_QUERIES else []
-        if self._token is None or self._token[0].shape[0] != keys.shape[0]:
-            shape = (*keys.shape[:2], 1, 0)
-            token = mx.zeros(shape, keys.dtype), mx.zeros(shape, values.dtype)
-            self._token = self._handed.give(*token, held=True)
-        return self._token
+        return hand_out(self, keys[:, :, :1, :0], values[:, :, :1, :0], rows)
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
         """What stands for the rows. Raises ValueError while there are none."""
-        if self._token is None:
-            raise ValueError("[HeadGroups.keys_and_values] there has been no update yet.")
-        return self._token
+        rows = [one.keys_and_values() for one in self.caches]
+        none = mx.zeros((self.caches[0]._table.shape[0], self._count, 1, 0))
+        return hand_out(self, none, none, rows)
 
     def attended_by(
-        self, attend: Attend, queries: mx.array, mask: Any, sinks: mx.array | None
+        self, attend: Attend, queries: mx.array, keys: mx.array, mask: Any, sinks: mx.array | None
     ) -> mx.array:
         """Attention of all query heads, [B, Hq, L, Dv]: that of each group, put back by head.
 
-        ``attend`` is attention over the rows of one of the caches, as its update gave them, and
-        ``queries`` are [B, Hq, L, D]; a mask with an axis of Hq heads is cut.
+        ``attend`` is attention over the rows of one of the caches, as its update gave them, for
+        which ``keys`` stand, and ``queries`` are [B, Hq, L, D]; a mask with an axis of Hq heads is
+        cut.
         """
         count, outs = queries.shape[1], []
         owns, order = self._of_queries(count)
         of_heads = isinstance(mask, mx.array) and mask.ndim > 2 and mask.shape[-3] == count > 1
-        rows, self._rows = self._rows or [one.keys_and_values() for one in self.caches], []
-        for cache, held, own in zip(self.caches, rows, owns, strict=True):
+        for cache, held, own in zip(self.caches, rows_instead(keys), owns, strict=True):
             part = _taken(mask, own, axis=mask.ndim - 3) if of_heads else mask
             found = None if sinks is None else sinks[own]
             outs.append(attend(cache, held, _taken(queries, own), part, found))

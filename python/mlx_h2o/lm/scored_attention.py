@@ -48,7 +48,7 @@ def scored_attention(
             own = functools.partial(attention, queries, *rows, cache=one, **given)
             return scored_attention(own, queries, *rows, **given)
 
-        return owner.attended_by(of_group, queries, mask, sinks)
+        return owner.attended_by(of_group, queries, keys, mask, sinks)
     if owner is None:
         if isinstance(cache, HeadGroups):
             raise ValueError(
