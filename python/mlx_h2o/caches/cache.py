@@ -95,9 +95,9 @@ class H2OKVCache:
         self.name, self.unequal_budgets = name, unequal_budgets
 
     @changes
-    def _hold(self, table: Table, padding: Sequence[Padding] = (NO_PADDING,)) -> None:
-        """These rows, at rest, with the padding of each sequence to come."""
-        self._table, self._padding = table, list(padding)
+    def _hold(self, table: Table, padding: Sequence[Padding] = ()) -> None:
+        """These rows, at rest, with the padding of each sequence to come, if any."""
+        self._table, self._padding = table, list(padding) or [NO_PADDING] * len(table.tokens)
         self._free = 0  # tokens that may come before anything else happens
         self._like: tuple[Any, ...] = ()  # shapes and dtypes of the last update
         self._takes_step(Step(1, len(self._padding)))
@@ -203,32 +203,29 @@ class H2OKVCache:
             count = len(self._padding) if self._in_batch else None
             checks.check_rows(self, keys, values, held.layouts, count)
         elif self._free >= self._step.length and not held.unscored:
-            return self._append(held, keys, values, self._step)
+            return self._append(keys, values)
         checks.check_scored(self)
         if self.empty():
             given = len(self._padding), self._described()
             self._table = formats.new_table(self.config, keys, values, *given)
             self._stand()
-        step = Step.of(keys.shape[2], self._padding)
-        table = self._make_room(step.counts)
+        self._takes_step(Step.of(keys.shape[2], self._padding))
+        table = self._make_room(self._step.counts)
         self._like = like
-        self._takes_step(step)
-        padded = any(one != NO_PADDING for one in self._padding)
-        if not padded and (free := self._room.free(table, step.length)) >= step.length:
-            self._free = free
-            return self._append(table, keys, values, step)
-        return self._append(table, keys, values, step, self._room.tail_limit)
+        if all(one == NO_PADDING for one in self._padding):
+            self._free = self._room.free(table, self._step.length)
+        return self._append(keys, values)
 
-    def _append(
-        self, table: Table, keys: mx.array, values: mx.array, step: Step, limit: int | None = None
-    ) -> tuple[Any, Any]:
-        """Add a step's tokens behind the others; no ``limit``, nearly always: there is room."""
+    def _append(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
+        """Add the step's tokens behind the others."""
+        table, step = self._table, self._step
         try:  # as ``changes``, in the place where a call more would count
-            views = table.append(keys, values, step, limit)
-            if limit is None:
+            if self._free >= step.length:  # nearly always
+                views = table.append(keys, values, step)
                 self._free -= step.length
             else:
-                self._padding = step.after(self._padding)
+                views = table.append(keys, values, step, self._room.tail_limit)
+                self._free, self._padding = 0, step.after(self._padding)
             table.unscored = self._needs_attention
             return self._hand_out(table, views, (keys, values))
         except BaseException:
@@ -603,7 +600,7 @@ class H2OKVCache:
             tokens, rows = lines["tokens"], lines["rows"]
         else:
             offset, _, unscored, name, settings, *more = state[4:]
-            tokens, rows, padding = [int(offset)], None, [NO_PADDING]
+            tokens, rows, padding = [int(offset)], None, []
         config, unequal, kept = saved.read_settings(settings)
         self._configure(config, name, unequal)
         shared = more[0] if len(more) == 1 else None
@@ -735,7 +732,7 @@ class BatchH2OKVCache(H2OKVCache):
         self, config: H2OConfig | None = None, batch_size: int = 0, *, name: str = ""
     ) -> None:
         super().__init__(config, name=name)
-        self._hold(Table([], [0] * batch_size), [NO_PADDING] * batch_size)
+        self._hold(Table([], [0] * batch_size))
 
     def prepare(
         self,
