@@ -391,10 +391,9 @@ class Table:
         if prefix is None:
             return self
         tail, width = self.tail, self.tail.width
-        sides = zip((tail.keys, tail.values), prefix.state, tail.state, strict=True)
-        keys, values = (column.like(tuple(map(behind, *both))) for column, *both in sides)
-        rows = [prefix.width + count for count in tail.rows]
-        found = Table([Segment(keys, values, rows)], self.tokens, self.frame)
+        rows = tail.each(lambda part: part[:, :, :width], [prefix.width + n for n in tail.rows])
+        rows.parts = [*map(behind, prefix.parts, rows.parts)]
+        found = Table([rows], self.tokens, self.frame)
         found.unscored = self.unscored
         found.place(self.behind_prefix(self.positions, None))
         for name, array in self.beside.items():
