@@ -56,19 +56,16 @@ def test_a_model_that_reads_slots_is_refused_before_it_runs():
 
 def reads_padding(model) -> bool:
     """Whether a sequence that is read beside a longer one goes on otherwise than alone."""
-    prompts, alone = [[7, 5, 9, 4], [*range(3, 20)]], []
-    for prompt in prompts:
-        cache = make_prompt_cache(model, max_kv_size=None)
-        model(mx.array([prompt]), cache=cache)
-        alone.append(model(mx.array([[2]]), cache=cache))
-    caches = [make_prompt_cache(model, max_kv_size=None) for _ in prompts]
-    both = [one.merge([one, other]) for one, other in zip(*caches, strict=True)]
+    short, long, caches = [7, 5, 9, 4], [*range(3, 20)], make_prompt_cache(model, max_kv_size=None)
+    both = [one.merge([one, one]) for one in caches]
+    model(mx.array([short]), cache=caches)
+    wanted = model(mx.array([[2]]), cache=caches)[0]
     for one in both:
         one.prepare(lengths=[4, 17], right_padding=[13, 0])
-    model(mx.array([prompts[0] + [0] * 13, prompts[1]]), cache=both)
+    model(mx.array([short + [0] * 13, long]), cache=both)
     for one in both:
         one.finalize()
-    found, wanted = model(mx.array([[2], [2]]), cache=both), mx.concatenate(alone)
+    found = model(mx.array([[2], [2]]), cache=both)[0]
     return bool(mx.abs(found - wanted).max() > 2e-5 * (wanted.max() - wanted.min()))
 
 
@@ -81,7 +78,7 @@ def test_models_that_take_padding_for_text_are_known():
         except (tiny.NotBuiltError, AttributeError, RuntimeError, ValueError) as error:
             padded = "length-1 arrays" in str(error)  # as mlx_lm's gpt_bigcode says
         found |= {name} if padded else set()
-    assert found == _PADDED
+    assert found == {*_PADDED.split()}
 
 
 def test_a_model_without_plain_caches_is_said():

@@ -99,9 +99,8 @@ def _name(models: list[Any], make: Any) -> str:
     caches = [one for own in make() for one in own]
     settings = [one.config for one in evicting_caches(caches)], budgets_of(caches)
     adapters = [one.scale for each in models for one in each.modules() if "lora_a" in one]
-    asked = *settings, [getattr(model, "args", None) for model in models], *adapters
-    known = [fingerprint(model) for model in models]
-    return " ".join([*known, hashlib.sha256(repr(asked).encode()).hexdigest()[:16]])
+    asked = repr((*settings, [getattr(model, "args", None) for model in models], *adapters))
+    return " ".join([*map(fingerprint, models), hashlib.sha256(asked.encode()).hexdigest()[:16]])
 
 
 def parser() -> argparse.ArgumentParser:

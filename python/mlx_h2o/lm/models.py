@@ -25,8 +25,7 @@ _FORMS |= dict.fromkeys(("phi", "phixtral", "plamo", "stablelm"), "arrays")
 """The form, one of ``config.HANDED``, in which attention of these files gets quantised rows. All
 others call mlx_lm's attention with the keys of the cache, or get "fused" arrays."""
 
-_PADDED = {"bailing_moe_linear", "gpt_bigcode", "jamba", "longcat_flash_ngram"}
-_PADDED |= {"nemotron_h", "olmo_hybrid"}
+_PADDED = "bailing_moe_linear gpt_bigcode jamba longcat_flash_ngram nemotron_h olmo_hybrid"
 """Files whose models take the padding of a batch for tokens, or read no batch at all."""
 
 
@@ -38,7 +37,7 @@ def refusal(model: Any) -> str:
 
 def is_padded(model: Any) -> bool:
     """Whether sequences of unlike lengths cannot be read together, as far as is known."""
-    return not _PADDED.isdisjoint(_files(model))
+    return not _files(model).isdisjoint(_PADDED.split())
 
 
 def computes_with_keys(model: Any) -> bool:
