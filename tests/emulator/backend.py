@@ -56,7 +56,7 @@ class EmulatorBackend(KernelBackend):
 
     def execute(self, each: Launch, inputs: list[mx.array], stream: object) -> list[mx.array]:
         if GPU is None:
-            return self._kernel(each)(inputs, **each.call)
+            return self._kernel(each)(inputs, **vars(each))
         if self.run.reads is not None or (self.edit_source, self.edit_header) != (str, str):
             pytest.skip("a GPU runs the text as it is, and counts no bytes")
         return GPU.execute(each, inputs, mx.gpu)
@@ -78,7 +78,7 @@ class EmulatorBackend(KernelBackend):
         return self._texts(self.plan(request))
 
     def _texts(self, plan: LaunchPlan) -> list[MetalText]:
-        return [self._kernel(each).text(inputs, **each.call) for each, inputs in stand_ins(plan)]
+        return [self._kernel(each).text(inputs, **vars(each)) for each, inputs in stand_ins(plan)]
 
     def _kernel(self, each: Launch) -> EmulatedKernel:
         return metal_kernel(

@@ -82,9 +82,9 @@ class EmulatedKernel:
     header: str
     run: Run
 
-    def text(self, inputs: Sequence[mx.array], **call: object) -> MetalText:
-        """What MLX generates for a call; the arguments are those of ``__call__``."""
-        kernel = _metal_kernel(
+    def text(self, inputs: Sequence[mx.array], *, kernel: object = "", **call: object) -> MetalText:
+        """What MLX generates for a call, or a launch of this kernel; the arguments are theirs."""
+        made = _metal_kernel(
             name=self.name,
             input_names=list(self.input_names),
             output_names=list(self.output_names),
@@ -92,7 +92,7 @@ class EmulatedKernel:
             header=self.header,
             ensure_row_contiguous=False,
         )
-        return text.generate(lambda *arrays: kernel(inputs=list(arrays), **call), inputs)
+        return text.generate(lambda *arrays: made(inputs=list(arrays), **call), inputs)
 
     def __call__(
         self, inputs: Sequence[mx.array], *, stream: object = None, **call: Any

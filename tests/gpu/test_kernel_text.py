@@ -219,14 +219,14 @@ def test_parameters_of_the_generated_function_have_the_order_of_the_table() -> N
 
 
 @pytest.mark.parametrize(
-    ("keys", "simdgroups", "blocks"),
+    ("keys", "group", "most"),
     [
         (1, 32, 1), (1023, 8, 1), (1024, 32, 2), (1024, 16, 4), (1024, 8, 8),
         (2047, 32, 2), (2048, 32, 4), (16383, 32, 16), (16384, 32, 32), (10**6, 32, 32),
     ],
 )  # fmt: skip
-def test_blocks_follow_the_length(keys: int, simdgroups: int, blocks: int) -> None:
-    assert launch.preferred_blocks(keys, simdgroups) == blocks
+def test_blocks_follow_the_bits_of_the_length(keys: int, group: int, most: int) -> None:
+    assert {launch.preferred_blocks(n, group) for n in (keys, 1 << keys.bit_length() - 1)} == {most}
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 import mlx.core as mx
 
@@ -13,7 +13,8 @@ Padding = tuple[int, int | None]
 NO_PADDING: Padding = (0, None)
 
 
-class Step(NamedTuple):
+@dataclass(eq=False)
+class Step:
     """``length`` tokens for each of so many ``sequences``, of which ``spans`` are its own, from and
     up to, and the others padding; no spans: all."""
 
@@ -31,7 +32,7 @@ class Step(NamedTuple):
         padded = any(one != (0, length) for one in found)
         return cls(length, len(padding), found if padded else ())
 
-    @property
+    @cached_property
     def counts(self) -> list[int]:
         """Of each sequence, its own tokens."""
         if not self.spans:

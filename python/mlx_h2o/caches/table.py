@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from operator import add
+from operator import add, itemgetter
 
 import mlx.core as mx
 
@@ -22,6 +22,7 @@ from .frame import Frame
 from .step import Step, per_sequence
 
 Change = Callable[[mx.array], mx.array]
+_ALL = slice(None)
 
 NONE = -1
 """The position of an unused slot."""
@@ -237,7 +238,7 @@ class Table:
 
         Returns the tail's slots in use, and those of padding, as ``Segment.view`` gives them.
         """
-        tail, (length, _, spans), frame = self.segments[-1], step, self.frame
+        tail, length, spans, frame = self.segments[-1], step.length, step.spans, self.frame
         kept, others, rows = tail.keys, tail.values, tail.rows
         if frame is not None:
             if limit is not None:
@@ -259,8 +260,8 @@ class Table:
                 slots = per_sequence((*rows,))
                 if length > 1:
                     slots = slots + step.places
-                parts = resolve().put_each(tail.parts, slots, parts)
-            found = [*parts, *[part[:, :, :width] for part in parts]]
+                parts = resolve().put_each([*kept.parts, *others.parts], slots, parts)
+            found = [*parts, *map(itemgetter((_ALL, _ALL, slice(width))), parts)]
         else:
             found = kept.append_both(others, keys, values, rows[0])
         count, middle = len(kept.parts), len(found) // 2
@@ -271,12 +272,8 @@ class Table:
                 if array.shape[2] < self.packed_width + kept.capacity:
                     self.changed = True
                     self.attach(name, array)
-        if spans:
-            tail.rows = [*map(add, rows, step.counts)]
-            self.tokens = [*map(add, self.tokens, step.counts)]
-        else:  # nearly always
-            tail.rows = [used + length for used in rows]
-            self.tokens = [seen + length for seen in self.tokens]
+        tail.rows = [*map(add, rows, step.counts)]
+        self.tokens = [*map(add, self.tokens, step.counts)]
         self.shown = self.packed_width + width
         return views
 

@@ -58,10 +58,8 @@ def are_codes(rows: StoredRows) -> bool:
     return isinstance(rows, PackedRows) and len(rows.parts) == 2
 
 
-def stored_rows(rows: mx.array | Parts, bits: int, group_size: int) -> StoredRows:
-    """Rows as they are handed over: an array, words and norms, or words, scales and biases."""
-    if not isinstance(rows, tuple):
-        return rows
+def stored_rows(rows: Parts, bits: int, group_size: int) -> StoredRows:
+    """Rows in parts: words and norms, or words, scales and biases."""
     parts = tuple(part for part in rows if part is not None)
     return parts[0] if len(parts) == 1 else PackedRows(parts, bits, group_size)
 
@@ -103,7 +101,9 @@ class AttentionRequest:
     @property
     def has_codes(self) -> bool:
         """Whether keys or values are codes of rotated rows."""
-        return self.is_packed and (are_codes(self.keys) or are_codes(self.values))
+        if isinstance(self.keys, mx.array) and isinstance(self.values, mx.array):
+            return False  # in every step
+        return are_codes(self.keys) or are_codes(self.values)
 
     @property
     def packing(self) -> dict[str, int]:
@@ -155,15 +155,17 @@ def attention_request(
     """The request of right arguments, as ``fast`` names them; ``more`` are fields of it."""
     if isinstance(mask, str):
         causal, mask = True, None
-    stored, threshold = stored_rows(keys, bits, group_size), 0.0
+    threshold, v_bits = 0.0, v_bits or bits
+    stored = stored_rows(keys, bits, group_size) if isinstance(keys, tuple) else keys
+    others = stored_rows(values, v_bits, group_size) if isinstance(values, tuple) else values
     if mask is not None:
         threshold = MASK_THRESHOLDS.get(mask.dtype, 0.0)
         pairs = *queries.shape[:3], stored.shape[2]
         if mask.shape[2:] != pairs[2:]:
             mask = mx.broadcast_to(mask, pairs, stream=stream)
     return AttentionRequest(
-        queries, stored, stored_rows(values, v_bits or bits, group_size), scale, causal, mask,
-        mask_threshold=threshold, stream=stream, **more,
+        queries, stored, others, scale, causal, mask, mask_threshold=threshold, stream=stream,
+        **more,
     )  # fmt: skip
 
 

@@ -15,7 +15,6 @@ from mlx_h2o.operations.requests import (
     QUERIES,
     AttentionRequest,
     AttentionResult,
-    PackedRows,
     PerSequence,
     StoredRows,
     are_codes,
@@ -37,20 +36,29 @@ def logits(request: AttentionRequest) -> mx.array:
 def _logits(request: AttentionRequest) -> mx.array:
     """The same, [B, Hkv, Hq / Hkv * Lq, N]: the queries of one KV head follow each other."""
     (batch, heads, rows, size), bias = request.keys.shape, request.row_bias
-    queries = _float32(request.queries).reshape(batch, heads, -1, size)
-    if bias is None:
-        found = _product(queries * request.scale, request.keys, transpose=True)
+    queries = request.queries.astype(mx.float32).reshape(batch, heads, -1, size)
+    mask, bias = request.mask, None if bias is None else bias[:, :, None, :rows]
+    if isinstance(request.keys, mx.array):  # an operation less than with queries times the scale
+        columns = request.keys.astype(mx.float32).swapaxes(2, 3)
+        begin = _NOTHING if bias is None else bias
+        found = mx.addmm(begin, queries, columns, alpha=request.scale)
     else:
-        bias = bias[:, :, None, :rows]
-        if isinstance(request.keys, mx.array):
-            columns = dense(request.keys).swapaxes(2, 3)
-            found = mx.addmm(bias, queries, columns, alpha=request.scale)
+        found = _product(queries * request.scale, request.keys, transpose=True)
+        found = found if bias is None else bias + found
+    if mask is None and request.causal and request.queries.shape[2] > 1:
+        mask = masked(request).mask
+    if mask is not None:
+        # A mask that is the same for all queries of a sequence fits as it is.
+        grouped, apart = found.shape, mask.shape[1:3] != (1, 1)
+        if apart:
+            found = found.reshape(*request.queries.shape[:3], rows)
+        if mask.dtype == mx.bool_:
+            found = mx.where(mask, found, _NEVER)
         else:
-            found = bias + _product(queries * request.scale, request.keys, transpose=True)
-    if request.mask is None and request.queries.shape[2] > 1:
-        request = masked(request)
-    if request.mask is not None:
-        found = _masked_pairs(request.mask, request, found)
+            added = mask.astype(mx.float32)
+            # NaN compares false: it is not masked, and reaches the output of its query.
+            found = mx.where(added <= request.mask_threshold, _NEVER, found + added)
+        found = found.reshape(grouped) if apart else found
     if bias is not None and request.bias_masks:
         # Last: a row that its bias masks meets no NaN of the mask.
         found = mx.where(bias <= _LOWEST, _NEVER, found)
@@ -60,13 +68,16 @@ def _logits(request: AttentionRequest) -> mx.array:
 def _product(left: mx.array, rows: StoredRows, transpose: bool = False) -> mx.array:
     """``left`` [B, Hkv, n, ...] times rows as float32; packed ones from scales and biases upcast
     first. MLX has no product with packed rows of every shape on CUDA."""
-    if isinstance(rows, PackedRows) and not are_codes(rows) and not mx.cuda.is_available():
+    if isinstance(rows, mx.array):
+        right = rows.astype(mx.float32)
+    elif are_codes(rows) or mx.cuda.is_available():
+        right = dense(rows)
+    else:
         words, scales, biases = rows.parts
         return mx.quantized_matmul(
-            left, words, _float32(scales), _float32(biases), transpose=transpose,
+            left, words, scales.astype(mx.float32), biases.astype(mx.float32), transpose=transpose,
             group_size=rows.group_size, bits=rows.bits,
         )  # fmt: skip
-    right = dense(rows)
     return left @ (right.swapaxes(2, 3) if transpose else right)
 
 
@@ -80,25 +91,11 @@ def masked(request: AttentionRequest) -> AttentionRequest:
     return replace(request, mask=mx.broadcast_to(seen, (*request.queries.shape[:2], *seen.shape)))
 
 
-def _masked_pairs(mask: mx.array, request: AttentionRequest, logits: mx.array) -> mx.array:
-    """Logits [B, Hkv, Hq / Hkv * Lq, N]; a mask that is the same for all of them fits as it is."""
-    grouped = logits.shape
-    if mask.shape[1:3] != (1, 1):
-        logits = logits.reshape(*request.queries.shape[:3], grouped[3])
-    if mask.dtype == mx.bool_:
-        found = mx.where(mask, logits, _NEVER)
-    else:
-        bias = mask.astype(mx.float32)
-        # NaN compares false: it is not masked, and reaches the output of its query.
-        found = mx.where(bias <= request.mask_threshold, _NEVER, logits + bias)
-    return found if logits.shape == grouped else found.reshape(grouped)
-
-
 def weights(scores: mx.array, sinks: mx.array | None = None, masked: bool = True) -> mx.array:
     """The softmax over the last axis of scores [B, Hq, L, N], with sinks [Hq] in its denominator:
     0 where a score is -inf, and so where a query has nothing to attend to. ``masked`` is False
     where none is."""
-    found = mx.softmax(scores, axis=-1)
+    found = mx.softmax(scores, -1)
     if sinks is not None:
         found = found * mx.sigmoid(_lse(scores) - sinks.astype(mx.float32)[:, None, None])
     return mx.where(scores == _NEVER, _NOTHING, found) if masked else found
@@ -113,43 +110,41 @@ def _lse(scores: mx.array) -> mx.array:
     return mx.logsumexp(scores, axis=-1, keepdims=True)
 
 
-def _float32(array: mx.array) -> mx.array:
-    return array if array.dtype == mx.float32 else array.astype(mx.float32)
-
-
 def dense(rows: StoredRows) -> mx.array:
     """The rows as float32 [B, Hkv, N, D]; packed ones from scales and biases upcast first, codes in
     their own basis."""
-    if not isinstance(rows, PackedRows):
-        return _float32(rows)
+    if isinstance(rows, mx.array):
+        return rows.astype(mx.float32)
     if are_codes(rows):
         return turbo.rotated_rows(rows)
     words, scales, biases = rows.parts
-    pair = _float32(scales), _float32(biases)
+    pair = scales.astype(mx.float32), biases.astype(mx.float32)
     return mx.dequantize(words, *pair, group_size=rows.group_size, bits=rows.bits)
 
 
 def attention(request: AttentionRequest) -> AttentionResult:
     """Attention as ``fast`` documents it; packed rows are dequantised to float32 first."""
-    with placed(request.stream):
-        if request.has_codes:
-            keys, values = dense(request.keys), dense(request.values)
-            found = attention(replace(turbo.turned(request), keys=keys, values=values))
-            return found._replace(out=turbo.output(request, found.out))
-        asked = request.return_scores or request.return_lse or request.return_skipped
-        if asked or request.queries.shape[2] <= QUERIES:
-            return _attend(request)
-        return in_blocks(masked(request), _attend)
+    if request.stream is not None:
+        with mx.stream(request.stream):
+            return attention(replace(request, stream=None))
+    if request.has_codes:
+        keys, values = dense(request.keys), dense(request.values)
+        found = attention(replace(turbo.turned(request), keys=keys, values=values))
+        return found._replace(out=turbo.output(request, found.out))
+    asked = request.return_scores or request.return_lse or request.return_skipped
+    if asked or request.queries.shape[2] <= QUERIES:
+        return _attend(request)
+    return in_blocks(masked(request), _attend)
 
 
 def _attend(request: AttentionRequest) -> AttentionResult:
     pairs, sinks = request.queries.shape[:3], request.sinks
-    scores = _logits(request)
+    scores, hides = _logits(request), request.mask is not None or request.hides
     if sinks is None:
-        shares = weights(scores, masked=request.hides)
+        shares = weights(scores, masked=hides)
     else:
         shares = scores.reshape(*pairs, -1)
-        shares = weights(shares, sinks, request.hides).reshape(scores.shape)
+        shares = weights(shares, sinks, hides).reshape(scores.shape)
     skipped = mx.zeros(pairs) if request.return_skipped else None
     read = shares
     if request.sparse_v_threshold > 0:
@@ -159,8 +154,7 @@ def _attend(request: AttentionRequest) -> AttentionResult:
             below = below & (scores != -mx.inf)
             skipped = below.astype(mx.float32).mean(axis=-1).reshape(pairs)
     out = _product(read, request.values).reshape(*pairs, request.values.shape[3])
-    if request.queries.dtype != mx.float32:
-        out = out.astype(request.queries.dtype)
+    out = out.astype(request.queries.dtype)
     lse = None
     if request.return_lse:
         lse = _lse(scores).reshape(pairs)

@@ -91,5 +91,5 @@ def add_mass(importance: mx.array, weights: mx.array) -> mx.array:
     ``importance`` may have more rows, which stay as they are.
     """
     part = importance[:, :, : weights.shape[3]]
-    part = mx.where(mx.isnan(part), _NOTHING, part) + weights.sum(axis=2)
+    part = mx.where(mx.isnan(part), _NOTHING, part) + weights.sum(2)
     return mx.slice_update(importance, part, _START, [2])

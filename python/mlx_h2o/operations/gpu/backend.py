@@ -35,7 +35,10 @@ class KernelBackend(Operations):
     def execute(self, each: Launch, inputs: list[mx.array], stream: StreamLike) -> list[mx.array]:
         """The outputs of one launch."""
         kernel = kernels.compiled(self.compiler, each.kernel, self.header(each.threadgroup[0]))
-        return kernel(inputs=inputs, stream=stream, **each.call)
+        return kernel(
+            inputs=inputs, template=each.template, grid=each.grid, threadgroup=each.threadgroup,
+            output_shapes=each.output_shapes, output_dtypes=each.output_dtypes, stream=stream,
+        )  # fmt: skip
 
     def header(self, threads: int) -> str:
         """What stands before a kernel that runs with ``threads`` threads per threadgroup."""
@@ -92,34 +95,37 @@ class KernelBackend(Operations):
     ) -> tuple[mx.array, mx.array]:  # fmt: skip
         """Of arrays and their mass, a step like one before makes no request: its launches depend on
         shapes and dtypes, and of the number of rows nothing but the size of the scores does."""
-        given: dict[str, Any] = {"mask": mask, "sinks": sinks, "row_bias": row_bias}
-        asked: Any = {"scale": scale, "causal": causal, **packing, **given}
+        given: dict[str, Any] = {
+            "queries": queries, "keys": keys, "values": values, "importance": importance,
+            "mask": mask, "sinks": sinks, "row_bias": row_bias,
+        }  # fmt: skip
         arrays = isinstance(keys, mx.array) and isinstance(values, mx.array)
-        if decay is not None or not arrays or not self.serves(None):
-            rows = queries, keys, values, importance
-            return super().attention_and_accumulate(*rows, decay=decay, **asked)
-        shape, (*heads, count, size), width = queries.shape, keys.shape, values.shape[3]
-        blocks = launch.preferred_blocks(count, launch.preferred_simdgroups(size, width))
-        dtypes = [None if one is None else one.dtype for one in given.values()]
+        if decay is not None or packing or not arrays or not self.serves(None):
+            asked: Any = {**given, "scale": scale, "decay": decay, "causal": causal, **packing}
+            return super().attention_and_accumulate(**asked)
+        shape, (*heads, count, size) = queries.shape, keys.shape
+        # Of ``count`` rows the number of blocks depends on no more than how many bits it has.
         kind = (
-            scale, causal, shape, *heads, size, width, blocks, importance.shape,
-            queries.dtype, keys.dtype, values.dtype, *dtypes,
+            scale, causal, shape, *heads, size, values.shape[3], count.bit_length(),
+            importance.shape, queries.dtype, keys.dtype, values.dtype,
+            mask is None or mask.dtype, sinks is None or sinks.dtype, row_bias is None,
         )  # fmt: skip
-        if kind not in self._steps:
-            asked |= {"bias_masks": False, "return_lse": True}
-            request = attention_request(queries, keys, values, **asked)
+        known = self._steps.get(kind)
+        if known is None:
+            more: Any = {"mask": mask, "sinks": sinks, "row_bias": row_bias, "causal": causal}
+            more |= {"scale": scale, "bias_masks": False, "return_lse": True}
+            request = attention_request(queries, keys, values, **more)
             served = self.serving(request, "attention_and_accumulate")
             if served is not self:
                 return served.accumulate(request, importance, decay)
             passes, buffers = launches.add_mass(self.plan(request), importance)
             if len(self._steps) >= _MOST_STEPS:
                 self._steps.clear()
-            self._steps[kind] = LaunchPlan(passes, {"params": buffers["params"]})
-        passes, params = self._steps[kind]
-        given |= {"queries": queries, "keys": keys, "values": values, "importance": importance}
+            known = self._steps[kind] = LaunchPlan(passes, {"params": buffers["params"]})
         if mask is not None:
             given["mask"] = mx.broadcast_to(mask, (*shape[:3], count))
-        made = self.outputs(LaunchPlan(launches.over(passes, count), {**given, **params}), None)
+        given["params"] = known.given["params"]
+        made = self.outputs(LaunchPlan(launches.over(known.passes, count), given), None)
         return mx.depends(made["out"], [made["accumulated"]]), made["accumulated"]
 
     def accumulate(

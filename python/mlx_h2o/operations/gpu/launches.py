@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -34,11 +34,6 @@ class Launch:
     threadgroup: Triple
     output_shapes: list[tuple[int, ...]]
     output_dtypes: list[mx.Dtype]
-
-    @cached_property
-    def call(self) -> dict[str, Any]:
-        """The arguments of the kernel object, but for the inputs and the stream."""
-        return {name: value for name, value in vars(self).items() if name != "kernel"}
 
 
 Made = tuple[str, tuple[int, ...], mx.Dtype]
@@ -81,7 +76,7 @@ class LaunchPlan(NamedTuple):
         """``execute`` each launch on ``stream``: what was given and what was made, by name."""
         there: dict[str, Any] = {**self.given}
         for launch in self.passes:
-            outputs = execute(launch, [there[name] for name in launch.kernel.inputs], stream)
+            outputs = execute(launch, [*map(there.__getitem__, launch.kernel.inputs)], stream)
             there |= zip(launch.kernel.outputs, outputs, strict=True)
         return there
 
@@ -114,7 +109,8 @@ def over(passes: tuple[Launch, ...], rows: int) -> tuple[Launch, ...]:
     first, *others = passes
     shapes, place = [*first.output_shapes], first.kernel.outputs.index("scores")
     shapes[place] = (*shapes[place][:-1], rows)
-    return replace(first, output_shapes=shapes), *others
+    fixed = first.kernel, first.template, first.grid, first.threadgroup
+    return Launch(*fixed, shapes, first.output_dtypes), *others
 
 
 def keep_rows(
