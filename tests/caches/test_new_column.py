@@ -48,10 +48,6 @@ def rounded(rows: mx.array) -> mx.array:
     return column.decode(column.encode(rows))
 
 
-def as_it_is(rows: mx.array) -> mx.array:
-    return rows
-
-
 Life = Callable[[Callable[[mx.array], mx.array]], list[np.ndarray]]
 
 
@@ -60,7 +56,7 @@ def check(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = life(rounded)
     # The line of caches/formats.py that a new format takes.
     monkeypatch.setattr(formats, "columns", lambda *_: [(CodeColumn(), CodeColumn())])
-    found = life(as_it_is)
+    found = life(lambda rows: rows)
     assert len(found) == len(expected)
     for ours, theirs in zip(found, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)

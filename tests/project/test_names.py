@@ -32,11 +32,8 @@ def found_twice(package: Path) -> dict[str, list[str]]:
             if name.is_assigned() and not name.is_imported() and name.get_name()[0] != "_":
                 homes = (one for one in BACK_ENDS if one in file.relative_to(package).parts)
                 files[name.get_name()].append(next(homes, path))
-    return {name: found for name, found in files.items() if not is_one_thing(found)}
-
-
-def is_one_thing(files: list[str]) -> bool:
-    return len(files) == 1 or ({*files} <= {*BACK_ENDS} and len({*files}) == len(files))
+    # One thing has one home, or one in each of some back ends.
+    return {n: one for n, one in files.items() if len(one) not in (1, len({*one} & {*BACK_ENDS}))}
 
 
 def test_each_name_means_one_thing() -> None:

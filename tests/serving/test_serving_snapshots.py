@@ -19,8 +19,6 @@ from mlx_h2o.serving.snapshots import Snapshots, held_tokens, places
 from models import tiny
 from tiny_models import random_prompt, tiny_gemma3, tiny_qwen3
 
-NONE: frozenset[int] = frozenset()
-
 
 def read(tokens, **settings):
     model = tiny_model()[0]
