@@ -12,7 +12,7 @@ from ..operations.segments import AttentionRows, masking, merged_attention
 from .column import packing_of
 from .frame import share_of_rows
 from .scores import AttentionCall, biases
-from .table import BIAS, IMPORTANCE, Table
+from .table import IMPORTANCE, Table
 from .views import behind_shared, packed_rows, shared_rows
 
 DECODE_QUERIES = 8
@@ -21,7 +21,7 @@ DECODE_QUERIES = 8
 
 def packing(table: Table, config: H2OConfig) -> dict[str, Any]:
     """What operations on the packed rows handed out must be told of them."""
-    tail, latents = table.segments[-1], config.kv_handed == "latents"  # whose values are the keys
+    tail, latents = table.tail, config.kv_handed == "latents"  # whose values are the keys
     return packing_of(tail.keys, tail.keys if latents else tail.values)
 
 
@@ -44,7 +44,7 @@ def attend(
     policy, (queries, keys, values, scale, mask, sinks) = config.policy, asked
     stored = keys[0] if isinstance(keys, tuple) else keys
     own = stored.shape[1] == table.shape[1]  # and not spread over further heads
-    newest, bias = newest if own else None, biases(table, stored) if BIAS in table.beside else None
+    newest, bias = newest if own else None, biases(table, stored)
     # Rows that are read as they are kept are in their frame: logits lack a shift.
     frame = table.frame if isinstance(keys, tuple) or newest is not None else None
     shift = None
@@ -54,11 +54,10 @@ def attend(
         queries = frame.query(queries)
     whole = own and in_order and table.prefix is None and len(table.segments) == 1
     if policy.kind and whole and (shift is None or (mask is None and sinks is None)):
-        causal, decay = isinstance(mask, str), policy.decay if policy.kind == "ema" else None
-        shown = None if causal else mask
+        causal, shown = masking(mask)
         shown = shown if shift is None else shift  # the same for all rows of a query
         out, table.beside[IMPORTANCE] = resolve().attention_and_accumulate(
-            queries, keys, values, table.beside[IMPORTANCE], scale=scale, decay=decay,
+            queries, keys, values, table.beside[IMPORTANCE], scale=scale, decay=policy.decay,
             causal=causal, mask=shown, sinks=sinks, row_bias=bias, **packing(table, config),
         )  # fmt: skip
         table.unscored = False

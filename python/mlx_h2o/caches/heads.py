@@ -104,7 +104,8 @@ class HeadGroups:
             )
         pairs = zip(self.caches, self._kv, strict=True)
         rows = [one.update_and_fetch(_taken(keys, own), _taken(values, own)) for one, own in pairs]
-        return hand_out(self, keys[:, :, :1, :0], values[:, :, :1, :0], rows)
+        none = keys[:, :, :1, :0]
+        return hand_out(self, none, none, rows)
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
         """What stands for the rows. Raises ValueError while there are none."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from operator import add, itemgetter
+from operator import add
 
 import mlx.core as mx
 
@@ -22,7 +22,6 @@ from .frame import Frame
 from .step import Step, per_sequence
 
 Change = Callable[[mx.array], mx.array]
-_ALL = slice(None)
 
 NONE = -1
 """The position of an unused slot."""
@@ -260,8 +259,8 @@ class Table:
                 slots = per_sequence((*rows,))
                 if length > 1:
                     slots = slots + step.places
-                parts = resolve().put_each([*kept.parts, *others.parts], slots, parts)
-            found = [*parts, *map(itemgetter((_ALL, _ALL, slice(width))), parts)]
+                parts = resolve().put_each(tail.parts, slots, parts)
+            found = [*parts, *[part[:, :, :width] for part in parts]]
         else:
             found = kept.append_both(others, keys, values, rows[0])
         count, middle = len(kept.parts), len(found) // 2
@@ -388,9 +387,9 @@ class Table:
         if prefix is None:
             return self
         tail, width = self.tail, self.tail.width
-        rows = tail.each(lambda part: part[:, :, :width], [prefix.width + n for n in tail.rows])
-        rows.parts = [*map(behind, prefix.parts, rows.parts)]
-        found = Table([rows], self.tokens, self.frame)
+        both = tail.each(lambda part: part[:, :, :width], [prefix.width + n for n in tail.rows])
+        both.parts = [*map(behind, prefix.parts, both.parts)]
+        found = Table([both], self.tokens, self.frame)
         found.unscored = self.unscored
         found.place(self.behind_prefix(self.positions, None))
         for name, array in self.beside.items():

@@ -6,6 +6,7 @@ import argparse
 import json
 import time
 from functools import partial
+from typing import Any
 
 import mlx.core as mx
 
@@ -43,10 +44,9 @@ def run(args: argparse.Namespace, settings: options.CacheSettings, ranks: Ranks)
         if args.eos_token not in tokenizer.get_vocab():
             raise ValueError(f"--eos-token {args.eos_token!r} is no token of {args.model}")
         tokenizer.eos_token = config["eos_token"] = args.eos_token
-    tokens = tokenizer.encode(text)
-    if tokenizer.has_chat_template:
-        open_end = {"add_generation_prompt": False, "continue_final_message": True}
-        tokens = options.templated(tokenizer, None, text, None, **open_end)
+    chats = tokenizer.has_chat_template
+    opened: Any = {"add_generation_prompt": False, "continue_final_message": True}
+    tokens = options.templated(tokenizer, None, text, **opened) if chats else tokenizer.encode(text)
     caches = settings.fitted(model).caches(model)
     began = time.perf_counter()
     with Watch() as watch:

@@ -16,7 +16,7 @@ from ..lm.generate import load
 from ..lm.models import fingerprint
 from ..lm.prompt_cache import budgets_of
 from ..lm.ranks import Ranks
-from ..lm.routing import evicting_caches
+from ..lm.routing import evicting_caches, modules_of
 from .flags import cache_parser
 from .options import CacheSettings, loaded
 from .parsing import number
@@ -98,7 +98,7 @@ def _name(models: list[Any], make: Any) -> str:
     """The same for the same weights, settings of the models and settings of caches."""
     caches = [one for own in make() for one in own]
     settings = [one.config for one in evicting_caches(caches)], budgets_of(caches)
-    adapters = [one.scale for each in models for one in each.modules() if "lora_a" in one]
+    adapters = [one.scale for each in models for one in modules_of(each) if "lora_a" in one]
     asked = repr((*settings, [getattr(model, "args", None) for model in models], *adapters))
     return " ".join([*map(fingerprint, models), hashlib.sha256(asked.encode()).hexdigest()[:16]])
 

@@ -58,8 +58,10 @@ def are_codes(rows: StoredRows) -> bool:
     return isinstance(rows, PackedRows) and len(rows.parts) == 2
 
 
-def stored_rows(rows: Parts, bits: int, group_size: int) -> StoredRows:
-    """Rows in parts: words and norms, or words, scales and biases."""
+def stored_rows(rows: mx.array | Parts, bits: int, group_size: int) -> StoredRows:
+    """Rows as they are handed over: an array, words and norms, or words, scales and biases."""
+    if not isinstance(rows, tuple):
+        return rows
     parts = tuple(part for part in rows if part is not None)
     return parts[0] if len(parts) == 1 else PackedRows(parts, bits, group_size)
 
@@ -155,17 +157,15 @@ def attention_request(
     """The request of right arguments, as ``fast`` names them; ``more`` are fields of it."""
     if isinstance(mask, str):
         causal, mask = True, None
-    threshold, v_bits = 0.0, v_bits or bits
-    stored = stored_rows(keys, bits, group_size) if isinstance(keys, tuple) else keys
-    others = stored_rows(values, v_bits, group_size) if isinstance(values, tuple) else values
+    stored, threshold = stored_rows(keys, bits, group_size), 0.0
     if mask is not None:
         threshold = MASK_THRESHOLDS.get(mask.dtype, 0.0)
         pairs = *queries.shape[:3], stored.shape[2]
         if mask.shape[2:] != pairs[2:]:
             mask = mx.broadcast_to(mask, pairs, stream=stream)
     return AttentionRequest(
-        queries, stored, others, scale, causal, mask, mask_threshold=threshold, stream=stream,
-        **more,
+        queries, stored, stored_rows(values, v_bits or bits, group_size), scale, causal, mask,
+        mask_threshold=threshold, stream=stream, **more,
     )  # fmt: skip
 
 

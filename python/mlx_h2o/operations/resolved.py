@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextvars
 import os
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import mlx.core as mx
 
 from mlx_h2o.operations import composed
+from mlx_h2o.operations.arguments import placed
 from mlx_h2o.operations.composed import (
     accumulating,
     buffers,
@@ -102,17 +102,15 @@ class Operations:
     ) -> tuple[mx.array, mx.array]:
         """``attention_and_accumulate`` that was not refused: ``add_mass`` of the weights, where
         ``decay`` is None, or the moving average of the scores."""
-        if request.stream is not None:
-            with mx.stream(request.stream):
-                return self.accumulate(replace(request, stream=None), importance, decay)
         request.return_scores, request.return_lse = decay is not None, False
         found: Any = self.attend(request)
-        if decay is None:
-            new = accumulating.add_mass(importance, found.weights)
-        else:
-            new = accumulating.add_average(importance, found.scores, decay, request.hides)
-        # Untied, the scores of every step would wait for someone to ask, graph and all.
-        return mx.depends(found.out, [new]), new
+        with placed(request.stream):
+            if decay is None:
+                new = accumulating.add_mass(importance, found.weights)
+            else:
+                new = accumulating.add_average(importance, found.scores, decay, request.hides)
+            # Untied, the scores of every step would wait for someone to ask, graph and all.
+            return mx.depends(found.out, [new]), new
 
     def serving(self, request: AttentionRequest, op: str = "attention") -> Operations:
         """Itself, or else the composition. Raises ValueError where it was named and cannot."""

@@ -124,17 +124,15 @@ def dense(rows: StoredRows) -> mx.array:
 
 def attention(request: AttentionRequest) -> AttentionResult:
     """Attention as ``fast`` documents it; packed rows are dequantised to float32 first."""
-    if request.stream is not None:
-        with mx.stream(request.stream):
-            return attention(replace(request, stream=None))
-    if request.has_codes:
-        keys, values = dense(request.keys), dense(request.values)
-        found = attention(replace(turbo.turned(request), keys=keys, values=values))
-        return found._replace(out=turbo.output(request, found.out))
-    asked = request.return_scores or request.return_lse or request.return_skipped
-    if asked or request.queries.shape[2] <= QUERIES:
-        return _attend(request)
-    return in_blocks(masked(request), _attend)
+    with placed(request.stream):
+        if request.has_codes:
+            keys, values = dense(request.keys), dense(request.values)
+            found = attention(replace(turbo.turned(request), keys=keys, values=values))
+            return found._replace(out=turbo.output(request, found.out))
+        asked = request.return_scores or request.return_lse or request.return_skipped
+        if asked or request.queries.shape[2] <= QUERIES:
+            return _attend(request)
+        return in_blocks(masked(request), _attend)
 
 
 def _attend(request: AttentionRequest) -> AttentionResult:

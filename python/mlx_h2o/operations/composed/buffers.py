@@ -7,7 +7,6 @@ results are new objects.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import repeat
 
 import mlx.core as mx
 
@@ -31,7 +30,8 @@ def put_rows(buffer: mx.array, slots: mx.array, rows: mx.array) -> mx.array:
 
 def put_each(buffers: list[mx.array], slots: mx.array, rows: list[mx.array]) -> list[mx.array]:
     """The same of rows [B, H, n, width] of each buffer, at ``slots`` [B, 1, n, 1] of all heads."""
-    return [*map(mx.put_along_axis, buffers, repeat(slots), rows, repeat(2))]
+    pairs = zip(buffers, rows, strict=True)
+    return [mx.put_along_axis(buffer, slots, new, axis=2) for buffer, new in pairs]
 
 
 def append_rows(buffers: list[mx.array], rows: list[mx.array], start: int) -> list[mx.array]:
