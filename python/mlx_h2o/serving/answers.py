@@ -13,8 +13,6 @@ from typing import Any
 from .request import Event, Request
 from .text import TokenLogprob
 
-__all__ = ["ChatChoice", "Choice", "failure", "heads", "usage"]
-
 _LOG = logging.getLogger("mlx_h2o")
 
 

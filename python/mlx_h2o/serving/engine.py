@@ -29,8 +29,6 @@ from .request import BusyError, Event, Request
 from .snapshots import Snapshots, is_cuttable, places
 from .text import Writer
 
-__all__ = ["Engine"]
-
 _LOG = logging.getLogger("mlx_h2o")
 _AGAIN = 3  # how often a request may be running when a step of the model fails, and join again
 _EVERY = 256  # tokens between two places of an answer at which caches are kept, where it is cut

@@ -15,8 +15,6 @@ from llguidance import LLMatcher, LLTokenizer
 
 from ..lm.sharing import common
 
-__all__ = ["constrain", "matcher", "vocabulary_of"]
-
 _TRIAL = """
 import signal, sys, threading
 from llguidance import LLMatcher, LLTokenizer

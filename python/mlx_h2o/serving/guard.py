@@ -21,8 +21,6 @@ from starlette.responses import JSONResponse
 
 from .answers import failure
 
-__all__ = ["Guard"]
-
 _LOCAL = {"localhost", "127.0.0.1", "::1"}
 _OPEN = {"/health", "/openapi.json"}  # paths that need no key
 

@@ -30,8 +30,6 @@ from .request import BusyError, Event, Request
 from .sampling import Sampling
 from .schema import Body, ChatBody, CompletionBody, what_is_wrong
 
-__all__ = ["ServerSettings", "make_app"]
-
 _LONG = 1 << 16  # bytes of a request that others do not wait for
 _UNREAD = 1 << 13  # pieces of an answer that wait for who asked; who does not read loses it
 

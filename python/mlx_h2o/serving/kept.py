@@ -15,8 +15,6 @@ import numpy as np
 
 from ..lm.sharing import common
 
-__all__ = ["Entry", "Kept", "key_of"]
-
 T = TypeVar("T")
 
 

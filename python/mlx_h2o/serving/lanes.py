@@ -19,8 +19,6 @@ from mlx_lm.generate import (
 
 from .memory import Limits
 
-__all__ = ["Lanes"]
-
 
 @dataclass
 class _Lane:

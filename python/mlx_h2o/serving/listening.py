@@ -12,8 +12,6 @@ import uvicorn
 
 from .engine import Engine
 
-__all__ = ["listen", "serve"]
-
 _LOG = logging.getLogger("mlx_h2o")
 _BACKLOG = 1024  # connections that the system may hold before they are accepted
 

@@ -15,8 +15,6 @@ from ..lm.outline import Outline, total_bytes
 from ..lm.ranks import ranks_of
 from ..lm.routing import evicting_caches, int_setting
 
-__all__ = ["COPIED", "Limits", "Memory", "bounds", "usual_bytes"]
-
 _PROMPTS, _ANSWERS = 8, 32  # the most that are read, and made, together where that is not said
 _FREED = 16  # MLX keeps one in so many of the bytes for buffers that were freed
 COPIED = 1.5

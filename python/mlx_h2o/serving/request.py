@@ -17,8 +17,6 @@ from .grammar import constrain
 from .sampling import Sampling
 from .text import TokenLogprob, Writer, logprobs_of
 
-__all__ = ["BusyError", "Event", "Request"]
-
 
 class BusyError(Exception):
     """The queue is full, or the engine is about to end."""

@@ -14,8 +14,6 @@ from transformers import PreTrainedTokenizerBase
 
 from .sampling import Sampling
 
-__all__ = ["Body", "ChatBody", "CompletionBody", "what_is_wrong"]
-
 _WHOLE = 1 << 30  # of a text that penalties look at
 PLAIN = (
     "{% for one in messages %}{{ one.role }}: {{ one.content }}\n{% endfor %}"

@@ -17,8 +17,6 @@ from ..lm.ranks import ALONE, Ranks
 from ..lm.routing import evicting_caches, parts_of
 from .kept import Entry, Kept, key_of
 
-__all__ = ["Snapshots", "held_tokens", "is_cuttable", "places"]
-
 LEAST = 32  # tokens between two places
 MOST = 48  # places of one prompt
 

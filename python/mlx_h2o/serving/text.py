@@ -11,8 +11,6 @@ import mlx.core as mx
 from mlx_lm.generate import TextStateMachine, make_text_state_machine
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-__all__ = ["TokenLogprob", "Writer", "logprobs_of", "token_text"]
-
 _MACHINE: Any = TextStateMachine
 _MARKS = "<|channel|>", "<|message|>"
 _HARMONY = _MACHINE(
