@@ -12,7 +12,7 @@ from ..config import KV_FORMATS, H2OConfig
 from ..lm.files import check_folder
 from ..lm.generate import check_path
 from ..lm.layers import LAYERS, read_budgets
-from .parsing import OneLineParser, checked, json_object, nbytes, number, row_count
+from .parsing import OneLineParser, checked, json_object, nbytes, new_file, number, row_count
 
 
 def _names(text: str) -> list[str]:
@@ -37,6 +37,7 @@ _FLAGS: dict[str, tuple[Any, ...]] = {
     "--model": (_MODEL, None, "MODEL", "a directory, a name on the hub, or demo"),
     "--adapter-path": (_ADAPTER, None, "DIR", "adapter weights and settings"),
     "--trust-remote-code": (bool, False, "", "let the tokenizer run its own code"),
+    "--output": (new_file, None, "FILE", "JSON file to write"),
     "--quantize-activations -qa": (bool, False, "", "quantise activations as weights are"),
     "--prefill-step-size": (number(1), 2048, "N", "prompt tokens read at a time"),
     "--verbose": (_is_yes, True, "YES", "false: print only the text"),

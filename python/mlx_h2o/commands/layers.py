@@ -12,19 +12,17 @@ from ..lm.prompt_cache import budgets_of, make_prompt_cache
 from ..lm.ranks import Ranks
 from .flags import cache_parser
 from .options import CacheSettings
-from .parsing import OneLineParser, new_file
+from .parsing import OneLineParser
 
 
 def parser() -> OneLineParser:
     """Of its flags."""
-    found = cache_parser(
+    return cache_parser(
         "layers",
         "Find the KV heads of a model that retrieve, by random tokens said twice, and show the "
-        "rows of each. The file is for --budgets.", "", {"": "model"},
+        "rows of each. The file is for --budgets.", "", {"": "model output"},
         "max-kv-size sink-size context-size", model=...,
     )  # fmt: skip
-    found.add_argument("--output", type=new_file, metavar="FILE", help="JSON file to write")
-    return found
 
 
 def run(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None:
