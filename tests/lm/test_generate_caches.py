@@ -79,7 +79,5 @@ def test_summary_counts_what_evicts():
     caches = [*make_prompt_cache(model, 16)[:2], mlx_lm_cache.KVCache()]
     with routing(model):
         mx.eval(model(mx.array(random_prompt(20))[None], cache=caches))
-    found = summary(caches)
-    assert (found.layers, found.evicting, found.rows, found.evicted) == (3, 2, 16, 8)
-    assert found.nbytes == sum(cache.nbytes for cache in caches)
-    assert str(found) == f"2 of 3 layers evict, 16 rows, 8 evicted, {found.nbytes:,} bytes"
+    nbytes = sum(cache.nbytes for cache in caches)
+    assert summary(caches) == f"2 of 3 layers evict, 16 rows, 8 evicted, {nbytes:,} bytes"

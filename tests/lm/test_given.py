@@ -208,7 +208,7 @@ def test_none_is_no_limit(settings, demo):
         for _ in range(3):
             mx.eval(model(mx.array([random_prompt(100)]), cache=made))
     assert {one.size() for one in made} == {300}
-    assert str(summary(made)).startswith("0 of 6 layers evict, 300 rows, 0 evicted")
+    assert summary(made).startswith("0 of 6 layers evict, 300 rows, 0 evicted")
     (default,) = {one.config.max_kv_size for one in make_prompt_cache(model, layers="equal")}
     assert default == 256
     given = {"max_kv_size": None, "return_prompt_caches": True, **settings}

@@ -244,14 +244,14 @@ def test_models_that_hide_their_attention_have_equal_rows(name, reason):
     assert reason in probe(model).reason
     caches = make_prompt_cache(model, 40, policy="keydiff")
     assert {*budgets_of(caches)} == {40}
-    assert f"the same rows for every KV head: the model {reason}" in str(summary(caches, model))
+    assert f"the same rows for every KV head: the model {reason}" in summary(caches, model)
 
 
 def test_a_summary_says_how_rows_are_shared_out(demo):
     caches = make_prompt_cache(demo, 100)
     rows = [one for layer in by_head(budgets_of(caches)) for one in layer]
-    assert f"{min(rows)} to {max(rows)} rows by KV head" in str(summary(caches, demo))
-    equal = str(summary(make_prompt_cache(demo, 100, layers="equal"), demo))
+    assert f"{min(rows)} to {max(rows)} rows by KV head" in summary(caches, demo)
+    equal = summary(make_prompt_cache(demo, 100, layers="equal"), demo)
     assert "KV head" not in equal
 
 

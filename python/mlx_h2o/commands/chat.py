@@ -15,7 +15,7 @@ import mlx.core as mx
 from mlx_lm.generate import DEFAULT_MODEL
 
 from ..lm.generate import stream_generate
-from ..lm.prompt_cache import summary
+from ..lm.prompt_cache import rows_held
 from ..lm.ranks import Ranks, ranks_of
 from . import options
 from .flags import cache_parser
@@ -111,10 +111,10 @@ def _answered(
             answer.close()
     print(" ..." if pressed else "")
     if last is not None:
-        held = summary(caches)
+        rows, evicted = rows_held(caches)
         print(
             f"{last.generation_tokens} tokens · {last.generation_tps:.1f} tok/s · prompt "
-            f"{last.prompt_tps:.1f} tok/s · {held.rows} rows, {held.evicted} evicted · peak "
+            f"{last.prompt_tps:.1f} tok/s · {rows} rows, {evicted} evicted · peak "
             f"{last.peak_memory:.2f} GB"
         )
     return caches

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from types import EllipsisType
 from typing import Any, cast
@@ -301,56 +301,27 @@ def beyond_context(made_for: int | None, tokens: int) -> str:
     )
 
 
-@dataclass(frozen=True)
-class CacheSummary:
-    """What the caches of a model hold; ``str()`` says it in a line.
-
-    layers: caches, one per layer.
-    evicting: those among them whose rows are bounded.
-    rows: rows per head of the fullest evicting cache.
-    evicted: rows per head that have gone, summed over the evicting caches.
-    nbytes: bytes of all caches.
-    shared_out: how many rows layers may hold, where that needs a word; else empty.
-    """
-
-    layers: int
-    evicting: int
-    rows: int
-    evicted: int
-    nbytes: int
-    shared_out: str = ""
-
-    def __str__(self) -> str:
-        said = f", {self.shared_out}" if self.shared_out else ""
-        return (
-            f"{self.evicting} of {self.layers} layers evict, {self.rows} rows, "
-            f"{self.evicted} evicted, {self.nbytes:,} bytes{said}"
-        )
-
-
-def summary(caches: Sequence[Any], model: Module | None = None) -> CacheSummary:
-    """Count layers, rows and bytes of a model's caches. With the ``model`` it says too why all
-    layers have the same rows, where its probe could not be made."""
+def rows_held(caches: Iterable[Any]) -> tuple[int, int]:
+    """Rows per head of the fullest evicting cache, and those that have gone, of all of them."""
     evicting = list(evicting_caches(caches))
-    return CacheSummary(
-        layers=len(caches),
-        evicting=sum(
-            any(one.config.max_kv_size for one in evicting_caches([cache])) for cache in caches
-        ),
-        rows=max((cache.size() for cache in evicting), default=0),
-        evicted=sum(cache.evicted for cache in evicting),
-        nbytes=sum(cache.nbytes for cache in caches),
-        shared_out=_shared_out(evicting, model),
-    )
+    rows = max((cache.size() for cache in evicting), default=0)
+    return rows, sum(cache.evicted for cache in evicting)
 
 
-def _shared_out(caches: Sequence[H2OKVCache], model: Module | None) -> str:
-    budgets = {one.config.max_kv_size or 0 for one in caches}
-    if len(budgets) > 1:
-        return f"{min(budgets):,} to {max(budgets):,} rows by KV head"
-    found = None if budgets <= {0} else known_probe(model)
-    said = "the same rows for every KV head: the model"
-    return f"{said} {found.reason}" if found is not None and found.reason else ""
+def summary(caches: Sequence[Any], model: Module | None = None) -> str:
+    """What the caches of a model hold, in a line: layers, rows and bytes, and how rows are shared
+    out. With the ``model`` it says too why all layers have the same, where its probe could not be
+    made."""
+    budgets = [{one.config.max_kv_size or 0 for one in evicting_caches([own])} for own in caches]
+    layers, (rows, evicted) = sum(map(any, budgets)), rows_held(caches)
+    said = f"{layers} of {len(caches)} layers evict, {rows} rows, {evicted} evicted, "
+    said += f"{total_bytes(caches):,} bytes"
+    if len(found := set[int]().union(*budgets)) > 1:
+        return f"{said}, {min(found):,} to {max(found):,} rows by KV head"
+    why = known_probe(model) if any(found) else None
+    if why is None or not why.reason:
+        return said
+    return f"{said}, the same rows for every KV head: the model {why.reason}"
 
 
 def budgets_of(caches: Sequence[Any]) -> list[Any]:
