@@ -72,7 +72,7 @@ def recalled(model: Any, tokenizer: Any, make: Callable[[], list[Any]]) -> float
     """The share of the tokens of answers that are right."""
     settings = Settings(documents=PASSAGES, lengths=(TOKENS,))
     (case,) = cases(model, tokenizer, [("demo", demo.text())], ("facts",), settings)
-    right = case.measure(make, reading.silent)["tokens"]
+    right = case.measure(make, lambda done, total: None)["tokens"]
     return sum(right) / len(right)
 
 

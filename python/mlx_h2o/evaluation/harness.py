@@ -16,9 +16,9 @@ from lm_eval.api.registry import register_model
 from mlx_lm import evaluate as mlx_lm_evaluate
 
 from ..caches.cache import PROMPT_CHUNK
-from ..lm.generate import batch_generate, load
+from ..lm.generate import batch_generate, load, read
 from ..lm.prompt_cache import fit_bytes, make_prompt_cache
-from .reading import read, routed
+from .reading import routed
 
 _STEP = "prefill_step_size"
 _upstream: Any = mlx_lm_evaluate

@@ -15,14 +15,11 @@ from typing import Any
 
 import mlx.core as mx
 
+from ..lm.generate import read
 from ..lm.routing import evicting_caches, routing_for
 
 Progress = Callable[[int, int], None]
 """Called with (tokens done, tokens in all)."""
-
-
-def silent(done: int, total: int) -> None:
-    """Says nothing."""
 
 
 @dataclass(frozen=True)
@@ -48,24 +45,6 @@ def routed(model: Any, caches: Sequence[Any]) -> AbstractContextManager[Any]:
     return routing_for(model, ours) if ours else nullcontext()
 
 
-def read(
-    model: Any,
-    caches: list[Any],
-    tokens: mx.array,
-    chunk: int,
-    progress: Progress = silent,
-) -> mx.array:
-    """Feed tokens [B, T] in chunks; the last logits [B, V], computed when they are needed. The
-    caller routes the model."""
-    logits: mx.array
-    total = tokens.shape[1]
-    for start in range(0, total, chunk):
-        logits = model(tokens[:, start : start + chunk], cache=caches)[:, -1]
-        mx.eval([cache.state for cache in caches])
-        progress(min(start + chunk, total), total)
-    return logits
-
-
 def forced(
     model: Any,
     caches: list[Any],
@@ -76,7 +55,7 @@ def forced(
     chunk: int | None = None,
     keep: bool = False,
     reference: Forced | None = None,
-    progress: Progress = silent,
+    progress: Progress = lambda done, total: None,
 ) -> Forced:
     """Read the first `first` of tokens [B, T], then the rest `step` at a time, predicting each.
 

@@ -12,6 +12,7 @@ import mlx.core as mx
 from mlx_lm.generate import generate_step
 
 from ..caches.cache import PROMPT_CHUNK
+from ..lm.generate import read
 from .reading import routed
 from .statistics import in_turns
 
@@ -45,8 +46,7 @@ class Timed:
             self._own, self.caches = 0, self._make()
         end = min(self._at + PROMPT_CHUNK, len(self._prompt) - 1)
         with self._turn("prefill", self.prefill):
-            self._model(self._prompt[None, self._at : end], cache=self.caches)
-            mx.eval([one.state for one in self.caches])
+            read(self._model, self.caches, self._prompt[None, self._at : end], PROMPT_CHUNK)
         self._at = end % (len(self._prompt) - 1)
 
     def begin(self) -> None:

@@ -23,10 +23,11 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models.cache import make_prompt_cache as stock_cache
 
+from ..lm.generate import read
 from ..lm.generation_checks import vocabulary
-from .facts import Tokenizer, Tokens
+from .facts import Tokens
 from .questions import PROMPT, Asked, Settings, chats, planted_texts, samples, windows
-from .reading import Forced, Progress, answers, forced, read, routed
+from .reading import Forced, Progress, answers, forced, routed
 from .speed import Make
 
 CHUNK = 512
@@ -45,23 +46,17 @@ Figures = dict[str, list[float]]
 
 @dataclass(frozen=True)
 class Case:
-    """One thing to measure.
+    """One thing to measure."""
 
-    task: of TASKS.
-    tokens: how long its texts are; arms are sized for that.
-    measure: its figures of caches that a function makes; the model is routed.
-    full: those of the full cache, where they are known without; else None.
-    """
-
-    task: str
-    tokens: int
-    measure: Callable[[Make, Progress], Figures]
-    full: Callable[[], Figures] | None = None
+    task: str  # of TASKS
+    tokens: int  # how long its texts are; arms are sized for that
+    measure: Callable[[Make, Progress], Figures]  # of caches that a function makes
+    full: Callable[[], Figures] | None = None  # of the full cache, where they are known without
 
 
 def cases(
     model: Any,
-    tokenizer: Tokenizer,
+    tokenizer: Any,
     texts: Sequence[tuple[str, str]],
     tasks: Sequence[str],
     settings: Settings,

@@ -158,6 +158,16 @@ def generate(
         return mlx_lm.generate(model, tokenizer, prompt, verbose=verbose, **kwargs) or ""
 
 
+def read(model: Any, caches: list[Any], tokens: mx.array, chunk: int) -> mx.array:
+    """Feed tokens [B, T] in chunks; the last logits [B, V], computed when they are needed. The
+    caller routes the model."""
+    logits: mx.array
+    for start in range(0, tokens.shape[1], chunk):
+        logits = model(tokens[:, start : start + chunk], cache=caches)[:, -1]
+        mx.eval([cache.state for cache in caches])
+    return logits
+
+
 def read_prompt(
     model: Module,
     caches: list[Any],
@@ -254,9 +264,8 @@ def batch_generate(
     if shared:
         step = kwargs.get("prefill_step_size", PROMPT_CHUNK)
         with routing_for(model, caches[0]):
-            for start in range(0, shared, step):  # chunks end where those of whole prompts do
-                model(mx.array([own[0][start : min(start + step, shared)]]), cache=caches[0])
-                mx.eval([cache.state for cache in caches[0]])
+            # Chunks end where those of whole prompts do.
+            read(model, caches[0], mx.array([own[0][:shared]]), step)
         share(caches[0])
         own = [prompt[shared:] for prompt in own]
     if prompt_caches is None:

@@ -17,6 +17,7 @@ from mlx_lm.generate import (
     speculative_generate_step,
 )  # fmt: skip
 
+from ..lm.generate import read
 from .memory import Limits
 
 
@@ -86,8 +87,7 @@ class Lanes:
         chunk, one.ahead[0] = part[: self._limits.step], part[self._limits.step :]
         for model, count in zip(self._models, self._layers, strict=True):
             own = [next(caches) for _ in range(count)]
-            model(mx.array(chunk)[None], cache=own)
-            mx.eval([cache.state for cache in own])
+            read(model, own, mx.array([chunk]), len(chunk))
         one.all_tokens = one.all_tokens + chunk
         if whole := not one.ahead[0]:
             del one.ahead[0]
