@@ -27,12 +27,9 @@ FEW_ROWS = 32
 
 @dataclass(frozen=True)
 class CacheSettings:
-    """What the flags ask for.
+    """What the flags ask for."""
 
-    given: arguments of ``make_prompt_cache``, beside its models and ``length``.
-    """
-
-    given: dict[str, Any]
+    given: dict[str, Any]  # arguments of make_prompt_cache, beside its models and length
 
     def __str__(self) -> str:
         file = self.given.get("budgets")

@@ -123,14 +123,10 @@ def parsed(text: str) -> Arm:
 
 @dataclass(frozen=True)
 class ArmCaches:
-    """An arm's caches for texts of one length.
+    """An arm's caches for texts of one length."""
 
-    make: new caches, one per layer.
-    nbytes: what they hold of the text at most, over all layers that grow.
-    """
-
-    make: Callable[[], list[Any]]
-    nbytes: int
+    make: Callable[[], list[Any]]  # new ones, one per layer
+    nbytes: int  # what they hold of the text at most, over all layers that grow
 
 
 class Sizes:

@@ -8,22 +8,12 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
+from typing import Any
 
 Tokens = tuple[int, ...]
-
-
-class Tokenizer(Hashable, Protocol):
-    """What is used of a tokenizer: mlx_lm's `TokenizerWrapper` has it."""
-
-    def encode(self, text: str, *, add_special_tokens: bool = ...) -> list[int]: ...
-
-    def decode(self, token_ids: list[int]) -> str: ...
-
-    def get_vocab(self) -> dict[str, int]: ...
 
 
 @dataclass(frozen=True)
@@ -37,18 +27,12 @@ class Fact:
 
 @dataclass(frozen=True)
 class Wording:
-    """How a fact is put. `{key}` and `{word}` bring their leading space, digits bring none.
+    """How a fact is put. `{key}` and `{word}` bring their leading space, digits bring none."""
 
-    line: the fact up to its value.
-    value: `{word}`, or as many `#` as there are digits; a space in front of them is the line's.
-    end: what follows the value in the text.
-    question: what asks for the value; None: the line itself.
-    """
-
-    line: str
-    value: str
-    end: str
-    question: str | None = None
+    line: str  # the fact up to its value
+    value: str  # `{word}`, or as many `#` as digits; a space in front of them is the line's
+    end: str  # what follows the value in the text
+    question: str | None = None  # what asks for the value; None: the line itself
 
 
 WORDINGS = {
@@ -69,7 +53,7 @@ WORDINGS = {
 }
 
 
-def draw(tokenizer: Tokenizer, wording: str, count: int, chance: random.Random) -> list[Fact]:
+def draw(tokenizer: Any, wording: str, count: int, chance: random.Random) -> list[Fact]:
     """So many facts of one wording with different keys, all of the same numbers of tokens.
 
     The numbers are those that are most common with this tokenizer, so that texts can be read side
@@ -98,7 +82,7 @@ def draw(tokenizer: Tokenizer, wording: str, count: int, chance: random.Random) 
 
 
 def insert(
-    tokenizer: Tokenizer, body: Sequence[int], facts: Sequence[Fact], places: Sequence[int]
+    tokenizer: Any, body: Sequence[int], facts: Sequence[Fact], places: Sequence[int]
 ) -> Tokens:
     """The facts in the text, each in front of the first word that begins at its place or after it.
 
@@ -116,7 +100,7 @@ def insert(
 
 
 def _fact(
-    tokenizer: Tokenizer, wording: str, key: str, word: str, chance: random.Random
+    tokenizer: Any, wording: str, key: str, word: str, chance: random.Random
 ) -> Fact:  # fmt: skip
     form = WORDINGS[wording]
     digits = form.value.count("#")
@@ -137,7 +121,7 @@ def _counts(fact: Fact) -> tuple[int, int, int]:
 
 
 @lru_cache(maxsize=64)
-def _lengths(tokenizer: Tokenizer, wording: str) -> tuple[int, int, int]:
+def _lengths(tokenizer: Any, wording: str) -> tuple[int, int, int]:
     """The most common numbers of tokens of facts in this wording."""
     chance, words = random.Random(wording), _words(tokenizer)
     facts = (
@@ -147,7 +131,7 @@ def _lengths(tokenizer: Tokenizer, wording: str) -> tuple[int, int, int]:
     return Counter(map(_counts, facts)).most_common(1)[0][0]
 
 
-def encode(tokenizer: Tokenizer, text: str) -> Tokens:
+def encode(tokenizer: Any, text: str) -> Tokens:
     """The tokens of a part of a text."""
     return tuple(tokenizer.encode(text, add_special_tokens=False))
 
@@ -157,7 +141,7 @@ _LEADING_SPACE = ("\u0120", "\u2581")
 
 
 @lru_cache(maxsize=8)
-def _words(tokenizer: Tokenizer) -> Sequence[str]:
+def _words(tokenizer: Any) -> Sequence[str]:
     """Words of more than four letters, one token each with their leading space, sorted."""
     spaced = (token for token in tokenizer.get_vocab() if token.startswith(_LEADING_SPACE))
     words = {token[1:] for token in spaced if token[1:].isascii() and token[1:].isalpha()}
@@ -168,7 +152,7 @@ _REACH = 64
 """Tokens within which a word begins, in languages that write spaces."""
 
 
-def _word_end(tokenizer: Tokenizer, tokens: Sequence[int], place: int) -> int:
+def _word_end(tokenizer: Any, tokens: Sequence[int], place: int) -> int:
     """The first index from `place` on whose token begins a word, so that no word is cut."""
     for index in range(place, min(place + _REACH, len(tokens))):
         if _begins_word(tokenizer, tokens[index]):
@@ -176,9 +160,9 @@ def _word_end(tokenizer: Tokenizer, tokens: Sequence[int], place: int) -> int:
     return place
 
 
-def _begins_word(tokenizer: Tokenizer, token: int) -> bool:
+def _begins_word(tokenizer: Any, token: int) -> bool:
     convert = getattr(tokenizer, "convert_ids_to_tokens", None)
     piece = convert(token) if convert is not None else None
     if isinstance(piece, str) and piece.startswith(_LEADING_SPACE):
         return True  # SentencePiece drops the space of a token decoded alone
-    return tokenizer.decode([token]).startswith(" ")
+    return str(tokenizer.decode([token])).startswith(" ")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .arms import PINNED
-from .facts import WORDINGS, Fact, Tokenizer, Tokens, draw, encode, insert
+from .facts import WORDINGS, Fact, Tokens, draw, encode, insert
 
 PROMPT = PINNED
 """Tokens of a text that are read before the first is predicted."""
@@ -22,31 +22,18 @@ PROMPT = PINNED
 
 @dataclass(frozen=True)
 class Settings:
-    """What all arms share.
+    """What all arms share. Raises ValueError, of one line, naming what is out of range."""
 
-    documents: texts of each task.
-    length: tokens of each where losses are measured.
-    step: tokens that are read at once where losses are measured: of more than one the later see
-        the earlier, whatever the budget is.
-    lengths: tokens of texts with facts, and of a chat.
-    facts: facts in each text.
-    wordings: of WORDINGS, in turn.
-    writing: tokens to write.
-    ruler: a file of RULER's samples.
-    seed: draws facts, tokens that are written, and rows that random policies keep.
-
-    Raises ValueError, of one line, naming what is out of range.
-    """
-
-    documents: int = 4
-    length: int = 768
+    documents: int = 4  # texts of each task
+    length: int = 768  # tokens of each where losses are measured
+    # Tokens that are read at once there: of several the later see the earlier, whatever the budget.
     step: int = 1
-    lengths: tuple[int, ...] = (1000, 2000, 4000)
-    facts: int = 16
-    wordings: tuple[str, ...] = tuple(name for name in WORDINGS if name != "secret")
-    writing: int = 6000
-    ruler: str | None = None
-    seed: int = 0
+    lengths: tuple[int, ...] = (1000, 2000, 4000)  # tokens of texts with facts, and of a chat
+    facts: int = 16  # in each text
+    wordings: tuple[str, ...] = tuple(name for name in WORDINGS if name != "secret")  # in turn
+    writing: int = 6000  # tokens to write
+    ruler: str | None = None  # a file of RULER's samples
+    seed: int = 0  # draws facts, tokens that are written, and rows that random policies keep
 
     def __post_init__(self) -> None:
         counts = dict.fromkeys(("documents", "step", "facts", "writing"), 1)
@@ -70,7 +57,7 @@ class Asked:
 
 
 def windows(
-    tokenizer: Tokenizer, texts: Sequence[tuple[str, str]], *, count: int, length: int
+    tokenizer: Any, texts: Sequence[tuple[str, str]], *, count: int, length: int
 ) -> list[Tokens]:
     """`count` windows of `length` tokens, spread over the texts in turn.
 
@@ -96,7 +83,7 @@ def windows(
 
 
 def planted_texts(
-    tokenizer: Tokenizer, texts: Sequence[tuple[str, str]], length: int, settings: Settings
+    tokenizer: Any, texts: Sequence[tuple[str, str]], length: int, settings: Settings
 ) -> list[Asked]:
     """Texts of a number of tokens with facts spread over them, their wordings in turn."""
     bodies = windows(tokenizer, texts, count=settings.documents, length=length)
@@ -107,7 +94,7 @@ def planted_texts(
 
 
 def chats(
-    tokenizer: Tokenizer, texts: Sequence[tuple[str, str]], length: int, settings: Settings
+    tokenizer: Any, texts: Sequence[tuple[str, str]], length: int, settings: Settings
 ) -> list[Asked]:
     """Chats of two turns of half the tokens each; the facts are in the first."""
     bodies = windows(tokenizer, texts, count=2 * settings.documents, length=length // 2)
@@ -122,7 +109,7 @@ def chats(
     return found
 
 
-def samples(tokenizer: Tokenizer, file: str, count: int) -> list[Asked]:
+def samples(tokenizer: Any, file: str, count: int) -> list[Asked]:
     """The first samples of a file of RULER, each question apart from its text."""
     found = []
     with Path(file).open(encoding="utf-8") as lines:
@@ -146,7 +133,7 @@ def samples(tokenizer: Tokenizer, file: str, count: int) -> list[Asked]:
 
 
 def _planted(
-    tokenizer: Tokenizer, body: Tokens, count: int, chance: random.Random, settings: Settings
+    tokenizer: Any, body: Tokens, count: int, chance: random.Random, settings: Settings
 ) -> Asked:
     """As many tokens as the body, `count` facts among them and in the place of its end."""
     wordings = settings.wordings
@@ -178,7 +165,7 @@ def _frame(tokenizer: Any) -> tuple[Tokens, Tokens, Tokens]:
     return (*first, *one), two, three
 
 
-def _front(tokenizer: Tokenizer) -> Tokens:
+def _front(tokenizer: Any) -> Tokens:
     """The token that begins a text, where the tokenizer puts one in front."""
     alone = tokenizer.encode("")
     first = getattr(tokenizer, "bos_token_id", None)

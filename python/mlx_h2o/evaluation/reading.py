@@ -24,18 +24,12 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Forced:
-    """Texts of which every token was predicted before it was read.
+    """Texts of which every token was predicted before it was read."""
 
-    losses: [B, N] negative log-likelihoods of the tokens, in nats.
-    top1: int [B, N], the tokens held most likely.
-    log_weights: float16 [B, N, V], logits less the greatest; None where they were not asked for.
-    divergences: [B, N], Kullback-Leibler divergence of the next token from the reference's, in
-        nats; None without a reference.
-    """
-
-    losses: mx.array
-    top1: mx.array
-    log_weights: mx.array | None = None
+    losses: mx.array  # [B, N] negative log-likelihoods of the tokens, in nats
+    top1: mx.array  # int [B, N], the tokens held most likely
+    log_weights: mx.array | None = None  # float16 [B, N, V], logits less the greatest, if asked for
+    # [B, N], Kullback-Leibler divergence of the next token from the reference's, if there is one.
     divergences: mx.array | None = None
 
 

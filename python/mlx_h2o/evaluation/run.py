@@ -18,7 +18,6 @@ from ..lm.files import write_text
 from ..lm.prompt_cache import context_length
 from .arms import DEFAULT, Arm, Sizes
 from .environment import blas, environment
-from .facts import Tokenizer
 from .questions import Settings
 from .reading import Progress
 from .report import Result
@@ -34,7 +33,7 @@ SHARES = (Fraction(1, 4), Fraction(1, 8))
 
 def evaluate(
     model: Any,
-    tokenizer: Tokenizer,
+    tokenizer: Any,
     texts: Sequence[tuple[str, str]],
     arms: Sequence[Arm] = DEFAULT,
     *,

@@ -23,16 +23,11 @@ Sampler = Callable[[mx.array], mx.array]
 
 @dataclass(frozen=True)
 class Ranks:
-    """The processes of a group, as one of them sees it; what all of them have to call is said.
+    """The processes of a group, as one of them sees it; what all of them have to call is said."""
 
-    size: how many there are; 1 is a model that is whole.
-    rank: which of them this is.
-    group: MLX's; None: there is one process.
-    """
-
-    size: int = 1
-    rank: int = 0
-    group: Any = None
+    size: int = 1  # how many there are; 1 is a model that is whole
+    rank: int = 0  # which of them this is
+    group: Any = None  # MLX's; None: there is one process
     _last: list[mx.array] = field(default_factory=list, compare=False, repr=False)
 
     @classmethod

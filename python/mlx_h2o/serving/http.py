@@ -36,13 +36,12 @@ _UNREAD = 1 << 13  # pieces of an answer that wait for who asked; who does not r
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """name: of the served model. sampling, max_tokens: where requests do not say. template: of the
-    chat template. api_key, hosts, origins, most_bytes: who may ask, and how much."""
+    """Of the served model, and who may ask, and how much."""
 
     name: str
-    sampling: Sampling = field(default_factory=Sampling)
-    max_tokens: int = 512
-    template: dict[str, Any] = field(default_factory=dict)
+    sampling: Sampling = field(default_factory=Sampling)  # where requests do not say
+    max_tokens: int = 512  # likewise
+    template: dict[str, Any] = field(default_factory=dict)  # of the chat template
     api_key: str | None = None
     hosts: Sequence[str] = ()
     origins: Sequence[str] = ()

@@ -37,44 +37,28 @@ class Event:
 
 @dataclass(eq=False)
 class Request:
-    """One answer that is asked for.
+    """One answer that is asked for, and what the engine knows of it."""
 
-    Args:
-        tokens: of the prompt.
-        sink: is told of each Event, in the engine's thread; it must not wait.
-        max_tokens: of the answer.
-        sampling: how its tokens are chosen.
-        penalties: arguments of mlx_lm's ``make_logits_processors``.
-        stops: texts that end it.
-        top_logprobs: likeliest tokens to tell of with each one; None: no logprobs.
-        state: the kind of text with which the answer begins.
-        goes_on: whether the answer goes on with the text of the prompt.
-        grammar: a matcher of which a copy limits the answer; None: nothing does.
-    """
+    tokens: list[int]  # of the prompt
+    sink: Callable[[Event], None]  # is told of each, in the engine's thread; it must not wait
+    max_tokens: int = 512  # of the answer
+    sampling: Sampling = field(default_factory=Sampling)  # how its tokens are chosen
+    penalties: dict[str, Any] = field(default_factory=dict)  # of mlx_lm's make_logits_processors
+    stops: Sequence[str] = ()  # texts that end it
+    top_logprobs: int | None = None  # likeliest tokens to tell of with each; None: no logprobs
+    state: str = "normal"  # the kind of text with which the answer begins
+    goes_on: bool = False  # whether the answer goes on with the text of the prompt
+    grammar: Any = None  # a matcher of which a copy limits the answer; None: nothing does
 
-    tokens: list[int]
-    sink: Callable[[Event], None]
-    max_tokens: int = 512
-    sampling: Sampling = field(default_factory=Sampling)
-    penalties: dict[str, Any] = field(default_factory=dict)
-    stops: Sequence[str] = ()
-    top_logprobs: int | None = None
-    state: str = "normal"
-    goes_on: bool = False
-    grammar: Any = None
-
-    left: bool = False
-    """Set by whoever asked once nobody waits for the answer any more."""
-    number: int = 0
-    """Set by the engine: how many were submitted before it."""
-    cached: int | None = None
-    """Tokens of the prompt that were not read again, once that is known."""
+    left: bool = False  # set by whoever asked, once nobody waits for the answer any more
+    number: int = 0  # set by the engine: how many were submitted before it
+    cached: int | None = None  # tokens of the prompt that were not read again, once that is known
     answer: list[int] = field(default_factory=list)
     begun: float = field(default_factory=time.monotonic)
+    failure: Exception | None = None
     _suspect: bool = False  # it was running when a step failed, and has had no token since
     _nbytes: int = 0
     _failures: int = 0
-    failure: Exception | None = None
     _writer: Writer | None = None
     _places: list[int] = field(default_factory=list)
 
