@@ -136,14 +136,12 @@ class Ours:
         words = Tokenizer(models.WordLevel({f"w{n}": n for n in range(VOCABULARY)}, "w0"))
         plain = PreTrainedTokenizerFast(tokenizer_object=words, additional_special_tokens=["w1"])
 
-        def make() -> list[list[Any]]:
-            return [mlx_h2o.make_prompt_cache(model, layers="equal", **settings)]
+        def make() -> list[Any]:
+            return mlx_h2o.make_prompt_cache(model, layers="equal", **settings)
 
         memory = Memory([model], make, 8 << 30, Limits(step=STEP, prompts=1, decode=4))
-        self.engine = Engine(
-            [model], TokenizerWrapper(plain, eos_token_ids=[0]), make, memory,
-            Snapshots(1 << 28),
-        )  # fmt: skip
+        tokenizer = TokenizerWrapper(plain, eos_token_ids=[0])
+        self.engine = Engine(tokenizer, memory, Snapshots(1 << 28))
 
     def keep(self) -> Any:
         self.ask([2], [], 1)  # the answer before is kept by then

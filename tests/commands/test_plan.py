@@ -200,8 +200,8 @@ def test_what_is_said_to_fit_is_let_in_by_the_server(capsys):
     )
     settings = {"max_kv_size": rows, "kv_bits": 8, "v_bits": 5, "policy": "h2o", "layers": "equal"}
 
-    def make() -> list[list[Any]]:
-        return [mlx_h2o.make_prompt_cache(outline, **settings)]
+    def make() -> list[Any]:
+        return mlx_h2o.make_prompt_cache(outline, **settings)
 
     memory = Memory([outline], make, 40 * 10**9, Limits(4, 1))
     assert 4 * memory.of_request(context) <= memory.free

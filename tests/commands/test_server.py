@@ -172,7 +172,7 @@ def test_caches_on_disk_are_of_a_model_and_of_settings():
         models = [tiny_qwen3(layers=layers)]
         for settings in ({}, {"max_kv_size": 20}, {"kv_bits": 8, "kv_group_size": 32}):
             asked = CacheSettings({"layers": "equal"} | settings)
-            make = partial(server._made, models, asked)
+            make = partial(asked.caches, *models)
             found |= {server._name(models, make), server._name(models, make)}
     models[0].args.rope_theta += 1  # with the same weights
     found.add(server._name(models, make))
@@ -197,7 +197,7 @@ def test_prompts_that_are_read_take_half_of_what_the_weights_leave():
     model = load("demo")[0]
 
     def fits(limit: int, *given: int) -> Memory:
-        return Memory([model], lambda: [make_prompt_cache(model)], limit * 10**6, Limits(*given))
+        return Memory([model], lambda: make_prompt_cache(model), limit * 10**6, Limits(*given))
 
     for limit, prompts in ((400, 1), (1000, 2), (8000, 8)):
         found = fits(limit)

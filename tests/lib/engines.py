@@ -46,12 +46,12 @@ def engine_of(
     models = models or [tiny()[0]]
     given = {"max_kv_size": None, "layers": "equal"} | settings
 
-    def fresh() -> list[list[Any]]:
-        return [make_prompt_cache(model, **given) for model in models]
+    def fresh() -> list[Any]:
+        return [one for model in models for one in make_prompt_cache(model, **given)]
 
     limits = limits if limits is not None else Limits(32, 8, step=512)
     fits = Memory(models, fresh, memory, limits)
-    engine = Engine(models, tokenizer or tiny()[1], fresh, fits, Snapshots(kept), store)
+    engine = Engine(tokenizer or tiny()[1], fits, Snapshots(kept), store)
     try:
         yield engine
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, cast
 
 from ..caches.cache import PROMPT_CHUNK
@@ -128,10 +129,7 @@ def _fits(
     """How many sequences fit, what each of ``count`` gets, and the command."""
     stored = "unquantised" if _held(outline, FEW_BITS, 1, context) is None else FEW_BITS
     settings = _settings(outline, stored) | {"max_kv_size": max(context, step), "layers": "equal"}
-
-    def make() -> list[list[Any]]:
-        return [make_prompt_cache(cast(Any, outline), **settings)]
-
+    make = partial(make_prompt_cache, cast(Any, outline), **settings)
     try:
         memory = Memory([outline], make, limit, Limits(count, 1, step=step))
     except ValueError as error:  # which names flags of the server too

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None
         model, tokenizer = loaded(args, ranks, **template)
         models = [model] if args.draft_model is None else [model, load(args.draft_model)[0]]
         mx.eval([one.parameters() for one in models])
-        make = partial(_made, models, settings.fitted(*models))
+        make = partial(settings.fitted(*models).caches, *models)
         limits = Limits(
             args.decode_concurrency, args.prompt_concurrency, args.max_queue,
             args.prefill_step_size, args.num_draft_tokens,
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None
         if args.cache_dir is not None:
             store = disk.PromptStore(args.cache_dir, args.cache_size, _name(models, make))
             stack.enter_context(contextlib.closing(store))
-        engine = Engine(models, tokenizer, make, memory, snapshots, store)
+        engine = Engine(tokenizer, memory, snapshots, store)
         stack.callback(engine.close, 10)
         memory.apply()
         sampling = Sampling(args.temp, args.top_p, args.top_k, args.min_p)
@@ -89,14 +89,9 @@ def run(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None
             raise ValueError(f"the engine has ended: {engine.error}")
 
 
-def _made(models: list[Any], settings: CacheSettings) -> list[list[Any]]:
-    """New caches, one list for each model."""
-    return [settings.caches(model) for model in models]
-
-
 def _name(models: list[Any], make: Any) -> str:
     """The same for the same weights, settings of the models and settings of caches."""
-    caches = [one for own in make() for one in own]
+    caches = make()
     settings = [one.config for one in evicting_caches(caches)], budgets_of(caches)
     adapters = [one.scale for each in models for one in modules_of(each) if "lora_a" in one]
     asked = repr((*settings, [getattr(model, "args", None) for model in models], *adapters))

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from operator import add
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
 import mlx_lm
@@ -25,7 +25,7 @@ from ..config import H2OConfig
 from ..demo import DEMO, model_path
 from ..errors import check_int
 from .files import texts_of
-from .generation_checks import COUNTS, check_caches, check_drafts, checked_tokens
+from .generation_checks import COUNTS, check_caches, check_drafts, checked_tokens, layers_of
 from .models import is_padded
 from .prompt_cache import NAMES, check_given, make_prompt_cache
 from .ranks import dealt_out
@@ -349,7 +349,7 @@ def _caches(
         given = make_prompt_cache(models[0], draft_model=draft, **usual | settings)
     check_caches(operation, given, models, drafted)
     if drafted:
-        check_drafts(operation, given[: len(cast(Any, models[0]).layers)], seen)
+        check_drafts(operation, given[: layers_of(models[0])], seen)
     return given
 
 

@@ -22,6 +22,11 @@ def vocabulary(model: Any) -> int:
     return int_setting(model, "vocab_size") or int_setting(model, "num_vocab") or 2**31
 
 
+def layers_of(model: Any) -> int:
+    """How many caches a model has."""
+    return len(mlx_lm_cache.make_prompt_cache(model))
+
+
 def checked_tokens(operation: str, name: str, tokens: Any, models: Sequence[Module]) -> list[int]:
     """The token ids of a list or an array.
 
@@ -71,7 +76,7 @@ def check_caches(operation: str, caches: Any, models: Sequence[Module], drafted:
     expected = [
         f"{model_name(model)} layer {layer}"
         for model in models
-        for layer in range(len(mlx_lm_cache.make_prompt_cache(model)))
+        for layer in range(layers_of(model))
     ]
     known = isinstance(caches, list | tuple)
     if not known or len(caches) != len(expected):

@@ -22,6 +22,7 @@ from ..caches.cache import BatchH2OKVCache, H2OKVCache, QuantizedH2OKVCache
 from ..caches.heads import HeadGroups
 from ..version import __version__
 from .files import UNKNOWN, is_whole, replacing, texts_of, write_checksum
+from .generation_checks import layers_of
 from .models import fingerprint
 from .prompt_cache import with_own_rows
 from .routing import evicting_caches, model_name
@@ -209,7 +210,7 @@ def _description(path: str, text: str) -> dict[str, Any]:
 
 
 def _check_model(path: str, description: dict[str, Any], cache: list[Any], model: Any) -> None:
-    name, layers = model_name(model), len(mlx_lm_cache.make_prompt_cache(model))
+    name, layers = model_name(model), layers_of(model)
     if len(cache) != layers:
         raise _unfit(path, f"holds {len(cache)} layers, expected {layers} as {name} has")
     of = description.get("model")

@@ -16,7 +16,7 @@ import mlx.core as mx
 from mlx_lm.generate import BatchGenerator, StopSequences, generation_stream
 from mlx_lm.sample_utils import greedy_sampler
 
-from ..lm.generation_checks import check_drafts, checked_tokens, vocabulary
+from ..lm.generation_checks import check_drafts, checked_tokens, layers_of, vocabulary
 from ..lm.models import is_padded
 from ..lm.prompt_cache import beyond_context, context_length
 from ..lm.ranks import ranks_of
@@ -46,10 +46,8 @@ class Engine:
     tells the others of requests and tokens. If one fails alone, all end.
 
     Args:
-        models: the model, and behind it a draft model if there is one. Nobody else uses them.
         tokenizer: the model's.
-        make: new caches of the models, one list for each.
-        memory: what fits.
+        memory: what fits, of a model, and of a draft model if there is one. Nobody else uses them.
         snapshots: what was read before; the engine's own from here on.
         store: where snapshots outlive the process.
 
@@ -63,11 +61,11 @@ class Engine:
     least_on_disk = 256
 
     def __init__(
-        self, models: Sequence[Any], tokenizer: Any, make: Callable[[], list[list[Any]]],
-        memory: Memory, snapshots: Snapshots, store: PromptStore | None = None,
-    ) -> None:  # fmt: skip
-        self.model, *drafting = models
-        self.models, self.tokenizer, self._fresh = list(models), tokenizer, make()
+        self, tokenizer: Any, memory: Memory, snapshots: Snapshots, store: PromptStore | None = None
+    ) -> None:
+        self.models, self.tokenizer, self._fresh = memory.models, tokenizer, memory.make()
+        self.model, *self._drafting = memory.models
+        self._layers = layers_of(self.model)
         self.memory, self.snapshots, self.store = memory, snapshots, store
         self.ranks = ranks_of(self.model)
         # Of several ranks one cannot go on without the others: it ends with any of its failures.
@@ -75,14 +73,13 @@ class Engine:
         self._greedy = self.ranks.agreed(greedy_sampler)
         self.vocabulary = vocabulary(self.model)
         self.counts = {"finished": 0, "failed": 0, "left": 0, "read": 0, "cached": 0, "answered": 0}
-        batches = not drafting and not is_padded(self.model) and _have_batches(self._fresh[0])
-        mx.eval([model.modules() for model in models])  # where they were made: others may not
-        self._layers = [len(caches) for caches in self._fresh]
-        caches = [one for own in self._fresh for one in own]
+        alone = self._drafting or is_padded(self.model)
+        batches = not alone and _have_batches(self._fresh)
+        mx.eval([model.modules() for model in self.models])  # where they were made: others may not
         # Tokens up to which any beginning can be had of its caches.
-        lasting = min(bounds(caches), default=sys.maxsize) if is_cuttable(caches) else 0
+        lasting = min(bounds(self._fresh), default=sys.maxsize) if is_cuttable(self._fresh) else 0
         self._batches, self._lasting = self.ranks.least(batches, lasting)
-        self._scored = any(one.policy.needs_scores for one in evicting_caches(caches))
+        self._scored = any(one.policy.needs_scores for one in evicting_caches(self._fresh))
         special = set(getattr(tokenizer, "all_special_ids", ()))
         added: dict[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
         self._boundaries = frozenset(special | {n for n, one in added.items() if one.special})
@@ -115,8 +112,8 @@ class Engine:
         if wrong := [one for one in request.penalties.get("logit_bias", ()) if not 0 <= one < size]:
             raise ValueError(f"logit_bias names the token {wrong[0]}, expected 0 to {size - 1}.")
         count = len(request.tokens) + request.max_tokens
-        if len(self.models) > 1:
-            check_drafts("server", self._fresh[0], count)
+        if self._drafting:
+            check_drafts("server", self._fresh[: self._layers], count)
         if (needed := self.memory.of_request(count)) > self.memory.free:
             raise ValueError(
                 f"max_tokens is {request.max_tokens:,} and the prompt has "
@@ -180,8 +177,7 @@ class Engine:
     def _live(self) -> None:
         try:
             with ExitStack() as stack:
-                for model, caches in zip(self.models, self._fresh, strict=True):
-                    stack.enter_context(routing_for(model, list(evicting_caches(caches))))
+                stack.enter_context(routing_for(self.model, self._fresh, *self._drafting))
                 stack.enter_context(mx.stream(generation_stream))
                 while self._work():
                     pass
@@ -323,14 +319,14 @@ class Engine:
         caches, read = self.snapshots.find(tokens)
         if self.store is not None and (found := self.store.find(tokens, read))[0]:
             caches, read = found
-        return caches or [one for own in copy.deepcopy(self._fresh) for one in own], read
+        return caches or copy.deepcopy(self._fresh), read
 
     # The batch
 
     def _new_batch(self) -> Any:
         memory = self.memory
         if not self._batches:
-            return Lanes(self.models, self._layers, memory.limits)
+            return Lanes(self.models, memory.limits)
         return BatchGenerator(
             self.model, completion_batch_size=memory.decode, prefill_batch_size=memory.prompts,
             prefill_step_size=memory.limits.step, sampler=self._greedy, stream=generation_stream,

@@ -18,6 +18,7 @@ from mlx_lm.generate import (
 )  # fmt: skip
 
 from ..lm.generate import read
+from ..lm.generation_checks import layers_of
 from .memory import Limits
 
 
@@ -40,13 +41,12 @@ class Lanes:
     goes on by a chunk of its prompt or by a token.
 
     Args:
-        models: the model, and a draft model if there is one.
-        layers: how many caches each has. Those of a sequence stand one after the other.
+        models: the model, and a draft model if there is one, whose caches are behind the model's.
         limits: tokens of a chunk, and of a draft.
     """
 
-    def __init__(self, models: Sequence[Any], layers: Sequence[int], limits: Limits) -> None:
-        self._models, self._layers, self._limits = models, layers, limits
+    def __init__(self, models: Sequence[Any], limits: Limits) -> None:
+        self._models, self._layers, self._limits = models, [*map(layers_of, models)], limits
         self._lanes: dict[int, _Lane] = {}
         self._next = 0
 

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import mlx.core as mx
@@ -51,7 +52,7 @@ class Memory:
 
     Args:
         models: the model and, if there is one, a draft model.
-        make: their caches, one list for each.
+        make: new caches, those of the draft model behind the model's.
         limit: bytes of all arrays together, weights included.
         limits: how much at a time.
 
@@ -66,13 +67,13 @@ class Memory:
     """
 
     def __init__(
-        self, models: list[Any], make: Callable[[], list[list[Any]]], limit: int, limits: Limits
+        self, models: Sequence[Any], make: Callable[[], list[Any]], limit: int, limits: Limits
     ) -> None:
-        self.limit, self.limits, step = limit, limits, limits.step
+        self.models, self.make, self.limit, self.limits = models, make, limit, limits
         flat: Any = tree_flatten
         weights = sum(one.nbytes for model in models for _, one in flat(model.parameters()))
-        self._rows = max(bounds([one for caches in make() for one in caches]), default=0)
-        full, outlines = self._rows + 1, [Outline(model) for model in models]
+        self._rows = max(bounds(make()), default=0)
+        full, step, outlines = self._rows + 1, limits.step, [Outline(model) for model in models]
         self._full = _held(outlines, make, full)
         self._more = (_held(outlines, make, full + _FAR) - self._full) / _FAR
         chunk = min(full, step)
@@ -120,12 +121,13 @@ class Memory:
         return int(COPIED * (bounded + self._more * max(0, tokens - self._rows)))
 
 
-def _held(outlines: list[Outline], make: Callable[[], list[list[Any]]], *counts: int) -> int:
+def _held(outlines: list[Outline], make: Callable[[], list[Any]], *counts: int) -> int:
     """Bytes of new caches behind so many tokens, read in parts of these counts, and behind one more
     if there is one part."""
     counts = counts if len(counts) > 1 else (*counts, 1)
-    pairs = zip(outlines, make(), strict=True)
-    return sum(total_bytes([*one.fed(caches, *counts)][-1]) for one, caches in pairs)
+    caches = iter(make())
+    pairs = ((one, [*islice(caches, len(one.kept))]) for one in outlines)
+    return sum(total_bytes([*one.fed(own, *counts)][-1]) for one, own in pairs)
 
 
 def bounds(caches: Sequence[Any]) -> list[int]:
