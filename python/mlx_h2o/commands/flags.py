@@ -7,6 +7,8 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from mlx_lm.generate import str2bool
+
 from .. import policies
 from ..config import KV_FORMATS, H2OConfig
 from ..lm.files import check_folder
@@ -17,10 +19,6 @@ from .parsing import OneLineParser, checked, json_object, nbytes, new_file, numb
 
 def _names(text: str) -> list[str]:
     return [name.strip().rstrip("/").lower() for name in text.split(",") if name.strip()]
-
-
-def _is_yes(text: str) -> bool:
-    return text.lower() not in ("false", "f")
 
 
 _PART, _MODEL, _PROSE = number(0, 1, float), checked(str, check_path), checked(str, str.encode)
@@ -40,7 +38,7 @@ _FLAGS: dict[str, tuple[Any, ...]] = {
     "--output": (new_file, None, "FILE", "JSON file to write"),
     "--quantize-activations -qa": (bool, False, "", "quantise activations as weights are"),
     "--prefill-step-size": (number(1), 2048, "N", "prompt tokens read at a time"),
-    "--verbose": (_is_yes, True, "YES", "false: print only the text"),
+    "--verbose": (str2bool, True, "YES", "false: print only the text"),
     # The prompt
     "--prompt -p": (_PROSE, "hello", "TEXT", "the prompt, or - for standard input"),
     "--system-prompt": (_PROSE, None, "TEXT", "for the chat template"),
