@@ -161,8 +161,6 @@ def _word_end(tokenizer: Any, tokens: Sequence[int], place: int) -> int:
 
 
 def _begins_word(tokenizer: Any, token: int) -> bool:
-    convert = getattr(tokenizer, "convert_ids_to_tokens", None)
-    piece = convert(token) if convert is not None else None
-    if isinstance(piece, str) and piece.startswith(_LEADING_SPACE):
+    if str(tokenizer.convert_ids_to_tokens(token)).startswith(_LEADING_SPACE):
         return True  # SentencePiece drops the space of a token decoded alone
     return str(tokenizer.decode([token])).startswith(" ")
