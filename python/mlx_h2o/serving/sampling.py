@@ -49,6 +49,7 @@ class Sampling:
         return sample
 
     def _filtered(self, logprobs: mx.array, key: mx.array, spared: list[int]) -> mx.array:
+        # As mlx_lm's functions, which MLX compiles anew for each value: seconds on a CPU.
         if self.top_p < 1:
             rising = mx.sort(logprobs, axis=-1)
             above = mx.cumsum(mx.exp(rising), axis=-1, reverse=True, inclusive=False)
