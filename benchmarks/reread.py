@@ -30,7 +30,7 @@ import mlx_h2o
 from lib import common
 from mlx_h2o.evaluation.statistics import in_turns
 from mlx_h2o.serving.engine import Engine
-from mlx_h2o.serving.memory import Limits, Memory
+from mlx_h2o.serving.memory import Memory
 from mlx_h2o.serving.request import Request
 from mlx_h2o.serving.snapshots import Snapshots
 
@@ -139,7 +139,7 @@ class Ours:
         def make() -> list[Any]:
             return mlx_h2o.make_prompt_cache(model, layers="equal", **settings)
 
-        memory = Memory([model], make, 8 << 30, Limits(step=STEP, prompts=1, decode=4))
+        memory = Memory([model], make, 8 << 30, step=STEP, prompts=1, decode=4)
         tokenizer = TokenizerWrapper(plain, eos_token_ids=[0])
         self.engine = Engine(tokenizer, memory, Snapshots(1 << 28))
 

@@ -18,7 +18,7 @@ from mlx_h2o.cli import main
 from mlx_h2o.commands.plan import model_table, parser
 from mlx_h2o.lm.plan import Plan, configs, outline_of, outlined
 from mlx_h2o.lm.routing import routing_for
-from mlx_h2o.serving.memory import Limits, Memory
+from mlx_h2o.serving.memory import Memory
 from paths import ROOT
 
 CONFIGS = configs()
@@ -203,10 +203,13 @@ def test_what_is_said_to_fit_is_let_in_by_the_server(capsys):
     def make() -> list[Any]:
         return mlx_h2o.make_prompt_cache(outline, **settings)
 
-    memory = Memory([outline], make, 40 * 10**9, Limits(4, 1))
+    def fits() -> Memory:
+        return Memory([outline], make, 40 * 10**9, decode=4, prompts=1)
+
+    memory = fits()
     assert 4 * memory.of_request(context) <= memory.free
     settings["max_kv_size"] = rows * 11 // 10
-    assert 4 * Memory([outline], make, 40 * 10**9, Limits(4, 1)).of_request(context) > memory.free
+    assert 4 * fits().of_request(context) > memory.free
 
 
 def test_a_model_with_a_chat_template_is_for_chats(capsys, quantised, tmp_path):

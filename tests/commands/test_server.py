@@ -21,7 +21,7 @@ from mlx_lm.tuner.utils import linear_to_lora_layers
 import plain_http as httpx
 from mlx_h2o import load, make_prompt_cache
 from mlx_h2o.commands.options import CacheSettings
-from mlx_h2o.serving.memory import Limits, Memory
+from mlx_h2o.serving.memory import Memory
 from tiny_models import tiny_qwen3
 
 pytestmark = pytest.mark.downstream
@@ -196,12 +196,12 @@ def test_as_many_prompts_and_answers_at_a_time_as_fit(tmp_path, refused):
 def test_prompts_that_are_read_take_half_of_what_the_weights_leave():
     model = load("demo")[0]
 
-    def fits(limit: int, *given: int) -> Memory:
-        return Memory([model], lambda: make_prompt_cache(model), limit * 10**6, Limits(*given))
+    def fits(limit: int, **given: int) -> Memory:
+        return Memory([model], lambda: make_prompt_cache(model), limit * 10**6, **given)
 
     for limit, prompts in ((400, 1), (1000, 2), (8000, 8)):
         found = fits(limit)
         assert (found.prompts, found.lowered) == (prompts, prompts < 8)
         assert found.free > found.of_request(2048)
-    asked = fits(900, 7, 1)
+    asked = fits(900, decode=7, prompts=1)
     assert (asked.prompts, asked.decode, asked.lowered) == (1, 7, False)

@@ -13,7 +13,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 import mlx_h2o
 from mlx_h2o.lm.prompt_cache import make_prompt_cache
 from mlx_h2o.serving.engine import Engine
-from mlx_h2o.serving.memory import Limits, Memory
+from mlx_h2o.serving.memory import Memory
 from mlx_h2o.serving.request import Event, Request
 from mlx_h2o.serving.snapshots import Snapshots
 from tiny_models import random_prompt, tiny_qwen3, tiny_tokenizer
@@ -39,7 +39,7 @@ def demo() -> tuple[Any, Any]:
 
 @contextmanager
 def engine_of(
-    models: list[Any] | None = None, tokenizer: Any = None, *, limits: Limits | None = None,
+    models: list[Any] | None = None, tokenizer: Any = None, *, limits: dict[str, Any] | None = None,
     memory: int = 4 << 30, kept: int = 1 << 28, store: Any = None, **settings: Any,
 ) -> Iterator[Engine]:  # fmt: skip
     """One whose caches have these settings; unbounded where they say nothing."""
@@ -49,8 +49,8 @@ def engine_of(
     def fresh() -> list[Any]:
         return [one for model in models for one in make_prompt_cache(model, **given)]
 
-    limits = limits if limits is not None else Limits(32, 8, step=512)
-    fits = Memory(models, fresh, memory, limits)
+    limits = {"decode": 32, "prompts": 8, "step": 512} if limits is None else limits
+    fits = Memory(models, fresh, memory, **limits)
     engine = Engine(tokenizer or tiny()[1], fits, Snapshots(kept), store)
     try:
         yield engine

@@ -16,7 +16,6 @@ from transformers import PreTrainedTokenizerFast
 from engines import TEXT, Asked, ask, demo, engine_of, fail, submit, tiny
 from mlx_h2o import batch_generate
 from mlx_h2o.serving.answers import Choice
-from mlx_h2o.serving.memory import Limits
 from mlx_h2o.serving.request import BusyError, Event
 from mlx_h2o.serving.sampling import Sampling
 from mlx_h2o.serving.snapshots import Snapshots
@@ -216,7 +215,7 @@ def test_who_leaves_is_taken_out_within_a_token():
 
 
 def test_more_than_the_queue_holds_is_refused():
-    with engine_of(limits=Limits(decode=1, prompts=1, queue=2, step=64)) as engine:
+    with engine_of(limits={"decode": 1, "prompts": 1, "queue": 2, "step": 64}) as engine:
         running = submit(engine, TEXT, max_tokens=200)
         running.next()
         waiting = [submit(engine, TEXT) for _ in range(2)]
@@ -227,7 +226,7 @@ def test_more_than_the_queue_holds_is_refused():
 
 def test_requests_wait_for_bytes_and_prompts_give_way():
     """With room for two at a time, and what was read before in the way."""
-    limits = Limits(prompts=1, step=64)
+    limits = {"prompts": 1, "step": 64}
     with engine_of(limits=limits) as engine:
         one = engine.memory.of_request(100)
         reserved = engine.memory.limit - engine.memory.limit // 16 - engine.memory.free
@@ -246,7 +245,7 @@ def test_requests_wait_for_bytes_and_prompts_give_way():
 @pytest.mark.parametrize("settings", [{"max_kv_size": 128}, {"max_kv_size": 64, "kv_bits": 8}, {}])
 def test_the_peak_stays_below_the_memory(settings):
     """Sixty-four requests of unlike lengths, and room for eight of the longest."""
-    limits, given = Limits(prompts=4, step=64), {"tokenizer": demo()[1], **settings}
+    limits, given = {"prompts": 4, "step": 64}, {"tokenizer": demo()[1], **settings}
     model = demo()[0]
     with engine_of([model], memory=1 << 40, limits=limits, **given) as probe:
         memory = (probe.memory.limit * 15 // 16 - probe.memory.free) * 16 // 15

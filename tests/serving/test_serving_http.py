@@ -21,7 +21,6 @@ import plain_http as httpx
 from engines import demo, engine_of, fail
 from mlx_h2o.serving.http import ServerSettings, make_app
 from mlx_h2o.serving.listening import listen
-from mlx_h2o.serving.memory import Limits
 from mlx_h2o.serving.schema import ChatBody, CompletionBody
 
 TEXT = "It was a dark night, and the wind was in the trees. The captain looked at the sea and"
@@ -30,10 +29,10 @@ CHAT = [{"role": "user", "content": "What is the sea?"}]
 
 
 @contextmanager
-def app_of(limits: Limits | None = None, **settings: Any) -> Iterator[Any]:
+def app_of(limits: dict[str, Any] | None = None, **settings: Any) -> Iterator[Any]:
     """The address of a server of the demo model, and its engine."""
     model, tokenizer = demo()
-    with engine_of([model], tokenizer, limits=limits or Limits(step=256)) as engine:
+    with engine_of([model], tokenizer, limits=limits or {"step": 256}) as engine:
         listener = listen("127.0.0.1", 0)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)  # a reader is soon late
         app = make_app(engine, ServerSettings("demo", **{"max_tokens": 8} | settings))
@@ -314,7 +313,7 @@ def test_a_client_that_leaves(stream):
 
 
 def test_a_queue_that_is_full():
-    with app_of(Limits(decode=1, prompts=1, queue=1, step=64)) as (url, _):
+    with app_of({"decode": 1, "prompts": 1, "queue": 1, "step": 64}) as (url, _):
         body = {"prompt": TEXT, "max_tokens": 60}
         with ThreadPoolExecutor(6) as pool:
             answers = [*pool.map(post, [url] * 6, [body] * 6)]

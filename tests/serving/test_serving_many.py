@@ -11,7 +11,6 @@ from typing import Any
 import httpx
 import pytest
 
-from mlx_h2o.serving.memory import Limits
 from serving.test_serving_http import (
     CHAT,
     REFUSED,
@@ -87,7 +86,7 @@ def hostile(client: httpx.Client) -> list[Callable[[], bool]]:
 def test_256_clients_of_which_40_are_hostile():
     everybody = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     with (
-        app_of(Limits(step=256)) as (url, engine),
+        app_of({"step": 256}) as (url, engine),
         httpx.Client(base_url=f"{url}/v1", limits=everybody, timeout=120) as client,
     ):
         alone = [said(client, body, False) for body in ASKED]

@@ -14,7 +14,6 @@ from engines import tiny as tiny_model
 from mlx_h2o import make_prompt_cache
 from mlx_h2o.lm.routing import routing_for
 from mlx_h2o.serving.disk import PromptStore
-from mlx_h2o.serving.memory import Limits
 from mlx_h2o.serving.snapshots import Snapshots, held_tokens, places
 from models import tiny
 from tiny_models import random_prompt, tiny_gemma3, tiny_qwen3
@@ -131,7 +130,7 @@ def check_edit(kind, edit, most, size):
         new = 1
     models = [MADE[kind]()] if kind in MADE else None
     budget = {"max_kv_size": 64, "policy": "keydiff"} if kind == "bounded" else {}
-    with engine_of(models, limits=Limits(step=256), **budget) as engine:
+    with engine_of(models, limits={"step": 256}, **budget) as engine:
         engine._boundaries = frozenset([MARK])
         assert new <= read_again(engine, first, second) <= new + most
 
@@ -178,7 +177,7 @@ def check_conversations(kind, folder, said, rng):
     found: list[list[int]] = []
     for part in (said[: len(said) // 2], said[len(said) // 2 :]):
         store = PromptStore(folder, 1 << 30, "model") if kind == "disk" else None
-        with engine_of(models, limits=Limits(step=16, decode=4), store=store, **more) as engine:
+        with engine_of(models, limits={"step": 16, "decode": 4}, store=store, **more) as engine:
             engine.least_on_disk = 8
             for which, change, count in part:
                 prompt = prompts[which]

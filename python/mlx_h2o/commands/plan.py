@@ -15,7 +15,7 @@ from ..lm.plan import Plan, configs, outline_of, outlined
 from ..lm.prompt_cache import fit_bytes, make_prompt_cache
 from ..lm.routing import calls_attention
 from ..policies.h2o import H2O
-from ..serving.memory import COPIED, Limits, Memory, usual_bytes
+from ..serving.memory import COPIED, Memory, usual_bytes
 from .flags import add_flags
 from .parsing import OneLineParser, Shows, number
 
@@ -131,7 +131,7 @@ def _fits(
     settings = _settings(outline, stored) | {"max_kv_size": max(context, step), "layers": "equal"}
     make = partial(make_prompt_cache, cast(Any, outline), **settings)
     try:
-        memory = Memory([outline], make, limit, Limits(count, 1, step=step))
+        memory = Memory([outline], make, limit, decode=count, prompts=1, step=step)
     except ValueError as error:  # which names flags of the server too
         raise ValueError(str(error).partition(" (")[0]) from error
     free, read = memory.free, size_of(memory.reserved)

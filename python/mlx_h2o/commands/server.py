@@ -37,7 +37,7 @@ def run(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None
     except ImportError as error:
         missing = f"{error.name} is missing, expected pip install 'mlx-h2o[server]'"
         raise ValueError(missing) from error
-    from ..serving.memory import Limits, Memory, usual_bytes
+    from ..serving.memory import Memory, usual_bytes
     from ..serving.sampling import Sampling
     from ..serving.snapshots import Snapshots
 
@@ -51,11 +51,11 @@ def run(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None
         models = [model] if args.draft_model is None else [model, load(args.draft_model)[0]]
         mx.eval([one.parameters() for one in models])
         make = partial(settings.fitted(*models).caches, *models)
-        limits = Limits(
-            args.decode_concurrency, args.prompt_concurrency, args.max_queue,
-            args.prefill_step_size, args.num_draft_tokens,
+        memory = Memory(
+            models, make, args.memory or usual_bytes(), decode=args.decode_concurrency,
+            prompts=args.prompt_concurrency, queue=args.max_queue, step=args.prefill_step_size,
+            drafts=args.num_draft_tokens,
         )  # fmt: skip
-        memory = Memory(models, make, args.memory or usual_bytes(), limits)
         if memory.lowered:
             said = "%s bytes: prompts are read %d at a time, answers made %d at a time"
             _LOG.warning(said, f"{memory.limit:,}", memory.prompts, memory.decode)

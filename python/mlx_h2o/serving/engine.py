@@ -130,7 +130,7 @@ class Engine:
         with self._wake:
             if self._closing or self.ended.is_set():
                 raise BusyError("the server is about to end")
-            if self.waiting + len(requests) > self.memory.limits.queue:
+            if self.waiting + len(requests) > self.memory.queue:
                 raise BusyError(f"{self.waiting:,} requests wait already")
             for one in requests:
                 one.number = next(self._numbers)
@@ -219,7 +219,7 @@ class Engine:
         with self._wake:
             if not (here or untold):
                 self._wake.wait_for(lambda: self._come or self._closing, None if alone else _BEAT)
-                full = self.memory.limits.queue
+                full = self.memory.queue
                 self._wake.wait_for(lambda: not self.expected or self.waiting >= full, _MOMENT)
             come, self._come = self._come, []
             left = {one.number for one in here + come if one.left}
@@ -312,7 +312,7 @@ class Engine:
     def _is_cut_later(self, request: Request) -> bool:
         """Whether what it has read is still had, as it was, from its caches behind the first token,
         which need not wait for that."""
-        ahead = request.max_tokens if self._scored else 2 + self.memory.limits.drafts
+        ahead = request.max_tokens if self._scored else 2 + self.memory.drafts
         return len(request.seen) + ahead <= self._lasting
 
     def _read_before(self, tokens: list[int]) -> tuple[list[Any], int]:
@@ -326,10 +326,10 @@ class Engine:
     def _new_batch(self) -> Any:
         memory = self.memory
         if not self._batches:
-            return Lanes(self.models, memory.limits)
+            return Lanes(self.models, memory.step, memory.drafts)
         return BatchGenerator(
             self.model, completion_batch_size=memory.decode, prefill_batch_size=memory.prompts,
-            prefill_step_size=memory.limits.step, sampler=self._greedy, stream=generation_stream,
+            prefill_step_size=memory.step, sampler=self._greedy, stream=generation_stream,
         )  # fmt: skip
 
     def _step(self) -> None:

@@ -138,7 +138,7 @@ class _Asking:
         Raises:
             ValueError, BusyError: they cannot be answered, or not now.
         """
-        most = self.engine.memory.limits.queue
+        most = self.engine.memory.queue
         prompts = 1 if isinstance(body, ChatBody) else len(body.prompts)
         if (count := prompts * body.n) > most:
             said = f"n is {body.n} for {prompts:,} prompts, which makes {count:,} answers: "

@@ -20,7 +20,6 @@ from mlx_lm.generate import (
 
 from ..lm.generate import read
 from ..lm.generation_checks import layers_of
-from .memory import Limits
 
 
 @dataclass
@@ -38,11 +37,12 @@ class Lanes:
 
     Args:
         models: the model, and a draft model if there is one, whose caches are behind the model's.
-        limits: tokens of a chunk, and of a draft.
+        step, drafts: tokens of a chunk, and of a draft.
     """
 
-    def __init__(self, models: Sequence[Any], limits: Limits) -> None:
-        self._models, self._layers, self._limits = models, [*map(layers_of, models)], limits
+    def __init__(self, models: Sequence[Any], step: int, drafts: int) -> None:
+        self._models, self._layers = models, [*map(layers_of, models)]
+        self._step, self._drafts = step, drafts
         self._lanes: dict[int, _Lane] = {}
         self._numbers = itertools.count(1)
 
@@ -85,8 +85,8 @@ class Lanes:
     ) -> Iterator[Any]:  # fmt: skip
         *parts, last = segments
         for part in (*parts, last[:-1]):
-            for start in range(0, len(part), self._limits.step):
-                chunk, caches = part[start : start + self._limits.step], iter(lane.caches)
+            for start in range(0, len(part), self._step):
+                chunk, caches = part[start : start + self._step], iter(lane.caches)
                 for model, count in zip(self._models, self._layers, strict=True):
                     read(model, [*itertools.islice(caches, count)], mx.array([chunk]), len(chunk))
                 lane.tokens = lane.tokens + chunk
@@ -100,7 +100,7 @@ class Lanes:
         model, *drafting = self._models
         steps: Callable[..., Any] = generate_step
         if drafting:
-            drafts = {"draft_model": drafting[0], "num_draft_tokens": self._limits.drafts}
+            drafts = {"draft_model": drafting[0], "num_draft_tokens": self._drafts}
             steps = partial(speculative_generate_step, **drafts)
         answer = steps(
             mx.array(last[-1:]), model, max_tokens=max_tokens, sampler=samplers,

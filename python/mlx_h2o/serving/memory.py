@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -32,19 +31,6 @@ def usual_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * 3 // 4
 
 
-@dataclass(frozen=True)
-class Limits:
-    """decode: answers that are made together; None: 32, or as many as leave room for one. prompts:
-    those that are read together; None: 8, or as many as take half at most. queue: requests that
-    wait beside them. step, drafts: tokens of a prompt, and of a draft, at a time."""
-
-    decode: int | None = None
-    prompts: int | None = None
-    queue: int = 512
-    step: int = 2048
-    drafts: int = 3
-
-
 class Memory:
     """The bytes of a server, and what requests take of them.
 
@@ -54,10 +40,13 @@ class Memory:
         models: the model and, if there is one, a draft model.
         make: new caches, those of the draft model behind the model's.
         limit: bytes of all arrays together, weights included.
-        limits: how much at a time.
+        decode: answers that are made together; None: 32, or as many as leave room for one.
+        prompts: those that are read together; None: 8, or as many as take half at most.
+        queue: requests that wait beside them.
+        step, drafts: tokens of a prompt, and of a draft, at a time.
 
     Attributes:
-        prompts, decode: of the limits, those that fit.
+        prompts, decode: those that fit. The other arguments are attributes too.
         lowered: whether they are fewer than usual.
         reserved: bytes that reading and choosing tokens take.
         free: bytes that are left for caches.
@@ -67,13 +56,16 @@ class Memory:
     """
 
     def __init__(
-        self, models: Sequence[Any], make: Callable[[], list[Any]], limit: int, limits: Limits
-    ) -> None:
-        self.models, self.make, self.limit, self.limits = models, make, limit, limits
+        self, models: Sequence[Any], make: Callable[[], list[Any]], limit: int, *,
+        decode: int | None = None, prompts: int | None = None, queue: int = 512, step: int = 2048,
+        drafts: int = 3,
+    ) -> None:  # fmt: skip
+        self.models, self.make, self.limit = models, make, limit
+        self.queue, self.step, self.drafts = queue, step, drafts
         flat: Any = tree_flatten
         weights = sum(one.nbytes for model in models for _, one in flat(model.parameters()))
         self._rows = max(bounds(make()), default=0)
-        full, step, outlines = self._rows + 1, limits.step, [Outline(model) for model in models]
+        full, outlines = self._rows + 1, [Outline(model) for model in models]
         self._full = _held(outlines, make, full)
         self._more = (_held(outlines, make, full + _FAR) - self._full) / _FAR
         chunk = min(full, step)
@@ -90,12 +82,12 @@ class Memory:
         def fit(most: int, each: int, others: int) -> int:
             return max(1, min(most, (beside - others) // each))
 
-        decode = limits.decode or _ANSWERS
-        most = min(limits.prompts or _PROMPTS, decode)
-        self.prompts = most if limits.prompts else fit(most, 2 * of_prompt, 0)
+        answers = decode or _ANSWERS
+        most = min(prompts or _PROMPTS, answers)
+        self.prompts = most if prompts else fit(most, 2 * of_prompt, 0)
         others = self.prompts * of_prompt + sequence
-        self.decode = limits.decode or fit(decode, of_answer, others)
-        self.lowered = (self.prompts, self.decode) != (most, decode)
+        self.decode = decode or fit(answers, of_answer, others)
+        self.lowered = (self.prompts, self.decode) != (most, answers)
         self.reserved = self.prompts * of_prompt + self.decode * of_answer
         self.free = beside - self.reserved
         if self.free <= 0:
