@@ -35,21 +35,15 @@ _UNITS = {"": 1} | {
 
 @dataclass(frozen=True)
 class Sizing:
-    """Settings whose caches fit into a number of bytes; ``str()`` says it in a line.
-
-    config: the settings.
-    nbytes: of the caches of all layers, for one sequence, once they are full.
-    peak_nbytes: the most while 2,048 tokens of a prompt are read: each layer then has all of them
-        beside its rows, and is back at ``nbytes`` when they have been attended to.
-    draft_nbytes: of ``nbytes``, those of the caches of a draft model.
-    why: why rows have these bits, where they were chosen; else empty.
-    """
+    """Settings whose caches fit into a number of bytes; ``str()`` says it in a line."""
 
     config: H2OConfig
-    nbytes: int
+    nbytes: int  # of the caches of all layers, for one sequence, once they are full
+    # The most while 2,048 tokens of a prompt are read: each layer then has all of them beside its
+    # rows, and is back at nbytes when they have been attended to.
     peak_nbytes: int
-    draft_nbytes: int = 0
-    why: str = ""
+    draft_nbytes: int = 0  # of nbytes, those of the caches of a draft model
+    why: str = ""  # why rows have these bits, where they were chosen
 
     def __str__(self) -> str:
         why = f" ({self.why})" if self.why else ""
