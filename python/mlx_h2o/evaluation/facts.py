@@ -1,7 +1,8 @@
 """Facts in several wordings for any tokenizer, planted in texts, and the questions for them.
 
 Keys, and the values of some wordings, are words that are one token with their leading space. A
-question is the beginning of its fact, which a language model goes on with.
+question is the beginning of its fact, which a language model goes on with. A tokenizer can be
+hashed, and has what mlx_lm's `TokenizerWrapper` has of one.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class Case:
 
     task: str  # of TASKS
     tokens: int  # how long its texts are; arms are sized for that
-    measure: Callable[[Make, Progress], Figures]  # of caches that a function makes
+    measure: Callable[[Make, Progress], Figures]  # of caches that a function makes, routed
     full: Callable[[], Figures] | None = None  # of the full cache, where they are known without
 
 
