@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import mlx.core as mx
+from mlx.utils import tree_flatten
 from mlx_lm.models import cache as mlx_lm_cache
 
 from .routing import evicting_caches, routing_for
@@ -49,6 +50,11 @@ class Outline:
         with routing_for(cast(Any, self), []):
             model(mx.zeros((1, 1), mx.int32), cache=caches)
         self.kept = [_kept(cache, narrow) for cache in caches]
+
+    @property
+    def weights(self) -> int:
+        """Bytes of the weights."""
+        return sum(array.nbytes for _, array in cast(Any, tree_flatten)(self.parameters()))
 
     def make_cache(self) -> list[Any]:
         """mlx_lm's own caches."""

@@ -15,7 +15,7 @@ from typing import Any, cast
 import mlx.core as mx
 import mlx.nn as nn
 from huggingface_hub import snapshot_download
-from mlx.utils import tree_flatten, tree_map
+from mlx.utils import tree_map
 from mlx_lm.utils import _get_classes, load_config, load_model
 
 from .generate import loading, widened
@@ -83,11 +83,6 @@ class Plan(Outline):
         parts = (self._config, self._config.get("text_config") or {})
         found = (part.get(name) for name in _CONTEXT for part in parts)
         return next((tokens for tokens in found if isinstance(tokens, int)), None)
-
-    @property
-    def weights(self) -> int:
-        """Bytes of the weights."""
-        return sum(array.nbytes for _, array in cast(Any, tree_flatten)(self.parameters()))
 
 
 def outline_of(name: str) -> Plan:

@@ -9,7 +9,6 @@ from itertools import islice
 from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
 
 from ..lm.outline import Outline, total_bytes
 from ..lm.ranks import ranks_of
@@ -62,10 +61,8 @@ class Memory:
     ) -> None:  # fmt: skip
         self.models, self.make, self.limit = models, make, limit
         self.queue, self.step, self.drafts = queue, step, drafts
-        flat: Any = tree_flatten
-        weights = sum(one.nbytes for model in models for _, one in flat(model.parameters()))
-        self._rows = max(bounds(make()), default=0)
-        full, outlines = self._rows + 1, [Outline(model) for model in models]
+        self._rows, outlines = max(bounds(make()), default=0), [Outline(model) for model in models]
+        full, weights = self._rows + 1, sum(one.weights for one in outlines)
         self._full = _held(outlines, make, full)
         self._more = (_held(outlines, make, full + _FAR) - self._full) / _FAR
         chunk = min(full, step)
