@@ -140,14 +140,21 @@ def test_a_template_can_be_told_not_to_think(tmp_path: Path) -> None:
 
 
 CALL = '<tool_call>{"name": "weather", "arguments": {}}'
+WRONG = ("[1]", '"sunny"', '{"a": NaN}', r'{"a": "\ud83d"}', r'{}, "name": "a\udc00"')
+"""Arguments that a client could not read, or not send back."""
 
 
 @pytest.mark.parametrize(
     ("tools", "text"),
-    [(TOOLS, "Now<tool_call>{</tool_call>."), (TOOLS, CALL), ([], f"{CALL}</tool_call>.")],
-)
+    [
+        (TOOLS, "Now<tool_call>{</tool_call>."), (TOOLS, CALL), ([], f"{CALL}</tool_call>."),
+        (TOOLS, "<tool_call>[]</tool_call>"),
+        *((TOOLS, f"{CALL.replace('{}', one)}</tool_call>") for one in WRONG),
+    ],
+)  # fmt: skip
 def test_what_is_no_call_is_text(tools: Any, text: str, tmp_path: Path, caplog: Any) -> None:
-    """One that cannot be read, that ends before its own end, or that nobody asked for."""
+    """One that cannot be read, here or there, that ends before its own end, or that nobody asked
+    for."""
     tokenizer = mlx_h2o.load(saved(FAMILIES["qwen2.5"], tmp_path))[1]
     writer, choice = Writer(tokenizer, ()), ChatChoice(0, tokenizer, tools)
     for token in tokenizer.encode(text, add_special_tokens=False):

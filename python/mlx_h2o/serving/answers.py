@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .request import Event, Request
+from .schema import FunctionCall
 from .text import TokenLogprob
 
 _LOG = logging.getLogger("mlx_h2o")
@@ -111,10 +112,7 @@ class ChatChoice(Choice):
             if not (whole and self._tools):
                 raise ValueError("it is cut" if self._tools else "no tools were given")
             parsed = self._tokenizer.tool_parser(text, self._tools)
-            calls = [
-                {"name": str(one["name"]), "arguments": _as_text(one.get("arguments", {}))}
-                for one in (parsed if isinstance(parsed, list) else [parsed])
-            ]
+            calls = [*map(_as_call, parsed if parsed and isinstance(parsed, list) else [parsed])]
         except Exception as error:  # parsers are many, and models write anything
             _LOG.warning("a tool call of the model cannot be read: %s", error)
             self._add(delta, "content", f"{self._tokenizer.tool_call_start}{text}{end}")
@@ -139,8 +137,12 @@ def _by_name(likely: Sequence[TokenLogprob]) -> dict[str, float]:
     return found
 
 
-def _as_text(arguments: Any) -> str:
-    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+def _as_call(parsed: Any) -> dict[str, str]:
+    """Raises an error where a client could not read it, or send it back."""
+    call = FunctionCall(name=parsed["name"], arguments=parsed.get("arguments"))
+    text = json.dumps(call.arguments, ensure_ascii=False, allow_nan=False)
+    f"{call.name}{text}".encode()  # or there is half of a surrogate pair
+    return {"name": call.name, "arguments": text}
 
 
 def heads(model: str, chat: bool) -> tuple[dict[str, Any], dict[str, Any]]:
