@@ -5,9 +5,12 @@ from __future__ import annotations
 import io
 import shlex
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
+from chat_families import FAMILIES, saved
 
 GENERATE = ("generate", "--model", "demo", "--prompt", "a")
 EVALUATE = ("evaluate", "--model", "demo")
@@ -52,6 +55,17 @@ def test_a_name_that_the_hub_does_not_give(monkeypatch, refused):
 def test_standard_input_that_is_no_text(monkeypatch, refused):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe text")))
     assert "--texts -: 'utf-8' codec can't decode" in refused(*EVALUATE, "--texts", "-")
+
+
+def test_a_template_that_refuses_a_prompt_is_told(tmp_path, refused):
+    family = replace(FAMILIES["qwen2.5"], template="{{ raise_exception('No ' ~ system) }}")
+    common = ["--model", saved(family, tmp_path), "--prompt", "Rain?"]
+    said = " the model's chat template refuses the prompt: "
+    found = refused("generate", *common, "--chat-template-config", '{"system": "rain"}')
+    assert found == f"mlx_h2o generate:{said}No rain\n"
+    found = refused("generate", *common, "--chat-template-config", '{"conversation": "rain"}')
+    assert said in found and "'conversation'" in found
+    assert said in refused("cache_prompt", *common, "--prompt-cache-file", tmp_path / "file")
 
 
 def test_a_long_text_is_read_without_a_warning(capfd):

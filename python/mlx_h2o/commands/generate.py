@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from functools import partial
 from typing import Any
 
@@ -15,7 +14,7 @@ from ..lm.ranks import Ranks
 from ..lm.saving import load_prompt_cache, saved_texts
 from . import options
 from .flags import cache_parser
-from .parsing import OneLineParser
+from .parsing import OneLineParser, json_object
 from .watch import Watch
 
 
@@ -93,14 +92,10 @@ def _of_saved(args: argparse.Namespace, given: dict[str, Any]) -> dict[str, Any]
             f"--prompt-cache-file is of the model {of!r}, found --model {args.model!r}"
         )
     args.model = of
-    said = metadata.get("tokenizer_config", "{}")
     try:
-        return {**json.loads(said)}
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"{args.prompt_cache_file} has the tokenizer_config {said:.80}, expected an object in "
-            "JSON"
-        ) from error
+        return json_object(metadata.get("tokenizer_config", "{}"))
+    except argparse.ArgumentTypeError as error:
+        raise ValueError(f"{args.prompt_cache_file} has a tokenizer_config: {error}") from error
 
 
 def _prompt(args: argparse.Namespace, tokenizer: Any, text: str) -> tuple[str, bool]:
@@ -111,10 +106,10 @@ def _prompt(args: argparse.Namespace, tokenizer: Any, text: str) -> tuple[str, b
                 "--system-prompt or --prefill-response is given, and no chat template to put it in"
             )
         return text, False
-    said = partial(options.templated, tokenizer, args.system_prompt, begun=args.prefill_response)
-    whole: str = said(text, tokenize=False, **args.chat_template_config)
+    said = partial(options.templated, tokenizer, args.system_prompt)
+    more = args.chat_template_config | {"tokenize": False}
+    whole: str = said(text, args.prefill_response, **more)
     if args.prompt_cache_file is None:
         return whole, True
     # What stands before the question is in the file.
-    before = said("<query>", tokenize=False, **args.chat_template_config).index("<query>")
-    return whole[before:], True
+    return whole[said("<query>", args.prefill_response, **more).index("<query>") :], True

@@ -122,14 +122,17 @@ def sampler(args: argparse.Namespace, model: Any, tokenizer: Any) -> Callable[[A
 
 
 def templated(
-    tokenizer: Any, system: str | None, question: str, begun: str | None = None, **more: Any
+    tokenizer: Any, system: str | None, question: str, begun: str | None = None, /, **more: Any
 ) -> Any:
     """A question in the chat template, behind what the system says; ``begun``: its answer."""
     said = [("system", system), ("user", question), ("assistant", begun)]
     messages = [{"role": role, "content": text} for role, text in said if text is not None]
     goes_on = begun is not None
     more = {"continue_final_message": goes_on, "add_generation_prompt": not goes_on} | more
-    return tokenizer.apply_chat_template(messages, **more)
+    try:
+        return tokenizer.apply_chat_template(messages, **more)
+    except Exception as error:  # of templates, which are programs of others
+        raise ValueError(f"the model's chat template refuses the prompt: {error}") from error
 
 
 def prompt_of(text: str) -> str:

@@ -135,7 +135,7 @@ def json_object(text: str) -> dict[str, Any]:
     """A type of argparse: an object in JSON."""
     try:
         found = json.loads(text)
-    except ValueError as error:
+    except (RecursionError, ValueError) as error:
         raise argparse.ArgumentTypeError(f"{text!r:.80} is not JSON: {error}") from error
     if not isinstance(found, dict):
         raise argparse.ArgumentTypeError(f"{text!r:.80} is not a JSON object")
