@@ -10,11 +10,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
 from mlx_lm.tuner.utils import linear_to_lora_layers
 
@@ -164,6 +166,22 @@ def test_an_answer_that_takes_longer_is_lost_and_said(tmp_path):
     assert "ending: 1 answers have 1 seconds" in log and "ended: answers were lost" in log
 
 
+@pytest.mark.slow
+def test_a_long_step_keeps_nobody_waiting_when_it_ends(tmp_path):
+    """Clients are told, and the process ends, though the model is still computing."""
+    flags = "--max-kv-size none --prefill-step-size 8192 --grace 0"
+    with serving(tmp_path, flags, "") as server, ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(server.ask, LONG * 28)
+        while (
+            "mlx_h2o_running 1.0" not in httpx.get(f"http://127.0.0.1:{server.port}/metrics").text
+        ):
+            assert not asked.done()
+        server.process.send_signal(signal.SIGTERM)
+        assert "the server has ended before the answer did" in asked.result()["error"]["message"]
+        assert server.process.wait(20) == 0
+    assert "ended: answers were lost" in server.log.read_text()
+
+
 def test_caches_on_disk_are_of_a_model_and_of_settings():
     from mlx_h2o.commands import server
 
@@ -180,7 +198,10 @@ def test_caches_on_disk_are_of_a_model_and_of_settings():
     for scale in (1.0, 2.0):
         models[0].layers[-1].self_attn.q_proj.scale = scale
         found.add(server._name(models, make))
-    assert len(found) == 9
+    for kind in (mx.float16, mx.float32):  # the same numbers, and rows of another kind
+        models[0].set_dtype(kind)
+        found.add(server._name(models, make))
+    assert len(found) == 11
 
 
 def test_as_many_prompts_and_answers_at_a_time_as_fit(tmp_path, refused):

@@ -111,6 +111,16 @@ def test_a_chat_is_answered_beside_a_slow_schema(monkeypatch):
         assert time.monotonic() - begun < 10
 
 
+def test_a_model_whose_answers_never_end_refuses(monkeypatch):
+    _, tokenizer = demo()
+    ends = {4096, *tokenizer.eos_token_ids}
+    monkeypatch.setattr(tokenizer, "_eos_token_ids", ends)
+    assert vocabulary_of.__wrapped__(tokenizer, 4096).eos_token in ends
+    monkeypatch.setattr(tokenizer, "_eos_token_ids", {-1, 4096})
+    with pytest.raises(ValueError, match="response_format needs"):
+        vocabulary_of.__wrapped__(tokenizer, 4096)
+
+
 def test_a_model_that_thinks_first_refuses(url, monkeypatch):
     monkeypatch.setattr(
         "mlx_h2o.serving.schema.ChatBody.encoded", lambda *given: [([1, 2], "reasoning")]

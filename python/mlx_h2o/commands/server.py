@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import hashlib
 import logging
+import os
 import signal
 from functools import partial
 from typing import Any
@@ -32,20 +33,19 @@ def run(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None
         raise ValueError("--host or --api-key is empty, expected a text")
     logging.basicConfig(level=args.log_level, format="%(asctime)s %(levelname)s %(message)s")
     try:
-        from ..serving import disk, http, listening, request, schema
+        from ..serving import disk, http, request, schema
         from ..serving.engine import Engine
     except ImportError as error:
         missing = f"{error.name} is missing, expected pip install 'mlx-h2o[server]'"
         raise ValueError(missing) from error
+    from ..serving.listening import listen, serve
     from ..serving.memory import Memory, usual_bytes
     from ..serving.sampling import Sampling
     from ..serving.snapshots import Snapshots
 
     with contextlib.ExitStack() as stack:
         # A port that is taken is told before the model is loaded.
-        listener = (
-            None if ranks.rank else stack.enter_context(listening.listen(args.host, args.port))
-        )
+        listener = None if ranks.rank else stack.enter_context(listen(args.host, args.port))
         template = {"chat_template": args.chat_template} if args.chat_template else {}
         model, tokenizer = loaded(args, ranks, **template)
         models = [model] if args.draft_model is None else [model, load(args.draft_model)[0]]
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None
             store = disk.PromptStore(args.cache_dir, args.cache_size, _name(models, make))
             stack.enter_context(contextlib.closing(store))
         engine = Engine(tokenizer, memory, snapshots, store)
-        stack.callback(engine.close, 10)
+        stack.callback(engine.close, 1)
         memory.apply()
         sampling = Sampling(args.temp, args.top_p, args.top_k, args.min_p)
         # What no request could be answered with is told now.
@@ -84,17 +84,21 @@ def run(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None
         else:
             where = args.model, *listener.getsockname()[:2], f"{memory.free:,}"
             _LOG.info("%s on http://%s:%d, %s bytes beside the weights%s", *where, ranks)
-            listening.serve(http.make_app(engine, asked), engine, listener, args.grace)
+            serve(http.make_app(engine, asked), engine, listener, args.grace)
         if engine.error is not None:
             raise ValueError(f"the engine has ended: {engine.error}")
+    if not engine.ended.is_set():
+        os._exit(0)  # in the middle of a long step, under which MLX would be taken down
 
 
 def _name(models: list[Any], make: Any) -> str:
-    """The same for the same weights, settings of the models and settings of caches."""
+    """The same for the same weights and their kinds, settings of the models and of caches."""
     caches = make()
     settings = [one.config for one in evicting_caches(caches)], budgets_of(caches)
-    adapters = [one.scale for each in models for one in modules_of(each) if "lora_a" in one]
-    asked = repr((*settings, [getattr(model, "args", None) for model in models], *adapters))
+    parts = [one for model in models for one in modules_of(model)]
+    adapters = [one.scale for one in parts if "lora_a" in one]
+    kinds = sorted({str(one.weight.dtype) for one in parts if "weight" in one})
+    asked = repr((*settings, [getattr(one, "args", None) for one in models], *adapters, kinds))
     return " ".join([*map(fingerprint, models), hashlib.sha256(asked.encode()).hexdigest()[:16]])
 
 

@@ -56,6 +56,7 @@ class Engine:
         counts: requests and tokens since it began, by name.
         expected: requests that are about to be submitted, for which others wait for a moment.
         ended, error: set at its end, and why, unless it was closed.
+        gave_up: whether requests are lost, since they took longer than it may live.
     """
 
     least_on_disk = 256
@@ -92,7 +93,7 @@ class Engine:
         self._waiting: deque[Request] = deque()  # first those that ran when a step failed
         self._lone_failures = 0
         self._context = context_length(self.model)  # until somebody was told
-        self._closing = self._giving_up = False
+        self._closing = self.gave_up = False
         self._untold: tuple[_News, mx.array] = ([], set(), False, False), mx.array(0)
         self.error: Exception | None = None
         self._wake = threading.Condition()
@@ -166,9 +167,9 @@ class Engine:
             self._closing = True
             self._wake.notify()
         whole = self.ended.wait(timeout)
-        if not whole:
+        if not (whole or self.gave_up):
             _LOG.warning("%d requests are not answered to their end", self.running + self.waiting)
-            self._giving_up = True
+            self.gave_up = True
             self.ended.wait(10)
         return whole
 
@@ -223,7 +224,7 @@ class Engine:
                 self._wake.wait_for(lambda: not self.expected or self.waiting >= full, _MOMENT)
             come, self._come = self._come, []
             left = {one.number for one in here + come if one.left}
-            news = come, left, self._closing, self._giving_up
+            news = come, left, self._closing, self.gave_up
         if alone:
             return news
         told, there = self._untold

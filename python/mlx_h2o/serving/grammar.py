@@ -35,12 +35,13 @@ def vocabulary_of(tokenizer: Any, size: int) -> LLTokenizer:
     """The tokens of a fast tokenizer of Hugging Face, in mlx_lm's wrapper; ``size``: the model's.
 
     Raises:
-        ValueError: another tokenizer.
+        ValueError: another tokenizer, or no token that ends an answer.
     """
     fast = getattr(tokenizer, "backend_tokenizer", None)
-    if fast is None:
-        raise ValueError("response_format needs a fast tokenizer, and the model has none.")
-    return LLTokenizer(fast.to_str(), n_vocab=size, eos_token=sorted(tokenizer.eos_token_ids))
+    ends = sorted(token for token in tokenizer.eos_token_ids if 0 <= token < size)
+    if fast is None or not ends:
+        raise ValueError("response_format needs a fast tokenizer and a token that ends answers.")
+    return LLTokenizer(fast.to_str(), n_vocab=size, eos_token=ends)
 
 
 def matcher(vocabulary: LLTokenizer, schema: str, go_on: Any = lambda: None) -> LLMatcher | str:

@@ -19,7 +19,6 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from pydantic import create_model
 from starlette.exceptions import HTTPException as AnyHTTPException
-from starlette.requests import ClientDisconnect
 
 from .answers import ChatChoice, Choice, failure, heads, usage
 from .engine import Engine
@@ -162,7 +161,8 @@ class _Asking:
                 tokens, partial(sink, place * body.n + choice),
                 max_tokens=body.max_tokens or self.settings.max_tokens,
                 sampling=body.sampling(self.settings.sampling, choice),
-                penalties=body.penalties(), stops=body.stops, state=state, grammar=grammar,
+                stops=[body.stop] if isinstance(body.stop, str) else body.stop,
+                penalties=body.penalties(), state=state, grammar=grammar,
                 top_logprobs=body.top_logprobs, goes_on=isinstance(body, CompletionBody),
             )
             for place, (tokens, state) in enumerate(found) for choice in range(body.n)
@@ -193,7 +193,7 @@ class _Asking:
         async def tell_of_leaving() -> None:
             while (await asked.receive())["type"] != "http.disconnect":
                 continue
-            tell(0, Event(error=ClientDisconnect()))
+            tell(0, Event(error=ConnectionError("the client has left")))
 
         self.engine.expected += 1
         try:
@@ -214,8 +214,6 @@ class _Asking:
         try:
             async for _ in pieces:
                 continue
-        except ClientDisconnect:
-            return Response(status_code=499)
         except Exception as error:
             raise _wrong(500, f"generation failed: {error}") from error
         finally:
@@ -235,6 +233,8 @@ class _Asking:
                     async with asyncio.timeout(10):  # wait_for would make a task each time
                         index, event = await told.get()
                 except TimeoutError:
+                    if self.engine.gave_up:  # in the middle of a long step
+                        raise BusyError("the server has ended before the answer did") from None
                     yield None  # so that a stream says that it lives
                     continue
                 if event.error is not None:

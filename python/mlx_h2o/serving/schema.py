@@ -163,10 +163,6 @@ class _Body(_Part):
                 raise ValueError(f"{ascii(name)[1:-1]:.80} {said}") from error
         return given
 
-    @property
-    def stops(self) -> list[str]:
-        return [self.stop] if isinstance(self.stop, str) else self.stop
-
     def sampling(self, defaults: Sampling, choice: int) -> Sampling:
         """How the tokens of a choice are chosen; each has a seed of its own."""
         given = self.model_dump(include={one.name for one in fields(Sampling)}, exclude_none=True)
