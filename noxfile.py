@@ -96,6 +96,14 @@ def fetched(session: nox.Session, *models: str) -> list[str]:
     return found.splitlines()
 
 
+def part(count: int) -> str:
+    """Which of so many parts of a long list of tests a commit takes in CI, as "3/16"; else what
+    MLX_H2O_PART says, or all of them."""
+    commit = os.environ.get("MLX_H2O_COMMIT")
+    whole = os.environ.get("MLX_H2O_PART", "0/1")
+    return whole if commit is None else f"{int(commit) % count}/{count}"
+
+
 def fast_blas(session: nox.Session, threads: str | None = None) -> dict[str, str | None]:
     """The environment in which MLX multiplies with OpenBLAS, where it is installed, on so many
     threads; None: on all."""
@@ -380,7 +388,7 @@ def tests(session: nox.Session) -> None:
     # Parity is one process, most of which is one thread. The composed operations through C and
     # Swift are legs of `exhaustive`.
     compared = "reference,composed,native,emulator,c,swift"
-    command = parity_command("--emulate", "12", "--legs", compared)
+    command = parity_command("--emulate", "24", "--legs", compared)
     with beside(session, "parity", *command, env=parity_env(env)):
         if swift is not None:
             run_swift(session, swift)
@@ -437,8 +445,9 @@ def vlm(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def faults(session: nox.Session) -> None:
-    """Seeded faults, one at a time: the checks notice each of them."""
-    pytest(session, *SIDE_BY_SIDE, "-m", "faults", *FAULTS, env=c_library(session))
+    """Seeded faults, one at a time: the checks notice each of them (in CI: of a quarter)."""
+    env = c_library(session) | {"MLX_H2O_PART": part(4)}
+    pytest(session, *SIDE_BY_SIDE, "-m", "faults", *FAULTS, env=env)
 
 
 @nox.session(venv_backend="none")
@@ -451,16 +460,17 @@ def mutation(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def exhaustive(session: nox.Session) -> None:
-    """What `tests` leaves out, and more random examples; MLX_H2O_PART=3/16: a sixteenth of both."""
-    env = legs(session, swift_or_warn(session)) | {"MLX_H2O_EXHAUSTIVE": "1"}
+    """What `tests` leaves out, and more random examples; MLX_H2O_PART=3/32: a part of both."""
+    own = part(32)
+    env = legs(session, swift_or_warn(session))
+    env |= {"MLX_H2O_EXHAUSTIVE": "1", "MLX_H2O_PART": own}
     install(session, *CUDA_COMPILER)
-    part = os.environ.get("MLX_H2O_PART", "0/1")
     # To emulate every case takes an hour; `tests` emulates some.
-    emulator = ",emulator" if part == "0/1" else ""
+    emulator = ",emulator" if own == "0/1" else ""
     command = parity_command("--legs", f"reference,composed,c-composed,swift-composed{emulator}")
     with beside(session, "parity", *command, env=parity_env(env)):
         pytest(session, *SIDE_BY_SIDE, "-m", "exhaustive or examples", env=env)
-    if part.startswith("0/"):  # ten minutes, of the first part
+    if own.startswith("0/"):  # ten minutes, of the first part
         run_parity(session, env, "--long", "--cases", "long-*", "--legs", "native,swift")
 
 

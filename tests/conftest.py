@@ -67,7 +67,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for index, item in enumerate(settings):
             if index not in kept:
                 item.add_marker(pytest.mark.exhaustive)
-    kinds = ("exhaustive", "examples")
+    kinds = ("exhaustive", "examples", "faults")
     many = [item for item in items if any(map(item.get_closest_marker, kinds))]
     left_out = {*many} - {*many[FIRST::EACH]}
     items[:] = [item for item in items if item not in left_out]

@@ -103,7 +103,7 @@ def live(column: str, policy: str, mode: tuple[str, int], group: int) -> None:
         of_one_clock(course, drafts)
 
 
-@pytest.mark.matrix(14)
+@pytest.mark.matrix(8)
 @pytest.mark.parametrize(("column", "policy", "mode", "group"), covering())
 def test_a_life(column, policy, mode, group):
     live(column, policy, mode, group)
@@ -120,7 +120,7 @@ def test_every_life(column, policy):
             live(column, policy, mode, GROUPS[place % len(GROUPS)])
 
 
-@pytest.mark.matrix(10)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("policy", policies.names())
 def test_long_chunks(policy):
     """More queries than the average looks back, of sequences that stand apart."""
@@ -149,7 +149,7 @@ def test_padding_on_the_left_is_no_part_of_a_sequence(column, policy):
     course.tokens(12)
 
 
-@pytest.mark.matrix(10)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("budget", [3, 4, 5])
 @pytest.mark.parametrize("policy", policies.names())
 def test_small_budgets(policy, budget):
@@ -163,6 +163,7 @@ def test_small_budgets(policy, budget):
     batch.tokens(4)
 
 
+@pytest.mark.matrix(8)
 @pytest.mark.parametrize("batch", [None, 2])
 @pytest.mark.parametrize("policy", ["h2o", "keydiff"])
 @pytest.mark.parametrize("column", ["dense", "4 bits", "published", "turbo3"])

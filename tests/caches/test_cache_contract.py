@@ -161,6 +161,7 @@ def test_what_was_handed_out_does_not_change(column):
         np.testing.assert_array_equal(np.array(array), expected)
 
 
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("column", COLUMNS)
 def test_keys_and_values_may_be_set(column):
     """As mlx_lm's pipelines do, to make others wait for something."""

@@ -23,7 +23,7 @@ def without_padding(course: Course) -> dict:
     return {name: value for name, value in found.items() if name != "settings"}
 
 
-@pytest.mark.matrix(12)
+@pytest.mark.matrix(8)
 @pytest.mark.parametrize(("policy", "column"), POLICY_COLUMNS)
 def test_what_was_rejected_does_not_matter(policy, column):
     """Caches whose drafts differ are the same when these are gone, to the bit."""

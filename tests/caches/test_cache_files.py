@@ -19,7 +19,7 @@ EARLIER = Path(__file__).parent / "old_caches"
 six more tokens: positions [6, B, H, N] after each, ascending, and its outputs [B, Hq, 6, D]."""
 
 
-@pytest.mark.matrix(12)
+@pytest.mark.matrix(8)
 @pytest.mark.parametrize("speculative", [0, 2])
 @pytest.mark.parametrize("tokens", [0, 3, 10, 60])
 @pytest.mark.parametrize(("policy", "column"), [*product(("h2o-ema", "h2o"), COLUMNS)])

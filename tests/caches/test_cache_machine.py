@@ -176,7 +176,7 @@ class RaggedLife(Life):
 
 @pytest.mark.parametrize("machine", [Life, RaggedLife])
 def test_any_life(machine):
-    run_state_machine_as_test(machine, settings=quick(25))
+    run_state_machine_as_test(machine, settings=quick(15))
 
 
 @pytest.mark.exhaustive

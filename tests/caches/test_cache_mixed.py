@@ -74,7 +74,7 @@ def test_rows_that_were_given_more_space_come_back_as_they_were(bits, to, dtype)
 # Which rows have which bits
 
 
-@pytest.mark.matrix(7)
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("group", [1, 4])
 @pytest.mark.parametrize("policy", policies.names())
 def test_the_newest_are_dense_and_the_rest_in_halves(policy, group):
@@ -95,7 +95,7 @@ def test_the_newest_are_dense_and_the_rest_in_halves(policy, group):
                 assert found[0][1:] == (8, 4)
 
 
-@pytest.mark.matrix(7)
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("group", [1, 4])
 @pytest.mark.parametrize("column", MIXED)
 @pytest.mark.parametrize("policy", ["h2o-ema", "window", "keydiff"])

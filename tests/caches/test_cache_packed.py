@@ -43,7 +43,7 @@ def nothing_is_packed(monkeypatch: pytest.MonkeyPatch):
     return forbid
 
 
-@pytest.mark.matrix(8)
+@pytest.mark.matrix(5)
 @pytest.mark.parametrize(("bits", "v_bits"), WIDTHS)
 @pytest.mark.parametrize("policy", ["h2o-ema", "window", "keydiff", "h2o"])
 def test_any_bits(policy, bits, v_bits):

@@ -16,7 +16,7 @@ from tiny_models import tiny_qwen3
 CONTEXT = 24
 
 
-@pytest.mark.matrix(16)
+@pytest.mark.matrix(8)
 @pytest.mark.parametrize(("policy", "column"), POLICY_COLUMNS)
 def test_every_policy_lets_them_go_first(policy, column):
     course = Course(column, policy, evict_every=3, context_size=CONTEXT)

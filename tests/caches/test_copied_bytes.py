@@ -82,7 +82,7 @@ def copies(model, policy, bits=None, *, wait=False, hold=False):
     return moved, moved_bytes.total()
 
 
-@pytest.mark.matrix(8)
+@pytest.mark.matrix(4)
 @NATIVE
 @pytest.mark.parametrize("wait", [False, True])
 @pytest.mark.parametrize("bits", [None, 4, 8])

@@ -137,7 +137,7 @@ def assert_loud_or_right(make: Callable[[], Any], event: Event, after: After) ->
     raise AssertionError("no end of operations")
 
 
-@pytest.mark.matrix(12)
+@pytest.mark.matrix(8)
 @pytest.mark.parametrize("event", EVENTS)
 @pytest.mark.parametrize("before", BEFORE)
 @pytest.mark.parametrize(("column", "policy"), KINDS)
@@ -145,7 +145,7 @@ def test_a_step_that_fails(column, policy, before, event):
     assert_loud_or_right(partial(alone, column, policy, before), *EVENTS[event])
 
 
-@pytest.mark.matrix(6)
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("event", OF_BATCHES)
 @pytest.mark.parametrize("before", BEFORE)
 @pytest.mark.parametrize(("column", "policy"), KINDS)

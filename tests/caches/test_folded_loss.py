@@ -54,6 +54,7 @@ class Simulated:
 
 
 @pytest.mark.slow
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("case", CASES)
 def test_the_loss_is_that_of_the_reference(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, tokenizer = mlx_h2o.load("demo")

@@ -44,7 +44,7 @@ def answered(model, shared: bool, prompts=PROMPTS, count: int = 24, **given):
 
 
 @pytest.mark.slow
-@pytest.mark.matrix(12)
+@pytest.mark.matrix(5)
 @pytest.mark.parametrize("step", [8, 24])  # what attention reads in parts, and what at once
 @pytest.mark.parametrize("rows", SETTINGS)
 @pytest.mark.parametrize(

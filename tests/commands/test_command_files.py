@@ -99,6 +99,7 @@ def test_standard_output_that_is_full(command):
 
 
 @pytest.mark.slow
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
 def test_standard_input_that_is_no_text(locale, tmp_path):
     for command, more in (

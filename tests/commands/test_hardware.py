@@ -82,7 +82,7 @@ def test_a_known_model_has_random_weights() -> None:
     assert random_model("no model") is None
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_metal_text_passes_on_the_emulator() -> None:
     with named_emulator():
         found = parity.compare("emulator")

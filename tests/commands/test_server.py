@@ -91,6 +91,7 @@ LONG = " ".join([TEXT] * 14)
 
 
 @pytest.mark.slow
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize(
     "flags",
     [

@@ -106,6 +106,7 @@ def test_the_argument_serves_where_the_keys_are_not_the_ones_handed_out(handed_o
 # Outputs and scores
 
 
+@pytest.mark.matrix(8)
 @pytest.mark.parametrize("length", [1, 8, 9, 129])
 @pytest.mark.parametrize("mask", [None, "causal", "bool", "additive"])
 def test_output_and_scores_of_any_length(length, mask):

@@ -104,6 +104,7 @@ def test_the_collector_may_close_a_context_while_another_opens():
     assert second == {NAME: attention}
 
 
+@pytest.mark.matrix(20)
 @pytest.mark.parametrize("after", range(1, 60))
 def test_ctrl_c_at_any_step_leaves_nothing(after):
     """Of opening and closing: pressed as the line of this number begins."""

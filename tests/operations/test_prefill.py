@@ -67,7 +67,7 @@ def _block_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(prefill, "BLOCK_BYTES", request.param)
 
 
-@pytest.mark.matrix(20)
+@pytest.mark.matrix(12)
 @pytest.mark.usefixtures("_block_bytes")
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("kind", KINDS)

@@ -115,6 +115,7 @@ GONE = {"keydiff": 0, "packed": 1}
 """The process that is killed in the end, of a server that does not end in order."""
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_several_processes_say_what_one_says_and_end_together(
     kind: str, saved: str, tmp_path: Path, pausing: dict[str, str]

@@ -154,7 +154,7 @@ CHECKED = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=6, **CHECKED)
+@settings(max_examples=3, **CHECKED)
 @given(turns, st.randoms(use_true_random=False))
 def test_answers_are_those_of_a_fresh_server(kind, tmp_path_factory, said, rng):
     check_conversations(kind, tmp_path_factory.mktemp("kept"), said, rng)
