@@ -25,19 +25,6 @@ using kernels::StoredRows;
 constexpr const char* kSegmentRows = "segment_rows";
 constexpr size_t kPerTier = 3;  // words, scales and biases
 
-/// Calls `use` with a value of the C++ type of the elements.
-template <typename Use>
-void with_type(ElementType type, const Use& use) {
-  switch (type) {
-    case ElementType::float32:
-      return use(0.0f);
-    case ElementType::float16:
-      return use(kernels::Float16{});
-    case ElementType::bfloat16:
-      return use(kernels::BFloat16{});
-  }
-}
-
 uint32_t code(const PackedRow& row, int element) {
   const int bit = element * row.bits;
   return row.words[bit / 32] >> (bit % 32) & ((1u << row.bits) - 1);
@@ -91,7 +78,7 @@ void copy_row(const StoredRows& from, int64_t row, const StoredRows& to, int64_t
     return kernels::quantize_row(to.type, source, to.width, result, target);
   }
   const PackedRow source = kernels::packed_row(to.type, from.packed, to.width, row);
-  with_type(to.type, [&](auto zero) { recode<decltype(zero)>(source, to.width, result); });
+  kernels::with_type(to.type, [&](auto zero) { recode<decltype(zero)>(source, to.width, result); });
 }
 
 /// Inputs: the arrays of the tiers, the newest rows, and slots where some rows are asked for.

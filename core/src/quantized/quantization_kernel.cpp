@@ -5,8 +5,11 @@
 #include <cstring>
 #include <limits>
 
-#include "cpu/half.h"
 #include "cpu/thread_pool.h"
+
+#if defined(__clang__)
+#pragma STDC FP_CONTRACT OFF  // GCC is told by CMake
+#endif
 
 namespace mlx_h2o::kernels {
 namespace {
@@ -80,14 +83,7 @@ void dequantize_row(ElementType type, const PackedRow& row, int width, float* to
   if (row.codes != nullptr) {
     return decode_row(*row.codes, row.words, *static_cast<const float*>(row.scales), to);
   }
-  switch (type) {
-    case ElementType::float32:
-      return dequantize_groups<float>(row, width, to);
-    case ElementType::float16:
-      return dequantize_groups<Float16>(row, width, to);
-    case ElementType::bfloat16:
-      return dequantize_groups<BFloat16>(row, width, to);
-  }
+  with_type(type, [&](auto zero) { dequantize_groups<decltype(zero)>(row, width, to); });
 }
 
 PackedRow packed_row(ElementType type, const PackedRow& first, int width, int64_t row) {

@@ -4,8 +4,22 @@
 #include <cstdint>
 
 #include "attention/attention_kernel.h"
+#include "cpu/half.h"
 
 namespace mlx_h2o::kernels {
+
+/// Calls `use` with a value of the C++ type of the elements.
+template <typename Use>
+void with_type(ElementType type, const Use& use) {
+  switch (type) {
+    case ElementType::float32:
+      return use(0.0f);
+    case ElementType::float16:
+      return use(Float16{});
+    case ElementType::bfloat16:
+      return use(BFloat16{});
+  }
+}
 
 /// One packed row: element i has the bits [i * bits, (i + 1) * bits) of its words, counted from the
 /// lowest bit of the first; a scale and a bias stand for each `group_size` elements.
