@@ -94,6 +94,12 @@ def test_unused_slots_hold_nothing(column):
         assert (positions[1, :, 4:] == -1).all()
 
 
+def test_many_tokens_of_unlike_sequences_lie_where_they_came():
+    course = Course("dense", batch=2, max_kv_size=99)
+    course.prompts([3, 9])
+    course.tokens(70)
+
+
 @pytest.mark.parametrize("column", KINDS)
 def test_merging_leaves_the_caches_as_they_were(column):
     course = Course(column)

@@ -91,7 +91,7 @@ def test_a_step_like_one_before_is_no_request(
         keys, values = mx.random.normal((2, 2, 2, rows, 64), key=key)
         mass = mx.where(mx.arange(2000) < rows - 3, mx.ones((2, 2, 2000)), mx.nan)
         more: dict[str, Any] = {
-            "nothing": {}, "mask": {"mask": mx.broadcast_to(shown, (2, 1, 1, rows))},
+            "nothing": {}, "mask": {"mask": mx.array([[[[True]]], [[[False]]]]) & shown},
             "bias": {"row_bias": mx.abs(mx.random.normal(mass.shape, key=key))},
             "sinks": {"sinks": mx.ones(4)},
         }[given]  # fmt: skip

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import weakref
-from functools import partial
 
 import mlx.core as mx
 import numpy as np
@@ -16,7 +15,7 @@ import mlx_h2o
 from mlx_h2o import H2OConfig, HeadGroups, make_prompt_cache, routing
 from mlx_h2o.caches import handed_out
 from mlx_h2o.caches.cache import evicting_cache
-from mlx_h2o.caches.handed_out import owner_of, rows_instead
+from mlx_h2o.caches.handed_out import owner_of
 from mlx_h2o.lm.routing import evicting_caches
 from mlx_h2o.lm.scored_attention import scored_attention
 from models import tiny
@@ -58,14 +57,12 @@ def test_each_group_is_a_cache_of_its_heads(policy, given):
         mask = "causal" if length > 1 else None
         more = {"scale": 0.2, "mask": mask} | ({} if sinks is None else {"sinks": sinks})
         keys, values = groups.update_and_fetch(k, v)
-        call = partial(stock, q, keys, values, cache=groups, **more)
-        found = np.array(scored_attention(call, q, keys, values, groups, **more))
+        found = np.array(scored_attention(stock, q, keys, values, groups, **more))
         for rows, heads in sizes.items():
             keys, values = alone[rows].update_and_fetch(k[:, heads], v[:, heads])
             queries = [head * 2 + place for head in heads for place in (0, 1)]
             own = more | ({} if sinks is None else {"sinks": sinks[mx.array(queries)]})
-            call = partial(stock, q[:, queries], keys, values, cache=alone[rows], **own)
-            expected = scored_attention(call, q[:, queries], keys, values, alone[rows], **own)
+            expected = scored_attention(stock, q[:, queries], keys, values, alone[rows], **own)
             np.testing.assert_array_equal(found[:, queries], np.array(expected))
     for cache, (rows, heads) in zip(groups.caches, sizes.items(), strict=True):
         assert [*groups.heads[groups.caches.index(cache)]] == heads
@@ -84,14 +81,11 @@ def test_rows_of_a_chunk_are_read_as_often_as_a_model_likes_and_held_no_longer()
         q, k, v = (mx.array(rng.normal(size=(1, n, length, 32)), mx.float32) for n in (4, 2, 2))
         token = groups.update_and_fetch(k, v)
         more = {"scale": 0.2, "mask": "causal"}
-        outs = [
-            scored_attention(partial(stock, q, *token, cache=groups, **more), q, *token, **more)
-            for _ in range(2)
-        ]
+        outs = [scored_attention(stock, q, *token, groups, **more) for _ in range(2)]
         assert mx.array_equal(*outs).item()
-        gone = [weakref.ref(array) for rows in rows_instead(token[0]) for array in rows]
+        gone = [weakref.ref(array) for rows in owner_of(token[0])[1] for array in rows]
         place = id(token[0])
-        assert owner_of(token[0]) is groups
+        assert owner_of(token[0])[0] is groups
         del token
         gc.collect()
         assert len(gone) == 4 and not any(one() is not None for one in gone)
@@ -108,7 +102,7 @@ def test_masks_with_an_axis_of_heads_are_cut(policy):
         config = H2OConfig.of(policy=policy)
         groups = HeadGroups.of_rows([config, config.scaled(90), config, config])
         keys, values = groups.update_and_fetch(k, v)
-        found = scored_attention(partial(stock), q, keys, values, groups, scale=0.2, mask=mask)
+        found = scored_attention(stock, q, keys, values, groups, scale=0.2, mask=mask)
         np.testing.assert_allclose(np.array(found), np.array(expected), rtol=1e-5, atol=1e-5)
 
 

@@ -30,7 +30,7 @@ def attend(
     config: H2OConfig,
     asked: AttentionCall,
     newest: tuple[mx.array, mx.array] | None,
-    in_order: bool,
+    whole: bool,
 ) -> tuple[mx.array, mx.array | None, mx.array | None]:
     """The output, and the scores and their lse where the policy is still to take them in.
 
@@ -39,30 +39,30 @@ def attend(
         config: settings of the cache.
         asked: what is asked.
         newest: the rows of mixed precision that are not packed, which are read as they are.
-        in_order: whether all queries are the sequences' own, and none will be taken back.
+        whole: whether queries and keys are the sequences' own, and none will be taken back.
     """
     policy, (queries, keys, values, scale, mask, sinks) = config.policy, asked
-    stored = keys[0] if isinstance(keys, tuple) else keys
-    own = stored.shape[1] == table.shape[1]  # and not spread over further heads
-    newest, bias = newest if own else None, biases(table, stored)
+    packed = isinstance(keys, tuple)
+    bias = biases(table, keys[0] if packed else keys)
     # Rows that are read as they are kept are in their frame: logits lack a shift.
-    frame = table.frame if isinstance(keys, tuple) or newest is not None else None
+    frame = table.frame if packed or newest is not None else None
     shift = None
     if frame is not None:
         if sinks is not None or (policy.needs_scores and not policy.needs_weights):
             shift = frame.shift(queries, scale)
         queries = frame.query(queries)
-    whole = own and in_order and table.prefix is None and len(table.segments) == 1
+    whole = whole and table.prefix is None and len(table.segments) == 1
     if policy.kind and whole and (shift is None or (mask is None and sinks is None)):
         causal, shown = masking(mask)
         shown = shown if shift is None else shift  # the same for all rows of a query
+        more = packing(table, config) if packed or isinstance(values, tuple) else {}
         out, table.beside[IMPORTANCE] = resolve().attention_and_accumulate(
             queries, keys, values, table.beside[IMPORTANCE], scale=scale, decay=policy.decay,
-            causal=causal, mask=shown, sinks=sinks, row_bias=bias, **packing(table, config),
+            causal=causal, mask=shown, sinks=sinks, row_bias=bias, **more,
         )  # fmt: skip
         table.unscored = False
         return out if frame is None else frame.output(out), None, None
-    segments = shared_rows(table, framed=isinstance(keys, tuple))
+    segments = shared_rows(table, framed=packed)
     if newest is None:
         segments.append(AttentionRows(keys, values, packing(table, config)))
     else:
@@ -85,11 +85,12 @@ def attend(
 
 def without_scores(asked: AttentionCall) -> mx.array:
     """The output over arrays for few queries: MLX's own, which the native one is ahead of."""
-    rows, (scale, mask, sinks), operations = asked[:3], asked[3:], resolve()
+    rows, (scale, mask, sinks), operations = asked[:3], asked[3:], cast(Any, resolve())
     if operations.name != "native":
         return mx.fast.scaled_dot_product_attention(*rows, scale=scale, mask=mask, sinks=sinks)
     causal, shown = masking(mask)
-    return operations.output(*rows, scale=scale, causal=causal, mask=shown, sinks=sinks)
+    out: mx.array = operations.output(*rows, scale=scale, causal=causal, mask=shown, sinks=sinks)
+    return out
 
 
 def attend_chunk(table: Table, asked: AttentionCall) -> mx.array:

@@ -46,10 +46,10 @@ def _described(layout: tuple[Any, ...]) -> str:
     return f"{dtype} with B = {batch}, H = {heads}, row size {width}"
 
 
-def check_seen(operation: str, array: mx.array, axis: int, table: Table) -> None:
+def check_seen(operation: str, array: mx.array, axis: int, table: Table) -> bool:
     """Keys [B, H, N, D], or their words, or scores [B, Hq, L, N] of the rows that were handed out,
     N in ``axis``, with a multiple of their heads: latent attention (MLA) may spread the one that is
-    stored."""
+    stored. Whether the heads are no more than its own."""
     op = f"[H2OKVCache.{operation}]"
     if not table.segments:
         raise ValueError(f"{op} there are no rows to score, expected an update first.")
@@ -61,6 +61,7 @@ def check_seen(operation: str, array: mx.array, axis: int, table: Table) -> None
             f"{op} {said[0]} are {array.dtype} {found}, expected {said[1]} with B = {batch}, H a "
             f"multiple of {heads}, N = {width} as the stored rows."
         )
+    return bool(found[1] == heads)
 
 
 def check_scored(cache: Any) -> None:

@@ -98,19 +98,6 @@ class Column(ABC):
         """Let go of the memory behind so many rows, of slots that were made at once: bytes."""
         return sum(resolve().discard_rows(part, rows) for part in self.parts if self.ahead)
 
-    def append_both(
-        self, values: Column, new_keys: mx.array, new_values: mx.array, start: int
-    ) -> list[mx.array]:
-        """Write new keys to this column and new values to the other, from slot ``start`` on, where
-        there is room: the parts of both, and then those of their slots in use."""
-        if self.known and values.known and (self.bits or values.bits):
-            return resolve().append_quantized(
-                self.parts, values.parts, new_keys, new_values, start,
-                self.bits or 8, self.group_size or values.group_size or 64, values.bits or 8,
-            )  # fmt: skip
-        rows = [*self.encode(new_keys), *values.encode(new_values)]
-        return resolve().append_rows([*self.parts, *values.parts], rows, start)
-
     def resized(self, capacity: int) -> Column:
         """The first slots, up to ``capacity``, in arrays of their own of that size."""
         if self.ahead:

@@ -28,30 +28,26 @@ _latest = threading.local()
 
 def _forget(gone: _Known, known: dict[int, _Known] = _known) -> None:
     del known[gone.place]
+    gone.rows = None  # the owner may know it still
 
 
-def hand_out(owner: object, keys: Any, values: Any, rows: Any = None) -> tuple[Any, Any]:
+def hand_out(owner: Any, keys: Any, values: Any, rows: Any = None) -> tuple[Any, Any]:
     """Keys and values, of which it is known from now on whose they are, and which ``rows``
-    attention reads instead, if any."""
+    attention reads instead, if any. The owner knows them as ``handed``."""
     words = keys[0] if isinstance(keys, tuple) else keys
     found = _Known(words, _forget)
     found.place, found.rows = id(words), rows
     _latest.cache = found.owner = weakref.ref(owner)
-    _known[found.place] = found
+    _known[found.place] = owner.handed = found
     return keys, values
 
 
-def owner_of(keys: object) -> Any:
-    """The living cache that handed out this very array object, or these words, or None."""
+def owner_of(keys: object) -> tuple[Any, Any]:
+    """The living cache that handed out this very array object, or these words, or None; and the
+    keys and values that are read instead: of mixed precision the newest, which are not packed; of
+    groups of heads those of each; or None."""
     found = _known.get(id(keys[0] if isinstance(keys, tuple) and keys else keys))
-    return None if found is None else found.owner()
-
-
-def rows_instead(keys: object) -> Any:
-    """The keys and values that are read instead of these: of mixed precision the newest, which are
-    not packed; of groups of heads those of each; or None."""
-    found = _known.get(id(keys))
-    return None if found is None else found.rows
+    return (None, None) if found is None else (found.owner(), found.rows)
 
 
 class EachLayersMask:

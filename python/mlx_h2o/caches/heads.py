@@ -12,7 +12,7 @@ import mlx.core as mx
 from ..config import H2OConfig
 from .cache import BatchH2OKVCache, H2OKVCache, QuantizedH2OKVCache, evicting_cache
 from .checks import check_rows
-from .handed_out import EachLayersMask, hand_out, rows_instead
+from .handed_out import EachLayersMask, hand_out, owner_of
 
 _CLASSES = {cls.__name__: cls for cls in (H2OKVCache, QuantizedH2OKVCache, BatchH2OKVCache)}
 
@@ -125,7 +125,7 @@ class HeadGroups:
         count, outs = queries.shape[1], []
         owns, order = self._of_queries(count)
         of_heads = isinstance(mask, mx.array) and mask.ndim > 2 and mask.shape[-3] == count > 1
-        for cache, held, own in zip(self.caches, rows_instead(keys), owns, strict=True):
+        for cache, held, own in zip(self.caches, owner_of(keys)[1], owns, strict=True):
             part = _taken(mask, own, axis=mask.ndim - 3) if of_heads else mask
             found = None if sinks is None else sinks[own]
             outs.append(attend(cache, held, _taken(queries, own), part, found))

@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from ..config import H2OConfig
 from ..operations.arguments import dtype_name
-from . import formats, scores
+from . import formats
 from .frame import Frame, kept_size
 from .step import Padding
 from .table import BIAS, IMPORTANCE, Segment, Table
@@ -108,17 +108,6 @@ def rows_of(table: Table) -> tuple[Any, ...]:
     if table.frame is not None:
         keys = (*keys, table.frame.centre)
     return keys, stored(table, "values"), found, table.positions
-
-
-def shared_of(table: Table) -> tuple[Any, ...]:
-    """The keys and values that are shared, if any are."""
-    return () if table.prefix is None else (table.prefix.state,)
-
-
-def waiting_of(cache: Any) -> tuple[mx.array | None, str]:
-    """What waits, [B, Hq, queries, N], and the positions and numbers of these queries."""
-    table = cache._table
-    return scores.waiting(cache.policy, table), json.dumps(table.waiting)
 
 
 def places_of(more: Sequence[Any]) -> list[tuple[int, int]]:

@@ -116,8 +116,8 @@ def of_chunk(
 def biases(table: Table, keys: mx.array) -> mx.array | None:
     """Those of the heads of these keys, float32 [B, H, at least N]; None where no row has been
     folded."""
-    bias, heads = table.beside.get(BIAS), keys.shape[1]
-    if bias is None or bias.shape[1] == heads:
+    bias = table.beside.get(BIAS)
+    if bias is None or bias.shape[1] == (heads := keys.shape[1]):
         return bias
     return mx.repeat(bias, heads // bias.shape[1], axis=1)
 

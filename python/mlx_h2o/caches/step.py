@@ -11,6 +11,7 @@ import mlx.core as mx
 Padding = tuple[int, int | None]
 """Tokens of padding to come, and own ones before more of it comes, None: no more comes."""
 NO_PADDING: Padding = (0, None)
+AHEAD = 32  # tokens of which it is known at once where they go
 
 
 @dataclass(eq=False)
@@ -77,7 +78,7 @@ class Step:
                 return None if length == 1 else "causal"
             return mx.arange(stored + length) <= mx.arange(length)[:, None] + stored
         if length == 1 == len(rows) and not self.spans:
-            return mask_of_one(before)
+            return mx.arange(max(before) + 1) <= per_sequence((*before,))
         token, spans = mx.arange(length)[:, None], self.spans or [(0, length)] * self.sequences
         starts, stops = (per_sequence(numbers) for numbers in zip(*spans, strict=True))
         own, slots = (token >= starts) & (token < stops), mx.arange(max(before) + length)
@@ -88,10 +89,15 @@ class Step:
         return mx.concatenate([*parts, newest], axis=-1) if parts else newest
 
 
-def mask_of_one(rows: Sequence[int]) -> mx.array | None:
-    """The mask of a token behind so many rows of each sequence, in one segment."""
-    most, alike = max(rows), len({*rows}) == 1
-    return None if alike else mx.arange(most + 1) <= per_sequence((*rows,))
+@lru_cache(maxsize=16)
+def slots_ahead(rows: tuple[int, ...]) -> Sequence[mx.array | None]:
+    """Of the next tokens of sequences with so many rows, where each goes: as ``per_sequence``, or
+    None where that is the same slot in all."""
+    if len({*rows}) == 1:
+        return [None] * AHEAD
+    each = mx.add(per_sequence(rows), mx.arange(AHEAD, stream=mx.cpu), stream=mx.cpu)
+    mx.eval(found := [*mx.split(each, AHEAD, axis=3, stream=mx.cpu)])
+    return found
 
 
 @lru_cache(maxsize=16)

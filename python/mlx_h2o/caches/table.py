@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from operator import add
 
 import mlx.core as mx
@@ -19,7 +18,7 @@ from ..operations.composed.buffers import padded
 from ..operations.segments import AttentionRows
 from .column import Column, Layout, Parts, packing_of
 from .frame import Frame
-from .step import Step, per_sequence
+from .step import AHEAD, Step, per_sequence, slots_ahead
 
 Change = Callable[[mx.array], mx.array]
 
@@ -34,19 +33,31 @@ FILLS = {IMPORTANCE: math.nan, BIAS: 0.0, WAITING[False]: -math.inf, WAITING[Tru
 """What unused slots hold, and those that a query has not seen."""
 
 
-@dataclass(eq=False)
 class Segment:
-    """Rows that are kept in one way; ``rows`` of each sequence are in use. ``read`` is what
-    attention has read of a segment that does not change."""
+    """Rows that are kept in one way; ``rows`` of each sequence are in use, ``came`` of them since
+    they were set. ``read`` is what attention has read of a segment that does not change."""
 
-    keys: Column
-    values: Column
-    rows: list[int]
-    read: AttentionRows | None = None
+    def __init__(self, keys: Column, values: Column, rows: list[int]) -> None:
+        self.keys, self.values, self.rows = keys, values, rows
+        self.read: AttentionRows | None = None
+
+    @property
+    def rows(self) -> list[int]:
+        return [*map(self.came.__add__, self._set)] if self.came else self._set
+
+    @rows.setter
+    def rows(self, rows: list[int]) -> None:
+        self._set, self._most, self.came = rows, max(rows), 0
 
     @property
     def width(self) -> int:
-        return max(self.rows)
+        return self._most + self.came
+
+    def next_slots(self) -> mx.array | None:
+        """int32 [B, 1, 1, 1]: where the next row of each sequence goes; None: in the same slot."""
+        if self.came >= AHEAD:
+            self.rows = self.rows
+        return slots_ahead((*self._set,))[self.came]
 
     @property
     def capacity(self) -> int:
@@ -225,8 +236,7 @@ class Table:
     @property
     def ragged(self) -> bool:
         """Whether sequences have unlike numbers of rows in the tail."""
-        rows = self.segments[-1].rows
-        return len(rows) > 1 and min(rows) != max(rows)
+        return self.segments[-1].next_slots() is not None
 
     def append(
         self, keys: mx.array, values: mx.array, step: Step, limit: int | None = None
@@ -238,31 +248,34 @@ class Table:
         Returns the tail's slots in use, and those of padding, as ``Segment.view`` gives them.
         """
         tail, length, spans, frame = self.segments[-1], step.length, step.spans, self.frame
-        kept, others, rows = tail.keys, tail.values, tail.rows
+        kept, others, slots, width = tail.keys, tail.values, tail.next_slots(), tail.width + length
         if frame is not None:
             if limit is not None:
                 held = [count + self.prefix_rows for count in self.lengths]
                 self.frame = frame = frame.starting(keys, spans, held)
             keys, values = frame.into(keys, values)
-        most = max(rows)
-        apart, width = spans or (len(rows) > 1 and min(rows) < most), most + length
-        first = False
-        if limit is not None:
-            first = not (apart or tail.capacity or kept.ahead)
-            for column in () if first else (kept, others):
+        if spans or (slots is not None and length > 1):
+            slots = per_sequence((*tail.rows,)) + step.places
+        first = limit is not None and slots is None and not (tail.capacity or kept.ahead)
+        if limit is not None and not first:
+            for column in (kept, others):
                 column.reserve(width, limit)
-        if apart or first:
-            parts = [*kept.encode(keys), *others.encode(values)]
-            if first:  # they are kept as they came, without room
-                parts = [mx.contiguous(part) for part in parts]
-            else:
-                slots = per_sequence((*rows,))
-                if length > 1:
-                    slots = slots + step.places
-                parts = resolve().put_each(tail.parts, slots, parts)
-            found = [*parts, *[part[:, :, :width] for part in parts]]
+        together = slots is None and not first
+        if together and (kept.bits or others.bits) and kept.known and others.known:
+            found = resolve().append_quantized(
+                kept.parts, others.parts, keys, values, width - length,
+                kept.bits or 8, kept.group_size or others.group_size or 64, others.bits or 8,
+            )  # fmt: skip
         else:
-            found = kept.append_both(others, keys, values, rows[0])
+            found = [*kept.encode(keys), *others.encode(values)]
+            if together:
+                found = resolve().append_rows(tail.parts, found, width - length)
+            else:
+                if slots is None:  # the first ones are kept as they came, without room
+                    found = [mx.contiguous(part) for part in found]
+                else:
+                    found = resolve().put_each(tail.parts, slots, found)
+                found += [part[:, :, :width] for part in found]
         count, middle = len(kept.parts), len(found) // 2
         kept.parts, others.parts = tuple(found[:count]), tuple(found[count:middle])
         views = tuple(found[middle : middle + count]), tuple(found[middle + count :])
@@ -271,7 +284,9 @@ class Table:
                 if array.shape[2] < self.packed_width + kept.capacity:
                     self.changed = True
                     self.attach(name, array)
-        tail.rows = [*map(add, rows, step.counts)]
+        if spans:
+            tail.rows = [*map(add, tail.rows, step.counts)]
+        tail.came += 0 if spans else length
         self.tokens = [*map(add, self.tokens, step.counts)]
         self.shown = self.packed_width + width
         return views

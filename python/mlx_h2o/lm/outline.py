@@ -130,5 +130,4 @@ def _feed(cache: Any, kept: Any, tokens: int) -> None:
                 values = keys
             # Scores have the same shape after any number of queries; many make long graphs.
             asked = rows[2][:, :, -64:]
-            stock = functools.partial(lambda queries, *_, **__: queries, asked)
-            scored_attention(stock, asked, keys, values, cache=cache)
+            scored_attention(lambda asked, *_, **__: asked, asked, keys, values, cache=cache)

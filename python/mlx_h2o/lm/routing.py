@@ -203,8 +203,8 @@ def _routed(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
 
     @functools.wraps(original)
     def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> mx.array:
-        stock = functools.partial(original, *args, **kwargs)
-        return scored_attention(stock, *args, **kwargs)
+        found = scored_attention(original, *args, **kwargs)
+        return original(*args, **kwargs) if found is None else found
 
     scaled_dot_product_attention.replaces = original  # type: ignore[attr-defined]
     return scaled_dot_product_attention

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -17,7 +16,7 @@ from ..operations.composed import prefill
 
 
 def scored_attention(
-    stock: Callable[..., mx.array],
+    attention: Callable[..., mx.array],
     queries: mx.array,
     keys: Any,
     values: Any,
@@ -25,28 +24,32 @@ def scored_attention(
     scale: float = 1.0,
     mask: mx.array | str | handed_out.EachLayersMask | None = None,
     sinks: mx.array | None = None,
-    **_: Any,
-) -> mx.array:
-    """mlx_lm's attention function, which hands its scores to the cache whose rows it reads.
+    **more: Any,
+) -> mx.array | None:
+    """mlx_lm's attention function, which hands its scores to the cache whose rows it reads; None
+    where it is a cache that wants none, and mlx_lm's own serves.
 
     The keys tell whose rows they are; the cache argument only where they do not, since some models
     pass None, another layer's cache or a list of caches. Any cache that has ``update_scores`` gets
-    scores; others, and policies that need none, are served without.
+    scores; policies that need none are served without.
 
     Up to 8 queries the fast operation returns both. A longer chunk takes its output from
-    ``stock``, the same call of mlx_lm's own attention, and the scores of its last 128 queries
-    beside it, so that no matrix of all queries by all rows is made.
+    ``attention``, mlx_lm's own, and the scores of its last 128 queries beside it, so that no matrix
+    of all queries by all rows is made.
     """
-    owner: H2OKVCache | HeadGroups | None = handed_out.owner_of(keys)
+
+    def stock() -> mx.array:
+        given = more if sinks is None else {**more, "sinks": sinks}
+        return attention(queries, keys, values, cache=cache, scale=scale, mask=mask, **given)
+
+    owner: H2OKVCache | HeadGroups | None = handed_out.owner_of(keys)[0]
     if isinstance(owner, HeadGroups):
-        attention = cast(functools.partial[mx.array], stock).func
 
         def of_group(
             one: H2OKVCache, rows: tuple[Any, Any], queries: mx.array, mask: Any, sinks: Any
         ) -> mx.array:
-            given = {"scale": scale, "mask": mask} | ({} if sinks is None else {"sinks": sinks})
-            own = functools.partial(attention, queries, *rows, cache=one, **given)
-            return scored_attention(own, queries, *rows, **given)
+            found = scored_attention(attention, queries, *rows, one, scale, mask, sinks)
+            return cast(mx.array, found)
 
         return owner.attended_by(of_group, queries, keys, mask, sinks)
     if owner is None:
@@ -70,16 +73,14 @@ def scored_attention(
             )
             return foreign
         elif not hasattr(cache, "update_scores"):
-            return stock()
+            return None
     packed = isinstance(keys, tuple) or isinstance(values, tuple)
     if not packed and not queries.dtype == keys.dtype == values.dtype:
         # Promoted to one dtype, as MLX's own attention does.
         common = mx.result_type(queries, keys, values)
         queries, keys, values = (rows.astype(common) for rows in (queries, keys, values))
-
     if isinstance(mask, handed_out.EachLayersMask):
         mask = None if owner is None else owner.mask_of_update()
-        stock = functools.partial(stock, mask=mask)
     if owner is None:
         return _foreign(cache, stock, queries, keys, values, sinks, scale=scale, mask=mask)
     return owner.attend(queries, keys, values, scale=scale, mask=mask, sinks=sinks, stock=stock)

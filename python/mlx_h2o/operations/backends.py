@@ -103,7 +103,7 @@ def get(name: str, *, op: str = "use_backend") -> Operations:
     return _ready(_known(name), op)
 
 
-_latest: tuple[str | None, mx.Device | None, Operations | None] = (None, None, None)
+_latest: tuple[tuple[str | None, mx.Device] | None, Operations] = (None, COMPOSED)
 
 
 def resolve(stream: StreamLike = None, *, op: str = "resolve") -> Operations:
@@ -116,14 +116,12 @@ def resolve(stream: StreamLike = None, *, op: str = "resolve") -> Operations:
         ValueError: a back end was named and it is not available.
     """
     global _latest
-    name = current.get(None)
-    device = mx.default_device() if stream is None else device_of(stream)
-    latest_name, latest_device, operations = _latest
-    if operations is not None and name == latest_name and device == latest_device:
-        return operations
-    found = _ready(_preferred(bool(device.type == mx.DeviceType.gpu)), op)
-    _latest = (name, device, found)
-    return found
+    asked = current.get(None), mx.default_device() if stream is None else device_of(stream)
+    latest, operations = _latest
+    if latest != asked:
+        operations = _ready(_preferred(bool(asked[1].type == mx.DeviceType.gpu)), op)
+        _latest = asked, operations
+    return operations
 
 
 def _ready(backend: Operations, op: str) -> Operations:
@@ -137,5 +135,5 @@ def _ready(backend: Operations, op: str) -> Operations:
 def forget() -> None:
     """Look at the environment and at the machine again, for tests."""
     global _latest
-    _latest = (None, None, None)
+    _latest = None, COMPOSED
     from_environment.cache_clear()

@@ -103,8 +103,6 @@ class AttentionRequest:
     @property
     def has_codes(self) -> bool:
         """Whether keys or values are codes of rotated rows."""
-        if isinstance(self.keys, mx.array) and isinstance(self.values, mx.array):
-            return False  # in every step
         return are_codes(self.keys) or are_codes(self.values)
 
     @property

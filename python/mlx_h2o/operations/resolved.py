@@ -130,17 +130,17 @@ class Operations:
 
     def attention_and_accumulate(
         self, queries: mx.array, keys: Any, values: Any, importance: mx.array, *, scale: float,
-        decay: float | None, **options: Any,
+        decay: float | None, causal: bool = False, mask: mx.array | None = None,
+        sinks: mx.array | None = None, row_bias: mx.array | None = None, **packing: Any,
     ) -> tuple[mx.array, mx.array]:  # fmt: skip
         """Of the same and ``importance``: out and the new one, the mass where ``decay`` is None."""
-        asked: Any = {"scale": scale, "bias_masks": False, **options}
-        request = attention_request(queries, keys, values, **asked)
+        short = self is COMPOSED and decay is None and not (causal or packing) and sinks is None
+        if short and (mask is None or (mask.dtype == mx.bool_ and mask.shape[1:3] == (1, 1))):
+            return composed.step(queries, keys, values, importance, scale, mask, row_bias)
+        packing |= {"mask": mask, "sinks": sinks, "row_bias": row_bias, "bias_masks": False}
+        request = attention_request(queries, keys, values, scale=scale, causal=causal, **packing)
         served = self.serving(request, "attention_and_accumulate")
         return served.accumulate(request, importance, decay)
-
-    def output(self, *rows: mx.array, **options: Any) -> mx.array:
-        """Attention over arrays without scores, of the arguments of ``attention``."""
-        return self.attention(*rows, **options)[0]
 
 
 COMPOSED = Operations()

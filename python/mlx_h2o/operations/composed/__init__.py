@@ -10,11 +10,12 @@ from dataclasses import replace
 import mlx.core as mx
 
 from mlx_h2o.operations.arguments import StreamLike, placed
-from mlx_h2o.operations.composed import turbo
+from mlx_h2o.operations.composed import accumulating, turbo
 from mlx_h2o.operations.requests import (
     QUERIES,
     AttentionRequest,
     AttentionResult,
+    PackedRows,
     PerSequence,
     StoredRows,
     are_codes,
@@ -24,7 +25,8 @@ from mlx_h2o.operations.requests import (
 _GREATEST = 2**31 - 1
 _PADDING, _UNSCORED = 1 - 2**31, 2 - 2**31  # below the bits of -inf
 _LOWEST = mx.finfo(mx.float32).min
-_NEVER, _NOTHING = mx.array(-mx.inf), mx.array(0.0)  # numbers are made arrays at every call
+# Numbers are made arrays at every call.
+_NEVER, _LEAST, _NOTHING = mx.array(-mx.inf), mx.array(_LOWEST), mx.array(0.0)
 _LEAST_NORM = 1e-12  # a key of zeros has the direction 0, not NaN
 
 
@@ -35,16 +37,8 @@ def logits(request: AttentionRequest) -> mx.array:
 
 def _logits(request: AttentionRequest) -> mx.array:
     """The same, [B, Hkv, Hq / Hkv * Lq, N]: the queries of one KV head follow each other."""
-    (batch, heads, rows, size), bias = request.keys.shape, request.row_bias
-    queries = request.queries.astype(mx.float32).reshape(batch, heads, -1, size)
-    mask, bias = request.mask, None if bias is None else bias[:, :, None, :rows]
-    if isinstance(request.keys, mx.array):  # an operation less than with queries times the scale
-        columns = request.keys.astype(mx.float32).swapaxes(2, 3)
-        begin = _NOTHING if bias is None else bias
-        found = mx.addmm(begin, queries, columns, alpha=request.scale)
-    else:
-        found = _product(queries * request.scale, request.keys, transpose=True)
-        found = found if bias is None else bias + found
+    mask, bias, rows = request.mask, request.row_bias, request.keys.shape[2]
+    found = _dots(request.queries, request.keys, request.scale, bias)
     if mask is None and request.causal and request.queries.shape[2] > 1:
         mask = masked(request).mask
     if mask is not None:
@@ -61,24 +55,32 @@ def _logits(request: AttentionRequest) -> mx.array:
         found = found.reshape(grouped) if apart else found
     if bias is not None and request.bias_masks:
         # Last: a row that its bias masks meets no NaN of the mask.
-        found = mx.where(bias <= _LOWEST, _NEVER, found)
+        found = mx.where(bias[:, :, None, :rows] <= _LOWEST, _NEVER, found)
     return found
+
+
+def _dots(queries: mx.array, keys: StoredRows, scale: float, bias: mx.array | None) -> mx.array:
+    """scale * q.k + bias, float32 [B, Hkv, Hq / Hkv * Lq, N]."""
+    batch, heads, rows, size = keys.shape
+    bias = None if bias is None else bias[:, :, None, :rows]
+    queries = queries.astype(mx.float32).reshape(batch, heads, -1, size)
+    if isinstance(keys, mx.array):  # an operation less than with queries times the scale
+        columns = keys.astype(mx.float32).swapaxes(2, 3)
+        return mx.addmm(_NOTHING if bias is None else bias, queries, columns, alpha=scale)
+    found = _product(queries * scale, keys, transpose=True)
+    return found if bias is None else bias + found
 
 
 def _product(left: mx.array, rows: StoredRows, transpose: bool = False) -> mx.array:
     """``left`` [B, Hkv, n, ...] times rows as float32; packed ones from scales and biases upcast
     first. MLX has no product with packed rows of every shape on CUDA."""
-    if isinstance(rows, mx.array):
-        right = rows.astype(mx.float32)
-    elif are_codes(rows) or mx.cuda.is_available():
-        right = dense(rows)
-    else:
+    if isinstance(rows, PackedRows) and not (are_codes(rows) or mx.cuda.is_available()):
         words, scales, biases = rows.parts
         return mx.quantized_matmul(
             left, words, scales.astype(mx.float32), biases.astype(mx.float32), transpose=transpose,
             group_size=rows.group_size, bits=rows.bits,
         )  # fmt: skip
-    return left @ (right.swapaxes(2, 3) if transpose else right)
+    return left @ (dense(rows).swapaxes(2, 3) if transpose else dense(rows))
 
 
 def masked(request: AttentionRequest) -> AttentionRequest:
@@ -160,6 +162,21 @@ def _attend(request: AttentionRequest) -> AttentionResult:
             lse = mx.logaddexp(lse, sinks.astype(mx.float32)[:, None])
     found = scores.reshape(*pairs, -1) if request.return_scores else None
     return AttentionResult(out, found, lse, skipped, shares)
+
+
+def step(
+    queries: mx.array, keys: mx.array, values: mx.array, importance: mx.array, scale: float,
+    mask: mx.array | None, bias: mx.array | None,
+) -> tuple[mx.array, mx.array]:  # fmt: skip
+    """The output over arrays and the mass of their weights, in few calls. A mask is bool, and the
+    same for all queries of a sequence."""
+    scores = _dots(queries, keys, scale, bias)
+    shares = mx.softmax(scores if mask is None else mx.where(mask, scores, _LEAST), -1)
+    if mask is not None:  # a call less than to look for -inf; where a query sees nothing 0 too
+        shares = mx.where(mask, shares, _NOTHING)
+    out = (shares @ values.astype(mx.float32)).reshape(*queries.shape[:3], -1)
+    new = accumulating.add_mass(importance, shares)
+    return mx.depends(out.astype(queries.dtype), [new]), new
 
 
 def beside_rows(value: PerSequence) -> PerSequence:

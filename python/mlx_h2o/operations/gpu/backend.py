@@ -95,14 +95,12 @@ class KernelBackend(Operations):
     ) -> tuple[mx.array, mx.array]:  # fmt: skip
         """Of arrays and their mass, a step like one before makes no request: its launches depend on
         shapes and dtypes, and of the number of rows nothing but the size of the scores does."""
-        given: dict[str, Any] = {
-            "queries": queries, "keys": keys, "values": values, "importance": importance,
-            "mask": mask, "sinks": sinks, "row_bias": row_bias,
-        }  # fmt: skip
-        arrays = isinstance(keys, mx.array) and isinstance(values, mx.array)
-        if decay is not None or packing or not arrays or not self.serves(None):
-            asked: Any = {**given, "scale": scale, "decay": decay, "causal": causal, **packing}
-            return super().attention_and_accumulate(**asked)
+        rows: Any = {"queries": queries, "keys": keys, "values": values}
+        rows |= {"mask": mask, "sinks": sinks, "row_bias": row_bias}
+        asked = {**rows, "scale": scale, "causal": causal}
+        base, more = super().attention_and_accumulate, {**packing, "importance": importance}
+        if decay is not None or packing or not self.serves(None):
+            return base(decay=decay, **asked, **more)
         shape, (*heads, count, size) = queries.shape, keys.shape
         # Of ``count`` rows the number of blocks depends on no more than how many bits it has.
         kind = (
@@ -112,19 +110,16 @@ class KernelBackend(Operations):
         )  # fmt: skip
         known = self._steps.get(kind)
         if known is None:
-            more: Any = {"mask": mask, "sinks": sinks, "row_bias": row_bias, "causal": causal}
-            more |= {"scale": scale, "bias_masks": False, "return_lse": True}
-            request = attention_request(queries, keys, values, **more)
-            served = self.serving(request, "attention_and_accumulate")
-            if served is not self:
-                return served.accumulate(request, importance, decay)
+            request = attention_request(**asked, bias_masks=False, return_lse=True)
+            if self.refuses(request):
+                return base(decay=decay, **asked, **more)
             passes, buffers = launches.add_mass(self.plan(request), importance)
             if len(self._steps) >= _MOST_STEPS:
                 self._steps.clear()
             known = self._steps[kind] = LaunchPlan(passes, {"params": buffers["params"]})
         if mask is not None:
-            given["mask"] = mx.broadcast_to(mask, (*shape[:3], count))
-        given["params"] = known.given["params"]
+            rows["mask"] = mx.broadcast_to(mask, (*shape[:3], count))
+        given = {**rows, "importance": importance, "params": known.given["params"]}
         made = self.outputs(LaunchPlan(launches.over(known.passes, count), given), None)
         return mx.depends(made["out"], [made["accumulated"]]), made["accumulated"]
 
@@ -133,16 +128,14 @@ class KernelBackend(Operations):
     ) -> tuple[mx.array, mx.array]:
         """The same, and the mass of its weights in one kernel, or the moving average of its scores,
         composed."""
-        request.return_lse = decay is None
+        request.return_lse = mass = decay is None
         plan = self.plan(request)
+        found = self._attended(request, launches.add_mass(plan, importance) if mass else plan)
         if decay is None:
-            found = self._attended(request, launches.add_mass(plan, importance))
             new = found["accumulated"]
         else:
-            found = self._attended(request, plan)
             with placed(request.stream):
-                scores = found["scores"]
-                new = accumulating.add_average(importance, scores, decay, request.hides)
+                new = accumulating.add_average(importance, found["scores"], decay, request.hides)
         return mx.depends(found["out"], [new]), new
 
     def keep_indices(

@@ -7,8 +7,8 @@ the source on as it is.
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import mlx.core as mx
 
@@ -19,8 +19,7 @@ CUDA_SHIM = _kernel_text.CUDA_SHIM
 FLAGS = _kernel_text.FLAGS
 
 
-@dataclass(frozen=True)
-class Kernel:
+class Kernel(NamedTuple):
     """One kernel as MLX takes it: names of the buffers in order, and the body."""
 
     name: str
@@ -28,9 +27,6 @@ class Kernel:
     outputs: tuple[str, ...]
     template: tuple[str, ...]
     source: str
-
-    def __hash__(self) -> int:
-        return hash(self.name)  # in every step
 
 
 @cache

@@ -69,7 +69,6 @@ _FLAGS = (
 )  # fmt: skip
 
 
-@lru_cache(maxsize=64)
 def _params(scalars: tuple[float, ...]) -> mx.array:
     while scalars[-1] == 0 and len(scalars) > 2:
         scalars = scalars[:-1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -87,7 +86,7 @@ class Native(Operations):
     ) -> list[mx.array]:
         """As ``buffers.put_each``."""
         slots = mx.broadcast_to(slots.squeeze(3).astype(mx.uint32), rows[0].shape[:3])
-        return [*map(self._core.put_rows, buffers, itertools.repeat(slots), rows)]
+        return [*map(self._core.put_rows, buffers, [slots] * len(rows), rows)]
 
 
 def _given(request: AttentionRequest, names: Sequence[str]) -> dict[str, Any]:
