@@ -19,6 +19,7 @@ import mlx.core as mx
 from mlx_lm.models import cache as mlx_lm_cache
 from mlx_lm.models.cache import make_prompt_cache as stock_cache
 
+from ..config import H2OConfig
 from ..lm.outline import Outline, total_bytes
 from ..lm.prompt_cache import make_prompt_cache
 from ..lm.routing import evicting_caches
@@ -34,6 +35,8 @@ KEEP = 4
 PINNED = 32
 """First rows that stay where all others are evicted at random: the prompt of a text that is read
 token by token."""
+
+_OF_CACHES = {"max_kv_bytes", "layers", "length", "budgets"}  # settings of no single cache
 
 
 @dataclass(frozen=True)
@@ -118,6 +121,10 @@ def parsed(text: str) -> Arm:
             settings[key] = value
     if name in ARMS:
         raise ValueError(f"arm {text!r}: the name is taken, expected another than {name!r}")
+    try:
+        H2OConfig.of(**{key: settings[key] for key in settings.keys() - _OF_CACHES})
+    except ValueError as error:
+        raise ValueError(f"arm {text!r}: {str(error).partition('] ')[2]}") from error
     return Arm(name, settings=settings)
 
 
