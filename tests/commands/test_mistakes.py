@@ -33,6 +33,7 @@ def here(text: str) -> str:
         *(("error: ", *row) for row in TABLE["mistakes"].items()),
         *(("", *row) for row in TABLE["unsuited"].items()),
         ("error: ", "generate --prompt \udcff", "argument --prompt/-p: 'utf-8' codec can't encode"),
+        ("error: ", "server --api-key \udcff", "argument --api-key: 'utf-8' codec can't encode"),
     ],
 )
 def test_a_mistake_is_a_line(begins, typed, message, refused):

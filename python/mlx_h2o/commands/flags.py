@@ -71,7 +71,7 @@ _FLAGS: dict[str, tuple[Any, ...]] = {
     # The server
     "--host": (str, "127.0.0.1", "HOST", "where to listen"),
     "--port": (number(0, 65535), 8080, "PORT", "where to listen; 0: a free one"),
-    "--api-key": (str, None, "KEY", "that clients must send"),
+    "--api-key": (_PROSE, None, "KEY", "that clients must send"),
     "--allowed-hosts": (_names, [], "NAMES", "of this server besides addresses; *: any"),
     "--allowed-origins": (_names, [], "ORIGINS", "whose web pages may ask; *: any"),
     "--max-body": (nbytes, 1 << 24, "BYTES", "of a request"),
