@@ -23,9 +23,9 @@ class _Watched(cast(Any, mlx_lm_cache.KVCache)):  # type: ignore[misc]
 
     queries: mx.array | None = None
 
-    def attend_for_probe(self, stock: Any, queries: mx.array, *_: Any, **__: Any) -> mx.array:
+    def attend_for_probe(self, stock: Any, queries: mx.array, *rows: Any, **given: Any) -> mx.array:
         self.queries = queries
-        return cast(mx.array, stock())
+        return cast(mx.array, stock(queries, *rows, cache=self, **given))
 
 
 class Outline:

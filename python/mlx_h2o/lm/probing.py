@@ -59,8 +59,8 @@ class _Watched(cast(Any, mlx_lm_cache.KVCache)):  # type: ignore[misc]
     def attend_for_probe(
         self, stock: Any, queries: mx.array, keys: mx.array, values: mx.array, **given: Any
     ) -> mx.array:
-        """mlx_lm's attention, ``stock`` with arguments, of all that is read side by side."""
-        attention = functools.partial(stock.func, queries[:1], keys, values, cache=self)
+        """mlx_lm's attention, ``stock``, of all that is read side by side."""
+        attention = functools.partial(stock, queries[:1], keys, values, cache=self)
         every: mx.array = attention(**given)
         if queries.shape[0] == 1:
             return every
@@ -75,7 +75,7 @@ class _Watched(cast(Any, mlx_lm_cache.KVCache)):  # type: ignore[misc]
             return cast(mx.array, attention(**{**given, "mask": seen}))
 
         self.squares = _packing_errors(
-            functools.partial(stock.func, queries[:1], cache=self, **given), keys, values, every
+            functools.partial(stock, queries[:1], cache=self, **given), keys, values, every
         )
         other = seeing(mx.abs(row - (query - length)) > AROUND)
         self.copies = (_norm(every - other) / _norm(every)).mean(axis=2).max()

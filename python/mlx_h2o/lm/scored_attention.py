@@ -69,7 +69,7 @@ def scored_attention(
                 )
         elif hasattr(cache, "attend_for_probe"):
             foreign: mx.array = cache.attend_for_probe(
-                stock, queries, keys, values, scale=scale, mask=mask, sinks=sinks
+                attention, queries, keys, values, scale=scale, mask=mask, sinks=sinks
             )
             return foreign
         elif not hasattr(cache, "update_scores"):
