@@ -17,6 +17,7 @@ import pytest
 
 import mlx_h2o
 from back_ends import BACKENDS
+from mlx_h2o.demo import model_path
 from sizes import EACH, FIRST
 
 TESTS = Path(__file__).resolve().parent
@@ -123,6 +124,12 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
 def demo() -> tuple[Any, Any]:
     """The embedded model and its tokenizer."""
     return mlx_h2o.load("demo")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A copy of the embedded model, to change."""
+    return shutil.copytree(model_path(), tmp_path / "model")
 
 
 @pytest.fixture

@@ -89,23 +89,26 @@ def read(cache: Any, folder: Any) -> list[Any]:
         return both_went_on(cache, found)
 
 
+def merged(batch: Any) -> Any:
+    return H2OKVCache.merge([batch.extract(n) for n in (1, 0)])
+
+
 Event = Callable[[Any], Any]
 After = Callable[[Any, Any], list[Any]]
 
-EVENTS: dict[str, tuple[Event, After]] = {
-    "token": (partial(update, count=1, seed=7), taken_up),
-    "chunk": (partial(update, count=6, seed=7), taken_up),
-    "flush": (lambda cache: cache.flush(), went_on),
-    "copy": (copy.deepcopy, both_went_on),
-    "save": (written, read),
-}
-OF_BATCHES: dict[str, tuple[Event, After]] = {
-    "token": EVENTS["token"],
-    "chunk": EVENTS["chunk"],
-    "extract": (lambda cache: cache.extract(1), both_went_on),
-    "merge": (lambda cache: H2OKVCache.merge([cache.extract(n) for n in (1, 0)]), both_went_on),
-    "filter": (lambda cache: cache.filter([1]), went_on),
-    "extend": (lambda cache: cache.extend(copy.deepcopy(cache)), went_on),
+TOKEN, CHUNK = (partial(update, count=count, seed=7) for count in (1, 6))
+EVENTS: dict[str, tuple[Callable[..., Any], Event, After]] = {
+    "token": (alone, TOKEN, taken_up),
+    "chunk": (alone, CHUNK, taken_up),
+    "flush": (alone, lambda cache: cache.flush(), went_on),
+    "copy": (alone, copy.deepcopy, both_went_on),
+    "save": (alone, written, read),
+    "token of a batch": (together, TOKEN, taken_up),
+    "chunk of a batch": (together, CHUNK, taken_up),
+    "extract": (together, lambda cache: cache.extract(1), both_went_on),
+    "merge": (together, merged, both_went_on),
+    "filter": (together, lambda cache: cache.filter([1]), went_on),
+    "extend": (together, lambda cache: cache.extend(copy.deepcopy(cache)), went_on),
 }
 
 
@@ -137,20 +140,14 @@ def assert_loud_or_right(make: Callable[[], Any], event: Event, after: After) ->
     raise AssertionError("no end of operations")
 
 
-@pytest.mark.matrix(8)
+@pytest.mark.matrix(12)
 @pytest.mark.parametrize("event", EVENTS)
 @pytest.mark.parametrize("before", BEFORE)
 @pytest.mark.parametrize(("column", "policy"), KINDS)
 def test_a_step_that_fails(column, policy, before, event):
-    assert_loud_or_right(partial(alone, column, policy, before), *EVENTS[event])
-
-
-@pytest.mark.matrix(4)
-@pytest.mark.parametrize("event", OF_BATCHES)
-@pytest.mark.parametrize("before", BEFORE)
-@pytest.mark.parametrize(("column", "policy"), KINDS)
-def test_a_step_of_a_batch_that_fails(column, policy, before, event):
-    assert_loud_or_right(partial(together, column, policy, before), *OF_BATCHES[event])
+    """Of one sequence, and of a batch."""
+    make, *tried = EVENTS[event]
+    assert_loud_or_right(partial(make, column, policy, before), *tried)
 
 
 @pytest.mark.parametrize("policy", ["keydiff", "snapkv"])

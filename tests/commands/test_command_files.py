@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import resource
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from mlx_h2o.demo import model_path
 from mlx_h2o.lm.files import check_writable, write_text
 
 FULL = Path("/dev/full")
@@ -40,11 +38,6 @@ def said(found, status=2) -> str:
     text = found.stderr.decode()
     assert found.returncode == status and "Traceback" not in text and "Exception" not in text, text
     return text.splitlines()[-1]
-
-
-@pytest.fixture
-def folder(tmp_path):
-    return shutil.copytree(model_path(), tmp_path / "model")
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
@@ -107,8 +100,7 @@ def test_standard_input_that_is_no_text(locale, tmp_path):
         ("cache_prompt", ["--prompt-cache-file", tmp_path / "a"]),
     ):
         flags = ["--model", "demo", "--prompt", "-", *more]
-        found = run(command, *flags, input=b"\xff\xfe", env={**os.environ, "LC_ALL": locale})
-        line = said(found)
+        line = said(run(command, *flags, input=b"\xff\xfe", env={**os.environ, "LC_ALL": locale}))
         assert line.startswith(f"mlx_h2o {command}: standard input: 'utf-8' codec can't decode")
 
 

@@ -8,7 +8,6 @@ import importlib
 import io
 import json
 import re
-import shutil
 import subprocess
 import sys
 
@@ -27,7 +26,6 @@ from mlx_h2o import (
 )
 from mlx_h2o.commands import benchmark, cache_prompt, chat, generate, options, parsing, server
 from mlx_h2o.config import setting_names
-from mlx_h2o.demo import model_path
 from mlx_h2o.lm import saving
 from paths import ROOT
 from programs import ended
@@ -87,19 +85,18 @@ def test_a_draft_model(capsys):
 
 
 def chat_model(folder, **settings):
-    """The embedded model with a chat template, which it lacks, and with other settings."""
-    shutil.copytree(model_path(), folder / "model")
+    """This copy of the embedded model with a chat template, which it lacks, and other settings."""
     template = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
     for name, more in (("tokenizer_config", {"chat_template": template}), ("config", settings)):
-        file = folder / "model" / f"{name}.json"
+        file = folder / f"{name}.json"
         file.write_text(json.dumps(json.loads(file.read_text()) | more))
-    return folder / "model"
+    return folder
 
 
 @pytest.fixture
-def chatting(tmp_path):
+def chatting(folder):
     """One that was made for texts of 40 tokens."""
-    return chat_model(tmp_path, max_position_embeddings=40)
+    return chat_model(folder, max_position_embeddings=40)
 
 
 def _chat(model: str, said: str = "The ship\nThe sea\nq\n") -> subprocess.CompletedProcess[str]:
@@ -154,8 +151,7 @@ def test_the_benchmark_runs_with_evicting_caches(batch, capsys, monkeypatch):
         return made[-1]
 
     monkeypatch.setattr(options.prompt_cache, "make_prompt_cache", counting)
-    flags = f"--model demo {FLAGS} -p 40 -g 8 -n 1 -b {batch}"
-    assert cli.main(["benchmark", *flags.split()]) == 0
+    assert cli.main(f"benchmark --model demo {FLAGS} -p 40 -g 8 -n 1 -b {batch}".split()) == 0
     assert "generation_tps=" in capsys.readouterr().out
     assert len(made) == 2 * batch  # one run to warm up
     assert {cache.config.max_kv_size for caches in made for cache in caches} == {24}
@@ -223,8 +219,7 @@ def test_help_shows_the_flags(command, capsys, monkeypatch):
     with pytest.raises(SystemExit):
         cli.main([command, "--help-all"])
     whole = capsys.readouterr().out
-    parser = COMMANDS[command].parser()
-    for action in parser._actions:
+    for action in COMMANDS[command].parser()._actions:
         if action.help != argparse.SUPPRESS:
             assert max(action.option_strings, key=len) in first + more + "--help-all"
             assert max(action.option_strings, key=len) in whole

@@ -69,9 +69,6 @@ def test_a_template_that_refuses_a_prompt_is_told(tmp_path, refused):
     assert said in refused("cache_prompt", *common, "--prompt-cache-file", tmp_path / "file")
 
 
-def test_a_long_text_is_read_without_a_warning(capfd):
-    import mlx_h2o
-
-    tokenizer = mlx_h2o.load("demo")[1]
-    assert len(tokenizer.encode("a word and another " * 2000)) > 4096
+def test_a_long_text_is_read_without_a_warning(demo, capfd):
+    assert len(demo[1].encode("a word and another " * 2000)) > 4096
     assert "maximum" not in capfd.readouterr().err

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import tomllib
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -17,22 +20,16 @@ import mlx_h2o
 from mlx_h2o.cli import main
 from mlx_h2o.commands.plan import model_table, parser
 from mlx_h2o.lm.plan import Plan, configs, outline_of, outlined
-from mlx_h2o.lm.routing import routing_for
+from mlx_h2o.lm.routing import evicting_caches, routing_for
 from mlx_h2o.serving.memory import Memory
 from paths import ROOT
 
 CONFIGS = configs()
+LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 QUICK = ("Llama-3.1-8B-Instruct", "DeepSeek-V3", "DeepSeek-V3.2", "LFM2-1.2B")
 TOKENS, ROWS, HEADS = 100, 48, 2
 
-_SMALL = {
-    "vocab_size": 96, "hidden_size_per_layer_input": 0, "intermediate_size": 96,
-    "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
-    "shared_intermediate_size": 32, "num_experts": 4, "num_local_experts": 4,
-    "n_routed_experts": 4, "num_experts_per_tok": 2, "num_experts_per_token": 2, "n_group": 1,
-    "topk_group": 1, "first_k_dense_replace": 1, "q_lora_rank": 64, "sliding_window": 16,
-    "block_ff_dim": 64, "block_multiple_of": 8, "index_n_heads": 4,
-}  # fmt: skip
+_SMALL = tomllib.loads(Path(__file__).with_name("small.toml").read_text("ascii"))
 
 
 def small(config: dict[str, Any], layers: int) -> dict[str, Any]:
@@ -66,8 +63,7 @@ def small(config: dict[str, Any], layers: int) -> dict[str, Any]:
 
 def small_model(name: str) -> tuple[Any, dict[str, Any]]:
     """A float32 model of two layers, or six where they are of several kinds, and its settings."""
-    whole = outlined(CONFIGS[name])
-    config = small(CONFIGS[name], 2 if all(whole.rows) else 6)
+    config = small(CONFIGS[name], 2 if all(outlined(CONFIGS[name]).rows) else 6)
     model_class, args = _get_classes(config)
     mx.random.seed(3)
     model = model_class(args.from_dict(config))
@@ -78,8 +74,7 @@ def small_model(name: str) -> tuple[Any, dict[str, Any]]:
 
 def measured(model: Any, caches: list[Any]) -> int:
     """Bytes of caches that a model has filled with TOKENS tokens, the last one by one."""
-    ours = list(mlx_h2o.lm.prompt_cache.evicting_caches(caches))
-    with routing_for(model, ours):
+    with routing_for(model, list(evicting_caches(caches))):
         for count in (TOKENS - 3, 1, 1, 1):
             logits = model(mx.random.randint(0, 96, (1, count)), cache=caches)
             mx.eval(logits, [cache.state for cache in caches])
@@ -138,7 +133,7 @@ def test_the_table_says_what_happens_and_bytes_are_right_within_a_hundredth(name
 @pytest.fixture(scope="module")
 def quantised(tmp_path_factory):
     """The folder of a small Llama whose weights have 4 bits."""
-    model, config = small_model("meta-llama/Llama-3.1-8B-Instruct")
+    model, config = small_model(LLAMA)
     model.update(tree_map(lambda one: one.astype(mx.bfloat16), model.parameters()))
     model, config = quantize_model(model, config, 64, 4)
     folder = tmp_path_factory.mktemp("models") / "llama"
@@ -172,9 +167,7 @@ def test_weights_that_are_not_there_are_estimated_from_the_settings(quantised, t
     shutil.copy(quantised / "config.json", tmp_path)
     estimated = outline_of(str(tmp_path))
     assert estimated.weights == pytest.approx(there.weights, rel=0.01)
-    assert (
-        there.weights < 0.4 * outlined(small_model("meta-llama/Llama-3.1-8B-Instruct")[1]).weights
-    )
+    assert there.weights < 0.4 * outlined(small_model(LLAMA)[1]).weights
     assert estimated.nbytes(TOKENS) == pytest.approx(there.nbytes(TOKENS), rel=0.01)
 
 
@@ -190,24 +183,18 @@ def test_a_whole_model_is_planned_and_nothing_is_computed(capsys):
 
 
 def test_what_is_said_to_fit_is_let_in_by_the_server(capsys):
-    config = CONFIGS["Qwen/Qwen3-8B"]
-    outline, context = outlined(config), 1 << 17
+    outline, context = outlined(CONFIGS["Qwen/Qwen3-8B"]), 1 << 17
     found = said(capsys, "qwen3-8b", "--memory", "40GB", "--concurrency", 4, "--context", context)
-    rows = int(
-        found.partition(": ")[2].rpartition(" rows a head")[0].rpartition(" ")[2].replace(",", "")
-    )
-    settings = {"max_kv_size": rows, "kv_bits": 8, "v_bits": 5, "policy": "h2o", "layers": "equal"}
+    rows = int(re.search(r"([\d,]+) rows a head", found)[1].replace(",", ""))
+    settings = {"kv_bits": 8, "v_bits": 5, "policy": "h2o", "layers": "equal"}
 
-    def make() -> list[Any]:
-        return mlx_h2o.make_prompt_cache(outline, **settings)
-
-    def fits() -> Memory:
+    def fits(rows: int) -> Memory:
+        make = partial(mlx_h2o.make_prompt_cache, outline, rows, **settings)
         return Memory([outline], make, 40 * 10**9, decode=4, prompts=1)
 
-    memory = fits()
+    memory = fits(rows)
     assert 4 * memory.of_request(context) <= memory.free
-    settings["max_kv_size"] = rows * 11 // 10
-    assert 4 * fits().of_request(context) > memory.free
+    assert 4 * fits(rows * 11 // 10).of_request(context) > memory.free
 
 
 def test_a_model_with_a_chat_template_is_for_chats(capsys, quantised, tmp_path):

@@ -23,6 +23,7 @@ from mlx_lm.tuner.utils import linear_to_lora_layers
 import plain_http as httpx
 from mlx_h2o import load, make_prompt_cache
 from mlx_h2o.commands.options import CacheSettings
+from mlx_h2o.commands.server import _name
 from mlx_h2o.serving.memory import Memory
 from tiny_models import tiny_qwen3
 
@@ -131,19 +132,30 @@ def test_a_restarted_server_goes_on_with_what_it_has_read(tmp_path):
     assert found["usage"]["prompt_tokens_details"]["cached_tokens"] >= 280
 
 
+LOST = "the server has ended before the answer did"
+
+
 @pytest.mark.slow
-def test_running_answers_are_finished_when_it_ends(tmp_path):
-    with serving(tmp_path, "") as server:
-        with server.open(TEXT, max_tokens=150, stream=True) as answer:
+@pytest.mark.parametrize(
+    ("flags", "tokens", "told", "seconds", "ended"),
+    [
+        ("", 150, '"finish_reason": "length"', 30, "every answer was finished"),
+        ("--grace 1", 100_000, LOST, 1, "answers were lost"),
+    ],
+)
+def test_running_answers_are_finished_when_it_ends(flags, tokens, told, seconds, ended, tmp_path):
+    """Or lost where they take longer, which is said."""
+    with serving(tmp_path, flags) as server:
+        with server.open(TEXT, max_tokens=tokens, stream=True) as answer:
             lines = answer.iter_lines()
             assert next(lines)
             server.process.send_signal(signal.SIGTERM)
             text = "\n".join(lines)
-        assert text.rstrip().endswith("data: [DONE]") and '"finish_reason": "length"' in text
-        server.process.wait(30)
+            server.process.wait(30)
+        assert told in text and text.rstrip().endswith("data: [DONE]")
         log = server.log.read_text()
-    assert "ending: 1 answers have 30 seconds" in log
-    assert "ended: every answer was finished" in log
+    assert f"ending: 1 answers have {seconds} seconds" in log
+    assert f"ended: {ended}" in log
 
 
 @pytest.mark.slow
@@ -151,20 +163,6 @@ def test_it_ends_when_it_is_told_so_before_it_is_up(tmp_path):
     with serving(tmp_path, "", said="on http://") as server:
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(30) in (0, -signal.SIGTERM)
-
-
-@pytest.mark.slow
-def test_an_answer_that_takes_longer_is_lost_and_said(tmp_path):
-    with serving(tmp_path, "--grace 1") as server:
-        with server.open(TEXT, max_tokens=100_000, stream=True) as answer:
-            lines = answer.iter_lines()
-            assert next(lines)
-            server.process.send_signal(signal.SIGTERM)
-            text = "\n".join(lines)
-            server.process.wait(30)
-        log = server.log.read_text()
-    assert "the server has ended before the answer did" in text
-    assert "ending: 1 answers have 1 seconds" in log and "ended: answers were lost" in log
 
 
 @pytest.mark.slow
@@ -178,30 +176,27 @@ def test_a_long_step_keeps_nobody_waiting_when_it_ends(tmp_path):
         ):
             assert not asked.done()
         server.process.send_signal(signal.SIGTERM)
-        assert "the server has ended before the answer did" in asked.result()["error"]["message"]
+        assert LOST in asked.result()["error"]["message"]
         assert server.process.wait(20) == 0
     assert "ended: answers were lost" in server.log.read_text()
 
 
 def test_caches_on_disk_are_of_a_model_and_of_settings():
-    from mlx_h2o.commands import server
-
     found = set()
     for layers in (1, 2):
         models = [tiny_qwen3(layers=layers)]
         for settings in ({}, {"max_kv_size": 20}, {"kv_bits": 8, "kv_group_size": 32}):
-            asked = CacheSettings({"layers": "equal"} | settings)
-            make = partial(asked.caches, *models)
-            found |= {server._name(models, make), server._name(models, make)}
+            make = partial(CacheSettings({"layers": "equal"} | settings).caches, *models)
+            found |= {_name(models, make), _name(models, make)}
     models[0].args.rope_theta += 1  # with the same weights
-    found.add(server._name(models, make))
+    found.add(_name(models, make))
     linear_to_lora_layers(models[0], 1, {"rank": 2, "dropout": 0.0, "scale": 1.0})
     for scale in (1.0, 2.0):
         models[0].layers[-1].self_attn.q_proj.scale = scale
-        found.add(server._name(models, make))
+        found.add(_name(models, make))
     for kind in (mx.float16, mx.float32):  # the same numbers, and rows of another kind
         models[0].set_dtype(kind)
-        found.add(server._name(models, make))
+        found.add(_name(models, make))
     assert len(found) == 11
 
 

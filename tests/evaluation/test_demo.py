@@ -16,14 +16,8 @@ from mlx_h2o.demo import __main__ as command
 
 def test_the_model_directory_is_complete_and_says_its_licence() -> None:
     names = {path.name for path in demo.model_path().iterdir()}
-    assert {
-        "LICENSE",
-        "MODEL_CARD.md",
-        "config.json",
-        "model.safetensors",
-        "tokenizer.json",
-        "tokenizer_config.json",
-    } <= names
+    model = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    assert {"LICENSE", "MODEL_CARD.md", *model} <= names
     weights = mx.load(str(demo.model_path() / "model.safetensors"))
     assert {weight.dtype for weight in weights.values()} == {mx.float16}
     assert "MIT" in (demo.model_path() / "LICENSE").read_text()
@@ -74,8 +68,7 @@ def test_a_model_that_takes_too_long_is_not_shown(
     longest: float, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(command, "LONGEST_STEP", longest)
-    folder = str(demo.model_path())
-    name, model, _ = command.fast_enough(folder)
+    name, model, _ = command.fast_enough(str(demo.model_path()))
     assert name == ("model" if longest else "demo")
     assert ("takes" in capsys.readouterr().err) is not bool(longest)
     assert len(model.layers) == 6

@@ -69,8 +69,7 @@ def test_arms_have_the_same_bytes_in_rows_of_16_bits(tiny):
 
 def test_sliding_windows_are_the_same_in_every_arm():
     """Half of the layers have windows of 16: their bytes do not count, and stay."""
-    model = tiny_gemma3(layers=4, heads=4, head_dim=32, window=16, pattern=2)
-    sizes = arms.Sizes(model)
+    sizes = arms.Sizes(tiny_gemma3(layers=4, heads=4, head_dim=32, window=16, pattern=2))
     full = sizes.full(300)
     assert full == 300 * 2 * 2 * 32 * 2  # 2 layers, keys and values of one head of 32
     made = sizes.made(KEYDIFF, 300, full // 4)
@@ -225,11 +224,8 @@ def test_questions_leave_the_caches_as_they_were(tiny):
 @pytest.mark.slow
 def test_the_full_cache_recalls_what_a_small_window_does_not(demo):
     settings = Settings(documents=1, lengths=(500,), facts=4)
-    chosen = [arms.ARMS["full"], arms.ARMS["window"]]
-    texts = [("one", demo_text())]
-    result = evaluation(
-        *demo, texts, chosen, tasks=("facts",), shares=[Fraction(1, 16)], settings=settings
-    )
+    given = {"tasks": ("facts",), "shares": [Fraction(1, 16)], "settings": settings}
+    result = evaluation(*demo, [("one", demo_text())], FEW[:2], **given)
     full, window = (np.mean(figures(result, arm, "facts")["tokens"]) for arm in ("full", "window"))
     assert full > window + 0.2
 

@@ -29,8 +29,7 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"text": " ".join(one[:40]), "ends": [f" {one[40]} {one[41]}", f" {one[58]}"], "label": 0}
         for one in found
     ]
-    lines = "\n".join(map(json.dumps, items))
-    (folder / "items.jsonl").write_text(lines)
+    (folder / "items.jsonl").write_text("\n".join(map(json.dumps, items)))
     (folder / "task.yaml").write_text(
         "task: ends\ndataset_path: json\n"
         f"dataset_kwargs:\n  data_files:\n    test: {folder / 'items.jsonl'}\n"

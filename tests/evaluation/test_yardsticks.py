@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import math
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -19,19 +21,7 @@ from mlx_h2o import demo
 pytestmark = pytest.mark.real
 
 TOKENS = 512
-PERPLEXITIES = {
-    "smollm2-135m-instruct": 47.97,
-    "smollm2-135m-biased": 48.0,  # what is added to all keys alike changes next to nothing
-    "gemma3-270m": 47.56,
-}
-SENTENCES = {
-    "smollm2-135m-instruct": ("What is the capital of France?", "The capital of France is Paris."),
-    "smollm2-135m-biased": ("What is the capital of France?", "The capital of France is Paris."),
-    "gemma3-270m": (
-        "The capital of France is",
-        " the capital of the country of France. It is the largest city in France",
-    ),
-}
+READ = tomllib.loads(Path(__file__).with_name("yardsticks.toml").read_text("ascii"))
 
 
 def perplexity(model: Any, tokenizer: Any) -> float:
@@ -41,13 +31,13 @@ def perplexity(model: Any, tokenizer: Any) -> float:
     return math.exp(nn.losses.cross_entropy(logits, tokens[0, 1:]).mean().item())
 
 
-@pytest.mark.parametrize("name", PERPLEXITIES)
+@pytest.mark.parametrize("name", READ)
 def test_perplexity_and_a_greedy_sentence_are_as_read(name: str) -> None:
     model, tokenizer = loaded(name)
-    assert perplexity(model, tokenizer) == pytest.approx(PERPLEXITIES[name], rel=0.01)
-    prompt, expected = SENTENCES[name]
+    assert perplexity(model, tokenizer) == pytest.approx(READ[name]["perplexity"], rel=0.01)
+    prompt = READ[name]["prompt"]
     if tokenizer.has_chat_template:
         prompt = tokenizer.apply_chat_template(
             [{"role": "user", "content": prompt}], add_generation_prompt=True
         )
-    assert generate(model, tokenizer, prompt, max_tokens=24).startswith(expected)
+    assert generate(model, tokenizer, prompt, max_tokens=24).startswith(READ[name]["answer"])

@@ -19,6 +19,7 @@ from mlx_h2o.serving.snapshots import Snapshots
 from tiny_models import random_prompt, tiny_qwen3, tiny_tokenizer
 
 TEXT = random_prompt(18)
+SAID = "It was a dark night, and the wind was in the trees. The captain looked at the sea and"
 
 
 @functools.cache

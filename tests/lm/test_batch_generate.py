@@ -68,8 +68,7 @@ def test_each_sequence_gets_the_tokens_that_it_gets_alone(policy, heads, rows):
 @pytest.mark.parametrize("rows", [{}, MIXED])
 def test_sequences_join_and_leave(rows):
     model = tiny_qwen3(head_dim=32)
-    given = SETTINGS | rows
-    caches = [make_prompt_cache(model, 16, **given) for _ in range(5)]
+    caches = [make_prompt_cache(model, 16, **SETTINGS | rows) for _ in range(5)]
     prompts = [random_prompt(5 + 6 * index, seed=index) for index in range(5)]
     limits = [3, 30, 11, 25, 18]
     with routing(model):

@@ -82,8 +82,7 @@ def the_batch_is_its_sequences(model, lengths, **given):
             for start in range(0, length, 8):
                 tokens = mx.arange(start, min(length, start + 8))[None] % 90 + 1
                 mx.eval(model(tokens, cache=caches))
-        layers = zip(*copy.deepcopy(alone), strict=True)
-        batch = [type(one[0]).merge(list(one)) for one in layers]
+        batch = [one[0].merge(list(one)) for one in zip(*copy.deepcopy(alone), strict=True)]
         for step in range(12):
             tokens = mx.array([[5 + step], [9 + step], [30 + step]])[: len(lengths)]
             found = model(tokens, cache=batch)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import pickle
 import re
-import shutil
 
 import mlx.core as mx
 import mlx_lm.models.cache as mlx_lm_cache
@@ -22,7 +21,6 @@ from mlx_h2o import (
     save_prompt_cache,
     stream_generate,
 )
-from mlx_h2o.demo import model_path
 from mlx_h2o.lm.generate import read_prompt
 from mlx_h2o.lm.generation_checks import COUNTS
 from mlx_h2o.lm.prompt_cache import summary
@@ -147,8 +145,7 @@ def test_caches_that_do_not_fit(demo, caches):
 def test_caches_of_heads_apart_fit(demo):
     """Caches within groups and lists have the name of their layer too."""
     model, tokenizer = demo
-    budgets = [[40, 20], 30, 30, 30, 30, 30]
-    made = make_prompt_cache(model, 32, budgets=budgets)
+    made = make_prompt_cache(model, 32, budgets=[[40, 20], 30, 30, 30, 30, 30])
     assert generate(model, tokenizer, [1, 2], max_tokens=2, prompt_cache=made)
     assert generate(model, tokenizer, [1, 2], max_tokens=2, prompt_cache=made)
 
@@ -250,11 +247,6 @@ def test_what_no_number_of_tokens_is_taken_back(n, demo):
 
 
 # Files
-
-
-@pytest.fixture
-def folder(tmp_path):
-    return shutil.copytree(model_path(), tmp_path / "model")
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json"])

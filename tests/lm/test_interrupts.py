@@ -81,10 +81,9 @@ def test_ctrl_c_ends_a_command_in_one_line():
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_an_answer_and_the_chat_goes_on(tmp_path):
+def test_ctrl_c_ends_an_answer_and_the_chat_goes_on(folder):
     """What it says next is what it says to a text that ends where the answer ended."""
-    folder = chat_model(tmp_path)
-    command = [sys.executable, "-u", "-m", "mlx_h2o", "chat", "--model", str(folder)]
+    command = [sys.executable, "-u", "-m", "mlx_h2o", "chat", "--model", str(chat_model(folder))]
     flags = ["--max-kv-size", "64", "--layers", "equal", "-m", "100000"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen([*command, *flags], text=True, **pipes) as running:

@@ -13,6 +13,7 @@ from hypothesis import given as drawn
 from hypothesis import settings
 from hypothesis import strategies as st
 from mlx.utils import tree_flatten
+from mlx_lm.models import qwen3
 
 import mlx_h2o
 from fetched_models import loaded
@@ -208,8 +209,6 @@ def test_a_folder_that_cannot_be_written_is_no_error(demo, folder, monkeypatch):
 
 
 def test_a_probe_leaves_everything_as_it_was(demo, folder):
-    from mlx_lm.models import qwen3
-
     mx.random.seed(3)
     expected = np.array(mx.random.uniform(shape=(4,)))
     function, call = qwen3.scaled_dot_product_attention, type(demo.layers[0]).__call__
@@ -251,8 +250,7 @@ def test_a_summary_says_how_rows_are_shared_out(demo):
     caches = make_prompt_cache(demo, 100)
     rows = [one for layer in by_head(budgets_of(caches)) for one in layer]
     assert f"{min(rows)} to {max(rows)} rows by KV head" in summary(caches, demo)
-    equal = summary(make_prompt_cache(demo, 100, layers="equal"), demo)
-    assert "KV head" not in equal
+    assert "KV head" not in summary(make_prompt_cache(demo, 100, layers="equal"), demo)
 
 
 def test_where_there_is_nothing_to_probe_for(demo, folder, monkeypatch):
@@ -326,8 +324,7 @@ def test_bytes_count_the_rows_of_every_layer(demo):
 
 
 def test_a_draft_model_has_a_probe_of_its_own(demo):
-    draft = tiny_qwen3()
-    caches = make_prompt_cache(demo, 60, draft_model=draft, speculative=2)
+    caches = make_prompt_cache(demo, 60, draft_model=tiny_qwen3(), speculative=2)
     assert budgets_of(caches[6:]) == [60, 60] and budgets_of(caches[:6]) != [60] * 6
 
 

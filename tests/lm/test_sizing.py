@@ -82,8 +82,7 @@ def test_a_draft_models_caches_are_in_the_budget(model, settings):
     assert f"bytes, {found.draft_nbytes:,} of them the draft model's, at most" in str(found)
     caches = mlx_h2o.make_prompt_cache(model, max_kv_bytes=limit, **given)
     for cache, model_of in zip(caches, (model, model, draft), strict=True):
-        context = context_length(model_of)
-        assert cache.config == found.config.with_budget(context_size=context)
+        assert cache.config == found.config.with_budget(context_size=context_length(model_of))
     rows = found.config.max_kv_size
     responses = mlx_h2o.stream_generate(
         model, tiny_tokenizer(), random_prompt(rows + 50), max_tokens=found.config.group + 20,
@@ -99,8 +98,7 @@ def test_a_draft_models_caches_are_in_the_budget(model, settings):
 def test_both_models_of_a_command_share_the_bytes(capsys):
     model, draft = tiny_qwen3(), tiny_qwen3(layers=1)
     sized = {"max_kv_bytes": 40_000, "speculative": 3, "kv_group_size": 32}
-    asked = CacheSettings(sized)
-    caches = asked.fitted(model, draft).caches(model, draft)
+    caches = CacheSettings(sized).fitted(model, draft).caches(model, draft)
     expected = fit_bytes(model, draft_model=draft, **sized)
     assert [cache.config.with_budget(context_size=None) for cache in caches] == [
         expected.config
@@ -238,8 +236,7 @@ def _fits(settings):
 def test_the_command_says_what_it_picked(capsys):
     arguments = ["--model", "demo", "--prompt", "The ship", "--max-tokens", "2"]
     assert cli.main(["generate", *arguments, "--max-kv-bytes", "0.4 MB"]) == 0
-    said = capsys.readouterr()
-    assert "rows a head by h2o, in 5 bits" in said.err
+    assert "rows a head by h2o, in 5 bits" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -273,8 +270,7 @@ def test_quantised_rows_fold_unless_something_else_is_said(model):
     assert fit_bytes(model, 20_000, kv_bits=None).config.policy.name == "keydiff"
     assert fit_bytes(model, 20_000, policy="window").config.policy.name == "window"
     assert fit_bytes(model, 20_000, kv_bits=8, light_bits=4).config.policy.name == "h2o"
-    latents = tiny.build("deepseek_v3")
-    assert fit_bytes(latents, 20_000, kv_bits=4).config.policy.name == "h2o"
+    assert fit_bytes(tiny.build("deepseek_v3"), 20_000, kv_bits=4).config.policy.name == "h2o"
 
 
 @pytest.mark.parametrize(

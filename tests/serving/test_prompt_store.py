@@ -63,8 +63,7 @@ def check_found(store: PromptStore, asked: int, length: int) -> None:
     caches, found = store.find(range(asked))
     assert found == length
     if length:
-        expected = caches_of(length)
-        for one, other in zip(caches, expected, strict=True):
+        for one, other in zip(caches, caches_of(length), strict=True):
             other.flush()
             assert (one.offset, one.size()) == (length, min(length, 20))
             for ours, theirs in zip(one.keys_and_values(), other.keys_and_values(), strict=True):
@@ -142,9 +141,7 @@ def test_two_share_a_folder_and_its_limit(tmp_path):
 
 
 def test_what_is_too_large_is_not_kept(tmp_path, caplog):
-    store = PromptStore(tmp_path, 1000, "model")
-    store.keep(range(30), caches_of(30))
-    store.close()
+    kept(tmp_path, 30, size=1000)
     assert not list(tmp_path.iterdir())
     assert [record.message.split(":")[0] for record in caplog.records] == [
         "a prompt cache is not kept on disk"
@@ -152,23 +149,20 @@ def test_what_is_too_large_is_not_kept(tmp_path, caplog):
     assert "expected at most 1,000" in caplog.text
 
 
-def flipped(folder: Path) -> None:
-    (file,) = folder.glob("*.safetensors")
+def flipped(file: Path) -> None:
     found = bytearray(file.read_bytes())
     found[-3] ^= 1
     file.write_bytes(found)
 
 
-def truncated(folder: Path) -> None:
-    (file,) = folder.glob("*.safetensors")
+def truncated(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-8])
 
 
 def changed(name: str, text: str | None) -> Any:
     """Another text in the header, or none."""
 
-    def change(folder: Path) -> None:
-        (file,) = folder.glob("*.safetensors")
+    def change(file: Path) -> None:
         arrays, texts = mx.load(str(file), return_metadata=True)
         mx.eval(arrays)
         texts |= {f"0.{name}": text}
@@ -187,12 +181,13 @@ def changed(name: str, text: str | None) -> Any:
         changed("tokens", "[1, 2.5]"),
         changed("tokens", f"{[*range(29), 99]}"),
         changed("of", None),
-        lambda folder: next(folder.glob("*.safetensors")).write_text("{"),
+        lambda file: file.write_text("{"),
     ],
 )
 def test_damaged_entries_are_not_used_and_go(tmp_path, damage, caplog):
     kept(tmp_path, 30)
-    damage(tmp_path)
+    (file,) = tmp_path.glob("*.safetensors")
+    damage(file)
     store = PromptStore(tmp_path, PLENTY, "model")
     check_found(store, 40, 0)
     assert store.find([*range(29), 99, 30]) == ([], 0)

@@ -10,10 +10,11 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
+from mlx_lm import sample_utils
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from engines import TEXT, Asked, ask, demo, engine_of, fail, submit, tiny
+from engines import SAID, TEXT, Asked, ask, demo, engine_of, fail, submit, tiny
 from mlx_h2o import batch_generate
 from mlx_h2o.serving.answers import Choice
 from mlx_h2o.serving.request import BusyError, Event
@@ -76,8 +77,6 @@ def test_a_seed_answers_alike_alone_and_among_others():
 
 @pytest.mark.parametrize("name", ["top_p", "top_k", "min_p", "xtc_probability"])
 def test_filters_leave_what_mlx_lm_leaves(name):
-    from mlx_lm import sample_utils
-
     value = {"top_p": 0.6, "top_k": 7, "min_p": 0.2, "xtc_probability": 1.0}[name]
     logprobs = mx.random.normal((3, 50), key=mx.random.key(2)) * 3
     logprobs -= mx.logsumexp(logprobs, axis=-1, keepdims=True)
@@ -122,8 +121,7 @@ def check_others_finish(engine, wrong):
     assert "fails" in str(failing.wait().error)
     for one in (*before, behind):
         assert one.wait().answer == alone(one.request.tokens, 24)
-    warm = ask(engine, TEXT, sampling=WARM)
-    assert len(warm.answer) == 12 and engine.fault == ""
+    assert len(ask(engine, TEXT, sampling=WARM).answer) == 12 and engine.fault == ""
     assert engine.counts["failed"] == 1
 
 
@@ -146,9 +144,7 @@ def test_what_fails_for_one_request_fails_it_alone(what, monkeypatch):
 
 
 def test_a_processor_that_fails(monkeypatch):
-    import mlx_h2o.serving.request as module
-
-    monkeypatch.setattr(module, "make_logits_processors", lambda **given: [fail])
+    monkeypatch.setattr("mlx_h2o.serving.request.make_logits_processors", lambda **given: [fail])
     with engine_of() as engine:
         check_others_finish(engine, Asked(engine, TEXT, penalties={"repetition_penalty": 1.1}))
 
@@ -287,8 +283,7 @@ def test_penalties_see_the_cached_part():
         again = ask(engine, TEXT, penalties=penalties)
         assert expected.request.cached == 0 and again.request.cached > 0
         assert again.answer == expected.answer != alone(TEXT)
-        biased = ask(engine, TEXT, penalties={"logit_bias": {7: 100.0}})
-        assert set(biased.answer) == {7}
+        assert {*ask(engine, TEXT, penalties={"logit_bias": {7: 100.0}}).answer} == {7}
 
 
 @pytest.mark.parametrize("penalties", [{}, {"repetition_penalty": 1.3}])
@@ -341,8 +336,7 @@ def test_what_is_kept_waits_for_the_first_token_where_it_can(rows, policy, befor
 def test_a_long_answer_that_is_cut_goes_on_from_its_middle():
     with engine_of(max_kv_size=24, sink_size=2) as engine:
         first = ask(engine, TEXT, max_tokens=300)
-        again = ask(engine, [*TEXT, *first.answer[:280], 3])
-        assert again.request.cached == len(TEXT) + 256
+        assert ask(engine, [*TEXT, *first.answer[:280], 3]).request.cached == len(TEXT) + 256
 
 
 def test_what_many_begin_with_is_read_once():
@@ -353,9 +347,6 @@ def test_what_many_begin_with_is_read_once():
         for one in asked:
             one.wait()
         assert engine.counts["read"] <= len(long) + 6 * 4
-
-
-SAID = "It was a dark night, and the wind was in the trees. The captain looked at the sea and"
 
 
 def test_stops_and_logprobs_of_a_model_of_bytes():
@@ -391,8 +382,7 @@ def test_a_space_behind_a_wide_character_is_kept():
 def test_texts_of_tokens():
     """Of those beyond the tokenizer's, none; others have the space that decoders leave out."""
     assert Writer(demo()[1], ()).take(5000) == []
-    pieces = models.WordLevel({"\u2581the": 0, "sea": 1, "<0x41>": 2}, unk_token="sea")
-    made = Tokenizer(pieces)
+    made = Tokenizer(models.WordLevel({"\u2581the": 0, "sea": 1, "<0x41>": 2}, unk_token="sea"))
     made.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.Strip(" ", 1, 0)])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=made)
     found = [token_text(tokenizer, token) for token in (0, 1)]

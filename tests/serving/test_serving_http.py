@@ -18,12 +18,13 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from pydantic import ValidationError
 
 import plain_http as httpx
+from engines import SAID as TEXT
 from engines import demo, engine_of, fail
 from mlx_h2o.serving.http import ServerSettings, make_app
 from mlx_h2o.serving.listening import listen
 from mlx_h2o.serving.schema import ChatBody, CompletionBody
+from mlx_h2o.serving.text import Writer
 
-TEXT = "It was a dark night, and the wind was in the trees. The captain looked at the sea and"
 JSON = {"Content-Type": "application/json"}
 CHAT = [{"role": "user", "content": "What is the sea?"}]
 
@@ -81,11 +82,7 @@ def test_whole_answers_and_streams_say_the_same(url):
     for name in ("tokens", "token_logprobs", "text_offset"):
         together = [value for part in parts for value in part[name]]
         expected = whole["choices"][0]["logprobs"][name]
-        assert (
-            together == pytest.approx(expected, abs=1e-3)
-            if name == "token_logprobs"
-            else (together == expected)
-        )
+        assert together == pytest.approx(expected, abs=1e-3)
 
 
 def test_a_stop_ends_whole_answers_and_streams(url):
@@ -125,8 +122,7 @@ def test_choices_and_seeds(url):
     assert texts == [one["text"] for one in again["choices"]] and len(set(texts)) == 4
     assert [one["index"] for one in first["choices"]] == [0, 1, 2, 3]
     assert first["usage"]["completion_tokens"] == 32
-    single = post(url, {**body, "prompt": TEXT, "n": 1}).json()
-    assert said(single) == texts[0]
+    assert said(post(url, {**body, "prompt": TEXT, "n": 1}).json()) == texts[0]
 
 
 def test_null_is_absent(url):
@@ -270,14 +266,12 @@ def test_an_answer_that_is_not_read_is_given_up(monkeypatch):
 
 
 def test_failures_are_told_and_the_server_goes_on(monkeypatch):
-    import mlx_h2o.serving.engine as module
-
-    original = module.Writer.take
+    original = Writer.take
 
     def failing(self, token):
         return fail() if self.stops == ("fail",) else original(self, token)
 
-    monkeypatch.setattr(module.Writer, "take", failing)
+    monkeypatch.setattr(Writer, "take", failing)
     with app_of() as (url, engine):
         body = {"prompt": TEXT, "stop": "fail"}
         check_refused(post(url, body), "generation failed: it fails", 500)

@@ -66,8 +66,7 @@ def test_streams_and_samples_keep_to_it_too(url):
 
 
 def test_an_object_of_any_kind(url):
-    answer = chat(url, response_format={"type": "json_object"}, max_tokens=200)
-    (choice,) = answer["choices"]
+    (choice,) = chat(url, response_format={"type": "json_object"}, max_tokens=200)["choices"]
     text = choice["message"]["content"]
     assert text.lstrip().startswith("{")
     if choice["finish_reason"] == "stop":

@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import httpx
@@ -78,8 +79,7 @@ def hostile(client: httpx.Client) -> list[Callable[[], bool]]:
         (refused, [body for body, _ in (*WRONG[::2], *WRONG_CHATS[::2])]),
         (extreme, EXTREME), (breaks_off, RAW), (leaves, [False, True] * 4),
     ]  # fmt: skip
-    made = [lambda act=act, given=given: act(given) for act, all in tried for given in all]
-    return made[-40:]
+    return [partial(act, given) for act, all in tried for given in all][-40:]
 
 
 @pytest.mark.slow
