@@ -438,8 +438,7 @@ class H2OKVCache:
         if not scored:
             table.unscored = False
             return out
-        tied: mx.array = mx.depends(out, list(table.beside.values()))
-        return tied
+        return cast(mx.array, mx.depends(out, list(table.beside.values())))
 
     def update_scores(
         self, scores: mx.array, *, lse: mx.array | None = None, masked: bool = True

@@ -11,7 +11,6 @@ import mlx.core as mx
 Padding = tuple[int, int | None]
 """Tokens of padding to come, and own ones before more of it comes, None: no more comes."""
 NO_PADDING: Padding = (0, None)
-AHEAD = 32  # tokens of which it is known at once where they go
 
 
 @dataclass(eq=False)
@@ -87,17 +86,6 @@ class Step:
         # A token of padding sees no packed rows either.
         parts = [(mx.arange(max(one)) < per_sequence((*one,))) & own for one in rows[:-1]]
         return mx.concatenate([*parts, newest], axis=-1) if parts else newest
-
-
-@lru_cache(maxsize=16)
-def slots_ahead(rows: tuple[int, ...]) -> Sequence[mx.array | None]:
-    """Of the next tokens of sequences with so many rows, where each goes: as ``per_sequence``, or
-    None where that is the same slot in all."""
-    if len({*rows}) == 1:
-        return [None] * AHEAD
-    each = mx.add(per_sequence(rows), mx.arange(AHEAD, stream=mx.cpu), stream=mx.cpu)
-    mx.eval(found := [*mx.split(each, AHEAD, axis=3, stream=mx.cpu)])
-    return found
 
 
 @lru_cache(maxsize=16)

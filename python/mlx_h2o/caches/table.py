@@ -18,7 +18,7 @@ from ..operations.composed.buffers import padded
 from ..operations.segments import AttentionRows
 from .column import Column, Layout, Parts, packing_of
 from .frame import Frame
-from .step import AHEAD, Step, per_sequence, slots_ahead
+from .step import Step, per_sequence
 
 Change = Callable[[mx.array], mx.array]
 
@@ -48,6 +48,7 @@ class Segment:
     @rows.setter
     def rows(self, rows: list[int]) -> None:
         self._set, self._most, self.came = rows, max(rows), 0
+        self.ragged = min(rows) != self._most
 
     @property
     def width(self) -> int:
@@ -55,9 +56,7 @@ class Segment:
 
     def next_slots(self) -> mx.array | None:
         """int32 [B, 1, 1, 1]: where the next row of each sequence goes; None: in the same slot."""
-        if self.came >= AHEAD:
-            self.rows = self.rows
-        return slots_ahead((*self._set,))[self.came]
+        return per_sequence((*self.rows,)) if self.ragged else None
 
     @property
     def capacity(self) -> int:
@@ -236,7 +235,7 @@ class Table:
     @property
     def ragged(self) -> bool:
         """Whether sequences have unlike numbers of rows in the tail."""
-        return self.segments[-1].next_slots() is not None
+        return self.segments[-1].ragged
 
     def append(
         self, keys: mx.array, values: mx.array, step: Step, limit: int | None = None
