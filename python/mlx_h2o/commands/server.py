@@ -35,10 +35,10 @@ def run(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None
     try:
         from ..serving import disk, http, request, schema
         from ..serving.engine import Engine
+        from ..serving.listening import listen, serve
     except ImportError as error:
         missing = f"{error.name} is missing, expected pip install 'mlx-h2o[server]'"
         raise ValueError(missing) from error
-    from ..serving.listening import listen, serve
     from ..serving.memory import Memory, usual_bytes
     from ..serving.sampling import Sampling
     from ..serving.snapshots import Snapshots
