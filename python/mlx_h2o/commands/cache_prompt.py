@@ -22,12 +22,12 @@ from .watch import Watch
 
 def parser() -> OneLineParser:
     """Of its flags."""
-    names = "model adapter-path trust-remote-code prefill-step-size prompt eos-token "
+    names = "model adapter-path trust-remote-code prefill-step-size prompt eos-token"
     file = checked(str, lambda file: check_writable(file and with_suffix(file)))
     return cache_parser(
         "cache_prompt", "Read a prompt and save its cache, for generate --prompt-cache-file.",
         "model prompt prompt-cache-file max-kv-bytes max-kv-size",
-        {"": names + "prompt-cache-file"}, model="mlx_model", prompt=...,
+        {"": f"{names} prompt-cache-file"}, model="mlx_model", prompt=...,
         prompt_cache_file=(file, ..., "FILE", "the file to write"),
     )  # fmt: skip
 

@@ -19,9 +19,9 @@ import mlx.core as mx
 from mlx_lm.models import cache as mlx_lm_cache
 from mlx_lm.models.cache import make_prompt_cache as stock_cache
 
-from ..config import H2OConfig
+from ..config import H2OConfig, setting_names
 from ..lm.outline import Outline, total_bytes
-from ..lm.prompt_cache import make_prompt_cache
+from ..lm.prompt_cache import NAMES, make_prompt_cache
 from ..lm.routing import evicting_caches
 
 # mlx_lm has no types.
@@ -36,7 +36,7 @@ PINNED = 32
 """First rows that stay where all others are evicted at random: the prompt of a text that is read
 token by token."""
 
-_OF_CACHES = {"max_kv_bytes", "layers", "length", "budgets"}  # settings of no single cache
+_OF_CACHES = {*NAMES, "length"} - {*setting_names()}  # settings of no single cache
 
 
 @dataclass(frozen=True)
