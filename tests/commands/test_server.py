@@ -159,6 +159,20 @@ def test_running_answers_are_finished_when_it_ends(flags, tokens, told, seconds,
 
 
 @pytest.mark.slow
+def test_asked_twice_it_waits_for_nothing(tmp_path):
+    with (
+        serving(tmp_path, "--grace 600") as server,
+        server.open(TEXT, max_tokens=100_000, stream=True) as answer,
+    ):
+        lines = answer.iter_lines()
+        assert next(lines)
+        server.process.send_signal(signal.SIGINT)
+        server.wait("ending: 1 answers have 600 seconds")
+        server.process.send_signal(signal.SIGINT)
+        assert server.process.wait(5) == 130
+
+
+@pytest.mark.slow
 def test_it_ends_when_it_is_told_so_before_it_is_up(tmp_path):
     with serving(tmp_path, "", said="on http://") as server:
         server.process.send_signal(signal.SIGTERM)

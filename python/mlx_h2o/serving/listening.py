@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 from typing import Any
@@ -49,6 +50,11 @@ class _Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         return await super().on_tick(counter) or self._engine.ended.is_set()
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        if self.should_exit and sig == signal.SIGINT:  # asked again: nothing is waited for
+            os._exit(130)
+        super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         waiting = self._engine.running + self._engine.waiting
