@@ -248,7 +248,16 @@ def test_caches_of_another_model_are_refused(saved, tmp_path):
         load_prompt_cache(file, model=tiny_qwen3(layers=3))
     with pytest.raises(ValueError, match="with other weights"):
         load_prompt_cache(file, model=tiny_qwen3(heads=8))
+    other = tiny_qwen3()
+    other.args.rope_theta *= 2
+    with pytest.raises(ValueError, match="is of a qwen3 model with rope_theta = "):
+        load_prompt_cache(file, model=other)
     unknown = tmp_path / "unknown.safetensors"
+    other.set_dtype(mx.float16)
+    save_prompt_cache(unknown, caches, model=other)
+    other.set_dtype(mx.float32)  # the same numbers, and rows of another kind
+    with pytest.raises(ValueError, match='dtypes = .*float16"], expected .*float32"]'):
+        load_prompt_cache(unknown, model=other)
     save_prompt_cache(unknown, caches)  # only the names of the caches tell
     assert len(load_prompt_cache(unknown, model=tiny_qwen3(heads=8))) == 2
     with pytest.raises(ValueError, match="is of the model qwen3, expected llama"):

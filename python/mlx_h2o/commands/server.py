@@ -14,10 +14,10 @@ from typing import Any
 import mlx.core as mx
 
 from ..lm.generate import load
-from ..lm.models import fingerprint
+from ..lm.models import facts_of, fingerprint
 from ..lm.prompt_cache import budgets_of
 from ..lm.ranks import Ranks
-from ..lm.routing import evicting_caches, modules_of
+from ..lm.routing import evicting_caches
 from .flags import cache_parser
 from .options import CacheSettings, loaded
 from .parsing import number
@@ -92,13 +92,10 @@ def run(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None
 
 
 def _name(models: list[Any], make: Any) -> str:
-    """The same for the same weights and their kinds, settings of the models and of caches."""
+    """The same for the same models, and settings of caches."""
     caches = make()
     settings = [one.config for one in evicting_caches(caches)], budgets_of(caches)
-    parts = [one for model in models for one in modules_of(model)]
-    adapters = [one.scale for one in parts if "lora_a" in one]
-    kinds = sorted({str(one.weight.dtype) for one in parts if "weight" in one})
-    asked = repr((*settings, [getattr(one, "args", None) for one in models], *adapters, kinds))
+    asked = repr((*settings, *map(facts_of, models)))
     return " ".join([*map(fingerprint, models), hashlib.sha256(asked.encode()).hexdigest()[:16]])
 
 

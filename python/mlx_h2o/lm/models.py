@@ -1,9 +1,10 @@
 """What is known of models: which are not served, in which form others get their rows, and what
-tells their weights from those of another."""
+tells one from another."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 from typing import Any, cast
 
 import mlx.core as mx
@@ -59,6 +60,16 @@ def _files(model: Any) -> set[str]:
     classes = {cls for module in modules_of(model) for cls in type(module).__mro__}
     places = (cls.__module__.rpartition(".") for cls in classes)
     return {file for package, _, file in places if package == "mlx_lm.models"}
+
+
+def facts_of(model: Any) -> dict[str, str]:
+    """What its rows depend on besides the weights, as JSON: its settings, the scales of adapters,
+    and the kinds of its numbers."""
+    parts = modules_of(model)
+    found = dict(vars(model.args)) if hasattr(model, "args") else {}
+    found["adapter scales"] = [one.scale for one in parts if "lora_a" in one]
+    found["dtypes"] = sorted({str(one.weight.dtype) for one in parts if "weight" in one})
+    return {name: json.dumps(one, sort_keys=True, default=repr) for name, one in found.items()}
 
 
 def fingerprint(model: Any) -> str:

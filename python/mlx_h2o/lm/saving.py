@@ -1,8 +1,8 @@
 """Prompt caches in files: safetensors as mlx_lm writes them, and what they were made with.
 
 A file holds one more entry than mlx_lm's: the format, the version of this package, the number of
-layers, a checksum and, where the model was given, a fingerprint of it. This package also reads what
-mlx_lm wrote of its caches; mlx_lm does not know their classes, and refuses both by name.
+layers, a checksum and, where the model was given, what tells it from others. This package also
+reads what mlx_lm wrote of its caches; mlx_lm does not know their classes, and refuses both by name.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..caches.heads import HeadGroups
 from ..version import __version__
 from .files import UNKNOWN, is_whole, replacing, texts_of, write_checksum
 from .generation_checks import layers_of
-from .models import fingerprint
+from .models import facts_of, fingerprint
 from .prompt_cache import with_own_rows
 from .routing import evicting_caches, model_name
 
@@ -92,6 +92,7 @@ def save_prompt_cache(
     about["checksum"] = UNKNOWN
     if model is not None:
         about |= {"model": model_name(model), "fingerprint": fingerprint(model)}
+        about["facts"] = facts_of(model)
     metadata[_ENTRY] = json.dumps(about)
     path = Path(with_suffix(file_name))
     with replacing(path, 0o600, _SUFFIX) as beside:  # for this user alone: it holds what was said
@@ -225,6 +226,10 @@ def _check_model(path: str, description: dict[str, Any], cache: list[Any], model
             path,
             f"is of a {of} model with other weights (fingerprint {found}), expected {expected}",
         )
+    facts = facts_of(model)
+    for fact, told in description.get("facts", {}).items():
+        if fact in facts and facts[fact] != told:
+            raise _unfit(path, f"is of a {of} model with {fact} = {told}, expected {facts[fact]}")
 
 
 def _unfit(path: str, problem: str) -> ValueError:
