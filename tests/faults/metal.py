@@ -40,7 +40,7 @@ class SeededBackend(EmulatorBackend):
         if name.startswith(self.edit.place) and whole.matches(each.kernel.source):
             self.edited.append(name)
             source = whole.apply(each.kernel.source)
-            each = replace(each, kernel=replace(each.kernel, source=source))
+            each = replace(each, kernel=each.kernel._replace(source=source))
         return super()._kernel(each)
 
 
