@@ -154,9 +154,6 @@ NB_MODULE(_core, m) {
         "Slots, keys, values, bias and mass of the rows that change.");
   m.def("append_rows", &mlx_h2o::append_rows, "buffers"_a, "rows"_a, "start"_a, nb::kw_only(),
         "stream"_a = nb::none());
-  m.def("append_quantized", &mlx_h2o::append_quantized, "keys"_a, "values"_a, "new_keys"_a,
-        "new_values"_a, "start"_a, "bits"_a, "group_size"_a, "v_bits"_a, nb::kw_only(),
-        "stream"_a = nb::none());
   m.def("encode_rows", &mlx_h2o::encode_rows, "rows"_a, "bits"_a, "seed"_a, nb::kw_only(),
         "stream"_a = nb::none());
   m.def("decode_rows", &mlx_h2o::decode_rows, "words"_a, "norms"_a, "bits"_a, "seed"_a, "dtype"_a,

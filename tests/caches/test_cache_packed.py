@@ -37,7 +37,7 @@ def nothing_is_packed(monkeypatch: pytest.MonkeyPatch):
     def forbid() -> None:
         monkeypatch.setattr(mx, "quantize", refuse)
         monkeypatch.setattr(mx, "dequantize", refuse)
-        for operation in ("append_quantized", "quantize_append", "segment_rows"):
+        for operation in ("quantize_append", "segment_rows"):
             monkeypatch.setattr(resolve(), operation, refuse)
 
     return forbid

@@ -127,31 +127,37 @@ def test_the_memory_of_inputs_that_nobody_holds_is_written_in_place(make, bits):
 def test_rows_from_a_slot_on(backend, bits, v_bits, dtype, capacities):
     """The operation of a cache's step, against its definition, and what is handed out with it."""
     packed, new, _ = packed_and_new(30, bits=bits, v_bits=v_bits, dtype=dtype)
-    packed = [
-        [padded(part, capacity, 0) for part in parts]
+    stored = [
+        padded(part, capacity, 0)
         for parts, capacity in zip(packed, capacities, strict=True)
+        for part in parts
+    ]
+    rows = [
+        part
+        for array, width in zip(new, (bits, v_bits), strict=True)
+        for part in mx.quantize(array, group_size=64, bits=width)
     ]
     for start in (0, 4, 7):
-        copies = [[part[...] for part in parts] for parts in packed]
-        expected = buffers.append_quantized(*copies, *new, start, bits, 64, v_bits)
-        found = resolve().append_quantized(*packed, *new, start, bits, 64, v_bits)
+        expected = buffers.append_rows([part[...] for part in stored], rows, start)
+        found = resolve().append_rows(stored, rows, start)
         assert len(found) == len(expected) == 12
         for one, other in zip(found, expected, strict=True):
             assert one.shape == other.shape and one.dtype == other.dtype
             np.testing.assert_array_equal(bits_of(one), bits_of(other))
-        packed = [found[:3], found[3:6]]
+        stored = found[:6]
 
 
 @NATIVE
 def test_rows_from_a_slot_on_are_written_in_place():
-    packed, new, _ = packed_and_new(31, length=1)
+    packed, _, _ = packed_and_new(31)
     parts = [part for parts in packed for part in parts]
     del packed
     mx.eval(parts)
     where = [address(part) for part in parts]
     with use_backend("native"):
         for start in range(4):
-            found = resolve().append_quantized(parts[:3], parts[3:], *new, start, 8, 64, 8)
+            rows = [mx.ones_like(part[:, :, :1]) for part in parts]
+            found = resolve().append_rows(parts, rows, start)
             parts, views = found[:6], found[6:]
             del found
             mx.eval(parts, views)
@@ -163,5 +169,6 @@ def test_rows_from_a_slot_on_are_written_in_place():
 @pytest.mark.parametrize("start", [-1, 8, 2**31 - 1])
 def test_rows_that_do_not_fit_are_refused(start):
     packed, new, _ = packed_and_new(32)
+    rows = mx.quantize(new[0], group_size=64, bits=8)
     with use_backend("native"), pytest.raises(ValueError, match=f"3 rows from slot {start} on"):
-        resolve().append_quantized(*packed, *new, start, 8, 64, 8)
+        resolve().append_rows(packed[0], rows, start)

@@ -10,7 +10,7 @@ import pytest
 
 import mlx_h2o
 import reference_turbo
-from mlx_h2o import H2OConfig, H2OKVCache, demo
+from mlx_h2o import H2OConfig, H2OKVCache, demo, fast
 from mlx_h2o.caches.turbo_column import TurboColumn
 from mlx_h2o.config import KV_FORMATS
 from mlx_h2o.operations.arguments import CODE_BITS
@@ -77,10 +77,10 @@ def test_new_rows_go_to_their_slots_in_memory_of_their_own(kv_format, backend):
     start, given = 0, []
     for count in (2, 1, 3):
         new = [array[:, :, start : start + count] for array in rows]
-        found = resolve().append_quantized(*empty, *new, start, bits or 8, 64, v_bits)
-        given = found[len(found) // 2 :]
-        empty = [found[: len(both[0])], found[len(both[0]) : len(found) // 2]]
+        slots = mx.broadcast_to(mx.arange(start, start + count, dtype=mx.uint32), (2, 2, count))
+        empty = fast.quantize_append(*empty, *new, slots, bits=bits or 8, v_bits=v_bits)
         start += count
+        given = [part[:, :, :start] for parts in empty for part in parts]
         assert all(part.shape[2] == start for part in given)
     for part, expected in zip(given, [*both[0], *both[1]], strict=True):
         if part.dtype == mx.uint32:  # a code at the border of two levels may be the other one

@@ -204,15 +204,6 @@ std::vector<mlx::core::array> quantize_append(const std::vector<mlx::core::array
                                               int group_size, int v_bits,
                                               mlx::core::StreamOrDevice s = {});
 
-/// The same for new rows in the slots from `start` on. Returns the stored arrays, which may
-/// differ in their number of slots, and then of each the first `start` + L slots, as views.
-std::vector<mlx::core::array> append_quantized(const std::vector<mlx::core::array>& keys,
-                                               const std::vector<mlx::core::array>& values,
-                                               const mlx::core::array& new_keys,
-                                               const mlx::core::array& new_values, int start,
-                                               int bits, int group_size, int v_bits,
-                                               mlx::core::StreamOrDevice s = {});
-
 /// The slots of the `keep` rows of each head that are worth most, uint32 [B, H, keep], ascending.
 ///
 /// scores float32 [B, H, N]; positions int32 [B, H, N], distinct within a head, below 0 for

@@ -105,11 +105,8 @@ void quantize_rows(const QuantizationArguments& a, SimdTarget target) {
     const int64_t head = item / a.new_rows;
     const int64_t new_row = item % a.new_rows;
     const int64_t batch = head / a.heads;
-    const uint32_t wanted =
-        a.slots == nullptr
-            ? static_cast<uint32_t>(a.start + new_row)
-            : a.slots[batch * a.slot_strides[0] + head % a.heads * a.slot_strides[1] +
-                      new_row * a.slot_strides[2]];
+    const uint32_t wanted = a.slots[batch * a.slot_strides[0] + head % a.heads * a.slot_strides[1] +
+                                    new_row * a.slot_strides[2]];
     const auto last = static_cast<uint32_t>(a.rows - 1);
     const int64_t slot = head * a.rows + static_cast<int64_t>(std::min(wanted, last));
     const int64_t from = batch * a.from_strides[0] + head % a.heads * a.from_strides[1] +

@@ -55,7 +55,6 @@ struct QuantizationArguments {
   int64_t from_strides[3];  // count elements
   const uint32_t* slots;    // [batch, heads, new_rows]; beyond the last row: the last row
   int64_t slot_strides[3];
-  int start;     // without slots the rows follow each other from here on
   PackedRow to;  // the first of [batch, heads, rows]
   void* dense;   // or the first of rows that stay as they are
 };

@@ -1,8 +1,5 @@
 // The operation that quantises rows into their slots: checks, the MLX primitive, the hand-over.
-#include <algorithm>
-#include <climits>
 #include <memory>
-#include <optional>
 #include <utility>
 
 #include <mlx/backend/cpu/encoder.h>
@@ -27,15 +24,13 @@ struct AppendSettings {
   int arrays[2];  // 1: dense; 2: words and norms; 3: words, scales and biases
   int bits[2];
   int group_size;
-  std::optional<int> start;
 
   bool operator==(const AppendSettings&) const = default;
   size_t stored() const { return static_cast<size_t>(arrays[0]) + static_cast<size_t>(arrays[1]); }
 };
 
-/// Inputs: the arrays of the keys, those of the values, new keys, new values, and the slots unless
-/// the new rows go to those from `start` on. Outputs: the stored arrays, in the buffers of the
-/// inputs where nothing else holds those; with a start also their slots in use, as views.
+/// Inputs: the arrays of the keys, those of the values, new keys, new values, and the slots.
+/// Outputs: the stored arrays, in the buffers of the inputs where nothing else holds those.
 class QuantizeAppend : public CpuPrimitive {
  public:
   QuantizeAppend(mx::Stream stream, const AppendSettings& settings)
@@ -50,13 +45,8 @@ class QuantizeAppend : public CpuPrimitive {
   }
 
   std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
-    const size_t stored = settings_.stored();
     std::vector<mx::Shape> shapes;
-    for (size_t i = 0; i < stored; ++i) shapes.push_back(inputs[i].shape());
-    for (size_t i = 0; settings_.start && i < stored; ++i) {
-      shapes.push_back(inputs[i].shape());
-      shapes.back()[2] = *settings_.start + inputs[stored].shape(2);
-    }
+    for (size_t i = 0; i < settings_.stored(); ++i) shapes.push_back(inputs[i].shape());
     return shapes;
   }
 
@@ -75,13 +65,6 @@ void QuantizeAppend::eval_cpu(const std::vector<mx::array>& inputs,
     in_place.push_back(take_over(inputs[i], outputs[i]));
     held.push_back(mx::array::unsafe_weak_copy(outputs[i]));
   }
-  for (size_t i = stored; i < outputs.size(); ++i) {
-    const mx::array& whole = outputs[i - stored];
-    const bool all = outputs[i].size() == whole.size();
-    outputs[i].copy_shared_buffer(whole, whole.strides(),
-                                  all ? whole.flags() : mx::array::Flags{false, false, false},
-                                  whole.data_size());
-  }
   kernels::QuantizationArguments arguments[2] = {};
   for (size_t tensor = 0; tensor < 2; ++tensor) {
     const mx::array rows = with_unit_last_stride(inputs[stored + tensor], encoder);
@@ -99,10 +82,9 @@ void QuantizeAppend::eval_cpu(const std::vector<mx::array>& inputs,
                                       tensor == 0 ? kernels::kKeySeed : kernels::kValueSeed);
     }
     a.type = element_type(rows.dtype());
-    a.start = settings_.start.value_or(0);
     for (int axis = 0; axis < 3; ++axis) {
       a.from_strides[axis] = rows.strides(axis);
-      if (!settings_.start) a.slot_strides[axis] = inputs[stored + 2].strides(axis);
+      a.slot_strides[axis] = inputs[stored + 2].strides(axis);
     }
     held.push_back(mx::array::unsafe_weak_copy(rows));
   }
@@ -128,54 +110,10 @@ void QuantizeAppend::eval_cpu(const std::vector<mx::array>& inputs,
         if (arrays == 3) a.to.biases = (part++)->data<void>();
       }
       a.from = held[stored + tensor].data<void>();
-      a.slots = settings.start ? nullptr : held.back().data<uint32_t>();
+      a.slots = held.back().data<uint32_t>();
       kernels::quantize_rows(a, target);
     }
   });
-}
-
-// What rows are written into; with room, `most` rows of which count.
-Arguments checked(const std::vector<mx::array>& keys, const std::vector<mx::array>& values,
-                  const mx::array& new_keys, const mx::array& new_values, int bits, int group_size,
-                  int v_bits, int most) {
-  Arguments given(kQuantizeAppend);
-  given.packing(bits, v_bits, group_size);
-  given.array(found(new_keys));
-  given.array(found(new_values));
-  for (const auto* stored : {&keys, &values}) {
-    if (stored->empty() || stored->size() > 3) {
-      fail(kQuantizeAppend, stored == &keys ? "keys" : "values", " are ", stored->size(),
-           " arrays, expected words, scales and biases, or words and norms, or rows.");
-    }
-    mx::Shape shapes[3];
-    Found parts[3];
-    for (size_t i = 0; i < stored->size(); ++i) {
-      parts[i] = found_rows((*stored)[i], 0, most, shapes[i]);
-    }
-    given.rows(parts, stored->size());
-  }
-  return given;
-}
-
-std::vector<mx::array> written(const std::vector<mx::array>& keys,
-                               const std::vector<mx::array>& values, std::vector<mx::array> rows,
-                               int bits, int v_bits, int group_size, std::optional<int> start,
-                               mx::StreamOrDevice s) {
-  kernels::simd_target();  // refuses a wrong MLX_H2O_SIMD here, not inside the stream
-  const AppendSettings settings{{static_cast<int>(keys.size()), static_cast<int>(values.size())},
-                                {bits, v_bits},
-                                group_size,
-                                start};
-  const auto primitive = std::make_shared<QuantizeAppend>(cpu_stream(kQuantizeAppend, s), settings);
-  std::vector<mx::array> inputs(keys);
-  inputs.insert(inputs.end(), values.begin(), values.end());
-  inputs.insert(inputs.end(), rows.begin(), rows.end());
-  const std::vector<mx::Shape> shapes = primitive->output_shapes(inputs);
-  std::vector<mx::Dtype> dtypes;
-  const size_t stored = settings.stored();  // with a start, the same once more as views
-  for (size_t i = 0; i < shapes.size(); ++i)
-    dtypes.push_back(inputs[i < stored ? i : i - stored].dtype());
-  return mx::array::make_arrays(shapes, dtypes, primitive, inputs);
 }
 
 }  // namespace
@@ -185,26 +123,31 @@ std::vector<mx::array> quantize_append(const std::vector<mx::array>& keys,
                                        const mx::array& new_keys, const mx::array& new_values,
                                        const mx::array& slots, int bits, int group_size, int v_bits,
                                        mx::StreamOrDevice s) {
-  Arguments given = checked(keys, values, new_keys, new_values, bits, group_size, v_bits, INT_MAX);
-  given.array(found(slots));
-  return written(keys, values, {new_keys, new_values, slots}, bits, v_bits, group_size, {}, s);
-}
-
-std::vector<mx::array> append_quantized(const std::vector<mx::array>& keys,
-                                        const std::vector<mx::array>& values,
-                                        const mx::array& new_keys, const mx::array& new_values,
-                                        int start, int bits, int group_size, int v_bits,
-                                        mx::StreamOrDevice s) {
-  const auto rows_of = [](const std::vector<mx::array>& stored) {
-    return stored.empty() || stored[0].ndim() < 3 ? INT_MAX : stored[0].shape(2);
-  };
-  const int room = std::min(rows_of(keys), rows_of(values));
-  checked(keys, values, new_keys, new_values, bits, group_size, v_bits, room);
-  if (start < 0 || new_keys.shape(2) > room - start) {
-    fail(kQuantizeAppend, "found ", new_keys.shape(2), " rows from slot ", start,
-         " on for a buffer of ", room, ", expected them within it.");
+  Arguments given(kQuantizeAppend);
+  given.packing(bits, v_bits, group_size);
+  given.array(found(new_keys));
+  given.array(found(new_values));
+  for (const auto* stored : {&keys, &values}) {
+    if (stored->empty() || stored->size() > 3) {
+      fail(kQuantizeAppend, stored == &keys ? "keys" : "values", " are ", stored->size(),
+           " arrays, expected words, scales and biases, or words and norms, or rows.");
+    }
+    Found parts[3];
+    for (size_t i = 0; i < stored->size(); ++i) parts[i] = found((*stored)[i]);
+    given.rows(parts, stored->size());
   }
-  return written(keys, values, {new_keys, new_values}, bits, v_bits, group_size, start, s);
+  given.array(found(slots));
+  kernels::simd_target();  // refuses a wrong MLX_H2O_SIMD here, not inside the stream
+  const AppendSettings settings{{static_cast<int>(keys.size()), static_cast<int>(values.size())},
+                                {bits, v_bits},
+                                group_size};
+  const auto primitive = std::make_shared<QuantizeAppend>(cpu_stream(kQuantizeAppend, s), settings);
+  std::vector<mx::array> inputs(keys);
+  inputs.insert(inputs.end(), values.begin(), values.end());
+  inputs.insert(inputs.end(), {new_keys, new_values, slots});
+  std::vector<mx::Dtype> dtypes;
+  for (size_t i = 0; i < settings.stored(); ++i) dtypes.push_back(inputs[i].dtype());
+  return mx::array::make_arrays(primitive->output_shapes(inputs), dtypes, primitive, inputs);
 }
 
 }  // namespace mlx_h2o

@@ -25,11 +25,11 @@ std::vector<mx::array> append_rows(const std::vector<mx::array>& buffers,
     check_dimensions(kAppendRows, "buffer", buffers[i], 4, "[B, H, C, width]");
     check_dimensions(kAppendRows, "rows", rows[i], 4, "[B, H, L, width]");
     mx::Shape stop = buffers[i].shape();
-    stop[2] = start + rows[i].shape(2);
-    if (start < 0 || stop[2] > buffers[i].shape(2)) {
+    if (start < 0 || rows[i].shape(2) > stop[2] - start) {
       fail(kAppendRows, "found ", rows[i].shape(2), " rows from slot ", start,
-           " on for a buffer of ", buffers[i].shape(2), ", expected them within it.");
+           " on for a buffer of ", stop[2], ", expected them within it.");
     }
+    stop[2] = start + rows[i].shape(2);
     found.push_back(mx::slice_update(buffers[i], rows[i], {0, 0, start, 0}, stop, s));
   }
   for (size_t i = 0; i < buffers.size(); ++i) {

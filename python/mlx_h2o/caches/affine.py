@@ -21,7 +21,6 @@ class AffineColumn(Column):
 
     bits: int
     group_size: int
-    known = True
 
     def __init__(self, bits: int, group_size: int) -> None:
         self.bits = bits

@@ -36,8 +36,6 @@ class Column(ABC):
     group_size: int | None = None
     sparse_v: float = 0.0
     """Weights below which attention skips packed values."""
-    known: bool = False
-    """Whether operations pack such rows themselves."""
     ahead: int = 0
     """Slots that are made at once, with the first rows; 0: as rows come."""
     _slots = 0
@@ -115,8 +113,6 @@ class Column(ABC):
 
 class DenseColumn(Column):
     """Rows as they come."""
-
-    known = True
 
     def encode(self, rows: mx.array) -> Parts:
         return (rows,)

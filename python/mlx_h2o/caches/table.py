@@ -259,22 +259,15 @@ class Table:
         if limit is not None and not first:
             for column in (kept, others):
                 column.reserve(width, limit)
-        together = slots is None and not first
-        if together and (kept.bits or others.bits) and kept.known and others.known:
-            found = resolve().append_quantized(
-                kept.parts, others.parts, keys, values, width - length,
-                kept.bits or 8, kept.group_size or others.group_size or 64, others.bits or 8,
-            )  # fmt: skip
+        found = [*kept.encode(keys), *others.encode(values)]
+        if slots is None and not first:
+            found = resolve().append_rows(tail.parts, found, width - length)
         else:
-            found = [*kept.encode(keys), *others.encode(values)]
-            if together:
-                found = resolve().append_rows(tail.parts, found, width - length)
+            if slots is None:  # the first ones are kept as they came, without room
+                found = [mx.contiguous(part) for part in found]
             else:
-                if slots is None:  # the first ones are kept as they came, without room
-                    found = [mx.contiguous(part) for part in found]
-                else:
-                    found = resolve().put_each(tail.parts, slots, found)
-                found += [part[:, :, :width] for part in found]
+                found = resolve().put_each(tail.parts, slots, found)
+            found += [part[:, :, :width] for part in found]
         count, middle = len(kept.parts), len(found) // 2
         kept.parts, others.parts = tuple(found[:count]), tuple(found[count:middle])
         views = tuple(found[middle : middle + count]), tuple(found[middle + count :])

@@ -19,7 +19,6 @@ class TurboColumn(Column):
     ``dtype``, which codes do not say."""
 
     bits: int
-    known = True
 
     def __init__(self, bits: int, seed: int, dtype: mx.Dtype) -> None:
         self.bits = bits

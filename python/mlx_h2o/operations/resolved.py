@@ -64,7 +64,6 @@ class Operations:
     prefill_scores = staticmethod(prefill.prefill_scores)
     quantize_append = staticmethod(buffers.quantize_append)
     append_rows = staticmethod(buffers.append_rows)
-    append_quantized = staticmethod(buffers.append_quantized)
     put_rows = staticmethod(buffers.put_rows)
     put_each = staticmethod(buffers.put_each)
     compact_rows = staticmethod(compaction.compact_rows)

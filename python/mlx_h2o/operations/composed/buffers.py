@@ -1,7 +1,6 @@
 """Arrays [B, H, N] or [B, H, N, width] of rows in slots, and what is read and written of them.
 
-Nothing but ``append_rows`` and ``append_quantized`` changes an array that was passed; all other
-results are new objects.
+Nothing but ``append_rows`` changes an array that was passed; all other results are new objects.
 """
 
 from __future__ import annotations
@@ -44,30 +43,6 @@ def append_rows(buffers: list[mx.array], rows: list[mx.array], start: int) -> li
     for buffer, new in zip(buffers, rows, strict=True):
         buffer[:, :, start:end] = new
     return [*buffers, *(buffer[:, :, :end] for buffer in buffers)]
-
-
-def append_quantized(
-    keys: Sequence[mx.array],
-    values: Sequence[mx.array],
-    new_keys: mx.array,
-    new_values: mx.array,
-    start: int,
-    bits: int,
-    group_size: int,
-    v_bits: int,
-    *,
-    encode: Encode = turbo.encode_rows,
-) -> list[mx.array]:
-    """The same of keys and values as they are stored, for new rows [B, H, L, D] that are still to
-    be packed: words, scales and biases, or words and norms, or the rows themselves.
-
-    The definition, in plain MLX operations unless ``encode`` makes the codes.
-    """
-    rows = [
-        *packed(new_keys, len(keys), bits, group_size, turbo.KEYS, encode),
-        *packed(new_values, len(values), v_bits, group_size, turbo.VALUES, encode),
-    ]
-    return append_rows([*keys, *values], rows, start)
 
 
 def quantize_append(

@@ -162,9 +162,6 @@ class KernelBackend(Operations):
         made = self.outputs(launches.encode_rows(rows, bits, seed), stream)
         return made["words"], made["norms"]
 
-    def append_quantized(self, *given: Any, **more: Any) -> list[mx.array]:
-        return buffers.append_quantized(*given, **more, encode=self.encode_rows)
-
     def quantize_append(self, *given: Any, **more: Any) -> list[mx.array]:
         return buffers.quantize_append(*given, encode=self.encode_rows, **more)
 

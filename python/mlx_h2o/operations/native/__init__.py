@@ -14,10 +14,10 @@ from mlx_h2o.operations.requests import AttentionRequest, AttentionResult, Packe
 from mlx_h2o.operations.resolved import Operations
 
 _AS_DEFINED = (
-    "accumulate_scores", "append_quantized", "append_rows", "attention", "attention_and_accumulate",
-    "commits_pages", "committed_bytes", "decode_rows", "discard_rows", "encode_rows",
-    "keep_indices", "key_diversity", "merge_segments", "put_rows", "quantize_append",
-    "reserved_rows", "segment_rows",
+    "accumulate_scores", "append_rows", "attention", "attention_and_accumulate", "commits_pages",
+    "committed_bytes", "decode_rows", "discard_rows", "encode_rows", "keep_indices",
+    "key_diversity", "merge_segments", "put_rows", "quantize_append", "reserved_rows",
+    "segment_rows",
 )  # fmt: skip
 """What the extension takes and returns as the base does."""
 
