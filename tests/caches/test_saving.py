@@ -20,6 +20,7 @@ from mlx_h2o import (
 )
 from mlx_h2o.caches.handed_out import EachLayersMask
 from mlx_h2o.lm.files import UNKNOWN, write_checksum
+from mlx_h2o.lm.models import fingerprint
 from mlx_h2o.lm.saving import FORMAT
 from tiny_models import random_prompt, tiny_llama, tiny_qwen3, tiny_tokenizer
 
@@ -246,7 +247,7 @@ def test_caches_of_another_model_are_refused(saved, tmp_path):
         load_prompt_cache(file, model=tiny_llama())
     with pytest.raises(ValueError, match="holds 2 layers, expected 3 as qwen3 has"):
         load_prompt_cache(file, model=tiny_qwen3(layers=3))
-    with pytest.raises(ValueError, match="with other weights"):
+    with pytest.raises(ValueError, match="qwen3 model with num_attention_heads = 4, expected 8"):
         load_prompt_cache(file, model=tiny_qwen3(heads=8))
     other = tiny_qwen3()
     other.args.rope_theta *= 2
@@ -264,14 +265,16 @@ def test_caches_of_another_model_are_refused(saved, tmp_path):
         load_prompt_cache(unknown, model=tiny_llama())
 
 
-def test_files_of_earlier_versions_say_less_of_their_model(tmp_path, monkeypatch):
-    """The shapes of its weights alone, in 16 digits."""
-    file, model = tmp_path / "earlier.safetensors", tiny_qwen3()
-    caches = make_prompt_cache(model, 32)
-    monkeypatch.setattr("mlx_h2o.lm.saving.fingerprint", lambda model: "0123456789abcdef")
-    save_prompt_cache(file, caches, model=model)
-    monkeypatch.undo()
-    assert len(load_prompt_cache(file, model=model)) == len(caches)
+def test_files_of_earlier_versions_say_less_of_their_model(model, saved):
+    """Its fingerprint alone, and before that 16 digits of the shapes of its weights."""
+    file, caches = saved
+    for told in ("0123456789abcdef", fingerprint(model), "0" * 32):
+        about = {"format": FORMAT, "model": "qwen3", "fingerprint": told}
+        rewritten(file, lambda texts, about=about: texts.update({"0.mlx_h2o": json.dumps(about)}))
+        if told != "0" * 32:
+            assert len(load_prompt_cache(file, model=model)) == len(caches)
+    with pytest.raises(ValueError, match='fingerprint of weights = "0'):
+        load_prompt_cache(file, model=model)
 
 
 # Saving

@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..lm.generate import load
-from ..lm.models import facts_of, fingerprint
+from ..lm.models import facts_of
 from ..lm.prompt_cache import budgets_of
 from ..lm.ranks import Ranks
 from ..lm.routing import evicting_caches
@@ -96,7 +96,7 @@ def _name(models: list[Any], make: Any) -> str:
     caches = make()
     settings = [one.config for one in evicting_caches(caches)], budgets_of(caches)
     asked = repr((*settings, *map(facts_of, models)))
-    return " ".join([*map(fingerprint, models), hashlib.sha256(asked.encode()).hexdigest()[:16]])
+    return hashlib.sha256(asked.encode()).hexdigest()
 
 
 def parser() -> argparse.ArgumentParser:

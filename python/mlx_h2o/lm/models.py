@@ -30,6 +30,10 @@ _PADDED = "bailing_moe_linear gpt_bigcode jamba longcat_flash_ngram nemotron_h o
 """Files whose models take the padding of a batch for tokens, or read no batch at all."""
 
 
+WEIGHTS = "fingerprint of weights"
+"""The fact that tells them apart."""
+
+
 def refusal(model: Any) -> str:
     """Why a model cannot be served; else empty."""
     files = _files(model)
@@ -63,12 +67,13 @@ def _files(model: Any) -> set[str]:
 
 
 def facts_of(model: Any) -> dict[str, str]:
-    """What its rows depend on besides the weights, as JSON: its settings, the scales of adapters,
-    and the kinds of its numbers."""
+    """What its rows depend on, as JSON: its settings, the scales of adapters, the kinds of its
+    numbers, and its weights."""
     parts = modules_of(model)
     found = dict(vars(model.args)) if hasattr(model, "args") else {}
     found["adapter scales"] = [one.scale for one in parts if "lora_a" in one]
     found["dtypes"] = sorted({str(one.weight.dtype) for one in parts if "weight" in one})
+    found[WEIGHTS] = fingerprint(model)
     return {name: json.dumps(one, sort_keys=True, default=repr) for name, one in found.items()}
 
 

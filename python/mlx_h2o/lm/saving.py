@@ -23,7 +23,7 @@ from ..caches.heads import HeadGroups
 from ..version import __version__
 from .files import UNKNOWN, is_whole, replacing, texts_of, write_checksum
 from .generation_checks import layers_of
-from .models import facts_of, fingerprint
+from .models import WEIGHTS, facts_of
 from .prompt_cache import with_own_rows
 from .routing import evicting_caches, model_name
 
@@ -91,8 +91,7 @@ def save_prompt_cache(
     about: dict[str, Any] = {"format": FORMAT, "version": __version__, "layers": len(cache)}
     about["checksum"] = UNKNOWN
     if model is not None:
-        about |= {"model": model_name(model), "fingerprint": fingerprint(model)}
-        about["facts"] = facts_of(model)
+        about |= {"model": model_name(model), "facts": facts_of(model)}
     metadata[_ENTRY] = json.dumps(about)
     path = Path(with_suffix(file_name))
     with replacing(path, 0o600, _SUFFIX) as beside:  # for this user alone: it holds what was said
@@ -219,17 +218,12 @@ def _check_model(path: str, description: dict[str, Any], cache: list[Any], model
         of = next(iter(evicting_caches(cache))).name.rpartition(" layer ")[0]
     if of not in ("", name):
         raise _unfit(path, f"is of the model {of}, expected {name}")
-    found = description.get("fingerprint")
-    # Earlier versions wrote shorter ones, of shapes alone.
-    if found and len(found) == 32 and found != (expected := fingerprint(model)):
-        raise _unfit(
-            path,
-            f"is of a {of} model with other weights (fingerprint {found}), expected {expected}",
-        )
-    facts = facts_of(model)
-    for fact, told in description.get("facts", {}).items():
-        if fact in facts and facts[fact] != told:
-            raise _unfit(path, f"is of a {of} model with {fact} = {told}, expected {facts[fact]}")
+    # Earlier versions wrote the fingerprint alone, the first ones a shorter one, of shapes.
+    earlier, facts = description.get("fingerprint", ""), facts_of(model)
+    told = {WEIGHTS: f'"{earlier}"'} if len(earlier) == 32 else {}
+    for fact, found in description.get("facts", told).items():
+        if found != (expected := facts.get(fact, found)):
+            raise _unfit(path, f"is of a {of} model with {fact} = {found}, expected {expected}")
 
 
 def _unfit(path: str, problem: str) -> ValueError:
