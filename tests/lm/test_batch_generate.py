@@ -32,7 +32,7 @@ def answered(model, tokens=30, **given):
     """All prompts at once, with their tokens and caches."""
     return batch_generate(
         model, tiny_tokenizer(), PROMPTS, max_tokens=tokens, max_kv_size=16, prefill_step_size=8,
-        return_prompt_caches=True, return_token_ids=True, **SETTINGS | given,
+        return_prompt_caches=True, return_token_ids=True, draft_model=None, **SETTINGS | given,
     )  # fmt: skip
 
 

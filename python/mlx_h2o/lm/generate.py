@@ -225,7 +225,7 @@ def batch_generate(
         ValueError: no prompts, or texts; numbers of caches or ``max_tokens`` other than that of the
             prompts; or as in :func:`stream_generate`.
     """
-    if kwargs.get("draft_model") is not None:
+    if kwargs.pop("draft_model", None) is not None:
         raise ValueError(
             "[batch_generate] draft_model is given, expected None: there is no speculative "
             "decoding of batches."
