@@ -86,6 +86,20 @@ def pair(config: dict[str, Any]) -> list[Any]:
 
 
 @NATIVE
+@pytest.mark.parametrize("rows", [16, None])
+def test_restored_rows_join_those_with_room(rows: int | None) -> None:
+    """Files do not keep the setting."""
+    ahead = evicting_cache(H2OConfig.of(max_kv_size=rows, preallocate=40))
+    for seed in range(20):
+        step(ahead, seed)
+    restored = type(ahead).from_state(ahead.state)
+    for pair in ([ahead, restored], [restored, ahead]):
+        batch = H2OKVCache.merge(pair)
+        batch.extend(H2OKVCache.merge(pair[::-1]))
+        step(batch, 20, batch=4)
+        assert batch.positions is not None and mx.array_equal(*batch.positions[:2]).item()
+
+
 @pytest.mark.parametrize("bits", [None, 4])
 def test_folding_writes_in_place(bits: int | None) -> None:
     cache = evicting_cache(H2OConfig.of(max_kv_size=64, policy="h2o", kv_bits=bits))

@@ -125,8 +125,11 @@ def check_mergeable(caches: Sequence[Any], kind: type[Any]) -> None:
 
 
 def check_alike(op: str, caches: Sequence[Any]) -> None:
-    """Caches with the same settings."""
-    first, *others = dict.fromkeys(cache.config for cache in caches)
+    """Caches with the same settings, but for ``preallocate``, which files do not keep."""
+    found = dict.fromkeys(cache.config for cache in caches)
+    if len(found) > 1:
+        found = dict.fromkeys(one.with_budget(preallocate=False) for one in found)
+    first, *others = found
     if others:
         raise ValueError(
             f"{op} found the settings {others[0]} beside {first}, expected the same: a batch has "
