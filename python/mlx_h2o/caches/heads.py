@@ -67,6 +67,8 @@ class HeadGroups:
                 f"[HeadGroups] found {len(self.caches)} caches of the KV heads {self.heads}, "
                 "expected a group for each, in order, and every head from 0 on in one of them."
             )
+        for one in self.caches:  # whose masks differ, however it was made
+            one.unequal_budgets = True
         self._count = len(given)
         self._kv = [_index(group) for group in self.heads]
         self._queries: dict[int, tuple[list[Any], mx.array]] = {}
