@@ -19,7 +19,8 @@ SETTINGS = {"sink_size": 1, "recent_size": 6, "kv_group_size": 32}
 
 def logits(model, caches, chunks, *, routed: bool = True) -> np.ndarray:
     with routing(model) if routed else nullcontext():
-        return np.array(in_parts(model, caches, random_prompt(sum(chunks)), *chunks)[0])
+        found = in_parts(model, caches, random_prompt(sum(chunks)), *chunks)[0]
+        return np.array(found.astype(mx.float32))
 
 
 @pytest.mark.parametrize("backend", [None, "composed"])
@@ -43,6 +44,28 @@ def test_policies_without_scores_are_right_outside_of_routing(policy, backend):
             for routed in (True, False)
         ]
     np.testing.assert_allclose(*found, rtol=0, atol=1e-3 * np.abs(found[0]).max())
+
+
+@pytest.mark.parametrize("norms", [("k_norm", "q_norm"), ("k_norm",)])
+@pytest.mark.parametrize(
+    "given", [{"kv_bits": 8}, {"kv_bits": 8, "kv_frame": False}, {"kv_format": "turbo4"},
+              {"kv_format": "turbo0v4"}, {"kv_bits": 8, "light_bits": 4}], ids=str)  # fmt: skip
+def test_keys_and_values_of_unlike_dtypes_are_packed(given, norms):
+    """As of a model whose norms are float32, and the rest bfloat16."""
+    model = tiny_qwen3(head_dim=32)
+    model.set_dtype(mx.bfloat16)
+    for layer in model.layers:
+        for name in norms:
+            layer.self_attn[name].set_dtype(mx.float32)
+    found = [logits(model, make_prompt_cache(model, 40, **given, **SETTINGS), [20, 3, *[1] * 9])]
+    late = make_prompt_cache(model, 40, **SETTINGS)
+    logits(model, late, [9])
+    logits(model, [one.to_quantized(32, 8) for one in late], [3, 1])
+    model.set_dtype(mx.float32)
+    found.append(
+        logits(model, make_prompt_cache(model, 40, **given, **SETTINGS), [20, 3, *[1] * 9])
+    )
+    np.testing.assert_allclose(*found, rtol=0, atol=0.1 * np.abs(found[0]).max())
 
 
 def test_outside_of_routing_what_mlx_lm_cannot_read_is_an_error():

@@ -201,6 +201,9 @@ class H2OKVCache:
         """
         like, held = (keys.shape, values.shape, keys.dtype, values.dtype), self._table
         if self._like != like:
+            if self.config.packs and keys.dtype != values.dtype:  # packed rows are of one
+                common = mx.result_type(keys, values)
+                return self.update_and_fetch(keys.astype(common), values.astype(common))
             count = len(self._padding) if self._in_batch else None
             checks.check_rows(self, keys, values, held.layouts, count)
         elif self._free >= self._step.length and not held.unscored:

@@ -38,7 +38,8 @@ def quantized(config: H2OConfig, table: Table, owner: str) -> Table:
     if not table.segments:
         return found
     tail, width = found.tail, found.width
-    keys, values = tail.keys.view(width)[0], tail.values.view(width)[0]
+    rows = tail.keys.view(width)[0], tail.values.view(width)[0]
+    keys, values = (one.astype(mx.result_type(*rows)) for one in rows)
     size = _group_size(config, keys, values, owner)
     own, others = columns(config, size, values.dtype)[-1]
     if config.framed:

@@ -79,6 +79,8 @@ def scored_attention(
         # Promoted to one dtype, as MLX's own attention does.
         common = mx.result_type(queries, keys, values)
         queries, keys, values = (rows.astype(common) for rows in (queries, keys, values))
+    elif packed and not isinstance(keys, tuple):  # whose values are packed
+        queries = queries.astype(keys.dtype)
     if isinstance(mask, handed_out.EachLayersMask):
         mask = None if owner is None else owner.mask_of_update()
     if owner is None:
