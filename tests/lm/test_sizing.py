@@ -186,6 +186,8 @@ def test_make_prompt_cache_takes_bytes(model):
     expected = fit_bytes(model, 100_000, policy="window").config
     assert caches[0].config == expected.with_budget(context_size=context_length(model))
     assert caches[0].config.policy.name == "window"
+    ahead = fit_bytes(model, 100_000, policy="window", preallocate=True)  # the same rows
+    assert ahead.config == expected.with_budget(preallocate=True)
     line = str(fit_bytes(model, 20_000))
     assert "rows a head by h2o, in " in line and "bytes" in line
 
@@ -237,6 +239,11 @@ def test_the_command_says_what_it_picked(capsys):
     arguments = ["--model", "demo", "--prompt", "The ship", "--max-tokens", "2"]
     assert cli.main(["generate", *arguments, "--max-kv-bytes", "0.4 MB"]) == 0
     assert "rows a head by h2o, in 5 bits" in capsys.readouterr().err
+    sizes = "--max-kv-bytes", "5MB", "--recent-size", "300", "--preallocate"  # of no 256 rows
+    assert cli.main(["generate", *arguments, *sizes]) == 0
+    assert "rows a head by h2o, in 5 bits" in (said := capsys.readouterr()).err
+    assert int(said.out.partition(" evicted, ")[2].partition(" bytes")[0].replace(",", "")) < 5e6
+    assert str(CacheSettings({"budgets": "a.json"})).startswith("KV cache: rows by layer as in a")
 
 
 @pytest.mark.parametrize(

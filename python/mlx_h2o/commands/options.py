@@ -9,9 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+import mlx.core as mx
 from mlx_lm.sample_utils import make_sampler
 
 from ..config import H2OConfig, setting_names
+from ..errors import LARGEST
 from ..lm import prompt_cache
 from ..lm.generate import load
 from ..lm.generation_checks import vocabulary
@@ -33,8 +35,8 @@ class CacheSettings:
 
     def __str__(self) -> str:
         file = self.given.get("budgets")
-        rows = "" if file is None else f", rows by layer as in {file}"
-        return f"KV cache: {described(self.config)}{rows}"
+        rows = "" if file is None else f"rows by layer as in {file}"
+        return f"KV cache: {described(self.config, rows)}"
 
     @property
     def config(self) -> H2OConfig:
@@ -43,7 +45,8 @@ class CacheSettings:
         if isinstance(found, H2OConfig):
             return found
         names = self.given.keys() & setting_names()
-        return H2OConfig.of(**{name: self.given[name] for name in names})
+        rows = {"max_kv_size": LARGEST} if "max_kv_bytes" in self.given else {}  # as many as fit
+        return H2OConfig.of(**rows | {name: self.given[name] for name in names})
 
     def fitted(
         self, model: Any, draft_model: Any = None, length: int | None = None
@@ -155,6 +158,7 @@ def read_whole_characters(errors: str) -> None:
 
 def say_summary(caches: Sequence[Any], model: Any, more: str = "") -> None:
     """The last line of a command: what the caches hold."""
+    mx.eval([cache.state for cache in caches])  # of steps under way all room ahead would count
     settings = [cache.config for cache in evicting_caches(caches)]
     policies = dict.fromkeys(one.policy.name for one in settings if one.max_kv_size is not None)
     by = f"{' and '.join(policies)}{', ' if policies else ''}"

@@ -17,6 +17,7 @@ from ..caches.cache import PROMPT_CHUNK, H2OKVCache
 from ..caches.heads import HeadGroups
 from ..config import H2OConfig, setting_names
 from ..errors import SettingError, check_int
+from ..operations.backends import resolve
 from ..policies.h2o import H2O
 from . import sizing
 from .layers import LAYERS, Budgets, has_windows, known_probe, layer_configs, probe, rows_by_head
@@ -258,6 +259,8 @@ def _one_size(bits: _Bits, step: int) -> _Bits:
 
 def _full_nbytes(outline: Outline, config: H2OConfig, shared: dict[str, Any], chunk: int) -> int:
     """Bytes of full caches at rest, or while they take in a chunk of a prompt more."""
+    if resolve().commits_pages():  # what is made ahead takes no memory until rows are there
+        config = config.with_budget(preallocate=False)
     caches = make_prompt_cache(outline.model, config, **shared)
     budgets = [one.config.max_kv_size or 1 for one in evicting_caches(caches)]
     rows = max([*budgets, *(getattr(one, "max_size", 1) for one in caches)])

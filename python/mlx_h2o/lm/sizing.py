@@ -54,8 +54,8 @@ class Sizing:
         )
 
 
-def described(config: H2OConfig) -> str:
-    """The rows, the policy and the bits of settings, in words."""
+def described(config: H2OConfig, rows: str = "") -> str:
+    """The rows, the policy and the bits of settings, in words; ``rows``: others than these."""
     bits = "unquantised" if config.kv_bits is None else f"in {config.kv_bits} bits"
     if config.kv_format is not None:
         bits = f"as {config.kv_format}"
@@ -63,7 +63,7 @@ def described(config: H2OConfig) -> str:
         bits += f" (values {config.v_bits})"
     if config.max_kv_size is None:
         return f"no limit, {bits}"
-    return f"{config.max_kv_size:,} rows a head by {config.policy.name}, {bits}"
+    return f"{rows or f'{config.max_kv_size:,} rows a head'} by {config.policy.name}, {bits}"
 
 
 def parsed_bytes(given: int | str) -> int:
