@@ -120,7 +120,7 @@ def test_arms_as_people_write_them():
     assert found.settings == {
         "policy": "window", "kv_bits": 8, "kv_frame": False, "budgets": "rows.json", "v_bits": None
     }  # fmt: skip
-    assert not found.sized and arms.parsed("a: kv_bits=4").sized
+    assert not found.sized and arms.parsed("a: kv_bits=4 recent_size=300").sized  # of any rows
     for text, said in (("best", "unknown"), ("a: b", "SETTING=VALUE"), ("full: a=1", "taken")):
         with pytest.raises(ValueError, match=said):
             arms.parsed(text)
@@ -330,6 +330,7 @@ def test_a_result_is_taken_up_again(tiny, tmp_path):
     said.clear()
     before = json.loads(file.read_text())
     del before["settings"]["wordings"]  # as of files from before there were any
+    assert before.pop("arm") == {} and before.pop("fingerprint")
     file.write_text(json.dumps(before))
     again = evaluated(tiny, FEW, file=file, watch=lambda *told: said.append(told[0]))
     assert again["records"][:2] == first["records"] and len(again["records"]) == 4
@@ -337,6 +338,12 @@ def test_a_result_is_taken_up_again(tiny, tmp_path):
     assert json.loads(file.read_text()) == again
     with pytest.raises(ValueError, match="measurements of another settings"):
         evaluated(tiny, file=file, settings=Settings(documents=1, length=72))
+    for name, given in (
+        ("arm", (tiny, [arms.Arm(KEYDIFF.name, settings=FOUR)])),
+        ("fingerprint", ((tiny_qwen3(head_dim=32, seed=1), tiny[1]),)),
+    ):
+        with pytest.raises(ValueError, match=f"measurements of another {name}"):
+            evaluated(*given, file=file)
     file.write_text(json.dumps(again | {"environment": again["environment"] | {"mlx": "0.1"}}))
     with pytest.raises(ValueError, match="measurements of another environment"):
         evaluated(tiny, file=file)

@@ -46,7 +46,10 @@ def run(args: argparse.Namespace, *_: Any) -> int:
             settings = Settings(**given)
         except ValueError as error:
             raise ValueError(f"--{error}") from error
+        drawn = [task for task in args.tasks if task in ("loss", "chunks")]
         if args.plot is not None:
+            if not drawn or "full" not in args.arms:
+                raise ValueError("--plot needs loss or chunks in --tasks, and full in --arms")
             report.plotting(args.plot)
         arms = [parsed(text) for text in args.arms]
         texts = [_text(name) for name in args.texts] or [("embedded text", demo.text())]
@@ -62,7 +65,7 @@ def run(args: argparse.Namespace, *_: Any) -> int:
         for note in report.notes(result):
             print(note)
         if args.plot is not None:
-            report.plot(result, args.plot, args.tasks[0])
+            report.plot(result, args.plot, drawn[0])
     except (OSError, ValueError) as error:
         parser().error(told(error))
     except KeyboardInterrupt:

@@ -20,6 +20,7 @@ from mlx_lm.models import cache as mlx_lm_cache
 from mlx_lm.models.cache import make_prompt_cache as stock_cache
 
 from ..config import H2OConfig, setting_names
+from ..errors import LARGEST
 from ..lm.outline import Outline, total_bytes
 from ..lm.prompt_cache import NAMES, make_prompt_cache
 from ..lm.routing import evicting_caches
@@ -122,7 +123,8 @@ def parsed(text: str) -> Arm:
     if name in ARMS:
         raise ValueError(f"arm {text!r}: the name is taken, expected another than {name!r}")
     try:
-        H2OConfig.of(**{key: settings[key] for key in settings.keys() - _OF_CACHES})
+        own = {key: settings[key] for key in settings.keys() - _OF_CACHES}
+        H2OConfig.of(**{"max_kv_size": LARGEST} | own)  # as many as the bytes hold
     except ValueError as error:
         raise ValueError(f"arm {text!r}: {str(error).partition('] ')[2]}") from error
     return Arm(name, settings=settings)

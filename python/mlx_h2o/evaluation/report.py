@@ -150,7 +150,7 @@ def plot(result: Result, file: Path, task: str = "loss") -> None:
     points = []
     for one in result["records"]:
         full = _full(result["records"], one)
-        if one["task"] != task or "figures" not in one or not full:
+        if one["task"] != task or "loss" not in one.get("figures", {}) or not full:
             continue
         apart = differences(one, full, "loss") or Difference(0.0, math.nan, math.nan)
         ends = {} if math.isnan(apart.low) else {"low": apart.low, "high": apart.high}

@@ -9,14 +9,15 @@ from dataclasses import asdict
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 from mlx import nn as mlx_nn
 
 from ..lm.files import write_text
+from ..lm.models import fingerprint
 from ..lm.prompt_cache import context_length
-from .arms import DEFAULT, Arm, Sizes
+from .arms import ARMS, DEFAULT, Arm, Sizes
 from .environment import blas, environment
 from .questions import Settings
 from .reading import Progress
@@ -61,16 +62,21 @@ def evaluate(
         sizes: of the arms' caches, if some are known.
 
     Returns:
-        What is written to the file: `model`, `texts`, `settings`, `environment` and `records`. A
+        What is written to the file: `model`, `texts`, `settings`, `environment`, what tells models,
+        files of RULER's and own arms from others of their names, and `records`. A
         record has `task`, `tokens`, `share` (None where the arm has its own size), `arm`, and
         either `bytes` and `figures`, by measure one for each text or question, or `refused`: why
         there are none.
 
     Raises:
-        ValueError: texts that are too short, a file with results of something else.
+        ValueError: texts that are too short, arms of one name, a file with results of something
+            else.
     """
+    if len({arm.name for arm in arms}) < len(arms):
+        found = ", ".join(arm.name for arm in arms)
+        raise ValueError(f"arms have the names {found}, expected each once")
     settings = settings or Settings()
-    what = {
+    what: dict[str, Any] = {
         "model": model_name,
         "context": context_length(model),
         "texts": [
@@ -79,6 +85,9 @@ def evaluate(
         ],
         "settings": _said(settings),
         "environment": {**environment(), "blas": blas()},
+        "fingerprint": fingerprint(model),
+        "ruler": settings.ruler and hashlib.sha256(Path(settings.ruler).read_bytes()).hexdigest(),
+        "arm": _plain({arm.name: dict(arm.settings) for arm in arms if ARMS.get(arm.name) != arm}),
     }
     result: Result = {**what, "records": _known(file, what)}
     _turn(model)
@@ -105,10 +114,12 @@ def evaluate(
 
 
 def _said(settings: Settings) -> dict[str, Any]:
-    """As JSON has them."""
-    ruler = settings.ruler and Path(settings.ruler).name
-    found: dict[str, Any] = json.loads(json.dumps(asdict(settings) | {"ruler": ruler}))
-    return found
+    return _plain(asdict(settings) | {"ruler": settings.ruler and Path(settings.ruler).name})
+
+
+def _plain(found: dict[str, Any]) -> dict[str, Any]:
+    """As JSON has it."""
+    return cast(dict[str, Any], json.loads(json.dumps(found, default=repr)))
 
 
 def _turn(model: Any) -> None:
@@ -150,9 +161,13 @@ def _known(file: Path | None, what: dict[str, Any]) -> list[dict[str, Any]]:
         records = [record for record in found["records"] if "figures" in record]
         own = {"lengths": what["settings"]["lengths"]}  # records say theirs
         found["settings"] = {**_said(Settings()), **found["settings"], **own}
+        # What earlier versions did not write counts as the same; arms may be others.
+        known = found.get("arm", {})
+        found = {name: what[name] for name in ("fingerprint", "ruler")} | found
+        found["arm"], what["arm"] = what["arm"] | known, known | what["arm"]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{file} is not a result of evaluate, expected one, or no file") from error
-    for name in ("model", "texts", "settings", "environment"):
+    for name in ("model", "texts", "settings", "environment", "fingerprint", "ruler", "arm"):
         if found.get(name) != what[name]:
             raise ValueError(
                 f"{file} holds measurements of another {name}, expected the same, or another file"
