@@ -196,6 +196,21 @@ import Testing
         }
     }
 
+    /// What the original models take where their settings do not say it.
+    @Test func rotaryPositionsHaveTheBaseOfTheOriginals() throws {
+        for (type, base) in [("llama", 10_000), ("qwen3", 1_000_000)] {
+            func output(_ rope: String) throws -> [Float] {
+                let text = config(type).replacingOccurrences(of: "\"rope_theta\": 100", with: rope)
+                let model = try routed(text)
+                return model(MLXArray([1, 2, 3, 4] as [Int32], [1, 4]), cache: nil).asArray(
+                    Float.self)
+            }
+            let usual = try output("\"rope_scaling\": null")
+            #expect(try usual == output("\"rope_theta\": \(base)"))
+            #expect(try usual != output("\"rope_theta\": 100"))
+        }
+    }
+
     @Test func configurationsThatFitNoModelThrow() throws {
         for (from, to) in [
             ("\"llama\"", "\"gemma\""),
@@ -213,10 +228,9 @@ import Testing
 }
 
 /// Random weights: those of a new model are zeros.
-private func routed() throws -> H2OTransformer {
+private func routed(_ settings: String = config("llama")) throws -> H2OTransformer {
     let model = H2OTransformer(
-        try JSONDecoder().decode(
-            H2OTransformerConfiguration.self, from: Data(config("llama").utf8)))
+        try JSONDecoder().decode(H2OTransformerConfiguration.self, from: Data(settings.utf8)))
     let arrays = model.parameters().flattened().sorted { $0.0 < $1.0 }
     let weights = arrays.enumerated().map { index, array in
         let key = MLXRandom.key(UInt64(index))

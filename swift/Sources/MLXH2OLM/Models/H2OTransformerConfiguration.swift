@@ -86,7 +86,9 @@ public struct H2OTransformerConfiguration: Decodable, Sendable {
         mlpBias = try flag(.mlpBias, false)
         tiesEmbeddings = try flag(.tiesEmbeddings, modelType == "llama")
         ropeTraditional = try flag(.ropeTraditional, false)
-        ropeBase = try values.decodeIfPresent(Float.self, forKey: .ropeBase) ?? 10_000
+        // As the original models have it.
+        let usual: Float = modelType == "qwen3" ? 1_000_000 : 10_000
+        ropeBase = try values.decodeIfPresent(Float.self, forKey: .ropeBase) ?? usual
         maxPositions = try values.decodeIfPresent(Int.self, forKey: .maxPositions)
         // Null in many files.
         ropeScaling = try values.decodeIfPresent(
