@@ -78,9 +78,7 @@ struct Arguments {
         prefillStep = try number("--prefill-step-size", atLeast: 1) ?? prefillStep
         cacheFile = given["--prompt-cache-file"]
         savedCache = given["--save-prompt-cache"]
-        if let file = savedCache, !file.hasSuffix(".safetensors") {
-            throw Usage(description: "--save-prompt-cache is '\(file)', expected FILE.safetensors")
-        }
+        try savedCache.map { try Self.checkPlace($0) }
         printsTokens = given["--print-tokens"] != nil
         if let name = given["--backend"] {
             guard let found = H2OBackend(rawValue: name) else {
@@ -93,6 +91,9 @@ struct Arguments {
         guard given["--max-kv-size"] != "none" else {
             guard settings.count == 1 else {
                 throw Usage(description: "--max-kv-size none goes with no other flag of the cache")
+            }
+            guard savedCache == nil else {
+                throw Usage(description: "--save-prompt-cache expects --max-kv-size ROWS")
             }
             return
         }
@@ -121,6 +122,21 @@ struct Arguments {
         "--model", "--prompt", "--prompt-tokens", "--max-tokens", "--prefill-step-size",
         "--prompt-cache-file", "--save-prompt-cache", "--backend",
     ])
+
+    /// A file is written at the end: whether that will go is known before.
+    private static func checkPlace(_ file: String) throws {
+        guard file.hasSuffix(".safetensors") else {
+            throw Usage(description: "--save-prompt-cache is '\(file)', expected FILE.safetensors")
+        }
+        func isFolder(_ path: String) -> Bool {
+            var found: ObjCBool = false
+            return FileManager.default.fileExists(atPath: path, isDirectory: &found)
+                && found.boolValue
+        }
+        let folder = URL(fileURLWithPath: file).deletingLastPathComponent().path
+        guard isFolder(folder), FileManager.default.isWritableFile(atPath: folder), !isFolder(file)
+        else { throw Usage(description: "--save-prompt-cache: \(file) cannot be written") }
+    }
 
     private static func tokens(_ text: String) throws -> [Int] {
         try text.split(separator: ",").map { word in
