@@ -26,7 +26,7 @@ public func attentionWithCacheUpdate(
     queries: MLXArray, keys: MLXArray, values: MLXArray, cache: KVCache?, scale: Float,
     mask: MLXFast.ScaledDotProductAttentionMaskMode = .none
 ) -> MLXArray {
-    do {
+    reported(else: queries) {
         if let cache = cache as? H2OKVCache {
             return try cache.attend(queries, keys, values, scale, mask)
         }
@@ -36,12 +36,9 @@ public func attentionWithCacheUpdate(
         if let tracking = cache as? any H2OScoreTracking, tracking.needsScores {
             return try attend(queries, keys, values, tracking, scale, mask)
         }
-    } catch {
-        H2OError.report(error)
-        return queries
+        return MLXLMCommon.attentionWithCacheUpdate(
+            queries: queries, keys: keys, values: values, cache: cache, scale: scale, mask: mask)
     }
-    return MLXLMCommon.attentionWithCacheUpdate(
-        queries: queries, keys: keys, values: values, cache: cache, scale: scale, mask: mask)
 }
 
 /// For caches of someone else that want scores.

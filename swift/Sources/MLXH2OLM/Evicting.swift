@@ -145,12 +145,9 @@ final class EvictingLanguageModel: Module, LanguageModel {
 
     /// `maxKVSize` and other settings of `parameters` are those of other caches.
     func newCache(parameters: GenerateParameters?) -> [KVCache] {
-        do {
-            return try evictingCaches(
+        reported(else: []) {
+            try evictingCaches(
                 for: model, configuration: configuration, policy: policy, budgets: budgets)
-        } catch {
-            H2OError.report(error)
-            return []
         }
     }
 

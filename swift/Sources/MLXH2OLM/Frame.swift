@@ -27,8 +27,8 @@ struct Frame {
         self.init(centre: mean.asType(keys.dtype), valueSize: values.dim(3))
     }
 
-    /// Elements of a kept row, of those that have so many.
-    static func keptSize(_ size: Int) -> Int { (size + group - 1) / group * group }
+    /// Elements of a kept row, of those that have so many; of any number that a file may name.
+    static func keptSize(_ size: Int) -> Int { (size &+ (group - 1)) / group * group }
 
     /// Rows as they are kept.
     func into(_ keys: MLXArray, _ values: MLXArray) -> (keys: MLXArray, values: MLXArray) {

@@ -15,25 +15,30 @@ extension H2OKVCache {
         _ queries: MLXArray, _ newKeys: MLXArray, _ newValues: MLXArray, _ scale: Float,
         _ mask: MLXFast.ScaledDotProductAttentionMaskMode
     ) throws -> MLXArray {
-        try appendRows(newKeys, newValues)
-        guard var table else { return queries }
-        let output: MLXArray
-        if queries.dim(2) > maxDecodeQueries {
-            let rows = try table.dense(newest: (newKeys, newValues))
-            output = try attendByChunk(queries, rows, scale, mask, &table)
-        } else if let kind = policy.kind, reach == 0, accumulates(kind, mask, table) {
-            output = try attendAndAccumulate(queries, scale, mask, kind, &table)
-        } else if policy.needsScores || table.bias != nil {
-            let found = try attentionWithScores(queries, scale, mask, table)
-            let isMasked = if case .none = mask { false } else { true }
-            try takeIn(found.scores, lse: found.lse, isMasked: isMasked, &table)
-            output = found.output
-        } else {
-            output = try attention(queries, scale, mask, table)
+        try allOrNothing([self]) {
+            try appendRows(newKeys, newValues)
+            guard var table else { return queries }
+            let output: MLXArray
+            if queries.dim(2) > maxDecodeQueries {
+                let rows = try table.dense(newest: (newKeys, newValues))
+                output = try attendByChunk(queries, rows, scale, mask, &table)
+            } else if let kind = policy.kind, reach == 0, accumulates(kind, mask, table) {
+                output = try attendAndAccumulate(queries, scale, mask, kind, &table)
+            } else if policy.needsScores || table.bias != nil {
+                let found = try attentionWithScores(queries, scale, mask, table)
+                let isMasked = if case .none = mask { false } else { true }
+                try takeIn(found.scores, lse: found.lse, isMasked: isMasked, &table)
+                output = found.output
+            } else {
+                output = try attention(queries, scale, mask, table)
+            }
+            guard output.ndim == 4 else {  // nothing, where MLX has reported why
+                throw H2OError("H2OKVCache.attend", "\(described) could not be attended to.")
+            }
+            self.table = table
+            isUnscored = false
+            return tied(output)
         }
-        self.table = table
-        isUnscored = false
-        return tied(output)
     }
 
     private func attendByChunk(

@@ -6,11 +6,7 @@ extension H2OKVCache: H2OScoreTracking {
     public var needsScores: Bool { policy.needsScores }
 
     public func updateScores(_ scores: MLXArray, isMasked: Bool) {
-        do {
-            try accumulate(scores, isMasked: isMasked)
-        } catch {
-            H2OError.report(error)
-        }
+        reported(else: ()) { try accumulate(scores, isMasked: isMasked) }
     }
 
     public var trackedState: [MLXArray] { table?.remembered ?? [] }
@@ -24,12 +20,7 @@ extension H2OKVCache: KVCache {
 
     /// As ``append(keys:values:)``; reports what that throws, and then returns the arguments.
     public func update(keys: MLXArray, values: MLXArray) -> (MLXArray, MLXArray) {
-        do {
-            return try append(keys: keys, values: values)
-        } catch {
-            H2OError.report(error)
-            return (keys, values)
-        }
+        reported(else: (keys, values)) { try append(keys: keys, values: values) }
     }
 
     /// None for one token; causal, bottom-right aligned, or as a bool array [n, rows + n], for
@@ -67,26 +58,28 @@ extension H2OKVCache: KVCache {
 
     /// Take back the last `n` tokens, or all where there are fewer; returns how many.
     ///
-    /// With `configuration.speculative` that many and one more leave no trace. Else the rows are
-    /// exact until the first eviction, and the scores that the taken back queries gave to the others
-    /// remain. More than can be restored is reported as an error, and nothing changes.
+    /// With `configuration.speculative` that many and one more leave no trace, in one call or in
+    /// several. Else the rows are exact until the first eviction, and the scores that the taken back
+    /// queries gave to the others remain. More than can be restored is reported as an error, and
+    /// nothing changes.
     @discardableResult
-    public func trim(_ n: Int) -> Int {
+    public func trim(_ n: Int) -> Int { reported(else: 0) { try takeBack(n) } }
+
+    func takeBack(_ n: Int) throws -> Int {
         guard n > 0, size > 0 else { return 0 }
-        let most = min(reach, size)
+        let most = min(reach, offset - (table?.certain ?? 0))
         guard n <= most || (evicted == 0 && !hasSurplus) else {
-            H2OError.report(
-                H2OError(
-                    "H2OKVCache.trim",
-                    "\(described) has evicted rows and was asked to take back \(n) tokens, expected "
-                        + "at most \(most)."))
-            return 0
+            throw H2OError(
+                "H2OKVCache.trim",
+                "\(described) has evicted rows and was asked to take back \(n) tokens, expected at "
+                    + "most \(most).")
         }
         let count = min(n, size)
         let left = size - count
         offset -= count
         table?.forget(from: offset)
         table?.truncate(to: left)
+        if left == 0 { table = nil }  // a state and a file hold rows, or nothing
         isUnscored = false
         return count
     }
@@ -94,7 +87,7 @@ extension H2OKVCache: KVCache {
     public func copy() -> any KVCache { duplicate() }
 
     func duplicate() -> H2OKVCache {
-        flushOrReport()
+        reported(else: ()) { try flush() }
         let copy = evictingCache(configuration, policy: ownPolicy, name: name)
         copy.contents = contents
         return copy
@@ -107,21 +100,19 @@ extension H2OKVCache: KVCache {
     /// one; nothing while there are no rows. What was read stays unchanged by later updates.
     /// Setting it puts ``offset`` behind the last position.
     public var state: [MLXArray] {
-        get {
-            guard let table else { return [] }
-            let (keys, values) = table.fetch()
-            let biases = table.bias.map { [$0] } ?? []
-            return keys + table.centre + values + [table.importance] + biases + [table.positions]
-        }
-        set {
-            do {
-                table = try RowTable(state: newValue, configuration.format)
-                let last = table?.positions.reshaped(-1).max(axis: 0).item(Int32.self)
-                offset = Int(last ?? -1) + 1
-            } catch {
-                H2OError.report(error)
-            }
-        }
+        get { table?.parts.flatMap { $0 } ?? [] }
+        set { reported(else: ()) { try hold(newValue) } }
+    }
+
+    /// These rows in the place of its own, which say what a state does not: the dtype in which rows
+    /// of codes come, and the size of values that are kept in more elements.
+    func hold(_ state: [MLXArray]) throws {
+        let own = table?.layouts.values
+        table = try RowTable(
+            state: state, configuration.format, dtype: own?.dtype ?? .float32, valueSize: own?.size)
+        offset = (table?.positions.reshaped(-1).max(axis: 0).item(Int.self) ?? -1) + 1
+        table?.findCertain(of: offset)
+        isUnscored = false
     }
 
     /// Nothing: what a cache knows beyond its ``state`` is kept by ``save(_:to:metadata:)``. So a file

@@ -152,10 +152,7 @@ public class H2OKVCache {
     public var values: MLXArray? { dense?.values }
 
     private var dense: (keys: MLXArray, values: MLXArray)? {
-        do { return try table?.dense() } catch {
-            H2OError.report(error)
-            return nil
-        }
+        reported(else: nil) { try table?.dense() }
     }
 
     /// Rows stored per head, the surplus of a chunk included.
@@ -177,10 +174,6 @@ public class H2OKVCache {
         try checkScored()
         try makeRoom(for: 0, in: &table)
         self.table = table
-    }
-
-    func flushOrReport() {
-        do { try flush() } catch { H2OError.report(error) }
     }
 
     /// Rows of a chunk beyond the budget, to go at the next occasion.
@@ -227,6 +220,7 @@ public class H2OKVCache {
         to count: Int, recent: Int, before added: Int, in table: inout RowTable
     ) throws {
         let tail = min(table.length, max(0, reach - added))
+        table.certain = max(table.certain, offset + added - reach)
         let recentStart = offset + added - recent
         // Rows before it go first, while there can be any.
         let contextStart = configuration.contextSize.flatMap { size in
@@ -293,4 +287,21 @@ public class H2OKVCache {
 func within(_ start: Int?, _ array: MLXArray, positions: MLXArray) -> MLXArray {
     guard let start else { return array }
     return which(positions .< MLXArray(Int32(start)), MLXArray(Float.nan), array)
+}
+
+/// What `body` makes of these caches; where it throws, they are as they were before.
+func allOrNothing<R>(_ caches: [H2OKVCache], _ body: () throws -> R) rethrows -> R {
+    let before = caches.map(\.contents)
+    do { return try body() } catch {
+        for (cache, contents) in zip(caches, before) { cache.contents = contents }
+        throw error
+    }
+}
+
+/// For members of protocols, which cannot throw: what `body` throws is reported.
+func reported<R>(else other: R, _ body: () throws -> R) -> R {
+    do { return try body() } catch {
+        H2OError.report(error)
+        return other
+    }
 }

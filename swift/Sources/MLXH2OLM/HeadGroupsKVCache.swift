@@ -68,26 +68,13 @@ public final class HeadGroupsKVCache: KVCache {
             else { return mask }
             return .array(own(array.ndim > 3 ? array : array[.newAxis], index))
         }
-        let before = caches.map(\.contents)
-        do {
+        return try allOrNothing(caches) {
             let outputs = try zip(caches, indices).map { cache, index in
                 try cache.attend(
                     own(queries, index), own(keys, index), own(values, index), scale, own(index))
             }
-            // What MLX reports leaves no array.
-            if outputs.allSatisfy({ $0.ndim == 4 }) {
-                return own(concatenated(outputs, axis: 1), order)
-            }
-            restore(before)
-            return queries
-        } catch {
-            restore(before)
-            throw error
+            return own(concatenated(outputs, axis: 1), order)
         }
-    }
-
-    private func restore(_ before: [H2OKVCache.Contents]) {
-        for (cache, contents) in zip(caches, before) { cache.contents = contents }
     }
 
     private func report(_ operation: String, expected: String) {
@@ -144,11 +131,7 @@ public final class HeadGroupsKVCache: KVCache {
     /// As ``H2OKVCache/trim(_:)``. Where one group refuses, nothing changes.
     @discardableResult
     public func trim(_ n: Int) -> Int {
-        let before = caches.map(\.contents)
-        let counts = caches.map { $0.trim(n) }
-        if Set(counts).count == 1 { return counts[0] }
-        restore(before)
-        return 0
+        reported(else: 0) { try allOrNothing(caches) { try caches.map { try $0.takeBack(n) }[0] } }
     }
 
     public func copy() -> any KVCache { HeadGroupsKVCache(self, caches.map { $0.duplicate() }) }
@@ -171,8 +154,12 @@ public final class HeadGroupsKVCache: KVCache {
                     expected: "the states of \(caches.count) groups, each with positions last, "
                         + "found \(places.count) such arrays of \(newValue.count)")
             }
-            for (cache, (start, end)) in zip(caches, zip([0] + ends, ends)) {
-                cache.state = Array(newValue[start..<end])
+            reported(else: ()) {
+                try allOrNothing(caches) {
+                    for (cache, (start, end)) in zip(caches, zip([0] + ends, ends)) {
+                        try cache.hold(Array(newValue[start..<end]))
+                    }
+                }
             }
             let seen = caches.map(\.offset).max() ?? 0
             for cache in caches { cache.offset = seen }

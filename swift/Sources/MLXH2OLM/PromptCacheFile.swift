@@ -63,6 +63,9 @@ struct PromptCacheFile {
         let beside = url.deletingLastPathComponent().appending(
             path: ".\(url.lastPathComponent).\(UUID().uuidString).safetensors")
         defer { try? FileManager.default.removeItem(at: beside) }
+        // For this user alone: it holds what was said. Whether it is there, writing it tells.
+        _ = FileManager.default.createFile(
+            atPath: beside.path, contents: nil, attributes: [.posixPermissions: 0o600])
         try withError { try save(arrays: arrays, metadata: texts, url: beside) }
         guard rename(beside.path, url.path) == 0 else {
             throw H2OError(

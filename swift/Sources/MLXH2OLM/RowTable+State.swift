@@ -66,6 +66,20 @@ extension RowTable {
         if beside == 3 { bias = state[sides + 1] }
     }
 
+    /// Keys, values, scores and positions of the rows in use, each in as many arrays as it has.
+    var parts: [[MLXArray]] {
+        let (keys, values) = fetch()
+        return [keys + centre, values, [importance] + (bias.map { [$0] } ?? []), [positions]]
+    }
+
+    /// Know which newest tokens have all their rows, in order, behind the others: those that a trim
+    /// may take back of rows that were stored.
+    mutating func findCertain(of tokens: Int) {
+        let (first, places) = (tokens - length, MLXArray(Int32(0)..<Int32(length)))
+        let gone = which(positions - places .== Int32(clamping: first), Int32(0), places + Int32(1))
+        certain = first + gone.reshaped(-1).max(axis: 0).item(Int.self)
+    }
+
     private static func expected(_ keyParts: Int, _ valueParts: Int) -> String {
         func side(_ name: String, _ parts: Int) -> String {
             [

@@ -40,20 +40,15 @@ struct Waiting {
             seen: seen[.ellipsis, queries.lowerBound * group..<queries.upperBound * group],
             unseen: unseen)
     }
+}
 
+extension Waiting {
     /// Of `seen` [B, Hq, count, rows].
     init(start: Int, byQuery seen: MLXArray, heads: Int, unseen: Float) {
         let shape = seen.shape
         let rows = seen.reshaped(shape[0], heads, -1, shape[2], shape[3])
             .transposed(0, 1, 4, 3, 2).reshaped(shape[0], heads, shape[3], -1)
         self.init(start: start, count: shape[2], seen: rows, unseen: unseen)
-    }
-
-    init(start: Int, count: Int, seen: MLXArray, unseen: Float) {
-        self.start = start
-        self.count = count
-        self.seen = seen
-        self.unseen = unseen
     }
 }
 

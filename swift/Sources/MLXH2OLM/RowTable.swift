@@ -28,6 +28,8 @@ struct RowTable {
     private var end = 0
     /// What queries say that may be taken back.
     var waiting: [Waiting] = []
+    /// Rows of earlier tokens may have gone, so that no trim goes back beyond it.
+    var certain = 0
     /// What is remembered of the rows has changed since attention was last tied to it.
     var isChanged = true
 

@@ -69,6 +69,9 @@ extension H2OKVCache {
     ) {
         let file = try PromptCacheFile(contentsOf: url)
         func read(_ place: String, _ name: String) throws -> H2OKVCache {
+            guard ["\(H2OKVCache.self)", "\(QuantizedH2OKVCache.self)"].contains(name) else {
+                throw file.unfit("layer \(place) is a \(name), expected an H2OKVCache")
+            }
             let cache = evictingCache(try file.settings(place), name: try file.text(place, 7))
             guard name == "\(type(of: cache))" else {
                 throw file.unfit("layer \(place) is a \(name), expected a \(type(of: cache))")
@@ -93,20 +96,12 @@ extension H2OKVCache {
         }
         try flush()
         if let table {
-            let (keys, values) = table.fetch()
-            for (part, side) in [keys + table.centre, values].enumerated() {
-                for (index, array) in side.enumerated() {
-                    let name = side.count == 1 ? "\(layer).\(part)" : "\(layer).\(part).\(index)"
+            for (part, arrays) in table.parts.enumerated() {
+                for (index, array) in arrays.enumerated() {
+                    let name = "\(layer).\(part)" + (arrays.count == 1 ? "" : ".\(index)")
                     file.arrays[name] = array
                 }
             }
-            if let bias = table.bias {
-                file.arrays["\(layer).2.0"] = table.importance
-                file.arrays["\(layer).2.1"] = bias
-            } else {
-                file.arrays["\(layer).2"] = table.importance
-            }
-            file.arrays["\(layer).3"] = table.positions
         } else {
             for part in 0..<4 {
                 file.set(layer, part, MLXArray.zeros([0], dtype: .float32), "none")
@@ -152,6 +147,7 @@ extension H2OKVCache {
             else { throw unfit("has positions that are not \(count) of \(offset) tokens") }
         }
         self.table = table
+        self.table?.findCertain(of: offset)
         self.offset = offset
         isUnscored = try file.number(layer, 6) != 0
         if reach > 0, let seen = file.rows(layer, 9).first {

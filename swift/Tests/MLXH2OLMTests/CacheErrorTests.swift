@@ -68,6 +68,27 @@ import Testing
         }
     }
 
+    /// The step can be taken again, whether the operation threw or MLX reported the error.
+    @Test func aStepThatFailsChangesNothing() throws {
+        let tokens = Tokens(count: 30, seed: 1)
+        for (policy, count) in [(PolicyName.h2oEma, 1), (.h2o, 3), (.keydiff, 2), (.window, 12)] {
+            let cache = H2OKVCache(try small(policy))
+            decode(tokens, 0..<9, cache)
+            let (queries, keys, values) = tokens.slice(9..<9 + count)
+            let (offset, size) = (cache.offset, cache.size)
+            let mask = MLXArray.zeros([count, 99], dtype: .float32)
+            for body in [
+                { _ = try attended(queries[.ellipsis, ..<16], keys, values, cache) },
+                { _ = try attended(queries, keys, values, cache, mask: .array(mask)) },
+            ] as [() throws -> Void] {
+                #expect(throws: MLXError.self) { try body() }
+                #expect((cache.offset, cache.size) == (offset, size))
+            }
+            _ = try attended(queries, keys, values, cache)
+            #expect(cache.offset == offset + count)
+        }
+    }
+
     @Test func slidingWindowsAreRefused() throws {
         let cache = H2OKVCache(try small())
         #expect(throws: MLXError.self) {

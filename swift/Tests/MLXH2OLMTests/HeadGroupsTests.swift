@@ -163,6 +163,17 @@ import Testing
         _ = try attended(rows.queries, rows.keys, rows.values, cache)
     }
 
+    @Test func aStateThatOneGroupRefusesChangesNothing() throws {
+        let (cache, other) = (try groups(), try groups())
+        try filled(cache, 9)
+        try filled(other, 4)
+        var state = other.state
+        state[4] = state[4][0..., ..<0]
+        #expect(throws: MLXError.self) { try withError { cache.state = state } }
+        #expect(cache.caches.map(\.offset) == [9, 9])
+        #expect(cache.caches.map(\.size) == [9, 9])
+    }
+
     @Test func whatDoesNotFitIsReportedByName() throws {
         let cache = try groups()
         func message(_ body: () throws -> Void) throws -> String {

@@ -50,11 +50,13 @@ import Testing
     @Test func tokensBeyondThePositions() async {
         await #expect(processExitsWith: .success) {
             let cache = H2OKVCache(try H2OConfiguration())
-            try withError {
-                cache.state = [
-                    rows(1), rows(1), MLXArray.zeros([1, 2, 1], dtype: .float32),
-                    MLXArray([Int32.max - 1, Int32.max - 1], [1, 2, 1]),
-                ]
+            for last in [Int32.min, Int32.max, Int32.max - 1] {
+                try withError {
+                    cache.state = [
+                        rows(1), rows(1), MLXArray.zeros([1, 2, 1], dtype: .float32),
+                        MLXArray([last, last], [1, 2, 1]),
+                    ]
+                }
             }
             try refused { try cache.append(keys: rows(1), values: rows(1)) }
             try reported { _ = cache.update(keys: rows(3), values: rows(3)) }
@@ -105,6 +107,31 @@ import Testing
             }
             try save(arrays: whole, metadata: texts, url: url)
             _ = try H2OKVCache.load(from: url)
+        }
+    }
+
+    /// Of values that are kept in more elements.
+    @Test func sizesOfValuesThatWereChanged() async {
+        await #expect(processExitsWith: .success) {
+            let url = temporaryFile()
+            defer { try? FileManager.default.removeItem(at: url) }
+            let cache = evictingCache(try H2OConfiguration(.init(16), .affine(8)))
+            let rows = MLXArray.zeros([1, 2, 3, 80], dtype: .float32)
+            _ = try cache.append(keys: rows, values: rows)
+            try H2OKVCache.save([cache], to: url)
+            let (whole, texts) = try loadArraysAndMetadata(url: url)
+            var arrays = whole
+            eval(Array(arrays.values))
+            let codes = arrays["0.8"]?.asArray(Int32.self) ?? []
+            let settings = String(String.UnicodeScalarView(codes.compactMap { .init(UInt32($0)) }))
+            for size in [Int.max, Int.min, -1, 0, 64, 97] {
+                let changed = settings.replacing(
+                    "\"value_size\":80", with: "\"value_size\":\(size)")
+                guard changed != settings else { throw Unrefused(description: settings) }
+                arrays["0.8"] = MLXArray(changed.unicodeScalars.map { Int32($0.value) })
+                try save(arrays: arrays, metadata: texts, url: url)
+                try refused("\(size)") { try H2OKVCache.load(from: url) }
+            }
         }
     }
 

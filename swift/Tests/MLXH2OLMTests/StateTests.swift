@@ -46,6 +46,84 @@ import Testing
         }
     }
 
+    /// Rows of tokens before the last four may have gone with the evictions, and are not said to be
+    /// there, however many calls ask for them; nor after a file, a copy or a state.
+    @Test(arguments: [nil, 8]) func manyTrimsGoNoFurtherThanOne(bits: Int?) throws {
+        let url = temporaryFile()
+        defer { try? FileManager.default.removeItem(at: url) }
+        let tokens = Tokens(count: 60, seed: 3)
+        let settings = try H2OConfiguration(
+            .init(12, sinkSize: 2, evictEvery: 3, speculative: 3),
+            .named(kvBits: bits, groupSize: 32))
+        let cache = evictingCache(settings)
+        decode(tokens, 0..<40, cache)
+        #expect(cache.trim(3) == 3)
+        try H2OKVCache.save([cache], to: url)
+        let stated = evictingCache(settings)
+        stated.state = cache.state
+        // Of a row that went with the trim nothing says that there was a newer one.
+        let read = try H2OKVCache.load(from: url).caches[0]
+        for one in [cache, read, cache.copy(), stated] as [any KVCache] {
+            let one = try #require(one as? H2OKVCache)
+            #expect(throws: MLXError.self) { try withError { one.trim(2) } }
+            #expect(one.offset == 37)
+            #expect(one.trim(1) == 1)
+            #expect(throws: MLXError.self) { try withError { one.trim(1) } }
+            decode(tokens, 40..<43, one)
+            #expect(one.trim(3) == 3)
+            decode(tokens, 43..<60, one)
+            let newest = try #require(one.positions)[0..., 0..., (one.size - 4)...]
+            let last = Array(Int32(one.offset - 4)..<Int32(one.offset))
+            #expect(newest.asArray(Int32.self) == last + last)
+        }
+    }
+
+    /// A cache that lost all its tokens again is as a new one, in files too.
+    @Test func noRowsAreLeftOfAllTokensTakenBack() throws {
+        let url = temporaryFile()
+        defer { try? FileManager.default.removeItem(at: url) }
+        let tokens = Tokens(count: 20, seed: 3)
+        let cache = try filled(3, small(), tokens)
+        #expect(cache.trim(3) == 3)
+        #expect(cache.state.isEmpty)
+        try H2OKVCache.save([cache], to: url)
+        let read = try #require(try H2OKVCache.load(from: url).caches[0] as? H2OKVCache)
+        for one in [cache, read] {
+            decode(tokens, 0..<20, one)
+            #expect((one.offset, one.size) == (20, cache.size))
+        }
+    }
+
+    /// What a state does not say, the cache that it is given back to knows.
+    @Test func statesGoBackToTheirCache() throws {
+        let rows = MLXRandom.normal([1, 2, 3, 80], dtype: .float32, key: MLXRandom.key(1))
+        let half = rows[.ellipsis, ..<64].asType(.float16)
+        for (format, rows) in [
+            (H2OConfiguration.Format.codes(.turbo3), half), (.affine(8), rows), (.dense, half),
+        ] {
+            let cache = evictingCache(try H2OConfiguration(.init(), format))
+            _ = try cache.append(keys: rows, values: rows)
+            let before = cache.state
+            _ = try cache.append(keys: rows, values: rows)
+            cache.state = before
+            #expect((cache.offset, cache.size) == (3, 3))
+            _ = try cache.append(keys: rows, values: rows)
+            #expect(try #require(cache.values).shape == [1, 2, 6, rows.dim(3)])
+        }
+    }
+
+    /// Rows of a state have been attended to, whatever the cache waited for.
+    @Test func statesEndTheWaitForScores() throws {
+        let (_, keys, values) = Tokens(count: 3, seed: 3).slice(0..<3)
+        let cache = H2OKVCache(try small())
+        for state in [[], try filled(5, small(), Tokens(count: 5, seed: 3)).state] {
+            _ = try cache.append(keys: keys, values: values)
+            cache.state = state
+        }
+        _ = try cache.append(keys: keys, values: values)
+        #expect(cache.offset == 8)
+    }
+
     @Test func aPolicyOfAnAppRanks() throws {
         /// The oldest rows stay.
         struct Oldest: EvictionPolicy {
@@ -128,6 +206,8 @@ import Testing
         let cache = try filled(20, small(), tokens)
         let empty = H2OKVCache(try small(.keydiff))
         try H2OKVCache.save([cache, empty], to: url, metadata: ["model": "demo"])
+        let file = try FileManager.default.attributesOfItem(atPath: url.path)
+        #expect(file[.posixPermissions] as? Int == 0o600)
         let (read, metadata) = try H2OKVCache.load(from: url)
         let loaded = read.compactMap { $0 as? H2OKVCache }
         #expect(metadata == ["model": "demo"])
@@ -148,7 +228,15 @@ import Testing
         #expect(throws: H2OError.self) { try H2OKVCache.load(from: url) }
         let cache = try filled(3, small(), Tokens(count: 3, seed: 1))
         try H2OKVCache.save([cache], to: url)
+        let (arrays, texts) = try loadArraysAndMetadata(url: url)
         let whole = try Data(contentsOf: url)
+        // Of mlx_lm's, or of a batch, which have other parts.
+        for name in ["KVCache", "BatchH2OKVCache"] {
+            let some = arrays.filter { ["0.0", "0.1"].contains($0.key) }
+            try save(arrays: some, metadata: texts.merging(["1.0": name]) { $1 }, url: url)
+            let error = #expect(throws: H2OError.self) { try H2OKVCache.load(from: url) }
+            #expect(error?.description.contains("layer 0 is a \(name), expected") == true)
+        }
         try whole.prefix(whole.count / 2).write(to: url)
         #expect(throws: (any Error).self) { try H2OKVCache.load(from: url) }
     }
