@@ -46,8 +46,12 @@ def test_trims_that_reach_too_far_are_refused():
     with pytest.raises(ValueError, match=said):
         course.cache.trim(4)
     check_same(before, seen_from_outside(course.cache))
-    course.trim(3)
-    course.tokens(2)
+    course.trim(2)
+    for one in (course, *map(course.copied, ("copy", "state", "file"))):
+        with pytest.raises(ValueError, match="take back 2 tokens, expected at most 1"):
+            one.cache.trim(2)
+        one.trim(1)
+        one.tokens(2)
 
 
 def test_batches_take_no_drafts():

@@ -496,7 +496,7 @@ class H2OKVCache:
         if n > min(self._table.lengths):
             self._unshare()
         table = self._table
-        reach = min(self._room.reach, table.tokens[0])
+        reach = min(self._room.reach, table.tokens[0] - self._room.certain)
         if n > reach and (self.evicted or self._room.surplus(self._table)):
             wanted = f"at most {reach}" if self._room.reach else "none: see is_trimmable()"
             raise ValueError(
@@ -616,6 +616,10 @@ class H2OKVCache:
         if len(more) > 1 and more[-2] is not None:
             wait(self.policy, table, more[-2], saved.places_of(more))
         self._hold(table, padding)
+        if self._room.reach and self.evicted:  # what is in order behind the others can go back
+            places, first = mx.arange(table.width), table.tokens[0] - table.width
+            moved = mx.where(table.positions - places == first, 0, places + 1)
+            self._room.certain = first + cast(int, mx.max(moved).item())
 
     @classmethod
     def from_state(cls, state: Sequence[Any]) -> H2OKVCache:

@@ -20,11 +20,13 @@ class Room:
         budget: rows of each head that stay, of the table's own.
         tail_limit: dense rows of mixed precision; else the budget.
         reach: the newest tokens, which may be taken back.
+        certain: tokens whose rows may have gone, of which none is taken back.
     """
 
     def __init__(self, config: H2OConfig, shared: int) -> None:
         self._config, self._shared = config, shared
         self._mixed, self._group, self.reach = config.mixed, config.group, config.reach
+        self.certain = 0
         self._few = max(1, self.reach)  # tokens of a step at which single rows go
         self._sinks = max(0, config.protected - shared)
         self._plan(0)
@@ -98,6 +100,7 @@ class Room:
         if not due:
             return table
         ends = [seen + new for seen, new in zip(table.tokens, counts, strict=True)]
+        self.certain = max(self.certain, ends[0] - self.reach)
         eviction = Eviction(
             table=table,
             config=self._config,
