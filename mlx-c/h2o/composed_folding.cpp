@@ -76,7 +76,8 @@ Folded fold(const FoldRequest& r) {
       vector_of({weights * r.keys, weights * r.values, weights, count, mass});
   const Value meets = column(into).then(mlx_equal, nearest.then(mlx_expand_dims, 2));
   Value whole(call(mlx_concatenate_axis, all_parts, 3, s), s);
-  whole = at_slots(whole, into) + meets.as(MLX_FLOAT32).then(mlx_matmul, at_slots(whole, going));
+  const Value added = column(lost).where(number(0), at_slots(whole, going));  // 0 * NaN is NaN
+  whole = at_slots(whole, into) + meets.as(MLX_FLOAT32).then(mlx_matmul, added);
   const int size = mlx_array_dim(r.keys, 3), end = size + mlx_array_dim(r.values, 3);
   const Value total = whole.sliced(3, end, end + 1);
   return {std::move(into), (whole.sliced(3, 0, size) / total).as(dtype_of(r.keys)),

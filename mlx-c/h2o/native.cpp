@@ -45,6 +45,11 @@ std::vector<Array> wrap(std::vector<mx::array>::const_iterator& next, size_t cou
   return parts;
 }
 
+std::vector<Array> wrap(const std::vector<mx::array>& outputs) {
+  auto next = outputs.begin();
+  return wrap(next, outputs.size());
+}
+
 std::string unavailable_reason() {
   try {
     mlx_h2o::simd_target();
@@ -74,10 +79,8 @@ std::vector<Array> attend(const AttentionRequest& r, mlx_h2o::AttentionOptions o
   options.sinks = optional(r.sinks);
   options.row_bias = optional(r.row_bias);
   set_packing(options, r.keys, r.values);
-  const std::vector<mx::array> outputs =
-      mlx_h2o::attention(get(r.queries), arrays(r.keys), arrays(r.values), options, get(r.stream));
-  auto next = outputs.begin();
-  return wrap(next, outputs.size());
+  return wrap(
+      mlx_h2o::attention(get(r.queries), arrays(r.keys), arrays(r.values), options, get(r.stream)));
 }
 
 AttentionResult attention(const AttentionRequest& r) {
@@ -120,11 +123,9 @@ Array key_diversity(const KeyDiversityRequest& r) {
 }
 
 Folded fold(const FoldRequest& r) {
-  const std::vector<mx::array> outputs =
-      mlx_h2o::fold(get(r.keys), get(r.values), get(r.bias), get(r.mass), get(r.weights),
-                    get(r.eligible), get(r.kept), r.share, get(r.stream));
-  auto next = outputs.begin();
-  std::vector<Array> made = wrap(next, outputs.size());
+  std::vector<Array> made =
+      wrap(mlx_h2o::fold(get(r.keys), get(r.values), get(r.bias), get(r.mass), get(r.weights),
+                         get(r.eligible), get(r.kept), r.share, get(r.stream)));
   return {std::move(made[0]), std::move(made[1]), std::move(made[2]), std::move(made[3]),
           std::move(made[4])};
 }
@@ -140,10 +141,8 @@ Written quantize_append(const AppendRequest& r) {
 }
 
 std::vector<Array> encode_rows(const EncodeRequest& r) {
-  const std::vector<mx::array> outputs =
-      mlx_h2o::encode_rows(get(r.rows), r.bits, static_cast<int>(seed_of(r.side)), get(r.stream));
-  auto next = outputs.begin();
-  return wrap(next, outputs.size());
+  return wrap(
+      mlx_h2o::encode_rows(get(r.rows), r.bits, static_cast<int>(seed_of(r.side)), get(r.stream)));
 }
 
 Array decode_rows(const DecodeRequest& r) {

@@ -64,7 +64,7 @@ def fold_case(
         weights = np.where(rng.random(shape) < unscored, np.nan, weights)
         beside = {
             "bias": np.log(rng.integers(1, 6, shape)),
-            "mass": rng.uniform(0, 9, shape),
+            "mass": np.where(np.isnan(weights), np.nan, rng.uniform(0, 9, shape)),
             "weights": weights,
         }
         tensors |= {part: mx.array(array.astype(np.float32)) for part, array in beside.items()}
@@ -77,7 +77,7 @@ def fold_case(
             allowed = {"into": 0.0}
             for part in ("keys", "values", "bias", "mass"):
                 narrow = rounding if part in ("keys", "values") else 0.0
-                greatest = float(np.abs(expected[part]).max())
+                greatest = float(np.nanmax(np.abs(expected[part])))
                 allowed[part] = MADE + (narrow + SUMMED * (part == "mass")) * greatest
             return drawn_case(
                 {"name": name, "op": "fold", "share": share}, tensors, expected, allowed

@@ -102,7 +102,8 @@ def fold(
     weights, *others = (mx.expand_dims(part, 3) for part in parts)
     # What adds up, side by side; a mean is a sum by weight over the sum of the weights.
     whole = mx.concatenate([weights * keys, weights * values, weights, *others], axis=3)
-    whole = gathered(whole, slots) + meets.astype(mx.float32) @ gathered(whole, gone)
+    added = mx.where(mx.expand_dims(lost, 3), 0.0, gathered(whole, gone))  # 0 * NaN is NaN
+    whole = gathered(whole, slots) + meets.astype(mx.float32) @ added
     size = keys.shape[3]
     end = size + values.shape[3]
     new_keys, new_values, total, count, mass = mx.split(
