@@ -377,6 +377,9 @@ def test_a_space_behind_a_wide_character_is_kept():
         for prompt in ("The sea \u6d77", "The sea \U0001f642", "The sea"):
             given = {"penalties": {"logit_bias": {the: 100.0}}, "max_tokens": 2}
             assert ask(engine, prompt, goes_on=True, **given).text == " the the"
+    writer = Writer(tokenizer, (), goes_on=True)
+    spaces = [*map(writer.take, tokenizer.encode("   the")), writer.end()]
+    assert "".join(text for segments in spaces for _, text in segments) == "   the"
 
 
 def test_texts_of_tokens():

@@ -23,7 +23,7 @@ _HARMONY = _MACHINE(
     }
 )
 """For models that write in channels, such as gpt-oss, which mlx_lm does not tell apart."""
-_SPACES = ("\u2581", "\u0120")  # before a word that stands behind a space, in vocabularies
+_SPACE = "\u2581"  # before a word that stands behind a space, in some vocabularies
 
 
 @functools.lru_cache(4)  # of all choices of a request
@@ -39,8 +39,8 @@ class Writer:
         tokenizer: of the model.
         stops: texts that end the answer, and are no part of it.
         state: the kind of text with which the answer begins.
-        goes_on: whether it goes on with the text of the prompt, so that a first space counts,
-            which mlx_lm's detokenizers leave out.
+        goes_on: whether it goes on with the text of the prompt, so that first spaces count, of
+            which mlx_lm's detokenizers leave out one where they know of no text before.
     """
 
     def __init__(
@@ -48,7 +48,9 @@ class Writer:
     ) -> None:
         self._tokenizer = tokenizer
         self._detokenizer = tokenizer.detokenizer
-        self._spaced = None if goes_on else False  # None: the first token is still to tell
+        for token in tokenizer.encode("a", add_special_tokens=False) if goes_on else ():
+            self._detokenizer.add_token(token)
+        _ = self._detokenizer.last_segment  # which stands before the answer, and is none of it
         self.stops = tuple(stops)
         self._text = _until(self.stops)
         machine: Any = make_text_state_machine(tokenizer)  # type: ignore[no-untyped-call]
@@ -65,16 +67,14 @@ class Writer:
 
     def take(self, token: int) -> list[tuple[str, str]]:
         """The segments that this token adds."""
-        if self._spaced is None:
-            self._spaced = str(self._tokenizer.convert_ids_to_tokens(token)).startswith(_SPACES)
         if token < len(self._tokenizer):  # or it is of a table that was padded, and has no text
             self._detokenizer.add_token(token)
-        return self._split(self._before_stop(self._segment()))
+        return self._split(self._before_stop(self._detokenizer.last_segment))
 
     def end(self) -> list[tuple[str, str]]:
         """What is left behind the last token."""
         self._detokenizer.finalize()
-        text = self._before_stop(self._segment())
+        text = self._before_stop(self._detokenizer.last_segment)
         if not self.stopped:
             text += _MACHINE.flush(self._text)[1]
         segments = self._split(text)
@@ -87,13 +87,6 @@ class Writer:
             return ""
         self._text, segments = _MACHINE.split(self._text, text)
         return str(segments[0][1])
-
-    def _segment(self) -> str:
-        text = str(self._detokenizer.last_segment)
-        if text and self._spaced:
-            self._spaced = False
-            return text if text.startswith(" ") else f" {text}"
-        return text
 
     def _split(self, text: str) -> list[tuple[str, str]]:
         self._kinds, segments = _MACHINE.split(self._kinds, text)
@@ -139,8 +132,8 @@ def logprobs_of(tokenizer: Any, token: int, logprobs: mx.array, top: int) -> Tok
 def token_text(tokenizer: Any, token: int) -> tuple[str, bytes]:
     """A token as text and as bytes, which may be a part of a character."""
     text, piece = tokenizer.decode([token]), str(tokenizer.convert_ids_to_tokens(token))
-    if piece.startswith(_SPACES[0]):  # of which some decoders leave out the first
-        text = piece.replace(_SPACES[0], " ")
+    if piece.startswith(_SPACE):  # of which some decoders leave out the first
+        text = piece.replace(_SPACE, " ")
     if "\ufffd" not in text:
         return text, text.encode()
     if piece.startswith("<0x") and piece.endswith(">"):
