@@ -219,8 +219,8 @@ KEY = {"Authorization": "Bearer secret"}
 
 @pytest.fixture(scope="module")
 def named() -> Iterator[str]:
-    settings = {"hosts": ["My.Host:80"], "origins": ["https://page.example"], "api_key": "secret"}
-    with app_of(**settings, most_bytes=1000) as (url, _):
+    hosts, origins = ["My.Host:80", "https://a.host"], ["https://page.example", "other.example"]
+    with app_of(hosts=hosts, origins=origins, api_key="secret", most_bytes=1000) as (url, _):
         yield url
 
 

@@ -32,8 +32,8 @@ class Guard(CORSMiddleware):
     Args:
         app: the ASGI application behind it.
         hosts: names under which this server may be asked, beside addresses and localhost; "*": any.
-        origins: origins whose pages may ask, such as https://example.org, beside this machine's;
-            "*": any.
+        origins: origins whose pages may ask, such as https://example.org, or names of their hosts,
+            beside this machine's; "*": any.
         key: what clients have to send; None: nothing.
         most: bytes of a body.
     """
@@ -44,7 +44,8 @@ class Guard(CORSMiddleware):
         anything: Any = {"allow_methods": ["*"], "allow_headers": ["*"]}
         super().__init__(self._let_in, allow_origin_regex=".*", **anything)
         self._behind, self.key, self.most = app, key, most
-        self.hosts, self.origins = _LOCAL | {_host_of(f"//{one}") for one in hosts}, set(origins)
+        names = (one if "://" in one else f"//{one}" for one in hosts)
+        self.hosts, self.origins = _LOCAL | {*map(_host_of, names)}, set(origins)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http" and (refused := self._refusal(Headers(scope=scope))):
@@ -72,7 +73,7 @@ class Guard(CORSMiddleware):
         if not known:
             return f"the host {host!r} is not served: expected --allowed-hosts to name it."
         own = (origin or "").partition("://")[2] == headers.get("host")
-        if own or origin is None or {"*", origin} & self.origins or _host_of(origin) in _LOCAL:
+        if own or origin is None or {"*", origin, _host_of(origin)} & (self.origins | _LOCAL):
             return ""
         return f"the origin {origin!r} is not served: expected --allowed-origins to name it."
 
