@@ -11,6 +11,7 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 from mlx_lm import sample_utils
+from mlx_lm.tokenizer_utils import TokenizerWrapper
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
@@ -22,7 +23,7 @@ from mlx_h2o.serving.sampling import Sampling
 from mlx_h2o.serving.snapshots import Snapshots
 from mlx_h2o.serving.text import TokenLogprob, Writer, logprobs_of, token_text
 from models.tiny import build
-from tiny_models import random_prompt, stock_tokens, tiny_gemma3
+from tiny_models import random_prompt, stock_tokens, tiny_gemma3, tiny_tokenizer
 
 PROMPTS = (TEXT, random_prompt(3, seed=4), random_prompt(9, seed=5))
 WARM = Sampling(temperature=0.8, top_p=0.9, top_k=40, min_p=0.01, seed=5)
@@ -73,6 +74,13 @@ def test_a_seed_answers_alike_alone_and_among_others():
             one.wait()
         assert again.answer == first
         assert ask(engine, TEXT, sampling=Sampling(temperature=0.8, seed=6)).answer != first
+
+
+def test_a_token_that_ends_answers_and_is_none_of_the_models():
+    tokenizer = TokenizerWrapper(tiny_tokenizer(), eos_token_ids=[1 << 30])
+    with engine_of(tokenizer=tokenizer) as engine:
+        taken = Sampling(temperature=1.0, xtc_probability=1.0)
+        assert len(ask(engine, TEXT, sampling=taken).answer) == 12
 
 
 @pytest.mark.parametrize("name", ["top_p", "top_k", "min_p", "xtc_probability"])

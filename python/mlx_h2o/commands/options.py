@@ -119,7 +119,7 @@ def sampler(args: argparse.Namespace, model: Any, tokenizer: Any) -> Callable[[A
             raise ValueError(f"--{name} is {count}, expected fewer than all {known} tokens")
     found = make_sampler(
         args.temp, args.top_p, *least, top_k, args.xtc_probability, args.xtc_threshold,
-        tokenizer.encode("\n") + list(tokenizer.eos_token_ids),
+        [one for one in (*tokenizer.encode("\n"), *tokenizer.eos_token_ids) if one < known],
     )  # fmt: skip
     return ranks_of(model).agreed(found)
 

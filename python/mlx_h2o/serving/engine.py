@@ -84,7 +84,8 @@ class Engine:
         special = set(getattr(tokenizer, "all_special_ids", ()))
         added: dict[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
         self._boundaries = frozenset(special | {n for n, one in added.items() if one.special})
-        self._spared = [*tokenizer.encode("\n"), *tokenizer.eos_token_ids]
+        spared = *tokenizer.encode("\n"), *tokenizer.eos_token_ids
+        self._spared = [token for token in spared if 0 <= token < self.vocabulary]
         self._ends = StopSequences([(token,) for token in tokenizer.eos_token_ids])
         self._batch = self._new_batch()
         self._running: dict[int, Request] = {}
