@@ -45,6 +45,18 @@ def test_what_evicted_serves_what_goes_on_from_it():
     assert kept.longest(TEXT) == kept.longest(TEXT[:9]) == 0
 
 
+@pytest.mark.parametrize("more", [{"policy": "h2o"}, {"kv_bits": 8, "light_bits": 4}])
+def test_ranks_are_those_of_the_text_alone(more):
+    """Of rows that another one begins with too, where ranks are not taken back with its tokens."""
+    model, text = tiny_qwen3(head_dim=32), random_prompt(60, seed=1)
+    asked = text, text[:40] + random_prompt(30, seed=2), text[:20] + random_prompt(10, seed=3)
+    given = {"models": [model], "max_kv_size": 72, "kv_group_size": 32, **more}
+    with engine_of(kept=0, **given) as fresh:
+        expected = [ask(fresh, prompt, max_tokens=40).answer for prompt in asked]
+    with engine_of(**given) as engine:
+        assert [ask(engine, prompt, max_tokens=40).answer for prompt in asked] == expected
+
+
 def test_a_key_never_says_more_than_its_caches():
     kept = Snapshots(1 << 30)
     assert kept.keep([*TEXT, 1, 2], read(TEXT)) == 18

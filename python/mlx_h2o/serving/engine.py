@@ -20,7 +20,7 @@ from ..lm.generation_checks import check_drafts, checked_tokens, layers_of, voca
 from ..lm.models import is_padded
 from ..lm.prompt_cache import beyond_context, context_length
 from ..lm.ranks import ranks_of
-from ..lm.routing import evicting_caches, routing_for
+from ..lm.routing import routing_for
 from ..lm.sharing import common
 from .disk import PromptStore
 from .lanes import Lanes
@@ -80,7 +80,6 @@ class Engine:
         # Tokens up to which any beginning can be had of its caches.
         lasting = min(bounds(self._fresh), default=sys.maxsize) if is_cuttable(self._fresh) else 0
         self._batches, self._lasting = self.ranks.least(batches, lasting)
-        self._scored = any(one.policy.needs_scores for one in evicting_caches(self._fresh))
         special = set(getattr(tokenizer, "all_special_ids", ()))
         added: dict[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
         self._boundaries = frozenset(special | {n for n, one in added.items() if one.special})
@@ -314,8 +313,7 @@ class Engine:
     def _is_cut_later(self, request: Request) -> bool:
         """Whether what it has read is still had, as it was, from its caches behind the first token,
         which need not wait for that."""
-        ahead = request.max_tokens if self._scored else 2 + self.memory.drafts
-        return len(request.seen) + ahead <= self._lasting
+        return len(request.seen) + 2 + self.memory.drafts <= self._lasting
 
     def _read_before(self, tokens: list[int]) -> tuple[list[Any], int]:
         caches, read = self.snapshots.find(tokens)

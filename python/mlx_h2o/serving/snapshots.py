@@ -1,7 +1,8 @@
 """What was read before: caches of beginnings of prompts, found by their tokens.
 
-A cache from which nothing was evicted is cut back to any shorter beginning. Others cannot be cut,
-and are bounded, therefore small: several of them are kept, at a ladder of places (:func:`places`).
+A cache from which nothing was evicted is cut back to any shorter beginning, unless later tokens
+have ranked its rows. Others cannot be cut, and are bounded, therefore small: several of them are
+kept, at a ladder of places (:func:`places`).
 """
 
 from __future__ import annotations
@@ -99,8 +100,10 @@ def places(
 
 
 def is_cuttable(caches: Sequence[Any]) -> bool:
-    """Whether they can be taken back to any place before, and no row of theirs has gone."""
-    return all(
+    """Whether they can be taken back to any place before, and no row of theirs has gone or has a
+    rank from what came behind that place: by scores, or by the bits that it has left."""
+    ranked = (one for one in evicting_caches(caches) if one.config.max_kv_size is not None)
+    return not any(one.policy.needs_scores or one.config.light_bits for one in ranked) and all(
         one.is_trimmable() and not (getattr(one, "evicted", 0) or getattr(one, "start_position", 0))
         for one in parts_of(caches)
     )
