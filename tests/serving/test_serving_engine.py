@@ -236,13 +236,17 @@ def test_requests_wait_for_bytes_and_prompts_give_way():
         reserved = engine.memory.limit - engine.memory.limit // 16 - engine.memory.free
     memory = (reserved + 2 * one + one // 2) * 16 // 15 + 16
     with engine_of(limits=limits, memory=memory) as engine:
-        most = []
-        asked = [submit(engine, [n, *TEXT], max_tokens=40) for n in range(5)]
+        asked = [Asked(engine, [n, *TEXT * 4], max_tokens=40) for n in range(5)]
+        held = []
         for each in asked:
-            each.wait()
-            most.append(engine.running)
-            assert engine.snapshots.nbytes + engine.running * one <= engine.memory.free
-        assert max(most) <= 2 and all(len(each.answer) == 40 for each in asked)
+            hear = each.request.sink
+            each.request.sink = lambda event, hear=hear: (
+                held.append((engine.running, engine.snapshots.nbytes)) or hear(event)
+            )
+            each.submit()
+        assert all(len(each.wait().answer) == 40 for each in asked)
+        assert max(held)[0] == 2 and min(nbytes for _, nbytes in held[-40:]) > 0
+        assert all(nbytes + running * one <= engine.memory.free for running, nbytes in held)
 
 
 @pytest.mark.slow

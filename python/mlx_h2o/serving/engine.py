@@ -255,9 +255,14 @@ class Engine:
                 self._join(request)
 
     def _is_room(self, request: Request) -> bool:
-        """Whether its bytes fit; prompts that were read before give way."""
+        """Whether its bytes fit."""
         request._nbytes = self.memory.of_request(len(request.tokens) + request.max_tokens)
-        left = self.memory.free - sum(one._nbytes for one in (*self._running.values(), request))
+        return self._give_way(request)
+
+    def _give_way(self, *joining: Request) -> bool:
+        """Let go of what was read before until there is room for all that run, and for who joins;
+        returns whether there can be."""
+        left = self.memory.free - sum(one._nbytes for one in (*self._running.values(), *joining))
         if left >= 0:
             self.snapshots.shrink(min(left, self.snapshots.max_bytes))
         return left >= 0
@@ -361,6 +366,7 @@ class Engine:
         """Keep caches for others; ``last``: of a whole prompt or answer, worth a file."""
         try:
             held = self.snapshots.keep(tokens, caches)
+            self._give_way()
             if self.store is not None and last and held >= self.least_on_disk:
                 self.store.keep(tokens[:held], caches)
         except self._bearable as error:  # the request goes on without
