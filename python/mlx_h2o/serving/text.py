@@ -48,9 +48,9 @@ class Writer:
     ) -> None:
         self._tokenizer = tokenizer
         self._detokenizer = tokenizer.detokenizer
-        for token in tokenizer.encode("a", add_special_tokens=False) if goes_on else ():
-            self._detokenizer.add_token(token)
-        _ = self._detokenizer.last_segment  # which stands before the answer, and is none of it
+        if goes_on and (before := tokenizer.convert_tokens_to_ids("a")) is not None:
+            self._detokenizer.add_token(before)
+            _ = self._detokenizer.last_segment  # which is none of the answer
         self.stops = tuple(stops)
         self._text = _until(self.stops)
         machine: Any = make_text_state_machine(tokenizer)  # type: ignore[no-untyped-call]
