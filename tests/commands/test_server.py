@@ -149,9 +149,9 @@ def test_running_answers_are_finished_when_it_ends(flags, tokens, told, seconds,
         with server.open(TEXT, max_tokens=tokens, stream=True) as answer:
             lines = answer.iter_lines()
             assert next(lines)
-            server.process.send_signal(signal.SIGTERM)
+            server.process.send_signal(signal.SIGINT if flags else signal.SIGTERM)
             text = "\n".join(lines)
-            server.process.wait(30)
+            assert server.process.wait(30) == 0
         assert told in text and text.rstrip().endswith("data: [DONE]")
         log = server.log.read_text()
     assert f"ending: 1 answers have {seconds} seconds" in log

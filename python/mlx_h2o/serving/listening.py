@@ -46,13 +46,13 @@ def serve(app: Any, engine: Engine, listener: socket.socket, grace: float) -> No
 class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, engine: Engine, grace: float) -> None:
         super().__init__(config)
-        self._engine, self._grace = engine, grace
+        self._engine, self._grace, self._down = engine, grace, False
 
     async def on_tick(self, counter: int) -> bool:
         return await super().on_tick(counter) or self._engine.ended.is_set()
 
     def handle_exit(self, sig: int, frame: Any) -> None:
-        if self.should_exit and sig == signal.SIGINT:  # asked again: nothing is waited for
+        if self.should_exit and sig == signal.SIGINT and not self._down:  # asked again
             os._exit(130)
         super().handle_exit(sig, frame)
 
@@ -61,5 +61,5 @@ class _Server(uvicorn.Server):
         _LOG.info("ending: %d answers have %g seconds", waiting, self._grace)
         closing = asyncio.get_running_loop().run_in_executor(None, self._engine.close, self._grace)
         await super().shutdown(sockets)
-        whole = await closing
+        whole, self._down = await closing, True  # uvicorn raises its signals once more
         _LOG.info("ended: %s", "every answer was finished" if whole else "answers were lost")
