@@ -138,9 +138,8 @@ std::vector<mx::array> quantize_append(const std::vector<mx::array>& keys,
   }
   given.array(found(slots));
   kernels::simd_target();  // refuses a wrong MLX_H2O_SIMD here, not inside the stream
-  const AppendSettings settings{{static_cast<int>(keys.size()), static_cast<int>(values.size())},
-                                {bits, v_bits},
-                                group_size};
+  const AppendSettings settings{
+      {static_cast<int>(keys.size()), static_cast<int>(values.size())}, {bits, v_bits}, group_size};
   const auto primitive = std::make_shared<QuantizeAppend>(cpu_stream(kQuantizeAppend, s), settings);
   std::vector<mx::array> inputs(keys);
   inputs.insert(inputs.end(), values.begin(), values.end());
