@@ -147,15 +147,13 @@ inline void test_quantization(Random& random, int cases, Report& report) {
     a.slot_strides[1] = a.new_rows;
     std::vector<float> from(static_cast<size_t>(a.heads * a.from_strides[1]));
     for (float& value : from) value = random.normal();
-    a.start = random.between(0, a.rows - a.new_rows);
-    const bool follow = random.one_in(3);  // the slots from `start` on, without naming them
     std::vector<uint32_t> slots;
     for (int head = 0; head < a.heads; ++head) {
-      const int first = follow ? a.start : random.between(0, 1);
+      const int first = random.between(0, 1);
       for (int row = 0; row < a.new_rows; ++row) {
         slots.push_back(static_cast<uint32_t>(first + row));
       }
-      if (!follow) slots.back() = UINT32_MAX;
+      slots.back() = UINT32_MAX;
     }
     const int words_per_row = a.width * bits / 32;
     const int groups = a.width / group_size;
@@ -164,7 +162,7 @@ inline void test_quantization(Random& random, int cases, Report& report) {
     std::vector<float> scales(total * static_cast<size_t>(groups));
     std::vector<float> biases(scales.size());
     a.from = from.data();
-    a.slots = follow ? nullptr : slots.data();
+    a.slots = slots.data();
     a.to = {words.data(), scales.data(), biases.data(), bits, group_size};
     const kernels::SimdTarget target = random_target(random);
     kernels::quantize_rows(a, target);
