@@ -29,7 +29,6 @@ others call mlx_lm's attention with the keys of the cache, or get "fused" arrays
 _PADDED = "bailing_moe_linear gpt_bigcode jamba longcat_flash_ngram nemotron_h olmo_hybrid"
 """Files whose models take the padding of a batch for tokens, or read no batch at all."""
 
-
 WEIGHTS = "fingerprint of weights"
 """The fact that tells them apart."""
 

@@ -219,9 +219,10 @@ def _check_model(path: str, description: dict[str, Any], cache: list[Any], model
     if of not in ("", name):
         raise _unfit(path, f"is of the model {of}, expected {name}")
     # Earlier versions wrote the fingerprint alone, the first ones a shorter one, of shapes.
-    earlier, facts = description.get("fingerprint", ""), facts_of(model)
-    told = {WEIGHTS: f'"{earlier}"'} if len(earlier) == 32 else {}
-    for fact, found in description.get("facts", told).items():
+    earlier = description.get("fingerprint", "")
+    told = description.get("facts", {WEIGHTS: f'"{earlier}"'} if len(earlier) == 32 else {})
+    facts = facts_of(model) if told else {}  # which reads of all weights
+    for fact, found in told.items():
         if found != (expected := facts.get(fact, found)):
             raise _unfit(path, f"is of a {of} model with {fact} = {found}, expected {expected}")
 
