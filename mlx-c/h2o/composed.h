@@ -14,7 +14,7 @@ Value logits(const AttentionRequest& request);
 // bool [Lq, N]: the last query sees the last key.
 Value causal_mask(const AttentionRequest& request);
 // The softmax over the last axis of scores [B, Hq, L, N], with sinks in its denominator: 0 where a
-// score is -inf, and so where a query has nothing to attend to.
+// query has nothing to attend to.
 Value weights(const Value& scores, mlx_array sinks);
 AttentionResult attention(const AttentionRequest& request);
 

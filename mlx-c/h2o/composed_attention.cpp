@@ -32,6 +32,11 @@ Value sinks_of(mlx_array sinks, mlx_stream s) {
   return Value(sinks, s).as(MLX_FLOAT32).reshaped({-1, 1});
 }
 
+// NaN in the place of +inf, which makes a softmax NaN, as in MLX's own attention.
+Value poison(const Value& logits) {
+  return logits.then(mlx_equal, number(INFINITY)).where(number(NAN), logits);
+}
+
 }  // namespace
 
 Value causal_mask(const AttentionRequest& r) {
@@ -61,10 +66,9 @@ Value dense(const Rows& rows, mlx_stream s, mlx_dtype dtype) {
 Value logits(const AttentionRequest& r) {
   const mlx_stream s = r.stream;
   // The query heads of one KV head become rows of one product: K is not repeated.
-  const int group_rows = r.heads / r.kv_heads * r.length;
   Value queries = Value(mlx_array(r.queries), s).as(MLX_FLOAT32) * number(r.scale);
   if (r.keys.codes()) queries = rotated(queries, Side::keys);
-  queries = queries.reshaped({r.batch, r.kv_heads, group_rows, r.head_size});
+  queries = queries.reshaped({r.batch, r.kv_heads, -1, r.head_size});
   Value logits = queries.then(mlx_matmul, dense(r.keys, s).then(mlx_swapaxes, -1, -2));
   const auto of_heads = [&](const Value& v) {
     return v.reshaped({r.batch, r.heads, r.length, r.rows});
@@ -74,19 +78,19 @@ Value logits(const AttentionRequest& r) {
   logits = masked_pairs(r, of_heads(logits + own));
   // Last: a row that its bias masks meets no NaN of the mask.
   const Value hidden = own.then(mlx_less_equal, number(-FLT_MAX));
-  logits = logits.reshaped({r.batch, r.kv_heads, group_rows, r.rows});
+  logits = logits.reshaped({r.batch, r.kv_heads, -1, r.rows});
   return of_heads(hidden.where(number(-INFINITY), logits));
 }
 
 Value weights(const Value& scores, mlx_array sinks) {
   const mlx_stream s = scores.stream();
-  Value found = scores.then(mlx_softmax_axis, -1, false);
-  if (sinks.ctx != nullptr) {
-    const Value logits = sinks_of(sinks, s).then(mlx_expand_dims, -1);
-    found = found * (scores.then(mlx_logsumexp_axis, -1, true) - logits).then(mlx_sigmoid);
-  }
   // Those of a query that sees nothing are NaN so far.
-  return scores.then(mlx_equal, number(-INFINITY)).where(number(0), found);
+  const Value nothing = scores.then(mlx_max_axis, -1, true).then(mlx_equal, number(-INFINITY));
+  Value found = nothing.where(number(0), scores.then(mlx_softmax_axis, -1, false));
+  if (sinks.ctx == nullptr) return found;
+  const Value logits = poison(sinks_of(sinks, s)).then(mlx_expand_dims, -1);
+  const Value lse = scores.then(mlx_logsumexp_axis, -1, true).at_least(number(-FLT_MAX));
+  return found * (lse - logits).then(mlx_sigmoid);
 }
 
 static AttentionResult attend(const AttentionRequest& r) {
@@ -105,8 +109,7 @@ static AttentionResult attend(const AttentionRequest& r) {
           dropped.then(mlx_logical_and, seen).as(MLX_FLOAT32).then(mlx_mean_axis, -1, false);
     }
   }
-  const int group_rows = r.heads / r.kv_heads * r.length;
-  Value out = shares.reshaped({r.batch, r.kv_heads, group_rows, r.rows})
+  Value out = shares.reshaped({r.batch, r.kv_heads, -1, r.rows})
                   .then(mlx_matmul, dense(r.values, s))
                   .reshaped({r.batch, r.heads, r.length, r.value_size});
   if (r.values.codes()) out = restored(out, Side::values);
@@ -114,7 +117,7 @@ static AttentionResult attend(const AttentionRequest& r) {
   if (r.return_lse) {
     Value lse = scores.then(mlx_logsumexp_axis, -1, false);
     if (r.sinks.ctx != nullptr) lse = lse.then(mlx_logaddexp, sinks_of(r.sinks, s));
-    result.lse = std::move(lse);
+    result.lse = poison(lse);
   }
   result.scores = std::move(scores);
   return result;

@@ -1,6 +1,6 @@
 // The definition of the moving average of scores, one value per (sequence, KV head, row), in the
-// operations and in the order of python/mlx_h2o/operations/composed/ema.py: 1 - a is computed in
-// double precision, then rounded once.
+// operations and in the order of python/mlx_h2o/operations/composed/accumulating.py: 1 - a is
+// computed in double precision, then rounded once.
 #include <cmath>
 
 #include "composed.h"

@@ -57,9 +57,8 @@ Value moving_average(const AccumulatingRequest& r, const AttentionRequest& all) 
 Value mass(const AttentionRequest& r) {
   Value mass(zeros({r.batch, r.kv_heads, r.rows}, r.stream), r.stream);
   for (const Range queries : blocks(r, r.length, r.rows)) {
-    const int rows = r.heads / r.kv_heads * (queries.last - queries.first);
     mass = mass + weights(logits(part_of(r, queries, {0, r.rows}, mass)), r.sinks)
-                      .reshaped({r.batch, r.kv_heads, rows, r.rows})
+                      .reshaped({r.batch, r.kv_heads, -1, r.rows})
                       .then(mlx_sum_axis, 2, false);
   }
   return mass;
@@ -114,9 +113,7 @@ Array add_mass(const AccumulatingRequest& r, mlx_array scores, mlx_array lse) {
   const Value importance(r.importance, s);
   const Value shifts = Value(lse, s).at_least(number(-FLT_MAX)).then(mlx_expand_dims, 3);
   const Value weights =
-      (Value(scores, s) - shifts)
-          .then(mlx_exp)
-          .reshaped({r.batch, r.kv_heads, r.heads / r.kv_heads * r.length, r.rows});
+      (Value(scores, s) - shifts).then(mlx_exp).reshaped({r.batch, r.kv_heads, -1, r.rows});
   return importance.then(mlx_isnan).where(number(0), importance) +
          weights.then(mlx_sum_axis, 2, false);
 }

@@ -27,11 +27,7 @@ std::vector<Array> put(const Rows& stored, const std::vector<Array>& rows, mlx_a
 std::vector<Array> as_stored(const Rows& stored, mlx_array rows, Side side,
                              decltype(encode_rows)* encode, mlx_stream s) {
   if (stored.codes()) return encode({rows, stored.bits, side, s});
-  if (!stored.packed()) {
-    std::vector<Array> parts;
-    parts.push_back(copied(rows));
-    return parts;
-  }
+  if (!stored.packed()) return items(vector_of({rows}));
   return results(mlx_quantize, rows, some(stored.group_size), some(stored.bits), "affine",
                  mlx_array{}, s);
 }

@@ -113,12 +113,11 @@ def attention(
         seen = np.flatnonzero(~masked[b, h, i])
         logits = scale * (k[b, row, seen] @ q[b, h, i]) + bias[b, h, i, seen]
         scores[b, h, i, seen] = logits
-        if np.isnan(logits).any():
-            lse[b, h, i], out[b, h, i] = np.nan, np.nan
-            continue
         terms = logits if sinks is None else np.append(logits, float64(sinks)[h])
         peak = terms.max(initial=-np.inf)
-        if peak == -np.inf:
+        if not peak < np.inf:  # NaN too
+            lse[b, h, i], out[b, h, i] = np.nan, np.nan
+        if not np.isfinite(peak):
             continue
         lse[b, h, i] = peak + math.log(np.exp(terms - peak).sum())
         weights = np.exp(logits - lse[b, h, i])

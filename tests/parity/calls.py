@@ -35,7 +35,7 @@ class Call:
     queries: int = 1
     rows: int = 33
     mask: str = ""
-    sinks: str = ""
+    sinks: Any = ""
     lse: bool = True
     scores: bool = True
     slack: int = 0
@@ -85,7 +85,9 @@ class Call:
             shape |= {"dtype": DTYPES[self.mask[4:]], "masked": (-np.inf,)}
             given["mask"] = tensors["mask"] = additive_mask(rng, **shape)
         if self.sinks:
-            given["sinks"] = tensors["sinks"] = normal(heads, dtype=self.sinks)
+            drawn = isinstance(self.sinks, str)
+            sinks = normal(heads, dtype=self.sinks) if drawn else mx.array(self.sinks)
+            given["sinks"] = tensors["sinks"] = sinks
         if self.bias:
             draw = self.bias if callable(self.bias) else row_bias
             given["row_bias"] = tensors["row_bias"] = draw(rng, (self.batch, kv_heads, self.rows))

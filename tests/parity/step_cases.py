@@ -38,6 +38,8 @@ def step_cases(seed: int) -> Iterator[Case]:
         bias, rows = partial(row_bias, nan=True), {"rows": 40, "queries": 3}
         yield case(f"attend-{_of(packing)}-bias-nan", packing, **rows, mask="causal", bias=bias)
         yield case(f"attend-{_of(packing)}-masked", packing, **rows, mask="bool")
+        yield case(f"attend-mass-{_of(packing)}-not-finite", packing, **rows, kind="mass",
+                   mask="bool", bias=bias, sinks=[np.inf, -np.inf, 0.0, 0.0])  # fmt: skip
     for packing in PACKINGS[1:]:
         yield case(f"attend-{_of(packing)}-sparse", packing, rows=300, sparse=1e-3)
 

@@ -95,21 +95,25 @@ def masked(request: AttentionRequest) -> AttentionRequest:
 
 def weights(scores: mx.array, sinks: mx.array | None = None, masked: bool = True) -> mx.array:
     """The softmax over the last axis of scores [B, Hq, L, N], with sinks [Hq] in its denominator:
-    0 where a score is -inf, and so where a query has nothing to attend to. ``masked`` is False
-    where none is."""
+    0 where a query has nothing to attend to. ``masked`` is False where none is."""
     found = mx.softmax(scores, -1)
+    if masked:  # NaN of a query that sees something stays
+        nothing = mx.max(scores, axis=-1, keepdims=True) == _NEVER
+        found = mx.where(nothing, _NOTHING, found)
     if sinks is not None:
-        found = found * mx.sigmoid(_lse(scores) - sinks.astype(mx.float32)[:, None, None])
-    return mx.where(scores == _NEVER, _NOTHING, found) if masked else found
+        lse = mx.maximum(mx.logsumexp(scores, axis=-1, keepdims=True), _LOWEST)
+        found = found * mx.sigmoid(lse - _poison(sinks.astype(mx.float32))[:, None, None])
+    return found
+
+
+def _poison(logits: mx.array) -> mx.array:
+    """NaN in the place of +inf, which makes a softmax NaN, as in MLX's own attention."""
+    return mx.where(logits == mx.inf, mx.nan, logits)
 
 
 def weights_of(scores: mx.array, lse: mx.array) -> mx.array:
     """The same of the ``lse`` [B, Hq, L], sinks included."""
     return mx.exp(scores - mx.maximum(mx.expand_dims(lse, -1), _LOWEST))
-
-
-def _lse(scores: mx.array) -> mx.array:
-    return mx.logsumexp(scores, axis=-1, keepdims=True)
 
 
 def dense(rows: StoredRows) -> mx.array:
@@ -139,7 +143,7 @@ def attention(request: AttentionRequest) -> AttentionResult:
 
 def _attend(request: AttentionRequest) -> AttentionResult:
     pairs, sinks = request.queries.shape[:3], request.sinks
-    scores, hides = _logits(request), request.mask is not None or request.hides
+    scores, hides = _logits(request), request.hides
     if sinks is None:
         shares = weights(scores, masked=hides)
     else:
@@ -157,9 +161,10 @@ def _attend(request: AttentionRequest) -> AttentionResult:
     out = out.astype(request.queries.dtype)
     lse = None
     if request.return_lse:
-        lse = _lse(scores).reshape(pairs)
+        lse = mx.logsumexp(scores, axis=-1).reshape(pairs)
         if sinks is not None:
             lse = mx.logaddexp(lse, sinks.astype(mx.float32)[:, None])
+        lse = _poison(lse)
     found = scores.reshape(*pairs, -1) if request.return_scores else None
     return AttentionResult(out, found, lse, skipped, shares)
 

@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from mlx_h2o.operations import composed
 from mlx_h2o.operations.arguments import StreamLike, placed, runs_on_gpu
-from mlx_h2o.operations.composed import accumulating, buffers, turbo
+from mlx_h2o.operations.composed import buffers, turbo
 from mlx_h2o.operations.gpu import kernels, launch, launches, mlx_attention
 from mlx_h2o.operations.gpu.launches import Launch, LaunchPlan
 from mlx_h2o.operations.requests import AttentionRequest, AttentionResult, attention_request
@@ -128,15 +128,11 @@ class KernelBackend(Operations):
     ) -> tuple[mx.array, mx.array]:
         """The same, and the mass of its weights in one kernel, or the moving average of its scores,
         composed."""
-        request.return_lse = mass = decay is None
-        plan = self.plan(request)
-        found = self._attended(request, launches.add_mass(plan, importance) if mass else plan)
-        if decay is None:
-            new = found["accumulated"]
-        else:
-            with placed(request.stream):
-                new = accumulating.add_average(importance, found["scores"], decay, request.hides)
-        return mx.depends(found["out"], [new]), new
+        if decay is not None:
+            return super().accumulate(request, importance, decay)
+        request.return_lse = True
+        made = self._attended(request, launches.add_mass(self.plan(request), importance))
+        return mx.depends(made["out"], [made["accumulated"]]), made["accumulated"]
 
     def keep_indices(
         self,

@@ -58,10 +58,8 @@ class Native(Operations):
         self, request: AttentionRequest, importance: mx.array | None, decay: float | None
     ) -> mx.array:
         """The moving average or the mass of a chunk, float32 [B, Hkv, N]."""
-        given = _given(request, _OF_SCORES)
-        return cast(
-            mx.array, self._core.prefill_scores(**given, importance=importance, decay=decay)
-        )
+        given = _given(request, _OF_SCORES) | {"importance": importance, "decay": decay}
+        return cast(mx.array, self._core.prefill_scores(**given))
 
     def fold(self, keys: mx.array, values: mx.array, *rows: Any, **share: Any) -> folding.Folded:
         """As ``folding.fold``; keys and values of two dtypes, composed."""
