@@ -52,10 +52,10 @@ def attend(
             shift = frame.shift(queries, scale)
         queries = frame.query(queries)
     whole = whole and table.prefix is None and len(table.segments) == 1
+    more = packing(table, config) if packed or isinstance(values, tuple) else {}
     if policy.kind and whole and (shift is None or (mask is None and sinks is None)):
         causal, shown = masking(mask)
         shown = shown if shift is None else shift  # the same for all rows of a query
-        more = packing(table, config) if packed or isinstance(values, tuple) else {}
         out, table.beside[IMPORTANCE] = resolve().attention_and_accumulate(
             queries, keys, values, table.beside[IMPORTANCE], scale=scale, decay=policy.decay,
             causal=causal, mask=shown, sinks=sinks, row_bias=bias, **more,
@@ -64,7 +64,7 @@ def attend(
         return out if frame is None else frame.output(out), None, None
     segments = shared_rows(table, framed=packed)
     if newest is None:
-        segments.append(AttentionRows(keys, values, packing(table, config)))
+        segments.append(AttentionRows(keys, values, more))
     else:
         segments += packed_rows(table)
         segments += [AttentionRows(*newest, {})] if newest[0].shape[2] else []
