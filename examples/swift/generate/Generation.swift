@@ -26,10 +26,12 @@ func generate(
     }
     var token = next(MLXArray(Array(prompt[start...])))
     asyncEval([token])
+    // A process must not end while a step is on its way: MLX's threads would run without its memory.
+    defer { eval([token]) }
     for _ in 0..<maxTokens {
-        let following = next(token)
-        asyncEval([following])
-        guard try use(token.item(Int.self)) else { return }
-        token = following
+        let given = token
+        token = next(given)
+        asyncEval([token])
+        guard try use(given.item(Int.self)) else { return }
     }
 }
