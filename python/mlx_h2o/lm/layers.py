@@ -161,7 +161,7 @@ def _shared_out(
     if all({*layer} == {rows} for layer in by_head):
         return None
     lengths = [] if config.mixed or config.preallocate else [rows]
-    while lengths and lengths[-1] * GROWTH < most:  # from where they no longer hold all
+    while lengths and lengths[-1] * GROWTH < max(map(max, by_head)):  # the widest are full there
         lengths.append(int(lengths[-1] * GROWTH) + 1)
     shorter = [(tokens, shared(tokens)) for tokens in lengths]
     found = []

@@ -258,16 +258,19 @@ def _one_size(bits: _Bits, step: int) -> _Bits:
 
 
 def _full_nbytes(outline: Outline, config: H2OConfig, shared: dict[str, Any], chunk: int) -> int:
-    """Bytes of full caches at rest, or while they take in a chunk of a prompt more."""
+    """The most bytes at rest while a text fills the caches, or while they then take in a chunk."""
     if resolve().commits_pages():  # what is made ahead takes no memory until rows are there
         config = config.with_budget(preallocate=False)
     caches = make_prompt_cache(outline.model, config, **shared)
-    budgets = [one.config.max_kv_size or 1 for one in evicting_caches(caches)]
-    rows = max([*budgets, *(getattr(one, "max_size", 1) for one in caches)])
+    budgets = [one.config.budget for one in evicting_caches(caches)]
+    windows = (getattr(one, "max_size", 1) for one in caches)
+    full = max(*windows, *(one.max_kv_size or 1 for one in budgets)) + 1
+    ends = [*(tokens for tokens, _ in budgets[0].rows_at), full]  # where rows are shared out anew
     # Dense rows of mixed precision come until they are packed, and scores wait for drafts.
     steps = config.reach + (config.group if config.mixed else 0) + 2
+    counts = [end - start for start, end in zip([0, *ends], ends)]
     most = own = 0
-    for filled in outline.fed(caches, rows + 1, *([chunk] if chunk else [1] * steps)):
+    for filled in outline.fed(caches, *counts, *([chunk] if chunk else [1] * steps)):
         ours = list(evicting_caches(filled))
         held, own = sum(one.held_nbytes for one in ours), total_bytes(ours)
         most = max(most, own)
