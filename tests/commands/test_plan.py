@@ -12,7 +12,7 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from mlx.utils import tree_flatten, tree_map
+from mlx.utils import tree_flatten
 from mlx_lm.models import cache as mlx_lm_cache
 from mlx_lm.utils import _get_classes, quantize_model, save_model
 
@@ -67,7 +67,7 @@ def small_model(name: str) -> tuple[Any, dict[str, Any]]:
     model_class, args = _get_classes(config)
     mx.random.seed(3)
     model = model_class(args.from_dict(config))
-    model.update(tree_map(lambda one: one.astype(mx.float32), model.parameters()))
+    model.set_dtype(mx.float32)
     model.eval()
     return model, config
 
@@ -134,7 +134,7 @@ def test_the_table_says_what_happens_and_bytes_are_right_within_a_hundredth(name
 def quantised(tmp_path_factory):
     """The folder of a small Llama whose weights have 4 bits."""
     model, config = small_model(LLAMA)
-    model.update(tree_map(lambda one: one.astype(mx.bfloat16), model.parameters()))
+    model.set_dtype(mx.bfloat16)
     model, config = quantize_model(model, config, 64, 4)
     folder = tmp_path_factory.mktemp("models") / "llama"
     save_model(folder, model)

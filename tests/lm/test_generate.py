@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import mlx.core as mx
 import mlx_lm
 import mlx_lm.models.cache as mlx_lm_cache
@@ -10,7 +12,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 from mlx_h2o import generate, load, make_prompt_cache, policies, routing, stream_generate
-from mlx_h2o.lm.prompt_cache import rows_held
+from mlx_h2o.lm.prompt_cache import context_length, rows_held
 from readings import in_parts
 from tiny_models import random_prompt, stock_tokens, tiny_llama, tiny_qwen3, tiny_tokenizer
 
@@ -56,11 +58,15 @@ def test_unbounded_equals_stock(name):
 # Arguments
 
 
-def test_load_knows_the_demo_and_upcasts_on_a_cpu(demo):
-    model, tokenizer = demo
-    on_cpu = mx.default_device().type == mx.DeviceType.cpu
-    dtypes = {weight.dtype for _, weight in tree_flatten(model.parameters())}
-    assert dtypes == ({mx.float32} if on_cpu else {mx.float16})
+@pytest.mark.parametrize(("kind", "dtype"), [("gpu", mx.float16), ("cpu", mx.float32)])
+def test_load_knows_the_demo_and_upcasts_on_a_cpu(kind, dtype, monkeypatch):
+    """And the context of a file that mlx_lm does not keep among the settings."""
+    device = SimpleNamespace(type=getattr(mx.DeviceType, kind))
+    monkeypatch.setattr(mx, "default_device", lambda: device)
+    unsaid = {"max_position_embeddings": None, "n_positions": 64}
+    model, tokenizer, _ = load("demo", None, unsaid, None, False, True)
+    assert {weight.dtype for _, weight in tree_flatten(model.parameters())} == {dtype}
+    assert context_length(model) == 64
     assert tokenizer.decode(tokenizer.encode("a garden")).strip() == "a garden"
     assert len(load("demo", return_config=True)) == 3
 

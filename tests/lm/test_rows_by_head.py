@@ -77,25 +77,21 @@ def shared(given, rows, **more):
 @settings(deadline=None)
 def test_shares_keep_total_floor_and_order(given, least, more, fixed, most):
     rows = max(least, fixed + 1) + more
-    found = shared(given, rows, least=least, most=most, fixed=fixed)
-    heads = [len(layer) for layer in given]
-    each = [
-        one if isinstance(one, list) else [one] * n for one, n in zip(found, heads, strict=True)
-    ]
-    assert [len(one) for one in each] == heads
-    flat = [one for layer in each for one in layer]
+    parts = parts_of_mean(given)
+    found = shares(parts, rows, least=least, most=most, fixed=fixed)
+    assert [*map(len, found)] == [*map(len, given)]
+    flat = [one for layer in found for one in layer]
     assert sum(flat) <= rows * len(flat)
     assert most is not None or rows * len(flat) - sum(flat) < 2 * len(flat)
     floor = max(least, fixed + int(FLOOR * (rows - fixed)) - 1)
     assert min(flat) >= min(rows, floor)
-    longer = shared(given, rows, least=least, most=most and 2 * most, fixed=fixed)
-    for own, later in zip(each, longer, strict=True):
-        later = later if isinstance(later, list) else [later] * len(own)
+    longer = shares(parts, rows, least=least, most=most and 2 * most, fixed=fixed)
+    for own, later in zip(found, longer, strict=True):
         assert all(a <= max(b, most or b) + 1 for a, b in zip(later, own, strict=True) if b < rows)
     assert max(flat) <= max(rows, most or max(flat))
-    for gives, own, one in zip(given, each, found, strict=True):
+    for gives, own in zip(given, found, strict=True):
         assert len({*own}) <= 2
-        if isinstance(one, list):  # in the order of what they give
+        if len({*own}) == 2:  # in the order of what they give
             wide = [gain for gain, many in zip(gives, own, strict=True) if many == max(own)]
             others = [gain for gain, many in zip(gives, own, strict=True) if many == min(own)]
             assert min(wide) >= max(others)
@@ -142,12 +138,8 @@ def test_the_demo_model_has_a_layer_that_retrieves(demo):
 
 def test_what_a_head_gives_is_the_change_of_its_layers_output(demo):
     """By hand: without the first copy, one layer and head after another."""
-    count = layers.TOKENS
-    once = np.random.default_rng(0).integers(
-        min(1000, demo.args.vocab_size // 8),
-        demo.args.vocab_size - min(1000, demo.args.vocab_size // 8),
-        count,
-    )
+    count, ends = layers.TOKENS, min(1000, demo.args.vocab_size // 8)
+    once = np.random.default_rng(0).integers(ends, demo.args.vocab_size - ends, count)
     tokens = mx.array(np.tile(once, 2))[None]
     row, query = np.arange(2 * count), np.arange(2 * count)[:, None]
     causal = row <= query
@@ -310,7 +302,7 @@ def test_the_fewest_rows_that_settings_allow(demo):
     assert budgets_of(make_prompt_cache(demo, 22, speculative=16)) == [22] * 6
 
 
-@pytest.mark.parametrize("limit, policy", [(300_000, "keydiff"), (211_000, "h2o-ema")])
+@pytest.mark.parametrize(("limit", "policy"), [(300_000, "keydiff"), (211_000, "h2o-ema")])
 def test_bytes_count_the_rows_of_every_layer(demo, limit, policy):
     """While a text grows too, and shares of short texts lose less to rounding."""
     found = fit_bytes(demo, limit, policy=policy, kv_bits=None)

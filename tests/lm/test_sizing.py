@@ -288,8 +288,10 @@ def test_quantised_rows_fold_unless_something_else_is_said(model):
         ({"text_config": SimpleNamespace(max_position_embeddings=64)}, 64),
         ({"text_config": SimpleNamespace()}, None),
         ({"text_config": None, "max_position_embeddings": None}, None),
+        ({"max_position_embeddings": 0, "model_max_length": 2**40, "n_positions": 64}, 64),
         ({}, None),
     ],
 )
 def test_the_context_is_where_a_model_has_it(settings, expected):
     assert context_length(SimpleNamespace(args=SimpleNamespace(**settings))) == expected
+    assert context_length(settings) == expected

@@ -12,7 +12,6 @@ from typing import Any
 
 import mlx.core as mx
 import mlx_lm.models
-from mlx.utils import tree_map
 
 _SETTINGS = json.loads(Path(__file__).with_name("settings.json").read_text())
 COMMON: dict[str, Any] = _SETTINGS["common"]
@@ -53,7 +52,7 @@ def build(name: str, seed: int = 0, **special: Any) -> Any:
     settings["model_type"] = SPECIAL.get(name, {}).get("model_type", name)
     mx.random.seed(seed)
     model = module.Model(module.ModelArgs.from_dict(settings))
-    model.update(tree_map(_float32, model.parameters()))
+    model.set_dtype(mx.float32)
     model.eval()
     mx.eval(model.parameters())
     return model
@@ -71,8 +70,3 @@ def _import(name: str) -> Any:
             return importlib.import_module(f"mlx_lm.models.{name}")
     except SystemExit as error:  # a file that wants a package of its own leaves the process
         raise NotBuiltError(said.getvalue().strip().splitlines()[0]) from error
-
-
-def _float32(weight: mx.array) -> mx.array:
-    floating = mx.issubdtype(weight.dtype, mx.floating)
-    return weight.astype(mx.float32) if floating else weight

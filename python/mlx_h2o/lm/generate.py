@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from inspect import signature
 from operator import add
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,6 @@ from typing import Any
 import mlx.core as mx
 import mlx_lm
 from mlx.nn.layers.base import Module
-from mlx.utils import tree_map
 from mlx_lm.generate import BatchResponse, GenerationResponse, generate_step
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
@@ -27,7 +27,7 @@ from ..errors import check_int
 from .files import texts_of
 from .generation_checks import COUNTS, check_caches, check_drafts, checked_tokens, layers_of
 from .models import is_padded
-from .prompt_cache import NAMES, check_given, make_prompt_cache
+from .prompt_cache import NAMES, check_given, context_length, make_prompt_cache
 from .ranks import dealt_out
 from .routing import model_name, routing_for
 from .sharing import share, shareable
@@ -53,11 +53,14 @@ def load(path_or_hf_repo: str | Path, *args: Any, group: Any = None, **kwargs: A
     name = str(path_or_hf_repo) if isinstance(path_or_hf_repo, Path) else path_or_hf_repo
     with loading(name) as folder:
         read = mlx_lm.load if group is None else partial(dealt_out, group)
-        loaded = read(str(folder), *args, **kwargs)
+        given = dict(zip([*signature(mlx_lm.load).parameters][1:], args, strict=False)) | kwargs
+        model, tokenizer, config = read(str(folder), **given | {"return_config": True})
     # No limit, or transformers warns of every longer text, which a bounded cache is for.
-    getattr(loaded[1], "_tokenizer", loaded[1]).model_max_length = int(1e30)
-    loaded[0].update(tree_map(widened, loaded[0].parameters()))
-    return loaded
+    getattr(tokenizer, "_tokenizer", tokenizer).model_max_length = int(1e30)
+    widen(model)
+    if context_length(model) is None and hasattr(model, "args"):  # some files of mlx_lm drop it
+        model.args.max_position_embeddings = context_length(config)
+    return (model, tokenizer, config) if given.get("return_config") else (model, tokenizer)
 
 
 @contextmanager
@@ -382,6 +385,7 @@ def made_by(model: Any, caches: list[Any]) -> Iterator[None]:
             object.__delattr__(model, "make_cache")
 
 
-def widened(weight: Any) -> Any:
-    is_half = isinstance(weight, mx.array) and weight.dtype == mx.float16
-    return weight.astype(mx.float32) if is_half else weight
+def widen(model: Any) -> None:
+    """Make float16 weights float32 where MLX computes on the CPU."""
+    if mx.default_device().type == mx.DeviceType.cpu:
+        model.set_dtype(mx.float32, lambda kind: kind == mx.float16)

@@ -28,7 +28,7 @@ from .models import computes_with_keys, fingerprint
 from .outline import Outline
 from .probing import BITS, Probe, gives
 from .ranks import ranks_of
-from .routing import calls_attention, int_setting, model_name
+from .routing import TRAINED_ON, calls_attention, int_setting, model_name
 
 LAYERS = ("probe", "equal")
 """How rows are shared out over layers and KV heads that have no budgets of their own."""
@@ -141,9 +141,8 @@ def rows_by_head(
     found = probe(model).gives
     if len(found) != layers:
         return None
-    known = length, config.context_size or int_setting(model, "max_position_embeddings")
-    longest = 32 * cast(int, config.max_kv_size)  # of a text, where nothing says it
-    most = min((tokens for tokens in known if tokens), default=longest)
+    known = [tokens for tokens in (length, config.context_size) if tokens]
+    most = min(known, default=32 * cast(int, config.max_kv_size))  # tokens of a text
     return _shared_out(found, config, windows, most)
 
 
@@ -260,7 +259,7 @@ def _probed(model: Any) -> Probe:
     if computes_with_keys(model):
         return Probe((), "computes with the keys between its caches and attention")
     vocabulary = int_setting(model, "vocab_size")
-    longest = int_setting(model, "max_position_embeddings") or 2 * TOKENS
+    longest = int_setting(model, *TRAINED_ON) or 2 * TOKENS
     tokens = min(TOKENS, longest // 2)
     if vocabulary is None or tokens < 80:  # fewer say too little
         return Probe((), f"has a vocabulary of {vocabulary} and a context of {longest} tokens")

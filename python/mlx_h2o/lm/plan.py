@@ -15,14 +15,13 @@ from typing import Any, cast
 import mlx.core as mx
 import mlx.nn as nn
 from huggingface_hub import snapshot_download
-from mlx.utils import tree_map
 from mlx_lm.utils import _get_classes, load_config, load_model
 
-from .generate import loading, widened
+from .generate import loading, widen
 from .outline import Outline, total_bytes
 from .prompt_cache import make_prompt_cache
+from .routing import TRAINED_ON, int_setting
 
-_CONTEXT = ("max_position_embeddings", "model_max_length", "n_positions", "max_seq_len")
 _FAR = 1 << 20
 """Tokens after which windows are full."""
 _STEP = 256
@@ -39,11 +38,12 @@ class Plan(Outline):
 
     Attributes:
         chats: whether it has a chat template, as far as is known.
+        context: the context that the model was trained on, if its settings say.
     """
 
     def __init__(self, model: Any, config: Mapping[str, Any], name: str = "") -> None:
         super().__init__(model)
-        self._config, self.name, self.chats = config, name, True
+        self.name, self.chats, self.context = name, True, int_setting(config, *TRAINED_ON)
 
     @cached_property
     def rows(self) -> list[int]:
@@ -77,13 +77,6 @@ class Plan(Outline):
             return re.split("[.,] [Ee]xpected", why)[0]
         return ""
 
-    @property
-    def context(self) -> int | None:
-        """The context that the model was trained on, if its settings say."""
-        parts = (self._config, self._config.get("text_config") or {})
-        found = (part.get(name) for name in _CONTEXT for part in parts)
-        return next((tokens for tokens in found if isinstance(tokens, int)), None)
-
 
 def outline_of(name: str) -> Plan:
     """The outline of a model: of a directory, "demo", a name of :func:`configs`, or one on the hub,
@@ -102,7 +95,7 @@ def outline_of(name: str) -> Plan:
             made = outlined(load_config(folder))
         else:
             model, config = load_model(folder, lazy=True)
-            model.update(tree_map(widened, model.parameters()))
+            widen(model)
             made = Plan(model, config)
         said = (file.read_text("utf-8") for file in folder.glob("tokenizer_config.json"))
         made.chats = any(folder.glob("chat_template*")) or any("chat_template" in s for s in said)
@@ -124,7 +117,7 @@ def random_model(name: str) -> Any | None:
 def _built(config: dict[str, Any]) -> Any:
     model_class, args = _get_classes(config)
     model = model_class(args.from_dict(config))
-    model.update(tree_map(_in_16_bits, model.parameters()))
+    model.set_dtype(mx.bfloat16)
     if isinstance(said := config.get("quantization"), dict):
         size, bits = int(said["group_size"]), int(said["bits"])
 
@@ -157,7 +150,3 @@ def _known(name: str) -> tuple[dict[str, Any], str] | None:
             bits = {"quantization": {"group_size": 64, "bits": int(quantised[2])}}
             return config | bits, f"mlx-community/{end}-{quantised[2]}bit"
     return None
-
-
-def _in_16_bits(weight: mx.array) -> mx.array:
-    return weight.astype(mx.bfloat16) if weight.dtype == mx.float32 else weight

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from types import EllipsisType
 from typing import Any, cast
 
@@ -25,7 +26,7 @@ from .models import handed, refusal
 from .outline import Outline, total_bytes
 from .probing import BITS
 from .ranks import ranks_of
-from .routing import evicting_caches, int_setting, model_name, parts_of
+from .routing import TRAINED_ON, evicting_caches, int_setting, model_name, parts_of
 from .sizing import Sizing, least_rows, measured, most_rows
 
 NAMES = {*setting_names(), "budgets", "layers", "max_kv_bytes"}
@@ -212,8 +213,11 @@ def fit_bytes(
     least, context, why = least_rows(settings), context_length(model), ""
     longest = min((tokens for tokens in (length, context) if tokens), default=0)
     bits: _Bits = settings.get("kv_bits"), None
-    known = "kv_bits" in settings or "kv_format" in settings
-    free = bits if known else _free_bits(model, settings)
+    free, known = bits, "kv_bits" in settings or "kv_format" in settings
+    if not known:
+        free = sizing.fewest_bits(probe(model).errors)
+        if settings.get("v_bits") is not None or settings.get("light_bits") is not None:
+            free = free[0], None
     if (unserved := held(free, least + 64) == math.inf) and chosen:
         chosen = {}
         unserved = held(free, least + 64) == math.inf
@@ -242,12 +246,6 @@ _Bits = tuple[int | None, int | None]
 """Of keys and of values; None: unquantised, and as the keys."""
 
 
-def _free_bits(model: Module, settings: dict[str, Any]) -> _Bits:
-    keys, values = sizing.fewest_bits(probe(model).errors)
-    alike = settings.get("v_bits") is not None or settings.get("light_bits") is not None
-    return keys, None if alike else values
-
-
 def _one_size(bits: _Bits, step: int) -> _Bits:
     """One size of codes more, or fewer: step 1 or -1."""
     keys, values = (
@@ -268,7 +266,7 @@ def _full_nbytes(outline: Outline, config: H2OConfig, shared: dict[str, Any], ch
     ends = [*(tokens for tokens, _ in budgets[0].rows_at), full]  # where rows are shared out anew
     # Dense rows of mixed precision come until they are packed, and scores wait for drafts.
     steps = config.reach + (config.group if config.mixed else 0) + 2
-    counts = [end - start for start, end in zip([0, *ends], ends)]
+    counts = [end - start for start, end in pairwise([0, *ends])]
     most = own = 0
     for filled in outline.fed(caches, *counts, *([chunk] if chunk else [1] * steps)):
         ours = list(evicting_caches(filled))
@@ -293,7 +291,7 @@ def check_given(
 
 def context_length(model: Any) -> int | None:
     """The context that the model was trained on, in tokens, if it says."""
-    return int_setting(model, "max_position_embeddings")
+    return int_setting(model, *TRAINED_ON)
 
 
 def beyond_context(made_for: int | None, tokens: int) -> str:

@@ -28,10 +28,14 @@ import mlx_lm.models.base
 from mlx.nn.layers.base import Module
 
 from ..caches.cache import H2OKVCache
+from ..errors import LARGEST
 from .scored_attention import scored_attention
 
 NAME = "scaled_dot_product_attention"
 """mlx_lm's attention function, as every module of a model calls it."""
+
+TRAINED_ON = ("max_position_embeddings", "model_max_length", "n_positions", "max_seq_len")
+"""Settings of models that say the context that they were trained on, in tokens."""
 
 Namespace = dict[str, Any]
 
@@ -149,15 +153,17 @@ def model_name(model: Module | None) -> str:
     return str(found or type(model).__module__.rpartition(".")[2])
 
 
-def int_setting(model: Any, name: str) -> int | None:
-    """A number among the settings of a model, or of its text part, if it has one of this name."""
-    args = getattr(model, "args", None)
-    for settings in (args, getattr(args, "text_config", None)):
-        of = settings.get if isinstance(settings, dict) else functools.partial(getattr, settings)
-        found = of(name, None)
-        if isinstance(found, int):
-            return found
-    return None
+def int_setting(model: Any, *names: str) -> int | None:
+    """The first number in range of these names among the settings of a model, or among those of a
+    ``config.json``, or of their text part."""
+    args = getattr(model, "args", model)
+    parts = (args, _of(args, "text_config"))
+    numbers = (_of(settings, name) for name in names for settings in parts)
+    return next((found for found in numbers if type(found) is int and 0 < found <= LARGEST), None)
+
+
+def _of(settings: Any, name: str) -> Any:
+    return settings.get(name) if isinstance(settings, dict) else getattr(settings, name, None)
 
 
 def modules_of(model: Any) -> list[Any]:
