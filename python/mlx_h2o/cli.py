@@ -27,6 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a subcommand; returns the exit status. Without ``arguments`` those of the process."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     called = " ".join(["mlx_h2o", *given[:1]])
+    # Where it is closed: MLX takes its number, 0, for a file that could not be opened.
+    sys.stdin = sys.stdin or os.fdopen(os.open(os.devnull, os.O_RDONLY))
     try:
         status = _run(given)
         print(end="", flush=True)  # None where standard output is closed

@@ -104,8 +104,9 @@ def _chat(model: str, said: str = "The ship\nThe sea\nq\n") -> subprocess.Comple
     return ended(sys.executable, "-m", "mlx_h2o", "chat", *flags, input=said, timeout=120)
 
 
-def test_the_end_of_the_input_ends_a_chat(monkeypatch, chatting):
-    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+@pytest.mark.parametrize("said", [io.StringIO(""), None])  # None: it is closed
+def test_the_end_of_the_input_ends_a_chat(said, monkeypatch, chatting):
+    monkeypatch.setattr("sys.stdin", said)
     assert cli.main(("chat", "--model", str(chatting))) == 0
 
 

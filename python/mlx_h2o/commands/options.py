@@ -168,7 +168,6 @@ def say_summary(caches: Sequence[Any], model: Any, more: str = "") -> None:
 def say_where_beyond(model: Any, caches: Sequence[Any]) -> bool:
     """One line where the text is longer than the model's trained context."""
     seen = max((cache.offset for cache in evicting_caches(caches)), default=0)
-    said = prompt_cache.beyond_context(prompt_cache.context_length(model), seen)
-    if said:
+    if said := prompt_cache.beyond_context(prompt_cache.context_length(model), seen):
         print(said, file=sys.stderr)
     return bool(said)
