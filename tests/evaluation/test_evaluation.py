@@ -115,10 +115,10 @@ def test_an_arm_without_folding_drops_rows():
 def test_arms_as_people_write_them():
     assert arms.parsed("full") is arms.ARMS["full"]
     found = arms.parsed(
-        "mine: policy=window kv_bits=8 kv_frame=false budgets=rows.json v_bits=None"
+        "mine: policy=window kv_bits=8 kv_frame=False budgets=Rows.json v_bits=none"
     )
     assert found.settings == {
-        "policy": "window", "kv_bits": 8, "kv_frame": False, "budgets": "rows.json", "v_bits": None
+        "policy": "window", "kv_bits": 8, "kv_frame": False, "budgets": "Rows.json", "v_bits": None
     }  # fmt: skip
     assert not found.sized and arms.parsed("a: kv_bits=4 recent_size=300").sized  # of any rows
     for text, said in (("best", "unknown"), ("a: b", "SETTING=VALUE"), ("full: a=1", "taken")):
@@ -347,9 +347,10 @@ def test_a_result_is_taken_up_again(tiny, tmp_path):
     file.write_text(json.dumps(again | {"environment": again["environment"] | {"mlx": "0.1"}}))
     with pytest.raises(ValueError, match="measurements of another environment"):
         evaluated(tiny, file=file)
-    file.write_text("[]")
-    with pytest.raises(ValueError, match="is not a result of evaluate"):
-        evaluated(tiny, file=file)
+    for wrong in (b"[]", b"\xff"):
+        file.write_bytes(wrong)
+        with pytest.raises(ValueError, match="is not a result of evaluate"):
+            evaluated(tiny, file=file)
 
 
 def test_a_table_shows_differences_to_the_full_cache(tiny):

@@ -117,7 +117,7 @@ def parsed(text: str) -> Arm:
         if not (key and equals and value):
             raise ValueError(f"arm {text!r}: found {part!r}, expected SETTING=VALUE")
         try:
-            settings[key] = json.loads(value.replace("None", "null"))
+            settings[key] = json.loads(value.lower().replace("none", "null"))
         except json.JSONDecodeError:
             settings[key] = value
     if name in ARMS:

@@ -36,8 +36,8 @@ class Settings:
     seed: int = 0  # draws facts, tokens that are written, and rows that random policies keep
 
     def __post_init__(self) -> None:
-        counts = dict.fromkeys(("documents", "step", "facts", "writing"), 1)
-        counts |= {"length": PROMPT + 2, "seed": 0}
+        counts = dict.fromkeys(("documents", "step", "facts"), 1)
+        counts |= {"length": PROMPT + 2, "writing": 4, "seed": 0}
         for name, least in counts.items():
             if getattr(self, name) < least:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected at least {least}")

@@ -154,10 +154,11 @@ def _measured(
 
 def _known(file: Path | None, what: dict[str, Any]) -> list[dict[str, Any]]:
     """The records of a file that measured the same; refusals are tried again."""
-    if file is None or not file.is_file() or not file.read_text(encoding="utf-8").strip():
+    text = file.read_bytes() if file is not None and file.is_file() else b""
+    if not text.strip():
         return []
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = json.loads(text)
         records = [record for record in found["records"] if "figures" in record]
         own = {"lengths": what["settings"]["lengths"]}  # records say theirs
         found["settings"] = {**_said(Settings()), **found["settings"], **own}
