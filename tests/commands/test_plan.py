@@ -169,6 +169,7 @@ def test_weights_that_are_not_there_are_estimated_from_the_settings(quantised, t
     assert estimated.weights == pytest.approx(there.weights, rel=0.01)
     assert there.weights < 0.4 * outlined(small_model(LLAMA)[1]).weights
     assert estimated.nbytes(TOKENS) == pytest.approx(there.nbytes(TOKENS), rel=0.01)
+    assert 13.5e9 < outline_of("gpt-oss-20b").weights < 14e9  # its experts are packed
 
 
 def test_a_whole_model_is_planned_and_nothing_is_computed(capsys):

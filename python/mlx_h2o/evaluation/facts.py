@@ -100,9 +100,7 @@ def insert(
     return *tokens, *body[taken:]
 
 
-def _fact(
-    tokenizer: Any, wording: str, key: str, word: str, chance: random.Random
-) -> Fact:  # fmt: skip
+def _fact(tokenizer: Any, wording: str, key: str, word: str, chance: random.Random) -> Fact:
     form = WORDINGS[wording]
     digits = form.value.count("#")
     value = form.value.replace("{word}", word)

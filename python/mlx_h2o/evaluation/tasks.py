@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import groupby
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import mlx.core as mx
 import numpy as np
@@ -194,8 +194,7 @@ def _written(
 
 
 def _floats(values: mx.array) -> list[float]:
-    found: Any = values.tolist()
-    return list(found)
+    return cast(list[float], values.tolist())
 
 
 def _shape(text: Asked) -> tuple[Any, ...]:

@@ -218,11 +218,6 @@ def parts_of_mean(given: Sequence[Sequence[float]], windows: bool = False) -> li
     return [_two_levels(layer) for layer in _by_layer(share, given)]
 
 
-def has_windows(stock: Sequence[Any]) -> bool:
-    """Whether some of mlx_lm's own caches of a model hold the newest tokens alone."""
-    return mlx_lm_cache.RotatingKVCache in map(type, stock)
-
-
 def _by_layer(heads: Any, like: Sequence[Any]) -> list[Any]:
     return np.split(heads, np.cumsum([len(layer) for layer in like])[:-1])
 

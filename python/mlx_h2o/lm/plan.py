@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from fnmatch import fnmatch
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -22,6 +23,8 @@ from .outline import Outline, total_bytes
 from .prompt_cache import make_prompt_cache
 from .routing import TRAINED_ON, int_setting
 
+_METHODS: dict[Any, Any] = {"mxfp4": {"group_size": 32, "bits": 4, "mode": "mxfp4"}}
+"""What mlx_lm makes of weights that were quantised by others, where it leaves them packed."""
 _FAR = 1 << 20
 """Tokens after which windows are full."""
 _STEP = 256
@@ -118,15 +121,16 @@ def _built(config: dict[str, Any]) -> Any:
     model_class, args = _get_classes(config)
     model = model_class(args.from_dict(config))
     model.set_dtype(mx.bfloat16)
-    if isinstance(said := config.get("quantization"), dict):
-        size, bits = int(said["group_size"]), int(said["bits"])
+    packed = config.get("quantization_config") or {}
+    if said := config.get("quantization") or _METHODS.get(packed.get("quant_method")):
+        size, bits, mode = said["group_size"], said["bits"], said.get("mode", "affine")
+        dense = [f"{name}*" for name in packed.get("modules_to_not_convert") or ()]
 
-        def fits(_: str, module: Any) -> bool:
-            return hasattr(module, "to_quantized") and module.weight.shape[-1] % size == 0
+        def fits(path: str, module: Any) -> Any:
+            kept = any(fnmatch(path, name) for name in dense) or not hasattr(module, "to_quantized")
+            return said.get(path, not kept and module.weight.shape[-1] % size == 0)
 
-        cast(Any, nn).quantize(
-            model, size, bits, mode=said.get("mode", "affine"), class_predicate=fits
-        )
+        cast(Any, nn).quantize(model, size, bits, mode=mode, class_predicate=fits)
     return model
 
 
@@ -147,6 +151,7 @@ def _known(name: str) -> tuple[dict[str, Any], str] | None:
         if stem in (key.lower(), (end := key.rpartition("/")[2]).lower()):
             if not quantised:
                 return config, key
-            bits = {"quantization": {"group_size": 64, "bits": int(quantised[2])}}
-            return config | bits, f"mlx-community/{end}-{quantised[2]}bit"
+            packed = {"group_size": 64, "bits": int(quantised[2])}
+            config |= {"quantization": packed, "quantization_config": None}
+            return config, f"mlx-community/{end}-{quantised[2]}bit"
     return None

@@ -21,7 +21,7 @@ from ..errors import SettingError, check_int
 from ..operations.backends import resolve
 from ..policies.h2o import H2O
 from . import sizing
-from .layers import LAYERS, Budgets, has_windows, known_probe, layer_configs, probe, rows_by_head
+from .layers import LAYERS, Budgets, known_probe, layer_configs, probe, rows_by_head
 from .models import handed, refusal
 from .outline import Outline, total_bytes
 from .probing import BITS
@@ -118,10 +118,11 @@ def make_prompt_cache(
     if not count:
         raise ValueError(
             f"[make_prompt_cache] {name} makes no plain KVCache, expected at least one layer "
-            "whose rows could be evicted."
+            "whose rows could be evicted, outside of evicting(model)."
         )
     if budgets is None and layers == "probe" and config.max_kv_size is not None:
-        budgets = rows_by_head(model, config, count, has_windows(stock), length)
+        windows = mlx_lm_cache.RotatingKVCache in map(type, stock)
+        budgets = rows_by_head(model, config, count, windows, length)
     heads = [[config]] * count if budgets is None else layer_configs(config, budgets, count)
     unequal = len({one for own in heads for one in own}) > 1
     wrong = [one.kv_bits for own in heads for one in own if one.kv_bits != config.kv_bits]
@@ -186,8 +187,8 @@ def fit_bytes(
     limit = sizing.parsed_bytes(max_kv_bytes)
     models: Any = (model,) if draft_model is None else (model, draft_model)
     outlines = [one if isinstance(one, Outline) else Outline(one) for one in models]
-    drops = {"fold": False} if has_windows(outlines[0].make_cache()) else {}
-    chosen = {} if "policy" in settings else {"policy": H2O.name} | drops
+    folds = mlx_lm_cache.RotatingKVCache not in map(type, outlines[0].make_cache())
+    chosen: dict[str, Any] = {} if "policy" in settings else {"policy": H2O.name, "fold": folds}
 
     def config_of(bits: _Bits, rows: int) -> H2OConfig:
         packs = bits[0] is not None or "kv_format" in settings
