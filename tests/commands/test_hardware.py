@@ -71,10 +71,11 @@ def test_it_writes_figures_and_their_table(tmp_path, capsys) -> None:
     assert written in capsys.readouterr().out
 
 
-def test_a_model_that_is_not_there_is_told(tmp_path, capsys) -> None:
+@pytest.mark.parametrize(("output", "said"), [("a.json", "none is not"), ("a.md", "has .md")])
+def test_what_is_wrong_is_told_at_once(output, said, tmp_path, capsys) -> None:
     with pytest.raises(SystemExit):
-        main(["--model", str(tmp_path / "none"), "--output", str(tmp_path / "a.json")])
-    assert "none" in capsys.readouterr().err
+        main(["--model", str(tmp_path / "none"), "--output", str(tmp_path / output)])
+    assert said in capsys.readouterr().err
 
 
 def test_a_known_model_has_random_weights() -> None:

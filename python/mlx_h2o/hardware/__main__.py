@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tokens", default=16, help="that are written in a turn", **given)
     parser.add_argument("--output", type=new_file, default=Path("hardware.json"), metavar="FILE",
                         help="figures; their table is beside it, as .md")  # fmt: skip
-    args = parser.parse_args(arguments)
-
-    def say(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
-
+    args, say = parser.parse_args(arguments), partial(print, file=sys.stderr, flush=True)
+    if args.output.suffix == ".md":
+        parser.error(f"--output is {args.output}, expected another ending: the table has .md")
     try:
         drawn = random_model(args.model)
         model: Any = drawn or load(args.model)[0]
