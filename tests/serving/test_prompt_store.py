@@ -78,13 +78,9 @@ def lengths_in(folder: Path) -> list[int]:
 
 def child(folder: Path, first: int, last: int, before: str = "") -> subprocess.Popen[str]:
     program = SAVING.format(folder=str(folder), first=first, last=last, before=before)
-    return subprocess.Popen(
-        [sys.executable, "-c", program],
-        env=os.environ | {"PYTHONPATH": IMPORTS},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    given: Any = {"env": os.environ | {"PYTHONPATH": IMPORTS}, "text": True}
+    given |= dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+    return subprocess.Popen([sys.executable, "-c", program], **given)
 
 
 def test_the_longest_prefix_is_found_also_after_a_restart(tmp_path):
@@ -143,9 +139,8 @@ def test_two_share_a_folder_and_its_limit(tmp_path):
 def test_what_is_too_large_is_not_kept(tmp_path, caplog):
     kept(tmp_path, 30, size=1000)
     assert not list(tmp_path.iterdir())
-    assert [record.message.split(":")[0] for record in caplog.records] == [
-        "a prompt cache is not kept on disk"
-    ]
+    (told,) = caplog.records
+    assert told.message.split(":")[0] == "a prompt cache is not kept on disk"
     assert "expected at most 1,000" in caplog.text
 
 
@@ -176,10 +171,7 @@ def changed(name: str, text: str | None) -> Any:
     [
         flipped,
         truncated,
-        changed("tokens", "abc"),
-        changed("tokens", "{}"),
-        changed("tokens", "[1, 2.5]"),
-        changed("tokens", f"{[*range(29), 99]}"),
+        *(changed("tokens", text) for text in ("abc", "{}", "[1, 2.5]", f"{[*range(29), 99]}")),
         changed("of", None),
         lambda file: file.write_text("{"),
     ],

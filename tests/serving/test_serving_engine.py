@@ -218,6 +218,16 @@ def test_who_leaves_is_taken_out_within_a_token():
         assert len(gone.request.answer) == made
 
 
+def test_who_leaves_when_the_answer_ends_is_counted():
+    with engine_of() as engine:
+        both = [Asked(engine, random_prompt(9, seed=n), max_tokens=1).request for n in (1, 2)]
+        both[0].sink = lambda _: engine.leave(both[1:])
+        for one in both:
+            engine.check(one)
+        engine.submit(both)
+    assert engine.counts["finished"] + engine.counts["left"] == 2
+
+
 def test_more_than_the_queue_holds_is_refused():
     with engine_of(limits={"decode": 1, "prompts": 1, "queue": 2, "step": 64}) as engine:
         running = submit(engine, TEXT, max_tokens=200)

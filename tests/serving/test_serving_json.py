@@ -121,9 +121,8 @@ def test_a_model_whose_answers_never_end_refuses(monkeypatch):
 
 
 def test_a_model_that_thinks_first_refuses(url, monkeypatch):
-    monkeypatch.setattr(
-        "mlx_h2o.serving.schema.ChatBody.encoded", lambda *given: [([1, 2], "reasoning")]
-    )
+    encoded = "mlx_h2o.serving.schema.ChatBody.encoded"
+    monkeypatch.setattr(encoded, lambda *given: [([1, 2], "reasoning")])
     answer = post(url, {"messages": CHAT} | MUCH, "chat/completions")
     check_refused(answer, "response_format is given, and the model thinks")
     assert answer.json()["error"]["param"] == "response_format"

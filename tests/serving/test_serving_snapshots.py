@@ -100,9 +100,7 @@ def read_again(engine, first, second):
 
 
 MADE = {
-    "windows": lambda: tiny_gemma3(
-        window=24
-    ),  # whose stock caches cannot be cut once they are full
+    "windows": lambda: tiny_gemma3(window=24),  # stock caches: cannot be cut once they are full
     "hybrid": lambda: tiny.build("lfm2"),  # every second layer is a convolution: never
     "chunks": lambda: tiny.build("llama4"),  # chunks of attention: no further than to the last one
 }

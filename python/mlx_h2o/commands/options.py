@@ -20,6 +20,7 @@ from ..lm.generation_checks import vocabulary
 from ..lm.ranks import ALONE, Ranks, ranks_of
 from ..lm.routing import evicting_caches
 from ..lm.sizing import described
+from ..serving.sampling import spared_tokens
 from .parsing import OneLineParser, told
 from .together import together
 
@@ -63,9 +64,8 @@ class CacheSettings:
 
     def caches(self, model: Any, draft_model: Any = None, length: int | None = None) -> list[Any]:
         """Caches of these settings, and behind them those of a draft model."""
-        return prompt_cache.make_prompt_cache(
-            model, draft_model=draft_model, length=length, **self.given
-        )
+        given = {"draft_model": draft_model, "length": length} | self.given
+        return prompt_cache.make_prompt_cache(model, **given)
 
 
 def run_command(command: Any, arguments: Sequence[str]) -> int:
@@ -117,11 +117,8 @@ def sampler(args: argparse.Namespace, model: Any, tokenizer: Any) -> Callable[[A
     for name, count in (("top-k", top_k), ("min-tokens-to-keep", least[1])):
         if count >= known:
             raise ValueError(f"--{name} is {count}, expected fewer than all {known} tokens")
-    found = make_sampler(
-        args.temp, args.top_p, *least, top_k, args.xtc_probability, args.xtc_threshold,
-        [one for one in (*tokenizer.encode("\n"), *tokenizer.eos_token_ids) if one < known],
-    )  # fmt: skip
-    return ranks_of(model).agreed(found)
+    xtc: Any = args.xtc_probability, args.xtc_threshold, spared_tokens(tokenizer, known)
+    return ranks_of(model).agreed(make_sampler(args.temp, args.top_p, *least, top_k, *xtc))
 
 
 def templated(

@@ -26,8 +26,8 @@ from .disk import PromptStore
 from .lanes import Lanes
 from .memory import Memory, bounds
 from .request import BusyError, Event, Request
+from .sampling import spared_tokens
 from .snapshots import Snapshots, is_cuttable, places
-from .text import Writer
 
 _LOG = logging.getLogger("mlx_h2o")
 _AGAIN = 3  # how often a request may be running when a step of the model fails, and join again
@@ -83,8 +83,7 @@ class Engine:
         special = set(getattr(tokenizer, "all_special_ids", ()))
         added: dict[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
         self._boundaries = frozenset(special | {n for n, one in added.items() if one.special})
-        spared = *tokenizer.encode("\n"), *tokenizer.eos_token_ids
-        self._spared = [token for token in spared if 0 <= token < self.vocabulary]
+        self._spared = spared_tokens(tokenizer, self.vocabulary)
         self._ends = StopSequences([(token,) for token in tokenizer.eos_token_ids])
         self._batch = self._new_batch()
         self._running: dict[int, Request] = {}
@@ -104,7 +103,8 @@ class Engine:
     # What others call
 
     def check(self, request: Request) -> None:
-        """Raises ValueError, in a sentence that names the field, for what the model cannot do."""
+        """Raises ValueError, in a sentence that names the field, for what the model cannot do;
+        what is left knows the bytes that it takes."""
         checked_tokens("server", "prompt", request.tokens, self.models)
         sampling, size = request.sampling, self.vocabulary
         for name, most in (("top_k", sampling.top_k), ("top_logprobs", request.top_logprobs or 0)):
@@ -115,7 +115,8 @@ class Engine:
         count = len(request.tokens) + request.max_tokens
         if self._drafting:
             check_drafts("server", self._fresh[: self._layers], count)
-        if (needed := self.memory.of_request(count)) > self.memory.free:
+        request._nbytes = needed = self.memory.of_request(count)
+        if needed > self.memory.free:
             raise ValueError(
                 f"max_tokens is {request.max_tokens:,} and the prompt has "
                 f"{len(request.tokens):,} tokens, which takes {needed:,} bytes: expected at most "
@@ -237,9 +238,7 @@ class Engine:
             self._part(uid)
         self._waiting = deque(one for one in self._waiting if one not in gone)
         for one in gone:
-            if one.failure is None:
-                self.counts["left"] += 1
-                _LOG.info("a client went away before its answer was complete")
+            self._end(one, None)
 
     def _let_join(self) -> None:
         if any(one._suspect for one in self._running.values()):
@@ -248,16 +247,11 @@ class Engine:
             self._join(self._waiting.popleft())
             return
         for request in [*self._waiting]:
-            if self.running >= self.memory.decode or not self._is_room(request):
+            if self.running >= self.memory.decode or not self._give_way(request):
                 break
             if not self._is_read_by_another(request):
                 self._waiting.remove(request)
                 self._join(request)
-
-    def _is_room(self, request: Request) -> bool:
-        """Whether its bytes fit."""
-        request._nbytes = self.memory.of_request(len(request.tokens) + request.max_tokens)
-        return self._give_way(request)
 
     def _give_way(self, *joining: Request) -> bool:
         """Let go of what was read before until there is room for all that run, and for who joins;
@@ -286,7 +280,9 @@ class Engine:
         """Begin with a request, or go on with one whose step failed."""
         try:
             seen = request.seen
-            caches, read = self._read_before(seen)
+            caches, read = self.snapshots.find(seen)
+            if self.store is not None and (found := self.store.find(seen, read))[0]:
+                caches, read = found
             if request.cached is None:
                 request.cached = read
                 self.counts["cached"] += read
@@ -294,37 +290,21 @@ class Engine:
                 if said := beyond_context(self._context, len(seen)):
                     _LOG.warning("%s", said)
                     self._context = None
-            request._writer = request._writer or Writer(
-                self.tokenizer, request.stops, request.state, request.goes_on
-            )
             chooses = request.sampler(self._spared)
             chooses = self._greedy if chooses is greedy_sampler else self.ranks.agreed(chooses)
-            lasting = self._lasting if self._evicts_from(request) else None
+            request._evicts = len(request.tokens) + request.max_tokens > self._lasting
+            lasting = self._lasting if request._evicts else None
             request._places = places(seen, self._boundaries, read, lasting)
             [uid] = self._batch.insert_segments(
                 [[seen[a:b] for a, b in itertools.pairwise([read, *request._places, len(seen)])]],
                 max_tokens=[request.max_tokens - len(request.answer)], all_tokens=[seen[:read]],
                 samplers=[chooses], stop_sequences=[self._ends],
-                logits_processors=[request.processors()], caches=[caches],
+                logits_processors=[request.processors()],
+                caches=[caches or copy.deepcopy(self._fresh)],
             )  # fmt: skip
             self._running[uid] = request
         except self._bearable as error:
             self._end(request, Event(error=error))
-
-    def _evicts_from(self, request: Request) -> bool:
-        """Whether it can grow until its caches cannot be cut any more."""
-        return len(request.tokens) + request.max_tokens > self._lasting
-
-    def _is_cut_later(self, request: Request) -> bool:
-        """Whether what it has read is still had, as it was, from its caches behind the first token,
-        which need not wait for that."""
-        return len(request.seen) + 2 + self.memory.drafts <= self._lasting
-
-    def _read_before(self, tokens: list[int]) -> tuple[list[Any], int]:
-        caches, read = self.snapshots.find(tokens)
-        if self.store is not None and (found := self.store.find(tokens, read))[0]:
-            caches, read = found
-        return caches or copy.deepcopy(self._fresh), read
 
     # The batch
 
@@ -341,8 +321,11 @@ class Engine:
         prompts, answers = self._batch.next()
         self._lone_failures = 0
         for one in prompts:
-            ends = one.end_of_segment and not one.end_of_prompt
-            if ends and (request := self._running.get(one.uid)) and not self._is_cut_later(request):
+            request = self._running.get(one.uid) if one.end_of_segment else None
+            if request is None or one.end_of_prompt:
+                continue
+            # Else it is had, as it was, from its caches behind the first token, which comes sooner.
+            if len(request.seen) + 2 + self.memory.drafts > self._lasting:
                 self._keep_row(one.uid, request)
         for one in answers:
             if (request := self._running.get(one.uid)) is not None:
@@ -351,9 +334,7 @@ class Engine:
                 if event.finish is not None or event.error is not None:
                     self._end(request, event)
                     self._part(one.uid, held, keep=event.error is None)
-                elif request._places or (
-                    len(request.answer) % _EVERY == 0 and self._evicts_from(request)
-                ):
+                elif request._places or (request._evicts and len(request.answer) % _EVERY == 0):
                     self._keep_row(one.uid, request)
 
     def _keep_row(self, uid: int, request: Request) -> None:
@@ -379,7 +360,7 @@ class Engine:
         except self._bearable as error:
             return Event(error=error)
         self.counts["answered"] += 1
-        if request.failure is not None and not request.left:  # of which no other rank knows yet
+        if request.failure is not None:  # of which no other rank knows yet
             self._end(request, Event(error=request.failure))
             request.left = True
         if event.finish is None and (event.segments or event.logprobs):
@@ -396,8 +377,14 @@ class Engine:
         if keep and held is not None:
             self._keep(list(held[1]), held[0], last=True)
 
-    def _end(self, request: Request, event: Event) -> None:
-        if request.left:
+    def _end(self, request: Request, event: Event | None) -> None:
+        """The last that a request is told, once; None: who asked has left."""
+        if request._ended:
+            return
+        request._ended = True
+        if event is None:
+            self.counts["left"] += 1
+            _LOG.info("a client went away before its answer was complete")
             return
         self.counts["finished" if event.error is None else "failed"] += 1
         if event.error is not None:

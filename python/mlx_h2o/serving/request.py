@@ -57,6 +57,8 @@ class Request:
     begun: float = field(default_factory=time.monotonic)
     failure: Exception | None = None
     _suspect: bool = False  # it was running when a step failed, and has had no token since
+    _ended: bool = False  # it has heard its last, or nobody hears it
+    _evicts: bool = False  # it can grow until its caches cannot be cut any more
     _nbytes: int = 0
     _failures: int = 0
     _writer: Writer | None = None
@@ -114,8 +116,8 @@ class Request:
         """
         self.answer.append(token)
         self._suspect = False
-        writer, asked = self._writer, self.top_logprobs
-        assert writer is not None
+        writer = self._writer or Writer(tokenizer, self.stops, self.state, self.goes_on)
+        self._writer, asked = writer, self.top_logprobs
         if reason == "stop":
             return Event(writer.end(), finish="stop")
         segments = writer.take(token)

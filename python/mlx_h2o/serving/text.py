@@ -123,7 +123,6 @@ def logprobs_of(tokenizer: Any, token: int, logprobs: mx.array, top: int) -> Tok
         likely = places[mx.argsort(-logprobs[places])].tolist()  # type: ignore[assignment]
     values: Any = logprobs[mx.array([token, *likely])].astype(mx.float32).tolist()
     values = [value if value > -9999 else -9999.0 for value in values]  # or JSON had inf and NaN
-
     both = zip([token, *likely], values, strict=True)
     told = [TokenLogprob(one, *token_text(tokenizer, one), value) for one, value in both]
     return replace(told[0], top=tuple(told[1:]))
