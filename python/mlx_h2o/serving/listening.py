@@ -59,7 +59,16 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         waiting = self._engine.running + self._engine.waiting
         _LOG.info("ending: %d answers have %g seconds", waiting, self._grace)
-        closing = asyncio.get_running_loop().run_in_executor(None, self._engine.close, self._grace)
+        loop = asyncio.get_running_loop()
+        last = loop.time() + self._grace
+
+        def hang_up() -> None:
+            for one in self.server_state.connections:
+                one.transport.abort()
+
+        closing = loop.run_in_executor(None, self._engine.close, self._grace)
+        # Who does not read an answer, or has sent half a request, keeps it up no longer.
+        closing.add_done_callback(lambda _: loop.call_at(max(last, loop.time()) + 1, hang_up))
         await super().shutdown(sockets)
         whole, self._down = await closing, True  # uvicorn raises its signals once more
         _LOG.info("ended: %s", "every answer was finished" if whole else "answers were lost")
