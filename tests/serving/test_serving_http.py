@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -322,24 +323,17 @@ def test_the_openai_client(url):
     import openai
 
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
-    answer = client.chat.completions.create(
-        model="demo", messages=CHAT, max_completion_tokens=6, logprobs=True, top_logprobs=2
-    )
+    create: Any = partial(client.chat.completions.create, model="demo", messages=CHAT)
+    answer = create(max_completion_tokens=6, logprobs=True, top_logprobs=2)
     assert answer.choices[0].message.content and answer.usage.completion_tokens == 6
     told = answer.choices[0].logprobs.content
     assert len(told) == 6 and all(len(one.top_logprobs) == 2 for one in told)
-    stream = client.chat.completions.create(
-        model="demo", messages=CHAT, max_tokens=6, stream=True,
-        stream_options={"include_usage": True},
-    )  # fmt: skip
-    parts = list(stream)
+    parts = list(create(max_tokens=6, stream=True, stream_options={"include_usage": True}))
     text = "".join(part.choices[0].delta.content or "" for part in parts if part.choices)
     assert text == answer.choices[0].message.content
     assert parts[-1].usage.completion_tokens == 6
     with pytest.raises(openai.BadRequestError, match="response_format"):
-        client.chat.completions.create(
-            model="demo", messages=CHAT, response_format={"type": "yaml"}
-        )
+        create(response_format={"type": "yaml"})
     with pytest.raises(openai.NotFoundError):
         client.completions.create(model="other", prompt="a")
     assert [model.id for model in client.models.list()] == ["demo"]

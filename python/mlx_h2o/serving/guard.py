@@ -48,22 +48,21 @@ class Guard(CORSMiddleware):
         self.hosts, self.origins = _LOCAL | {*map(_host_of, names)}, set(origins)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "http" and (refused := self._refusal(Headers(scope=scope))):
+        if scope["type"] != "http":
+            await self._behind(scope, receive, send)
+        elif refused := self._refusal(Headers(scope=scope)):
             await JSONResponse(failure(refused), 403)(scope, receive, send)
         else:
             await super().__call__(scope, receive, send)
 
     async def _let_in(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "http":
-            given = Headers(scope=scope).get("authorization", "").encode("latin-1")
-            known = self.key is None or secrets.compare_digest(given, f"Bearer {self.key}".encode())
-            if not known and scope["path"] not in _OPEN:
-                said = "the API key is missing or another one, expected the server's --api-key."
-                answer = JSONResponse(failure(said, 401, code="invalid_api_key"), 401)
-                await answer(scope, receive, send)
-                return
-            receive = self._counted(receive)
-        await self._behind(scope, receive, send)
+        given = Headers(scope=scope).get("authorization", "").encode("latin-1")
+        known = self.key is None or secrets.compare_digest(given, f"Bearer {self.key}".encode())
+        if known or scope["path"] in _OPEN:
+            await self._behind(scope, self._counted(receive), send)
+            return
+        said = "the API key is missing or another one, expected the server's --api-key."
+        await JSONResponse(failure(said, 401, code="invalid_api_key"), 401)(scope, receive, send)
 
     def _refusal(self, headers: Headers) -> str:
         host, origin = _host_of(f"//{headers.get('host', '')}"), headers.get("origin")

@@ -57,14 +57,10 @@ def _wrong(status: int, said: str, **more: str | None) -> HTTPException:
 
 def make_app(engine: Engine, settings: ServerSettings) -> FastAPI:
     """The application. Whoever serves it closes the engine."""
-    app = FastAPI(
-        title="mlx_h2o server", responses=_RESPONSES,
-        docs_url=None, redoc_url=None,  # pages that would be fetched from elsewhere
-    )  # fmt: skip
-    app.add_middleware(
-        Guard, hosts=settings.hosts, origins=settings.origins, key=settings.api_key,
-        most=settings.most_bytes,
-    )  # fmt: skip
+    # No pages about it, which would be fetched from elsewhere.
+    app = FastAPI(title="mlx_h2o server", responses=_RESPONSES, docs_url=None, redoc_url=None)
+    allowed = settings.hosts, settings.origins, settings.api_key, settings.most_bytes
+    app.add_middleware(Guard, *allowed)
     for kind in (AnyHTTPException, RequestValidationError, Exception):
         app.add_exception_handler(kind, _say)
     asking = _Asking(engine, settings, Metrics(engine))
@@ -137,6 +133,8 @@ class _Asking:
         Raises:
             ValueError, BusyError: they cannot be answered, or not now.
         """
+        if "stream_options" in body.model_fields_set and not body.stream:
+            raise ValueError("stream_options is given, expected stream to be true.")
         most = self.engine.memory.queue
         prompts = 1 if isinstance(body, ChatBody) else len(body.prompts)
         if (count := prompts * body.n) > most:
