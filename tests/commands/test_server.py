@@ -174,7 +174,10 @@ def test_asked_twice_it_waits_for_nothing(tmp_path):
 
 @pytest.mark.slow
 def test_it_ends_when_it_is_told_so_before_it_is_up(tmp_path):
-    with serving(tmp_path, "", said="on http://") as server:
+    six = any("lo" in file.read_text() for file in Path("/proc/net").glob("if_inet6"))
+    host, said = ("::1", "[::1]") if six else ("127.0.0.1", "127.0.0.1")
+    with serving(tmp_path, f"--host {host}", said="on http://") as server:
+        assert f"on http://{said}:" in server.log.read_text()
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(30) in (0, -signal.SIGTERM)
 
@@ -185,13 +188,17 @@ def test_a_long_step_keeps_nobody_waiting_when_it_ends(tmp_path):
     flags = "--max-kv-size none --prefill-step-size 8192 --grace 0"
     with serving(tmp_path, flags, "") as server, ThreadPoolExecutor(1) as pool:
         asked = pool.submit(server.ask, LONG * 28)
-        while (
-            "mlx_h2o_running 1.0" not in httpx.get(f"http://127.0.0.1:{server.port}/metrics").text
-        ):
+        metrics = f"http://127.0.0.1:{server.port}/metrics"
+        while "mlx_h2o_running 1.0" not in httpx.get(metrics).text:
             assert not asked.done()
+        half = socket.create_connection(("127.0.0.1", server.port))  # of a request
+        half.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n"
+        )
         server.process.send_signal(signal.SIGTERM)
         assert LOST in asked.result()["error"]["message"]
         assert server.process.wait(20) == 0
+        half.close()
     assert "ended: answers were lost" in server.log.read_text()
 
 

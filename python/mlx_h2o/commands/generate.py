@@ -88,9 +88,8 @@ def _of_saved(args: argparse.Namespace, given: dict[str, Any]) -> dict[str, Any]
     metadata = saved_texts(args.prompt_cache_file)
     of = metadata.get("model", args.model)
     if args.model not in (None, of):
-        raise ValueError(
-            f"--prompt-cache-file is of the model {of!r}, found --model {args.model!r}"
-        )
+        said = f"--prompt-cache-file is of the model {of!r}"
+        raise ValueError(f"{said}, found --model {args.model!r}")
     args.model = of
     try:
         return json_object(metadata.get("tokenizer_config", "{}"))
@@ -102,9 +101,8 @@ def _prompt(args: argparse.Namespace, tokenizer: Any, text: str) -> tuple[str, b
     """What the model reads, and whether it is in the chat template."""
     if args.ignore_chat_template or not tokenizer.has_chat_template:
         if args.system_prompt or args.prefill_response:
-            raise ValueError(
-                "--system-prompt or --prefill-response is given, and no chat template to put it in"
-            )
+            beside = "--system-prompt or --prefill-response is given"
+            raise ValueError(f"{beside}, and no chat template to put it in")
         return text, False
     said = partial(options.templated, tokenizer, args.system_prompt)
     more = args.chat_template_config | {"tokenize": False}

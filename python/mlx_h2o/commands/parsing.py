@@ -14,7 +14,8 @@ from ..errors import LARGEST, SettingError
 from ..lm.files import check_writable
 from ..lm.sizing import parsed_bytes
 
-_NO_FLAGS = ("speculative", "diversity", "fold", "kv_frame", "kv_handed", "prefix_size", "rows_at")
+_NO_FLAGS = {n: n for n in ("diversity", "fold", "kv_frame", "kv_handed", "prefix_size", "rows_at")}
+_NO_FLAGS["speculative"] = "--num-draft-tokens"
 
 
 class _Help(argparse.HelpFormatter):
@@ -84,7 +85,7 @@ class OneLineParser(argparse.ArgumentParser):
 def told(error: Exception) -> str:
     """What is wrong, in one line and in the names that are typed."""
     if isinstance(error, SettingError):
-        return error.told(lambda n: n if n in _NO_FLAGS else f"--{n.replace('_', '-')}")
+        return error.told(lambda n: _NO_FLAGS.get(n, f"--{n.replace('_', '-')}"))
     operation, end, rest = " ".join(str(error).split()).partition("] ")
     return rest if end and operation.startswith("[") else operation + end + rest
 

@@ -185,7 +185,6 @@ def _tokens(text: str) -> int:
     found = re.fullmatch(r"\s*(\d{1,9})\s*([KM]?)\s*", text.upper())
     count = int(found[1]) << {"": 0, "K": 10, "M": 20}[found[2]] if found else 0
     if not 1 <= count <= LARGEST:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a number of tokens, expected e.g. 32768 or 128K"
-        )
+        said = f"{text!r} is not a number of tokens, expected e.g. 32768 or 128K"
+        raise argparse.ArgumentTypeError(said)
     return count

@@ -20,7 +20,7 @@ from ..lm.ranks import Ranks
 from ..lm.routing import evicting_caches
 from .flags import cache_parser
 from .options import CacheSettings, loaded
-from .parsing import number
+from .parsing import number, told
 
 _LOG = logging.getLogger("mlx_h2o")
 
@@ -60,19 +60,23 @@ def run(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None
             said = "%s bytes: prompts are read %d at a time, answers made %d at a time"
             _LOG.warning(said, f"{memory.limit:,}", memory.prompts, memory.decode)
         most = memory.free // 4 if args.prompt_cache_bytes is None else args.prompt_cache_bytes
-        snapshots = Snapshots(most, args.prompt_cache_size, ranks)
         store: disk.PromptStore | None = None
         if args.cache_dir is not None:
             store = disk.PromptStore(args.cache_dir, args.cache_size, _name(models, make))
             stack.enter_context(contextlib.closing(store))
-        engine = Engine(tokenizer, memory, snapshots, store)
+        engine = Engine(tokenizer, memory, Snapshots(most, args.prompt_cache_size, ranks), store)
         stack.callback(engine.close, 1)
         memory.apply()
         sampling = Sampling(args.temp, args.top_p, args.top_k, args.min_p)
         # What no request could be answered with is told now.
         hello = schema.ChatBody.model_validate({"messages": [{"role": "user", "content": "hello"}]})
-        [(tokens, _)] = hello.encoded(tokenizer, args.chat_template_args)
-        engine.check(request.Request(tokens, print, args.max_tokens, sampling))
+        try:
+            [(tokens, _)] = hello.encoded(tokenizer, args.chat_template_args)
+            engine.check(request.Request(tokens, print, args.max_tokens, sampling))
+        except ValueError as error:
+            field, _, said = told(error).replace("_kwargs ", "_args ", 1).partition(" ")
+            flag = f"--{field.replace('_', '-')}" if field in vars(args) else field
+            raise ValueError(f"{flag} {said}") from error
         asked = http.ServerSettings(
             args.model, sampling, args.max_tokens, args.chat_template_args, args.api_key,
             args.allowed_hosts, args.allowed_origins, args.max_body,
@@ -82,7 +86,8 @@ def run(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None
                 signal.signal(one, signal.SIG_IGN)
             engine.ended.wait()
         else:
-            where = args.model, *listener.getsockname()[:2], f"{memory.free:,}"
+            host, port = listener.getsockname()[:2]
+            where = args.model, f"[{host}]" if ":" in host else host, port, f"{memory.free:,}"
             _LOG.info("%s on http://%s:%d, %s bytes beside the weights%s", *where, ranks)
             serve(http.make_app(engine, asked), engine, listener, args.grace)
         if engine.error is not None:
