@@ -192,9 +192,7 @@ def test_a_long_step_keeps_nobody_waiting_when_it_ends(tmp_path):
         while "mlx_h2o_running 1.0" not in httpx.get(metrics).text:
             assert not asked.done()
         half = socket.create_connection(("127.0.0.1", server.port))  # of a request
-        half.sendall(
-            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n"
-        )
+        half.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: [::1]\r\nContent-Length: 9\r\n\r\n")
         server.process.send_signal(signal.SIGTERM)
         assert LOST in asked.result()["error"]["message"]
         assert server.process.wait(20) == 0

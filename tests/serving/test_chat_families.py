@@ -64,10 +64,9 @@ def told(served: Any, count: int = sys.maxsize, *stops: str) -> tuple[dict[str, 
     written = tokenizer.encode(family.answer, add_special_tokens=False)[:count]
     pieces = []
     for place, token in enumerate(written, 1):
-        reason = "stop" if token in tokenizer.eos_token_ids else None
-        event = request.take(
-            tokenizer, token, mx.array(0), reason or ("length" if place == count else None)
-        )
+        reason = "length" if place == count else None
+        reason = "stop" if token in tokenizer.eos_token_ids else reason
+        event = request.take(tokenizer, token, mx.array(0), reason)
         pieces.append(choice.take(event)["delta"])
         if event.finish is not None:
             return choice.whole, pieces
@@ -102,9 +101,8 @@ def test_the_server_tells_thoughts_text_and_calls_apart(served: Any) -> None:
     assert "".join(one.get("content", "") for one in pieces) == family.content
     assert "".join(one.get("reasoning", "") for one in pieces) == family.reasoning
     calls = message.get("tool_calls", [])
-    assert [json.loads(one["function"]["arguments"]) for one in calls] == (
-        [{"city": "Bonn"}] if family.calls else []
-    )
+    expected = [{"city": "Bonn"}] if family.calls else []
+    assert [json.loads(one["function"]["arguments"]) for one in calls] == expected
     streamed = [one for piece in pieces for one in piece.get("tool_calls", [])]
     assert streamed == [one | {"index": place} for place, one in enumerate(calls)]
     assert whole["finish_reason"] == ("tool_calls" if family.calls else "stop")

@@ -169,13 +169,10 @@ def changed(name: str, text: str | None) -> Any:
 @pytest.mark.parametrize(
     "damage",
     [
-        flipped,
-        truncated,
+        flipped, truncated, changed("of", None), lambda file: file.write_text("{"),
         *(changed("tokens", text) for text in ("abc", "{}", "[1, 2.5]", f"{[*range(29), 99]}")),
-        changed("of", None),
-        lambda file: file.write_text("{"),
     ],
-)
+)  # fmt: skip
 def test_damaged_entries_are_not_used_and_go(tmp_path, damage, caplog):
     kept(tmp_path, 30)
     (file,) = tmp_path.glob("*.safetensors")
@@ -196,6 +193,16 @@ def test_files_of_others_are_left_alone(tmp_path):
     kept(tmp_path, 30)
     check_found(PromptStore(tmp_path, PLENTY, "model"), 31, 30)
     assert {name: (tmp_path / name).read_text() for name in others} == others
+
+
+def test_an_entry_that_is_not_opened_stays(tmp_path, monkeypatch):
+    """As where a process has too many open files."""
+    store = kept(tmp_path, 30)
+    with monkeypatch.context() as full:
+        full.setattr("mlx_h2o.lm.saving.texts_of", lambda *_: os.stat("/none"))
+        check_found(store, 40, 0)
+        check_found(PromptStore(tmp_path, PLENTY, "model"), 40, 0)
+    check_found(PromptStore(tmp_path, PLENTY, "model"), 40, 30)
 
 
 def test_damage_while_it_runs_leaves_the_next_best(tmp_path, caplog):

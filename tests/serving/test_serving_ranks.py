@@ -72,13 +72,9 @@ class Group:
 
 @contextmanager
 def serving(
-    count: int,
-    model: str,
-    folder: Path,
-    environment: dict[str, str],
-    *flags: str,
+    count: int, model: str, folder: Path, environment: dict[str, str], *flags: str,
     dies: bool = False,
-) -> Iterator[Group]:
+) -> Iterator[Group]:  # fmt: skip
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])

@@ -83,7 +83,8 @@ class PromptStore:
                 _LOG.warning("a prompt cache on disk is not used: %s", error)
                 with self._lock:
                     self.known.drop(found.key)
-                _remove(found.content)
+                if isinstance(error, ValueError):  # else it is not read now, and may be later
+                    _remove(found.content)
 
     def keep(self, tokens: Sequence[int], caches: Sequence[Any]) -> None:
         """Write the caches of ``tokens`` soon, unless the same are there.
@@ -135,7 +136,8 @@ class PromptStore:
             entry = Entry(key, file.stat().st_size, file)
         except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
             _LOG.warning("a prompt cache on disk is not used: %s: %r", file, error)
-            _remove(file)
+            if not isinstance(error, OSError):
+                _remove(file)
             return
         with self._lock:
             self.known.put(entry)

@@ -90,8 +90,7 @@ class Engine:
         self._come: list[Request] = []  # of which other threads tell
         self.expected, self._numbers = 0, itertools.count(1)
         self._waiting: deque[Request] = deque()  # first those that ran when a step failed
-        self._lone_failures = 0
-        self._context = context_length(self.model)  # until somebody was told
+        self._lone_failures, self._context = 0, context_length(self.model)  # until that was told
         self._closing = self.gave_up = False
         self._untold: tuple[_News, mx.array] = ([], set(), False, False), mx.array(0)
         self.error: Exception | None = None
