@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -180,6 +181,21 @@ def test_it_ends_when_it_is_told_so_before_it_is_up(tmp_path):
         assert f"on http://{said}:" in server.log.read_text()
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(30) in (0, -signal.SIGTERM)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="Linux limits other processes")
+def test_clients_beyond_all_files_are_told_of_now_and_then(tmp_path):
+    with serving(tmp_path, "") as server:
+        most = len(os.listdir(f"/proc/{server.process.pid}/fd")) + 8
+        resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (most, most))
+        clients = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(64)]
+        time.sleep(2)
+        for one in clients:
+            one.close()
+        assert server.ask(TEXT)["usage"]["completion_tokens"] == 12
+        assert 0 < server.log.read_text().count("out of system resource") < 9
+        server.log.write_text("")  # of its tracebacks, which are asyncio's
 
 
 @pytest.mark.slow

@@ -12,17 +12,7 @@ import pytest
 
 from engines import demo, engine_of, submit
 from mlx_h2o.serving.grammar import matcher, vocabulary_of
-from serving.test_serving_http import (
-    CHAT,
-    REFUSED,
-    app_of,
-    as_json,
-    chat,
-    check_refused,
-    httpx,
-    pieces,
-    post,
-)
+from serving.test_serving_http import CHAT, REFUSED, app_of, chat, check_refused, pieces, post
 
 SCHEMA = {
     "type": "object", "required": ["name", "age", "kind"], "additionalProperties": False,
@@ -81,8 +71,7 @@ CHAIN = {"type": "json_schema", "json_schema": {"schema": {"$ref": "#/$defs/a0",
 
 @pytest.mark.parametrize(("given", "message"), [*REFUSED["formats"], (CHAIN, "nested too deeply")])
 def test_a_wrong_format_is_refused(url, given, message):
-    body = as_json({"messages": CHAT, "response_format": given})
-    answer = httpx.post(f"{url}/v1/chat/completions", **body, timeout=60)
+    answer = post(url, {"messages": CHAT, "response_format": given}, "chat/completions")
     check_refused(answer, message)
     assert "response_format" in answer.json()["error"]["message"]
 

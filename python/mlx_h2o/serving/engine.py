@@ -102,8 +102,7 @@ class Engine:
     # What others call
 
     def check(self, request: Request) -> None:
-        """Raises ValueError, in a sentence that names the field, for what the model cannot do;
-        what is left knows the bytes that it takes."""
+        """Raises ValueError, in a sentence that names the field, for what the model cannot do."""
         checked_tokens("server", "prompt", request.tokens, self.models)
         sampling, size = request.sampling, self.vocabulary
         for name, most in (("top_k", sampling.top_k), ("top_logprobs", request.top_logprobs or 0)):
@@ -366,9 +365,7 @@ class Engine:
             request.sink(event)
         return event
 
-    def _part(
-        self, uid: int, held: tuple[list[Any], list[int]] | None = None, keep: bool = False
-    ) -> None:
+    def _part(self, uid: int, held: Any = None, keep: bool = False) -> None:
         """Take a request out of the batch, and keep what it has read if that is wanted."""
         del self._running[uid]
         if held is None:
@@ -403,9 +400,8 @@ class Engine:
             for one in running:
                 one._failures += 1
             guilty = next((one for one in reversed(running) if one._failures > _AGAIN), None)
-        self._running = {}
         self._batch.close()
-        self._batch = self._new_batch()
+        self._running, self._batch = {}, self._new_batch()
         if guilty is not None:
             running.remove(guilty)
             self._end(guilty, Event(error=error))

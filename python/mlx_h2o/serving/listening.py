@@ -34,7 +34,7 @@ def listen(host: str, port: int) -> socket.socket:
 def serve(app: Any, engine: Engine, listener: socket.socket, grace: float) -> None:
     """Serve until SIGTERM or Ctrl-C; running answers then have ``grace`` seconds."""
     config = uvicorn.Config(
-        app, log_config=None, access_log=False, backlog=_BACKLOG, server_header=False,
+        app, log_config=None, access_log=False, backlog=1, server_header=False,
         timeout_graceful_shutdown=int(grace) + 15, timeout_keep_alive=75,
     )  # fmt: skip
     server = _Server(config, engine, grace)
@@ -47,6 +47,12 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, engine: Engine, grace: float) -> None:
         super().__init__(config)
         self._engine, self._grace, self._down = engine, grace, False
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        # asyncio takes a backlog for tries to accept, and logs each when there are no more files.
+        for one in sockets or []:
+            one.listen(_BACKLOG)
 
     async def on_tick(self, counter: int) -> bool:
         return await super().on_tick(counter) or self._engine.ended.is_set()

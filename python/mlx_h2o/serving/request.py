@@ -80,11 +80,8 @@ class Request:
         return np.array(self.tokens)
 
     def sampler(self, spared: list[int]) -> Callable[[mx.array], mx.array]:
-        """What chooses its tokens; a failure is noted, and ends this request alone.
-
-        Args:
-            spared: tokens that xtc never takes away.
-        """
+        """What chooses its tokens, of which xtc never takes ``spared`` away; a failure is noted,
+        and ends this request alone."""
         sample = self.sampling.sampler(itertools.count(len(self.answer)), spared)
         if sample is greedy_sampler:  # one call for all rows of a batch
             return sample
