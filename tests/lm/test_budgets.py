@@ -67,7 +67,7 @@ def test_models_that_share_a_mask_read_each_layers_own(name, policy):
     [
         (2, {}),  # as many as KV heads, which a mask would take them for
         (3, {"budgets": [12, 19, 26, 15]}),
-        (2, {"budgets": [12, 19, 26, 15], "kv_bits": 8, "kv_group_size": 32}),
+        (2, {"budgets": [12, 19, 26, 15], "kv_bits": 4, "kv_group_size": 32}),
     ],
 )
 def test_gemma2_reads_the_masks_of_batches(sequences, given):
