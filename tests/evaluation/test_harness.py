@@ -12,7 +12,8 @@ import pytest
 from fetched_models import fetched
 from mlx_h2o import demo
 
-pytest.importorskip("lm_eval", reason="lm_eval is missing: pip install '.[eval]'")
+lm_eval = pytest.importorskip("lm_eval", reason="lm_eval is missing: pip install '.[eval]'")
+tasks = pytest.importorskip("lm_eval.tasks")
 MODEL = "smollm2-135m-instruct"
 ITEMS = 100
 
@@ -42,10 +43,7 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def evaluated(model: Any, folder: Path) -> list[float]:
     """The log likelihoods of all items."""
-    import lm_eval
-    from lm_eval.tasks import TaskManager
-
-    manager = TaskManager(include_path=str(folder), include_defaults=False)
+    manager = tasks.TaskManager(include_path=str(folder), include_defaults=False)
     found = lm_eval.simple_evaluate(model, tasks=["ends"], task_manager=manager, bootstrap_iters=0)
     return [float(end[0][0]) for one in found["samples"]["ends"] for end in one["resps"]]
 
@@ -61,19 +59,18 @@ def test_unbounded_caches_have_the_numbers_of_mlx_lm(task: Path) -> None:
     assert len(found) == ITEMS
     assert found == pytest.approx(expected, abs=1e-4)
 
-    texts = [SimpleNamespace(args=(demo.text()[place : place + 300],)) for place in (0, 5000)]
-    assert ours.loglikelihood_rolling(texts) == pytest.approx(
-        stock.loglikelihood_rolling(texts), abs=2e-3
-    )
-    until = {"until": ["\n\n"], "max_gen_toks": 8}
-    asked = [SimpleNamespace(args=(one.args[0], until)) for one in texts]
+    parts = demo.text()[:300], demo.text()[5000:5300], "A"  # one token has nothing to predict
+    texts = [SimpleNamespace(args=(text,)) for text in parts]
+    found, expected = (one.loglikelihood_rolling(texts) for one in (ours, stock))
+    assert found == pytest.approx(expected, abs=2e-3)
+    asked = [SimpleNamespace(args=(one, {"until": ["\n\n"], "max_gen_toks": 8})) for one in parts]
     assert ours.generate_until(asked) == stock.generate_until(asked)
 
-    small = MLXH2O.create_from_arg_string(
-        f"pretrained={fetched(MODEL)},max_kv_size=24,prefill_step_size=32"
-    )
-    pairs = [
-        SimpleNamespace(args=(demo.text()[place : place + 400], " the")) for place in (0, 5000)
-    ]
+    given = f"pretrained={fetched(MODEL)},max_kv_size=24,prefill_step_size=32"
+    small = MLXH2O.create_from_arg_string(given)
+    pairs = [SimpleNamespace(args=(demo.text()[at : at + 400], " the")) for at in (0, 5000)]
     cut, whole = (one.loglikelihood(pairs) for one in (small, stock))
     assert [one[0] for one in cut] != pytest.approx([one[0] for one in whole], abs=1e-2)
+    for wrong in ("max_kv_size", "policies", "prefill_step_size"):  # before any task is read
+        with pytest.raises(ValueError, match=wrong):
+            MLXH2O.create_from_arg_string(f"pretrained=demo,{wrong}=0")

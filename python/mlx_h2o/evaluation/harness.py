@@ -16,11 +16,11 @@ from lm_eval.api.registry import register_model
 from mlx_lm import evaluate as mlx_lm_evaluate
 
 from ..caches.cache import PROMPT_CHUNK
+from ..errors import check_int
 from ..lm.generate import batch_generate, load, read
 from ..lm.prompt_cache import fit_bytes, make_prompt_cache
 from .reading import routed
 
-_STEP = "prefill_step_size"
 _upstream: Any = mlx_lm_evaluate
 
 
@@ -35,13 +35,15 @@ class _Evicting:
         settings = {
             name: None if value in ("none", "None") else value for name, value in settings.items()
         }
-        self._step = int(settings.pop(_STEP, PROMPT_CHUNK))
+        self._step = int(settings.pop("prefill_step_size", PROMPT_CHUNK))
+        check_int("mlx_h2o", "prefill_step_size", self._step)
         self._model, self.tokenizer = load(pretrained)
         if "max_kv_bytes" in settings:
             sized = fit_bytes(self._model, **settings)
             shared = {name: settings[name] for name in ("layers", "length") if name in settings}
             settings = {"max_kv_size": sized.config} | shared
         self._settings = settings
+        self._fresh()  # raises where they are wrong, before tasks are read
         self._batch_size = int(batch_size) if str(batch_size).isdecimal() else 8
         self._max_tokens = None
         self.use_chat_template = self.tokenizer.chat_template is not None
@@ -63,19 +65,18 @@ class _Evicting:
 
     def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:
         texts = _upstream.MLXLM._tokenize(self, [one.args[0] for one in requests])
-        # One after the other: sequences of one batch of mlx_lm's have rows at the same places.
-        return [float(self._score_fn([tokens])[0].sum().item()) for tokens in texts]
+        # One by one: a batch of mlx_lm's has rows at the same places. One token predicts nothing.
+        return [float(self._score_fn([one])[0].sum().item()) if one[1:] else 0.0 for one in texts]
 
     def generate_until(self, requests: Sequence[Any]) -> list[str]:
         prompts = _upstream.MLXLM._tokenize(self, [one.args[0] for one in requests])
         options = [one.args[1] for one in requests]
-        most = _upstream.DEFAULT_MAX_TOKENS
         made = batch_generate(
             self._model,
             self.tokenizer,
             [list(tokens) for tokens in prompts],
             [self._fresh() for _ in prompts],
-            [one.get("max_gen_toks", most) for one in options],
+            [one.get("max_gen_toks", _upstream.DEFAULT_MAX_TOKENS) for one in options],
             prefill_batch_size=self._batch_size,
             completion_batch_size=self._batch_size,
             prefill_step_size=self._step,
@@ -83,8 +84,7 @@ class _Evicting:
         pairs = zip(made.texts, options, strict=True)
         texts = [_upstream._rstrip_until(text, option["until"]) for text, option in pairs]
         if self.tokenizer.has_thinking:
-            end = self.tokenizer.think_end
-            texts = [_upstream._lstrip(text, end) for text in texts]
+            texts = [_upstream._lstrip(text, self.tokenizer.think_end) for text in texts]
         return texts
 
 
