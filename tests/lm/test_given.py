@@ -277,6 +277,9 @@ def test_settings_that_are_of_no_model(folder):
         (folder / "config.json").write_text(text)
         with pytest.raises(ValueError, match=rf"\[load\] {folder} cannot be loaded: .*{said}"):
             load(str(folder))
+    (folder / "config.json").rename(folder / "adapter_config.json")
+    with pytest.raises(ValueError, match=f"with the adapters of {folder} cannot be loaded: "):
+        load("demo", adapter_path=folder)
 
 
 def test_a_file_that_cannot_be_written_is_named(caches, tmp_path):

@@ -51,9 +51,9 @@ def load(path_or_hf_repo: str | Path, *args: Any, group: Any = None, **kwargs: A
             a file that is damaged, or none of this name on the hub.
     """
     name = str(path_or_hf_repo) if isinstance(path_or_hf_repo, Path) else path_or_hf_repo
-    with loading(name) as folder:
+    given = dict(zip([*signature(mlx_lm.load).parameters][1:], args, strict=False)) | kwargs
+    with loading(name, given.get("adapter_path")) as folder:
         read = mlx_lm.load if group is None else partial(dealt_out, group)
-        given = dict(zip([*signature(mlx_lm.load).parameters][1:], args, strict=False)) | kwargs
         model, tokenizer, config = read(str(folder), **given | {"return_config": True})
     # No limit, or transformers warns of every longer text, which a bounded cache is for.
     getattr(tokenizer, "_tokenizer", tokenizer).model_max_length = int(1e30)
@@ -64,9 +64,9 @@ def load(path_or_hf_repo: str | Path, *args: Any, group: Any = None, **kwargs: A
 
 
 @contextmanager
-def loading(name: str) -> Iterator[Path]:
-    """The folder of a model; within the context, what goes wrong with it is a ValueError that says
-    so."""
+def loading(name: str, adapters: str | Path | None = None) -> Iterator[Path]:
+    """The folder of a model; within the context, what goes wrong with it, or with that of adapters,
+    is a ValueError that says so."""
     check_path(name)
     folder = model_path() if name == DEMO else Path(name)
     for file in folder.glob("model*.safetensors"):
@@ -74,7 +74,8 @@ def loading(name: str) -> Iterator[Path]:
     try:
         yield folder
     except Exception as error:  # of mlx_lm, MLX or transformers
-        said, damaged = f"{folder} cannot be loaded: ", [*filter(_damaged, folder.glob("*.json"))]
+        what = f"{folder} with the adapters of {adapters}" if adapters else folder
+        said, damaged = f"{what} cannot be loaded: ", [*filter(_damaged, folder.glob("*.json"))]
         if damaged:
             said = f"{min(damaged)} is damaged, expected an object in JSON: "
         elif isinstance(error, OSError) and not folder.is_dir():
@@ -256,8 +257,7 @@ def batch_generate(
     if is_padded(model) and len({*map(len, own)}) > 1:
         said = f"prompts are of unlike lengths, expected one: {model_name(model)}"
         raise ValueError(f"[{operation}] {said} takes what fills up the shorter ones for text.")
-    given = [None] if prompt_caches is None else prompt_caches
-    caches = [_caches(operation, [model], settings, one, seen) for one in given]
+    caches = [_caches(operation, [model], settings, one, seen) for one in prompt_caches or (None,)]
     if not isinstance(tokenizer, TokenizerWrapper):
         tokenizer = TokenizerWrapper(tokenizer)
     shared, begun = 0, time.perf_counter()
