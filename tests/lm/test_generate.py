@@ -12,7 +12,8 @@ import pytest
 from mlx.utils import tree_flatten
 
 from mlx_h2o import generate, load, make_prompt_cache, policies, routing, stream_generate
-from mlx_h2o.lm.prompt_cache import context_length, rows_held
+from mlx_h2o.lm.prompt_cache import rows_held
+from mlx_h2o.lm.routing import context_length
 from readings import in_parts
 from tiny_models import random_prompt, stock_tokens, tiny_llama, tiny_qwen3, tiny_tokenizer
 

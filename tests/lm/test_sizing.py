@@ -16,7 +16,8 @@ from mlx_h2o.commands.options import FEW_ROWS, CacheSettings
 from mlx_h2o.lm.layers import probe
 from mlx_h2o.lm.outline import Outline, total_bytes
 from mlx_h2o.lm.probing import BITS
-from mlx_h2o.lm.prompt_cache import context_length, fit_bytes
+from mlx_h2o.lm.prompt_cache import fit_bytes
+from mlx_h2o.lm.routing import context_length
 from mlx_h2o.lm.sizing import FREE, UNMEASURED, fewest_bits, least_rows, most_rows, parsed_bytes
 from models import tiny
 from tiny_models import random_prompt, tiny_qwen3, tiny_tokenizer
@@ -100,9 +101,8 @@ def test_both_models_of_a_command_share_the_bytes(capsys):
     sized = {"max_kv_bytes": 40_000, "speculative": 3, "kv_group_size": 32}
     caches = CacheSettings(sized).fitted(model, draft).caches(model, draft)
     expected = fit_bytes(model, draft_model=draft, **sized)
-    assert [cache.config.with_budget(context_size=None) for cache in caches] == [
-        expected.config
-    ] * 3
+    configs = [cache.config.with_budget(context_size=None) for cache in caches]
+    assert configs == [expected.config] * 3
     assert capsys.readouterr().err == f"KV cache: {expected}\n"
 
 

@@ -18,7 +18,7 @@ from ..lm import prompt_cache
 from ..lm.generate import load
 from ..lm.generation_checks import vocabulary
 from ..lm.ranks import ALONE, Ranks, ranks_of
-from ..lm.routing import evicting_caches
+from ..lm.routing import context_length, evicting_caches
 from ..lm.sizing import described
 from ..serving.sampling import spared_tokens
 from .parsing import OneLineParser, told
@@ -165,6 +165,6 @@ def say_summary(caches: Sequence[Any], model: Any, more: str = "") -> None:
 def say_where_beyond(model: Any, caches: Sequence[Any]) -> bool:
     """One line where the text is longer than the model's trained context."""
     seen = max((cache.offset for cache in evicting_caches(caches)), default=0)
-    if said := prompt_cache.beyond_context(prompt_cache.context_length(model), seen):
+    if said := prompt_cache.beyond_context(context_length(model), seen):
         print(said, file=sys.stderr)
     return bool(said)

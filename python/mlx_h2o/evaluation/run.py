@@ -16,7 +16,7 @@ from mlx import nn as mlx_nn
 
 from ..lm.files import write_text
 from ..lm.models import fingerprint
-from ..lm.prompt_cache import context_length
+from ..lm.routing import context_length
 from .arms import ARMS, DEFAULT, Arm, Sizes
 from .environment import blas, environment
 from .questions import Settings

@@ -27,9 +27,9 @@ from ..errors import check_int
 from .files import texts_of
 from .generation_checks import COUNTS, check_caches, check_drafts, checked_tokens, layers_of
 from .models import is_padded
-from .prompt_cache import NAMES, check_given, context_length, make_prompt_cache
+from .prompt_cache import NAMES, check_given, make_prompt_cache
 from .ranks import dealt_out
-from .routing import model_name, routing_for
+from .routing import context_length, model_name, routing_for
 from .sharing import share, shareable
 
 

@@ -28,7 +28,7 @@ from .models import computes_with_keys, fingerprint
 from .outline import Outline
 from .probing import BITS, Probe, gives
 from .ranks import ranks_of
-from .routing import TRAINED_ON, calls_attention, int_setting, model_name
+from .routing import calls_attention, context_length, int_setting, model_name
 
 LAYERS = ("probe", "equal")
 """How rows are shared out over layers and KV heads that have no budgets of their own."""
@@ -254,7 +254,7 @@ def _probed(model: Any) -> Probe:
     if computes_with_keys(model):
         return Probe((), "computes with the keys between its caches and attention")
     vocabulary = int_setting(model, "vocab_size")
-    longest = int_setting(model, *TRAINED_ON) or 2 * TOKENS
+    longest = context_length(model) or 2 * TOKENS
     tokens = min(TOKENS, longest // 2)
     if vocabulary is None or tokens < 80:  # fewer say too little
         return Probe((), f"has a vocabulary of {vocabulary} and a context of {longest} tokens")

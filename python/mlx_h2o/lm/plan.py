@@ -21,7 +21,7 @@ from mlx_lm.utils import _get_classes, load_config, load_model
 from .generate import loading, widen
 from .outline import Outline, total_bytes
 from .prompt_cache import make_prompt_cache
-from .routing import TRAINED_ON, int_setting
+from .routing import context_length
 
 _METHODS: dict[Any, Any] = {"mxfp4": {"group_size": 32, "bits": 4, "mode": "mxfp4"}}
 """What mlx_lm makes of weights that were quantised by others, where it leaves them packed."""
@@ -46,7 +46,7 @@ class Plan(Outline):
 
     def __init__(self, model: Any, config: Mapping[str, Any], name: str = "") -> None:
         super().__init__(model)
-        self.name, self.chats, self.context = name, True, int_setting(config, *TRAINED_ON)
+        self.name, self.chats, self.context = name, True, context_length(config)
 
     @cached_property
     def rows(self) -> list[int]:

@@ -26,7 +26,7 @@ from .models import handed, refusal
 from .outline import Outline, total_bytes
 from .probing import BITS
 from .ranks import ranks_of
-from .routing import TRAINED_ON, evicting_caches, int_setting, model_name, parts_of
+from .routing import context_length, evicting_caches, model_name, parts_of
 from .sizing import Sizing, least_rows, measured, most_rows
 
 NAMES = {*setting_names(), "budgets", "layers", "max_kv_bytes"}
@@ -288,11 +288,6 @@ def check_given(
             )
     if length is not None:
         check_int(operation, "length", length)
-
-
-def context_length(model: Any) -> int | None:
-    """The context that the model was trained on, in tokens, if it says."""
-    return int_setting(model, *TRAINED_ON)
 
 
 def beyond_context(made_for: int | None, tokens: int) -> str:

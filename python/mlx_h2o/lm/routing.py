@@ -34,9 +34,6 @@ from .scored_attention import scored_attention
 NAME = "scaled_dot_product_attention"
 """mlx_lm's attention function, as every module of a model calls it."""
 
-TRAINED_ON = ("max_position_embeddings", "model_max_length", "n_positions", "max_seq_len")
-"""Settings of models that say the context that they were trained on, in tokens."""
-
 Namespace = dict[str, Any]
 
 
@@ -164,6 +161,12 @@ def int_setting(model: Any, *names: str) -> int | None:
 
 def _of(settings: Any, name: str) -> Any:
     return settings.get(name) if isinstance(settings, dict) else getattr(settings, name, None)
+
+
+def context_length(model: Any) -> int | None:
+    """The context that the model was trained on, in tokens, if it, or its settings, say."""
+    names = "max_position_embeddings", "model_max_length", "n_positions", "max_seq_len"
+    return int_setting(model, *names)
 
 
 def modules_of(model: Any) -> list[Any]:

@@ -18,9 +18,9 @@ from mlx_lm.sample_utils import greedy_sampler
 
 from ..lm.generation_checks import check_drafts, checked_tokens, layers_of, vocabulary
 from ..lm.models import is_padded
-from ..lm.prompt_cache import beyond_context, context_length
+from ..lm.prompt_cache import beyond_context
 from ..lm.ranks import ranks_of
-from ..lm.routing import routing_for
+from ..lm.routing import context_length, routing_for
 from ..lm.sharing import common
 from .disk import PromptStore
 from .lanes import Lanes
