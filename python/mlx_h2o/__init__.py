@@ -1,8 +1,8 @@
-"""KV-cache eviction by attention scores (H2O) and attention with scores for MLX.
+"""Evicting KV caches (H2O) and attention that returns its scores, for MLX.
 
 The operations are in :mod:`mlx_h2o.fast`; the cache is :class:`H2OKVCache`; ``load``,
-``generate``, ``stream_generate``, ``make_prompt_cache`` and ``routing`` are the mlx-lm side
-and import mlx_lm only when they are first used.
+``generate``, ``stream_generate``, ``make_prompt_cache`` and ``routing`` work with mlx_lm, which is
+imported when they are first used.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""Settings of an evicting cache: how many rows stay, in which format, and by which policy."""
+"""Settings of an evicting cache: how many rows it keeps, in which format, and by which policy."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ each KV head, also in the masks of batches; "fused" for any other."""
 KV_FORMATS: dict[str, tuple[int, int]] = {f"turbo{bits}": (bits, bits) for bits in CODE_BITS} | {
     f"turbo{k}v{v}": (k, v) for k in (0, 8, *CODE_BITS) for v in CODE_BITS if k != v
 }
-"""Bits of keys and values; keys of 0 bits stay as they come, those of 8 have scales and biases."""
+"""Bits of keys and values. Keys of 0 bits are unquantised; those of 8 have scales and biases."""
 
 # Share of the budget given to heavy hitters (AtomGradient 2026, sec. 4.1 and table 4: 128, 64 and
 # 32 of 256 rows). The sinks do not scale with the budget; the recent window takes what is left.
 PRESETS = {"heavy": 1 / 2, "balanced": 1 / 4, "recent": 1 / 8}
 
 DENSE_SIZE = 32
-"""Newest rows that mixed precision leaves as they come."""
+"""Newest rows that mixed precision leaves unquantised."""
 
 PACKED_TOGETHER = 32
 """Rows of an unbounded cache that are quantised at a time, where the newest are not."""
@@ -49,44 +49,44 @@ def _check_bounded(name: str, size: int | None) -> None:
 
 @dataclass(frozen=True)
 class Budget:
-    """The rows that each KV head keeps, and those among them that always stay.
+    """The number of rows that each KV head keeps, and which of them are never evicted.
 
-    In an H2OConfig the sizes that are not given are filled in:
+    H2OConfig fills in the sizes that are not given, so that
     ``protected + heavy_size + recent_size == max_kv_size`` unless the cache is unbounded.
 
     Args:
-        max_kv_size: maximum number of rows in each KV head, at least 1; while a chunk of a prompt
-            is read, the chunk more. AtomGradient 2026 recommends a quarter of the context (sec.
-            5.3). None: unbounded, no row is ever evicted.
-        sink_size: positions ``0 .. sink_size - 1`` are never evicted; fewer than ``max_kv_size``.
-        heavy_size: rows kept by rank. None: half of the budget, or what the other two leave; for
-            the policy "h2o" all but the recent rows.
-        recent_size: the newest rows, never evicted. None, or if the three sizes do not fill the
-            budget: what the other two leave; for the policy "h2o" a quarter of the budget, at
-            least 32 rows, at most half.
-        evict_every: rows evicted at a time, at most ``heavy_size + 1``: a full cache holds between
-            ``max_kv_size - evict_every + 1`` and ``max_kv_size`` rows, and ranks them once in
+        max_kv_size: maximum number of rows in each KV head, at least 1. While a chunk of a prompt
+            is read, its rows are held as well. AtomGradient 2026 recommends a quarter of the
+            context (sec. 5.3). None: unbounded, no row is ever evicted.
+        sink_size: positions ``0 .. sink_size - 1`` are never evicted; less than ``max_kv_size``.
+        heavy_size: rows kept by rank. None: half of the budget, or less if the other sizes leave
+            less; for the policy "h2o" all but the protected and the recent rows.
+        recent_size: the newest rows, never evicted. If None, or if the three sizes do not fill the
+            budget: the rows that remain; for the policy "h2o" a quarter of the budget, at least
+            32 rows and at most half.
+        evict_every: rows evicted at a time, at most ``heavy_size + 1``. A full cache holds between
+            ``max_kv_size - evict_every + 1`` and ``max_kv_size`` rows, and ranks them once every
             ``evict_every`` tokens. None: 1/32 of the budget, at least 1; more would cost recall.
         prefix_size: like ``sink_size``, for a text that many prompts begin with, such as a system
-            prompt; fewer than ``max_kv_size``. Its rows are not ranked, and sequences with the same
+            prompt; less than ``max_kv_size``. Its rows are not ranked, and sequences with the same
             first tokens can share them (:func:`mlx_h2o.batch_generate`).
-        context_size: tokens that the model was trained for. Rows further back than this from the
-            newest token are evicted first, whatever their rank, except sinks: attention has learned
-            nothing at such distances. None: ``make_prompt_cache`` takes it from the model; in other
+        context_size: the model's trained context in tokens. Rows further back than this from the
+            newest token are evicted first, whatever their rank, except sinks: the model has not
+            learned to attend so far. None: ``make_prompt_cache`` takes it from the model; in other
             caches, and with 0, only the policy decides.
         speculative: tokens that a draft model may propose at a time. The last ``speculative + 1``
-            rows are then provisional: they count in the budget, are never evicted, and ``trim``
-            takes them back exactly, also after evictions. 0: a cache can be trimmed until its
-            first eviction.
-        preallocate: allocate all rows with the first, so that decoding allocates and copies
-            nothing for them: True for ``max_kv_size`` rows, or a number of rows, which an unbounded
-            cache needs. On Linux with the native back end, memory is taken page by page as rows are
-            written, and unused pages are given back; elsewhere all of it is taken at once. Files do
+            rows are then provisional: they count towards the budget, are never evicted, and
+            ``trim`` removes them exactly, even after evictions. 0: a cache can be trimmed until
+            its first eviction.
+        preallocate: allocate all rows with the first, so that decoding does not allocate or copy
+            buffers: True for ``max_kv_size`` rows, or a number of rows, which an unbounded cache
+            needs. On Linux with the native back end, memory is taken page by page as rows are
+            written, and unused pages are returned; elsewhere all of it is taken at once. Files do
             not store this setting.
-        rows_at: budgets for shorter texts, as ``make_prompt_cache`` shares rows out over KV heads:
-            pairs of tokens, ascending, and the rows while no more of them have been seen. Behind
-            the last, and where there are none, ``max_kv_size`` rows. Of one precision, and without
-            ``preallocate``.
+        rows_at: budgets for shorter texts, which ``make_prompt_cache`` sets when KV heads have
+            unequal budgets: pairs ``(tokens, rows)`` in ascending order; ``rows`` applies until
+            ``tokens`` tokens have been seen, and ``max_kv_size`` after the last pair. Not with
+            mixed precision or ``preallocate``.
 
     Raises:
         SettingError: a value out of range, or sizes beyond the budget.
@@ -199,7 +199,7 @@ class Budget:
 
 
 class Format:
-    """How rows are stored; what a format has not, it has as here."""
+    """How rows are stored. Settings that a format does not have are as here."""
 
     kv_bits: int | None = None
     v_bits: int | None = None
@@ -218,21 +218,21 @@ class Format:
 
 @dataclass(frozen=True)
 class Dense(Format):
-    """Rows stay as they come."""
+    """Unquantised rows."""
 
 
 @dataclass(frozen=True)
 class Affine(Format):
-    """Rows of a few bits, as in ``mx.quantize``.
+    """Quantised rows with scales and biases, as in ``mx.quantize``.
 
     Args:
         kv_bits: bits of each element of keys and values: 2, 3, 4, 5, 6 or 8.
         v_bits: bits of the values, if they differ from those of the keys.
-        dense_size: the newest rows, left unquantised; fewer than ``recent_size``. Most of what few
-            bits lose is lost in the newest 8 rows (docs/internals/measured.md).
-        kv_frame: rows are kept relative to the centre of the first keys of their head, and rotated,
-            at which they lose far less (docs/design.md). False: quantised as they are, as mlx_lm
-            does. Latents (MLA) are never kept so.
+        dense_size: number of newest rows left unquantised, less than ``recent_size``. Most of the
+            loss of low bits comes from the newest 8 rows (docs/internals/measured.md).
+        kv_frame: store keys relative to the centre of the first keys of their head, and rotate
+            keys and values, so that they lose far less (docs/design.md). False: quantise rows as
+            they are, like mlx_lm. Latents (MLA) are never centred or rotated.
         kv_group_size: elements that share a scale and a bias: 32, 64 or 128. Rows whose size is not
             a multiple use 32.
         sparse_v: threshold of sparse V, below 1: attention skips the values of quantised rows
@@ -256,16 +256,16 @@ class Affine(Format):
 
 @dataclass(frozen=True)
 class Mixed(Format):
-    """Mixed precision: affine rows of ``kv_bits``, of which the lower-ranked half have fewer.
+    """Mixed precision: affine rows of ``kv_bits``, the lower-ranked half of ``light_bits``.
 
     Args:
-        kv_bits: 4 or 8, bits of the upper half.
-        light_bits: 2 or 4, and fewer: bits of the lower half.
-        dense_size: the newest rows, left unquantised; fewer than ``recent_size``. With 0, the rows
-            of the recent window have ``light_bits`` and all others ``kv_bits`` (AtomGradient 2026,
-            sec. 4.8), and up to ``evict_every`` of the newest wait unquantised. None: 32, or what
-            a smaller recent window allows.
-        kv_frame, kv_group_size, sparse_v: as of :class:`Affine`.
+        kv_bits: bits of the higher-ranked half: 4 or 8.
+        light_bits: bits of the lower-ranked half: 2 or 4, less than ``kv_bits``.
+        dense_size: number of newest rows left unquantised, less than ``recent_size``. With 0, the
+            rows of the recent window have ``light_bits`` and all others ``kv_bits`` (AtomGradient
+            2026, sec. 4.8), and up to ``evict_every`` of the newest are not quantised yet. None:
+            32, or fewer if the recent window is smaller.
+        kv_frame, kv_group_size, sparse_v: as in :class:`Affine`.
     """
 
     kv_bits: int = 8
@@ -285,13 +285,13 @@ class Mixed(Format):
 
 @dataclass(frozen=True)
 class Codes(Format):
-    """Rows as codes of rotated vectors (TurboQuant), of a power of two elements, at least 32.
+    """Rows as codes of rotated vectors (TurboQuant). Row sizes must be powers of two from 32 on.
 
     Args:
-        kv_format: "turbo2", "turbo3" or "turbo4", by the bits of a code. Keys and values may
-            differ: "turbo4v3"; "turbo8v3" has keys of 8 bits with scales and biases, "turbo0v3"
-            unquantised keys.
-        kv_group_size, sparse_v: as of :class:`Affine`.
+        kv_format: "turbo2", "turbo3" or "turbo4", named by the bits of a code. Keys and values may
+            differ, as in "turbo4v3"; "turbo8v3" has keys of 8 bits with scales and biases,
+            "turbo0v3" unquantised keys.
+        kv_group_size, sparse_v: as in :class:`Affine`.
     """
 
     kv_format: str
@@ -324,14 +324,14 @@ class H2OConfig:
     """Settings of :class:`mlx_h2o.H2OKVCache`.
 
     Args:
-        budget: how many rows stay, and which always do.
+        budget: how many rows to keep, and which of them are never evicted.
         format: ``Dense()``, ``Affine(bits)``, ``Mixed(bits, light_bits)`` or ``Codes(name)``.
         policy: ranks the other rows: one of :mod:`mlx_h2o.policies`, with its settings.
-        kv_handed: of the model, which ``make_prompt_cache`` knows: the form in which it gets
-            quantised rows, one of ``HANDED``.
+        kv_handed: the form in which the model gets quantised rows, one of ``HANDED``;
+            ``make_prompt_cache`` sets it.
 
     Raises:
-        SettingError: a ValueError; a format that does not suit the budget.
+        SettingError: (a ValueError) a format that does not go with the budget.
     """
 
     budget: Budget = Budget()
@@ -383,14 +383,14 @@ class H2OConfig:
 
     @classmethod
     def of(cls, **given: Any) -> H2OConfig:
-        """The settings by the names of their parts' arguments, and ``policy`` by its name: those of
-        :func:`mlx_h2o.make_prompt_cache`, and of files.
+        """An H2OConfig from settings by name, as :func:`mlx_h2o.make_prompt_cache` takes them and
+        files store them: arguments of the budget, the format and the policy, and ``policy``.
 
-        ``kv_format`` makes codes of rows, ``light_bits`` mixed precision, ``kv_bits`` affine rows.
-        Settings of another policy are checked, and mean nothing.
+        ``kv_format`` selects codes, ``light_bits`` mixed precision, and ``kv_bits`` affine rows.
+        Settings of other policies are checked and ignored.
 
         Raises:
-            SettingError: a ValueError; an unknown name, or values as the parts refuse them.
+            ValueError: an unknown name, or a SettingError for a value that is refused.
         """
         if unknown := sorted(given.keys() - _DEFAULTS.keys()):
             known = ", ".join(setting_names())
@@ -403,14 +403,14 @@ class H2OConfig:
 
     @classmethod
     def preset(cls, name: str, max_kv_size: int = 256, **settings: Any) -> H2OConfig:
-        """What was published: the policy "h2o-ema", and splits of the budget in scale.
+        """A published preset: the policy "h2o-ema" and a split of the budget, scaled to its size.
 
-        At 256 rows: "heavy" 4 sinks, 128 heavy, 124 recent; "balanced" 4, 64, 188; "recent"
-        4, 32, 220 (AtomGradient 2026, sec. 4.1). Further settings, ``policy`` among them, are
-        those of :meth:`of` and win over the preset.
+        At 256 rows, "heavy" has 4 sinks, 128 heavy and 124 recent rows; "balanced" 4, 64 and 188;
+        "recent" 4, 32 and 220 (AtomGradient 2026, sec. 4.1). Further settings, including
+        ``policy``, are those of :meth:`of` and override the preset.
 
         Raises:
-            SettingError: a ValueError; an unknown name, or as :meth:`of`.
+            SettingError: (a ValueError) an unknown name, or as in :meth:`of`.
         """
         if name not in PRESETS:
             wanted = f"one of: {', '.join(PRESETS)}"
@@ -423,7 +423,7 @@ class H2OConfig:
         return replace(made, budget=free.filled(made.policy, PRESETS[name]))
 
     def named(self) -> dict[str, Any]:
-        """All settings by the names that :meth:`of` takes, as files hold them."""
+        """All settings by the names that :meth:`of` takes, as files store them."""
         own = vars(self.budget) | vars(self.format) | vars(self.policy)
         return _DEFAULTS | own | {"policy": self.policy.name, "kv_handed": self.kv_handed}
 
@@ -458,21 +458,21 @@ class H2OConfig:
 
     @property
     def group(self) -> int:
-        """Rows that leave together, or are quantised together in an unbounded cache:
-        ``evict_every``, as far as no protected row would have to."""
+        """Rows evicted together, or in an unbounded cache quantised together: ``evict_every``, or
+        fewer if that would evict protected rows."""
         if self.max_kv_size is None:
             return PACKED_TOGETHER
         return max(1, min(self.budget.evict_every or 1, (self.budget.heavy_size or 0) + 1))
 
     @property
     def folds(self) -> bool:
-        """Whether rows that go are folded into others: by the policy, where all rows are of one
-        precision and keys and values are rows of their own (not those of latent attention)."""
+        """Whether evicted rows are folded into others: if the policy folds, except with mixed
+        precision and latent attention."""
         return self.policy.folds and not self.mixed and self.kv_handed != "latents"
 
     @property
     def reach(self) -> int:
-        """The newest tokens that ``trim`` takes back without a trace: none without speculation."""
+        """The newest tokens that ``trim`` can always remove: none without speculation."""
         return self.speculative + 1 if self.speculative else 0
 
 

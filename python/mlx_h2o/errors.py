@@ -1,4 +1,4 @@
-"""What is wrong with a setting, as data: who says it chooses how settings are called."""
+"""Errors about settings, as data: each caller names settings in its own way."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ LARGEST = 2**30
 
 
 class SettingError(ValueError):
-    """A setting that is out of range, or does not go with others.
+    """A setting that is out of range or conflicts with others.
 
     Args:
         name: the setting.
         found: its value.
         expected: what was expected, in words, with ``{}`` for each of the ``others``.
-        others: settings that are named too.
-        operation: what refuses it.
+        others: other settings that the message names.
+        operation: the operation that refuses the setting.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class SettingError(ValueError):
         self._expected, self._others = expected, others
 
     def told(self, say: Callable[[str], str] = str) -> str:
-        """The sentence; ``say`` names a setting, such as by its flag."""
+        """The message; ``say`` turns the name of a setting into, for example, that of its flag."""
         expected = self._expected.format(*map(say, self._others))
         return f"{say(self.name)} is {self.found!r}, expected {expected}."
 

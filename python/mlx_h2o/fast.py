@@ -1,7 +1,7 @@
 """Operations: attention that returns its scores, and the selection of rows to keep.
 
-Each call is checked from the table of operations (metal/operations.toml), then served by the best
-back end on this machine (see ``backends``).
+Each call is checked against the table of operations (metal/operations.toml), then served by the
+best back end of this machine (see ``backends``).
 """
 
 from typing import Any, Literal, cast
@@ -42,37 +42,37 @@ def scaled_dot_product_attention_with_scores(
     return_lse: bool = False,
     stream: StreamLike = None,
 ) -> tuple[mx.array, ...]:
-    """Scaled dot product attention and the logits that went into its softmax.
+    """Scaled dot product attention that also returns the logits of its softmax.
 
-    As in AtomGradient 2026, section 3.1: the scores are a by-product of the attention kernel.
+    The scores are a by-product of the attention kernel (AtomGradient 2026, section 3.1).
 
     Args:
         q: queries [B, Hq, Lq, D], float32, float16 or bfloat16.
-        k: keys [B, Hkv, N, D], the dtype of the queries; Hq is a multiple of Hkv.
-        v: values [B, Hkv, N, Dv], the dtype of the queries; Dv may differ from D.
-        scale: finite factor of the products, usually 1 / sqrt(D).
+        k: keys [B, Hkv, N, D], same dtype as the queries; Hq is a multiple of Hkv.
+        v: values [B, Hkv, N, Dv], same dtype as the queries; Dv may differ from D.
+        scale: finite factor for the products, usually 1 / sqrt(D).
         mask: None; ``"causal"`` (bottom-right aligned: query i sees the keys n <= N - Lq + i);
             a bool array, true where a query sees a key; or a float array that is added to the
             scaled products, where a value at or below ``finfo(mask.dtype).min / 2`` masks the
             pair. Arrays broadcast to [B, Hq, Lq, N].
-        sinks: learned logits [Hq], float: they join the denominator and have no row. A sink of
-            -inf has no weight.
+        sinks: learned logits [Hq], float, added to the softmax's denominator without a row of
+            their own. A sink of -inf has no weight.
         row_bias: float32 [B, Hkv, N], added to the products of every query of the KV head: a row
             of bias ``log(n)`` counts as n rows. -inf masks the row.
-        return_lse: return the log of the denominator too.
+        return_lse: also return the log of the denominator.
         stream: stream or device to run on.
 
     Returns:
         ``(out, scores)``, or ``(out, scores, lse)``. ``out`` [B, Hq, Lq, Dv] has the dtype of
         the queries. ``scores``, float32 [B, Hq, Lq, N], are ``scale * q.k + mask + row_bias``,
         -inf where masked. ``lse``, float32 [B, Hq, Lq], includes the sink: the weights are
-        ``exp(scores - lse)``; it is -inf where nothing is unmasked and there is no sink, and
-        the weights there are 0. A fully masked query gives zeros. NaN in an additive mask or in
-        ``row_bias`` makes the output of each query that it meets NaN, and of no other.
+        ``exp(scores - lse)``. For a fully masked query ``out`` and the weights are 0, and ``lse``
+        is -inf without a sink. NaN in an additive mask or in ``row_bias`` makes the output of
+        the queries that it applies to NaN, and of no other.
 
     Raises:
-        ValueError: sizes that do not fit together, dtypes that differ or are not served, a scale
-            that is not finite, or a named back end that cannot serve the call.
+        ValueError: mismatched shapes, different or unsupported dtypes, a scale that is not finite,
+            or a back end that was requested by name and cannot serve the call.
         TypeError: an argument that is not an array, a number or a stream where one is expected.
     """
     return _attended("scaled_dot_product_attention_with_scores", locals())
@@ -99,26 +99,26 @@ def scaled_dot_product_attention_quantized_with_scores(
     return_skipped: bool = False,
     stream: StreamLike = None,
 ) -> tuple[mx.array, ...]:
-    """``scaled_dot_product_attention_with_scores`` of keys and values that ``mx.quantize`` packed.
+    """``scaled_dot_product_attention_with_scores`` for keys and values packed by ``mx.quantize``.
 
     The kernels dequantise in registers (AtomGradient 2026, section 3.5) and write nothing dense to
-    memory. Slices of a larger buffer are taken as they are. The composition, and GPU calls with
+    memory. Slices of a larger buffer are read in place. The composed back end, and GPU calls with
     more than 8 queries, dequantise to float32 first.
 
-    Keys or values may also be codes of rotated rows (``kv_format="turbo3"``; docs/design.md): then
-    words, norms, float32 [B, Hkv, N, 1], and None stand in the places of words, scales and biases,
-    D is a power of two from 32 to 1,024, and the codes have 2, 3 or 4 bits. Keys beside such values
-    may be one array in the dtype of the queries, with None for scales and biases.
+    Keys or values may also be codes of rotated rows (``kv_format="turbo3"``; docs/design.md). Pass
+    words, norms (float32 [B, Hkv, N, 1]) and None instead of words, scales and biases; D must be a
+    power of two from 32 to 1,024, and codes have 2, 3 or 4 bits. With such values, the keys may be
+    one array in the dtype of the queries, with None for scales and biases.
 
     Args:
         q: queries [B, Hq, Lq, D], float32, float16 or bfloat16.
         k_w: packed keys, uint32 [B, Hkv, N, D * bits / 32]; Hq is a multiple of Hkv.
         k_s: scales of the keys, [B, Hkv, N, D / group_size], of any of the three float dtypes.
-        k_b: biases of the keys, shape and dtype of the scales.
+        k_b: biases of the keys, same shape and dtype as the scales.
         v_w: packed values, uint32 [B, Hkv, N, Dv * v_bits / 32].
-        v_s: scales of the values, [B, Hkv, N, Dv / group_size], the dtype of the keys' scales.
-        v_b: biases of the values, shape and dtype of their scales.
-        scale: finite factor of the products, usually 1 / sqrt(D).
+        v_s: scales of the values, [B, Hkv, N, Dv / group_size], same dtype as the keys' scales.
+        v_b: biases of the values, same shape and dtype as their scales.
+        scale: finite factor for the products, usually 1 / sqrt(D).
         bits: bits per element of the keys, and of the values unless ``v_bits`` is given: 2, 3, 4,
             5, 6 or 8.
         group_size: elements that share a scale and a bias: 32, 64 or 128.
@@ -127,22 +127,20 @@ def scaled_dot_product_attention_quantized_with_scores(
         sinks: learned logits [Hq], as in the dense operation.
         row_bias: float32 [B, Hkv, N], as in the dense operation.
         return_lse, stream: as in the dense operation.
-        sparse_v_threshold: a pair whose weight is below it adds nothing to ``out``, and its value
-            row is not read where a kernel serves the call (Turney 2026); scores and lse do not
-            change. 0 turns it off; 1e-6 is a good value. ``out`` changes by at most the skipped
-            weight times max|V|.
-        return_skipped: return too what share of the rows each query skipped.
+        sparse_v_threshold: pairs of smaller weight are left out of ``out``, and kernels do not
+            read their value rows (Turney 2026); scores and lse do not change. 0 turns it off;
+            1e-6 is a good value. ``out`` changes by at most the skipped weight times max|V|.
+        return_skipped: also return the share of rows that each query skipped.
 
     Returns:
-        ``(out, scores)``, and then ``lse`` and ``skipped`` where asked for. The first three are as
-        the dense operation gives them for the dequantised rows. ``skipped`` is float32
-        [B, Hq, Lq]: the share of the N rows that added nothing to ``out`` because their weight was
-        below the threshold; masked pairs are not among them.
+        ``(out, scores)``, followed by ``lse`` and ``skipped`` if requested. The first three are
+        those of the dense operation for the dequantised rows. ``skipped`` is float32 [B, Hq, Lq]:
+        the share of the N rows whose weight was below the threshold; masked pairs do not count.
 
     Raises:
-        ValueError: as the dense operation; and sizes that do not fit to ``bits`` and
-            ``group_size``, or a threshold that is not 0 or more and below 1.
-        TypeError: as the dense operation.
+        ValueError: as in the dense operation; sizes that do not match ``bits`` and
+            ``group_size``; or a threshold outside 0 <= threshold < 1.
+        TypeError: as in the dense operation.
     """
     return _attended("scaled_dot_product_attention_quantized_with_scores", locals())
 
@@ -165,17 +163,17 @@ def attention_and_accumulate(
     sparse_v_threshold: float = 0.0,
     stream: StreamLike = None,
 ) -> tuple[mx.array, mx.array]:
-    """Attention whose scores rows accumulate; a back end need not store them.
+    """Attention that adds its scores to each row's importance; a back end need not store them.
 
     ``kind="ema"``: ``scaled_dot_product_attention_with_scores`` followed by ``accumulate_scores``
-    with this ``decay``. ``kind="mass"``, the attention mass of Zhang et al. 2023 (H2O): to the
-    importance of a row is added the sum, over all queries and over the query heads of its KV head,
-    of the weights ``exp(scores - lse)``; NaN, of a row that is not scored, counts as 0, and a query
-    that sees nothing adds nothing. Arguments and errors are those of the two operations; at most
-    128 queries. ``importance`` has the heads of the keys.
-    ``k`` and ``v`` may be packed, each a tuple of words, scales and biases: then it is the
-    quantised operation, and ``bits``, ``group_size``, ``v_bits`` and ``sparse_v_threshold`` are
-    its arguments.
+    with this ``decay``. ``kind="mass"``, the attention mass of Zhang et al. 2023 (H2O), adds to the
+    importance of each row its weights ``exp(scores - lse)``, summed over all queries and over the
+    query heads of its KV head. NaN, which marks an unscored row, counts as 0; a fully masked query
+    adds nothing. Arguments and errors are those of the two operations; at most 128 queries.
+    ``importance`` is float32 [B, Hkv, N].
+    ``k`` and ``v`` may be packed, each a tuple of words, scales and biases. The quantised operation
+    is then used, with the arguments ``bits``, ``group_size``, ``v_bits`` and
+    ``sparse_v_threshold``.
 
     Returns:
         ``(out, importance)``: [B, Hq, Lq, Dv] in the dtype of the queries, and float32
@@ -208,41 +206,40 @@ def prefill_scores(
     queries: int = accumulating.MAX_QUERIES,
     stream: StreamLike = None,
 ) -> mx.array:
-    """What a chunk of queries says of each key, summed up per KV head.
+    """The scores of a chunk of queries, accumulated per key and KV head.
 
     ``kind="ema"``: the moving average of AtomGradient 2026, section 3.2, over the last ``queries``
-    queries in order: exactly what accumulating the scores of
-    ``scaled_dot_product_attention_with_scores`` gives, in blocks of keys. Each query weighs less
-    than the next by the factor ``decay``, so the older ones are left out.
+    queries in order, computed in blocks of keys. The result is the same as accumulating the scores
+    of ``scaled_dot_product_attention_with_scores``. Each query has ``decay`` times the weight of
+    the next, so older ones are left out.
 
-    ``kind="mass"``: the attention mass of Zhang et al. 2023 (H2O), in blocks of queries: the sum
-    over all queries, and over the query heads of the KV head, of the weights
-    ``exp(scores - lse)``. A query that sees nothing adds nothing.
+    ``kind="mass"``: the attention mass of Zhang et al. 2023 (H2O), computed in blocks of queries:
+    the weights ``exp(scores - lse)``, summed over all queries and over the query heads of the KV
+    head. A fully masked query adds nothing.
 
     Args:
         q: queries [B, Hq, Lq, D], float32, float16 or bfloat16.
-        k: keys [B, Hkv, N, D], the dtype of the queries; Hq is a multiple of Hkv.
-        scale: finite factor of the products.
+        k: keys [B, Hkv, N, D], same dtype as the queries; Hq is a multiple of Hkv.
+        scale: finite factor for the products.
         mask: as in ``scaled_dot_product_attention_with_scores``, for all Lq queries.
-        sinks: learned logits [Hq] in the denominator of "mass"; scores, and so "ema", do not
-            know of them.
+        sinks: learned logits [Hq] in the denominator of "mass"; they do not affect scores, and
+            so not "ema".
         row_bias: float32 [B, Hkv, N], as in ``scaled_dot_product_attention_with_scores``.
         kind: "ema" or "mass".
-        importance: for "ema", the average so far, float32 [B, Hkv, N], NaN where a row has not
-            been scored; None: no row has been. "mass" starts at 0 and takes none.
+        importance: for "ema", the average so far, float32 [B, Hkv, N], NaN for unscored rows;
+            None: no row has been scored. "mass" starts at 0, so None is required.
         decay: for "ema", at least 0 and below 1.
-        queries: for "ema", how many queries count, from the end of the chunk; at least 1.
+        queries: for "ema", how many of the last queries count; at least 1.
         stream: stream or device to run on.
 
     Returns:
-        float32 [B, Hkv, N]. For "ema" NaN where a row is still unscored. NaN in an additive mask
-        counts as masked in "ema" and makes the mass of its KV head NaN.
+        float32 [B, Hkv, N], with "ema" NaN for rows that are still unscored. NaN in an additive
+        mask counts as masked in "ema" and makes the mass of its KV head NaN.
 
-        "ema" costs min(Lq, queries) * N products of q and k per query head, "mass" Lq * N: those
-        of the attention itself, once more. The logits in memory at a time are a few blocks of
-        2 MiB, on GPU streams of 16 MiB, or of one query by all keys ("mass") or of the counted
-        queries by one key ("ema") where that is more. GPUs compute them with MLX's own products: no
-        kernel here reads a chunk.
+        "ema" costs min(Lq, queries) * N products of q and k per query head. "mass" costs Lq * N, as
+        many as attention itself. Logits are computed in a few blocks of 2 MiB, on GPUs of 16 MiB.
+        A block holds at least one query by all keys ("mass"), or the counted queries by one key
+        ("ema"). GPUs use MLX's own matrix products: no kernel here reads a chunk.
 
     Raises ValueError for shapes, dtypes or settings other than these, TypeError for other types.
     """
@@ -266,23 +263,22 @@ def accumulate_scores(
     masked: bool = True,
     stream: StreamLike = None,
 ) -> mx.array:
-    """The moving average ``C = a*C + (1-a)*|s|`` of every row, over the queries in order.
+    """Update the moving average ``C = a*C + (1-a)*|s|`` of every row, query by query.
 
-    ``s`` is the mean of a row's scores over the unmasked query heads of its KV head. A pair that
-    is masked for every head of the group leaves C unchanged, and the first unmasked score of a
-    row sets ``C = |s|`` (AtomGradient 2026, sec. 3.2, whose C starts at 0).
+    ``s`` is the mean of a row's scores over the unmasked query heads of its KV head. If all are
+    masked, C does not change. The first unmasked score of a row sets ``C = |s|``; in AtomGradient
+    2026, sec. 3.2, C starts at 0.
 
     Args:
-        importance: C, float32 [B, H, N], NaN where a row has not been scored.
-        scores: float32 [B, Hq, Lq, N], -inf (or NaN) where masked; Hq a multiple of H, Lq at
-            most 128.
+        importance: C, float32 [B, H, N], NaN for unscored rows.
+        scores: float32 [B, Hq, Lq, N], -inf (or NaN) where masked; Hq is a multiple of H, and Lq
+            is at most 128.
         decay: a, at least 0 and below 1.
-        masked: False promises that every score is finite, which saves work on some back ends.
+        masked: False if every score is finite, which saves work on some back ends.
         stream: stream or device to run on.
 
     Returns:
-        float32 [B, H, N]. With one query the arithmetic, and so every bit, is the same on all
-        CPU back ends.
+        float32 [B, H, N]. With one query, results are identical bit for bit on all CPU back ends.
 
     Raises ValueError for shapes, dtypes or a decay other than these, TypeError for other types.
     """
@@ -298,19 +294,19 @@ def keep_indices(
     recent_start: PerSequence | None = None,
     stream: StreamLike = None,
 ) -> mx.array:
-    """Slots of the rows that stay when a cache is cut down to ``keep`` rows per head.
+    """Slots of the rows to keep when a cache is reduced to ``keep`` rows per head.
 
     Best first: protected rows (``0 <= position < sink_size``, or ``position >= recent_start``);
-    then scores, descending (infinities allowed); then rows whose score is NaN; then padding.
-    Among equals, and among protected rows, the lower position stays; of padding the lower slot.
+    the others by descending score (infinities are allowed); rows whose score is NaN; padding.
+    Among equals, and among protected rows, the lower position is kept; for padding the lower slot.
 
     Args:
         scores: float32 [B, H, N], one per row.
         positions: int32 [B, H, N], distinct within a head and below 2**30; negative: padding.
         keep: rows to keep, 1 to N.
-        sink_size: the first positions, which are protected.
-        recent_start: the first position of the protected recent window, or int32 [B]: one for
-            each sequence; None: no window.
+        sink_size: number of first positions that are protected.
+        recent_start: first position of the protected recent window, or int32 [B], one for each
+            sequence; None: no window.
         stream: stream or device to run on.
 
     Returns:
@@ -322,7 +318,7 @@ def keep_indices(
 
 
 def key_diversity(keys: mx.array, *, stream: StreamLike = None) -> mx.array:
-    """Minus the cosine of each key with the mean of the normalised keys of its head.
+    """The negated cosine of each key with the mean of the normalised keys of its head.
 
     Args:
         keys: [B, H, N, D], float32, float16 or bfloat16.
@@ -350,35 +346,35 @@ def quantize_append(
 ) -> tuple[Parts, Parts]:
     """Quantise new rows of K and V straight into their slots.
 
-    Keys and values are each stored in a way of their own, which the number of arrays tells:
+    The number of arrays identifies the format, for keys and values separately:
 
-    - three, words, scales and biases: the packed rows equal ``mx.quantize`` on the same device bit
+    - three (words, scales and biases): the packed rows equal ``mx.quantize`` on the same device bit
       for bit (affine mode; Metal and the CPU round differently);
-    - two, words and norms: codes of rotated rows (``kv_format="turbo3"``; docs/design.md). A code
-      may be the next one where an element lies at the mean of two levels as closely as float32
-      tells;
-    - one: the rows as they come.
+    - two (words and norms): codes of rotated rows (``kv_format="turbo3"``; docs/design.md). Where
+      an element lies midway between two levels to within float32 precision, either of the two
+      codes may be written;
+    - one: unquantised rows.
 
     Args:
         quantised_keys: words uint32 [B, H, N, D * bits / 32], scales and biases
             [B, H, N, D / group_size]; or words and norms, float32 [B, H, N, 1]; or ``(keys,)``,
             [B, H, N, D].
         quantised_values: the same with Dv and ``v_bits``.
-        new_keys: [B, H, L, D], float32, float16 or bfloat16: the dtype of the scales, or of keys
-            that stay as they come.
-        new_values: [B, H, L, Dv], the same of the values.
-        slots: uint32 [B, H, L], the rows to write, distinct within a head; one beyond the last
+        new_keys: [B, H, L, D], float32, float16 or bfloat16: the dtype of the scales, or of the
+            unquantised keys.
+        new_values: [B, H, L, Dv], likewise for the values.
+        slots: uint32 [B, H, L], the rows to write, distinct within a head; a slot beyond the last
             row means the last row.
-        bits: 2, 3, 4, 5, 6 or 8; of codes 2, 3 or 4.
-        group_size: 32, 64 or 128, which divides D and Dv. Of codes it means nothing, and the rows
-            have a power of two of elements from 32 to 1,024.
-        v_bits: those of the values; None: ``bits``.
+        bits: bits of the keys: 2, 3, 4, 5, 6 or 8; of codes 2, 3 or 4.
+        group_size: 32, 64 or 128; it must divide D and Dv. Codes ignore it: there D and Dv must be
+            powers of two from 32 to 1,024.
+        v_bits: bits of the values; None: ``bits``.
         stream: stream or device to run on.
 
     Returns:
-        Keys and values, each in as many arrays as they came. Evaluating the first array of the keys
-        evaluates all. The arrays that were passed never change; where nothing else holds them,
-        their memory may be used.
+        Keys and values, each in as many arrays as were passed. Evaluating the first array of the
+        keys evaluates all. The arrays that were passed never change; if nothing else refers to
+        them, their memory may be reused.
 
     Raises ValueError for shapes, dtypes or numbers other than these, TypeError for other types.
     """

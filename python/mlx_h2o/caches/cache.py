@@ -1,4 +1,4 @@
-"""The evicting KV cache: when rows come and go, and the members that mlx_lm asks of a cache."""
+"""The evicting KV cache: when rows are added and evicted, and the members that mlx_lm needs."""
 
 from __future__ import annotations
 
@@ -51,23 +51,23 @@ def _side(side: str) -> Any:
 class H2OKVCache:
     """Keys and values of one layer, of which a policy keeps ``config.max_kv_size`` rows per head.
 
-    Stands in for mlx_lm's KVCache without subclassing it: a subclass would inherit a batched form
-    that does not evict. A step is: evict on the scores so far, append, attend, take in the scores.
-    It begins with ``make_mask`` or ``update_and_fetch``. Below the budget rows are in order of
-    position. After evictions slots mean nothing, except that the rows of an update are the last
-    ones, in order. Nothing is evaluated here.
+    Replaces mlx_lm's KVCache without subclassing it: a subclass would inherit a batched form
+    that does not evict. A step evicts by the scores so far, appends, attends, and accumulates the
+    new scores. It begins with ``make_mask`` or ``update_and_fetch``. Below the budget, rows are in
+    order of position. After evictions they are in no order, except that the rows of the last update
+    come last, in order. The cache never evaluates an array.
 
     Args:
         config: the settings; None for the defaults.
-        name: what error messages call this cache, such as "qwen3 layer 3".
+        name: the name of this cache in error messages, such as "qwen3 layer 3".
 
     Attributes:
-        policy: what ranks the rows.
-        unequal_budgets: whether other layers of the model have other settings, so that one mask
-            does not fit all; saved with the rows.
+        policy: ranks the rows.
+        unequal_budgets: whether other layers of the model have different budgets, so that they
+            cannot share one mask; saved with the rows.
 
     Raises:
-        ValueError: ``config.kv_bits`` is set; that is for :class:`QuantizedH2OKVCache`.
+        ValueError: ``config.kv_bits`` is set; use :class:`QuantizedH2OKVCache` for that.
     """
 
     _quantized: ClassVar[bool | None] = False
@@ -121,8 +121,8 @@ class H2OKVCache:
 
     @property
     def offset(self) -> Any:
-        """Tokens seen, which only ``trim`` lowers: RoPE is driven by it, not by ``size()``
-        (AtomGradient 2026, sec. 3.3). In a batch int32 [B], less the padding still to come."""
+        """Number of tokens seen, the position of the next token for RoPE (AtomGradient 2026, sec.
+        3.3). Only ``trim`` lowers it. In a batch int32 [B], less the padding still to come."""
         if not self._in_batch:
             return self._table.tokens[0]
         pairs = zip(self._table.tokens, self._padding, strict=True)
@@ -130,46 +130,46 @@ class H2OKVCache:
 
     @property
     def scores(self) -> mx.array | None:
-        """float32 [B, H, N]: what the policy accumulated for each row, NaN where nothing yet."""
+        """float32 [B, H, N]: the accumulated score of each row, NaN if it has none yet."""
         return None if self.empty() else saved.scores_of(self._table.whole)
 
     @property
     def row_bias(self) -> mx.array | None:
-        """float32 [B, H, at least N]: what attention adds to the logits of rows that others were
-        folded into; None while there are none."""
+        """float32 [B, H, at least N]: what attention adds to the logits of a row, ``log(n)`` if it
+        stands for n rows; None until rows have been folded."""
         return self._table.beside.get(BIAS)
 
     @property
     def positions(self) -> mx.array | None:
-        """int32 [B, H, N]: the place of each stored row in the sequence, -1 where there is none."""
+        """int32 [B, H, N]: the position in the sequence of each stored row, -1 in unused slots."""
         return None if self.empty() else self._table.whole.positions
 
     @property
     def prefix_rows(self) -> int:
-        """Rows per head that it shares, the first ones."""
+        """Number of first rows per head that are shared with other caches."""
         return self._table.prefix_rows
 
     @property
     def evicted(self) -> int:
-        """Rows per head that have gone, of all sequences."""
+        """Rows evicted per head, summed over all sequences."""
         return self._table.evicted
 
     @property
     def nbytes(self) -> int:
         """Bytes of every array stored: keys, values, scores, positions, and room for more.
 
-        The surplus of a chunk goes first, as in ``flush``, unless its scores are still to come.
+        Evicts rows beyond the budget first, as ``flush`` does, unless their scores are pending.
         Shared rows count once for all sequences of a cache, and again in each cache."""
         self._at_rest()
         return self.held_nbytes
 
     @property
     def held_nbytes(self) -> int:
-        """The same with the surplus of a chunk, as long as it is there."""
+        """Like ``nbytes``, but evicts nothing: rows of a chunk beyond the budget count."""
         return self._table.nbytes
 
     def size(self) -> int:
-        """Rows stored per head, shared ones included. The surplus goes first, as in ``nbytes``."""
+        """Rows stored per head, shared ones included. Evicts rows as ``nbytes`` does."""
         return max(self._at_rest().lengths, default=0) + self.prefix_rows
 
     def empty(self) -> bool:
@@ -179,25 +179,25 @@ class H2OKVCache:
     # Rows that come
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
-        """Evict what must go, append the new rows and return all rows for attention.
+        """Evict rows if needed, append the new rows, and return all rows for attention.
 
-        Where a token finds the budget full, a group of ``config.group`` rows goes first. Several
-        tokens are stored behind the others, so that bottom-right causal masks fit; what is then
-        beyond the budget, the surplus, goes at the next update, or when somebody asks for
-        ``state``, ``nbytes`` or ``size()`` once it has been attended to.
+        If the budget is full, a single token first evicts ``config.group`` rows. A chunk of several
+        tokens is appended whole, after the other rows, so that bottom-right causal masks fit. Rows
+        then beyond the budget (the surplus) are evicted after attention: at the next update, or
+        when ``state``, ``nbytes`` or ``size()`` is read.
 
         Args:
             keys: [B, H, L, D] with RoPE applied, L at least 1.
             values: [B, H, L, Dv].
 
         Returns:
-            keys [B, H, N, D] and values [B, H, N, Dv], of which the new rows are the last.
-            Where rows are quantised and L is at most 8, both packed: words, scales and biases. Of
-            more, arrays, in which the new rows are as they came: what is packed is for later steps.
+            keys [B, H, N, D] and values [B, H, N, Dv], the new rows last. If rows are quantised and
+            L is at most 8, both are packed: words, scales and biases. For more tokens they are
+            arrays, in which the new rows are still unquantised.
 
         Raises:
-            ValueError: shapes or dtypes that do not match each other or the rows stored.
-            RuntimeError: the policy needs scores and the last update got none.
+            ValueError: shapes or dtypes that do not match each other or the stored rows.
+            RuntimeError: the policy needs scores, and there were none after the last update.
         """
         like, held = (keys.shape, values.shape, keys.dtype, values.dtype), self._table
         if self._like != like:
@@ -255,10 +255,10 @@ class H2OKVCache:
         return table
 
     def flush(self) -> None:
-        """Let the surplus of a chunk go, and give up room that is no longer needed, as whoever
-        reads ``state``, ``nbytes`` or ``size()`` does.
+        """Evict the rows of a chunk beyond the budget and release unused buffer space, as reading
+        ``state``, ``nbytes`` or ``size()`` does.
 
-        Raises RuntimeError where the chunk still waits for its scores.
+        Raises RuntimeError while the scores of the chunk are pending.
         """
         if self._room.surplus(self._table):
             checks.check_scored(self)
@@ -293,8 +293,8 @@ class H2OKVCache:
         return hand_out(self, keys, values, (parts[0], others[0]) if mixed else None)
 
     def keys_and_values(self) -> tuple[Any, Any]:
-        """The rows as they are stored, in the form in which the last update returned them, as
-        layers of mlx_lm's ask for that read another's. Raises ValueError while there are none."""
+        """The stored rows in the form in which the last update returned them, for layers of mlx_lm
+        that read the rows of another layer. Raises ValueError if there are none."""
         table = self._table
         if not table.segments:
             raise ValueError("[H2OKVCache.keys_and_values] there are no rows yet.")
@@ -302,11 +302,11 @@ class H2OKVCache:
 
     @property
     def bits(self) -> int:
-        """Bits of the keys, while the rows last returned are packed. Else there is no such
-        attribute: mlx_lm's own attention asks for it first, and takes its presence for packed rows.
+        """Bits of the keys, if the last update returned packed rows. Otherwise the attribute is
+        missing: mlx_lm's own attention tests for it to recognise packed rows.
 
-        Raises ValueError where that attention would be given what only ours can read: codes of
-        rotated rows, or the mask of layers with unequal budgets.
+        Raises ValueError if only the attention of this package can read the rows or the mask: for
+        codes of rotated rows, and with unequal budgets.
         """
         config, table = self.config, self._table
         # In parts the rows are read by ours alone; the arrays handed out then serve others.
@@ -320,8 +320,8 @@ class H2OKVCache:
 
     @property
     def group_size(self) -> int:
-        """Elements that share a scale and a bias, as stored; before the first row as set. Without
-        ``kv_bits`` there is no such attribute."""
+        """Elements that share a scale and a bias, as stored, or before the first row as configured.
+        Without ``kv_bits`` the attribute is missing."""
         if self.config.kv_bits is None:
             raise AttributeError("group_size: the rows have no groups")
         stored = (one.keys.group_size for one in self._table.segments)
@@ -329,8 +329,8 @@ class H2OKVCache:
 
     @property
     def needs_routing(self) -> bool:
-        """Whether attention must be ours: it has to return scores, to read packed rows, or to take
-        a mask of its layer's own."""
+        """Whether the model must run within ``mlx_h2o.routing``: to return scores, to read packed
+        rows, or to use a separate mask for this layer."""
         served = self.config.packs or (self._in_batch and self.unequal_budgets)
         own = self.config.kv_handed in ("grouped", "fused")  # which reads arrays itself
         return self._needs_attention or (served and not own)
@@ -341,15 +341,15 @@ class H2OKVCache:
         """The mask for the next ``length`` tokens over the rows that their update will return.
 
         None for one token; for more "causal" (bottom-right aligned) or, with ``return_array``,
-        bool [length, slots]. bool [B, 1, length, slots] where sequences differ or any has padding,
-        with one more axis of 1 behind the first where ``config.kv_handed`` is "grouped".
-        What must go before these tokens come goes now, so that the mask fits what is left. With
-        ``unequal_budgets`` an array would not fit all layers: the mask is then an object that each
-        of them reads as its own.
+        bool [length, slots]. If sequences differ or have padding, bool [B, 1, length, slots],
+        with another axis of 1 after the first if ``config.kv_handed`` is "grouped".
+        Rows that these tokens will replace are evicted first, so that the mask fits. With
+        ``unequal_budgets`` one array would not fit all layers: the mask is then an object that
+        each layer replaces with its own mask.
 
         Raises:
-            ValueError: ``window_size`` is given; slots do not tell how old a row is.
-            RuntimeError: as ``update_and_fetch``, where the last update got no scores.
+            ValueError: ``window_size`` is given; slots are not in order of position.
+            RuntimeError: as in ``update_and_fetch``.
         """
         if window_size is not None:
             raise ValueError(
@@ -372,7 +372,7 @@ class H2OKVCache:
         return self._shaped(step.mask(rows, return_array))
 
     def mask_of_update(self, *, return_array: bool = False) -> mx.array | str | None:
-        """As ``make_mask``, for the tokens of the last update over the rows that it returned."""
+        """Like ``make_mask``, for the tokens of the last update and the rows that it returned."""
         table, step, self._own_mask_due = self._table, self._step, False
         *packed, tail = (one.rows for one in table.segments)
         before = [rows - count for rows, count in zip(tail, step.counts, strict=True)]
@@ -396,21 +396,20 @@ class H2OKVCache:
         sinks: mx.array | None = None,
         stock: Callable[[], mx.array] | None = None,
     ) -> mx.array:
-        """Attention over the rows of the last update, whose scores the policy takes in.
+        """Attention over the rows of the last update, followed by accumulating its scores.
 
-        As ``fast.scaled_dot_product_attention_with_scores`` followed by ``update_scores``, but
-        where the policy allows it in one operation that need not store the scores. Evaluating
-        the output evaluates both. Of more than 8 queries the scores that the policy counts are
-        computed beside the output, where it allows it in blocks, so that they are never in memory
-        all at once.
+        Like ``fast.scaled_dot_product_attention_with_scores`` and ``update_scores``, but in one
+        operation that need not store the scores, if the policy allows it. Evaluating the output
+        evaluates both. For more than 8 queries, scores are computed separately from the output, if
+        the policy allows it in blocks, so that they are never in memory all at once.
 
         Args:
-            stock: other attention over the same arrays, which gives the output where it can: of
-                rows that are not shared, packed or folded, and where no scores are wanted, or
-                more than 8 queries come.
+            stock: another attention function over the same arrays. It computes the output if rows
+                are not shared, packed or folded, and no scores are needed or there are more than 8
+                queries.
 
         Raises:
-            ValueError: no rows yet, keys that are not the stored rows, or as the operation.
+            ValueError: no rows yet, keys that are not the stored rows, or as in the operation.
         """
         table, scored = self._table, self.policy.needs_scores
         asked = queries, keys, values, scale, mask, sinks
@@ -446,17 +445,17 @@ class H2OKVCache:
     def update_scores(
         self, scores: mx.array, *, lse: mx.array | None = None, masked: bool = True
     ) -> None:
-        """Take in the scores of the attention that followed an update.
+        """Accumulate the scores of the attention that followed an update.
 
         Layers that share their keys may call this several times for one update; each call counts
-        as further queries. To policies that need no scores it says that attention has been.
+        as further queries. For policies without scores it only marks that attention is done.
 
         Args:
             scores: float32 [B, Hq, L, N], logits before the softmax, -inf where masked, the
-                queries in order, N the rows stored. Most policies count the last 128 queries only.
-            lse: float32 [B, Hq, L], where the policy wants weights, ``exp(scores - lse)``; None:
-                of these scores, which is right for attention without sinks.
-            masked: False promises that no score is -inf, which saves work.
+                queries in order, N the rows stored. Most policies count only the last 128 queries.
+            lse: float32 [B, Hq, L], for policies that use weights, ``exp(scores - lse)``; None:
+                computed from these scores, which is right for attention without sinks.
+            masked: False if no score is -inf, which saves work.
 
         Raises:
             ValueError: no rows yet, or another shape or dtype.
@@ -479,15 +478,15 @@ class H2OKVCache:
     # Rows that are taken back
 
     def is_trimmable(self) -> bool:
-        """Whether ``trim`` is exact: until an eviction, done or due; with speculation always."""
+        """Whether ``trim`` is possible: before the first eviction, and with speculation always."""
         return self._room.reach > 0 or not (self.evicted or self._room.surplus(self._table))
 
     def trim(self, n: int) -> int:
-        """Take back the last ``n`` tokens, or all where there are fewer; returns how many.
+        """Remove the last ``n`` tokens, or all if there are fewer; returns how many.
 
-        With speculation up to ``speculative + 1`` tokens leave no trace. Else the rows are exact;
-        the scores that the taken back queries gave to the others remain. Raises ValueError where
-        rows have been evicted that would have to come back.
+        With speculation, up to ``speculative + 1`` tokens leave no trace. Otherwise the rows are
+        exact, but the scores that the removed queries gave to other rows remain. Raises ValueError
+        if evicted rows would have to be restored.
         """
         if not isinstance(n, int):
             raise ValueError(f"[H2OKVCache.trim] n is {n!r}, expected an int.")
@@ -526,14 +525,14 @@ class H2OKVCache:
     # Rows that others have too
 
     def share(self, rows: int) -> None:
-        """Have copies of this cache hold its first ``rows`` once, together.
+        """Share the first ``rows`` with copies of this cache instead of copying them.
 
-        Whatever comes of it then stands on the same rows: deep copies, a batch of them, what is
-        extracted of that. They are never evicted and never written. Attention must be that of
-        ``routing``, or ``attend``.
+        Deep copies, batches of them, and sequences extracted from these use the same rows, which
+        are never evicted or changed. Attention must run within ``mlx_h2o.routing``, or be
+        ``attend``.
 
-        Raises ValueError for rows that are not there or may be evicted, and for a cache that shares
-        some already or cannot: mixed precision, speculation, MLA, several sequences.
+        Raises ValueError for rows that do not exist or may be evicted, and for a cache that already
+        shares rows or cannot: mixed precision, speculation, MLA, several sequences.
         """
         op, config = f"[{type(self).__name__}.share]", self.config
         reason = formats.unshareable(config)
@@ -552,7 +551,7 @@ class H2OKVCache:
         self._hold(self._table.standing(rows))
 
     def unshared(self) -> Any:
-        """This cache, or where it shares rows a copy that holds all of them itself."""
+        """This cache, or if it shares rows a copy with all rows of its own."""
         if not self.prefix_rows:
             return self
         found = copy.deepcopy(self)
@@ -573,13 +572,13 @@ class H2OKVCache:
     def state(self) -> tuple[Any, ...]:
         """keys, values, scores, positions, offset, evicted, unscored, name, settings.
 
-        The surplus of a chunk goes first, as in ``nbytes``. The first four are None in an empty
-        cache. Leaves are arrays, ints, bools and strings, so that mlx_lm can save them; the
-        settings are JSON. Later updates do not change what was read. With speculation two more:
-        the scores of the newest queries, which wait, and the positions and numbers of these (JSON).
-        With shared rows one more: their keys and values; the first four are then of the others.
-        Where rows have been folded, scores are a pair: those, and the biases of the rows. Of a
-        batch, behind the first four: unscored, name, sequences (JSON), settings.
+        Rows beyond the budget are evicted first, as in ``nbytes``. The first four are None in an
+        empty cache. Leaves are arrays, ints, bools and strings, so that mlx_lm can save them; the
+        settings are JSON. Later updates do not change a state. With speculation there are two more
+        parts: pending scores of the newest queries, and the positions and numbers of these (JSON).
+        With shared rows there is one more: their keys and values; the first four are the other
+        rows. If rows have been folded, scores are a pair: scores, and biases of the rows. In a
+        batch the first four are followed by unscored, name, sequences (JSON) and settings.
         """
         table = self._at_rest()
         rows, settings, unscored = saved.rows_of(table), saved.settings_text(self), table.unscored
@@ -623,7 +622,7 @@ class H2OKVCache:
 
     @classmethod
     def from_state(cls, state: Sequence[Any]) -> H2OKVCache:
-        """A cache with the given ``state``, settings included."""
+        """A cache with the given ``state``, including its settings."""
         cache = cls.__new__(cls)
         cache.state = state
         return cache
@@ -648,15 +647,15 @@ class H2OKVCache:
         return found
 
     def to_quantized(self, group_size: int = 64, bits: int = 4) -> Any:
-        """The same rows, scores and positions in a cache that quantises: QuantizedH2OKVCache.
+        """A QuantizedH2OKVCache with the same rows, scores and positions.
 
-        Later rows are quantised as they come. This cache stays as it is. Where it quantises, it is
-        the one, as mlx_lm asks after every step.
+        Later rows are quantised when they arrive. This cache does not change. If it is quantised
+        already, it is returned itself, since mlx_lm calls this after every step.
 
         Raises:
-            ValueError: bits or sizes that H2OConfig refuses, or rows that cannot be quantised;
-                other settings than its own of one that quantises: no row is quantised twice.
-            RuntimeError: a chunk still waits for its scores.
+            ValueError: bits or sizes that H2OConfig refuses, rows that cannot be quantised, or for
+                a quantised cache other settings than its own: no row is quantised twice.
+            RuntimeError: the scores of a chunk are pending.
         """
         own = self.config.kv_group_size, self.config.kv_bits
         if self.config.packs and (group_size, bits) != own:
@@ -678,10 +677,10 @@ class H2OKVCache:
 
     @classmethod
     def merge(cls, caches: Sequence[Any]) -> BatchH2OKVCache:
-        """The sequences of caches of one sequence each, settings and evictions included.
+        """A batch of the sequences of these caches, which hold one each, with equal settings.
 
-        Raises ValueError for no caches, settings that differ, another class, or batches; and where
-        layers have unequal budgets and the model's attention can be given one mask only.
+        Raises ValueError for no caches, settings that differ, another class, or batches; and if
+        layers have unequal budgets and the model's attention can take only one mask.
         """
         checks.check_mergeable(caches, H2OKVCache)
         first = caches[0]
@@ -698,28 +697,28 @@ class H2OKVCache:
 
 
 class QuantizedH2OKVCache(H2OKVCache):
-    """An :class:`H2OKVCache` whose rows are quantised once, when they come (``config.kv_bits``).
+    """An :class:`H2OKVCache` whose rows are quantised once, on arrival (``config.kv_bits``).
 
-    Rows are evicted, moved, saved and copied as they are packed; only those that others are folded
-    into are quantised again. Up to 8 tokens at a time, updates return packed rows (words, scales
-    and biases of the keys, and of the values), which the fused kernels read within
-    ``mlx_h2o.routing``; for longer chunks arrays, with the chunk's own rows as they came. ``keys``
-    and ``values`` are packed.
+    Rows are evicted, moved, saved and copied in packed form; only rows that others are folded into
+    are quantised again. For up to 8 tokens, updates return packed rows (words, scales and biases,
+    for keys and values), which the fused kernels read within ``mlx_h2o.routing``. For longer chunks
+    they return arrays, in which the chunk's own rows are unquantised. ``keys`` and ``values`` are
+    packed.
 
-    In mixed precision (``config.light_bits``, ``config.dense_size``) the newest rows stay as they
-    come, and older ones are quantised once, when they leave those. Updates then return arrays,
-    which are computed only where attention does not read the rows as they are stored.
+    In mixed precision (``config.light_bits``, ``config.dense_size``) the newest rows are not
+    quantised yet; each row is quantised once, later. Updates then return arrays, which are computed
+    only if attention does not read the rows as they are stored.
 
-    Outside of ``mlx_h2o.routing`` mlx_lm's own attention reads the rows of ``kv_frame=False`` as of
-    its QuantizedKVCache, unfused; others, and values of other bits than the keys, are refused.
+    Outside of ``mlx_h2o.routing``, mlx_lm's own attention can read rows with ``kv_frame=False``,
+    unfused, as it reads QuantizedKVCache. It refuses others, and values of other bits than keys.
 
     Args:
         config: the settings; None for the defaults with 8 bits.
-        name: what error messages call this cache, such as "qwen3 layer 3".
+        name: the name of this cache in error messages, such as "qwen3 layer 3".
 
     Raises:
-        ValueError: ``config.kv_bits`` is None; at the first update, rows whose size neither
-            ``kv_group_size`` nor 32 divides.
+        ValueError: ``config.kv_bits`` is None; at the first update, with ``kv_frame=False``, rows
+            whose size is not a multiple of 32.
     """
 
     _quantized = True
@@ -731,9 +730,9 @@ class QuantizedH2OKVCache(H2OKVCache):
 class BatchH2OKVCache(H2OKVCache):
     """Several sequences of one layer, each of which evicts as it would alone.
 
-    ``H2OKVCache.merge`` makes one, ``extract`` gives a sequence back. The rows of a sequence fill
-    the first slots; unused slots behind them, and padding among the tokens that come, are masked,
-    never kept where a row could be, and their queries never score.
+    Made by ``H2OKVCache.merge``; ``extract`` returns one sequence. The rows of a sequence fill its
+    first slots. Unused slots and padding tokens are masked, padding is never kept instead of a row,
+    and its queries do not count towards scores.
     """
 
     _quantized = None
@@ -755,9 +754,9 @@ class BatchH2OKVCache(H2OKVCache):
         """Announce padding among the tokens to come, before the model is called.
 
         Args:
-            left_padding: tokens of padding that come first; only while the batch is empty.
-            lengths: own tokens of each sequence before ``finalize``; what comes then is padding.
-            right_padding: how much that is; needs ``lengths``.
+            left_padding: padding tokens that come first; only while the batch is empty.
+            lengths: tokens of each sequence before ``finalize``; further ones are padding.
+            right_padding: the number of those; needs ``lengths``.
 
         Raises:
             ValueError: numbers other than one per sequence, or padding at a wrong moment.
@@ -784,7 +783,7 @@ class BatchH2OKVCache(H2OKVCache):
         ]
 
     def finalize(self) -> None:
-        """End what ``prepare`` announced on the right."""
+        """End the right padding that ``prepare`` announced."""
         self._padding = [(left, None) for left, _ in self._padding]
 
     def _join(self, caches: Sequence[H2OKVCache]) -> None:

@@ -1,4 +1,4 @@
-"""The KV heads of one layer in groups, each with rows of its own number."""
+"""The KV heads of one layer in groups with different numbers of rows."""
 
 from __future__ import annotations
 
@@ -40,20 +40,19 @@ def _nothing(found: list[None]) -> None:
 
 
 class HeadGroups:
-    """Evicting caches of one layer, each of some of its KV heads.
+    """Several evicting caches for one layer, each for some of its KV heads.
 
-    A cache holds as many rows of each of its heads as of the others; heads that need many, few of a
-    model, and heads that need few are therefore in two caches. Attention runs once for each, and
-    the outputs are put back in the order of the heads. That takes attention of ours: updates return
-    arrays without elements, by which ``mlx_h2o.routing`` finds the rows. In a batch the caches are
-    :class:`BatchH2OKVCache`.
+    A single cache holds the same number of rows for all of its heads, so heads with different
+    budgets are in separate caches. Attention runs once for each, and the outputs are put back in
+    the order of the heads. The model must run within ``mlx_h2o.routing``: updates return empty
+    arrays by which it finds the rows. In a batch the caches are :class:`BatchH2OKVCache`.
 
     Args:
-        caches: one for each group, those of fewer rows first: they are the first to refuse.
-        heads: the KV heads of each group, in order; together 0 up to their number.
+        caches: one for each group, those with fewer rows first, which refuse a step first.
+        heads: the KV heads of each group, ascending; all groups together hold every head once.
 
     Raises:
-        ValueError: groups that are not one for each cache, or miss or repeat a head.
+        ValueError: not one group for each cache, or a head that is missing or repeated.
     """
 
     def __init__(self, caches: Sequence[H2OKVCache], heads: Sequence[Sequence[int]]) -> None:
@@ -94,7 +93,7 @@ class HeadGroups:
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """As ``H2OKVCache.update_and_fetch`` of each group, for rows of all KV heads.
 
-        Returns arrays [B, H, 1, 0] that stand for the rows: attention of ours knows them. Raises
+        Returns arrays [B, H, 1, 0] by which the attention of this package finds the rows. Raises
         ValueError for another number of heads.
         """
         if keys.shape[1:2] != (self._count,) or values.shape[:2] != keys.shape[:2]:

@@ -19,7 +19,7 @@ def parser() -> OneLineParser:
     """Of its flags."""
     return cache_parser(
         "layers",
-        "Find the KV heads of a model that retrieve, by random tokens said twice, and show the "
+        "Find the KV heads of a model that retrieve, by reading random tokens twice, and show the "
         "rows of each. The file is for --budgets.", "", {"": "model output"},
         "max-kv-size sink-size context-size", model=...,
     )  # fmt: skip
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None
     for layer, (many, gives) in enumerate(zip(rows, found.gives, strict=False)):
         own = ", ".join(f"{one:,}" for one in (many if isinstance(many, list) else [many]))
         said = ", ".join(f"{one:.3f}" for one in gives)
-        print(f"layer {layer:3}: {own} rows by head, to which the first copy gives {said}")
+        print(f"layer {layer:3}: {own} rows by head; the first copy changes the output by {said}")
     if args.output is not None:
         write_text(args.output, json.dumps({"budgets": rows}) + "\n")
         print(f"wrote {args.output}")

@@ -116,8 +116,8 @@ def parser() -> argparse.ArgumentParser:
         "num-draft-tokens",
     }
     return cache_parser(
-        "server", "Serve one model over HTTP, as OpenAI's API does.",
+        "server", "Serve one model over HTTP, with OpenAI's API.",
         "model port memory max-kv-bytes max-kv-size", groups, model="demo",
-        top_p=(number(1e-9, 1, float), 1.0, "P", "of the likeliest tokens with this sum"),
-        max_tokens=(number(1), 512, "N", "of an answer"),
+        top_p=(number(1e-9, 1, float), 1.0, "P", "sample from the likeliest of this total"),
+        max_tokens=(number(1), 512, "N", "maximum tokens of an answer"),
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""mlx_lm's loading and generation, with caches that evict; also in programs that call it."""
+"""mlx_lm's loading and generation with evicting caches, also for programs that call mlx_lm."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from .sharing import share, shareable
 
 
 def load(path_or_hf_repo: str | Path, *args: Any, group: Any = None, **kwargs: Any) -> Any:
-    """``mlx_lm.load``, where "demo" is the model in this package.
+    """Load a model and its tokenizer like ``mlx_lm.load``; "demo" is the model in this package.
 
     If MLX computes on the CPU, float16 weights become float32, because float16 arithmetic is
     several times slower there. The other arguments and the result are mlx_lm's:
@@ -42,13 +42,13 @@ def load(path_or_hf_repo: str | Path, *args: Any, group: Any = None, **kwargs: A
 
     Args:
         path_or_hf_repo: a directory, a name on the hub, or "demo".
-        group: of ``mlx.core.distributed.init()``: the heads of the model are dealt out over its
-            processes. Of mlx_lm's arguments there are ``tokenizer_config``, ``trust_remote_code``
-            and ``return_config`` then.
+        group: from ``mlx.core.distributed.init()``: split the heads of the model over its
+            processes. mlx_lm's other arguments are then limited to ``tokenizer_config``,
+            ``trust_remote_code`` and ``return_config``.
 
     Raises:
-        ValueError: there is no such directory, no model in it that can be loaded, with the name of
-            a file that is damaged, or none of this name on the hub.
+        ValueError: there is no such directory, the model in it cannot be loaded (a damaged file is
+            named), or the hub has no model of this name.
     """
     name = str(path_or_hf_repo) if isinstance(path_or_hf_repo, Path) else path_or_hf_repo
     given = dict(zip([*signature(mlx_lm.load).parameters][1:], args, strict=False)) | kwargs
@@ -113,30 +113,29 @@ def stream_generate(
     max_tokens: int = 256,
     **kwargs: Any,
 ) -> Iterator[GenerationResponse]:
-    """``mlx_lm.stream_generate`` with evicting caches.
+    """Generate text piece by piece like ``mlx_lm.stream_generate``, with evicting caches.
 
     Args:
         model: an mlx_lm model.
         tokenizer: its tokenizer.
         prompt: text or token ids.
-        max_tokens: tokens to generate, at least 1, or -1 for no limit.
-        kwargs: mlx_lm's own arguments; ``budgets``, ``layers``, ``length``, ``max_kv_bytes`` and
-            settings of H2OConfig as in :func:`make_prompt_cache`, where None means the default, and
-            for ``max_kv_size`` no limit; or ``prompt_cache``, caches of :func:`make_prompt_cache`,
-            one for each layer, which are updated in place and have their own settings.
+        max_tokens: maximum number of tokens to generate, at least 1, or -1 for no limit.
+        kwargs: mlx_lm's own arguments, and one of the following. Cache settings: ``budgets``,
+            ``layers``, ``length``, ``max_kv_bytes`` and settings of H2OConfig as in
+            :func:`make_prompt_cache`; None means the default, and for ``max_kv_size`` no limit.
+            Or ``prompt_cache``: caches from :func:`make_prompt_cache`, which are updated in place.
             With ``draft_model`` both models get caches, for ``num_draft_tokens`` (2) at a time, and
-            ``max_kv_bytes`` covers both; a ``prompt_cache`` then holds those of the model followed
-            by those of the draft model.
+            ``max_kv_bytes`` covers both; ``prompt_cache`` then holds the caches of the model
+            followed by those of the draft model.
 
     Yields:
-        mlx_lm's GenerationResponse, a piece of text each.
+        mlx_lm's GenerationResponse for each piece of text.
 
     Raises:
-        ValueError: settings or numbers out of range, or settings together with ``prompt_cache``;
-            an empty prompt, token ids that a model does not know; caches that are not one for each
-            layer of the model; with a draft model, another vocabulary, or caches whose
-            ``speculative`` is below the number of drafts; a ``quantized_kv_start`` above 0; an
-            unsupported model.
+        ValueError: settings or numbers out of range; settings together with ``prompt_cache``;
+            an empty prompt or token ids outside the vocabulary; a number of caches other than that
+            of layers; a draft model with a different vocabulary, or caches whose ``speculative``
+            is below the number of drafts; a ``quantized_kv_start`` above 0; an unsupported model.
     """
     kwargs["max_tokens"] = max_tokens
     prompt = _prepared("stream_generate", model, tokenizer, prompt, kwargs)
@@ -151,10 +150,10 @@ def stream_generate(
 def generate(
     model: Module, tokenizer: Any, prompt: str | list[int], verbose: bool = False, **kwargs: Any
 ) -> str:
-    """``mlx_lm.generate`` with evicting caches: the whole text at once.
+    """Generate text like ``mlx_lm.generate``, with evicting caches, and return it whole.
 
     Arguments and errors are those of :func:`stream_generate`; ``verbose`` prints the text and
-    the timings as they come.
+    the timings during generation.
     """
     prompt = _prepared("generate", model, tokenizer, prompt, kwargs)
     with routing_for(model, kwargs["prompt_cache"], kwargs.get("draft_model")):
@@ -179,18 +178,18 @@ def read_prompt(
     step: int = PROMPT_CHUNK,
     watch: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Read a prompt into caches as generation does, and write nothing.
+    """Read a prompt into caches as generation does, without generating.
 
     Args:
         model: an mlx_lm model.
-        caches: of :func:`make_prompt_cache`, which are updated in place.
+        caches: from :func:`make_prompt_cache`; updated in place.
         tokens: token ids.
-        step: tokens that are read at a time.
-        watch: is told how many tokens have been read, and of how many.
+        step: tokens to read at a time.
+        watch: called with the number of tokens read so far and the total.
 
     Raises:
-        ValueError: no tokens, or such as the model does not know; caches that are not one for each
-            layer.
+        ValueError: no tokens, or tokens outside the vocabulary; a number of caches other than that
+            of layers.
     """
     ids = checked_tokens("read_prompt", "prompt", tokens, [model])
     check_caches("read_prompt", caches, [model])
@@ -210,24 +209,24 @@ def batch_generate(
     share_prefix: bool = True,
     **kwargs: Any,
 ) -> BatchResponse:
-    """``mlx_lm.batch_generate`` with evicting caches, one set per sequence.
+    """Generate for several prompts like ``mlx_lm.batch_generate``, with evicting caches.
 
     Args:
         model: an mlx_lm model.
         tokenizer: its tokenizer.
         prompts: token ids of each prompt; the lengths may differ.
-        prompt_caches: for each prompt the caches of :func:`make_prompt_cache`, all with the same
-            settings. They are not changed; ``return_prompt_caches=True`` returns what they became.
-        max_tokens: tokens to generate, at least 1, for all prompts or for each.
-        share_prefix: where it can be, read the tokens that all prompts begin with once, and share
-            their rows, as far as they are never evicted: the first ``prefix_size`` of a bounded
+        prompt_caches: for each prompt, caches from :func:`make_prompt_cache`, all with the same
+            settings. They are not changed; ``return_prompt_caches=True`` returns updated copies.
+        max_tokens: maximum tokens to generate, at least 1: a number for all prompts, or a list.
+        share_prefix: if possible, read the common prefix of all prompts once and share its rows.
+            Only rows that are never evicted are shared: the first ``prefix_size`` of a bounded
             cache, all of an unbounded one, at least 32. Answers are the same, except for rounding.
-        kwargs: mlx_lm's own arguments, and those of :func:`make_prompt_cache` without
-            ``prompt_caches``.
+        kwargs: mlx_lm's own arguments, and without ``prompt_caches`` those of
+            :func:`make_prompt_cache`.
 
     Raises:
-        ValueError: no prompts, or texts; numbers of caches or ``max_tokens`` other than that of the
-            prompts; or as in :func:`stream_generate`.
+        ValueError: no prompts, or texts instead of token ids; a number of caches or ``max_tokens``
+            other than that of prompts; or as in :func:`stream_generate`.
     """
     if kwargs.pop("draft_model", None) is not None:
         raise ValueError(
@@ -360,14 +359,14 @@ def _caches(
 def evicting(model: Module, **settings: Any) -> Iterator[None]:
     """Within the context, mlx_lm's own ``make_prompt_cache(model)`` returns evicting caches.
 
-    Nothing of the model's code is replaced, and other models are as they were.
+    Attention is routed as by :func:`routing`; other models are not affected.
 
     Args:
         model: an mlx_lm model.
-        settings: of :func:`mlx_h2o.make_prompt_cache`.
+        settings: as in :func:`mlx_h2o.make_prompt_cache`.
 
     Raises:
-        ValueError: as that function does, also where such a context is open for the model.
+        ValueError: as in that function, or if such a context is already open for the model.
     """
     with made_by(model, make_prompt_cache(model, **settings)):
         yield

@@ -1,4 +1,4 @@
-"""The caches of a model: evicting ones in the places of mlx_lm's unbounded ones."""
+"""The caches of a model, with evicting caches instead of mlx_lm's unbounded ones."""
 
 from __future__ import annotations
 
@@ -49,32 +49,32 @@ def make_prompt_cache(
     Only plain ``KVCache`` entries become :class:`H2OKVCache`, or with ``kv_bits``
     :class:`QuantizedH2OKVCache`; rotating, chunked and recurrent caches are left alone.
 
-    KV heads that retrieve get more rows than the others, and all together no more than
-    ``max_kv_size`` each would be. Which they are is computed when the first caches of a model are
-    made (:func:`mlx_h2o.lm.layers.probe`). A layer whose heads differ has :class:`HeadGroups`.
+    KV heads that retrieve (find text far back) get more rows than the others; the average is
+    ``max_kv_size``. These heads are found by :func:`mlx_h2o.lm.layers.probe` when the first caches
+    of a model are made. A layer whose heads have unequal budgets gets :class:`HeadGroups`.
 
-    Rows further back than the context that the model's settings name go first, unless
-    ``context_size`` says otherwise.
+    Rows further back than the model's trained context are evicted first; ``context_size`` overrides
+    the context length in the model's settings.
 
     Args:
         model: an mlx_lm model.
-        max_kv_size: mean rows per KV head, or all the settings as an H2OConfig. Not given: 256.
+        max_kv_size: mean rows per KV head, or all the settings as an H2OConfig. Default: 256.
             None, as in mlx_lm: no limit, no row is ever evicted.
         draft_model: a draft model, whose caches follow those of the model. They have the same
-            settings, except ``budgets``, which belong to the model's layers.
-        budgets: different settings for each evicting layer, in order: ``max_kv_size``, or all the
-            settings as an H2OConfig, or a list of these, one for each KV head; or a JSON file with
-            that list under "budgets".
+            settings, except ``budgets``, which apply to the model's layers.
+        budgets: a budget for each evicting layer, in order: a ``max_kv_size``, all the settings as
+            an H2OConfig, or a list of these with one for each KV head. Or a JSON file with that
+            list under "budgets".
         max_kv_bytes: instead of ``max_kv_size``, the bytes of all full caches together, including
             those of a draft model, as a number or a text such as "300MB"; :func:`fit_bytes` shows
-            the rows, bits and policy that result.
-        layers: "probe", or "equal": the same rows for every KV head. With ``budgets``, and where
-            rows are not bounded, there is nothing to probe for.
-        length: tokens that the caches will see, prompt and answer, if that is known.
+            the resulting rows, bits and policy.
+        layers: "probe", or "equal" for the same rows in every KV head. With ``budgets``, and for
+            unbounded caches, it has no effect.
+        length: number of tokens that the caches will see, prompt and answer, if known.
         settings: further settings of H2OConfig.
 
     Raises:
-        ValueError: no model; settings out of range; a model whose attention is not supported, or
+        ValueError: not a model; settings out of range; a model whose attention is not supported, or
             without a cache that could evict; a number of budgets other than that of evicting
             layers.
     """
@@ -157,28 +157,28 @@ def fit_bytes(
     length: int | None = None,
     **settings: Any,
 ) -> Sizing:
-    """The settings with the most rows whose caches hold no more than ``max_kv_bytes``.
+    """The settings with the most rows whose caches take at most ``max_kv_bytes``.
 
-    Without ``kv_bits`` and ``kv_format``, rows stay unquantised if all tokens fit: those of the
-    model's context, or ``length``. Otherwise keys and values have the fewest bits at which packing
-    changes next to nothing of this model's attention; one size fewer where less than a fifth of the
-    tokens could stay, of 1,000 if ``length`` is not given; and the most with which all tokens fit.
-    ``kv_bits=None`` leaves them unquantised. Without ``policy``, quantised rows have the policy
-    "h2o" if the model and the other settings allow it; beside layers with windows, which hold what
-    is near, rows that go are dropped. Nothing is computed but the probe of the model: the bytes are
-    those of caches in a graph that is never evaluated.
+    Without ``kv_bits`` and ``kv_format``, rows stay unquantised if all tokens fit (the smaller of
+    ``length`` and the model's context). Otherwise keys and values get the fewest bits that
+    hardly change this model's attention; one size fewer if less than a fifth of the tokens could
+    stay (of 1,000 if ``length`` is not given); or the most bits with which all tokens fit.
+    ``kv_bits=None`` leaves rows unquantised. Without ``policy``, quantised rows get the policy
+    "h2o" if the model and the other settings allow it; in models with sliding windows, which
+    already hold recent tokens, it drops rows instead of folding them. Apart from the model's
+    probe nothing is computed: the bytes are those of caches in a graph that is never evaluated.
 
     Args:
-        model: an mlx_lm model. If its heads are dealt out over processes, all of them call this,
-            and the bytes are those of one process, whichever has most.
+        model: an mlx_lm model. If it is split over processes, all of them must call this, and the
+            bytes are those of the process that needs most.
         max_kv_bytes: bytes of all full caches of a sequence, as a number or a text such as "300MB"
             or "64MiB".
-        draft_model: a draft model, whose caches have the same rows and bits, and count.
+        draft_model: a draft model, whose caches get the same rows and bits and are included.
         layers, length: as in :func:`make_prompt_cache`.
         settings: settings of H2OConfig, except ``max_kv_size``.
 
     Raises:
-        ValueError: not a number of bytes, fewer than the fewest rows take, or as in
+        ValueError: not a number of bytes, too few bytes for any rows, or as in
             :func:`make_prompt_cache`.
     """
     if "max_kv_size" in settings:

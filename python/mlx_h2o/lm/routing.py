@@ -39,13 +39,13 @@ Namespace = dict[str, Any]
 
 @contextlib.contextmanager
 def routing(model: Module | None = None) -> Iterator[None]:
-    """Within the context, attention gives its scores to the :class:`H2OKVCache` that it reads.
+    """Within the context, attention passes its scores to the :class:`H2OKVCache` that it reads.
 
     Other caches are served by mlx_lm's own attention, so contexts may stay open, nest, and be
-    used from several threads. Closing the last one restores mlx_lm.
+    used from several threads. When the last one closes, mlx_lm is restored.
 
     Args:
-        model: the model to route, custom model files included; None for every loaded model
+        model: the model to route, including custom model files; None for every loaded model
             module of mlx_lm.
 
     Raises:

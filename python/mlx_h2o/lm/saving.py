@@ -52,19 +52,19 @@ def save_prompt_cache(
     """Write a prompt cache to a ``.safetensors`` file, atomically.
 
     The file is written under a temporary name and renamed, so that an interruption leaves the old
-    file, if any, unchanged. Surplus rows of a chunk are evicted first. Shared rows are written in
+    file, if any, unchanged. Rows beyond the budget are evicted first. Shared rows are written in
     full.
 
     Args:
-        file_name: where to write, for this user alone; a missing ``.safetensors`` is added, as in
-            mlx_lm.
+        file_name: the file to write, readable only by this user; ``.safetensors`` is added if it
+            is missing, as in mlx_lm.
         cache: one cache per layer, such as those of ``make_prompt_cache``.
         metadata: texts to store with it.
-        model: the model that the cache belongs to, which loading can then check.
+        model: the model that the cache belongs to, so that loading can check it.
 
     Raises:
         ValueError: no caches, metadata that is not text, or a cache that cannot be saved.
-        OSError: the file, which it names, cannot be written.
+        OSError: the file cannot be written; the error names it.
     """
     op = "[save_prompt_cache]"
     if not isinstance(cache, list | tuple) or not cache:
@@ -110,17 +110,17 @@ def with_suffix(file_name: str | os.PathLike[str]) -> str:
 def load_prompt_cache(
     file_name: str | os.PathLike[str], return_metadata: bool = False, *, model: Module | None = None
 ) -> Any:
-    """The prompt cache that a file holds, settings included.
+    """Load a prompt cache from a file, with its settings.
 
     Args:
-        file_name: a file of ``save_prompt_cache``, or of mlx_lm's function of this name.
+        file_name: a file written by ``save_prompt_cache``, or by mlx_lm's function of this name.
         return_metadata: return ``(cache, metadata)``.
-        model: the model that it will be used with, to be compared with the one that it is of.
+        model: the model to use the cache with; a file that was saved with another is refused.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: a damaged file or none of a prompt cache; one of a later format, of another
-            model, or without a cache that evicts. No cache is returned then.
+        ValueError: the file is damaged, is not a prompt cache, has a later format, belongs to
+            another model, or holds no evicting cache.
     """
     path, text = _texts(file_name)
     description = _description(path, text.get(f"0.{_ENTRY}", '{"format": 0}'))  # of mlx_lm: none
@@ -148,7 +148,7 @@ def load_prompt_cache(
 
 
 def saved_texts(file_name: str | os.PathLike[str]) -> dict[str, str]:
-    """The metadata of a file of ``save_prompt_cache``, whose caches are not read."""
+    """The metadata of a file of ``save_prompt_cache``, without reading its caches."""
     return {key[2:]: one for key, one in _texts(file_name)[1].items() if key.startswith("0.")}
 
 

@@ -35,12 +35,12 @@ _UNITS = {"": 1} | {
 
 @dataclass(frozen=True)
 class Sizing:
-    """Settings whose caches fit into a number of bytes; ``str()`` says it in a line."""
+    """Settings whose caches fit into a number of bytes; ``str()`` is a summary in one line."""
 
     config: H2OConfig
     nbytes: int  # of the caches of all layers, for one sequence, once they are full
-    # The most while 2,048 tokens of a prompt are read: each layer then has all of them beside its
-    # rows, and is back at nbytes when they have been attended to.
+    # The most while 2,048 tokens of a prompt are read: each layer then holds all of them besides
+    # its rows, and is back at nbytes after attention.
     peak_nbytes: int
     draft_nbytes: int = 0  # of nbytes, those of the caches of a draft model
     why: str = ""  # why rows have these bits, where they were chosen

@@ -1,6 +1,6 @@
 """Which implementation serves a call: Metal, CUDA, native CPU, or the composition of MLX ops.
 
-Unnamed, the best back end that can serve the call runs; a back end that was named, by
+By default the best back end that can serve the call runs. A back end requested by name, with
 ``use_backend`` or the environment variable MLX_H2O_BACKEND, either serves the call or raises
 ValueError.
 """
@@ -28,9 +28,9 @@ from mlx_h2o.operations.resolved import (
 class BackendStatus:
     """State of one back end on this machine.
 
-    ``reason`` says why it is unavailable, and is empty if it is available; ``default`` marks the
-    one that serves calls on the default device whenever it can; ``advice`` says how to have a
-    better one, where this machine could.
+    ``reason`` is why it is unavailable, empty if it is available. ``default`` marks the back end
+    that serves calls on the default device whenever it can. ``advice`` is how to get a faster one,
+    if this machine could have it.
     """
 
     name: str
@@ -69,7 +69,7 @@ def _preferred(gpu: bool) -> Operations:
 
 
 def backends() -> dict[str, BackendStatus]:
-    """Every back end, preferred ones first: whether it is available, why not, and the default."""
+    """The status of every back end, preferred ones first."""
     found, better, preferred = {}, True, _preferred(runs_on_gpu(None))
     for name, backend in _registered.items():
         default, reason = backend is preferred, backend.unavailable_reason()
@@ -81,13 +81,13 @@ def backends() -> dict[str, BackendStatus]:
 
 @contextlib.contextmanager
 def use_backend(name: str | None) -> Iterator[None]:
-    """Select the back end of all calls inside the ``with`` block (per context, as contextvars).
+    """Select the back end for all calls inside the ``with`` block (a context variable).
 
     ``None`` restores the automatic choice, or MLX_H2O_BACKEND if it is set.
 
     Raises:
-        ValueError: ``name`` is not a back end, or it is not available here; a call inside the
-            block raises ValueError if the selected back end cannot serve it.
+        ValueError: ``name`` is not a back end, or is not available on this machine. A call inside
+            the block raises ValueError if the selected back end cannot serve it.
     """
     if name is not None:
         get(name)

@@ -1,6 +1,6 @@
-"""Eviction policies: each ranks the stored rows, the cache keeps the best ranked.
+"""Eviction policies: each ranks the stored rows, and the cache keeps those ranked highest.
 
-A policy is one short file with a class that derives from :class:`Policy`, and one line in the
+A policy is one short file with a class that derives from :class:`Policy`, and an entry in the
 table below. docs/design.md shows how to add one.
 """
 
@@ -29,12 +29,12 @@ _POLICIES: dict[str, type[Policy]] = {
 
 
 def names() -> tuple[str, ...]:
-    """Names of the policies, as flags and files have them."""
+    """Names of the policies, as used in flags and files."""
     return tuple(_POLICIES)
 
 
 def known(name: str) -> type[Policy]:
-    """The class of the policy of this name; raises SettingError where there is none."""
+    """The class of the policy with this name; raises SettingError if there is none."""
     if name not in names():
         raise SettingError("policy", name, f"one of: {', '.join(names())}")
     return _POLICIES[name]

@@ -1,4 +1,4 @@
-"""What a policy is: it may accumulate scores, and it ranks rows. It stores and decides nothing."""
+"""The base of all policies: they rank rows, and may accumulate scores, but store nothing."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class Rows:
     Attributes:
         keys: [B, H, N, D], the model's dtype, with RoPE applied.
         values: [B, H, N, Dv].
-        importance: float32 [B, H, N], what ``accumulate`` made; NaN where not yet scored.
-        positions: int32 [B, H, N], the place of each row in the sequence.
-        offset: tokens that the cache has seen, which is the position of the next row.
-        keep: rows of each head that stay.
-        places: of these, those that no range protects: what ranks decide about.
-        sink_size: the first positions, whose rows stay.
-        recent_start: the first position of the newest rows, which stay too.
+        importance: float32 [B, H, N], the result of ``accumulate``; NaN for unscored rows.
+        positions: int32 [B, H, N], the position of each row in the sequence.
+        offset: number of tokens that the cache has seen, the position of the next row.
+        keep: number of rows to keep in each head.
+        places: how many of these are unprotected, and so chosen by rank.
+        sink_size: number of first positions that are protected.
+        recent_start: first position of the protected recent window.
     """
 
     keys: mx.array
@@ -41,52 +41,52 @@ class Rows:
 
 @dataclass(frozen=True)
 class Policy(ABC):
-    """Ranks stored rows; the cache evicts the lowest ranked that no window protects.
+    """Ranks stored rows; the cache evicts the lowest-ranked rows that are not protected.
 
-    Policies hold settings only, no state, and are equal where these are: what is remembered of a
-    row lives in the cache beside the row, so that it is evicted, copied and saved with it.
+    Policies hold settings but no state, and are equal if their settings are. The importance of a
+    row is stored in the cache next to the row, so that it is evicted, copied and saved with it.
     """
 
     name: ClassVar[str]
     needs_scores: ClassVar[bool] = False
-    """Whether attention must hand its scores to the cache after every update."""
+    """Whether attention must pass its scores to the cache after every update."""
     needs_weights: ClassVar[bool] = False
-    """Whether ``accumulate`` gets weights, ``exp(scores - lse)``, in the place of scores."""
+    """Whether ``accumulate`` gets weights, ``exp(scores - lse)``, instead of scores."""
     needs_positions: ClassVar[bool] = True
-    """Whether ``accumulate`` looks at positions, which cost a few operations to make."""
+    """Whether ``accumulate`` reads positions, which take a few operations to compute."""
     chunk_queries: ClassVar[int | None] = MAX_QUERIES
-    """Queries of a chunk that ``accumulate`` sees, counted from its end, at most 128. None: all,
-    and their weights come summed, as one query with one head per KV head."""
+    """How many of the last queries of a chunk ``accumulate`` sees, at most 128. None: all, with
+    their weights summed as if there were one query with one head per KV head."""
     kind: ClassVar[Literal["ema", "mass"] | None] = None
-    """Where ``accumulate`` is what ``fast.attention_and_accumulate`` does of this kind, attention
-    may do it itself, without storing scores; None: it may not."""
+    """If ``accumulate`` does the same as ``fast.attention_and_accumulate`` of this kind, attention
+    can do it without storing scores. None: it cannot."""
 
     @property
     def decay(self) -> float | None:
-        """That of the kind "ema"."""
+        """The decay of the kind "ema"."""
         return None
 
     @property
     def folds(self) -> bool:
-        """Whether rows that go are folded into others, weighed by their ranks. Attention then adds
-        ``ln n`` to the logit of a row that stands for n."""
+        """Whether evicted rows are folded into others, weighted by their ranks. Attention then adds
+        ``log(n)`` to the logits of a row that stands for n."""
         return False
 
     @property
     def needs_attention(self) -> bool:
-        """Whether attention must be ours: it hands over scores, or adds what rows stand for."""
+        """Whether the attention of this package is needed, for scores or for folded rows."""
         return self.needs_scores or self.folds
 
     fold_share: ClassVar[float] = 1.0
-    """Of the rows that go together, the share that is folded: the nearest."""
+    """The share of rows evicted together that is folded: those nearest to a row that stays."""
 
     def takes(self, ranks: mx.array) -> mx.array:
-        """bool [B, H, N]: whether others may be folded into a row of this rank."""
+        """bool [B, H, N]: whether other rows may be folded into a row of this rank."""
         return ~mx.isnan(ranks)
 
     @classmethod
     def recent_rows(cls, rows: int) -> int | None:
-        """Recent rows of a budget where no size is given; None: what half of it leaves."""
+        """Default number of recent rows in a budget; None: the rest beside the heavy half."""
         return None
 
     def accumulate(
@@ -97,16 +97,16 @@ class Policy(ABC):
         positions: mx.array | None = None,
         masked: bool = True,
     ) -> mx.array:
-        """Take in the scores of one attention.
+        """Accumulate the scores of one attention call.
 
         Args:
-            importance: float32 [B, H, N], NaN where a row has not been scored.
+            importance: float32 [B, H, N], NaN for unscored rows.
             scores: float32 [B, Hq, L, N], logits before the softmax, -inf where masked, queries
-                in order; Hq is a multiple of H. Where ``needs_weights``, the weights that the
-                softmax makes of them, 0 where masked.
+                in order; Hq is a multiple of H. With ``needs_weights``, their softmax weights, 0
+                where masked.
             positions: int32 [B, H, N], as in ``Rows``; None: slots are in order of position, or
                 ``needs_positions`` is False.
-            masked: False promises that no score is -inf, which allows a shorter path.
+            masked: False if no score is -inf, which allows a shorter path.
 
         Returns:
             float32 [B, H, N], the new importance; by default unchanged.
@@ -115,11 +115,11 @@ class Policy(ABC):
 
     @abstractmethod
     def rank(self, rows: Rows) -> mx.array:
-        """float32 [B, H, N], higher is kept; NaN goes first. Called only when rows must go."""
+        """float32 [B, H, N]: higher is kept, NaN is evicted first. Called only at evictions."""
 
 
 class ByScores(Policy):
-    """Ranks rows by what ``accumulate`` makes of the scores of attention."""
+    """Ranks rows by their accumulated scores."""
 
     needs_scores = True
 

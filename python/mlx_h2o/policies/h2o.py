@@ -1,4 +1,4 @@
-"""h2o: heavy and diverse rows stay (after Zhang et al. 2023, H2O), others are folded into them."""
+"""h2o: keep heavy and diverse rows (after Zhang et al. 2023, H2O), fold others into them."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _LEAST = 1e-9
 
 @dataclass(frozen=True)
 class H2O(H2OSum):
-    """Attention mass times the length of the value; a share of the places by key diversity.
+    """Ranks rows by attention mass times value norm, and keeps a share of them for key diversity.
 
-    Mass alone loses what no query has asked for yet, diversity alone loses the text. Ranks by mass
-    are shares of the greatest of a head, at most 1; the rows that stay for their diversity have 2
-    more, and none is folded into them. Of the rows that go, the nearer half is folded into the
-    nearest that stay, weighed by these ranks. Where none is folded, a row is as diverse as the most
-    diverse of it and the next two.
+    Mass alone loses rows that no query has needed yet, diversity alone loses the text. Ranks by
+    mass are relative to the largest of the head, so at most 1; rows kept for their diversity get 2
+    more, and nothing is folded into them. Of the evicted rows, the nearer half is folded into the
+    nearest rows that stay, weighted by these ranks. Without folding, the diversity of a row is the
+    largest among it and the next two rows.
 
     Args:
         diversity: the share of the rows kept by rank that are kept for the diversity of their keys,
-            0 to 1; the others for their attention mass.
-        fold: rows that go are folded into others. False: dropped.
+            0 to 1; the others are kept for their attention mass.
+        fold: fold evicted rows into others. False: drop them.
     """
 
     name = "h2o"

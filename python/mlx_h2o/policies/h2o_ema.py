@@ -14,10 +14,10 @@ from .base import ByScores
 
 @dataclass(frozen=True)
 class H2OEma(ByScores):
-    """Moving average of the absolute logit: ``C = a*C + (1-a)*|s|``.
+    """Ranks rows by a moving average of the absolute logit: ``C = a*C + (1-a)*|s|``.
 
-    ``s`` is the mean over the query heads of the group; the first score sets ``C = |s|``, where
-    the paper starts at 0, because rows that leave a short recent window would be handicapped.
+    ``s`` is the mean over the query heads of the group. The first score sets ``C = |s|``. The paper
+    starts at 0, which puts rows that leave a short recent window at a disadvantage.
 
     Args:
         decay: ``a``, at least 0 and below 1.

@@ -11,10 +11,10 @@ from .base import ByScores
 
 
 class H2OSum(ByScores):
-    """``C`` is the attention mass of a row: its weights, summed over all queries since it came.
+    """Ranks rows by attention mass: their weights, summed over all queries since they were added.
 
-    Summed over the query heads of the KV head too. Nothing fades, so older rows have an advantage
-    that the recent window must make up for.
+    They are also summed over the query heads of the KV head. Nothing decays, so older rows have an
+    advantage, which the recent window has to compensate.
     """
 
     name = "h2o-sum"

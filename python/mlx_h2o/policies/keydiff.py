@@ -9,10 +9,10 @@ from .base import Policy, Rows
 
 
 class KeyDiff(Policy):
-    """Rank of a row: minus the cosine of its key with the mean normalised key of its head.
+    """Ranks rows by the negated cosine of their key with the mean normalised key of the head.
 
-    The mean is taken over all rows stored when rows must go, in float32. It needs no scores, so
-    it works without routing.
+    The mean is computed at each eviction over all stored rows, in float32. The policy needs no
+    scores, so it works without routing.
     """
 
     name = "keydiff"

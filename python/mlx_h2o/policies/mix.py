@@ -1,4 +1,4 @@
-"""mix: key diversity, and a little attention mass, compared by rank."""
+"""mix: key diversity and a little attention mass, combined by rank."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from .weights import order
 
 
 class Mix(H2OSum):
-    """Four times the place of a row by ``keydiff``, and its place by ``h2o-sum``.
+    """Ranks rows by four times their place in the order of ``keydiff`` plus that of ``h2o-sum``.
 
-    Places and not values are added, since a cosine and a mass have no common scale; their sum is
-    whole, so that ties are ties. Reads all keys once per eviction, and sorts.
+    Places are added instead of values, since a cosine and a mass have no common scale. Their sum is
+    an integer, so ties are exact. Reads and sorts all keys once per eviction.
     """
 
     name = "mix"

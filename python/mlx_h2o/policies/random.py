@@ -1,4 +1,4 @@
-"""random: a sample of all rows seen, the control of every comparison."""
+"""random: a random sample of all rows seen, as a control for comparisons."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from .base import Policy, Rows
 
 @dataclass(frozen=True)
 class Random(Policy):
-    """A row's rank is a hash of its position, its KV head and ``random_seed``.
+    """Ranks rows by a hash of their position, KV head and ``random_seed``.
 
-    So the rows that no window protects are at any time a uniform sample of all that came by, the
-    same in every run, and in batches as alone.
+    So the unprotected rows are always a uniform sample of all rows seen, the same in every run and
+    in batches.
     """
 
     name = "random"

@@ -1,4 +1,4 @@
-"""snapkv: keep what the last queries of the prompt attend to (Li et al. 2024, SnapKV)."""
+"""snapkv: keep the rows that the last queries of the prompt attend to (Li et al. 2024, SnapKV)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from .weights import greatest_near, per_kv_head
 
 
 class SnapKV(ByScores):
-    """The votes of an observation window of 32 queries, pooled over 7 neighbouring positions.
+    """Ranks rows by the weights of an observation window of 32 queries, pooled over 7 positions.
 
-    A chunk of 32 queries or more sets ``C`` anew: the mean weight that its last 32 gave to a row,
-    and of the rows within 3 places of it, by position, the greatest of these, so that a row stays
-    with its neighbours. The paper evicts once, after the prompt; here rows go at every token of
-    the answer too, so the window moves on: ``C = 31/32 C + 1/32 w`` for each further query, where
-    the first weight of a row sets ``C``.
+    A chunk of 32 queries or more resets ``C``: the mean weight of a row over the last 32 queries,
+    and then the maximum over the rows within 3 places of it, by position, so that neighbours stay
+    together. The paper evicts once, after the prompt. Here rows are also evicted during
+    decoding, so the window moves: ``C = 31/32 C + 1/32 w`` for each further query, where the
+    first weight of a row sets ``C``.
     """
 
     name = "snapkv"

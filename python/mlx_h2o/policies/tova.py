@@ -1,4 +1,4 @@
-"""tova: keep the rows that the last query attends to (Oren et al. 2024, TOVA)."""
+"""tova: keep the rows that the last query attends to most (Oren et al. 2024, TOVA)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from .weights import per_kv_head
 
 
 class Tova(ByScores):
-    """``C`` is the weight that the last query gave to a row, its query heads averaged.
+    """Ranks rows by their weight from the last query, averaged over its query heads.
 
-    The paper averages over all heads of the layer, and protects no window, which is
-    ``sink_size=0, recent_size=0``.
+    The paper averages over all heads of the layer and protects no rows, as
+    ``sink_size=0, recent_size=0`` does.
     """
 
     name = "tova"

@@ -1,4 +1,4 @@
-"""value-aware: attention mass times the length of the value (Guo et al. 2024, VATP)."""
+"""value-aware: rank by attention mass times value norm (Guo et al. 2024, VATP)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from .h2o_sum import H2OSum
 
 
 class ValueAware(H2OSum):
-    """A row's rank is its attention mass times the L1 norm of its value.
+    """Ranks rows by attention mass times the L1 norm of their value.
 
-    What a row adds to an output is weight times value: a row with much attention and a value near
-    zero, as the first token of many models, adds little. Reads all values once per eviction.
+    A row contributes weight times value to the output: one with much attention and a value near
+    zero, like the first token in many models, adds little. Reads all values once per eviction.
     """
 
     name = "value-aware"

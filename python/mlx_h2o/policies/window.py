@@ -1,4 +1,4 @@
-"""window: sinks and the newest rows (Xiao et al. 2024, StreamingLLM), mlx_lm's RotatingKVCache."""
+"""window: keep sinks and the newest rows (Xiao et al. 2024), like mlx_lm's RotatingKVCache."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .base import Policy, Rows
 
 
 class Window(Policy):
-    """The newest rows stay, whatever the split of heavy and recent rows."""
+    """Keeps the newest rows (StreamingLLM), however rows are split into heavy and recent."""
 
     name = "window"
 

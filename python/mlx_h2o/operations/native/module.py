@@ -80,20 +80,20 @@ def unavailable_reason() -> str:
 
 
 def threads() -> int:
-    """Threads that one operation of the native back end may use, the calling one included.
+    """Number of threads that an operation of the native back end may use, including the caller's.
 
-    What ``set_threads`` said, else the environment variable MLX_H2O_THREADS, else the processors
-    that this process may use. 1 where there is no native back end.
+    This is the number given to ``set_threads``, else the environment variable MLX_H2O_THREADS, else
+    the processors available to this process. It is 1 without a native back end.
     """
     module = _state()[0]
     return 1 if module is None else int(module.threads())
 
 
 def set_threads(count: int | None) -> None:
-    """Set the number of threads of the native back end, for the whole process.
+    """Set the number of threads of the native back end for the whole process.
 
-    From the next operation that runs on; None returns to the default (``threads``). Any number
-    gives the same results, bit for bit. Without a native back end it has no effect.
+    It applies from the next operation on; None restores the default (see ``threads``). Results are
+    the same for any number, bit for bit. Without a native back end it has no effect.
 
     Raises:
         ValueError: not 1 to 256.
