@@ -120,7 +120,7 @@ def test_chat(chatting):
     assert run.stdout.splitlines()[-1].startswith("KV cache: keydiff, 6 of 6 layers evict, 24 rows")
     assert run.stderr.count("the model was trained on 40") == 1  # in the second of two turns
     again = _chat(str(chatting), "The ship\nr\nh\nThe ship\n")
-    first, second = again.stdout.split("The conversation begins anew.")
+    first, second = again.stdout.split("A new conversation begins.")
     answers = [part.partition(" tok/s")[0].rpartition("\n")[0] for part in (first, second)]
     answers = [part.partition("an answer\n")[2] for part in answers]
     assert answers[0]

@@ -190,7 +190,7 @@ def test_a_model_is_probed_once_and_files_remember_it(demo, folder, monkeypatch,
     assert len(calls) == 9
     layers._known.clear()
     assert probe(demo) == first
-    said = "Probing which heads of qwen3 retrieve, once; takes a while"
+    said = "Probing once which heads of qwen3 retrieve; it takes a while"
     assert caplog.messages == [said] * 9  # each time that it was, and not what was remembered
 
 

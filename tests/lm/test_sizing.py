@@ -112,7 +112,7 @@ def test_bytes_of_few_rows_are_said_to_be_of_no_use(capsys):
         asked = {"max_kv_bytes": size, "kv_group_size": 32, "layers": "equal"}
         found = CacheSettings(asked).fitted(model)
         assert (found.config.max_kv_size < FEW_ROWS) == few
-        assert ("rows a head are too few to be of use" in capsys.readouterr().err) == few
+        assert ("rows a head are too few to be useful" in capsys.readouterr().err) == few
 
 
 def test_rows_stay_as_they_come_where_the_whole_context_fits(model):

@@ -287,12 +287,12 @@ def test_it_ends_with_answers_or_says_how_many_are_lost(caplog):
         asked = submit(engine, TEXT)
         assert engine.close(60)
         assert asked.wait().answer == alone(TEXT)
-        with pytest.raises(BusyError, match="about to end"):
+        with pytest.raises(BusyError, match="shutting down"):
             submit(engine, TEXT)
     with engine_of() as engine:
         submit(engine, TEXT, max_tokens=100_000).next()
         assert not engine.close(0.05)
-        assert "1 requests are not answered to their end" in caplog.text
+        assert "1 requests were not completed" in caplog.text
 
 
 # Penalties, drafts, prompts that were read

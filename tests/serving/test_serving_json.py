@@ -95,7 +95,7 @@ def test_a_chat_is_answered_beside_a_slow_schema(monkeypatch):
         time.sleep(0.5)
         begun = time.monotonic()
         assert engine.close(10) and not refused.exception(20)
-        check_refused(refused.result(), "the server is about to end", 503)
+        check_refused(refused.result(), "the server is shutting down", 503)
         assert time.monotonic() - begun < 10
 
 
@@ -141,7 +141,7 @@ def test_a_grammar_that_fails_ends_its_request_alone():
         alone = submit(engine, "The ship was").wait().text
         both = [submit(engine, "The ship was", grammar=one) for one in (None, Tiring(keeping))]
         assert both[0].wait().text == alone
-        assert "the schema is too much" in str(both[1].wait().error)
+        assert "the schema is too complex" in str(both[1].wait().error)
 
 
 @pytest.mark.slow

@@ -632,7 +632,7 @@ class H2OKVCache:
 
     def __reduce__(self) -> Any:
         raise ValueError(
-            f"[{type(self).__name__}] a cache was to be pickled, expected "
+            f"[{type(self).__name__}] a cache cannot be pickled, expected "
             "mlx_h2o.save_prompt_cache to keep it."
         )
 

@@ -53,7 +53,7 @@ def run(args: argparse.Namespace, settings: options.CacheSettings, ranks: Ranks)
     while (said := _asked()) != "q":
         if said == "r":
             caches = settings.caches(model)
-            print("The conversation begins anew.")
+            print("A new conversation begins.")
         elif said in ("h", ""):
             print(HELP)
         else:

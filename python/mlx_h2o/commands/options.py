@@ -58,7 +58,7 @@ class CacheSettings:
         found = prompt_cache.fit_bytes(model, draft_model=draft_model, length=length, **self.given)
         print(f"KV cache{ranks_of(model)}: {found}", file=sys.stderr)
         if (rows := found.config.max_kv_size or 0) < min(FEW_ROWS, length or FEW_ROWS):
-            print(f"{rows} rows a head are too few to be of use: more bytes?", file=sys.stderr)
+            print(f"{rows} rows a head are too few to be useful: more bytes?", file=sys.stderr)
         shared = {name: one for name, one in self.given.items() if name == "layers"}
         return CacheSettings({"max_kv_size": found.config} | shared)
 

@@ -57,7 +57,7 @@ def run(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None
             drafts=args.num_draft_tokens,
         )  # fmt: skip
         if memory.lowered:
-            said = "%s bytes: prompts are read %d at a time, answers made %d at a time"
+            said = "memory of %s bytes: %d prompts are read, and %d answers generated, at a time"
             _LOG.warning(said, f"{memory.limit:,}", memory.prompts, memory.decode)
         most = memory.free // 4 if args.prompt_cache_bytes is None else args.prompt_cache_bytes
         store: disk.PromptStore | None = None

@@ -266,7 +266,7 @@ def _probed(model: Any) -> Probe:
     ranks, file = ranks_of(model), folder / f"{fingerprint(model)}.json"
     found = _read(file, growing)
     if not ranks.least(found is not None)[0]:  # all of them probe, or none
-        _LOG.warning("Probing which heads of %s retrieve, once; takes a while", model_name(model))
+        _LOG.warning("Probing once which heads of %s retrieve; it takes a while", model_name(model))
         found = gives(model, vocabulary, tokens)
         if not found.reason:
             with contextlib.suppress(OSError):  # then it is probed again next time

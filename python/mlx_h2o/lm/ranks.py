@@ -123,6 +123,6 @@ def dealt_out(group: Any, folder: str, **given: Any) -> tuple[Any, ...]:
     if heads % size or 0 in own:
         of_keys = int_setting(found[0], "num_key_value_heads") or heads
         raise ValueError(
-            f"it has {heads} heads and {of_keys} KV heads, which do not divide by {size} processes"
+            f"it has {heads} heads and {of_keys} KV heads, which {size} processes do not divide"
         )
     return found

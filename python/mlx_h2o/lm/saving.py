@@ -137,7 +137,7 @@ def load_prompt_cache(
         raise _unfit(path, f"holds {len(cache)} layers, expected {description['layers']}")
     evicting = list(evicting_caches(cache))
     if not evicting:
-        raise _unfit(path, "holds no cache that evicts: expected it to be loaded by mlx_lm")
+        raise _unfit(path, "holds no cache that evicts: expected mlx_lm to load it")
     if len({one.config.max_kv_size for one in evicting}) > 1:
         for one in evicting:  # files of format 1 do not say so
             one.unequal_budgets = True

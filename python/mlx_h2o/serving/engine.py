@@ -129,7 +129,7 @@ class Engine:
         """
         with self._wake:
             if self._closing or self.ended.is_set():
-                raise BusyError("the server is about to end")
+                raise BusyError("the server is shutting down")
             if self.waiting + len(requests) > self.memory.queue:
                 raise BusyError(f"{self.waiting:,} requests wait already")
             for one in requests:
@@ -167,7 +167,7 @@ class Engine:
             self._wake.notify()
         whole = self.ended.wait(timeout)
         if not (whole or self.gave_up):
-            _LOG.warning("%d requests are not answered to their end", self.running + self.waiting)
+            _LOG.warning("%d requests were not completed", self.running + self.waiting)
             self.gave_up = True
             self.ended.wait(10)
         return whole

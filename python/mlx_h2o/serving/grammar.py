@@ -99,7 +99,7 @@ def constrain(matcher: LLMatcher, given: int) -> Callable[[mx.array, mx.array], 
             return logits  # of a draft that is not taken
         bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
         if matcher.is_error():
-            raise RuntimeError(f"the schema is too much: {matcher.get_error():.300}")
+            raise RuntimeError(f"the schema is too complex: {matcher.get_error():.300}")
         return mx.where(mx.array(bits[: logits.shape[-1]] == 1), logits, -mx.inf)
 
     return process

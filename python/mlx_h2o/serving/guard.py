@@ -61,7 +61,7 @@ class Guard(CORSMiddleware):
         if known or scope["path"] in _OPEN:
             await self._behind(scope, self._counted(receive), send)
             return
-        said = "the API key is missing or another one, expected the server's --api-key."
+        said = "the API key is missing or wrong, expected the server's --api-key."
         await JSONResponse(failure(said, 401, code="invalid_api_key"), 401)(scope, receive, send)
 
     def _refusal(self, headers: Headers) -> str:

@@ -81,8 +81,8 @@ _ERROR = create_model("Error", error=(create_model("ErrorDetail", **_DETAIL), ..
 _RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"model": _ERROR, "description": said}
     for status, said in (
-        (400, "the request is wrong, and says where"), (401, "no API key, or another"),
-        (403, "a foreign host or origin"), (404, "there is no such path or model"),
+        (400, "the request is invalid, and why"), (401, "no API key, or a wrong one"),
+        (403, "the host or origin is not allowed"), (404, "there is no such path or model"),
         (413, "the body is too long"),
         (500, "the answer failed"), (503, "too many requests wait, or the engine has ended"),
     )
