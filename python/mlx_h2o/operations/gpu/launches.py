@@ -4,14 +4,13 @@ cache's rows; nothing here runs anything."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import mlx.core as mx
 
-from mlx_h2o.operations.arguments import StreamLike
 from mlx_h2o.operations.composed import turbo
 from mlx_h2o.operations.gpu import kernels
 from mlx_h2o.operations.gpu.kernels import Kernel
@@ -69,16 +68,6 @@ class LaunchPlan(NamedTuple):
 
     passes: tuple[Launch, ...]
     given: Mapping[str, mx.array | None]
-
-    def outputs(
-        self, execute: Callable[..., list[mx.array]], stream: StreamLike
-    ) -> dict[str, mx.array]:
-        """``execute`` each launch on ``stream``: what was given and what was made, by name."""
-        there: dict[str, Any] = {**self.given}
-        for launch in self.passes:
-            outputs = execute(launch, [*map(there.__getitem__, launch.kernel.inputs)], stream)
-            there |= zip(launch.kernel.outputs, outputs, strict=True)
-        return there
 
 
 @lru_cache(maxsize=64)
