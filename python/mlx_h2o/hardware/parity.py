@@ -6,10 +6,11 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
+from mlx.utils import tree_flatten
 
 from .. import fast
 from ..config import KV_FORMATS
@@ -135,18 +136,11 @@ def compare(backend: str) -> dict[str, Any]:
 def _worst(operation: str, call: Callable[[], Any], backend: str) -> float:
     same = operation == "quantize_append"  # bit for bit what the device itself packs
     with use_backend(backend):
-        found = _arrays(call())
+        mx.eval(found := call())
     with use_backend("composed"), mx.stream(mx.default_device() if same else mx.cpu):
-        expected = _arrays(call())
-    return max(_error(*pair, same) for pair in zip(found, expected, strict=True))
-
-
-def _arrays(found: Any) -> list[mx.array]:
-    """Its arrays, computed."""
-    if isinstance(found, mx.array):
-        mx.eval(found)
-        return [found]
-    return [array for one in found for array in _arrays(one)]
+        mx.eval(expected := call())
+    pairs = zip(*(cast(Any, tree_flatten)(one) for one in (found, expected)), strict=True)
+    return max(_error(one, other, same) for (_, one), (_, other) in pairs)
 
 
 def _error(found: mx.array, expected: mx.array, same: bool) -> float:
