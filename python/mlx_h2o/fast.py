@@ -11,12 +11,7 @@ import mlx.core as mx
 from mlx_h2o.operations.arguments import StreamLike, checked_arguments
 from mlx_h2o.operations.backends import resolve
 from mlx_h2o.operations.composed import accumulating
-from mlx_h2o.operations.requests import (
-    Parts,
-    PerSequence,
-    attention_request,
-    last_queries,
-)
+from mlx_h2o.operations.requests import Parts, PerSequence, attention_request, last_queries
 
 __all__ = [
     "accumulate_scores",
