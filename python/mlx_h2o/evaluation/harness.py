@@ -6,6 +6,7 @@ command with this one: ``--model mlx_h2o --model_args pretrained=NAME,max_kv_byt
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -18,7 +19,7 @@ from mlx_lm import evaluate as mlx_lm_evaluate
 from ..caches.cache import PROMPT_CHUNK
 from ..errors import check_int
 from ..lm.generate import batch_generate, load, read
-from ..lm.prompt_cache import fit_bytes, make_prompt_cache
+from ..lm.prompt_cache import make_prompt_cache
 from .reading import routed
 
 _upstream: Any = mlx_lm_evaluate
@@ -38,18 +39,14 @@ class _Evicting:
         self._step = int(settings.pop("prefill_step_size", PROMPT_CHUNK))
         check_int("mlx_h2o", "prefill_step_size", self._step)
         self._model, self.tokenizer = load(pretrained)
-        if "max_kv_bytes" in settings:
-            sized = fit_bytes(self._model, **settings)
-            shared = {name: settings[name] for name in ("layers", "length") if name in settings}
-            settings = {"max_kv_size": sized.config} | shared
-        self._settings = settings
-        self._fresh()  # raises where they are wrong, before tasks are read
+        # Raises where they are wrong, before tasks are read.
+        self._caches = make_prompt_cache(self._model, **settings)
         self._batch_size = int(batch_size) if str(batch_size).isdecimal() else 8
         self._max_tokens = None
         self.use_chat_template = self.tokenizer.chat_template is not None
 
     def _fresh(self) -> list[Any]:
-        return make_prompt_cache(self._model, **self._settings)
+        return copy.deepcopy(self._caches)
 
     def _process_prompt(self, prompt: Sequence[int]) -> tuple[mx.array, list[Any]]:
         """The log probabilities after a prompt, and caches that have read it."""
