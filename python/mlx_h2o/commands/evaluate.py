@@ -17,7 +17,8 @@ from ..evaluation.questions import Settings
 from ..evaluation.run import SHARES, evaluate
 from ..evaluation.tasks import TASKS
 from ..lm.generate import load
-from .parsing import OneLineParser, new_file, told
+from .flags import add_flags
+from .parsing import OneLineParser, new_file
 from .watch import Watch
 
 _DEFAULT = Settings()
@@ -35,44 +36,39 @@ _HELP = {
 
 def run(args: argparse.Namespace, *_: Any) -> int:
     """Measure, and print a table; returns the exit status."""
+    given: dict[str, Any] = {} if args.texts else {"documents": 1}  # a short text
+    given |= {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in vars(args).items()
+        if name in (*_HELP, "ruler")
+    }
+    settings = Settings(**given)
+    drawn = [task for task in args.tasks if task in ("loss", "chunks")]
+    if args.plot is not None:
+        if not drawn or "full" not in args.arms:
+            raise ValueError("--plot needs loss or chunks in --tasks, and full in --arms")
+        report.plotting(args.plot)
+    arms = [parsed(text) for text in args.arms]
+    texts = [_text(name) for name in args.texts] or [("embedded text", demo.text())]
+    model, tokenizer = load(args.model)
+    if slow := slow_blas():
+        print(f"mlx_h2o evaluate: {slow}", file=sys.stderr)
     try:
-        given: dict[str, Any] = {} if args.texts else {"documents": 1}  # a short text
-        given |= {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in vars(args).items()
-            if name in (*_HELP, "ruler")
-        }
-        try:
-            settings = Settings(**given)
-        except ValueError as error:
-            raise ValueError(f"--{error}") from error
-        drawn = [task for task in args.tasks if task in ("loss", "chunks")]
-        if args.plot is not None:
-            if not drawn or "full" not in args.arms:
-                raise ValueError("--plot needs loss or chunks in --tasks, and full in --arms")
-            report.plotting(args.plot)
-        arms = [parsed(text) for text in args.arms]
-        texts = [_text(name) for name in args.texts] or [("embedded text", demo.text())]
-        model, tokenizer = load(args.model)
-        if slow := slow_blas():
-            print(f"mlx_h2o evaluate: {slow}", file=sys.stderr)
         with Watch() as watch:
             result = evaluate(
                 model, tokenizer, texts, arms, model_name=Path(args.model).name, tasks=args.tasks,
                 shares=args.bytes, settings=settings, file=args.output, watch=watch,
             )  # fmt: skip
-        print(report.table(result), end="\n\n")
-        for note in report.notes(result):
-            print(note)
-        if args.plot is not None:
-            report.plot(result, args.plot, drawn[0])
-    except (OSError, ValueError) as error:
-        parser().error(told(error))
     except KeyboardInterrupt:
         there = args.output is not None and args.output.exists()
         kept = f"; run the same command again to resume from {args.output}" if there else ""
         print(f"mlx_h2o evaluate: interrupted{kept}", file=sys.stderr)
         return 130
+    print(report.table(result), end="\n\n")
+    for note in report.notes(result):
+        print(note)
+    if args.plot is not None:
+        report.plot(result, args.plot, drawn[0])
     return 0
 
 
@@ -86,7 +82,7 @@ def parser() -> OneLineParser:
         "model texts bytes arms tasks",
     )
     add = found.add_argument
-    add("--model", required=True, metavar="MODEL", help="a directory, a name on the hub, or demo")
+    add_flags(found, "model", model=...)
     add("--texts", nargs="+", default=[], metavar="FILE",
         help="text files, or - for standard input (default: a short one in here)")  # fmt: skip
     add("--bytes", nargs="+", type=_share, default=SHARES, metavar="SHARE",

@@ -13,6 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from ..errors import check_int
 from .arms import PINNED
 from .facts import WORDINGS, Fact, Tokens, draw, encode, insert
 
@@ -22,7 +23,7 @@ PROMPT = PINNED
 
 @dataclass(frozen=True)
 class Settings:
-    """What all arms share. Raises ValueError, of one line, naming what is out of range."""
+    """What all arms share. Raises SettingError where one is out of range."""
 
     documents: int = 4  # texts of each task
     length: int = 768  # tokens of each where losses are measured
@@ -39,13 +40,9 @@ class Settings:
         counts = dict.fromkeys(("documents", "step", "facts"), 1)
         counts |= {"length": PROMPT + 2, "writing": 4, "seed": 0}
         for name, least in counts.items():
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} is {getattr(self, name)}, expected at least {least}")
+            check_int("evaluate", name, getattr(self, name), least, most=2**64 - 1)
         for length in self.lengths:
-            if length < 40 * self.facts:
-                raise ValueError(
-                    f"lengths has {length}, expected at least {40 * self.facts}: 40 for each fact"
-                )
+            check_int("evaluate", "lengths", length, 40 * self.facts, more=": 40 for each fact")
 
 
 @dataclass(frozen=True)
