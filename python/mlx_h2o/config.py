@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Generic, TypeVar, cast
+from functools import cached_property
+from operator import attrgetter
+from typing import Any, TypeVar, cast
 
 from . import policies
 from .errors import SettingError, check, check_bool, check_int, check_known, check_share
@@ -304,21 +306,6 @@ class Codes(Format):
         super().__post_init__()
 
 
-class _Of(Generic[_T]):
-    """A setting of a part of the settings."""
-
-    def __init__(self, part: str) -> None:
-        self.part = part
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    def __get__(self, config: H2OConfig, owner: type) -> _T:
-        found = getattr(getattr(config, self.part), self.name)
-        vars(config)[self.name] = found  # which is read from there from now on
-        return cast(_T, found)
-
-
 @dataclass(frozen=True)
 class H2OConfig:
     """Settings of :class:`mlx_h2o.H2OKVCache`.
@@ -339,20 +326,20 @@ class H2OConfig:
     policy: policies.Policy = field(default_factory=policies.KeyDiff)
     kv_handed: str = field(default="packed", kw_only=True)
 
-    max_kv_size = _Of[int | None]("budget")
-    recent_size = _Of[int | None]("budget")
-    prefix_size = _Of[int]("budget")
-    protected = _Of[int]("budget")
-    context_size = _Of[int | None]("budget")
-    speculative = _Of[int]("budget")
-    preallocate = _Of[bool | int]("budget")
-    rows_at = _Of[tuple[tuple[int, int], ...]]("budget")
-    kv_bits = _Of[int | None]("format")
-    v_bits = _Of[int | None]("format")
-    light_bits = _Of[int | None]("format")
-    kv_format = _Of[str | None]("format")
-    kv_group_size = _Of[int]("format")
-    sparse_v = _Of[float]("format")
+    max_kv_size = cached_property[int | None](attrgetter("budget.max_kv_size"))
+    recent_size = cached_property[int | None](attrgetter("budget.recent_size"))
+    prefix_size = cached_property[int](attrgetter("budget.prefix_size"))
+    protected = cached_property[int](attrgetter("budget.protected"))
+    context_size = cached_property[int | None](attrgetter("budget.context_size"))
+    speculative = cached_property[int](attrgetter("budget.speculative"))
+    preallocate = cached_property[bool | int](attrgetter("budget.preallocate"))
+    rows_at = cached_property[tuple[tuple[int, int], ...]](attrgetter("budget.rows_at"))
+    kv_bits = cached_property[int | None](attrgetter("format.kv_bits"))
+    v_bits = cached_property[int | None](attrgetter("format.v_bits"))
+    light_bits = cached_property[int | None](attrgetter("format.light_bits"))
+    kv_format = cached_property[str | None](attrgetter("format.kv_format"))
+    kv_group_size = cached_property[int](attrgetter("format.kv_group_size"))
+    sparse_v = cached_property[float](attrgetter("format.sparse_v"))
 
     def __post_init__(self) -> None:
         parts: dict[str, Any] = {"budget": Budget, "format": Format, "policy": policies.Policy}
