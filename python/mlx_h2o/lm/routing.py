@@ -79,12 +79,8 @@ def routing_for(
     return replaced([*chain(*namespaces)])
 
 
-class _Context:
-    """One that is open, and where it needs the replacement. One that ended without a word is not
-    held."""
-
-    def __init__(self, namespaces: Sequence[Namespace]) -> None:
-        self.namespaces = namespaces
+class _Context(list[Namespace]):
+    """Where one that is open needs the replacement. One that ended without a word is not held."""
 
 
 _lock = threading.RLock()
@@ -115,7 +111,7 @@ def _put_back() -> None:
     """Put back what no open context needs: not where others have replaced it meanwhile, but also
     in modules that were imported meanwhile, which have bound the replacement."""
     others = [one() for one in _open.copy().values()]
-    needed = [place.get(NAME) for one in others if one is not None for place in one.namespaces]
+    needed = [place.get(NAME) for one in others if one is not None for place in one]
     for namespace in (*_changed.copy().values(), *_loaded("mlx_lm.")):
         found: Any = namespace.get(NAME)
         if found not in needed:
