@@ -399,9 +399,8 @@ class H2OConfig:
         Raises:
             SettingError: (a ValueError) an unknown name, or as in :meth:`of`.
         """
-        if name not in PRESETS:
-            wanted = f"one of: {', '.join(PRESETS)}"
-            raise SettingError("name", name, wanted, operation="H2OConfig.preset")
+        wanted = f"one of: {', '.join(PRESETS)}"
+        check(name in PRESETS, "name", name, wanted, operation="H2OConfig.preset")
         _check_int("max_kv_size", max_kv_size, 1)
         made = cls.of(max_kv_size=max_kv_size, **({"policy": "h2o-ema"} | settings))
         if settings.get("heavy_size") is not None:

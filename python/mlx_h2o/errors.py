@@ -35,10 +35,12 @@ class SettingError(ValueError):
         return f"[{self.operation}] {self.told()}"
 
 
-def check(right: bool, name: str, found: object, expected: str, *others: str) -> None:
+def check(
+    right: bool, name: str, found: object, expected: str, *others: str, operation: str = "H2OConfig"
+) -> None:
     """Raises SettingError where it is not ``right``."""
     if not right:
-        raise SettingError(name, found, expected, *others)
+        raise SettingError(name, found, expected, *others, operation=operation)
 
 
 def check_bool(name: str, value: object) -> None:

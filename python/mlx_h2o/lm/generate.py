@@ -23,7 +23,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from ..caches.cache import PROMPT_CHUNK
 from ..config import H2OConfig
 from ..demo import DEMO, model_path
-from ..errors import check_int
+from ..errors import check, check_int
 from .files import texts_of
 from .generation_checks import COUNTS, check_caches, check_drafts, checked_tokens, layers_of
 from .models import is_padded
@@ -318,11 +318,8 @@ def _taken(operation: str, models: Any, kwargs: dict[str, Any]) -> dict[str, Any
     check_given(operation, *models)
     for name in kwargs.keys() & COUNTS:
         check_int(operation, name, kwargs[name])
-    if start := kwargs.pop("quantized_kv_start", 0):
-        raise ValueError(
-            f"[{operation}] quantized_kv_start is {start}, expected 0: rows are quantised from "
-            "the first on."
-        )
+    start, said = kwargs.pop("quantized_kv_start", 0), "0: rows are quantised from the first on"
+    check(not start, "quantized_kv_start", start, said, operation=operation)
     names = kwargs.keys() & {*NAMES, "length"}
     found = {name: kwargs.pop(name) for name in names}
     return {name: one for name, one in found.items() if one is not None or name == "max_kv_size"}

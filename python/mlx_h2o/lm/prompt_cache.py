@@ -17,7 +17,7 @@ from mlx_lm.models import cache as mlx_lm_cache
 from ..caches.cache import PROMPT_CHUNK, H2OKVCache
 from ..caches.heads import HeadGroups
 from ..config import H2OConfig, setting_names
-from ..errors import SettingError, check_int
+from ..errors import check, check_int
 from ..operations.backends import resolve
 from ..policies.h2o import H2O
 from . import sizing
@@ -79,9 +79,8 @@ def make_prompt_cache(
             layers.
     """
     check_given("make_prompt_cache", model, draft_model, length)
-    if layers not in LAYERS:
-        wanted = f"one of: {', '.join(LAYERS)}"
-        raise SettingError("layers", layers, wanted, operation="make_prompt_cache")
+    wanted = f"one of: {', '.join(LAYERS)}"
+    check(layers in LAYERS, "layers", layers, wanted, operation="make_prompt_cache")
     if max_kv_bytes is not None:
         if max_kv_size is not ... or budgets is not None:
             raise ValueError(

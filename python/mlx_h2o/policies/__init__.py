@@ -6,7 +6,7 @@ table below. docs/design.md shows how to add one.
 
 from __future__ import annotations
 
-from ..errors import SettingError
+from ..errors import check
 from .base import Policy, Rows
 from .h2o import H2O
 from .h2o_ema import H2OEma
@@ -35,6 +35,5 @@ def names() -> tuple[str, ...]:
 
 def known(name: str) -> type[Policy]:
     """The class of the policy with this name; raises SettingError if there is none."""
-    if name not in names():
-        raise SettingError("policy", name, f"one of: {', '.join(names())}")
+    check(name in names(), "policy", name, f"one of: {', '.join(names())}")
     return _POLICIES[name]
