@@ -130,11 +130,11 @@ def known_probe(model: Any) -> Probe | None:
 
 
 def rows_by_head(
-    model: Any, config: H2OConfig, layers: int, windows: bool, length: int | None = None
+    model: Any, config: H2OConfig, layers: int, length: int | None
 ) -> list[list[H2OConfig]] | None:
     """The settings of each KV head of each layer that evicts: on average no more than
     ``config.max_kv_size`` rows for a head, of texts of any length, and of no head more than
-    ``length`` tokens fill. ``windows``: whether other layers have windows.
+    ``length`` tokens fill.
 
     None: the same for all of them, since no head stands out, or the probe cannot be made.
     """
@@ -143,7 +143,12 @@ def rows_by_head(
         return None
     known = [tokens for tokens in (length, config.context_size) if tokens]
     most = min(known, default=32 * cast(int, config.max_kv_size))  # tokens of a text
-    return _shared_out(found, config, windows, most)
+    return _shared_out(found, config, has_windows(model), most)
+
+
+def has_windows(model: Any) -> bool:
+    """Whether some of a model's layers have windows, which hold what is near."""
+    return mlx_lm_cache.RotatingKVCache in map(type, mlx_lm_cache.make_prompt_cache(model))
 
 
 @functools.lru_cache(16)

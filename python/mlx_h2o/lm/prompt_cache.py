@@ -21,7 +21,7 @@ from ..errors import check, check_int
 from ..operations.backends import resolve
 from ..policies.h2o import H2O
 from . import sizing
-from .layers import LAYERS, Budgets, known_probe, layer_configs, probe, rows_by_head
+from .layers import LAYERS, Budgets, has_windows, known_probe, layer_configs, probe, rows_by_head
 from .models import handed, refusal
 from .outline import Outline, total_bytes
 from .probing import BITS
@@ -120,8 +120,7 @@ def make_prompt_cache(
             "whose rows could be evicted, outside of evicting(model)."
         )
     if budgets is None and layers == "probe" and config.max_kv_size is not None:
-        windows = mlx_lm_cache.RotatingKVCache in map(type, stock)
-        budgets = rows_by_head(model, config, count, windows, length)
+        budgets = rows_by_head(model, config, count, length)
     heads = [[config]] * count if budgets is None else layer_configs(config, budgets, count)
     unequal = len({one for own in heads for one in own}) > 1
     wrong = [one.kv_bits for own in heads for one in own if one.kv_bits != config.kv_bits]
@@ -186,8 +185,8 @@ def fit_bytes(
     limit = sizing.parsed_bytes(max_kv_bytes)
     models: Any = (model,) if draft_model is None else (model, draft_model)
     outlines = [one if isinstance(one, Outline) else Outline(one) for one in models]
-    folds = mlx_lm_cache.RotatingKVCache not in map(type, outlines[0].make_cache())
-    chosen: dict[str, Any] = {} if "policy" in settings else {"policy": H2O.name, "fold": folds}
+    usual: dict[str, Any] = {"policy": H2O.name, "fold": not has_windows(outlines[0])}
+    chosen = {} if "policy" in settings else usual
 
     def config_of(bits: _Bits, rows: int) -> H2OConfig:
         packs = bits[0] is not None or "kv_format" in settings
@@ -213,11 +212,8 @@ def fit_bytes(
     least, context, why = least_rows(settings), context_length(model), ""
     longest = min((tokens for tokens in (length, context) if tokens), default=0)
     bits: _Bits = settings.get("kv_bits"), None
-    free, known = bits, "kv_bits" in settings or "kv_format" in settings
-    if not known:
-        free = sizing.fewest_bits(probe(model).errors)
-        if settings.get("v_bits") is not None or settings.get("light_bits") is not None:
-            free = free[0], None
+    known = "kv_bits" in settings or "kv_format" in settings
+    free = bits if known else _free_bits(model, settings)
     if (unserved := held(free, least + 64) == math.inf) and chosen:
         chosen = {}
         unserved = held(free, least + 64) == math.inf
@@ -244,6 +240,13 @@ def fit_bytes(
 
 _Bits = tuple[int | None, int | None]
 """Of keys and of values; None: unquantised, and as the keys."""
+
+
+def _free_bits(model: Module, settings: dict[str, Any]) -> _Bits:
+    """The fewest that cost this model nothing; of values only where the settings say nothing."""
+    keys, values = sizing.fewest_bits(probe(model).errors)
+    said = settings.get("v_bits") is not None or settings.get("light_bits") is not None
+    return keys, None if said else values
 
 
 def _one_size(bits: _Bits, step: int) -> _Bits:
