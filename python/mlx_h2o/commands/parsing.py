@@ -14,8 +14,9 @@ from ..errors import LARGEST, SettingError
 from ..lm.files import check_writable
 from ..lm.sizing import parsed_bytes
 
-_NO_FLAGS = {n: n for n in ("diversity", "fold", "kv_frame", "kv_handed", "prefix_size", "rows_at")}
-_NO_FLAGS["speculative"] = "--num-draft-tokens"
+_SAID = {n: n for n in ("diversity", "fold", "kv_frame", "kv_handed", "prefix_size", "rows_at")}
+_SAID["speculative"] = "--num-draft-tokens"
+"""What settings without a flag of their name are called."""
 
 
 class _Help(argparse.HelpFormatter):
@@ -85,7 +86,7 @@ class OneLineParser(argparse.ArgumentParser):
 def told(error: Exception) -> str:
     """What is wrong, in one line and in the names that are typed."""
     if isinstance(error, SettingError):
-        return error.told(lambda n: _NO_FLAGS.get(n, f"--{n.replace('_', '-')}"))
+        return error.told(lambda n: _SAID.get(n, f"--{n.replace('_', '-')}"))
     operation, end, rest = " ".join(str(error).split()).partition("] ")
     return rest if end and operation.startswith("[") else operation + end + rest
 
