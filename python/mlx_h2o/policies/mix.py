@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import mlx.core as mx
 
-from .. import fast
+from ..operations.backends import resolve
 from .base import Rows
 from .h2o_sum import H2OSum
 from .weights import order
@@ -23,7 +23,7 @@ class Mix(H2OSum):
     diversity_share: ClassVar[int] = 4
 
     def rank(self, rows: Rows) -> mx.array:
-        diversity = order(fast.key_diversity(rows.keys), rows.positions)
+        diversity = order(resolve().key_diversity(rows.keys), rows.positions)
         mass = order(rows.importance, rows.positions)
         mixed = self.diversity_share * diversity + mass
         return mx.where(mx.isnan(rows.importance), mx.nan, mixed)

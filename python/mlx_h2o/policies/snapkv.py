@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import mlx.core as mx
 
-from .. import fast
+from ..operations.backends import resolve
 from .base import ByScores
 from .weights import greatest_near, per_kv_head
 
@@ -31,9 +31,8 @@ class SnapKV(ByScores):
         self, importance: mx.array, scores: mx.array, *, positions: mx.array | None = None, **_: Any
     ) -> mx.array:
         if scores.shape[2] < self.window:
-            return fast.accumulate_scores(
-                importance, scores, decay=1 - 1 / self.window, masked=False
-            )
+            decay = 1 - 1 / self.window
+            return resolve().accumulate_scores(importance, scores, decay=decay, masked=False)
         votes = per_kv_head(scores[:, :, -self.window :], importance.shape[1])
         votes = mx.mean(votes, axis=(2, 3))
         return greatest_near(votes, positions, -self.neighbours, self.neighbours)
