@@ -58,11 +58,17 @@ def _run(given: Sequence[str]) -> int:
     if command not in _COMMANDS:
         print(f"mlx_h2o: {command!r} is not a command.\n{_usage()}", file=sys.stderr)
         return 2
-    from .commands.options import run_command
+    from .commands.options import settings_of
     from .commands.parsing import told
+    from .commands.together import together
 
     try:
-        return run_command(importlib.import_module(f".commands.{command}", __package__), rest)
+        module = importlib.import_module(f".commands.{command}", __package__)
+        parser = module.parser()
+        args = parser.parse_args(rest)
+        settings = settings_of(parser, args)
+        with together(parser, args) as ranks:
+            return int(module.run(args, settings, ranks) or 0)
     except (OSError, ValueError) as error:
         if isinstance(error, OSError) and error.errno in _OF_OUTPUT and error.filename is None:
             raise

@@ -1,4 +1,4 @@
-"""What the flags of models and caches ask for, and how a command begins and ends."""
+"""What the flags of models and caches ask for, and how a command ends."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from ..lm.ranks import ALONE, Ranks, ranks_of
 from ..lm.routing import context_length, evicting_caches
 from ..lm.sizing import described
 from ..serving.sampling import spared_tokens
-from .parsing import OneLineParser, told
-from .together import together
+from .parsing import told
 
 FEW_ROWS = 32
 """Rows a head of which little can be expected."""
@@ -66,15 +65,6 @@ class CacheSettings:
         """Caches of these settings, and behind them those of a draft model."""
         given = {"draft_model": draft_model, "length": length} | self.given
         return prompt_cache.make_prompt_cache(model, **given)
-
-
-def run_command(command: Any, arguments: Sequence[str]) -> int:
-    """Run a module of this package with a command line; returns the exit status."""
-    parser: OneLineParser = command.parser()
-    args = parser.parse_args(arguments)
-    settings = settings_of(parser, args)
-    with together(parser, args) as ranks:
-        return int(command.run(args, settings, ranks) or 0)
 
 
 def settings_of(parser: argparse.ArgumentParser, args: argparse.Namespace) -> CacheSettings:
