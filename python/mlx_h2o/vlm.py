@@ -49,7 +49,7 @@ def evicting(model: Any, **settings: Any) -> Iterator[None]:
     """
     language = model.language_model
     stock = [
-        mlx_lm_cache.KVCache() if type(one) is mlx_vlm_cache.KVCache else one  # type: ignore[no-untyped-call]
+        mlx_lm_cache.KVCache() if type(one) is mlx_vlm_cache.KVCache else one
         for one in mlx_vlm_cache.make_prompt_cache(language)
     ]
     with made_by(language, stock):

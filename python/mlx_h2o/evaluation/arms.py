@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, cast
 
 import mlx.core as mx
-from mlx_lm.models import cache as mlx_lm_cache
+from mlx_lm.models.cache import CacheList, KVCache, QuantizedKVCache, RotatingKVCache
 from mlx_lm.models.cache import make_prompt_cache as stock_cache
 
 from ..config import H2OConfig, setting_names
@@ -24,11 +24,6 @@ from ..errors import LARGEST
 from ..lm.outline import Outline, total_bytes
 from ..lm.prompt_cache import NAMES, make_prompt_cache
 from ..lm.routing import evicting_caches
-
-# mlx_lm has no types.
-KVCache: Any = mlx_lm_cache.KVCache
-RotatingKVCache: Any = mlx_lm_cache.RotatingKVCache
-QuantizedKVCache: Any = mlx_lm_cache.QuantizedKVCache
 
 KEEP = 4
 """First rows that mlx_lm's rotating cache never overwrites."""
@@ -144,7 +139,7 @@ class Sizes:
     def __init__(self, model: Any, seed: int = 0) -> None:
         self._model, self._seed, self._outline = model, seed, Outline(model, narrow=True)
         self._known: dict[tuple[str, int, int], ArmCaches] = {}
-        stock, kinds = stock_cache(model), (KVCache, mlx_lm_cache.CacheList)
+        stock, kinds = stock_cache(model), (KVCache, CacheList)
         self._places = [at for at, one in enumerate(stock) if isinstance(one, kinds)]
         if not self._places:
             raise ValueError("the model makes no plain KVCache, expected at least one to replace")
@@ -213,6 +208,6 @@ def _nbytes(cache: Any, tokens: int) -> int:
     """Without the room that mlx_lm's caches allocate ahead."""
     if not isinstance(cache, (KVCache, RotatingKVCache, QuantizedKVCache)):
         return int(cache.nbytes)
-    keys = cache.keys[0] if isinstance(cache.keys, tuple | list) else cache.keys
+    keys: Any = cache.keys[0] if isinstance(cache.keys, tuple | list) else cache.keys
     rows = int(min(tokens, cache.offset, getattr(cache, "max_size", tokens)))
     return int(cache.nbytes) * rows // int(keys.shape[2])

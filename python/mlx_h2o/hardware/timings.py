@@ -80,7 +80,7 @@ def _makes(model: Any, prompt: mx.array, say: Callable[[str], None]) -> dict[str
     stock = partial(mlx_lm_cache.make_prompt_cache, model)
 
     def packed() -> list[Any]:
-        kind: Any = mlx_lm_cache.KVCache
+        kind = mlx_lm_cache.KVCache
         return [one.to_quantized(64, 8) if type(one) is kind else one for one in stock()]
 
     found: dict[str, Make] = {STOCK: stock, "mlx_lm, 8 bits": packed}

@@ -274,8 +274,7 @@ def batch_generate(
         caches += [copy.deepcopy(caches[0]) for _ in own[1:]]
     seconds = time.perf_counter() - begun
     with routing_for(model, caches[0]):
-        run: Any = mlx_lm.batch_generate
-        response: BatchResponse = run(
+        response: BatchResponse = mlx_lm.batch_generate(
             model, tokenizer, own, prompt_caches=caches, max_tokens=limits, **kwargs
         )
     if shared:  # which mlx_lm has not seen

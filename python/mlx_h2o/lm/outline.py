@@ -88,7 +88,7 @@ def total_bytes(caches: Sequence[Any]) -> int:
 
 def _watched(cache: Any) -> Any:
     if type(cache) is mlx_lm_cache.CacheList:
-        return cast(Any, mlx_lm_cache.CacheList)(*map(_watched, cache.caches))
+        return mlx_lm_cache.CacheList(*map(_watched, cache.caches))
     return _Watched() if type(cache) is mlx_lm_cache.KVCache else cache
 
 

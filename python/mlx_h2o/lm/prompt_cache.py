@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from types import EllipsisType
-from typing import Any, cast
+from typing import Any
 
 from mlx.nn.layers.base import Module
 from mlx_lm.models import cache as mlx_lm_cache
@@ -133,7 +133,7 @@ def make_prompt_cache(
 
     def replaced(part: Any, name: str) -> Any:
         if type(part) is mlx_lm_cache.CacheList:
-            return cast(Any, type(part))(*(replaced(one, name) for one in part.caches))
+            return mlx_lm_cache.CacheList(*(replaced(one, name) for one in part.caches))
         if type(part) is not mlx_lm_cache.KVCache:
             return part
         own = next(making)

@@ -75,7 +75,7 @@ class Ranks:
         """Whether the first rank waves; all call it, and none waits before it is read."""
         own = mx.array(wave and self.rank == 0, mx.int32)
         found = mx.distributed.all_sum(own, group=self.group)
-        cast(Any, mx.async_eval)(found)
+        mx.async_eval(found)
         return found
 
     def agreed(self, sample: Sampler) -> Sampler:

@@ -188,8 +188,7 @@ _KINDS: dict[str, Callable[[mx.array], Any]] = {
 def _restored(name: str, state: Any) -> Any:
     """A cache of this class and state."""
     if name == "CacheList":
-        parts = [_restored(of, one) for one, of in state]
-        return cast(Any, mlx_lm_cache.CacheList)(*parts)
+        return mlx_lm_cache.CacheList(*(_restored(of, one) for one, of in state))
     cls: Any = _CLASSES.get(name) or getattr(mlx_lm_cache, name)
     return cls.from_state(state)
 

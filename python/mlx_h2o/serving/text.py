@@ -53,7 +53,7 @@ class Writer:
             _ = self._detokenizer.last_segment  # which is none of the answer
         self.stops = tuple(stops)
         self._text = _until(self.stops)
-        machine: Any = make_text_state_machine(tokenizer)  # type: ignore[no-untyped-call]
+        machine: Any = make_text_state_machine(tokenizer)
         if not tokenizer.has_thinking:  # that mlx_lm knows
             channels = tokenizer.convert_tokens_to_ids([*_MARKS])
             if {None, tokenizer.unk_token_id}.isdisjoint(channels):
