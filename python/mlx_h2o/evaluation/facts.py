@@ -153,10 +153,8 @@ _REACH = 64
 
 def _word_end(tokenizer: Any, tokens: Sequence[int], place: int) -> int:
     """The first index from `place` on whose token begins a word, so that no word is cut."""
-    for index in range(place, min(place + _REACH, len(tokens))):
-        if _begins_word(tokenizer, tokens[index]):
-            return index
-    return place
+    ahead = range(place, min(place + _REACH, len(tokens)))
+    return next((at for at in ahead if _begins_word(tokenizer, tokens[at])), place)
 
 
 def _begins_word(tokenizer: Any, token: int) -> bool:

@@ -95,16 +95,12 @@ def evaluate(
     for case in cases(model, tokenizer, texts, tasks, settings):
         whole = sizes.full(case.tokens)
         for arm, share in _pairs(arms, shares):
-            key = {
-                "task": case.task,
-                "tokens": case.tokens,
-                "share": None if share is None else str(share),
-                "arm": arm.name,
-            }
+            part = None if share is None else str(share)
+            key = {"task": case.task, "tokens": case.tokens, "share": part, "arm": arm.name}
             if any(key.items() <= record.items() for record in result["records"]):
                 continue
             nbytes = whole if share is None else int(whole * share)
-            at = "" if share is None else f" at {share}"
+            at = f" at {part}" if part else ""
             progress = partial(watch, f"{case.task} {case.tokens}, {arm.name}{at}")
             record = {**key, **_measured(sizes, case, arm, nbytes, progress)}
             result["records"].append(record)

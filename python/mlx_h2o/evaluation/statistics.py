@@ -20,10 +20,10 @@ def in_turns(arms: Mapping[_K, Callable[[], _T]], rounds: int) -> dict[_K, list[
     the machine does meets all of them."""
     names = list(arms)
     found: dict[_K, list[_T]] = {name: [] for name in names}
-    for start in range(rounds):
-        for place in range(len(names)):
-            name = names[(start + place) % len(names)]
+    for _ in range(rounds):
+        for name in names:
             found[name].append(arms[name]())
+        names = names[1:] + names[:1]
     return found
 
 

@@ -75,7 +75,7 @@ def cases(
         losses = _Losses(model, read_of)
         for task, step in (("loss", settings.step), ("chunks", CHUNK)):
             if task in tasks:
-                yield Case(task, length, losses.measuring(step), losses.full)
+                yield Case(task, length, partial(losses.measured, step), losses.full)
     if "facts" in tasks:
         for of in settings.lengths:
             planted = planted_texts(tokenizer, texts, of, settings)
@@ -104,22 +104,17 @@ class _Losses:
         most = max(1, MOST_LOGITS // (CHUNK * vocabulary(model)))
         self._groups = [mx.array(group) for group in _side_by_side(texts, len, most)]
 
-    def measuring(self, step: int) -> Callable[[Make, Progress], Figures]:
-        def measure(make: Make, progress: Progress) -> Figures:
-            found: Figures = {"loss": [], "kl": [], "top1": []}
-            for tokens, full in zip(self._groups, self._reference, strict=True):
-                caches = make()
-                with routed(self._model, caches):
-                    run = forced(
-                        self._model, caches, tokens, first=PROMPT, step=step, reference=full,
-                        progress=progress,
-                    )  # fmt: skip
-                same = (run.top1 == full.top1).astype(mx.float32)
-                for name, values in (("loss", run.losses), ("kl", run.divergences), ("top1", same)):
-                    found[name] += [] if values is None else _floats(values.mean(axis=1))
-            return found
-
-        return measure
+    def measured(self, step: int, make: Make, progress: Progress) -> Figures:
+        found: Figures = {"loss": [], "kl": [], "top1": []}
+        for tokens, full in zip(self._groups, self._reference, strict=True):
+            given: Any = {"first": PROMPT, "step": step, "reference": full, "progress": progress}
+            caches = make()
+            with routed(self._model, caches):
+                run = forced(self._model, caches, tokens, **given)
+            same = (run.top1 == full.top1).astype(mx.float32)
+            for name, values in (("loss", run.losses), ("kl", run.divergences), ("top1", same)):
+                found[name] += [] if values is None else _floats(values.mean(axis=1))
+        return found
 
     def full(self) -> Figures:
         losses = [loss for run in self._reference for loss in _floats(run.losses.mean(axis=1))]
