@@ -29,10 +29,7 @@ Value features(const FoldRequest& r) {
 // The rows at `at` [B, H, n].
 Value at_slots(const Value& rows, const Value& at) {
   if (mlx_array_ndim(rows) == 3) return rows.then(mlx_take_along_axis, at, 2);
-  Shape shape = shape_of(rows);
-  shape[2] = mlx_array_dim(at, 2);
-  const Value wide = at.then(mlx_expand_dims, 3).then(mlx_broadcast_to, shape.data(), shape.size());
-  return rows.then(mlx_take_along_axis, wide, 2);
+  return rows.then(mlx_take_along_axis, at.then(mlx_expand_dims, 3), 2);
 }
 
 }  // namespace
@@ -47,17 +44,19 @@ Folded fold(const FoldRequest& r) {
   const Value marked = all.then(mlx_put_along_axis, kept, scalar(above_every_slot, MLX_UINT32), 2);
   const Value going = marked.then(mlx_sort_axis, 2).sliced(2, 0, going_rows);
   const Value stays = marked.then(mlx_equal, scalar(above_every_slot, MLX_UINT32));
-  const Value free = stays.then(mlx_logical_and, r.eligible).then(mlx_expand_dims, 2);
 
   const Value vectors = features(r);
   const Value squares = vectors.then(mlx_square).then(mlx_sum_axis, 3, false);
+  const Value free = stays.then(mlx_logical_and, r.eligible)
+                         .then(mlx_logical_and, squares.then(mlx_less, number(INFINITY)))
+                         .then(mlx_expand_dims, 2);
   const Value products =
       at_slots(vectors, going).then(mlx_matmul, vectors.then(mlx_swapaxes, 2, 3));
   const Value apart =
       free.where(squares.then(mlx_expand_dims, 2) - products * number(2), number(INFINITY));
-  const Value given(r.weights, s), unknown = given.then(mlx_isnan);
-  const Value distance = apart.then(mlx_min_axis, 3, false) + at_slots(squares, going);
-  const Value least = at_slots(unknown, going).where(number(INFINITY), distance);
+  const Value weighed(r.weights, s);
+  Value least = apart.then(mlx_min_axis, 3, false) + at_slots(squares, going);
+  least = (least + at_slots(weighed, going)).then(mlx_isnan).where(number(INFINITY), least);
   Value lost = least.then(mlx_equal, number(INFINITY));
   if (r.share < 1) {
     const Array most = integer(static_cast<int>(std::ceil(r.share * going_rows)));
@@ -70,7 +69,8 @@ Folded fold(const FoldRequest& r) {
 
   // What adds up, side by side; a mean is a sum by weight over the sum of the weights.
   const auto column = [](const Value& each) { return each.then(mlx_expand_dims, 3); };
-  const Value weights = column(unknown.where(number(0), given).at_least(number(least_weight)));
+  const Value weights =
+      column(weighed.then(mlx_isnan).where(number(0), weighed).at_least(number(least_weight)));
   const Value count = column(Value(r.bias, s).then(mlx_exp)), mass = column(Value(r.mass, s));
   const ArrayVector all_parts =
       vector_of({weights * r.keys, weights * r.values, weights, count, mass});

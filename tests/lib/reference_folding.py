@@ -27,7 +27,8 @@ def features(keys: np.ndarray, values: np.ndarray) -> np.ndarray:
     size = keys.shape[1]
     of_keys = np.sqrt(np.square(keys).sum(axis=1).mean()) / size
     of_values = np.sqrt(np.square(values).sum(axis=1).mean())
-    return np.concatenate([keys * of_keys, values / max(of_values, 1e-6)], axis=1)
+    with np.errstate(invalid="ignore"):  # NaN of infinite ones
+        return np.concatenate([keys * of_keys, values / max(of_values, 1e-6)], axis=1)
 
 
 def targets(
@@ -41,7 +42,7 @@ def targets(
     """Of each slot that goes the one that it is folded into, which is its own where there is none;
     and whether another is as near as float32 can tell."""
     vectors, found, close = features(keys, values), {}, False
-    stay = [slot for slot in kept if eligible[slot]]
+    stay = [slot for slot in kept if eligible[slot] and np.isfinite(vectors[slot]).all()]
     least: dict[int, float] = {}
     errors: dict[int, float] = {}
     for slot in sorted(set(range(len(keys))) - set(kept)):

@@ -33,22 +33,17 @@ def fold_cases(seed: int) -> Iterator[Case]:
         yield fold_case(f"fold-the-nearer-half-of-{going}", going=going, share=0.5, seed=seed)
     yield fold_case("fold-a-third-unscored", going=9, unscored=0.4, share=0.3, seed=seed)
     yield fold_case("fold-without-weights", going=9, weightless=0.6, seed=seed)
+    yield fold_case("fold-beside-infinite-rows", going=9, infinite=True, seed=seed)
 
 
 def fold_case(
-    name: str,
-    *,
-    rows: int = 40,
-    going: int = 1,
-    dtype: str = "f32",
-    eligible: float = 0.7,
-    unscored: float = 0.0,
-    weightless: float = 0.0,
-    share: float = 1.0,
+    name: str, *, rows: int = 40, going: int = 1, dtype: str = "f32", eligible: float = 0.7,
+    unscored: float = 0.0, weightless: float = 0.0, share: float = 1.0, infinite: bool = False,
     seed: int = 0,
-) -> Case:
+) -> Case:  # fmt: skip
     """``going`` rows of two heads of two sequences are folded; then shares of the rows: those that
-    others may be folded into, those without a rank, and those with a weight of 0."""
+    others may be folded into, those without a rank, and those with a weight of 0; and one of each
+    head whose value is ``infinite``."""
     shape = (2, 2, rows)
     for attempt in itertools.count():
         rng = generator(f"{name}-{attempt}", seed)
@@ -71,6 +66,9 @@ def fold_case(
         tensors["eligible"] = mx.array(rng.random(shape) < eligible)
         order = rng.permuted(np.broadcast_to(np.arange(rows), shape), axis=2)
         tensors["kept"] = mx.array(np.sort(order[:, :, going:], axis=2).astype(np.uint32))
+        if infinite:
+            at = tensors["kept"][:, :, :1, None]
+            tensors["values"] = mx.put_along_axis(tensors["values"], at, mx.array(mx.inf), axis=2)
         expected = _expected(tensors, share)
         if expected is not None:
             rounding = 0.0 if dtype == "f32" else reference.ULP[str(DTYPES[dtype])[9:]]

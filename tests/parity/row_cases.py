@@ -43,16 +43,9 @@ def _accumulations(seed: int) -> Iterator[Case]:
 
 
 def accumulate_case(
-    name: str,
-    *,
-    rows: int = 40,
-    heads: tuple[int, int] = (4, 2),
-    batch: int = 1,
-    queries: int = 1,
-    masked: float = 0.3,
-    decay: float = 0.95,
-    seed: int = 0,
-) -> Case:
+    name: str, *, rows: int = 40, heads: tuple[int, int] = (4, 2), batch: int = 1,
+    queries: int = 1, masked: float = 0.3, decay: float = 0.95, seed: int = 0,
+) -> Case:  # fmt: skip
     """C, four rows in ten not scored yet, and scores of which the share ``masked`` is masked."""
     rng = generator(name, seed)
     before = rng.random((batch, heads[1], rows)).astype(np.float32)
@@ -104,17 +97,10 @@ def _appends(seed: int) -> Iterator[Case]:
 
 
 def append_case(
-    name: str,
-    *,
-    bits: tuple[int, int] = (8, 8),
-    kv_format: str = "",
-    group: int = 64,
-    dtype: str = "f32",
-    sizes: tuple[int, int] = (128, 256),
-    rows: int = 40,
-    count: int,
+    name: str, *, bits: tuple[int, int] = (8, 8), kv_format: str = "", group: int = 64,
+    dtype: str = "f32", sizes: tuple[int, int] = (128, 256), rows: int = 40, count: int,
     seed: int = 0,
-) -> Case:
+) -> Case:  # fmt: skip
     """``count`` new rows into slots of packed keys and values; the other rows stay as they are."""
     rng, kind = generator(name, seed), DTYPES[dtype]
     shape = (2, 2, rows)

@@ -146,7 +146,7 @@ void fold_head(const Head& head, SimdTarget target) {
         target, find_nearest(going, stayers, padded_width(a), nearest.data(), apart.data()));
     std::vector<size_t> order;
     for (size_t i = 0; i < into.size(); ++i) {
-      if (nearest[i] >= 0 && head.is_folded(going.slots[i])) order.push_back(i);
+      if (apart[i] < kInfinity && head.is_folded(going.slots[i])) order.push_back(i);
     }
     std::stable_sort(order.begin(), order.end(),
                      [&](size_t one, size_t other) { return apart[one] < apart[other]; });

@@ -79,16 +79,16 @@ def fold(
     """
     marks = marked(kept, keys.shape[2])
     going = mx.sort(marks, axis=2)[:, :, : keys.shape[2] - kept.shape[2]]
-    stays = marks == LAST
     vectors = features(keys, values)
     squares = mx.sum(vectors * vectors, axis=3)
-    gone = mx.expand_dims(going, 3)
     apart = mx.addmm(
-        mx.expand_dims(squares, 2), gathered(vectors, gone), vectors.swapaxes(2, 3), alpha=-2.0
+        mx.expand_dims(squares, 2), gathered(vectors, going), vectors.swapaxes(2, 3), alpha=-2.0
     )
-    apart = mx.where(mx.expand_dims(eligible & stays, 2), apart, mx.inf)
+    # Rows at no finite distance stay apart: NaN would reach all others.
+    free = eligible & (marks == LAST) & (squares < mx.inf)
+    apart = mx.where(mx.expand_dims(free, 2), apart, mx.inf)
     least = mx.min(apart, axis=3) + gathered(squares, going)
-    least = mx.where(mx.isnan(gathered(weights, going)), mx.inf, least)
+    least = mx.where(mx.isnan(least + gathered(weights, going)), mx.inf, least)
     lost = least == mx.inf
     if share < 1:
         place = mx.argsort(mx.argsort(least, axis=2), axis=2)
@@ -102,7 +102,7 @@ def fold(
     weights, *others = (mx.expand_dims(part, 3) for part in parts)
     # What adds up, side by side; a mean is a sum by weight over the sum of the weights.
     whole = mx.concatenate([weights * keys, weights * values, weights, *others], axis=3)
-    added = mx.where(mx.expand_dims(lost, 3), 0.0, gathered(whole, gone))  # 0 * NaN is NaN
+    added = mx.where(mx.expand_dims(lost, 3), 0.0, gathered(whole, going))  # 0 * NaN is NaN
     whole = gathered(whole, slots) + meets.astype(mx.float32) @ added
     size = keys.shape[3]
     end = size + values.shape[3]
