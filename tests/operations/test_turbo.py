@@ -64,6 +64,12 @@ def test_a_row_of_zeros_stays_one(bits, backend):
     assert (np.array(found) == 0).all()
 
 
+def test_a_row_whose_squares_are_infinite_is_infinite(backend):
+    rows = mx.array([1e18, 1e20]).reshape(1, 1, 2, 1) * mx.ones((1, 1, 2, 32))
+    _, norms = resolve().encode_rows(rows, 4, turbo.KEYS)
+    assert np.isinf(norms).ravel().tolist() == [False, True]
+
+
 @pytest.mark.parametrize("kv_format", KV_FORMATS)
 def test_new_rows_go_to_their_slots_in_memory_of_their_own(kv_format, backend):
     bits, v_bits = KV_FORMATS[kv_format]

@@ -138,7 +138,7 @@ void restore(const std::vector<float>& signs, float* row) {
 void encode_row(const Codebook& book, float* row, uint32_t* words, float* norm) {
   double squares = 0;
   for (int i = 0; i < book.size; ++i) squares += double{row[i]} * double{row[i]};
-  const auto length = static_cast<float>(std::sqrt(squares));
+  const float length = std::sqrt(static_cast<float>(squares));  // inf where the squares are
   const float safe = length > kLeastNorm ? length : kLeastNorm;
   for (int i = 0; i < book.size; ++i) row[i] /= safe;
   rotate(book.signs, row);
