@@ -206,6 +206,16 @@ def test_goes_on_from_files_of_either_language(settings: dict[str, Any], tmp_pat
     assert "--prompt-cache-file brings the settings of the cache" in done.stderr
 
 
+def test_a_file_of_another_model_is_refused_before_a_word_is_written(tmp_path: Path) -> None:
+    rows, file = mx.zeros((1, 1, 3, 64)), tmp_path / "other.safetensors"
+    caches = [mlx_h2o.H2OKVCache(mlx_h2o.H2OConfig.of(max_kv_size=24)) for _ in range(6)]
+    for one in caches:
+        one.update_and_fetch(rows, rows)
+    mlx_h2o.save_prompt_cache(file, caches)
+    done = run("--prompt", "a", "--prompt-cache-file", file)
+    assert not done.stdout and "1 KV heads of 64 elements in layer 0, expected 2" in done.stderr
+
+
 LLAMAS = json.loads(Path(__file__).with_name("llamas.json").read_text("ascii"))
 """Settings of all, and of each kind."""
 
@@ -226,12 +236,9 @@ def test_llamas_of_every_kind(kind: str, tmp_path: Path) -> None:
         shutil.copy(demo.model_path() / name, tmp_path)
     ours, tokenizer = mlx_h2o.load(str(tmp_path))
     settings = {"max_kv_size": 24, "policy": "h2o-ema"}
-    prompt = tokenizer.encode(demo.text()[:200])
-    expected = [
-        one.token for one in mlx_h2o.stream_generate(
-            ours, tokenizer, prompt, max_tokens=60, prefill_step_size=CHUNK, **settings)
-    ]  # fmt: skip
-    words = "--prompt", demo.text()[:200], "--max-tokens", 60, "--prefill-step-size", CHUNK
+    text = demo.text()[:200]
+    expected = in_python(tokenizer.encode(text), 60, (ours, tokenizer), **settings)
+    words = "--prompt", text, "--max-tokens", 60, "--prefill-step-size", CHUNK
     found = tokens("--model", tmp_path, *words, *flags(settings))
     assert found == expected
     assert len(set(found)) > 10

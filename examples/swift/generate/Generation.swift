@@ -13,24 +13,27 @@ func generate(
     _ model: H2OTransformer, prompt: [Int], cache: [any KVCache], step: Int, maxTokens: Int,
     use: (Int) throws -> Bool
 ) throws {
-    func next(_ tokens: MLXArray) -> MLXArray {
-        let logits = model(tokens.expandedDimensions(axis: 0), cache: cache)
-        return argMax(logits[0..., (-1)...], axis: -1).reshaped(1)
+    // What a step reports ends the text there, not after it.
+    func next(_ tokens: MLXArray) throws -> MLXArray {
+        try withError {
+            let logits = model(tokens.expandedDimensions(axis: 0), cache: cache)
+            return argMax(logits[0..., (-1)...], axis: -1).reshaped(1)
+        }
     }
     var start = 0
     while prompt.count - start > 1 {
         let end = min(start + step, prompt.count - 1)
-        _ = model(MLXArray(Array(prompt[start..<end])).expandedDimensions(axis: 0), cache: cache)
+        _ = try next(MLXArray(Array(prompt[start..<end])))
         eval(cache.flatMap { $0.innerState() })
         start = end
     }
-    var token = next(MLXArray(Array(prompt[start...])))
+    var token = try next(MLXArray(Array(prompt[start...])))
     asyncEval([token])
     // A process must not end while a step is on its way: MLX's threads would run without its memory.
     defer { eval([token]) }
     for _ in 0..<maxTokens {
         let given = token
-        token = next(given)
+        token = try next(given)
         asyncEval([token])
         guard try use(given.item(Int.self)) else { return }
     }

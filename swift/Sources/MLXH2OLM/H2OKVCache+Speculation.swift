@@ -26,8 +26,7 @@ extension H2OKVCache {
             table.setImportance(
                 try policy.folded(
                     table.importance.rows(upTo: rows), table.positions.rows(upTo: rows),
-                    seen: certain,
-                    isMasked: isMasked))
+                    seen: certain, isMasked: isMasked))
         }
         wait(for: seen, last, &table)
     }

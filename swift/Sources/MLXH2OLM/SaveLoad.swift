@@ -125,9 +125,7 @@ extension H2OKVCache {
 
     private func read(_ file: PromptCacheFile, _ layer: String) throws {
         func unfit(_ problem: String) -> H2OError { file.unfit("layer \(layer) \(problem)") }
-        let rows =
-            file.rows(layer, 0) + file.rows(layer, 1) + file.rows(layer, 2)
-            + file.rows(layer, 3)
+        let rows = (0..<4).flatMap { file.rows(layer, $0) }
         let (dtype, valueSize) = try file.sizes(layer)
         let table = try RowTable(
             state: rows, configuration.format, dtype: dtype, valueSize: valueSize)

@@ -218,6 +218,7 @@ import Testing
             ("\"vocab_size\": 32", "\"vocab_size\": -1"),
             ("\"rope_theta\": 100", "\"rope_scaling\": {\"type\": \"yarn\"}"),
             ("\"hidden_size\": 32", "\"hidden_size\": 9999999999"),
+            ("\"head_dim\": 32", "\"head_dim\": 999999999"),
         ] {
             let file = Data(config("llama").replacingOccurrences(of: from, with: to).utf8)
             #expect(throws: H2OError.self, "\(to)") {

@@ -20,6 +20,8 @@ public final class H2OTransformer: Module, H2ORouted, KVCacheDimensionProvider {
     public let vocabularySize: Int
     /// Tokens that it was trained for, if its settings say so.
     public let contextSize: Int?
+    /// Elements of a key.
+    public let headSize: Int
 
     let model: TransformerBody
     @ModuleInfo(key: "lm_head") var head: Linear?
@@ -29,6 +31,7 @@ public final class H2OTransformer: Module, H2ORouted, KVCacheDimensionProvider {
         kvHeads = Array(repeating: configuration.kvHeads, count: configuration.layers)
         vocabularySize = configuration.vocabularySize
         contextSize = configuration.maxPositions
+        headSize = configuration.headSize
         model = TransformerBody(configuration)
         super.init()
         if !configuration.tiesEmbeddings {

@@ -56,13 +56,13 @@ public struct H2OTransformerConfiguration: Decodable, Sendable {
                 "H2OTransformer",
                 "model_type is '\(modelType)', expected one of \(Self.modelTypes).")
         }
-        func size(_ key: Key, _ fallback: Int? = nil) throws -> Int {
+        func size(_ key: Key, _ fallback: Int? = nil, most: Int = Int(Int32.max)) throws -> Int {
             let found = try values.decodeIfPresent(Int.self, forKey: key) ?? fallback
-            guard let found, (1...Int(Int32.max)).contains(found) else {
+            guard let found, found >= 1, found <= most else {
                 throw H2OError(
                     "H2OTransformer",
                     "\(key.rawValue) is \(found.map(String.init) ?? "missing"), expected 1 to "
-                        + "2^31 - 1.")
+                        + "\(most).")
             }
             return found
         }
@@ -71,7 +71,7 @@ public struct H2OTransformerConfiguration: Decodable, Sendable {
         layers = try size(.layers)
         heads = try size(.heads)
         kvHeads = try size(.kvHeads, heads)
-        headSize = try size(.headSize, hiddenSize / heads)
+        headSize = try size(.headSize, hiddenSize / heads, most: Int(Int32.max) / heads)
         vocabularySize = try size(.vocabularySize)
         guard heads % kvHeads == 0 else {
             throw H2OError(
