@@ -347,8 +347,10 @@ class H2OConfig:
             part = getattr(self, name)
             check(isinstance(part, kind), name, part, f"a {name}, or H2OConfig.of(...)")
         check_known("kv_handed", self.kv_handed, HANDED)
-        served = self.kv_format is None or self.kv_handed != "latents"
-        check(served, "kv_format", self.kv_format, "{} for latent attention", "kv_bits")
+        for name in ("kv_format", "light_bits", "dense_size"):
+            found = getattr(self.format, name)
+            served = self.kv_handed != "latents" or not found
+            check(served, name, found, "{} alone for latent attention", "kv_bits")
         object.__setattr__(self, "budget", self.budget.filled(self.policy))
         if self.mixed:
             self._check_mixed("dense_size" if self.light_bits is None else "light_bits")
