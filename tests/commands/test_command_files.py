@@ -7,6 +7,7 @@ import resource
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -110,9 +111,7 @@ def test_a_text_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     assert files(tmp_path) == set()
     write_text(file, "first")
 
-    def full(*args, **given):
-        raise OSError(28, "No space left on device")
-
+    full = Mock(side_effect=OSError(28, "No space left on device"))
     with monkeypatch.context() as patch:
         patch.setattr(Path, "replace", full)
         with pytest.raises(OSError, match=rf"No space left on device: '{file}'"):

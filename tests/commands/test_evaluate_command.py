@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 from functools import partial
+from unittest.mock import Mock
 
 import pytest
 
@@ -47,12 +49,16 @@ def test_the_text_of_the_package_is_enough(capsys):
     assert "\n| 1.00 " in capsys.readouterr().out
 
 
+def test_a_reader_that_goes_away_ends_it_quietly(text, monkeypatch, capfd):
+    gone = Mock(side_effect=BrokenPipeError(errno.EPIPE, "Broken pipe"))
+    monkeypatch.setattr(evaluate, "evaluate", gone)
+    assert cli.main(evaluated(text)) == 1
+    assert "Broken" not in capfd.readouterr().err
+
+
 @pytest.mark.slow
 def test_an_interruption_says_how_to_go_on(text, tmp_path, monkeypatch, capsys):
-    def stop(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(evaluate, "evaluate", stop)
+    monkeypatch.setattr(evaluate, "evaluate", Mock(side_effect=KeyboardInterrupt))
     file = tmp_path / "found.json"
     for kept in ("", f"; run the same command again to resume from {file}"):
         assert cli.main(evaluated(text, "--output", str(file))) == 130
