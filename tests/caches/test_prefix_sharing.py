@@ -9,15 +9,8 @@ import pytest
 from mlx.utils import tree_flatten
 
 from lm.test_batch_generate import kept, tiny_gemma3
-from mlx_h2o import (
-    BatchH2OKVCache,
-    H2OConfig,
-    H2OKVCache,
-    batch_generate,
-    make_prompt_cache,
-    routing,
-)
-from mlx_h2o.lm.generate import read_prompt
+from mlx_h2o import BatchH2OKVCache, H2OConfig, H2OKVCache, make_prompt_cache, routing
+from mlx_h2o.lm.generate import batch_generate, read_prompt
 from mlx_h2o.lm.sharing import shareable
 from prefix_checks import LENGTH, PACKED, PREFIX, PROMPTS, SMALL, alone, merged, ran, standing
 from tiny_models import random_prompt, tiny_llama, tiny_qwen3, tiny_tokenizer

@@ -10,18 +10,11 @@ import mlx_lm.models.cache as mlx_lm_cache
 import pytest
 
 from cache_checks import filled, same_states
-from mlx_h2o import (
-    H2OKVCache,
-    generate,
-    load_prompt_cache,
-    make_prompt_cache,
-    routing,
-    save_prompt_cache,
-)
+from mlx_h2o import H2OKVCache, generate, make_prompt_cache, routing
 from mlx_h2o.caches.handed_out import EachLayersMask
 from mlx_h2o.lm.files import UNKNOWN, write_checksum
 from mlx_h2o.lm.models import fingerprint
-from mlx_h2o.lm.saving import FORMAT
+from mlx_h2o.lm.saving import FORMAT, load_prompt_cache, save_prompt_cache
 from tiny_models import random_prompt, tiny_llama, tiny_qwen3, tiny_tokenizer
 
 pytestmark = [pytest.mark.downstream, pytest.mark.usefixtures("mlx_lm_stays_as_it_is")]

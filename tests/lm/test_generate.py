@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from io import StringIO
 from types import SimpleNamespace
 
 import mlx.core as mx
@@ -66,7 +67,10 @@ def test_load_knows_the_demo_and_upcasts_on_a_cpu(kind, dtype, monkeypatch):
     monkeypatch.setattr(mx, "default_device", lambda: device)
     unsaid = {"max_position_embeddings": None, "n_positions": 64}
     model, tokenizer, _ = load("demo", None, unsaid, None, False, True)
-    assert {weight.dtype for _, weight in tree_flatten(model.parameters())} == {dtype}
+    weights, under_way = [weight for _, weight in tree_flatten(model.parameters())], StringIO()
+    assert {weight.dtype for weight in weights} == {dtype}
+    mx.export_to_dot(under_way, *weights)  # which another thread could not go on with
+    assert "AsType" not in under_way.getvalue()
     assert context_length(model) == 64
     assert tokenizer.decode(tokenizer.encode("a garden")).strip() == "a garden"
     assert len(load("demo", return_config=True)) == 3

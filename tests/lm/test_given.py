@@ -11,19 +11,11 @@ import mlx_lm.models.cache as mlx_lm_cache
 import numpy as np
 import pytest
 
-from mlx_h2o import (
-    batch_generate,
-    fit_bytes,
-    generate,
-    load,
-    make_prompt_cache,
-    routing,
-    save_prompt_cache,
-    stream_generate,
-)
+from mlx_h2o import batch_generate, generate, load, make_prompt_cache, routing, stream_generate
 from mlx_h2o.lm.generate import read_prompt
 from mlx_h2o.lm.generation_checks import COUNTS
-from mlx_h2o.lm.prompt_cache import summary
+from mlx_h2o.lm.prompt_cache import fit_bytes, summary
+from mlx_h2o.lm.saving import save_prompt_cache
 from tiny_models import random_prompt, tiny_llama, tiny_qwen3
 
 KNOWN = 4096

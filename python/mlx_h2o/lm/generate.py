@@ -29,7 +29,7 @@ from .generation_checks import COUNTS, check_caches, check_drafts, checked_token
 from .models import is_padded
 from .prompt_cache import NAMES, check_given, make_prompt_cache
 from .ranks import dealt_out
-from .routing import context_length, model_name, routing_for
+from .routing import args_of, context_length, model_name, routing_for
 from .sharing import share, shareable
 
 
@@ -58,8 +58,10 @@ def load(path_or_hf_repo: str | Path, *args: Any, group: Any = None, **kwargs: A
     # No limit, or transformers warns of every longer text, which a bounded cache is for.
     getattr(tokenizer, "_tokenizer", tokenizer).model_max_length = int(1e30)
     widen(model)
-    if context_length(model) is None and hasattr(model, "args"):  # some files of mlx_lm drop it
-        model.args.max_position_embeddings = context_length(config)
+    if not given.get("lazy"):
+        mx.eval(model.parameters())  # here: arrays under way belong to this thread alone
+    if context_length(model) is None:  # some files of mlx_lm drop it
+        args_of(model).max_position_embeddings = context_length(config)
     return (model, tokenizer, config) if given.get("return_config") else (model, tokenizer)
 
 
@@ -228,12 +230,10 @@ def batch_generate(
         ValueError: no prompts, or texts instead of token ids; a number of caches or ``max_tokens``
             other than that of prompts; or as in :func:`stream_generate`.
     """
-    if kwargs.pop("draft_model", None) is not None:
-        raise ValueError(
-            "[batch_generate] draft_model is given, expected None: there is no speculative "
-            "decoding of batches."
-        )
     operation = "batch_generate"
+    if kwargs.pop("draft_model", None) is not None:
+        said = "draft_model is given, expected None: there is no speculative decoding of batches."
+        raise ValueError(f"[{operation}] {said}")
     own = [
         checked_tokens(operation, f"prompts[{place}]", prompt, [model])
         for place, prompt in enumerate(prompts)
@@ -246,10 +246,8 @@ def batch_generate(
     brought = own if prompt_caches is None else prompt_caches
     for name, found in (("numbers of max_tokens", limits), ("prompt caches", brought)):
         if len(found) != len(own):
-            raise ValueError(
-                f"[{operation}] found {len(found)} {name}, expected {len(own)}, one for each "
-                "prompt."
-            )
+            said = f"found {len(found)} {name}, expected {len(own)}, one for each prompt."
+            raise ValueError(f"[{operation}] {said}")
     # One number: settings must be the same.
     seen = max(map(add, map(len, own), limits)) if prompt_caches is None else None
     settings = _taken(operation, [model], kwargs)

@@ -80,10 +80,8 @@ def _config(config: H2OConfig, budget: Any) -> H2OConfig:
         return budget
     if isinstance(budget, int) and not isinstance(budget, bool):
         return config.scaled(budget)
-    raise ValueError(
-        f"[make_prompt_cache] a budget is {budget!r}, expected an int, an H2OConfig, or a list of "
-        "these, one for each KV head."
-    )
+    wanted = "an int, an H2OConfig, or a list of these, one for each KV head"
+    raise ValueError(f"[make_prompt_cache] a budget is {budget!r}, expected {wanted}.")
 
 
 def read_budgets(path: str | PathLike[str]) -> Sequence[Any]:
@@ -93,10 +91,8 @@ def read_budgets(path: str | PathLike[str]) -> Sequence[Any]:
     except ValueError as error:  # also of text that is no UTF-8
         raise ValueError(f"[make_prompt_cache] {path!s:.200} is not JSON: {error}.") from error
     if not isinstance(found, dict) or not isinstance(found.get("budgets"), list):
-        raise ValueError(
-            f"[make_prompt_cache] {path} holds {type(found).__name__}, expected an object with a "
-            'list under "budgets".'
-        )
+        said = f'holds {type(found).__name__}, expected an object with a list under "budgets".'
+        raise ValueError(f"[make_prompt_cache] {path} {said}")
     return cast(list[Any], found["budgets"])
 
 

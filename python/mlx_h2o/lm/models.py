@@ -11,7 +11,7 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
 
-from .routing import calls_attention, modules_of
+from .routing import args_of, calls_attention, modules_of
 
 _REFUSED = {
     "afm7": "its shared layers take the position from the number of stored rows",
@@ -69,8 +69,9 @@ def facts_of(model: Any) -> dict[str, str]:
     """What its rows depend on, as JSON: its settings, the scales of adapters, the kinds of its
     numbers, and its weights."""
     parts = modules_of(model)
-    found = dict(vars(model.args)) if hasattr(model, "args") else {}
-    found["adapter scales"] = [one.scale for one in parts if "lora_a" in one]
+    own = args_of(model)
+    found = {} if own is model else dict(vars(own))
+    found["scales of adapters"] = sorted({one.scale for one in parts if "lora_a" in one})
     found["dtypes"] = sorted({str(one.weight.dtype) for one in parts if "weight" in one})
     found[WEIGHTS] = fingerprint(model)
     return {name: json.dumps(one, sort_keys=True, default=repr) for name, one in found.items()}

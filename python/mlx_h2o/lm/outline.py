@@ -14,7 +14,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.models import cache as mlx_lm_cache
 
-from .routing import evicting_caches, routing_for
+from .routing import args_of, evicting_caches, routing_for
 from .scored_attention import scored_attention
 
 
@@ -44,7 +44,7 @@ class Outline:
 
     def __init__(self, model: Any, narrow: bool = False) -> None:
         self.model = model
-        self.args, self.model_type = (getattr(model, n, None) for n in ("args", "model_type"))
+        self.args, self.model_type = args_of(model), getattr(model, "model_type", None)
         self.parameters, self.modules = model.parameters, functools.cache(model.modules)
         caches = [*map(_watched, self.make_cache())]
         with routing_for(cast(Any, self), []):

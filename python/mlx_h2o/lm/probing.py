@@ -16,6 +16,7 @@ from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
+from mlx.utils import tree_map
 from mlx_lm.models import cache as mlx_lm_cache
 
 from ..caches.frame import Frame
@@ -146,17 +147,16 @@ def gives(model: Any, vocabulary: int, tokens: int) -> Probe:
                 model(mx.array(drawn)[None], cache=watched)  # nobody evaluates its logits
     except (AttributeError, IndexError, TypeError, ValueError) as error:
         return Probe((), f"cannot be probed: {error}")
-    found = [one.gives for one in growing]
-    if not all(one is not None for one in found):
+    if any(one.gives is None or one.copies is None for one in growing):
         return Probe((), "hides which of its layers attention is of")
     most = mx.stack([cast(mx.array, one.copies) for one in growing]).max()
     squares = mx.stack([cast(mx.array, one.squares) for one in growing])
-    mx.eval(found, most, squares)
+    mx.eval([one.gives for one in growing], most, squares)
     squares = ranks.sums(squares)
     errors = mx.sqrt(squares[:, :-1] / squares[:, -1:]).mean(axis=0).reshape(2, len(BITS))
     part = 1.0 if cast(float, ranks.largest(most).item()) >= RETRIEVES else 0.0
-    given = [part * cast(mx.array, one) for one in found]
-    return Probe(tuple(map(_rounded, given)), errors=tuple(map(_rounded, errors)))
+    given = (_rounded(part * cast(mx.array, one.gives)) for one in growing)
+    return Probe(tuple(given), errors=tuple(map(_rounded, errors)))
 
 
 @contextmanager
@@ -177,16 +177,24 @@ def _side_by_side(layers: Sequence[Any]) -> Iterator[None]:
 
 def _reading(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def call(layer: Any, x: mx.array, *args: Any, **given: Any) -> Any:
-        caches = [one for one in (*args, *given.values()) if isinstance(one, _Watched)]
+    def call(layer: Any, *args: Any, **given: Any) -> Any:
+        every = [*args, *given.values()]
+        caches = [one for one in every if isinstance(one, _Watched)]
         if len(caches) != 1 or not caches[0].offset:
-            return original(layer, x, *args, **given)
-        (cache,) = caches
-        out = original(layer, mx.repeat(x, 1 + cache.heads, axis=0), *args, **given)
+            return original(layer, *args, **given)
+        (cache,), like = caches, next(one.shape for one in every if isinstance(one, mx.array))
+
+        def wide(one: Any) -> Any:  # the text, in talkie beside its embeddings
+            text = isinstance(one, mx.array) and one.shape == like
+            return mx.repeat(one, 1 + cache.heads, axis=0) if text else one
+
+        args, given = cast(Any, tree_map)(wide, (args, given))
+        found = original(layer, *args, **given)
+        out, *more = found if isinstance(found, tuple) else (found,)  # more: for other layers
         # Without the first tokens, which cannot know yet that it is the second copy.
         change, size = (_norm(rows[:, 8:]) for rows in (out[1:] - out[:1], out[:1]))
         cache.gives = (change / size).mean(axis=1)
-        return out[:1]
+        return (out[:1], *more) if more else out[:1]
 
     return call
 

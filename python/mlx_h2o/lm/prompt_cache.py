@@ -125,10 +125,8 @@ def make_prompt_cache(
     unequal = len({one for own in heads for one in own}) > 1
     wrong = [one.kv_bits for own in heads for one in own if one.kv_bits != config.kv_bits]
     if wrong:
-        raise ValueError(
-            f"[make_prompt_cache] a budget has kv_bits {wrong[0]}, expected {config.kv_bits} as "
-            "the other settings."
-        )
+        said = f"a budget has kv_bits {wrong[0]}, expected {config.kv_bits} as the other settings."
+        raise ValueError(f"[make_prompt_cache] {said}")
     ranks, making = ranks_of(model), iter(heads)
 
     def replaced(part: Any, name: str) -> Any:
@@ -285,9 +283,8 @@ def check_given(
     """Raises ValueError where these are no models, or no number of tokens."""
     for one in (model, model if draft_model is None else draft_model):
         if not hasattr(one, "modules"):
-            raise ValueError(
-                f"[{operation}] found {one!r:.80}, expected a model, such as load returns."
-            )
+            said = f"found {one!r:.80}, expected a model, such as load returns."
+            raise ValueError(f"[{operation}] {said}")
     if length is not None:
         check_int(operation, "length", length)
 
@@ -356,6 +353,5 @@ def _config(
                 "expected one or the other."
             )
         return max_kv_size
-    if max_kv_size is not ...:
-        settings = {**settings, "max_kv_size": max_kv_size}
-    return H2OConfig.of(**settings)
+    rows = {} if max_kv_size is ... else {"max_kv_size": max_kv_size}
+    return H2OConfig.of(**settings | rows)

@@ -141,16 +141,20 @@ def model_name(model: Module | None) -> str:
     """What error messages call a model: its mlx_lm model type where it has one."""
     if model is None:
         return "mlx_lm"
-    args = getattr(model, "args", None)
-    found = getattr(model, "model_type", None) or getattr(args, "model_type", None)
+    found = getattr(model, "model_type", None) or getattr(args_of(model), "model_type", None)
     return str(found or type(model).__module__.rpartition(".")[2])
+
+
+def args_of(model: Any) -> Any:
+    """What a model was made with, as files of mlx_lm call it; a ``config.json`` is its own."""
+    return getattr(model, "args", None) or getattr(model, "config", model)
 
 
 def int_setting(model: Any, *names: str) -> int | None:
     """The first number in range of these names among the settings of a model, or among those of a
     ``config.json``, or of their text part."""
-    args = getattr(model, "args", model)
-    parts = (args, _of(args, "text_config"))
+    own = args_of(model)
+    parts = (own, _of(own, "text_config"))
     numbers = (_of(settings, name) for name in names for settings in parts)
     return next((found for found in numbers if type(found) is int and 0 < found <= LARGEST), None)
 

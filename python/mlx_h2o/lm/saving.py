@@ -126,9 +126,8 @@ def load_prompt_cache(
     description = _description(path, text.get(f"0.{_ENTRY}", '{"format": 0}'))  # of mlx_lm: none
     for name in [text[key] for key in text if key.startswith("1.")]:
         if name not in _CLASSES and not isinstance(getattr(mlx_lm_cache, name, None), type):
-            raise _unfit(
-                path, f"holds a {name!r}, expected caches of mlx_lm and {', '.join(_CLASSES)}"
-            )
+            known = f"caches of mlx_lm and {', '.join(_CLASSES)}"
+            raise _unfit(path, f"holds a {name!r}, expected {known}")
     checksum = description.get("checksum")
     if checksum is not None and not is_whole(path, str(checksum)):
         raise _unfit(path, "is damaged: it is not what was written")

@@ -14,6 +14,8 @@ from ..caches.cache import H2OKVCache
 from ..caches.heads import HeadGroups
 from ..operations.composed import prefill
 
+_EARLY = "model computes with the keys before attention reads them: expected"
+
 
 def scored_attention(
     attention: Callable[..., mx.array],
@@ -54,19 +56,15 @@ def scored_attention(
         return owner.attended_by(of_group, queries, keys, mask, sinks)
     if owner is None:
         if isinstance(cache, HeadGroups):
-            raise ValueError(
-                f"[mlx_h2o] {cache.caches[0].name or 'a layer'} and others have unequal budgets, "
-                "and their model computes with the keys before attention reads them: expected "
-                "layers='equal'."
-            )
+            said = f"{cache.caches[0].name or 'a layer'} and others have unequal budgets, and their"
+            raise ValueError(f"[mlx_h2o] {said} {_EARLY} layers='equal'.")
         if isinstance(cache, H2OKVCache):
             owner = cache
             if owner.prefix_rows:
-                raise ValueError(
-                    f"[mlx_h2o] {owner.name or 'a cache'} shares its first {owner.prefix_rows} "
-                    "rows, and its model computes with the keys before attention reads them: "
-                    "expected share_prefix=False."
+                said = (
+                    f"{owner.name or 'a cache'} shares its first {owner.prefix_rows} rows, and its"
                 )
+                raise ValueError(f"[mlx_h2o] {said} {_EARLY} share_prefix=False.")
         elif hasattr(cache, "attend_for_probe"):
             foreign: mx.array = cache.attend_for_probe(
                 attention, queries, keys, values, scale=scale, mask=mask, sinks=sinks
