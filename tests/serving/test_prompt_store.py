@@ -18,7 +18,7 @@ import pytest
 
 from mlx_h2o import H2OConfig, H2OKVCache
 from mlx_h2o.lm.saving import saved_texts
-from mlx_h2o.serving.disk import PromptStore
+from mlx_h2o.serving.disk import PromptStore, _key
 from paths import IMPORTS
 
 PLENTY = 1 << 30
@@ -72,8 +72,7 @@ def check_found(store: PromptStore, asked: int, length: int) -> None:
 
 def lengths_in(folder: Path) -> list[int]:
     """Tokens of each entry, by its header."""
-    entries = folder.glob("[!.]*.safetensors")
-    return [len(json.loads(saved_texts(file)["tokens"])) for file in entries]
+    return [len(json.loads(saved_texts(one)["tokens"])) for one in folder.glob("[!.]*.safetensors")]
 
 
 def child(folder: Path, first: int, last: int, before: str = "") -> subprocess.Popen[str]:
@@ -105,13 +104,19 @@ def test_what_was_used_longest_ago_goes(tmp_path):
     store = PromptStore(tmp_path / "all", int(2.5 * one), "model")
     for length in (30, 31, 32):
         store.keep(range(length), caches_of(length))
-        while not store.find(range(length + 1), length - 1)[1]:
+        while not store.known.use(_key("model", range(length))):
             time.sleep(0.01)
         check_found(store, 31, 30)  # is used again and again
     store.close()
     again = PromptStore(tmp_path / "all", int(2.5 * one), "model")
     assert [again.find(range(n))[1] for n in (31, 32, 33)] == [30, 30, 32]
     assert PromptStore(tmp_path / "all", one + 1, "model").known.nbytes <= one + 1
+
+
+def test_what_is_had_from_memory_is_used_too(tmp_path):
+    assert kept(tmp_path, 30, 31).find(range(31), 30) == ([], 0)
+    known = PromptStore(tmp_path, PLENTY, "model").known
+    assert [one.key for one in known] == [_key("model", range(length)) for length in (31, 30)]
 
 
 def test_a_folder_is_read_once_for_an_entry(tmp_path, monkeypatch):
@@ -150,10 +155,6 @@ def flipped(file: Path) -> None:
     file.write_bytes(found)
 
 
-def truncated(file: Path) -> None:
-    file.write_bytes(file.read_bytes()[:-8])
-
-
 def changed(name: str, text: str | None) -> Any:
     """Another text in the header, or none."""
 
@@ -169,7 +170,8 @@ def changed(name: str, text: str | None) -> Any:
 @pytest.mark.parametrize(
     "damage",
     [
-        flipped, truncated, changed("of", None), lambda file: file.write_text("{"),
+        flipped, changed("of", None), lambda file: file.write_text("{"),
+        lambda file: file.write_bytes(file.read_bytes()[:-8]),
         *(changed("tokens", text) for text in ("abc", "{}", "[1, 2.5]", f"{[*range(29), 99]}")),
     ],
 )  # fmt: skip
@@ -187,6 +189,7 @@ def test_damaged_entries_are_not_used_and_go(tmp_path, damage, caplog):
 def test_files_of_others_are_left_alone(tmp_path):
     """A folder of a model, say, whose files are as old as those of a process that was killed."""
     others = {"config.json": "{}", "model.json": "[1,", "model.safetensors": "foreign", "a.txt": ""}
+    others[f"{'0' * 32}.safetensors"] = "a hash of others"
     for name, text in others.items():
         (tmp_path / name).write_text(text)
         os.utime(tmp_path / name, (0, 0))

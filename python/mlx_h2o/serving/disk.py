@@ -27,7 +27,7 @@ from ..lm.saving import load_prompt_cache, save_prompt_cache, saved_texts
 from .kept import Entry, Kept, key_of
 
 _LOG = logging.getLogger("mlx_h2o")
-_ENTRY = re.compile(r"[0-9a-f]{32}\.safetensors")
+_ENTRY = re.compile(r"[0-9a-f]{32}\.prompt\.safetensors")  # others' files are left alone
 _BEGUN = re.compile(rf"\.{_ENTRY.pattern}\..+")  # is being written, or was when its process ended
 
 
@@ -71,20 +71,20 @@ class PromptStore:
             with self._lock:
                 length, found = self.known.best(_key(self.of, tokens))
                 length -= len(_key(self.of, ())) // 4
-                if found is None or length <= more_than:
+                if found is None:
                     return [], 0
                 self.known.use(found.key)
             try:
+                os.utime(found.content)  # of what is had from memory too: it is used
+                if length <= more_than:
+                    return [], 0
                 caches = load_prompt_cache(found.content)
                 mx.eval([cache.state for cache in caches])  # while the file is there
-                found.content.touch()
                 return caches, length
             except (OSError, ValueError) as error:
-                _LOG.warning("a prompt cache on disk is not used: %s", error)
+                _refuse(found.content, error)
                 with self._lock:
                     self.known.drop(found.key)
-                if isinstance(error, ValueError):  # else it is not read now, and may be later
-                    _remove(found.content)
 
     def keep(self, tokens: Sequence[int], caches: Sequence[Any]) -> None:
         """Write the caches of ``tokens`` soon, unless the same are there.
@@ -108,7 +108,7 @@ class PromptStore:
         self._writer.shutdown()
 
     def _path(self, key: bytes) -> Path:
-        return self.folder / f"{hashlib.sha256(key).hexdigest()[:32]}.safetensors"
+        return self.folder / f"{hashlib.sha256(key).hexdigest()[:32]}.prompt.safetensors"
 
     def _write(self, tokens: list[int], caches: list[Any]) -> None:
         try:
@@ -133,20 +133,16 @@ class PromptStore:
             key = _key(texts["of"], json.loads(texts["tokens"]))
             if self._path(key) != file:
                 raise ValueError("its name is of other tokens")
-            entry = Entry(key, file.stat().st_size, file)
+            with self._lock:
+                self.known.put(Entry(key, file.stat().st_size, file))
         except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
-            _LOG.warning("a prompt cache on disk is not used: %s: %r", file, error)
-            if not isinstance(error, OSError):
-                _remove(file)
-            return
-        with self._lock:
-            self.known.put(entry)
+            _refuse(file, error)
 
     def _look(self) -> None:
         """Know the entries that are there, those of other processes too."""
         with self._lock:
             gone = {one.content: one.key for one in self.known}
-        for file in sorted(self.folder.iterdir(), key=_used):  # others' files are left alone
+        for file in sorted(self.folder.iterdir(), key=_used):
             if _ENTRY.fullmatch(file.name) and file.is_file() and not gone.pop(file, b""):
                 self._add(file)
             elif _BEGUN.fullmatch(file.name) and _used(file) < time.time() - 60:
@@ -166,6 +162,13 @@ class PromptStore:
 def _key(of: str, tokens: Sequence[int]) -> bytes:
     """Of tokens of this model and settings, of which no other's are the beginning."""
     return hashlib.sha256(of.encode()).digest() + key_of(tokens)
+
+
+def _refuse(file: Path, error: Exception) -> None:
+    """Log an entry that cannot be used, and remove it unless it could only not be opened."""
+    _LOG.warning("a prompt cache on disk is not used: %s: %r", file, error)
+    if not isinstance(error, OSError):
+        _remove(file)
 
 
 def _remove(file: Path) -> None:
