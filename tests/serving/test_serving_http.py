@@ -124,14 +124,14 @@ def test_choices_and_seeds(url):
     assert [one["index"] for one in first["choices"]] == [0, 1, 2, 3]
     assert first["usage"]["completion_tokens"] == 32
     assert said(post(url, {**body, "prompt": TEXT, "n": 1}).json()) == texts[0]
+    least, same = (post(url, {**body, "seed": one}).json() for one in (-1 << 63, 1 << 63))
+    assert least["choices"] == same["choices"] != first["choices"]
 
 
 def test_null_is_absent(url):
     body = {"prompt": TEXT, "max_tokens": 4}
-    names = (
-        "temperature top_p stream logprobs n seed stop logit_bias model presence_penalty "
-        "frequency_penalty stream_options user top_k"
-    )
+    names = "temperature top_p stream logprobs n seed stop logit_bias model presence_penalty "
+    names += "frequency_penalty stream_options user top_k"
     expected = said(post(url, body).json())
     assert said(post(url, body | dict.fromkeys(names.split())).json()) == expected
     chat(url, **dict.fromkeys(("top_logprobs", "tools", "tool_choice", "response_format")))

@@ -137,7 +137,7 @@ class _Body(_Part):
     min_p: float | None = Field(None, ge=0, le=1)
     xtc_probability: float = Field(0.0, ge=0, le=1)
     xtc_threshold: float = Field(0.1, ge=0, le=0.5)
-    seed: int | None = Field(None, ge=0, lt=1 << 64)
+    seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 64)
     n: int = Field(1, ge=1, le=128)
     stop: _Stop | Annotated[_List[_Stop], Field(max_length=64)] = Field(default_factory=list)
     stream: bool = False
