@@ -166,11 +166,9 @@ def test_a_model_that_fails_with_one_request(place, drafts):
         token = min(set(range(64)) - common)
         tokens = [token, *TEXT]
     else:  # one that only this answer has
-        tokens = next(
-            prompt for prompt in (random_prompt(5, seed=n) for n in range(50))
-            if set(alone(prompt, 30)[2:]) - common - set(prompt)
-        )  # fmt: skip
-        token = min(set(alone(tokens, 30)[2:]) - common - set(tokens))
+        prompts = (random_prompt(5, seed=n) for n in range(50))
+        found = ((one, set(alone(one, 30)[2:]) - common - {*one}) for one in prompts)
+        tokens, token = next((one, min(own)) for one, own in found if own)
     models = [Faulty(model, token), *([model] if drafts else [])]
     with engine_of(models, speculative=drafts) as engine:
         check_others_finish(engine, Asked(engine, tokens, max_tokens=40))
@@ -329,6 +327,16 @@ def test_drafts_that_a_model_could_not_take_back_are_refused():
     models = [tiny_gemma3(window=24), tiny()[0]]
     with engine_of(models, speculative=3) as engine, pytest.raises(ValueError, match="makes 24 t"):
         submit(engine, TEXT, max_tokens=6)
+
+
+def test_a_token_that_the_draft_model_does_not_know_is_not_chosen():
+    """Of models with tables of unlike lengths: MLX would read beyond the shorter one."""
+    known, biased = [token % 40 for token in TEXT], {"logit_bias": {63: 100.0}}
+    assert max(alone(known)) >= 40
+    with engine_of([tiny()[0], build("qwen3", vocab_size=40)], speculative=3) as engine:
+        assert max(ask(engine, known).answer) < 40
+        with pytest.raises(ValueError, match="the token 63, expected 0 to 39"):
+            submit(engine, known, penalties=biased)
 
 
 def test_an_answer_is_continued_to_the_letter():

@@ -72,7 +72,7 @@ class Engine:
         # Of several ranks one cannot go on without the others: it ends with any of its failures.
         self._bearable: tuple[type[Exception], ...] = () if self.ranks.size > 1 else (Exception,)
         self._greedy = self.ranks.agreed(greedy_sampler)
-        self.vocabulary = vocabulary(self.model)
+        self.vocabulary = min(map(vocabulary, self.models))
         self.counts = {"finished": 0, "failed": 0, "left": 0, "read": 0, "cached": 0, "answered": 0}
         alone = self._drafting or is_padded(self.model)
         batches = not alone and _have_batches(self._fresh)

@@ -41,7 +41,7 @@ def vocabulary_of(tokenizer: Any, size: int) -> LLTokenizer:
     ends = sorted(token for token in tokenizer.eos_token_ids if 0 <= token < size)
     if fast is None or not ends:
         raise ValueError("response_format needs a fast tokenizer and a token that ends answers.")
-    return LLTokenizer(fast.to_str(), n_vocab=size, eos_token=ends)
+    return LLTokenizer(fast.to_str(), n_vocab=max(size, len(tokenizer)), eos_token=ends)
 
 
 def matcher(vocabulary: LLTokenizer, schema: str, go_on: Any = lambda: None) -> LLMatcher | str:

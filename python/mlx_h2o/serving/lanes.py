@@ -19,7 +19,7 @@ from mlx_lm.generate import (
 )  # fmt: skip
 
 from ..lm.generate import read
-from ..lm.generation_checks import layers_of
+from ..lm.generation_checks import layers_of, vocabulary
 
 
 @dataclass
@@ -43,6 +43,9 @@ class Lanes:
     def __init__(self, models: Sequence[Any], step: int, drafts: int) -> None:
         self._models, self._layers = models, [*map(layers_of, models)]
         self._step, self._drafts = step, drafts
+        known = [*map(vocabulary, models)]
+        # No model is given a token that its table does not have: MLX would read beyond it.
+        self._cut = [lambda _, logits: logits[:, : min(known)]] if len({*known}) > 1 else []
         self._lanes: dict[int, _Lane] = {}
         self._numbers = itertools.count(1)
 
@@ -104,7 +107,7 @@ class Lanes:
             steps = partial(speculative_generate_step, **drafts)
         answer = steps(
             mx.array(last[-1:]), model, max_tokens=max_tokens, sampler=samplers,
-            logits_processors=[partial(of_all, one) for one in logits_processors],
+            logits_processors=[*self._cut, *(partial(of_all, one) for one in logits_processors)],
             prompt_cache=lane.caches,
         )  # fmt: skip
         stops = stop_sequences.matcher()
