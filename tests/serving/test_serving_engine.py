@@ -194,7 +194,7 @@ def test_a_model_that_always_fails_is_told():
         model.times = 3
         for _ in range(3):
             assert ask(engine, TEXT).error is not None
-        assert "fails" in engine.fault
+        assert "fails" in engine.fault and engine.counts["read"] == 0
         assert ask(engine, TEXT).answer == alone(TEXT)
         assert engine.fault == ""
 

@@ -88,9 +88,11 @@ class Engine:
         self._batch = self._new_batch()
         self._running: dict[int, Request] = {}
         self._come: list[Request] = []  # of which other threads tell
-        self.expected, self._numbers = 0, itertools.count(1)
+        self.expected = 0
+        self._numbers = itertools.count(1)
         self._waiting: deque[Request] = deque()  # first those that ran when a step failed
-        self._lone_failures, self._context = 0, context_length(self.model)  # until that was told
+        self._lone_failures = 0
+        self._context = context_length(self.model)  # until that was told
         self._closing = self.gave_up = False
         self._untold: tuple[_News, mx.array] = ([], set(), False, False), mx.array(0)
         self.error: Exception | None = None
@@ -283,16 +285,12 @@ class Engine:
                 caches, read = found
             if request.cached is None:
                 request.cached = read
-                self.counts["cached"] += read
-                self.counts["read"] += len(seen) - read
                 if said := beyond_context(self._context, len(seen)):
                     _LOG.warning("%s", said)
                     self._context = None
             chooses = request.sampler(self._spared)
             chooses = self._greedy if chooses is greedy_sampler else self.ranks.agreed(chooses)
-            request._evicts = len(request.tokens) + request.max_tokens > self._lasting
-            lasting = self._lasting if request._evicts else None
-            request._places = places(seen, self._boundaries, read, lasting)
+            request._places = places(seen, self._boundaries, read, self._lasting)
             [uid] = self._batch.insert_segments(
                 [[seen[a:b] for a, b in itertools.pairwise([read, *request._places, len(seen)])]],
                 max_tokens=[request.max_tokens - len(request.answer)], all_tokens=[seen[:read]],
@@ -319,21 +317,22 @@ class Engine:
         prompts, answers = self._batch.next()
         self._lone_failures = 0
         for one in prompts:
-            request = self._running.get(one.uid) if one.end_of_segment else None
-            if request is None or one.end_of_prompt:
-                continue
+            request = self._running[one.uid]
             # Else it is had, as it was, from its caches behind the first token, which comes sooner.
-            if len(request.seen) + 2 + self.memory.drafts > self._lasting:
+            lost = len(request.seen) + 2 + self.memory.drafts > self._lasting
+            if lost and one.end_of_segment and not one.end_of_prompt:
                 self._keep_row(one.uid, request)
         for one in answers:
-            if (request := self._running.get(one.uid)) is not None:
-                held = (one.prompt_cache, one.all_tokens) if one.finish_reason else None
-                event = self._take(request, one)
-                if event.finish is not None or event.error is not None:
-                    self._end(request, event)
-                    self._part(one.uid, held, keep=event.error is None)
-                elif request._places or (request._evicts and len(request.answer) % _EVERY == 0):
-                    self._keep_row(one.uid, request)
+            request = self._running[one.uid]
+            # Until its caches cannot be cut any more.
+            grows = len(request.tokens) + request.max_tokens > self._lasting
+            held = (one.prompt_cache, one.all_tokens) if one.finish_reason else None
+            event = self._take(request, one)
+            if event.finish is not None or event.error is not None:
+                self._end(request, event)
+                self._part(one.uid, held, keep=event.error is None)
+            elif request._places or (grows and len(request.answer) % _EVERY == 0):
+                self._keep_row(one.uid, request)
 
     def _keep_row(self, uid: int, request: Request) -> None:
         """Keep what was read up to the next of its places, if there is one."""
@@ -353,6 +352,9 @@ class Engine:
 
     def _take(self, request: Request, one: Any) -> Event:
         """What a token brings, which is told unless it is the end of the answer."""
+        if not request.answer:  # the prompt has been read
+            self.counts["cached"] += (cached := request.cached or 0)
+            self.counts["read"] += len(request.tokens) - cached
         try:
             event = request.take(self.tokenizer, one.token, one.logprobs, one.finish_reason)
         except self._bearable as error:

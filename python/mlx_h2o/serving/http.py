@@ -173,6 +173,7 @@ class _Asking:
     async def _answer(
         self, body: Body, choice: Callable[[int], Choice], asked: HttpRequest
     ) -> Response:
+        came = time.monotonic()
         await self.model(body.model)
         told: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
         requests: list[Request] = []
@@ -204,7 +205,7 @@ class _Asking:
             self.engine.expected -= 1
         choices = [*map(choice, range(len(requests)))]
         whole, piece = heads(self.settings.name, isinstance(body, ChatBody))
-        pieces, took = self._pieces(requests, choices, told), partial(usage, requests, body.n)
+        pieces, took = self._pieces(requests, choices, told, came), partial(usage, requests, body.n)
         if body.stream:
             events = _as_stream(piece, pieces, took if body.stream_options.include_usage else None)
             return StreamingResponse(events, media_type="text/event-stream")
@@ -220,7 +221,7 @@ class _Asking:
 
     async def _pieces(
         self, requests: Sequence[Request], choices: Sequence[Choice],
-        told: asyncio.Queue[tuple[int, Event]],
+        told: asyncio.Queue[tuple[int, Event]], came: float,
     ) -> AsyncIterator[dict[str, Any] | None]:  # fmt: skip
         """Choices of pieces as they come; None: nothing came for a while. Whoever closes this
         has the requests leave."""
@@ -238,11 +239,11 @@ class _Asking:
                 if event.error is not None:
                     raise event.error
                 if first:
-                    self.metrics.first.observe(time.monotonic() - requests[index].begun)
+                    self.metrics.first.observe(time.monotonic() - came)
                     first = False
                 open_ones -= event.finish is not None
                 yield choices[index].take(event)
-            self.metrics.whole.observe(time.monotonic() - requests[0].begun)
+            self.metrics.whole.observe(time.monotonic() - came)
         finally:
             if open_ones:
                 self.engine.leave(requests)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -54,11 +53,9 @@ class Request:
     number: int = 0  # set by the engine: how many were submitted before it
     cached: int | None = None  # tokens of the prompt that were not read again, once that is known
     answer: list[int] = field(default_factory=list)
-    begun: float = field(default_factory=time.monotonic)
     failure: Exception | None = None
     _suspect: bool = False  # it was running when a step failed, and has had no token since
     _ended: bool = False  # it has heard its last, or nobody hears it
-    _evicts: bool = False  # it can grow until its caches cannot be cut any more
     _nbytes: int = 0
     _failures: int = 0
     _writer: Writer | None = None
