@@ -40,8 +40,7 @@ class Server:
     process: subprocess.Popen[bytes]
 
     def __init__(self, port: int, log: Path) -> None:
-        self.port = port
-        self.log = log
+        self.port, self.log = port, log
 
     def ask(self, prompt: str, **settings: Any) -> dict[str, Any]:
         """The answer to a completion, or what the server says is wrong."""

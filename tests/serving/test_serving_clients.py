@@ -33,9 +33,8 @@ def test_langchain_chats(url: str, given: dict[str, Any]) -> None:
     likely = model.bind(logprobs=True, top_logprobs=2).invoke(messages)
     assert len(likely.response_metadata["logprobs"]["content"]) == 6
     schema = {"title": "Thing", "description": "", **SCHEMA}
-    thing = ChatOpenAI(**given, max_completion_tokens=120).with_structured_output(
-        schema, method="json_schema"
-    )
+    longer = ChatOpenAI(**given, max_completion_tokens=120)
+    thing = longer.with_structured_output(schema, method="json_schema")
     assert set(thing.invoke(messages)) == {"name", "age", "kind"}
     with pytest.raises(openai.BadRequestError, match="knows no tools"):
         model.bind_tools([{"name": "f", "description": "", "parameters": {}}]).invoke(messages)

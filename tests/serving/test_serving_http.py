@@ -291,11 +291,8 @@ def test_failures_are_told_and_the_server_goes_on(monkeypatch):
 def test_a_client_that_leaves(stream):
     with app_of() as (url, engine):
         body = {"prompt": TEXT, "max_tokens": 100_000, "stream": stream}
-        where = f"{url}/v1/completions"
-        with (
-            pytest.raises(httpx.ReadTimeout),
-            httpx.stream("POST", where, json=body, timeout=1.5) as answer,
-        ):
+        asked = httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=1.5)
+        with pytest.raises(httpx.ReadTimeout), asked as answer:
             if stream:
                 next(answer.iter_lines())
                 raise httpx.ReadTimeout("enough")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -105,11 +106,8 @@ def test_256_clients_of_which_40_are_hostile():
             except Exception as error:
                 found[number] = error
 
-        threads = [threading.Thread(target=go, args=(number,)) for number in range(256)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(256) as pool:
+            pool.map(go, range(256))
         assert len(acts) == 40 and len(found) == 256
         assert {number: what for number, what in found.items() if what is not True} == {}
         assert [said(client, body, True) for body in ASKED] == alone

@@ -80,8 +80,7 @@ def serving(
         port = int(probe.getsockname()[1])
     command = ["-m", "mlx_h2o", "server", "--model", model, "--port", str(port), *flags]
     command += ["--memory", "4GB", "--grace", "2"]
-    processes = started(count, folder, environment, *command)
-    group = Group(port, processes)
+    group = Group(port, processes := started(count, folder, environment, *command))
     try:
         until = time.monotonic() + LONGEST
         while True:
@@ -95,8 +94,7 @@ def serving(
     finally:
         for one in processes:  # as a terminal does with Ctrl-C
             one.send_signal(signal.SIGINT)
-        said = ended(processes)
-    group.said = said
+        group.said = said = ended(processes)
     if not dies:
         assert "Traceback" not in said[0][1], said
         assert all(one == ("", "") for one in said[1:]), said

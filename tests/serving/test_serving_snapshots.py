@@ -158,13 +158,9 @@ turns = st.lists(
 )  # fmt: skip
 
 
-KINDS = ["unbounded", "windows", "hybrid", "chunks", "drafts", "disk"]
-CHECKED = {"deadline": None, "suppress_health_check": list(HealthCheck)}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=3, **CHECKED)
+@pytest.mark.parametrize("kind", ["unbounded", "windows", "hybrid", "chunks", "drafts", "disk"])
+@settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
 @given(turns, st.randoms(use_true_random=False))
 def test_answers_are_those_of_a_fresh_server(kind, tmp_path_factory, said, rng):
     check_conversations(kind, tmp_path_factory.mktemp("kept"), said, rng)

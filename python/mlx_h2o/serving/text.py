@@ -13,15 +13,9 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 _MACHINE: Any = TextStateMachine
 _MARKS = "<|channel|>", "<|message|>"
-_HARMONY = _MACHINE(
-    {
-        "normal": [
-            ("<|channel|>analysis<|message|>", "reasoning"),
-            *((mark, "normal") for mark in ("<|channel|>final<|message|>", "<|start|>assistant")),
-        ],
-        "reasoning": [("<|end|>", "normal")],
-    }
-)
+_THINKS = ("<|channel|>analysis<|message|>", "reasoning")
+_SAYS = [(mark, "normal") for mark in ("<|channel|>final<|message|>", "<|start|>assistant")]
+_HARMONY = _MACHINE({"normal": [_THINKS, *_SAYS], "reasoning": [("<|end|>", "normal")]})
 """For models that write in channels, such as gpt-oss, which mlx_lm does not tell apart."""
 _SPACE = "\u2581"  # before a word that stands behind a space, in some vocabularies
 
