@@ -10,7 +10,7 @@ from itertools import combinations, product
 
 import pytest
 
-from cache_columns import COLUMNS, POLICY_COLUMNS
+from cache_columns import COLUMNS, IN_BATCHES, POLICY_COLUMNS
 from cache_courses import Course
 from mlx_h2o import policies
 
@@ -132,14 +132,7 @@ def test_long_chunks(policy):
 
 
 @pytest.mark.matrix(4)
-@pytest.mark.parametrize(
-    ("policy", "column"),
-    [
-        *product(("h2o-ema", "keydiff", "window"), ("dense", "8 bits", "8 and 4")),
-        ("h2o", "dense"),
-        ("h2o", "8 bits"),
-    ],
-)
+@pytest.mark.parametrize(("policy", "column"), IN_BATCHES)
 def test_padding_on_the_left_is_no_part_of_a_sequence(column, policy):
     course = Course(column, policy, 2)
     course.cache.prepare(left_padding=[5, 0])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import weakref
-from itertools import product
 
 import mlx.core as mx
 import numpy as np
@@ -13,7 +12,7 @@ from mlx.utils import tree_flatten
 
 from back_ends import NATIVE
 from cache_checks import SCALE, edges, random_tokens, small, step
-from cache_columns import COLUMNS, POLICY_COLUMNS, new_cache
+from cache_columns import COLUMNS, IN_BATCHES, POLICY_COLUMNS, new_cache
 from cache_courses import Course, Sequence
 from mlx_h2o import H2OConfig, policies
 
@@ -153,14 +152,7 @@ def test_nothing_hangs_on_the_keys_that_others_evaluate(policy, column):
 
 
 @pytest.mark.matrix(4)
-@pytest.mark.parametrize(
-    ("policy", "column"),
-    [
-        *product(("h2o-ema", "window", "keydiff"), ("dense", "8 bits", "8 and 4")),
-        ("h2o", "dense"),
-        ("h2o", "8 bits"),
-    ],
-)
+@pytest.mark.parametrize(("policy", "column"), IN_BATCHES)
 def test_the_graph_of_a_batch_does_not_grow(policy, column):
     course = Course(column, policy, batch=2, evict_every=4)
     course.prompts([10, 4])

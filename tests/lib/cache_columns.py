@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -61,7 +62,11 @@ them."""
 
 EVICTING = tuple(name for name in policies.names() if name not in FOLDING)
 
-POLICY_COLUMNS = [(policy, column) for policy in policies.names() for column in COLUMNS]
+POLICY_COLUMNS = [*product(policies.names(), COLUMNS)]
+IN_BATCHES = [
+    *product(("h2o-ema", "window", "keydiff"), ("dense", "8 bits", "8 and 4")),
+    *product(["h2o"], ["dense", "8 bits"]),
+]
 
 
 def new_cache(config: H2OConfig, name: str = "tiny layer 0") -> H2OKVCache:

@@ -55,6 +55,13 @@ def test_the_settings_make_caches_for_both_models():
     assert len(texts[0].split()) == 30
 
 
+def test_a_token_that_the_draft_model_does_not_know_is_not_chosen():
+    model, prompt = tiny_qwen3(), [token % 40 for token in PROMPT]
+    given = {"draft_model": tiny.build("qwen3", vocab_size=40), "max_tokens": 12}
+    found = [one.token for one in stream_generate(model, tiny_tokenizer(), prompt, **given)]
+    assert max(stock_tokens(model, prompt, 12)) >= 40 > max(found)
+
+
 def test_budgets_are_those_of_the_target_model():
     model, draft = tiny_qwen3(), tiny_qwen3(layers=1)
     given = {"max_kv_size": 16, "sink_size": 1, "policy": "keydiff", "budgets": [12, 20]}

@@ -15,23 +15,23 @@ GENERATED = {"_kernel_text.py", "kernel_text.h", "_operation_table.py", "operati
 CODE = {".py", ".pyi", ".h", ".c", ".cpp", ".metal", ".swift"}
 
 MOST = {
-    "python": 17_498,
+    "python": 17_494,
     "python/mlx_h2o/caches": 3_499,
     "python/mlx_h2o/commands": 1_501,
     "python/mlx_h2o/demo": 203,
     "python/mlx_h2o/evaluation": 1_585,
     "python/mlx_h2o/hardware": 420,
-    "python/mlx_h2o/lm": 2_717,
+    "python/mlx_h2o/lm": 2_716,
     "python/mlx_h2o/operations": 2_996,
     "python/mlx_h2o/policies": 618,
-    "python/mlx_h2o/serving": 2_523,
+    "python/mlx_h2o/serving": 2_520,
     "core": 7_707,
     "metal": 1_874,
     "mlx-c/h2o": 3_078,
     "swift/Sources/MLXH2O": 1_433,
     "swift/Sources/MLXH2OLM": 2_903,
     "benchmarks": 2_847,
-    "tests": 29_890,
+    "tests": 29_887,
 }
 
 

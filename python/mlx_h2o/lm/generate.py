@@ -25,7 +25,7 @@ from ..config import H2OConfig
 from ..demo import DEMO, model_path
 from ..errors import check, check_int
 from .files import texts_of
-from .generation_checks import COUNTS, check_caches, check_drafts, checked_tokens, layers_of
+from .generation_checks import COUNTS, check_caches, check_drafts, checked_tokens, within_all
 from .models import is_padded
 from .prompt_cache import NAMES, check_given, make_prompt_cache
 from .ranks import dealt_out
@@ -102,10 +102,8 @@ def check_path(name: str) -> None:
     if name != DEMO and folder.is_dir() and not (folder / "config.json").exists():
         raise ValueError(f"[load] {name} has no config.json, expected a model of mlx_lm.")
     if name != DEMO and is_path and not folder.is_dir():
-        raise ValueError(
-            f"[load] {name} is not a directory, expected one that holds a model, a name on the "
-            f'hub, or "{DEMO}".'
-        )
+        wanted = f'one that holds a model, a name on the hub, or "{DEMO}"'
+        raise ValueError(f"[load] {name} is not a directory, expected {wanted}.")
 
 
 def stream_generate(
@@ -304,6 +302,8 @@ def _prepared(
         tokens = checked_tokens(operation, "prompt", tokens, models)
     ahead = tokens_ahead(tokens if embeddings is None else embeddings, limit)
     drafted = 0 if draft is None else kwargs.setdefault("num_draft_tokens", 2)  # as in mlx_lm
+    if cut := within_all(models):
+        kwargs["logits_processors"] = [*(kwargs.get("logits_processors") or ()), *cut]
     settings, given = _taken(operation, models, kwargs), kwargs.get("prompt_cache")
     kwargs["prompt_cache"] = _caches(operation, models, settings, given, ahead, drafted)
     return prompt if isinstance(prompt, str) else tokens
@@ -317,8 +317,7 @@ def _taken(operation: str, models: Any, kwargs: dict[str, Any]) -> dict[str, Any
         check_int(operation, name, kwargs[name])
     start, said = kwargs.pop("quantized_kv_start", 0), "0: rows are quantised from the first on"
     check(not start, "quantized_kv_start", start, said, operation=operation)
-    names = kwargs.keys() & {*NAMES, "length"}
-    found = {name: kwargs.pop(name) for name in names}
+    found = {name: kwargs.pop(name) for name in kwargs.keys() & {*NAMES, "length"}}
     return {name: one for name, one in found.items() if one is not None or name == "max_kv_size"}
 
 
@@ -330,22 +329,19 @@ def _caches(
     drafts that mlx_lm makes at a time; or those that the caller brings."""
     named = sorted(name for name, one in settings.items() if one is not None)
     if given is not None and named:
-        raise ValueError(
-            f"[{operation}] found prompt_cache and the settings {named}, expected one or the "
-            "other: caches bring their own settings."
-        )
+        wanted = "expected one or the other: caches bring their own settings."
+        raise ValueError(f"[{operation}] found prompt_cache and the settings {named}, {wanted}")
     if given is None:
-        usual: dict[str, Any] = {"length": seen}
+        usual: dict[str, Any] = {"length": seen, "draft_model": next(iter(models[1:]), None)}
         config: Any = settings.get("max_kv_size")
         if drafted and not isinstance(config, H2OConfig):
             usual["speculative"] = drafted
         elif drafted and not config.speculative:
             settings["max_kv_size"] = config.with_budget(speculative=drafted)
-        draft = models[1] if len(models) > 1 else None
-        given = make_prompt_cache(models[0], draft_model=draft, **usual | settings)
+        given = make_prompt_cache(models[0], **usual | settings)
     check_caches(operation, given, models, drafted)
     if drafted:
-        check_drafts(operation, given[: layers_of(models[0])], seen)
+        check_drafts(operation, given, models[0], seen)
     return given
 
 

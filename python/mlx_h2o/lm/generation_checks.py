@@ -4,7 +4,7 @@ token id is none of its rows, and mlx_lm's loops wait for ever for a number that
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -20,6 +20,12 @@ COUNTS = {"prefill_step_size", "num_draft_tokens", "prefill_batch_size", "comple
 def vocabulary(model: Any) -> int:
     """How many tokens a model knows, or may know where it does not say."""
     return int_setting(model, "vocab_size") or int_setting(model, "num_vocab") or 2**31
+
+
+def within_all(models: Sequence[Any]) -> list[Callable[..., Any]]:
+    """What cuts logits to the shortest of the models' tables: MLX reads beyond the end of one."""
+    rows = {*map(vocabulary, models)}
+    return [lambda _, logits: logits[..., : min(rows)]] if len(rows) > 1 else []
 
 
 def layers_of(model: Any) -> int:
@@ -45,24 +51,22 @@ def checked_tokens(operation: str, name: str, tokens: Any, models: Sequence[Modu
         found = np.array(None)
     if found.ndim != 1 or (found.dtype.kind not in "iu" and {*map(type, found)} - {int}):
         said = f"{found.dtype} of shape {found.shape}" if found.ndim else f"{tokens!r:.80}"
-        raise ValueError(
-            f"[{operation}] {name} is {said}, expected token ids, such as tokenizer.encode returns."
-        )
+        wanted = "token ids, such as tokenizer.encode returns"
+        raise ValueError(f"[{operation}] {name} is {said}, expected {wanted}.")
     if not found.size:
         raise ValueError(f"[{operation}] {name} is empty, expected at least one token.")
     for one in (found.min(), found.max()):
         if not 0 <= one < min(rows):
-            raise ValueError(
-                f"[{operation}] {name} has the token id {one!s:.80}, expected 0 to {min(rows) - 1}."
-            )
+            said = f"{name} has the token id {one!s:.80}"
+            raise ValueError(f"[{operation}] {said}, expected 0 to {min(rows) - 1}.")
     return cast(list[int], found.tolist())
 
 
-def check_drafts(operation: str, caches: Sequence[Any], seen: int | None) -> None:
-    """Raises ValueError where caches of a model, once they have seen so many tokens, or None: any
-    number, cannot take back what a draft model proposed: windows when they are full, and states."""
+def check_drafts(operation: str, caches: Any, model: Module, seen: int | None) -> None:
+    """Raises ValueError where the first of these caches, a model's, once they have seen so many
+    tokens, None: any number, cannot take back what a draft model proposed: full windows, states."""
     most, tokens = math.inf, math.inf if seen is None else seen
-    for one in parts_of(caches):
+    for one in parts_of(caches[: layers_of(model)]):
         left = getattr(one, "max_size", math.inf) - 1 - one.offset if one.is_trimmable() else 0
         most = min(most, left)
     if tokens > most:
@@ -91,9 +95,8 @@ def check_caches(operation: str, caches: Any, models: Sequence[Module], drafted:
         twice = any(cache is other for other in caches[:layer])
         if names or twice or not hasattr(cache, "state"):
             said = "there twice" if twice else f"of {min(names)}" if names else repr(cache)
-            raise ValueError(
-                f"[{operation}] prompt_cache[{layer}] is {said}, expected a cache of {of}."
-            )
+            found = f"prompt_cache[{layer}] is {said}"
+            raise ValueError(f"[{operation}] {found}, expected a cache of {of}.")
     for cache in evicting_caches(caches):
         if (allowed := cache.config.speculative) < drafted:
             raise ValueError(

@@ -16,7 +16,7 @@ import mlx.core as mx
 from mlx_lm.generate import BatchGenerator, StopSequences, generation_stream
 from mlx_lm.sample_utils import greedy_sampler
 
-from ..lm.generation_checks import check_drafts, checked_tokens, layers_of, vocabulary
+from ..lm.generation_checks import check_drafts, checked_tokens, vocabulary
 from ..lm.models import is_padded
 from ..lm.prompt_cache import beyond_context
 from ..lm.ranks import ranks_of
@@ -66,7 +66,6 @@ class Engine:
     ) -> None:
         self.models, self.tokenizer, self._fresh = memory.models, tokenizer, memory.make()
         self.model, *self._drafting = memory.models
-        self._layers = layers_of(self.model)
         self.memory, self.snapshots, self.store = memory, snapshots, store
         self.ranks = ranks_of(self.model)
         # Of several ranks one cannot go on without the others: it ends with any of its failures.
@@ -114,7 +113,7 @@ class Engine:
             raise ValueError(f"logit_bias names the token {wrong[0]}, expected 0 to {size - 1}.")
         count = len(request.tokens) + request.max_tokens
         if self._drafting:
-            check_drafts("server", self._fresh[: self._layers], count)
+            check_drafts("server", self._fresh, self.model, count)
         request._nbytes = needed = self.memory.of_request(count)
         if needed > self.memory.free:
             raise ValueError(

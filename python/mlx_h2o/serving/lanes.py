@@ -19,7 +19,7 @@ from mlx_lm.generate import (
 )  # fmt: skip
 
 from ..lm.generate import read
-from ..lm.generation_checks import layers_of, vocabulary
+from ..lm.generation_checks import layers_of, within_all
 
 
 @dataclass
@@ -43,9 +43,7 @@ class Lanes:
     def __init__(self, models: Sequence[Any], step: int, drafts: int) -> None:
         self._models, self._layers = models, [*map(layers_of, models)]
         self._step, self._drafts = step, drafts
-        known = [*map(vocabulary, models)]
-        # No model is given a token that its table does not have: MLX would read beyond it.
-        self._cut = [lambda _, logits: logits[:, : min(known)]] if len({*known}) > 1 else []
+        self._cut = within_all(models)
         self._lanes: dict[int, _Lane] = {}
         self._numbers = itertools.count(1)
 
