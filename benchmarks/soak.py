@@ -260,15 +260,14 @@ class Load:
             self.other.append(said | {"cached_tokens": cached})
 
 
-def watch(process: int, ended: threading.Event, seconds: float) -> list[tuple[float, float, int]]:
-    """Each so many seconds: when, megabytes resident, open files."""
-    found, begun = [], time.monotonic()
-    while not ended.wait(seconds):
+def watch(process: int, ended: threading.Event, found: list[tuple[float, float, int]]) -> None:
+    """Note four times a second: when, megabytes resident, open files."""
+    begun, over = time.monotonic(), False
+    while not over:
         files = len(list(Path(f"/proc/{process}/fd").iterdir()))
-        found.append(
-            (time.monotonic() - begun, common.memory("VmRSS", f"{process}/status") / 1e6, files)
-        )
-    return found
+        size = common.memory("VmRSS", f"{process}/status") / 1e6
+        found.append((time.monotonic() - begun, size, files))
+        over = ended.wait(0.25)
 
 
 def slope(times: Sequence[float], values: Sequence[float]) -> tuple[float, float, float]:
@@ -281,11 +280,13 @@ def slope(times: Sequence[float], values: Sequence[float]) -> tuple[float, float
 
 
 def growth(samples: Sequence[tuple[float, float, int]], block: float) -> dict[str, float]:
-    """Megabytes per hour, by the means of blocks of samples."""
+    """Megabytes per hour, by the means of blocks of samples; none of fewer than four."""
     blocks: dict[int, list[float]] = collections.defaultdict(list)
     for when, size, _ in samples:
         blocks[int(when / block)].append(size)
     full = sorted(blocks)[:-1]  # the last one is not full
+    if len(full) < 4:
+        return {}
     found = slope([block / 3600 * one for one in full], [np.mean(blocks[one]) for one in full])
     return dict(zip(("slope", "low", "high"), (round(one, 3) for one in found), strict=True))
 
@@ -327,9 +328,7 @@ def main() -> None:
                 threading.Thread(target=load.ask_on, args=(number,))
                 for number in range(args.clients)
             ]
-            watcher = threading.Thread(
-                target=lambda: samples.extend(watch(process.pid, load.ended, 5.0))
-            )
+            watcher = threading.Thread(target=watch, args=(process.pid, load.ended, samples))
             begun = time.monotonic()
             for thread in (watcher, *threads):
                 thread.start()
@@ -364,7 +363,7 @@ def main() -> None:
         "resident_megabytes": {
             "first": round(samples[0][1], 1), "last": round(samples[-1][1], 1),
             "median_after_a_sixth": round(float(np.median([one[1] for one in warm])), 1),
-            "per_hour_after_a_sixth": growth(warm, min(BLOCK, seconds / 12)),
+            "per_hour_after_a_sixth": growth(warm, max(30.0, min(BLOCK, seconds / 12))),
             "each_block": [round(size, 1) for _, size, _ in samples[:: max(1, len(samples) // 12)]],
         },
         "open_files": {"first": samples[0][2], "most": max(one[2] for one in samples),
