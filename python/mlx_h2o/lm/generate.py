@@ -332,7 +332,7 @@ def _caches(
         wanted = "expected one or the other: caches bring their own settings."
         raise ValueError(f"[{operation}] found prompt_cache and the settings {named}, {wanted}")
     if given is None:
-        usual: dict[str, Any] = {"length": seen, "draft_model": next(iter(models[1:]), None)}
+        usual: dict[str, Any] = {"length": seen, "draft_model": models[1] if models[1:] else None}
         config: Any = settings.get("max_kv_size")
         if drafted and not isinstance(config, H2OConfig):
             usual["speculative"] = drafted

@@ -352,8 +352,8 @@ class Engine:
     def _take(self, request: Request, one: Any) -> Event:
         """What a token brings, which is told unless it is the end of the answer."""
         if not request.answer:  # the prompt has been read
-            self.counts["cached"] += (cached := request.cached or 0)
-            self.counts["read"] += len(request.tokens) - cached
+            self.counts["cached"] += request.cached or 0
+            self.counts["read"] += len(request.tokens) - (request.cached or 0)
         try:
             event = request.take(self.tokenizer, one.token, one.logprobs, one.finish_reason)
         except self._bearable as error:
