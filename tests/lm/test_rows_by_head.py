@@ -70,11 +70,9 @@ def shared(given, rows, **more):
     given=st.lists(
         st.lists(st.floats(0, 1, width=32), min_size=1, max_size=8), min_size=1, max_size=20
     ),
-    least=st.integers(1, 50),
-    more=st.integers(0, 400),
-    fixed=st.integers(0, 40),
+    least=st.integers(1, 50), more=st.integers(0, 400), fixed=st.integers(0, 40),
     most=st.none() | st.integers(1, 900),
-)
+)  # fmt: skip
 @settings(deadline=None)
 def test_shares_keep_total_floor_and_order(given, least, more, fixed, most):
     rows = max(least, fixed + 1) + more
@@ -261,16 +259,11 @@ def test_where_there_is_nothing_to_probe_for(demo, folder, monkeypatch):
 @pytest.mark.parametrize(
     "given",
     [
-        {"sink_size": 30},
-        {"prefix_size": 50},
-        {"heavy_size": 20, "recent_size": 20},
-        {"kv_bits": 8, "light_bits": 4, "dense_size": 20},
-        {"speculative": 20},
-        {"kv_format": "turbo3"},
-        {"evict_every": 7},
-        {"policy": "h2o"},
+        {"sink_size": 30}, {"prefix_size": 50}, {"heavy_size": 20, "recent_size": 20},
+        {"kv_bits": 8, "light_bits": 4, "dense_size": 20}, {"speculative": 20},
+        {"kv_format": "turbo3"}, {"evict_every": 7}, {"policy": "h2o"},
     ],
-)
+)  # fmt: skip
 def test_other_settings_hold_in_every_layer(demo, given):
     config = H2OConfig.of(max_kv_size=60, **given)
     caches = make_prompt_cache(demo, config)
@@ -293,6 +286,18 @@ def test_other_settings_hold_in_every_layer(demo, given):
     for cache in evicting_caches(caches):
         later = [rows for tokens, rows in cache.config.rows_at if tokens >= cache.offset]
         assert cache.size() <= [*later, cache.config.max_kv_size][0]
+
+
+def test_rows_of_short_texts_stay_in_a_batch_with_long_ones(demo):
+    tokenizer, caches = mlx_h2o.load("demo")[1], make_prompt_cache(demo, 60)
+    text = tokenizer.encode("The ship was lost at sea. " * 20)
+
+    def held(*prompts):
+        given = demo, tokenizer, prompts, [caches] * len(prompts), 4
+        found = mlx_h2o.batch_generate(*given, return_prompt_caches=True).caches
+        return [[one.positions.tolist() for one in evicting_caches(own)] for own in found]
+
+    assert held(text[:70], text[:140]) == [*held(text[:70]), *held(text[:140])]
 
 
 def test_the_fewest_rows_that_settings_allow(demo):
@@ -351,11 +356,8 @@ def test_layers_that_grow_among_windows():
 def test_the_heads_of_a_real_model():
     """Those without whose far rows it loses most, of 90; and no layer has three levels."""
     model = loaded("smollm2-135m-instruct")[0]
-    gives = {
-        (layer, head): one
-        for layer, own in enumerate(probe(model).gives)
-        for head, one in enumerate(own)
-    }
+    found = enumerate(probe(model).gives)
+    gives = {(layer, n): one for layer, own in found for n, one in enumerate(own)}
     best = sorted(gives, key=lambda place: -gives[place])
     known = {(17, 1), (18, 2), (23, 0), (23, 2), (20, 1), (20, 2), (14, 1), (15, 2), (8, 0)}
     assert len(known & {*best[:10]}) >= 8
@@ -369,8 +371,7 @@ def test_a_text_that_grows_takes_rows_from_heads_that_do_not_retrieve(demo, give
     """However long it is: as many rows as the mean, and all of a short text."""
     caches = make_prompt_cache(demo, 64, **given)
     each = list(evicting_caches(caches))
-    wide = max(each, key=lambda one: one.config.max_kv_size)
-    narrow = min(each, key=lambda one: one.config.max_kv_size)
+    narrow, *_, wide = sorted(each, key=lambda one: one.config.max_kv_size)
     tokens = mlx_h2o.load("demo")[1].encode("The ship was lost at sea. " * 60)[:330]
     sizes = {}
     with mlx_h2o.routing(demo):

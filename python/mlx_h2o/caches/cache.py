@@ -108,13 +108,13 @@ class H2OKVCache:
     def _stand(self) -> None:
         """Plan for the rows that are shared, which are those of the first tokens, or for none."""
         config, shared = self.config, self.prefix_rows
-        self._room = Room(config, shared)
+        self._room = Room(config, shared, self._table.tokens)
         # Of an update; only ours knows of scores, biases and shared rows.
         self._needs_attention = self.policy.needs_attention or bool(shared)
         if config.preallocate and self._table.segments:  # room for all rows at once
             wanted = 0 if config.preallocate is True else config.preallocate
             spare = PROMPT_CHUNK if resolve().commits_pages() else 0  # costs no memory
-            budget = self._room.budget if config.max_kv_size else 0
+            budget = max(self._room.budgets) if config.max_kv_size else 0
             self._table.make_ahead(max(budget, wanted) + spare)
 
     # What there is

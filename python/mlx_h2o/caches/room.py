@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import add, gt, sub
 
 from ..config import H2OConfig
 from . import tiers
@@ -17,29 +18,29 @@ class Room:
     """The limits of a table of which others hold the first ``shared`` rows too.
 
     Attributes:
-        budget: rows of each head that stay, of the table's own.
-        tail_limit: dense rows of mixed precision; else the budget.
+        budgets: of each sequence, the rows of each head that stay, of the table's own.
+        tail_limit: dense rows of mixed precision; else the largest budget.
         reach: the newest tokens, which may be taken back.
         certain: tokens whose rows may have gone, of which none is taken back.
     """
 
-    def __init__(self, config: H2OConfig, shared: int) -> None:
+    def __init__(self, config: H2OConfig, shared: int, tokens: Sequence[int]) -> None:
         self._config, self._shared = config, shared
         self._mixed, self._group, self.reach = config.mixed, config.group, config.reach
         self.certain = 0
         self._few = max(1, self.reach)  # tokens of a step at which single rows go
         self._sinks = max(0, config.protected - shared)
-        self._plan(0)
+        self._most = config.max_kv_size or _UNBOUNDED
+        self._plan(tokens)
 
-    def _plan(self, tokens: int) -> None:
-        """Have the budget of so many tokens."""
-        config = self._config
-        most = config.max_kv_size or _UNBOUNDED
-        later = ((end, rows) for end, rows in config.rows_at if end >= tokens)
-        self._planned, rows = next(later, (_UNBOUNDED, most))
-        self.budget = rows - self._shared
-        self.tail_limit = tiers.tail_limit(config) if self._mixed else self.budget
-        self._recent_size = max((config.recent_size or 0) * rows // most, self.reach)
+    def _plan(self, ends: Sequence[int]) -> None:
+        """Have the budgets of sequences of so many tokens, each for as long as it lasts."""
+        steps, last = self._config.rows_at, (_UNBOUNDED, self._most)
+        plans = [next((one for one in steps if one[0] >= end), last) for end in ends]
+        self._lasting = [tokens for tokens, _ in plans]
+        self.budgets = [rows - self._shared for _, rows in plans]
+        most = max(self.budgets, default=0)
+        self.tail_limit = tiers.tail_limit(self._config) if self._mixed else most
 
     def free(self, table: Table, length: int) -> int:
         """How many tokens, none of them padding, may come before anything else happens than an
@@ -47,12 +48,12 @@ class Room:
         lengths, rows = table.lengths, table.tail.rows
         if length > self._few or not min(lengths) or (self._mixed and table.ragged):
             return 0
-        left = min(self.budget - max(lengths), self._planned - max(table.tokens))
+        left: int = min(map(sub, (*self.budgets, *self._lasting), (*lengths, *table.tokens)))
         return min(left, min(self.tail_limit, table.tail.capacity) - max(rows))
 
     def surplus(self, table: Table) -> bool:
         """Whether rows of a chunk are there beyond the budget."""
-        return max(table.lengths, default=0) > self.budget
+        return any(map(gt, table.lengths, self.budgets))
 
     def rests(self, table: Table) -> bool:
         """Whether the table has no more rows than it may, nor room for more."""
@@ -64,54 +65,53 @@ class Room:
             return table
         added, seen, policy = max(counts), table.tokens[0], self._config.policy
         if self._config.rows_at:
-            self._plan(max(table.tokens) + added)
+            self._plan([*map(add, table.tokens, counts)])
         if self._config.preallocate:
             table.give_back()
         lengths = table.lengths
-        both = enumerate(zip(lengths, table.tail.rows, strict=True))
-        due = [n for n, (rows, new) in both if rows > self.budget or new > self.tail_limit]
+        both = enumerate(zip(lengths, self.budgets, table.tail.rows, strict=True))
+        due = {n: most for n, (rows, most, new) in both if rows > most or new > self.tail_limit}
         if due:
             settle(policy, table, seen - self.reach)
-            table = self._evict(table, due, self.budget, [0] * len(counts))
+            table = self._evict(table, due, [0] * len(counts))
             lengths = table.lengths
         if self.reach:
             settle(policy, table, seen + added - self.reach)
-        keeps = [self._kept(rows, count) for rows, count in zip(lengths, counts, strict=True)]
-        due = [n for n, keep in enumerate(keeps) if keep < lengths[n]]
-        table = self._evict(table, due, keeps[due[0]] if due else 0, counts)
-        if self._mixed:
+        keeps = enumerate(map(self._kept, lengths, counts, self.budgets))
+        table = self._evict(table, {n: keep for n, keep in keeps if keep < lengths[n]}, counts)
+        if self._mixed and added:
             full = [n for n, rows in enumerate(table.tail.rows) if rows >= self.tail_limit]
-            table = self._evict(table, full if added else [], _UNBOUNDED, counts)
+            table = self._evict(table, dict.fromkeys(full, _UNBOUNDED), counts)
         if added <= self._few:
             table.fit(self.tail_limit)
         return table
 
-    def _kept(self, rows: int, added: int) -> int:
+    def _kept(self, rows: int, added: int, budget: int) -> int:
         """Of a sequence's rows, how many stay when so many come."""
-        need = rows + added - self.budget
+        need = rows + added - budget
         if need <= 0 or not 0 < added <= self._few:
             return rows
         # Of those that no range protects, a whole group.
-        evictable = rows - self._sinks - max(0, self._recent_size - added)
+        evictable = rows - self._sinks - max(0, self._recent_size(budget) - added)
         return rows - max(need, min(self._group, evictable))
 
-    def _evict(self, table: Table, due: Sequence[int], keep: int, counts: Sequence[int]) -> Table:
-        """Let all but the best ``keep`` rows of the sequences in ``due`` go, before rows come."""
-        if not due:
-            return table
+    def _recent_size(self, budget: int) -> int:
+        share = (self._config.recent_size or 0) * (budget + self._shared) // self._most
+        return max(share, self.reach)
+
+    def _evict(self, table: Table, keeps: dict[int, int], counts: Sequence[int]) -> Table:
+        """Let all but the best rows of sequences go, of which so many stay, before rows come."""
         ends = [seen + new for seen, new in zip(table.tokens, counts, strict=True)]
-        self.certain = max(self.certain, ends[0] - self.reach)
-        eviction = Eviction(
-            table=table,
-            config=self._config,
-            due=due,
-            keep=min(keep, table.width),
-            ends=ends,
-            sinks=self._sinks,
-            recent_size=self._recent_size,
-            tail=min(table.tail.rows[0], max(0, self.reach - max(counts))),
-        )
-        if self._mixed:
-            return tiers.pack_older(eviction)
-        eviction.run()
+        for budget, keep in sorted({(self.budgets[n], keep) for n, keep in keeps.items()}):
+            self.certain = max(self.certain, ends[0] - self.reach)
+            due = [n for n in keeps if (self.budgets[n], keeps[n]) == (budget, keep)]
+            eviction = Eviction(
+                table=table, config=self._config, due=due, keep=min(keep, table.width), ends=ends,
+                sinks=self._sinks, recent_size=self._recent_size(budget),
+                tail=min(table.tail.rows[0], max(0, self.reach - max(counts))),
+            )  # fmt: skip
+            if self._mixed:
+                table = tiers.pack_older(eviction)
+            else:
+                eviction.run()
         return table
