@@ -261,8 +261,8 @@ def test_requests_wait_for_bytes_and_prompts_give_way():
 @pytest.mark.parametrize("settings", [{"max_kv_size": 128}, {"max_kv_size": 64, "kv_bits": 8}, {}])
 def test_the_peak_stays_below_the_memory(settings):
     """Sixty-four requests of unlike lengths, and room for eight of the longest."""
-    limits, given = {"prompts": 4, "step": 64}, {"tokenizer": demo()[1], **settings}
-    model = demo()[0]
+    limits, (model, tokenizer) = {"prompts": 4, "step": 64}, demo()
+    given = {"tokenizer": tokenizer, **settings}
     with engine_of([model], memory=1 << 40, limits=limits, **given) as probe:
         memory = (probe.memory.limit * 15 // 16 - probe.memory.free) * 16 // 15
         memory += 8 * probe.memory.of_request(256)
@@ -271,13 +271,10 @@ def test_the_peak_stays_below_the_memory(settings):
         mx.clear_cache()
         others = mx.get_active_memory() - weights
         mx.reset_peak_memory()
-        asked = [
-            submit(engine, [n, *range(7, 30)] * (1 + n % 9), max_tokens=4 + n % 5)
-            for n in range(64)
-        ]
+        texts = [[n, *range(7, 30)] * (1 + n % 9) for n in range(64)]
+        asked = [submit(engine, one, max_tokens=4 + n % 5) for n, one in enumerate(texts)]
         assert all(one.wait().answer for one in asked)
-        assert mx.get_peak_memory() - others < memory
-        assert len(engine.snapshots)
+        assert mx.get_peak_memory() - others < memory and len(engine.snapshots)
 
 
 def test_it_ends_with_answers_or_says_how_many_are_lost(caplog):
@@ -324,9 +321,11 @@ def test_drafts_change_nothing(penalties):
 
 
 def test_drafts_that_a_model_could_not_take_back_are_refused():
-    models = [tiny_gemma3(window=24), tiny()[0]]
-    with engine_of(models, speculative=3) as engine, pytest.raises(ValueError, match="makes 24 t"):
-        submit(engine, TEXT, max_tokens=6)
+    windows, several = tiny_gemma3(window=24), build("iquestloopcoder")
+    for model, said in ((windows, "makes 24 t"), (several, "has 8 caches for 4")):
+        models = [model, build("qwen3", vocab_size=model.args.vocab_size)]
+        with engine_of(models, speculative=3) as engine, pytest.raises(ValueError, match=said):
+            submit(engine, TEXT, max_tokens=6)
 
 
 def test_a_token_that_the_draft_model_does_not_know_is_not_chosen():

@@ -64,9 +64,13 @@ def checked_tokens(operation: str, name: str, tokens: Any, models: Sequence[Modu
 
 def check_drafts(operation: str, caches: Any, model: Module, seen: int | None) -> None:
     """Raises ValueError where the first of these caches, a model's, once they have seen so many
-    tokens, None: any number, cannot take back what a draft model proposed: full windows, states."""
+    tokens, None: any number, cannot take back what a draft model proposed: full windows, states.
+    Or where they are not as many as the layers, behind which mlx_lm looks for the others."""
     most, tokens = math.inf, math.inf if seen is None else seen
-    for one in parts_of(caches[: layers_of(model)]):
+    if (count := layers_of(model)) != (layers := len(cast(Any, model).layers)):
+        said = f"{model_name(model)} has {count} caches for {layers} layers."
+        raise ValueError(f"[{operation}] draft_model is given, expected None: {said}")
+    for one in parts_of(caches[:count]):
         left = getattr(one, "max_size", math.inf) - 1 - one.offset if one.is_trimmable() else 0
         most = min(most, left)
     if tokens > most:
@@ -77,11 +81,7 @@ def check_drafts(operation: str, caches: Any, model: Module, seen: int | None) -
 def check_caches(operation: str, caches: Any, models: Sequence[Module], drafted: int = 0) -> None:
     """Raises ValueError where these are not one cache for each layer of the models, each of its own
     and of that layer; or cannot take back so many tokens, once rows are evicted."""
-    expected = [
-        f"{model_name(model)} layer {layer}"
-        for model in models
-        for layer in range(layers_of(model))
-    ]
+    expected = [f"{model_name(one)} layer {n}" for one in models for n in range(layers_of(one))]
     known = isinstance(caches, list | tuple)
     if not known or len(caches) != len(expected):
         found = f"{len(caches)} caches" if known else f"a {type(caches).__name__}"
