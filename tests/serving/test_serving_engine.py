@@ -280,14 +280,12 @@ def test_the_peak_stays_below_the_memory(settings):
 def test_it_ends_with_answers_or_says_how_many_are_lost(caplog):
     with engine_of() as engine:
         asked = submit(engine, TEXT)
-        assert engine.close(60)
-        assert asked.wait().answer == alone(TEXT)
+        assert engine.close(60) and asked.wait().answer == alone(TEXT)
         with pytest.raises(BusyError, match="shutting down"):
             submit(engine, TEXT)
     with engine_of() as engine:
         submit(engine, TEXT, max_tokens=100_000).next()
-        assert not engine.close(0.05)
-        assert "1 requests were not completed" in caplog.text
+        assert not engine.close(0.05) and "1 requests were not completed" in caplog.text
 
 
 # Penalties, drafts, prompts that were read
@@ -369,13 +367,15 @@ def test_a_long_answer_that_is_cut_goes_on_from_its_middle():
 
 
 def test_what_many_begin_with_is_read_once():
-    """By requests that come at once."""
+    """By requests that come at once; none waits for a text that is much longer than what it has."""
     long = TEXT * 8
     with engine_of() as engine:
         asked = [submit(engine, [*long, n, n + 1]) for n in range(6)]
-        for one in asked:
-            one.wait()
+        assert all(one.wait().answer for one in asked)
         assert engine.counts["read"] <= len(long) + 6 * 4
+        other = submit(engine, [*PROMPTS[1] * 30, *TEXT * 600])
+        assert ask(engine, [*PROMPTS[1] * 30, 5], max_tokens=1).answer and not other.request.answer
+        engine.leave([other.request])
 
 
 def test_stops_and_logprobs_of_a_model_of_bytes():

@@ -270,8 +270,8 @@ class Engine:
             if not one._places or one.answer:
                 continue
             shared = min(common(one.prompt, request.prompt), len(request.tokens) - 1)
-            lasts = shared <= self._lasting
-            if max([shared] if lasts else [n for n in one._places if n <= shared] or [0]) >= enough:
+            far = max(shared, min(self._lasting, 2 * shared))  # who shares little waits for little
+            if max((min(n, shared) for n in one._places if n <= far), default=0) >= enough:
                 return True
         return False
 
