@@ -157,12 +157,12 @@ extension H2OKVCache {
         _ seen: MLXArray, _ numbers: String, _ unfit: (String) -> H2OError
     ) throws {
         let found = try? JSONDecoder().decode([[Int]].self, from: Data(numbers.utf8))
-        let (shape, heads) = (seen.shape, table?.positions.shape ?? [0, 0, 0])
-        guard let found, found.allSatisfy({ $0.count == 2 && $0[0] >= 0 && $0[1] > 0 }),
-            found.allSatisfy({ $0[0] <= offset && $0[1] <= offset - $0[0] }),
-            shape.count == 4, shape[0] == heads[0], shape[1] > 0, shape[1] % heads[1] == 0,
-            shape[2] == found.reduce(0, { $0 + $1[1] }), shape[3] == heads[2],
-            seen.dtype == .float32
+        let shape = seen.shape
+        guard let found, let heads = table?.positions.shape,
+            found.allSatisfy({ $0.count == 2 && $0[0] >= 0 && $0[1] > 0 }),
+            found.allSatisfy({ $0[1] <= offset - $0[0] }), shape.count == 4, shape[0] == heads[0],
+            shape[1] > 0, shape[1] % heads[1] == 0, shape[2] == found.reduce(0, { $0 + $1[1] }),
+            shape[3] == heads[2], seen.dtype == .float32
         else { throw unfit("has scores of newest queries that do not fit its rows: \(numbers)") }
         var first = 0
         for pair in found {

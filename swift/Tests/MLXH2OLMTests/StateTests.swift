@@ -241,6 +241,18 @@ import Testing
         #expect(throws: (any Error).self) { try H2OKVCache.load(from: url) }
     }
 
+    /// Of a cache without rows, a file may still name queries that saw some.
+    @Test func scoresWithoutRowsAreRefused() throws {
+        let url = temporaryFile()
+        defer { try? FileManager.default.removeItem(at: url) }
+        let settings = try H2OConfiguration(.init(12, speculative: 2), policy: .h2o)
+        try H2OKVCache.save([H2OKVCache(settings)], to: url)
+        let (arrays, texts) = try loadArraysAndMetadata(url: url)
+        let seen = ["0.9": MLXArray.zeros([0, 1, 0, 0], dtype: .float32)]
+        try save(arrays: arrays.merging(seen) { $1 }, metadata: texts, url: url)
+        #expect(throws: H2OError.self) { try H2OKVCache.load(from: url) }
+    }
+
     @Test func stateThatDoesNotFitIsReported() throws {
         let cache = H2OKVCache(try small())
         let one = MLXArray.zeros([1, 2, 3, 4], dtype: .float32)
