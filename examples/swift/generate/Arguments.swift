@@ -63,7 +63,7 @@ struct Arguments {
         func number(_ flag: String, atLeast least: Int = 0) throws -> Int? {
             guard let text = given[flag] else { return nil }
             guard let found = Int(text), found >= least else {
-                throw Usage(description: "\(flag) is '\(text)', expected at least \(least)")
+                throw Usage(description: "\(flag) is '\(text)', expected a number from \(least) on")
             }
             return found
         }
@@ -125,7 +125,8 @@ struct Arguments {
 
     /// A file is written at the end: whether that will go is known before.
     private static func checkPlace(_ file: String) throws {
-        guard file.hasSuffix(".safetensors") else {
+        let place = URL(fileURLWithPath: file)
+        guard place.pathExtension == "safetensors" else {
             throw Usage(description: "--save-prompt-cache is '\(file)', expected FILE.safetensors")
         }
         func isFolder(_ path: String) -> Bool {
@@ -133,7 +134,7 @@ struct Arguments {
             return FileManager.default.fileExists(atPath: path, isDirectory: &found)
                 && found.boolValue
         }
-        let folder = URL(fileURLWithPath: file).deletingLastPathComponent().path
+        let folder = place.deletingLastPathComponent().path
         guard isFolder(folder), FileManager.default.isWritableFile(atPath: folder), !isFolder(file)
         else { throw Usage(description: "--save-prompt-cache: \(file) cannot be written") }
     }
