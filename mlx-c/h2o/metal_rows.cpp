@@ -55,7 +55,7 @@ Written quantize_append(const AppendRequest& r) {
 // One simdgroup per row.
 std::vector<Array> encode_rows(const EncodeRequest& r) {
   Shape words = shape_of(r.rows), norms = words;
-  const int size = words[3], rows = static_cast<int>(mlx_array_size(r.rows)) / size;
+  const int size = words[3], rows = static_cast<int>(mlx_array_size(r.rows) / size);
   words[3] = size * r.bits / 32;
   norms[3] = 1;
   const Array signs = signs_of(size, r.side), levels = levels_of(size, r.bits);

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -36,22 +38,16 @@ def test_native_merging_is_that_of_the_definition(dtype, length, masked):
     mask[1, 2, :, :5] = False  # one that sees nothing in the first segment
     if not masked:
         mask[...] = True
-    parts, start = [], 0
-    for keys, values in segments:
-        part = mx.array(mask[..., start : start + keys.shape[2]])
-        start += keys.shape[2]
-        parts.append(
-            fast.scaled_dot_product_attention_with_scores(
-                queries, keys, values, scale=0.2, mask=part, return_lse=True
-            )
-        )
+    call = partial(
+        fast.scaled_dot_product_attention_with_scores, queries, scale=0.2, return_lse=True
+    )
+    seen = np.split(mask, [5, 6], axis=-1)
+    parts = [call(*kept, mask=mx.array(part)) for kept, part in zip(segments, seen, strict=True)]
     outs, _, lses = zip(*parts, strict=True)
     found = get("native").merge_segments(outs, lses)
     expected = merging.merge_segments(outs, lses)
-    whole = fast.scaled_dot_product_attention_with_scores(
-        queries, *(mx.concatenate(side, axis=2) for side in zip(*segments, strict=True)),
-        scale=0.2, mask=mx.array(mask), return_lse=True,
-    )  # fmt: skip
+    joined = (mx.concatenate(side, axis=2) for side in zip(*segments, strict=True))
+    whole = call(*joined, mask=mx.array(mask))
     bound = BOUND[dtype]
     np.testing.assert_allclose(float64(found[0]), float64(whole[0]), 4 * bound, 4 * bound)
     assert [one.dtype for one in found] == [one.dtype for one in expected]

@@ -1,6 +1,8 @@
 // The evaluation of the attention primitive: buffers, strides, and the hand-over to the kernel.
 #include "attention/attention_primitive.h"
 
+#include <algorithm>
+#include <cstdint>
 #include <utility>
 
 #include "attention/attention_kernel.h"
@@ -53,12 +55,9 @@ void Attention::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::a
   release_sibling_inputs(inputs, outputs);
   auto& encoder = mx::cpu::get_command_encoder(stream());
   const bool accumulates = settings_.has_importance;
-  const size_t last = outputs.size() - 1;  // the importance, if any
-  const bool in_place = accumulates && take_over(inputs[importance_at()], outputs[last]);
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    if (accumulates && i == last) continue;
-    allocate(outputs[i]);
-  }
+  const bool in_place = accumulates && take_over(inputs[importance_at()], outputs.back());
+  const size_t made = outputs.size() - (accumulates ? 1 : 0);
+  for (size_t i = 0; i < made; ++i) allocate(outputs[i]);
   std::vector<mx::array> held;
   for (size_t i = 0; i < inputs.size(); ++i) {
     const bool is_row_bias = settings_.has_row_bias && i + 1 == inputs.size();
@@ -99,8 +98,11 @@ void Attention::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::a
   if (settings_.has_sinks) a.sink_stride = held[next_input++].strides(0);
   if (settings_.has_row_bias) copy_strides(held[next_input], 2, a.row_bias_strides);
   held.insert(held.end(), outputs.begin(), outputs.end());
-  mx::array workspace({static_cast<int>(kernels::attention_workspace_size(a))}, mx::float32,
-                      nullptr, {});
+  // One extent of an array has 31 bits, so a large workspace has two.
+  const size_t floats = kernels::attention_workspace_size(a);
+  const size_t width = floats >> 31 == 0 ? 1 : 1 << 15;
+  const auto lines = static_cast<int>(std::min<size_t>((floats + width - 1) / width, INT32_MAX));
+  mx::array workspace({lines, static_cast<int>(width)}, mx::float32, nullptr, {});
   allocate(workspace);
   encoder.add_temporary(workspace);
   held.push_back(std::move(workspace));

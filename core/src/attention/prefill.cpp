@@ -79,10 +79,8 @@ void PrefillScores::eval_cpu(const std::vector<mx::array>& inputs,
   a.scale = settings_.scale;
   a.causal = settings_.causal;
   if (settings_.decay.has_value()) a.decay = kernels::Decay::of(*settings_.decay);
-  for (int axis = 0; axis < 3; ++axis) {
-    a.query_strides[axis] = queries.strides(axis);
-    a.key_strides[axis] = keys.strides(axis);
-  }
+  copy_strides(queries, 3, a.query_strides);
+  copy_strides(keys, 3, a.key_strides);
   std::vector<mx::array> held{outputs[0], queries, keys};
   held.insert(held.end(), inputs.begin() + 2, inputs.end());
   if (settings_.has_mask) {

@@ -141,11 +141,11 @@ void Arguments::rows(const Found* parts, size_t count) {
   const char* const name = operation_->sizes[argument->sizes[3]];
   if (width != 0) match_width(argument->name, width, width, " elements", bits, codes);
   const char* const of_bits = rows_ == 2 ? " * v_bits / 32" : " * bits / 32";
-  match({*argument, "uint32", "words", {name, of_bits}, width * bits / 32}, parts[0]);
+  match({*argument, "uint32", "words", {name, of_bits}, width / 32 * bits}, parts[0]);
   const int words = parts[0].shape[3];
   const int64_t elements = int64_t{32} * words;
-  match_width(argument->name, elements % bits != 0 ? -1 : elements / bits, words, " words", bits,
-              codes);
+  const bool whole = elements % bits == 0 && elements <= INT32_MAX;
+  match_width(argument->name, whole ? elements / bits : -1, words, " words", bits, codes);
   width = static_cast<int>(elements / bits);
   if (codes) return match({*argument, "float32", "norms", {"1", ""}, 1}, parts[1]);
   const char* const dtype = argument->scales;

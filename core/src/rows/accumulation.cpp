@@ -54,7 +54,7 @@ void AccumulateScores::eval_cpu(const std::vector<mx::array>& inputs,
   a.group = scores.shape(1) / a.heads;
   a.query_count = scores.shape(2);
   a.decay = kernels::Decay::of(decay_);
-  for (int axis = 0; axis < 3; ++axis) a.score_strides[axis] = scores.strides(axis);
+  copy_strides(scores, 3, a.score_strides);
 
   // The stream keeps the buffers of inputs, outputs and temporaries until its tasks are done.
   encoder.dispatch([a, in_place, importance = mx::array::unsafe_weak_copy(inputs[0]),

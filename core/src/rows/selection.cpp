@@ -9,6 +9,7 @@
 #include "cpu/checks.h"
 #include "cpu/cpu_primitive.h"
 #include "cpu/encoder.h"
+#include "cpu/strided_copy.h"
 #include "mlx_h2o/ops.h"
 #include "rows/selection_kernel.h"
 
@@ -54,10 +55,8 @@ void KeepIndices::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx:
   a.batch = scores.shape(0);
   a.heads = scores.shape(1);
   a.rows = scores.shape(2);
-  for (int axis = 0; axis < 3; ++axis) {
-    a.score_strides[axis] = scores.strides(axis);
-    a.position_strides[axis] = positions.strides(axis);
-  }
+  copy_strides(scores, 3, a.score_strides);
+  copy_strides(positions, 3, a.position_strides);
   a.sink_size = sink_size_;
   std::optional<mx::array> starts;
   if (inputs.size() == 3) {
