@@ -2,13 +2,9 @@
 #include <memory>
 #include <utility>
 
-#include <mlx/backend/cpu/encoder.h>
-
-#include "cpu/array_memory.h"
 #include "cpu/checks.h"
-#include "cpu/cpu_primitive.h"
 #include "cpu/element_type.h"
-#include "cpu/strided_copy.h"
+#include "cpu/new_arrays.h"
 #include "mlx_h2o/ops.h"
 #include "rows/key_diversity_kernel.h"
 
@@ -20,11 +16,9 @@ namespace {
 constexpr const char* kKeyDiversity = "key_diversity";
 
 /// Input: keys [B, H, N, D]. Output: float32 [B, H, N].
-class KeyDiversity : public CpuPrimitive {
+class KeyDiversity : public NewArrays {
  public:
-  explicit KeyDiversity(mx::Stream stream) : CpuPrimitive(stream, kKeyDiversity) {}
-
-  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
+  explicit KeyDiversity(mx::Stream stream) : NewArrays(stream, kKeyDiversity) {}
 
   const char* name() const override { return "KeyDiversity"; }
 
@@ -34,30 +28,26 @@ class KeyDiversity : public CpuPrimitive {
     const mx::Shape& keys = inputs[0].shape();
     return {{keys[0], keys[1], keys[2]}};
   }
+
+ protected:
+  void dispatch(mx::cpu::CommandEncoder& encoder, std::vector<mx::array> inputs,
+                std::vector<mx::array> outputs) override {
+    const mx::array with_unit_stride = with_unit_last_stride(inputs[0], encoder);
+    encoder.dispatch([keys = mx::array::unsafe_weak_copy(with_unit_stride),
+                      outputs = std::move(outputs), target = kernels::simd_target()]() mutable {
+      kernels::KeyDiversityArguments a{};
+      a.batch = keys.shape(0);
+      a.heads = keys.shape(1);
+      a.rows = keys.shape(2);
+      a.width = keys.shape(3);
+      a.type = element_type(keys.dtype());
+      a.keys = keys.data<void>();
+      copy_strides(keys, 3, a.key_strides);
+      a.result = outputs[0].data<float>();
+      kernels::key_diversity(a, target);
+    });
+  }
 };
-
-void KeyDiversity::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
-  auto& encoder = mx::cpu::get_command_encoder(stream());
-  allocate(outputs[0]);
-  const mx::array keys = with_unit_last_stride(inputs[0], encoder);
-
-  kernels::KeyDiversityArguments a{};
-  a.batch = keys.shape(0);
-  a.heads = keys.shape(1);
-  a.rows = keys.shape(2);
-  a.width = keys.shape(3);
-  a.type = element_type(keys.dtype());
-  copy_strides(keys, 3, a.key_strides);
-
-  // The stream keeps the buffers of inputs, outputs and temporaries until its tasks are done.
-  encoder.dispatch([a, keys = mx::array::unsafe_weak_copy(keys),
-                    result = mx::array::unsafe_weak_copy(outputs[0]),
-                    target = kernels::simd_target()]() mutable {
-    a.keys = keys.data<void>();
-    a.result = result.data<float>();
-    kernels::key_diversity(a, target);
-  });
-}
 
 }  // namespace
 

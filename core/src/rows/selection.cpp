@@ -3,13 +3,9 @@
 #include <utility>
 
 #include <mlx/ops.h>
-#include <mlx/primitives.h>
 
-#include "cpu/array_memory.h"
 #include "cpu/checks.h"
-#include "cpu/cpu_primitive.h"
-#include "cpu/encoder.h"
-#include "cpu/strided_copy.h"
+#include "cpu/new_arrays.h"
 #include "mlx_h2o/ops.h"
 #include "rows/selection_kernel.h"
 
@@ -22,12 +18,10 @@ constexpr const char* kKeepIndices = "keep_indices";
 
 /// Inputs: scores float32 [B, H, N], positions int32 [B, H, N] and, where there is a window,
 /// recent_start int32 [] or [B]. Output: uint32 [B, H, keep].
-class KeepIndices : public CpuPrimitive {
+class KeepIndices : public NewArrays {
  public:
   KeepIndices(mx::Stream stream, int keep, int sink_size)
-      : CpuPrimitive(stream, kKeepIndices), keep_(keep), sink_size_(sink_size) {}
-
-  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
+      : NewArrays(stream, kKeepIndices), keep_(keep), sink_size_(sink_size) {}
 
   const char* name() const override { return "KeepIndices"; }
 
@@ -40,42 +34,33 @@ class KeepIndices : public CpuPrimitive {
     return {{inputs[0].shape(0), inputs[0].shape(1), keep_}};
   }
 
+ protected:
+  void dispatch(mx::cpu::CommandEncoder& encoder, std::vector<mx::array> inputs,
+                std::vector<mx::array> outputs) override {
+    encoder.dispatch([keep = keep_, sink_size = sink_size_, inputs = std::move(inputs),
+                      outputs = std::move(outputs)]() mutable {
+      const mx::array &scores = inputs[0], &positions = inputs[1];
+      kernels::SelectionArguments a{};
+      a.batch = scores.shape(0);
+      a.heads = scores.shape(1);
+      a.rows = scores.shape(2);
+      a.scores = scores.data<float>();
+      copy_strides(scores, 3, a.score_strides);
+      a.positions = positions.data<int32_t>();
+      copy_strides(positions, 3, a.position_strides);
+      a.sink_size = sink_size;
+      if (inputs.size() == 3) {
+        a.recent_start = inputs[2].data<int32_t>();
+        a.recent_start_stride = stride_of_sequences(inputs[2]);
+      }
+      kernels::keep_indices(a, keep, outputs[0].data<uint32_t>());
+    });
+  }
+
  private:
   int keep_;
   int sink_size_;
 };
-
-void KeepIndices::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
-  const mx::array& scores = inputs[0];
-  const mx::array& positions = inputs[1];
-  mx::array& result = outputs[0];
-  allocate(result);
-
-  kernels::SelectionArguments a{};
-  a.batch = scores.shape(0);
-  a.heads = scores.shape(1);
-  a.rows = scores.shape(2);
-  copy_strides(scores, 3, a.score_strides);
-  copy_strides(positions, 3, a.position_strides);
-  a.sink_size = sink_size_;
-  std::optional<mx::array> starts;
-  if (inputs.size() == 3) {
-    starts = mx::array::unsafe_weak_copy(inputs[2]);
-    a.recent_start_stride = stride_of_sequences(inputs[2]);
-  }
-
-  // The stream keeps the buffers of inputs and outputs until its tasks are done, so the task holds
-  // none; memory is asked for its address only then, when the inputs are there.
-  mx::cpu::get_command_encoder(stream()).dispatch(
-      [a, keep = keep_, scores = mx::array::unsafe_weak_copy(scores),
-       positions = mx::array::unsafe_weak_copy(positions), starts = std::move(starts),
-       result = mx::array::unsafe_weak_copy(result)]() mutable {
-        a.scores = scores.data<float>();
-        a.positions = positions.data<int32_t>();
-        if (starts.has_value()) a.recent_start = starts->data<int32_t>();
-        kernels::keep_indices(a, keep, result.data<uint32_t>());
-      });
-}
 
 }  // namespace
 
