@@ -211,7 +211,7 @@ def fit_bytes(
     longest = min((tokens for tokens in (length, context) if tokens), default=0)
     bits: _Bits = settings.get("kv_bits"), None
     known = "kv_bits" in settings or "kv_format" in settings
-    free = bits if known else _free_bits(model, settings)
+    free: _Bits = bits if known else sizing.fewest_bits(probe(model).errors)
     if (unserved := held(free, least + 64) == math.inf) and chosen:
         chosen = {}
         unserved = held(free, least + 64) == math.inf
@@ -238,13 +238,6 @@ def fit_bytes(
 
 _Bits = tuple[int | None, int | None]
 """Of keys and of values; None: unquantised, and as the keys."""
-
-
-def _free_bits(model: Module, settings: dict[str, Any]) -> _Bits:
-    """The fewest that cost this model nothing; of values only where the settings say nothing."""
-    keys, values = sizing.fewest_bits(probe(model).errors)
-    said = settings.get("v_bits") is not None or settings.get("light_bits") is not None
-    return keys, None if said else values
 
 
 def _one_size(bits: _Bits, step: int) -> _Bits:
