@@ -192,6 +192,8 @@ def test_what_is_said_to_fit_is_let_in_by_the_server(capsys):
 
     memory = fits(rows)
     assert 4 * memory.of_request(context) <= memory.free
+    many, each = re.search(r"8 and 5 bits .+?\|.+?\| +(\d+)", found), fits(context // 4)
+    assert int(many[1]) == each.free // each.of_request(context) > 1
     assert 4 * fits(rows * 11 // 10).of_request(context) > memory.free
 
 
@@ -256,6 +258,7 @@ def test_a_model_of_the_hub_is_planned_from_its_settings(capsys, quantised, monk
 def test_the_command_has_the_name_on_the_hub(capsys):
     found = said(capsys, "qwen3-8b-4BIT", "--memory", "24GB", "--concurrency", "2")
     assert "mlx_h2o server --model mlx-community/Qwen3-8B-4bit --max-kv-" in found
+    assert "each of 2: all rows, in as many bits as fit" in found
     assert found.startswith(
         "mlx-community/Qwen3-8B-4bit: qwen3, trained on 40,960 tokens, weights of 4.6 GB"
     )

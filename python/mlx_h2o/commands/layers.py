@@ -22,16 +22,14 @@ def parser() -> OneLineParser:
         "Find the KV heads of a model that retrieve, by reading random tokens twice, and show the "
         "rows of each. The file is for --budgets.", "", {"": "model output"},
         "max-kv-size sink-size context-size", model=...,
+        max_kv_size=(int, argparse.SUPPRESS, "ROWS", "mean rows per head (default: 256)"),
     )  # fmt: skip
 
 
 def run(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None:
     """Probe a model, say what was found, and write the rows of each head."""
-    config = settings.config
-    if config.max_kv_size is None:
-        raise ValueError("--max-kv-size is none, expected a number of rows")
     model, _ = load(args.model)
-    rows = budgets_of(make_prompt_cache(model, config))
+    rows = budgets_of(make_prompt_cache(model, settings.config))
     found = probe(model)
     if found.reason:
         print(f"The same rows for every KV head: the model {found.reason}.")

@@ -163,7 +163,7 @@ def _many(free: int, size: int) -> str:
 def _kept(outline: Plan, stored: str, context: int, limit: int) -> str:
     """The rows that a sequence keeps in this many bytes, and their bits."""
     if (_held(outline, stored, 1, context) or limit + 1) <= limit:
-        return "all rows, in the fewest bits that cost nothing"
+        return "all rows, in as many bits as fit"
     settings: dict[str, Any] = {"kv_bits": None, "layers": "equal"} | FORMATS[stored]
     try:
         config = fit_bytes(cast(Any, outline), limit, length=context, **settings).config
