@@ -60,6 +60,8 @@ def test_answers_and_rows_are_those_of_each_alone(policy, rows, step):
             assert (one.size(), one.evicted) == (other.size(), other.evicted)
             assert one.offset == other.offset == len(prompt) + 24
             assert given["prefix_size"] % step or kept(one) == kept(other)
+    again = apart.stats.prompt_tokens - found.stats.prompt_tokens
+    assert again == shared * (len(PROMPTS) - 1)
 
 
 @pytest.mark.slow

@@ -152,9 +152,11 @@ def test_the_benchmark_runs_with_evicting_caches(batch, capsys, monkeypatch):
         return made[-1]
 
     monkeypatch.setattr(options.prompt_cache, "make_prompt_cache", counting)
-    assert cli.main(f"benchmark --model demo {FLAGS} -p 40 -g 8 -n 1 -b {batch}".split()) == 0
+    monkeypatch.setattr("time.sleep", (slept := []).append)
+    flags = f"{FLAGS} -p 40 -g 8 -n 1 -b {batch} --delay 9"
+    assert cli.main(f"benchmark --model demo {flags}".split()) == 0
     assert "generation_tps=" in capsys.readouterr().out
-    assert len(made) == 2 * batch  # one run to warm up
+    assert len(made) == 2 * batch and slept == [9]  # one run to warm up
     assert {cache.config.max_kv_size for caches in made for cache in caches} == {24}
 
 

@@ -23,7 +23,7 @@ from mlx_h2o.evaluation.run import evaluate as evaluation
 from mlx_h2o.evaluation.speed import timed
 from mlx_h2o.evaluation.statistics import in_turns, paired, ratios
 from mlx_h2o.lm.routing import evicting_caches
-from mlx_h2o.policies import H2O
+from mlx_h2o.policies import H2O, Random
 from readings import losses
 from tiny_models import random_prompt, stock_tokens, tiny_gemma3, tiny_qwen3, tiny_tokenizer
 
@@ -109,7 +109,8 @@ def test_an_arm_without_folding_drops_rows():
     sizes = arms.Sizes(tiny_qwen3(head_dim=64))
     made = sizes.made(arms.ARMS["no-fold"], 400, 40_000).make()
     assert {one.config.policy for one in evicting_caches(made)} == {H2O(fold=False)}
-    assert not any(one.config.folds for one in sizes.made(arms.ARMS["random"], 400, 40_000).make())
+    drawn = arms.Sizes(tiny_qwen3(head_dim=64), seed=3).made(arms.ARMS["random"], 400, 40_000)
+    assert {one.config.policy for one in drawn.make()} == {Random(random_seed=3)}
 
 
 def test_arms_as_people_write_them():
@@ -275,6 +276,8 @@ def test_intervals_are_those_of_the_pairs():
     assert (paired(one, other).low, paired(one, other).high) == (0.5, 0.5)
     wide = paired([0, 0, 0, 4], [0, 0, 0, 0])
     assert wide.mean == 1 and wide.low == 0 and wide.high >= 2
+    even = paired([1, -1] * 200, [0] * 400)  # 95 % of a normal distribution
+    assert (even.high - even.low) / 2 * 20 == pytest.approx(1.96, rel=0.06)
     assert math.isnan(paired([1], [2]).low)
     with pytest.raises(ValueError, match="expected as many figures"):
         paired([1, 2], [1])
@@ -331,9 +334,13 @@ def test_a_result_is_taken_up_again(tiny, tmp_path):
     before = json.loads(file.read_text())
     del before["settings"]["wordings"]  # as of files from before there were any
     assert before.pop("arm") == {} and before.pop("fingerprint")
+    refused = {"refused": "once", "arm": KEYDIFF.name}  # is tried again
+    before["records"].append({**before["records"][1], **refused})
+    del before["records"][2]["figures"]
     file.write_text(json.dumps(before))
     again = evaluated(tiny, FEW, file=file, watch=lambda *told: said.append(told[0]))
     assert again["records"][:2] == first["records"] and len(again["records"]) == 4
+    assert all("figures" in one for one in again["records"])
     assert not any("full" in one or "window" in one for one in said)
     assert json.loads(file.read_text()) == again
     with pytest.raises(ValueError, match="measurements of another settings"):

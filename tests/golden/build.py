@@ -48,14 +48,9 @@ def bool_mask(
 
 
 def additive_mask(
-    rng: np.random.Generator,
-    shape: tuple[int, ...],
-    dtype: mx.Dtype,
-    *,
-    masked: tuple[float, ...] = (),
-    nan: tuple[Any, ...] = (),
-    empty: tuple[Any, ...] = (),
-) -> mx.array:
+    rng: np.random.Generator, shape: tuple[int, ...], dtype: mx.Dtype, *,
+    masked: tuple[float, ...] = (), nan: tuple[Any, ...] = (), empty: tuple[Any, ...] = (),
+) -> mx.array:  # fmt: skip
     """Biases around 0; every third or so is one of ``masked``, but not the first key."""
     bias = rng.standard_normal(shape).astype(np.float32)
     if masked:
@@ -96,22 +91,11 @@ def with_slack(array: mx.array, slack: int) -> mx.array:
 
 
 def attention_case(
-    name: str,
-    *,
-    dtype: str = "f32",
-    heads: tuple[int, int] = (2, 1),
-    batch: int = 1,
-    queries: int = 1,
-    rows: int = 20,
-    sizes: tuple[int, int] = (32, 32),
-    mask: Any = "",
-    sinks: tuple[float, ...] | None = None,
-    bias: Any = None,
-    slack: int = 0,
-    return_lse: bool = True,
-    scale: float | None = None,
-    seed: int = 0,
-) -> Case:
+    name: str, *, dtype: str = "f32", heads: tuple[int, int] = (2, 1), batch: int = 1,
+    queries: int = 1, rows: int = 20, sizes: tuple[int, int] = (32, 32), mask: Any = "",
+    sinks: tuple[float, ...] | None = None, bias: Any = None, slack: int = 0,
+    return_lse: bool = True, scale: float | None = None, seed: int = 0,
+) -> Case:  # fmt: skip
     """An attention case. ``mask``: "", "causal", or a function of the generator that makes one.
 
     ``bias``: a function of the generator and a shape that makes a bias of rows. The ``slack`` rows
@@ -153,14 +137,9 @@ def attention_case(
 
 
 def keep_case(
-    name: str,
-    scores: np.ndarray,
-    positions: np.ndarray,
-    *,
-    keep: int,
-    sink_size: int = 0,
+    name: str, scores: np.ndarray, positions: np.ndarray, *, keep: int, sink_size: int = 0,
     recent_start: int | np.ndarray | None = None,
-) -> Case:
+) -> Case:  # fmt: skip
     """A selection case: rows to keep.
 
     ``recent_start`` is one for all sequences, or an array of one each, which is a tensor.
@@ -201,25 +180,12 @@ def on_grid(rng: np.random.Generator, bits: int, shape: tuple[int, ...]) -> np.n
 
 
 def trace_case(
-    name: str,
-    *,
-    policy: str,
-    zones: tuple[int, int, int] = (4, 32, 28),
-    prefill: tuple[int, ...] = (40, 24),
-    steps: int = 300,
-    heads: tuple[int, int] = (4, 2),
-    batch: int = 1,
-    size: int = 32,
-    dtype: str = "f16",
-    decay: float = 0.95,
-    replay: bool = False,
-    routed: bool = False,
-    fold: bool = True,
-    evict_every: int = 1,
-    context_size: int | None = None,
-    bits: tuple[int, int] | None = None,
-    seed: int = 0,
-) -> Case:
+    name: str, *, policy: str, zones: tuple[int, int, int] = (4, 32, 28),
+    prefill: tuple[int, ...] = (40, 24), steps: int = 300, heads: tuple[int, int] = (4, 2),
+    batch: int = 1, size: int = 32, dtype: str = "f16", decay: float = 0.95, replay: bool = False,
+    routed: bool = False, fold: bool = True, evict_every: int = 1, context_size: int | None = None,
+    bits: tuple[int, int] | None = None, seed: int = 0,
+) -> Case:  # fmt: skip
     """A cache trace: chunks of ``prefill``, then ``steps`` single tokens at a fixed budget.
 
     ``routed``: through the attention that a model is routed to, which may score and average in

@@ -275,16 +275,9 @@ def tolerance(naive_error: float, magnitude: float, dtype: str) -> float:
 
 
 def tolerances(
-    queries,
-    keys,
-    values,
-    *,
-    scale,
-    mask=None,
-    sinks=None,
-    row_bias=None,
+    queries, keys, values, *, scale, mask=None, sinks=None, row_bias=None,
     expected: Attention | None = None,
-) -> Tolerances:
+) -> Tolerances:  # fmt: skip
     """The tolerances of one attention call, given MLX arrays.
 
     The magnitude of ``out`` is max |V|; of the scores, which are float32 sums over D whatever

@@ -285,7 +285,11 @@ def test_other_settings_hold_in_every_layer(demo, given):
         prefill(demo, caches, text[:4])
     for cache in evicting_caches(caches):
         later = [rows for tokens, rows in cache.config.rows_at if tokens >= cache.offset]
-        assert cache.size() <= [*later, cache.config.max_kv_size][0]
+        rows = [*later, cache.config.max_kv_size][0]
+        recent = cache.config.recent_size * rows // cache.config.max_kv_size
+        newest = np.sort(np.array(cache.positions), axis=2)[..., -recent:]
+        assert (newest == np.arange(cache.offset - recent, cache.offset)).all()
+        assert cache.size() <= rows
 
 
 def test_rows_of_short_texts_stay_in_a_batch_with_long_ones(demo):

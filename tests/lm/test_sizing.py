@@ -19,8 +19,9 @@ from mlx_h2o.lm.probing import BITS
 from mlx_h2o.lm.prompt_cache import fit_bytes
 from mlx_h2o.lm.routing import context_length
 from mlx_h2o.lm.sizing import FREE, UNMEASURED, fewest_bits, least_rows, most_rows, parsed_bytes
+from mlx_h2o.policies import H2O
 from models import tiny
-from tiny_models import random_prompt, tiny_qwen3, tiny_tokenizer
+from tiny_models import random_prompt, tiny_gemma3, tiny_qwen3, tiny_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -237,8 +238,11 @@ def _fits(settings):
 
 def test_the_command_says_what_it_picked(capsys):
     arguments = ["--model", "demo", "--prompt", "The ship", "--max-tokens", "2"]
-    assert cli.main(["generate", *arguments, "--max-kv-bytes", "0.4 MB"]) == 0
-    assert "rows a head by h2o, in 5 bits" in capsys.readouterr().err
+    for tokens, bits in ((2, "by h2o, in 5 bits"), (30, "by keydiff, unquantised:")):  # all fit
+        arguments[-1] = str(tokens)
+        assert cli.main(["generate", *arguments, "--max-kv-bytes", "0.4 MB"]) == 0
+        assert f"rows a head {bits}" in capsys.readouterr().err
+    arguments[-1] = "2"
     sizes = "--max-kv-bytes", "5MB", "--recent-size", "300", "--preallocate"  # of no 256 rows
     assert cli.main(["generate", *arguments, *sizes]) == 0
     assert "rows a head by h2o, in 5 bits" in (said := capsys.readouterr()).err
@@ -278,6 +282,7 @@ def test_quantised_rows_fold_unless_something_else_is_said(model):
     assert fit_bytes(model, 20_000, policy="window").config.policy.name == "window"
     assert fit_bytes(model, 20_000, kv_bits=8, light_bits=4).config.policy.name == "h2o"
     assert fit_bytes(tiny.build("deepseek_v3"), 20_000, kv_bits=4).config.policy.name == "h2o"
+    assert fit_bytes(tiny_gemma3(head_dim=64), 20_000, kv_bits=8).config.policy == H2O(fold=False)
 
 
 @pytest.mark.parametrize(

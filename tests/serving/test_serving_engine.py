@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -34,12 +35,14 @@ def alone(prompt: list[int], count: int = 12) -> list[int]:
     return stock_tokens(tiny()[0], prompt, count)
 
 
-def test_answers_of_a_batch_are_those_alone():
+def test_answers_of_a_batch_are_those_alone(caplog):
     with engine_of() as engine:
+        engine._context = 5  # two prompts are beyond
         for asked in [submit(engine, prompt) for prompt in PROMPTS]:
             asked.wait()
             assert asked.answer == alone(asked.request.tokens) and asked.finish == "length"
     assert engine.counts["finished"] == 3 and engine.counts["answered"] == 36
+    assert caplog.text.count("the model was trained on 5: ") == 1
 
 
 @pytest.mark.parametrize("name", ["jamba", "gpt_bigcode", "nemotron_h"])
@@ -236,12 +239,17 @@ def test_more_than_the_queue_holds_is_refused():
         assert [len(one.wait().answer) for one in (running, *waiting)] == [200, 12, 12]
 
 
-def test_requests_wait_for_bytes_and_prompts_give_way():
+def test_requests_wait_for_bytes_and_prompts_give_way(monkeypatch):
     """With room for two at a time, and what was read before in the way."""
+    limits_of = {}
+    for name in ("memory", "cache"):
+        monkeypatch.setattr(mx, f"set_{name}_limit", partial(limits_of.__setitem__, name))
     limits = {"prompts": 1, "step": 64}
     with engine_of(limits=limits) as engine:
         one = engine.memory.of_request(100)
         reserved = engine.memory.limit - engine.memory.limit // 16 - engine.memory.free
+        engine.memory.apply()
+    assert limits_of == {"memory": 4 << 30, "cache": (4 << 30) // 16}
     memory = (reserved + 2 * one + one // 2) * 16 // 15 + 16
     with engine_of(limits=limits, memory=memory) as engine:
         asked = [Asked(engine, [n, *TEXT * 4], max_tokens=40) for n in range(5)]

@@ -122,8 +122,9 @@ def test_choices_and_seeds(url):
     texts = [one["text"] for one in first["choices"]]
     assert texts == [one["text"] for one in again["choices"]] and len(set(texts)) == 4
     assert [one["index"] for one in first["choices"]] == [0, 1, 2, 3]
-    assert first["usage"]["completion_tokens"] == 32
-    assert said(post(url, {**body, "prompt": TEXT, "n": 1}).json()) == texts[0]
+    own = [post(url, {**body, "prompt": one, "n": 1}).json() for one in body["prompt"]]
+    assert [*map(said, own)] == texts[::2] and first["usage"]["completion_tokens"] == 32
+    assert first["usage"]["prompt_tokens"] == sum(one["usage"]["prompt_tokens"] for one in own)
     least, same = (post(url, {**body, "seed": one}).json() for one in (-1 << 63, 1 << 63))
     assert least["choices"] == same["choices"] != first["choices"]
 
@@ -285,6 +286,8 @@ def test_failures_are_told_and_the_server_goes_on(monkeypatch):
         assert httpx.get(f"{url}/health").status_code == 503
         text = httpx.get(f"{url}/metrics").text
         assert "mlx_h2o_failed_total 2.0" in text and "mlx_h2o_healthy 0.0" in text
+        for name in ("first_token", "answer"):
+            assert f"mlx_h2o_{name}_seconds_count 1.0" in text
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -21,7 +21,7 @@ prompts = st.lists(st.tuples(st.integers(1, 2), st.integers(1, 3)), min_size=1, 
 @settings(deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from(["put", "put", "use", "drop"]), prompts), max_size=14),
-    prompts, st.integers(0, 9),
+    prompts, st.integers(0, 60),
 )  # fmt: skip
 def test_it_finds_what_a_scan_finds(changes, asked, most):
     kept, scan = Kept[None](3), {}  # used longest ago first
