@@ -40,15 +40,9 @@ class Course:
     """
 
     def __init__(
-        self,
-        column: str = "dense",
-        policy: str = "h2o-ema",
-        batch: int | None = None,
-        *,
-        equal: bool = False,
-        seed: int = 0,
-        **settings: Any,
-    ) -> None:
+        self, column: str = "dense", policy: str = "h2o-ema", batch: int | None = None, *,
+        equal: bool = False, seed: int = 0, **settings: Any,
+    ) -> None:  # fmt: skip
         self.column = COLUMNS[column]
         given = SMALL | {"policy": policy} | self.column.settings | settings
         self._begin(H2OConfig.of(**given), batch, batch is not None and not equal, seed)

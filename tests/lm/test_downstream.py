@@ -126,15 +126,10 @@ def test_samplers_processors_and_progress(model, kind):
 
     caches = make_prompt_cache(model, 16, **(SETTINGS | kind))
     steps(
-        model,
-        PROMPT,
-        caches,
-        6,
-        prefill_step_size=10,
-        logits_processors=[watching],
+        model, PROMPT, caches, 6, prefill_step_size=10, logits_processors=[watching],
         sampler=lambda logits: mx.argmax(logits, axis=-1),
         prompt_progress_callback=lambda done, total: progress.append((done, total)),
-    )
+    )  # fmt: skip
     assert seen == [30, 31, 32, 33, 34, 35, 36]  # it runs one token ahead
     assert progress == [(0, 30), (10, 30), (20, 30), (29, 30), (30, 30)]
 
