@@ -6,7 +6,7 @@ import errno
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 __all__ = ["main"]
 
@@ -20,27 +20,38 @@ _COMMANDS = {
     "evaluate": "measure what smaller caches cost on your texts",
     "benchmark": "measure speed and memory",
 }
-_OF_OUTPUT = errno.EPIPE, errno.ENOSPC, errno.EIO  # where no file is named
+_OF_OUTPUT = errno.EPIPE, errno.ENOSPC, errno.EIO, errno.EFBIG, errno.EDQUOT, errno.EAGAIN
+"""Numbers of errors of standard output, where no file is named."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a subcommand; returns the exit status. Without ``arguments`` those of the process."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    called = " ".join(["mlx_h2o", *given[:1]])
+    return ended(" ".join(["mlx_h2o", *given[:1]]), lambda: _run(given))
+
+
+def ended(called: str, run: Callable[[], int]) -> int:
+    """The exit status of a program; an error is told in one line."""
     # Where it is closed: MLX takes its number, 0, for a file that could not be opened.
     sys.stdin = sys.stdin or os.fdopen(os.open(os.devnull, os.O_RDONLY))
     try:
-        status = _run(given)
+        status = run()
         print(end="", flush=True)  # None where standard output is closed
         return status
     except KeyboardInterrupt:
         print(f"\n{called}: interrupted", file=sys.stderr)
         return 130
-    except OSError as error:  # of standard output, which Python flushes once more at its end
-        if not isinstance(error, BrokenPipeError):  # whoever read this has gone
-            print(f"{called}: standard output: {error.strerror}", file=sys.stderr)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+    except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno in _OF_OUTPUT and error.filename is None:
+            if not isinstance(error, BrokenPipeError):  # whoever read this has gone
+                print(f"{called}: standard output: {error.strerror}", file=sys.stderr)
+            # Python flushes it once more at its end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
+        from .commands.parsing import told
+
+        print(f"{called}: {told(error)}", file=sys.stderr)
+        return 2
 
 
 def _run(given: Sequence[str]) -> int:
@@ -59,21 +70,14 @@ def _run(given: Sequence[str]) -> int:
         print(f"mlx_h2o: {command!r} is not a command.\n{_usage()}", file=sys.stderr)
         return 2
     from .commands.options import settings_of
-    from .commands.parsing import told
     from .commands.together import together
 
-    try:
-        module = importlib.import_module(f".commands.{command}", __package__)
-        parser = module.parser()
-        args = parser.parse_args(rest)
-        settings = settings_of(parser, args)
-        with together(parser, args) as ranks:
-            return int(module.run(args, settings, ranks) or 0)
-    except (OSError, ValueError) as error:
-        if isinstance(error, OSError) and error.errno in _OF_OUTPUT and error.filename is None:
-            raise
-        print(f"mlx_h2o {command}: {told(error)}", file=sys.stderr)
-        return 2
+    module = importlib.import_module(f".commands.{command}", __package__)
+    parser = module.parser()
+    args = parser.parse_args(rest)
+    settings = settings_of(parser, args)
+    with together(parser, args) as ranks:
+        return int(module.run(args, settings, ranks) or 0)
 
 
 def _usage() -> str:

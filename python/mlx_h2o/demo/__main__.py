@@ -17,6 +17,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.sample_utils import make_sampler
 
 import mlx_h2o
+from mlx_h2o.cli import ended
 from mlx_h2o.commands.parsing import OneLineParser, nbytes, new_file, number, told
 from mlx_h2o.commands.watch import Watch
 from mlx_h2o.demo import DEMO, text
@@ -152,8 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ("--seed", 0, 0, "draws the facts"),
     ):
         add(name, type=number(least), default=default, metavar="N", help=meaning)
-    add("--model", default=DEMO, help="a model's folder, unless it is too slow here (default: the "
-        "one in the package)")  # fmt: skip
+    add("--model", default=DEMO, help="a folder, unless too slow here (default: the package's)")
     add("--max-kv-bytes", type=nbytes, metavar="SIZE", help="what the bounded caches may hold, "
         "such as 200KB (default: a tenth of the full cache)")  # fmt: skip
     add("--json", type=new_file, metavar="FILE", help="write the figures, unrounded, to FILE")
@@ -172,4 +172,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ended("python -m mlx_h2o.demo", main))

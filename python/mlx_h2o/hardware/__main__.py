@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from .. import backends, load
+from ..cli import ended
 from ..commands.parsing import OneLineParser, new_file, number, told
 from ..evaluation.environment import blas, environment, environment_line
+from ..lm.files import write_text
 from ..lm.plan import random_model
 from . import parity, tables, timings
 
@@ -22,16 +24,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Write what was found; 1 if an operation is off."""
     said = "Check every operation against plain MLX operations; time a model with mlx_lm's caches "
     parser = OneLineParser("", said + "and ours; about fifteen minutes on a Mac.")
-    parser.prog = "python -m mlx_h2o.hardware"
-    given: dict[str, Any] = {"type": number(1), "metavar": "N"}
-    parser.add_argument("--model", default=MODEL, help="a directory or demo; or a name of "
-                        "docs/models.md, and -4bit: its shape, random weights")  # fmt: skip
-    parser.add_argument("--lengths", type=number(64), nargs="+", default=LENGTHS, metavar="N",
-                        help="tokens of prompts (default: 2048 8192 32768)")  # fmt: skip
-    parser.add_argument("--repeats", default=5, help="of each ratio", **given)
-    parser.add_argument("--tokens", default=16, help="that are written in a turn", **given)
-    parser.add_argument("--output", type=new_file, default=Path("hardware.json"), metavar="FILE",
-                        help="figures; their table is beside it, as .md")  # fmt: skip
+    parser.prog, add = "python -m mlx_h2o.hardware", parser.add_argument
+    add("--model", default=MODEL, help="a directory or demo; or a name of docs/models.md, and "
+        "-4bit: its shape, random weights")  # fmt: skip
+    add("--lengths", type=number(64), nargs="+", default=LENGTHS, metavar="N",
+        help="tokens of prompts (default: 2048 8192 32768)")  # fmt: skip
+    add("--repeats", type=number(1), default=5, metavar="N", help="of each ratio")
+    add("--tokens", type=number(1), default=16, metavar="N", help="that are written in a turn")
+    add("--output", type=new_file, default=Path("hardware.json"), metavar="FILE",
+        help="figures; their table is beside it, as .md")  # fmt: skip
     args, say = parser.parse_args(arguments), partial(print, file=sys.stderr, flush=True)
     if args.output.suffix == ".md":
         parser.error(f"--output is {args.output}, expected another ending: the table has .md")
@@ -54,12 +55,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "sparse_v": timings.sparse_v(longest, args.repeats),
         "growth": timings.growth(min(longest, 4096), args.repeats),
     }
-    args.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     table = f"{tables.hardware_table(result)}\n\n{environment_line()}\n"
-    args.output.with_suffix(".md").write_text(table, encoding="utf-8")
     print(table)
+    write_text(args.output, json.dumps(result, indent=1) + "\n")
+    write_text(args.output.with_suffix(".md"), table)
     return 1 if checked["failed"] else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ended("python -m mlx_h2o.hardware", main))
