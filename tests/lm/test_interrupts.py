@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import runpy
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from unittest.mock import Mock
 
 import mlx.core as mx
 import pytest
@@ -59,6 +61,38 @@ def test_ctrl_c_in_generate_leaves_mlx_lm_as_it_was(after):
     assert cache[0].size() <= 32
     mlx_h2o.generate(model, tokenizer, " and", max_tokens=2, prompt_cache=cache)
     assert mlx_h2o.generate(model, tokenizer, TEXT, max_tokens=12, **SETTINGS) == expected
+
+
+def test_caches_that_a_step_left_at_different_tokens_are_refused(demo, monkeypatch):
+    model, tokenizer = demo
+    caches = mlx_h2o.make_prompt_cache(model, layers="equal", **SETTINGS)
+    update = mlx_h2o.H2OKVCache.update_and_fetch
+    mlx_h2o.generate(model, tokenizer, [1, 2], max_tokens=2, prompt_cache=caches)
+
+    def struck(cache: mlx_h2o.H2OKVCache, *given: mx.array) -> object:
+        if cache.name.endswith("layer 3"):
+            signal.raise_signal(signal.SIGINT)
+        return update(cache, *given)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(mlx_h2o.H2OKVCache, "update_and_fetch", struck)
+        mlx_h2o.generate(model, tokenizer, [3], prompt_cache=caches)
+    said = "after 4 and after 5 tokens, expected as many in all: a step was interrupted"
+    with pytest.raises(ValueError, match=said):
+        mlx_h2o.generate(model, tokenizer, [3], prompt_cache=caches)
+
+
+@pytest.mark.parametrize("program", ["demo", "hardware"])
+def test_other_programs_end_in_one_line_too(program, monkeypatch, capsys):
+    errors = {130: KeyboardInterrupt(), 2: OSError(28, "No space left on device", "figures.json")}
+    monkeypatch.setattr(sys, "argv", ["", "--model", "demo"])
+    monkeypatch.delitem(sys.modules, f"mlx_h2o.{program}.__main__", raising=False)
+    for status, error in errors.items():
+        monkeypatch.setattr(mlx_h2o, "load", Mock(side_effect=error))
+        with pytest.raises(SystemExit, match=str(status)):
+            runpy.run_module(f"mlx_h2o.{program}", run_name="__main__")
+        said = capsys.readouterr().err.split(f"python -m mlx_h2o.{program}: ")[1]
+        assert "interrupted" in said or "No space left on device: 'figures.json'" in said
 
 
 def generating(*arguments: str, **pipes: int) -> subprocess.Popen[str]:

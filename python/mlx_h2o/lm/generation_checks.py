@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any, cast
 
 import numpy as np
@@ -80,14 +81,16 @@ def check_drafts(operation: str, caches: Any, model: Module, seen: int | None) -
 
 def check_caches(operation: str, caches: Any, models: Sequence[Module], drafted: int = 0) -> None:
     """Raises ValueError where these are not one cache for each layer of the models, each of its own
-    and of that layer; or cannot take back so many tokens, once rows are evicted."""
-    expected = [f"{model_name(one)} layer {n}" for one in models for n in range(layers_of(one))]
+    and of that layer, all of a model after as many tokens; or cannot take back so many tokens, once
+    rows are evicted."""
+    counts = [(model_name(model), layers_of(model)) for model in models]
+    expected = [f"{name} layer {layer}" for name, count in counts for layer in range(count)]
     known = isinstance(caches, list | tuple)
     if not known or len(caches) != len(expected):
         found = f"{len(caches)} caches" if known else f"a {type(caches).__name__}"
         raise ValueError(
             f"[{operation}] prompt_cache is {found}, expected {len(expected)} caches, one for each "
-            f"layer of {' and '.join(map(model_name, models))}."
+            f"layer of {' and '.join(name for name, _ in counts)}."
         )
     for layer, (cache, of) in enumerate(zip(caches, expected, strict=True)):
         own = (one.name.partition(" KV heads ")[0] for one in evicting_caches([cache]))
@@ -97,6 +100,13 @@ def check_caches(operation: str, caches: Any, models: Sequence[Module], drafted:
             said = "there twice" if twice else f"of {min(names)}" if names else repr(cache)
             found = f"prompt_cache[{layer}] is {said}"
             raise ValueError(f"[{operation}] {found}, expected a cache of {of}.")
+    rest = iter(caches)
+    for _, count in counts:
+        offsets = (getattr(one, "offset", None) for one in parts_of(islice(rest, count)))
+        if len(seen := {one for one in offsets if isinstance(one, int)}) > 1:  # arrays: of batches
+            said = f"prompt_cache has layers after {min(seen)} and after {max(seen)} tokens"
+            wanted = "as many in all: a step was interrupted, make new caches"
+            raise ValueError(f"[{operation}] {said}, expected {wanted}.")
     for cache in evicting_caches(caches):
         if (allowed := cache.config.speculative) < drafted:
             raise ValueError(
