@@ -302,7 +302,7 @@ class Codes(Format):
 
     def __post_init__(self) -> None:
         known = f"one of: {', '.join(KV_FORMATS)}"
-        check(self.kv_format in KV_FORMATS, "kv_format", self.kv_format, known)
+        check(self.kv_format in [*KV_FORMATS], "kv_format", self.kv_format, known)
         super().__post_init__()
 
 
@@ -384,7 +384,7 @@ class H2OConfig:
         if unknown := sorted(given.keys() - _DEFAULTS.keys()):
             known = ", ".join(setting_names())
             raise ValueError(f"[H2OConfig] unknown settings {unknown}, expected some of: {known}.")
-        own = {name: one for name, one in given.items() if (one, _DEFAULTS[name]) != (None, None)}
+        own = {n: one for n, one in given.items() if one is not None or _DEFAULTS[n] is not None}
         tuned = {name: _made(policies.known(name), own) for name in policies.names()}
         policy = tuned[policies.known(own.get("policy", policies.KeyDiff.name)).name]
         form = own.get("kv_handed", "packed")

@@ -70,4 +70,4 @@ def check_share(name: str, value: object, *, whole: bool = False) -> None:
 
 def check_known(name: str, value: object, known: Container[object]) -> None:
     """Raises SettingError where it is none of those known."""
-    check(not isinstance(value, bool) and value in known, name, value, f"one of {known}")
+    check(type(value) in (int, str) and value in known, name, value, f"one of {known}")

@@ -180,7 +180,7 @@ def test_packed_rows_of_a_batch_are_read_outside_of_routing():
         ([12], "found 1 budgets, expected one for each of the 2 layers"),
         ([12, "a"], "a budget is 'a', expected an int"),
         ([12, True], "a budget is True, expected an int"),
-        ([12, 4], r"\[H2OConfig\] sink_size is 4, expected fewer than max_kv_size = 4"),
+        ([12, 4], "a budget is 4, sink_size is 4, expected fewer than max_kv_size = 4"),
         ([12, H2OConfig.of(kv_bits=8)], "a budget has kv_bits 8, expected None"),
     ],
 )

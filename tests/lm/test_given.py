@@ -11,6 +11,7 @@ import mlx_lm.models.cache as mlx_lm_cache
 import numpy as np
 import pytest
 
+import mlx_h2o
 from mlx_h2o import batch_generate, generate, load, make_prompt_cache, routing, stream_generate
 from mlx_h2o.lm.generate import read_prompt
 from mlx_h2o.lm.generation_checks import COUNTS
@@ -155,6 +156,8 @@ def test_what_is_no_model(given, demo, caches):
     refused(lambda: generate(given, demo[1], [1], prompt_cache=caches), said)
     refused(lambda: batch_generate(given, demo[1], [[1]], [caches]), said)
     if given is not None:
+        refused(lambda: routing(given), said)
+        refused(lambda: save_prompt_cache("unwritten", caches, model=given), said)
         refused(lambda: make_prompt_cache(demo[0], draft_model=given), said)
     if given != "demo":
         refused(lambda: load(given), f"[load] found {given!r}, expected a directory")
@@ -183,6 +186,15 @@ def test_more_rows_than_arrays_have(demo):
 @pytest.mark.slow
 def test_more_bytes_than_any_rows_have(demo):
     assert fit_bytes(demo[0], 10**26, layers="equal").config.max_kv_size == 2**30
+
+
+def test_settings_that_no_file_could_keep():
+    for given in (np.int64(8), mx.array(8), [8]):
+        refused(
+            lambda given=given: mlx_h2o.H2OConfig.of(kv_bits=given), "expected one of (2, 3, 4, 5"
+        )
+    refused(lambda: mlx_h2o.H2OConfig.of(max_kv_size=mx.array(8)), "expected an int of at least 1")
+    refused(lambda: mlx_h2o.H2OKVCache(256), "[H2OKVCache] config is 256, expected an H2OConfig")
 
 
 # No limit

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, cast
 import mlx.core as mx
 
 from ..config import Affine, H2OConfig
+from ..errors import check
 from ..operations.backends import resolve
 from ..policies import scoring
 from . import attention, checks, formats, saved, tiers
@@ -84,13 +85,11 @@ class H2OKVCache:
         self._hold(Table([], [0]))
 
     def _configure(self, config: H2OConfig, name: str, unequal_budgets: bool = False) -> None:
-        if self._quantized not in (None, config.kv_bits is not None):
-            expected = (
-                "a number, or H2OKVCache" if self._quantized else "None, or QuantizedH2OKVCache"
-            )
-            raise ValueError(
-                f"[{type(self).__name__}] kv_bits is {config.kv_bits}, expected {expected}."
-            )
+        cls, wanted = type(self).__name__, "an H2OConfig, such as H2OConfig.of()"
+        check(isinstance(config, H2OConfig), "config", config, wanted, operation=cls)
+        wanted = "a number, or H2OKVCache" if self._quantized else "None, or QuantizedH2OKVCache"
+        right = self._quantized in (None, config.kv_bits is not None)
+        check(right, "kv_bits", config.kv_bits, wanted, operation=cls)
         self.config, self.policy = config, config.policy
         self.name, self.unequal_budgets = name, unequal_budgets
 

@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from inspect import signature
 from operator import add
@@ -27,9 +27,9 @@ from ..errors import check, check_int
 from .files import texts_of
 from .generation_checks import COUNTS, check_caches, check_drafts, checked_tokens, within_all
 from .models import is_padded
-from .prompt_cache import NAMES, check_given, make_prompt_cache
+from .prompt_cache import NAMES, make_prompt_cache
 from .ranks import dealt_out
-from .routing import args_of, context_length, model_name, routing_for
+from .routing import args_of, check_given, context_length, model_name, routing_for
 from .sharing import share, shareable
 
 
@@ -107,12 +107,9 @@ def check_path(name: str) -> None:
 
 
 def stream_generate(
-    model: Module,
-    tokenizer: Any,
-    prompt: str | mx.array | Sequence[int],
-    max_tokens: int = 256,
+    model: Module, tokenizer: Any, prompt: str | mx.array | Sequence[int], max_tokens: int = 256,
     **kwargs: Any,
-) -> Iterator[GenerationResponse]:
+) -> Iterator[GenerationResponse]:  # fmt: skip
     """Generate text piece by piece like ``mlx_lm.stream_generate``, with evicting caches.
 
     Args:
@@ -172,12 +169,9 @@ def read(model: Any, caches: list[Any], tokens: mx.array, chunk: int) -> mx.arra
 
 
 def read_prompt(
-    model: Module,
-    caches: list[Any],
-    tokens: Sequence[int],
-    step: int = PROMPT_CHUNK,
+    model: Module, caches: list[Any], tokens: Sequence[int], step: int = PROMPT_CHUNK,
     watch: Callable[[int, int], None] | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Read a prompt into caches as generation does, without generating.
 
     Args:
@@ -345,8 +339,7 @@ def _caches(
     return given
 
 
-@contextmanager
-def evicting(model: Module, **settings: Any) -> Iterator[None]:
+def evicting(model: Module, **settings: Any) -> AbstractContextManager[None]:
     """Within the context, mlx_lm's own ``make_prompt_cache(model)`` returns evicting caches.
 
     Attention is routed as by :func:`routing`; other models are not affected.
@@ -358,8 +351,7 @@ def evicting(model: Module, **settings: Any) -> Iterator[None]:
     Raises:
         ValueError: as in that function, or if such a context is already open for the model.
     """
-    with made_by(model, make_prompt_cache(model, **settings)):
-        yield
+    return made_by(model, make_prompt_cache(model, **settings))
 
 
 @contextmanager

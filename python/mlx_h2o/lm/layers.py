@@ -22,7 +22,7 @@ from typing import Any, cast
 import numpy as np
 from mlx_lm.models import cache as mlx_lm_cache
 
-from ..config import H2OConfig
+from ..config import H2OConfig, SettingError
 from .files import write_text
 from .models import computes_with_keys, fingerprint
 from .outline import Outline
@@ -78,10 +78,13 @@ def layer_configs(config: H2OConfig, budgets: Budgets, layers: int) -> list[list
 def _config(config: H2OConfig, budget: Any) -> H2OConfig:
     if isinstance(budget, H2OConfig):
         return budget
+    said = "expected an int, an H2OConfig, or a list of these, one for each KV head."
     if isinstance(budget, int) and not isinstance(budget, bool):
-        return config.scaled(budget)
-    wanted = "an int, an H2OConfig, or a list of these, one for each KV head"
-    raise ValueError(f"[make_prompt_cache] a budget is {budget!r}, expected {wanted}.")
+        try:
+            return config.scaled(budget)
+        except SettingError as error:
+            said = error.told()
+    raise ValueError(f"[make_prompt_cache] a budget is {budget!r}, {said}")
 
 
 def read_budgets(path: str | PathLike[str]) -> Sequence[Any]:

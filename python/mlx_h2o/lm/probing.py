@@ -88,10 +88,8 @@ class _Watched(cast(Any, mlx_lm_cache.KVCache)):  # type: ignore[misc]
 
 def _packing_errors(
     attention: Callable[[mx.array, mx.array], mx.array],
-    keys: mx.array,
-    values: mx.array,
-    every: mx.array,
-) -> mx.array:
+    keys: mx.array, values: mx.array, every: mx.array,
+) -> mx.array:  # fmt: skip
     """float32 [2 * len(BITS) + 1]: sums of squares, of the changes of an output ``every`` where the
     keys, or the values, are packed rows in their frame, and of that."""
     frame = Frame.of(keys, values)

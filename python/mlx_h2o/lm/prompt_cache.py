@@ -17,7 +17,7 @@ from mlx_lm.models import cache as mlx_lm_cache
 from ..caches.cache import PROMPT_CHUNK, H2OKVCache
 from ..caches.heads import HeadGroups
 from ..config import H2OConfig, setting_names
-from ..errors import check, check_int
+from ..errors import check
 from ..operations.backends import resolve
 from ..policies.h2o import H2O
 from . import sizing
@@ -26,7 +26,7 @@ from .models import handed, refusal
 from .outline import Outline, total_bytes
 from .probing import BITS
 from .ranks import ranks_of
-from .routing import context_length, evicting_caches, model_name, parts_of
+from .routing import check_given, context_length, evicting_caches, model_name, parts_of
 from .sizing import Sizing, least_rows, measured, most_rows
 
 NAMES = {*setting_names(), "budgets", "layers", "max_kv_bytes"}
@@ -268,18 +268,6 @@ def _full_nbytes(outline: Outline, config: H2OConfig, shared: dict[str, Any], ch
         most = max(most, own)
     # Windows of mlx_lm's hold a chunk until the next token.
     return most + total_bytes(filled) - own + (held - own if chunk else 0)
-
-
-def check_given(
-    operation: str, model: Any, draft_model: Any = None, length: int | None = None
-) -> None:
-    """Raises ValueError where these are no models, or no number of tokens."""
-    for one in (model, model if draft_model is None else draft_model):
-        if not hasattr(one, "modules"):
-            said = f"found {one!r:.80}, expected a model, such as load returns."
-            raise ValueError(f"[{operation}] {said}")
-    if length is not None:
-        check_int(operation, "length", length)
 
 
 def beyond_context(made_for: int | None, tokens: int) -> str:

@@ -28,7 +28,7 @@ import mlx_lm.models.base
 from mlx.nn.layers.base import Module
 
 from ..caches.cache import H2OKVCache
-from ..errors import LARGEST
+from ..errors import LARGEST, check_int
 from .scored_attention import scored_attention
 
 NAME = "scaled_dot_product_attention"
@@ -37,8 +37,7 @@ NAME = "scaled_dot_product_attention"
 Namespace = dict[str, Any]
 
 
-@contextlib.contextmanager
-def routing(model: Module | None = None) -> Iterator[None]:
+def routing(model: Module | None = None) -> contextlib.AbstractContextManager[None]:
     """Within the context, attention passes its scores to the :class:`H2OKVCache` that it reads.
 
     Other caches are served by mlx_lm's own attention, so contexts may stay open, nest, and be
@@ -49,7 +48,7 @@ def routing(model: Module | None = None) -> Iterator[None]:
             module of mlx_lm.
 
     Raises:
-        ValueError: the model does not call mlx_lm's attention anywhere.
+        ValueError: not a model, or one that does not call mlx_lm's attention anywhere.
     """
     namespaces = _callers(model) if model is not None else _naming(_loaded("mlx_lm.models."))
     if not namespaces:
@@ -57,9 +56,7 @@ def routing(model: Module | None = None) -> Iterator[None]:
             f"[routing] {model_name(model)} does not call mlx_lm's attention function, so its "
             "scores cannot be had: expected another model, or a policy that needs none."
         )
-    del model  # a context that stays open does not keep the model
-    with replaced(namespaces):
-        yield
+    return replaced(namespaces)
 
 
 def routing_for(
@@ -77,6 +74,18 @@ def routing_for(
     if not all(namespaces) and any(one.needs_routing for one in evicting_caches(caches)):
         return routing(models[namespaces.index([])])  # which raises
     return replaced([*chain(*namespaces)])
+
+
+def check_given(
+    operation: str, model: Any, draft_model: Any = None, length: int | None = None
+) -> None:
+    """Raises ValueError where these are no models, or no number of tokens."""
+    for one in (model, model if draft_model is None else draft_model):
+        if not hasattr(one, "modules"):
+            said = f"found {one!r:.80}, expected a model, such as load returns."
+            raise ValueError(f"[{operation}] {said}")
+    if length is not None:
+        check_int(operation, "length", length)
 
 
 class _Context(list[Namespace]):
@@ -190,6 +199,7 @@ def calls_attention(model: Module) -> bool:
 
 def _callers(model: Module) -> list[Namespace]:
     """The namespaces that name the function, of the modules whose code this model runs."""
+    check_given("routing", model)
     classes = {base for module in modules_of(model) for base in type(module).__mro__}
     members = (one for cls in classes for one in list(vars(cls).values()))
     functions = (inspect.unwrap(getattr(one, "__func__", one)) for one in members)

@@ -25,7 +25,7 @@ from .files import UNKNOWN, is_whole, replacing, texts_of, write_checksum
 from .generation_checks import layers_of
 from .models import WEIGHTS, facts_of
 from .prompt_cache import with_own_rows
-from .routing import evicting_caches, model_name
+from .routing import check_given, evicting_caches, model_name
 
 FORMAT = 5
 """Files of a higher format are refused. Raised when older readers would misread a file."""
@@ -91,6 +91,7 @@ def save_prompt_cache(
     about: dict[str, Any] = {"format": FORMAT, "version": __version__, "layers": len(cache)}
     about["checksum"] = UNKNOWN
     if model is not None:
+        check_given("save_prompt_cache", model)
         about |= {"model": model_name(model), "facts": facts_of(model)}
     metadata[_ENTRY] = json.dumps(about)
     path = Path(with_suffix(file_name))
@@ -208,6 +209,7 @@ def _description(path: str, text: str) -> dict[str, Any]:
 
 
 def _check_model(path: str, description: dict[str, Any], cache: list[Any], model: Any) -> None:
+    check_given("load_prompt_cache", model)
     name, layers = model_name(model), layers_of(model)
     if len(cache) != layers:
         raise _unfit(path, f"holds {len(cache)} layers, expected {layers} as {name} has")

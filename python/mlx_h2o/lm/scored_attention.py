@@ -18,16 +18,11 @@ _EARLY = "model computes with the keys before attention reads them: expected"
 
 
 def scored_attention(
-    attention: Callable[..., mx.array],
-    queries: mx.array,
-    keys: Any,
-    values: Any,
-    cache: Any = None,
-    scale: float = 1.0,
+    attention: Callable[..., mx.array], queries: mx.array, keys: Any, values: Any,
+    cache: Any = None, scale: float = 1.0,
     mask: mx.array | str | handed_out.EachLayersMask | None = None,
-    sinks: mx.array | None = None,
-    **more: Any,
-) -> mx.array | None:
+    sinks: mx.array | None = None, **more: Any,
+) -> mx.array | None:  # fmt: skip
     """mlx_lm's attention function, which hands its scores to the cache whose rows it reads; None
     where it is a cache that wants none, and mlx_lm's own serves.
 
