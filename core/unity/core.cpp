@@ -1,4 +1,4 @@
-// The sources that are no kernels at once, for SwiftPM: MLX's headers take most of the time.
+// All sources except kernels in one file, for SwiftPM: MLX's headers dominate the build time.
 #include "../src/attention/attention.cpp"
 #include "../src/attention/attention_primitive.cpp"
 #include "../src/attention/prefill.cpp"

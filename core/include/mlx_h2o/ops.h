@@ -30,12 +30,12 @@ mlx::core::array scaled_dot_product_attention(
     float scale, bool causal = false, const std::optional<mlx::core::array>& mask = std::nullopt,
     const std::optional<mlx::core::array>& sinks = std::nullopt, mlx::core::StreamOrDevice s = {});
 
-/// What `attention` may be told beside its arrays.
+/// Options of `attention` beside its arrays.
 struct AttentionOptions : AttentionNumbers {
   std::optional<mlx::core::array> mask = std::nullopt;
   std::optional<mlx::core::array> sinks = std::nullopt;
-  // Scores are not stored: with `decay` they go straight into the moving average of
-  // accumulate_scores, without it the weights exp(score - lse) of all queries and query heads of a
+  // Scores are not stored. With `decay` they go straight into the moving average of
+  // accumulate_scores. Without it, the weights exp(score - lse) of all queries and query heads of a
   // KV head are added to the importance, where NaN counts as 0 (the attention mass of Zhang et al.
   // 2023, H2O). At most 128 queries.
   std::optional<mlx::core::array> importance = std::nullopt;
@@ -43,41 +43,41 @@ struct AttentionOptions : AttentionNumbers {
   int bits = 8;  // of packed keys
   int v_bits = 8;
   int group_size = 64;
-  // float32 [B, Hkv, at least N]: added to the products of all queries of a KV head, and so part of
-  // the scores; at or below the lowest finite float it masks its row.
+  // float32 [B, Hkv, at least N]: added to the logits of all queries of a KV head, and so part of
+  // the scores; a value at or below the lowest finite float masks its row.
   std::optional<mlx::core::array> row_bias = std::nullopt;
 };
 
-/// Attention over rows of any kind: `keys` and `values` are one array each, or packed as words,
+/// Attention over rows in any format: `keys` and `values` are one array each, or packed as words,
 /// scales and biases (affine, as mx.quantize packs them; 2, 3, 4, 5, 6 or 8 bits, groups of 32, 64
-/// or 128), or as words and norms (encode_rows); dense keys go with such values, too. Packed rows
-/// are unpacked in registers at 2, 3, 4 and 8 bits, a few rows at a time at others.
+/// or 128), or as words and norms (encode_rows); dense keys also go with coded values. Rows of 2,
+/// 3, 4 and 8 bits are unpacked in registers, rows of 5 and 6 bits to memory, a few at a time.
 ///
-/// A pair whose weight is below `sparse_v_threshold` adds nothing to out, and its value is not read
-/// unless another query of its KV head needs it; scores and lse do not change.
+/// A pair whose weight is below `sparse_v_threshold` adds nothing to out, and its value is read
+/// only if another query of its KV head needs it; scores and lse do not change.
 ///
-/// Returns out, then, where asked for, scores float32 [B, Hq, Lq, N], the logits scale * q.k +
-/// mask, -inf where masked; lse float32 [B, Hq, Lq] with the sink in it: weights are exp(scores -
-/// lse), and 0 where lse is -inf; the share of a query's rows that the threshold skipped [B, Hq,
-/// Lq]; and the new importance. That may have room for more rows than there are keys, which stay as
-/// they are.
+/// Returns out, then, as requested: scores float32 [B, Hq, Lq, N], the logits scale * q.k + mask,
+/// -inf where masked; lse float32 [B, Hq, Lq] with the sink in it (weights are exp(scores - lse),
+/// and 0 where lse is -inf); the share of a query's rows that the threshold skipped [B, Hq, Lq];
+/// and the new importance. The importance may have room for more rows than there are keys; the
+/// surplus stays unchanged.
 std::vector<mlx::core::array> attention(const mlx::core::array& queries,
                                         const std::vector<mlx::core::array>& keys,
                                         const std::vector<mlx::core::array>& values,
                                         const AttentionOptions& options,
                                         mlx::core::StreamOrDevice s = {});
 
-/// Reads all of the arrays' memory, on all threads, and returns the sum of its bytes as words: what
-/// a benchmark compares with. The arrays must have been evaluated.
+/// Reads all of the arrays' memory, on all threads, and returns the sum of its bytes as words: the
+/// baseline of benchmarks. The arrays must have been evaluated.
 uint64_t plain_read(const std::vector<mlx::core::array>& arrays);
 
 /// The moving average C = a*C + (1-a)*|s| over the queries in order (AtomGradient 2026, sec. 3.2).
 ///
-/// importance is C, float32 [B, H, N], NaN where a row has not been scored: the first score sets
-/// C = |s|. scores are float32 [B, Hq, Lq, N], Hq a multiple of H, at most 128 queries; s is their
-/// mean over the query heads of the group that are not masked (-inf or NaN), and a row that all of
-/// them mask stays as it is. 0 <= decay < 1. float32 arithmetic, additions not fused. The buffer
-/// of `importance` is reused where nothing else holds it.
+/// importance is C, float32 [B, H, N], NaN where a row has not been scored: the first score sets C
+/// = |s|. scores are float32 [B, Hq, Lq, N], Hq a multiple of H, at most 128 queries; s is their
+/// mean over the unmasked query heads of the group (neither -inf nor NaN). A row masked by all of
+/// them keeps its C. 0 <= decay < 1. float32 arithmetic, additions not fused. Reuses the buffer of
+/// `importance` if nothing else holds it.
 mlx::core::array accumulate_scores(const mlx::core::array& importance,
                                    const mlx::core::array& scores, double decay,
                                    mlx::core::StreamOrDevice s = {});
@@ -85,11 +85,11 @@ mlx::core::array accumulate_scores(const mlx::core::array& importance,
 /// Scores of a long chunk of queries, one number per key: float32 [B, Hkv, N].
 ///
 /// queries [B, Hq, Lq, D], keys [B, Hkv, N, D], mask and sinks as attention takes them. With
-/// `decay` the moving average of accumulate_scores over all Lq queries in order, from `importance`
-/// float32 [B, Hkv, N] on, or from rows that are not scored; its buffer is reused where nothing
-/// else holds it. Without `decay` the attention mass (Zhang et al. 2023, H2O): the sum of the
-/// weights over queries and query heads. `row_bias`, float32 [B, Hkv, at least N], as attention
-/// takes it. No matrix of all logits is made.
+/// `decay`: the moving average of accumulate_scores over all Lq queries in order, starting from
+/// `importance` float32 [B, Hkv, N] or, without it, from unscored rows; reuses the buffer of
+/// `importance` if nothing else holds it. Without `decay`: the attention mass (Zhang et al. 2023,
+/// H2O), the sum of the weights over queries and query heads. `row_bias`, float32 [B, Hkv, at least
+/// N], as attention takes it. Never builds a matrix of all logits.
 mlx::core::array prefill_scores(const mlx::core::array& queries, const mlx::core::array& keys,
                                 float scale, bool causal,
                                 const std::optional<mlx::core::array>& mask,
@@ -103,73 +103,73 @@ mlx::core::array prefill_scores(const mlx::core::array& queries, const mlx::core
 /// [B, H, N], of keys [B, H, N, D] in float32, float16 or bfloat16. A key of zeros gets 0.
 mlx::core::array key_diversity(const mlx::core::array& keys, mlx::core::StreamOrDevice s = {});
 
-/// Folds each row that goes into the nearest row that stays: slots uint32 [B, H, r], keys, values,
-/// bias and mass of the rows that change, one for each of the r rows that go. keys [B, H, N, D] and
-/// values [B, H, N, Dv] of one float dtype; `bias`, ln n of the n rows that each stands for,
-/// `mass`, which adds up, and `weights` in means, NaN: it is not folded, float32 [B, H, N];
-/// `eligible`, the rows that others may be folded into, bool [B, H, N]; `kept`, the slots that
-/// stay, ascending, uint32 [B, H, N - r]; `share` of the rows that go, rounded up, are folded, the
-/// nearest: above 0, at most 1. python/mlx_h2o/operations/composed/folding.py is the definition.
+/// Folds each evicted row into the nearest row that stays. Returns slots uint32 [B, H, r], keys,
+/// values, bias and mass of the changed rows, one for each of the r evicted rows. keys [B, H, N, D]
+/// and values [B, H, N, Dv] have one float dtype. `bias` is ln n of the n rows that each row stands
+/// for, `mass` adds up, `weights` are for means (NaN: not folded), all float32 [B, H, N].
+/// `eligible`, bool [B, H, N], marks rows that others may be folded into; `kept`, uint32 [B, H, N -
+/// r], are the slots that stay, ascending. The nearest `share` of the evicted rows, rounded up, is
+/// folded: above 0, at most 1. python/mlx_h2o/operations/composed/folding.py is the definition.
 std::vector<mlx::core::array> fold(const mlx::core::array& keys, const mlx::core::array& values,
                                    const mlx::core::array& bias, const mlx::core::array& mass,
                                    const mlx::core::array& weights,
                                    const mlx::core::array& eligible, const mlx::core::array& kept,
                                    double share = 1, mlx::core::StreamOrDevice s = {});
 
-/// New rows [B, H, L, width] in the slots from `start` on of buffers [B, H, C, width] of the same
-/// dtypes: the buffers, in the memory of the inputs where nothing else holds that, and then of each
-/// the first `start` + L slots.
+/// Puts new rows [B, H, L, width] into the slots from `start` on of buffers [B, H, C, width] of the
+/// same dtypes. Returns the buffers, in the memory of the inputs if nothing else holds them, and
+/// then the first `start` + L slots of each.
 std::vector<mlx::core::array> append_rows(const std::vector<mlx::core::array>& buffers,
                                           const std::vector<mlx::core::array>& rows, int start,
                                           mlx::core::StreamOrDevice s = {});
 
-/// Rows [B, H, n, ...] in the slots uint32 [B, H, n] of a buffer [B, H, C, ...] of the same dtype:
-/// the buffer, written in the memory of the input where nothing else holds that, also where it was
-/// read to make the rows. A slot beyond the buffer is left out.
+/// Puts rows [B, H, n, ...] into the slots uint32 [B, H, n] of a buffer [B, H, C, ...] of the same
+/// dtype. Returns the buffer, written in the memory of the input if nothing else holds it, even if
+/// the rows were computed from it. Slots beyond the buffer are skipped.
 mlx::core::array put_rows(const mlx::core::array& buffer, const mlx::core::array& slots,
                           const mlx::core::array& rows, mlx::core::StreamOrDevice s = {});
 
-/// Zeros of a shape whose memory is taken page by page, as it is written, where commits_pages()
-/// says so: a buffer with room for all rows that may come. MLX counts all of it at once.
+/// Zeros of a shape, in memory that is committed page by page as it is written if commits_pages():
+/// a buffer with room for all future rows. MLX counts all of it at once.
 mlx::core::array reserved_rows(const mlx::core::Shape& shape, mlx::core::Dtype dtype);
 
 /// Gives back the memory of rows from slot `from` on of a buffer [B, H, C, width]: whole pages,
-/// whose rows are zeros from then on. Nothing happens where the buffer is not evaluated, or where
-/// something else holds it too. Returns the bytes of these pages, in memory or not.
+/// whose rows then read as zeros. Does nothing if the buffer is not evaluated, or something else
+/// holds it too. Returns the bytes of these pages, whether in memory or not.
 size_t discard_rows(mlx::core::array& buffer, int from);
 
-/// Bytes of an array that are in memory; all of them where it is not evaluated or nobody can say.
+/// Bytes of an array in memory; all of them if it is not evaluated or the system cannot say.
 size_t committed_bytes(const mlx::core::array& buffer);
 
-/// Whether this system takes and gives back memory by pages, as the three above want it.
+/// Whether this system takes and gives back memory by pages, as the three functions above need.
 bool commits_pages();
 
-/// Rows that stay close the gaps of those that go, in place.
-///
-/// `buffer` is [B, H, C] or [B, H, C, width] of a dtype of two or four bytes. Of the sequences in
-/// `lines` the rows in the slots `kept`, uint32 [b, H, K], ascending, stay: the last of them,
-/// beyond slot K, fill the slots below it that fall free, the last one the first. Then `tail` rows
-/// from slot `start` on follow them. Returns the buffer, written in the memory of the input where
+/// Fills the gaps of evicted rows with rows that stay, in place.
+/// `buffer` is [B, H, C] or [B, H, C, width] of a dtype of two or four bytes. In the sequences
+/// `lines`, the rows in the slots `kept`, uint32 [b, H, K], ascending, stay: kept rows beyond slot
+/// K fill the free slots below it, the last row first. Then `tail` rows from slot `start` on follow
+/// them. Returns the buffer, written in the memory of the input if nothing else holds it; the
+/// contents behind the rows that stay are undefined.
 /// nothing else holds that; what is behind the rows that stay means nothing.
 mlx::core::array compact_rows(const mlx::core::array& buffer, const mlx::core::array& kept,
                               const std::vector<int>& lines, int start = 0, int tail = 0,
                               mlx::core::StreamOrDevice s = {});
 
-/// Attention over rows in segments put together, of outs [B, Hq, L, D] and lses float32 [B, Hq, L]
-/// of each: the outputs are averaged by their shares exp(lse_i - lse) of the common denominator; a
-/// query that no segment shows anything gives zeros. Returns out and lse.
+/// Merges attention over segments of rows, from outs [B, Hq, L, D] and lses float32 [B, Hq, L] of
+/// each: the outputs are averaged by their shares exp(lse_i - lse) of the common denominator; a
+/// query that sees nothing in any segment gives zeros. Returns out and lse.
 std::vector<mlx::core::array> merge_segments(const std::vector<mlx::core::array>& outs,
                                              const std::vector<mlx::core::array>& lses,
                                              mlx::core::StreamOrDevice s = {});
 
-/// Packed rows in tiers, and behind them the dense `newest` [B, H, n, D], in one form.
+/// Packed rows in tiers, and behind them the dense `newest` [B, H, n, D], in one format.
 ///
-/// tiers are {words, scales, biases} of each tier, `bits` those of each. `slots`, uint32 [B, H, K],
-/// name the rows, counted from the first of the first tier; none given: all. With `to` 0 the result
-/// is one array [B, H, K, D] in the dtype of the newest, where packed rows are dequantised in
-/// float32 and rounded once. Else it is {words, scales, biases} of `to` bits: new rows are
-/// quantised as mx.quantize does, and packed ones never again, they keep the upper bits of their
-/// codes. All bits are 2, 4 or 8 then.
+/// tiers are {words, scales, biases} of each tier, `bits` their bits. `slots`, uint32 [B, H, K],
+/// choose the rows, counted from the first row of the first tier; without slots, all rows. With
+/// `to` 0 the result is one array [B, H, K, D] in the dtype of the newest rows; packed rows are
+/// dequantised in float32 and rounded once. Otherwise it is {words, scales, biases} of `to` bits:
+/// dense rows are quantised as mx.quantize does; packed rows are not quantised again, but keep the
+/// upper bits of their codes. All bits are 2, 4 or 8 then.
 std::vector<mlx::core::array> segment_rows(
     const std::vector<mlx::core::array>& tiers, const mlx::core::array& newest,
     const std::vector<int>& bits, int group_size,
@@ -182,20 +182,20 @@ std::vector<mlx::core::array> segment_rows(
 std::vector<mlx::core::array> encode_rows(const mlx::core::array& rows, int bits, int seed,
                                           mlx::core::StreamOrDevice s = {});
 
-/// The rows that they stand for, [B, H, N, D] in `dtype`.
+/// Decodes words and norms to rows [B, H, N, D] in `dtype`.
 mlx::core::array decode_rows(const mlx::core::array& words, const mlx::core::array& norms, int bits,
                              int seed, mlx::core::Dtype dtype, mlx::core::StreamOrDevice s = {});
 
 /// Quantises new rows straight into their slots, bit for bit as mx.quantize (affine, CPU) does.
 ///
-/// keys and values are {words uint32 [B, H, N, D * bits / 32], scales and biases
-/// [B, H, N, D / group_size]}, or {words, norms} as encode_rows makes them, or one array of rows,
-/// each of its own; new_keys [B, H, L, D] and new_values [B, H, L, Dv] have the dtype of
-/// their scales; slots are uint32 [B, H, L], distinct within a head (beyond N they mean N - 1).
-/// bits are 2, 3, 4, 5, 6 or 8, group_size 32, 64 or 128.
+/// keys and values are stored independently, each as {words uint32 [B, H, N, D * bits / 32], scales
+/// and biases [B, H, N, D / group_size]}, as {words, norms} from encode_rows, or as one array of
+/// rows; new_keys [B, H, L, D] and new_values [B, H, L, Dv] have the dtype of their scales; slots
+/// are uint32 [B, H, L], distinct within a head (beyond N they mean N - 1). bits are 2, 3, 4, 5, 6
+/// or 8, group_size 32, 64 or 128.
 ///
-/// Returns the stored arrays, keys first, as siblings; each is written in the buffer of its
-/// input where nothing else holds that, else in a copy.
+/// Returns the stored arrays, keys first, as siblings; each is written in the buffer of its input
+/// if nothing else holds it, else in a copy.
 std::vector<mlx::core::array> quantize_append(const std::vector<mlx::core::array>& keys,
                                               const std::vector<mlx::core::array>& values,
                                               const mlx::core::array& new_keys,
@@ -204,14 +204,14 @@ std::vector<mlx::core::array> quantize_append(const std::vector<mlx::core::array
                                               int group_size, int v_bits,
                                               mlx::core::StreamOrDevice s = {});
 
-/// The slots of the `keep` rows of each head that are worth most, uint32 [B, H, keep], ascending.
+/// The slots of the best `keep` rows of each head, uint32 [B, H, keep], ascending.
 ///
 /// scores float32 [B, H, N]; positions int32 [B, H, N], distinct within a head, below 0 for
 /// padding; 1 <= keep <= N. Best first: rows at 0 <= position < sink_size or position >=
-/// recent_start, whatever their score; the higher score; NaN; padding. Of equals the lower position
-/// is kept, of padding the lower slot. Sinks are StreamingLLM's (Xiao et al. 2024), recent rows and
-/// heavy hitters H2O's (Zhang et al. 2023). recent_start is int32 [] or [B]: one for all sequences,
-/// or one each.
+/// recent_start, whatever their score; then by score, descending; NaN; padding. In a tie the lower
+/// position is kept, for padding the lower slot. Sinks are StreamingLLM's (Xiao et al. 2024),
+/// recent rows and heavy hitters H2O's (Zhang et al. 2023). recent_start is int32 [] or [B]: one
+/// for all sequences, or one each.
 mlx::core::array keep_indices(const mlx::core::array& scores, const mlx::core::array& positions,
                               int keep, int sink_size = 0,
                               const std::optional<mlx::core::array>& recent_start = std::nullopt,

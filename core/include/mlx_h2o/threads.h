@@ -3,13 +3,13 @@
 
 namespace mlx_h2o {
 
-/// Threads that one operation may use: what `set_threads` said, else the environment variable
-/// MLX_H2O_THREADS, else the processors that this process may use. Throws std::invalid_argument
-/// where the variable is not a number from 1 to 256.
+/// Threads that one operation may use: the number of `set_threads`, else the environment variable
+/// MLX_H2O_THREADS, else the processors that this process may use. Throws std::invalid_argument if
+/// the variable is not a number from 1 to 256.
 int threads();
 
-/// Sets it for the whole process, from the next operation that runs on; 0 returns to the default.
-/// Throws std::invalid_argument outside 0 to 256. Safe from any thread.
+/// Sets the number for the whole process, for operations that run from now on; 0 returns to the
+/// default. Throws std::invalid_argument outside 0 to 256. Safe from any thread.
 void set_threads(int count);
 
 }  // namespace mlx_h2o

@@ -1,4 +1,4 @@
-// The attention operations: checks, and the arrays of their primitive.
+// The attention operations: argument checks, and the inputs and outputs of their primitive.
 #include <memory>
 #include <utility>
 #include <vector>

@@ -1,4 +1,4 @@
-// What is compiled for each SIMD target.
+// The sweeps of attention, compiled for each SIMD target.
 #include "attention/attention_stored.h"
 //
 #include "attention/attention_listed.h"

@@ -1,5 +1,5 @@
-// What the sweeps of attention need beside their target's vectors. Included once, at the top of a
-// target's source.
+// What the sweeps of attention need besides the vectors of their target. Included once, at the top
+// of each target's source.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 #include "cpu/half.h"
 
 #if defined(MLX_H2O_X86) && !defined(__clang__)
-// GCC takes the undefined lanes inside its own AVX-512 header for ours (GCC bug 105593).
+// GCC blames us for undefined lanes inside its own AVX-512 header (GCC bug 105593).
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
@@ -25,7 +25,7 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// Memory of the calling thread, kept for its next call: at least so many floats.
+// Scratch memory of the calling thread, at least this many floats, kept for its next call.
 float* thread_memory(int64_t floats) {
   thread_local std::vector<float> memory;
   if (static_cast<int64_t>(memory.size()) < floats) memory.resize(static_cast<size_t>(floats));

@@ -1,4 +1,4 @@
-// Chooses the SIMD target at run time and shares the work out.
+// Chooses the SIMD target at run time and divides the work among threads.
 #include <cstdlib>
 #include <cstring>
 #include <stdexcept>
@@ -56,7 +56,7 @@ bool is_supported(SimdTarget target) {
       return true;
 #if defined(MLX_H2O_X86)
     case SimdTarget::avx2: {
-      // __builtin_cpu_supports of older clang does not know f16c.
+      // The __builtin_cpu_supports of older clang does not know f16c.
       unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
       const bool f16c = __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
       return f16c && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");

@@ -1,4 +1,4 @@
-// Attention over dense or packed rows on plain memory: no MLX in here, so that tests can drive it
+// Attention over dense or packed rows on plain memory: no MLX in here, so that tests can run it
 // alone.
 #pragma once
 
@@ -16,14 +16,14 @@ enum class ElementType { float32, float16, bfloat16 };
 enum class MaskType { none, boolean, float32, float16, bfloat16 };
 enum class SimdTarget { scalar, avx2, avx512, neon };
 
-/// Every target that there is, the best first.
+/// Every target, the best first.
 inline constexpr SimdTarget kSimdTargets[] = {SimdTarget::avx512, SimdTarget::avx2,
                                               SimdTarget::neon, SimdTarget::scalar};
 
-/// How keys or values are packed: element i of a row is the integer in the bits
-/// [i * bits, (i + 1) * bits) of its words, times the scale plus the bias of its group (affine, as
-/// mx.quantize does). With a codebook it is the level of that code times the scale, the row's norm,
-/// in the basis of the codes; the group is the row, and there are no biases.
+/// How keys or values are packed. Element i of a row is the integer in the bits [i * bits, (i + 1)
+/// * bits) of its words, times the scale plus the bias of its group (affine, as mx.quantize does).
+/// With a codebook, it is the level of that code times the scale, in the basis of the codes; the
+/// scale is the norm of the row, the group is the row, and there are no biases.
 struct Packing {
   int bits = 0;  // 0: not packed; 2, 3, 4, 5, 6 or 8
   int group_size = 0;
@@ -41,12 +41,12 @@ struct AttentionArguments : AttentionNumbers {
   int query_count, key_count;
   int width, value_width;  // D and Dv
 
-  ElementType type;  // of queries, out, and of keys and values that are not packed
+  ElementType type;  // of queries, out, and unpacked keys and values
   const void* queries;
   const void* keys;
   const void* values;
   int64_t query_strides[3];  // batch, head, query
-  int64_t key_strides[3];    // batch, head, key; they count words where the rows are packed
+  int64_t key_strides[3];    // batch, head, key; in words if the rows are packed
   int64_t value_strides[3];
   Packing key_packing, value_packing;
 
@@ -59,29 +59,29 @@ struct AttentionArguments : AttentionNumbers {
   int64_t sink_stride = 1;
   const float* row_bias = nullptr;  // [batch, kv_heads, key_count], added to the logits; or null
   int64_t row_bias_strides[2] = {0, 0};  // batch, head; the last axis has stride 1
-  bool accumulate = false;  // whether the scores of this call enter `importance`, or the weights:
-  bool mass = false;        // the sum of all queries of a KV head; else the moving average
+  bool accumulate = false;  // adds the scores of this call to `importance`, or the weights:
+  bool mass = false;        // summed over all queries of a KV head; else the moving average
 
-  float* skipped = nullptr;  // [batch, query_heads, query_count]: the share of such pairs, or null
+  float* skipped = nullptr;  // [batch, query_heads, query_count]: the share skipped, or null
 
   void* out;                // [batch, query_heads, query_count, value_width], contiguous
   float* scores = nullptr;  // [batch, query_heads, query_count, key_count], contiguous
   float* lse = nullptr;     // [batch, query_heads, query_count], contiguous; null: not wanted
 
   float* importance = nullptr;  // [batch, kv_heads, importance_rows], contiguous, updated in place
-  int importance_rows = 0;      // at least key_count, of which the others stay; 0: key_count
+  int importance_rows = 0;      // at least key_count, the surplus is unchanged; 0: key_count
   Decay decay = {0, 1};
 };
 
-/// The number of floats that `attention` needs as scratch memory; it looks at no pointer. At most
-/// 64 MB, unless one KV head needs more, and no logits are in it but for a sparse threshold without
-/// `return_scores`.
+/// The number of floats that `attention` needs as scratch memory; dereferences no pointer. At most
+/// 64 MB, unless one KV head needs more. It holds a float for every (row, key) pair only for the
+/// mass, and for a sparse threshold without `return_scores`.
 size_t attention_workspace_size(const AttentionArguments& arguments);
 
-/// Computes out, and scores, lse and importance where they are wanted. Keys and values are read
-/// once for all query heads and queries of their KV head, up to 256 (head, query) rows; above that
-/// once for each 256 rows. The work is shared by the threads of thread_pool.h; the results do not
-/// depend on their number.
+/// Computes out, and scores, lse and importance if requested. Keys and values are read once for all
+/// query heads and queries of their KV head, up to 256 (head, query) rows, and once more for each
+/// further 256 rows. The threads of thread_pool.h share the work; the results do not depend on
+/// their number.
 void attention(const AttentionArguments& arguments, SimdTarget target, float* workspace);
 
 /// Whether this machine can run the target.
@@ -91,7 +91,7 @@ bool is_supported(SimdTarget target);
 const char* target_name(SimdTarget target);
 
 /// The best target of this machine, or the one that the environment variable MLX_H2O_SIMD names.
-/// Throws std::invalid_argument where that names none, or one that this machine cannot run.
+/// Throws std::invalid_argument if it names none, or one that this machine cannot run.
 SimdTarget simd_target();
 
 }  // namespace mlx_h2o::kernels

@@ -1,7 +1,7 @@
-// Rows of values by a list of their keys. Included once per SIMD target, after attention_stored.h:
-// hence no include guard.
+// Reads rows of values from a list of keys. Included once per SIMD target, after
+// attention_stored.h: hence no include guard.
 
-// What is stored of rows in one array: codes or elements, scales or biases.
+// The bytes of the rows in one stored array: codes or elements, scales or biases.
 struct RowBytes {
   const char* first;
   int64_t stride, bytes;
@@ -19,9 +19,9 @@ struct RowBytes {
     __builtin_prefetch(from + bytes - 1);
   }
 
-  // Copies the rows next to each other; returns where the next one would be. Listed rows are few
-  // and far between, so the processor foresees none of them: with each, that which is kStep places
-  // further on is asked for. The list goes on that far.
+  // Copies the rows next to each other; returns the place of the next row. Listed rows are few and
+  // far between, so the hardware prefetcher misses them all: with each row, prefetch the row that
+  // is kStep further on in the list. The list must extend that far.
   char* gather(const int* keys, int count, char* to) const {
     for (int i = 0; i < count; ++i, to += bytes) {
       fetch(keys[i + kStep]);
@@ -47,7 +47,7 @@ inline int64_t gathered_floats(const Stored& stored) {
   return kStep * (stored.width + 2 * groups);
 }
 
-// Calls `work` with the rows of at most kStep keys, ascending. Behind them the list has kStep more.
+// Calls `work` with the rows of at most kStep keys, ascending. The list goes on for kStep more.
 template <typename Work>
 void with_listed_rows(const AttentionArguments& a, const Stored& stored, const Piece& piece,
                       const int* keys, int count, float* memory, const Work& work) {

@@ -1,5 +1,5 @@
-// What the driver of attention calls of a SIMD target. Each target is a source of its own: they
-// take longer to compile than all other kernels, and so they are compiled side by side.
+// The functions of each SIMD target that the driver of attention calls. Each target is its own
+// source, so that these slow compilations run in parallel.
 #pragma once
 
 #include "attention/attention_plan.h"
@@ -14,7 +14,7 @@ struct Phases {
   void (*finish_unit)(const AttentionArguments&, const Plan&, const Piece&);
 };
 
-// Those of this processor are there.
+// The targets of this processor architecture.
 extern const Phases scalar_attention, avx2_attention, avx512_attention, neon_attention;
 
 }  // namespace mlx_h2o::kernels

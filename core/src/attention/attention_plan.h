@@ -1,4 +1,4 @@
-// How one call is cut into pieces, by its shape alone: the number of threads changes no result.
+// How one call is divided into pieces, by its shape alone: the number of threads changes no result.
 #pragma once
 
 #include <algorithm>
@@ -19,8 +19,8 @@ inline constexpr int64_t kWorkspaceFloats = int64_t{1} << 24;
 /// Whole vectors of the widest target.
 inline int64_t padded(int64_t width) { return (width + 15) / 16 * 16; }
 
-/// The rows of a KV head make one unit, or several where they are many. The keys of a unit are cut
-/// into spans: an item is one span of one unit, the piece of work that a thread takes.
+/// The rows of a KV head make one unit, or several if there are many. The keys of a unit are
+/// divided into spans. An item is one span of one unit, the piece of work that a thread takes.
 struct Plan {
   int64_t head_rows;    // query heads of a KV head * queries
   int64_t tile_rows;    // of a unit
@@ -28,20 +28,20 @@ struct Plan {
   int64_t units;        // of the call
   int64_t spans;        // of a unit
   int64_t span_keys;    // of a span; a multiple of kStep
-  int64_t block_keys;   // a span's keys are taken in blocks of so many
+  int64_t block_keys;   // of a block, into which a span is divided
   int64_t query_width;  // padded, as is value_width
   int64_t value_width;
-  bool two_phases;         // all weights before any value
-  bool keep_logits;        // in the workspace: two phases need all, and the caller wants none
-  int64_t partial_floats;  // what an item leaves: maxima, totals, shares skipped, sums
+  bool two_phases;         // all weights are known before any value is read
+  bool keep_logits;        // in the workspace: two phases need them, and the caller wants none
+  int64_t partial_floats;  // results of an item: maxima, totals, shares skipped, sums
   int64_t span_blocks;     // of a span
-  int64_t weights_at;      // in a unit, where they are kept until all totals are known
+  int64_t weights_at;      // offset in a unit of the weights kept until all totals are known
   int64_t unit_floats;     // of the workspace
-  int64_t wave;            // units at a time
+  int64_t wave;            // units in the workspace at a time
 
   explicit Plan(const AttentionArguments& a)
       : head_rows(static_cast<int64_t>(a.query_heads / a.kv_heads) * a.query_count),
-        // The average takes all rows of a head in order.
+        // The moving average takes all rows of a head in order.
         tile_rows(a.accumulate ? head_rows : std::min<int64_t>(head_rows, kMaxRows)),
         tiles((head_rows + tile_rows - 1) / tile_rows),
         units(int64_t{a.batch} * a.kv_heads * tiles),
@@ -60,7 +60,7 @@ struct Plan {
     span_blocks = (span_keys + block_keys - 1) / block_keys;
     const int64_t pairs = tile_rows * a.key_count;
     weights_at = spans * partial_floats + (keep_logits ? pairs : 0);
-    // And the maximum of each row and block, which its weights are relative to.
+    // The weights, and the maximum of each row and block that they are relative to.
     unit_floats = weights_at + (a.mass ? pairs + tile_rows * spans * span_blocks : 0);
     wave = std::clamp<int64_t>(kWorkspaceFloats / unit_floats, 1, units);
   }
@@ -71,7 +71,7 @@ struct Piece {
   int batch, kv_head;
   int64_t first_row;  // counted within the KV head: head of the group * query_count + query
   int rows;
-  int first_key, last_key;  // behind the last
+  int first_key, last_key;  // the end of the range
   float* unit;              // its part of the workspace
 
   Piece(const AttentionArguments& a, const Plan& plan, int64_t index, int64_t span, float* memory)
@@ -86,13 +86,13 @@ struct Piece {
   int64_t cache_head(const AttentionArguments& a) const {
     return int64_t{batch} * a.kv_heads + kv_head;
   }
-  /// The first of its rows among all rows of the outputs.
+  /// Its first row, counted among all rows of the outputs.
   int64_t output_row(const AttentionArguments& a, const Plan& plan) const {
     return cache_head(a) * plan.head_rows + first_row;
   }
 };
 
-/// What an item leaves in the workspace.
+/// The results of an item, in the workspace.
 struct Partial {
   float* maxima;   // [rows]
   float* totals;   // [rows], relative to the maxima
@@ -106,21 +106,21 @@ struct Partial {
         sums(skipped + plan.tile_rows) {}
 };
 
-/// Elements of a packed row that are unpacked together share a scale.
+/// The number of elements of a packed row that are unpacked together; they share a scale.
 inline int packed_run(const Packing& packing, int most) {
   return std::min(most, packing.group_size);
 }
 
-/// Whether a row is unpacked in registers; others are unpacked to memory first.
+/// Whether rows are unpacked in registers; others are unpacked to memory first.
 inline bool is_unpacked_in_registers(const Packing& packing) {
   return packing.bits == 8 || packing.bits <= 4;
 }
 
-/// Whether its elements come out in another order.
+/// Whether the elements are unpacked in another order.
 inline bool is_reordered(const Packing& packing) { return packing.bits != 0 && packing.bits <= 4; }
 
 /// The element at a place of a run of unpacked codes of up to 4 bits: groups of eight follow each
-/// other, and each shift takes the same code of all of them.
+/// other, and each shift extracts the same code of all groups.
 inline int code_order(int place, int run) {
   const int groups = run / 8;
   return place % groups * 8 + place / groups;

@@ -1,4 +1,4 @@
-// The evaluation of the attention primitive: buffers, strides, and the hand-over to the kernel.
+// Evaluates the attention primitive: prepares buffers and strides, and calls the kernel.
 #include "attention/attention_primitive.h"
 
 #include <algorithm>
@@ -18,7 +18,7 @@ namespace mx = mlx::core;
 namespace mlx_h2o {
 namespace {
 
-// Everything of one side but the addresses.
+// Fills in one side except for its addresses.
 kernels::Packing packing_of(const mx::array* rows, int arrays, int bits, int group_size, int width,
                             uint32_t seed) {
   kernels::Packing packing;
@@ -108,7 +108,7 @@ void Attention::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::a
   held.push_back(std::move(workspace));
 
   // The stream keeps the buffers of inputs, outputs and temporaries until its tasks are done, so
-  // the task holds none; memory is asked for its address only then, when the inputs are there.
+  // the task holds none. It reads their addresses only when it runs, when the inputs are evaluated.
   for (mx::array& array : held) array = mx::array::unsafe_weak_copy(array);
   encoder.dispatch([a, held = std::move(held), settings = settings_, in_place,
                     target = kernels::simd_target()]() mutable {

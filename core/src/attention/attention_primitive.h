@@ -1,4 +1,4 @@
-// The MLX primitive of attention: its inputs and outputs, and what it is asked for.
+// The MLX primitive of attention: its inputs, outputs and options.
 #pragma once
 
 #include <optional>
@@ -9,20 +9,20 @@
 
 namespace mlx_h2o {
 
-/// What one attention is asked for, beside its arrays.
+/// The options of one attention, beside its arrays.
 struct AttentionSettings : AttentionNumbers {
   int key_arrays, value_arrays;  // 1: dense; 2: words and norms; 3: words, scales and biases
-  int bits, v_bits, group_size;  // bits are 0 where the rows are not packed
+  int bits, v_bits, group_size;  // bits are 0 if the rows are not packed
   bool has_importance, has_mask, has_sinks, has_row_bias;
   std::optional<double> decay;  // of the importance; none: it is a mass
 
   bool operator==(const AttentionSettings&) const = default;
 };
 
-/// Inputs: queries, the arrays of keys and of values, then the importance [B, Hkv, N], the mask
-/// [B, Hq, Lq, N], the float32 sinks and the bias of the rows where there are any. Outputs: out,
-/// then scores, lse, the share skipped and the new importance where they are wanted; the importance
-/// in the buffer of its input where nothing else holds that.
+/// Inputs: queries, the arrays of keys and of values, then, if present, the importance [B, Hkv, N],
+/// the mask [B, Hq, Lq, N], the float32 sinks and the row bias. Outputs: out, then, if requested,
+/// scores, lse, the share skipped and the new importance, in the buffer of its input if nothing
+/// else holds it.
 class Attention : public CpuPrimitive {
  public:
   Attention(mlx::core::Stream stream, const char* operation, AttentionSettings settings)

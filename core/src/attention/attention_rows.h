@@ -1,5 +1,5 @@
-// What happens to the logits of some rows: masks, maxima, weights. Included once per SIMD target,
-// after attention_tiles.h: hence no include guard.
+// Masks, maxima and weights of the logits of some rows. Included once per SIMD target, after
+// attention_tiles.h: hence no include guard.
 
 inline int query_of(const AttentionArguments& a, const Piece& piece, int row) {
   return static_cast<int>((piece.first_row + row) % a.query_count);
@@ -10,7 +10,7 @@ inline int query_head_of(const AttentionArguments& a, const Piece& piece, int ro
   return piece.kv_head * group + static_cast<int>((piece.first_row + row) / a.query_count);
 }
 
-// How many of `count` keys, from `first` on, causality lets the row see.
+// How many of `count` keys, from `first` on, the causal mask lets the row see.
 inline int visible_keys(const AttentionArguments& a, const Piece& piece, int row, int first,
                         int count) {
   if (!a.causal) return count;
@@ -41,8 +41,8 @@ inline float row_maximum(const float* scores, int count, float maximum_so_far) {
   return maximum_so_far;
 }
 
-// Copies scores to the caller's memory, past the caches where the target can: a store through them
-// reads each line first, and nothing here reads it again. `end_streams` makes them visible.
+// Copies scores to the caller's memory, past the caches if the target can: an ordinary store would
+// read each cache line first, and nothing here reads it again. `end_streams` makes them visible.
 inline void stream_out(const float* scores, int count, float* to) {
   const auto behind = static_cast<int>(reinterpret_cast<uintptr_t>(to) / sizeof(float) % kLanes);
   int i = std::min((kLanes - behind) % kLanes, count);
@@ -73,7 +73,7 @@ inline float weigh(const float* scores, int count, float maximum, float* weights
   return sum(total) + rest;
 }
 
-// Puts the elements of a query into the order of unpacked codes.
+// Reorders the elements of a query like unpacked codes.
 template <int Run>
 void order_runs(int width, float* query) {
   for (int first = 0; first < width; first += Run) {
@@ -95,8 +95,7 @@ void load_row(const AttentionArguments& a, const void* data, int64_t offset, flo
   order_runs<kPackedRun>(a.width, to);
 }
 
-// A query in float32, padded with zeros, in the basis and the order of the unpacked
-// keys.
+// A query in float32, padded with zeros, in the basis and the order of the unpacked keys.
 inline void load_row(const AttentionArguments& a, const void* data, int64_t offset, float* to) {
   switch (a.type) {
     case ElementType::float32:
@@ -108,8 +107,8 @@ inline void load_row(const AttentionArguments& a, const void* data, int64_t offs
   }
 }
 
-// The other way: sums to an output row, in the order and the basis of the values. Behind the sums
-// is room for as many.
+// The inverse: sums to an output row, from the order and the basis of the values. The memory behind
+// the sums has room for as many again.
 template <typename T>
 void store_row(const AttentionArguments& a, float* sums, T* to) {
   const Packing& packing = a.value_packing;

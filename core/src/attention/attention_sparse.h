@@ -1,13 +1,13 @@
-// Sparse V: the values of a span whose weight reaches the threshold in some row, once all logits
-// and totals are known. Included once per SIMD target, after attention_sweeps.h: hence no include
-// guard.
+// Sparse V: adds the values of a span whose weight reaches the threshold in some row, once all
+// logits and totals are known. Included once per SIMD target, after attention_sweeps.h: hence no
+// include guard.
 //
-// A pair is left out where x < limit, with x = logit - shift in float32, weight = exp(x) / total
-// and limit = log(threshold * total). So weights are computed of wanted pairs alone, and what is
-// counted as skipped is what is skipped. A masked pair has x = -inf and is never wanted; NaN is
-// wanted, and spoils its row.
+// A pair is skipped if x < limit, with x = logit - shift in float32, weight = exp(x) / total and
+// limit = log(threshold * total). So exponentials are computed only for wanted pairs, and the
+// skipped count is exact. A masked pair has x = -inf and is never wanted. NaN is wanted, and makes
+// its row NaN.
 
-// What the rows compare their logits with.
+// The limits that the rows compare their logits with.
 struct Limits {
   float* shifts;  // [rows], as are the limits
   float* limits;
@@ -17,7 +17,7 @@ struct Limits {
     for (int row = 0; row < piece.rows; ++row) {
       const Total total(a, plan, piece, row);
       const double exact = std::log(static_cast<double>(a.sparse_v_threshold) * total.total);
-      // Rounded up, which leaves the comparison with any float32 as it is.
+      // Rounded up, which does not change the comparison with any float32.
       auto limit = static_cast<float>(exact);
       if (static_cast<double>(limit) < exact) limit = std::nextafter(limit, kInfinity);
       shifts[row] = total.shift;
@@ -26,7 +26,7 @@ struct Limits {
   }
 };
 
-// The keys of a span that some row wants, in their order, found shortly before they are used.
+// The keys of a span that some row wants, in order, found shortly before they are used.
 class WantedKeys {
  public:
   WantedKeys(const AttentionArguments& a, const Piece& piece, const Matrix& logits,
@@ -42,8 +42,8 @@ class WantedKeys {
   const int* keys() const { return keys_; }
   int count() const { return count_; }
 
-  // Finds two steps of them, or all that are left; returns how many may be used: at most a step.
-  // Behind these the list can be read a step further.
+  // Finds the keys of two steps, or all that are left; returns how many may be used, at most a
+  // step. The list can be read a step beyond these.
   int find() {
     while (count_ < 2 * kStep && next_ < last_) look_at(std::min(kStep, last_ - next_));
     const int usable = std::min(kStep, count_);
@@ -51,7 +51,7 @@ class WantedKeys {
     return usable;
   }
 
-  // Goes on behind the first `used`.
+  // Drops the first `used` keys, and goes on behind them.
   void drop(int used) {
     count_ -= used;
     std::memmove(keys_, keys_ + used, static_cast<size_t>(count_) * sizeof(int));
@@ -75,7 +75,7 @@ class WantedKeys {
     next_ += count;
   }
 
-  // One bit for each of up to kStep logits that is not below the limit once it is shifted.
+  // One bit for each of up to kStep logits, set unless the shifted logit is below the limit.
   static uint64_t lanes_from(const float* logits, int count, float shift, float limit) {
     uint64_t bits = 0;
     for (int i = 0; i < count; i += kLanes) {
@@ -89,7 +89,7 @@ class WantedKeys {
   Limits limits_;
   int rows_;
   int first_, next_, last_;  // keys of the span
-  float* skipped_;           // [rows], counts; null: nobody asks
+  float* skipped_;           // [rows], counts; null: not requested
   int count_ = 0;
   int keys_[3 * kStep];
 };
@@ -98,8 +98,8 @@ inline bool follow_each_other(const int* keys, int count) {
   return keys[count - 1] - keys[0] == count - 1;
 }
 
-// The weights of listed keys, kStep of them: 0 where the row does not want the key, and behind the
-// last. `logits` are those of the keys from 0 on.
+// The weights of kStep listed keys: 0 if the row does not want the key, and behind the last key.
+// `logits` start at key 0.
 inline void weigh_listed(const float* logits, const int* keys, int count, float shift, float limit,
                          float* weights) {
   if (follow_each_other(keys, count)) {
@@ -114,13 +114,13 @@ inline void weigh_listed(const float* logits, const int* keys, int count, float 
   }
 }
 
-// Phase 2: the values of a span, whose logits and totals are known.
+// Phase 2: adds the values of a span, whose logits and totals are known.
 inline void add_span(const AttentionArguments& a, const Plan& plan, const Piece& piece,
                      const Partial& partial) {
   const Scratch scratch = make_scratch(a, plan);
   std::fill(partial.sums, partial.sums + piece.rows * plan.value_width, 0.0f);
   std::fill(partial.skipped, partial.skipped + piece.rows, 0.0f);
-  // The queries are not needed any more, and wide enough for two floats a row.
+  // The queries are no longer needed, and their memory has room for two floats a row.
   const Limits limits(a, plan, piece, scratch.queries);
   const Matrix logits = logits_at(a, plan, piece, scratch, piece.first_key);
   const Stored values = values_of(a);

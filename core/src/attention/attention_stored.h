@@ -1,12 +1,12 @@
-// Rows of keys or values as they are stored, unpacked a run of elements at a time. Included once
-// per SIMD target, after its simd_*.h and simd_partial.h, inside its namespace and target region:
-// hence no include guard.
+// Reads stored rows of keys or values, unpacking a run of elements at a time. Included once per
+// SIMD target, after its simd_*.h and simd_partial.h, inside its namespace and target region: hence
+// no include guard.
 
-// How many bytes before their use lines are asked for: 2 to 16 KB were tried, cold.
+// How many bytes ahead to prefetch. 2 to 16 KB were tried with cold caches.
 constexpr int64_t kAhead = 8192;
 
-// Asks for the lines of a run that comes later: rows follow each other in memory, but several are
-// taken at a time, an order in which the processor does not foresee the next line.
+// Prefetches the cache lines of a later run: rows follow each other in memory, but several are read
+// at a time, an order that the hardware prefetcher does not follow.
 template <size_t Bytes>
 MLX_H2O_INLINE void fetch(const char* at) {
   MLX_H2O_UNROLL
@@ -15,10 +15,10 @@ MLX_H2O_INLINE void fetch(const char* at) {
   }
 }
 
-// Keeps the compiler from computing addresses ahead of a loop, for which registers are too few.
+// Keeps the compiler from computing addresses ahead of a loop, which would need too many registers.
 MLX_H2O_INLINE void keep(const char*& pointer) { __asm__("" : "+r"(pointer)); }
 
-// Where the same run of some rows is, from run to run. Four rows share a pointer.
+// The addresses of one run in several rows, advanced from run to run. Four rows share a pointer.
 template <int Rows>
 struct Cursor {
   static constexpr int kQuads = (Rows + 3) / 4;
@@ -42,7 +42,7 @@ struct Cursor {
   }
 };
 
-// A run is what `load_run` brings; a row ends with `load_tail` where runs do not cover it.
+// `load_run` loads one run; `load_tail` loads the end of a row that no whole run covers.
 template <typename T>
 struct DenseRows {
   static constexpr int kVectors = 4;
@@ -68,7 +68,7 @@ struct DenseRows {
   }
 };
 
-// What the codes of affine rows count; those of fewer bits again and again.
+// The integers that affine codes stand for, repeated to fill 16 places.
 template <int Bits>
 constexpr std::array<float, 16> counts() {
   std::array<float, 16> found{};
@@ -76,7 +76,7 @@ constexpr std::array<float, 16> counts() {
   return found;
 }
 
-// Where Looked, codes stand for the numbers of a table, else for themselves.
+// If Looked, codes are looked up in a table, else converted to floats.
 template <int Bits, int Run, bool Looked = false>
 struct PackedRows {
   static constexpr int kVectors = Run / kLanes;
@@ -117,13 +117,13 @@ inline void widen(const T* from, int64_t count, float* to) {
   for (; i < count; ++i) to[i] = to_float(from[i]);
 }
 
-// Scales or biases of `count` rows, [groups, kStep] in float32.
+// Widens the scales or biases of `count` rows to float32 [groups, kStep].
 template <typename T>
 inline void widen_rows(const void* data, const int64_t* strides, const Piece& piece, int64_t first,
                        int count, int groups, float* to) {
   const T* from = static_cast<const T*>(data) + piece.batch * strides[0] +
                   piece.kv_head * strides[1] + first * strides[2];
-  // Those of the step after the next: a page holds few, so the processor hardly foresees them.
+  // Prefetch for the step after the next: a page holds too few for the hardware to predict.
   const auto* later = reinterpret_cast<const char*>(from + 2 * kStep * strides[2]);
   for (int64_t i = 0; i < kStep * groups * int64_t{sizeof(T)}; i += 64) fetch<64>(later + i);
   int row = 0;
@@ -183,7 +183,7 @@ inline int group_shift(const Packing& packing, int run) {
   return __builtin_ctz(static_cast<unsigned>(packing.group_size / run));
 }
 
-// Keys or values: where they are, and how they are packed.
+// Keys or values: their address and their packing.
 struct Stored {
   const void* data;
   const int64_t* strides;
@@ -192,7 +192,7 @@ struct Stored {
   int64_t ahead = kAhead;
 };
 
-// What kStep packed rows take in memory once they are unpacked: scales, biases, rows where need be.
+// The floats that kStep unpacked rows take: scales, biases, and the rows themselves if need be.
 inline int64_t packed_floats(const Stored& stored) {
   const Packing& packing = stored.packing;
   if (packing.bits == 0) return 0;
@@ -239,7 +239,7 @@ void with_runs(const Stored& stored, const uint32_t* words, const float* scales,
   }
   if (packing.bits == 2) return looked(std::integral_constant<int, 2>{});
   if (packing.bits == 3) return looked(std::integral_constant<int, 3>{});
-  if constexpr (!kLooksUp) {  // here counting is faster
+  if constexpr (!kLooksUp) {  // here converting is faster
     if (packing.codes == nullptr) {
       return work(PackedRows<4, Run>{bytes, stride, scales, biases, shift, stored.ahead});
     }
@@ -299,7 +299,7 @@ void with_dense_rows(const AttentionArguments& a, const Stored& stored, const Pi
   }
 }
 
-// Calls `work` with at most kStep stored rows, from the first on, in a type that can load them.
+// Calls `work` with at most kStep stored rows, from `first` on, in a type that can load them.
 template <typename Work>
 void with_rows(const AttentionArguments& a, const Stored& stored, const Piece& piece, int64_t first,
                int count, float* memory, const Work& work) {

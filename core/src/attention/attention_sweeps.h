@@ -1,11 +1,11 @@
-// The items of attention: the logits of a span of keys, then softmax and values. Included once per
+// The work of one item: the logits of a span of keys, then softmax and values. Included once per
 // SIMD target, after attention_rows.h: hence no include guard.
 
-// What a thread works with, carved out of its own memory.
+// The scratch memory of a thread.
 struct Scratch {
   float* queries;  // [rows, query_width]
-  float* weights;  // [rows, block_keys]: the logits too, where nobody keeps them
-  float* groups;   // of kStep rows: scales, biases, and the rows where need be
+  float* weights;  // [rows, block_keys]; the logits too, unless they are kept
+  float* groups;   // of kStep rows: scales, biases, and the unpacked rows if need be
 };
 
 inline Scratch make_scratch(const AttentionArguments& a, const Plan& plan) {
@@ -19,7 +19,7 @@ inline Scratch make_scratch(const AttentionArguments& a, const Plan& plan) {
   return {memory, memory + queries, memory + queries + weights};
 }
 
-// The rows of a matrix of floats, of which a block of columns is at hand.
+// The rows of a matrix of floats, from some column on.
 struct Matrix {
   float* first;
   int64_t stride;
@@ -40,7 +40,7 @@ inline void load_queries(const AttentionArguments& a, const Plan& plan, const Pi
 // Logits of the `seen` keys from `first` on.
 inline void score_block(const AttentionArguments& a, const Plan& plan, const Piece& piece,
                         const Scratch& scratch, int first, int seen, const Matrix& logits) {
-  constexpr int kTogether = 16;  // stay in the nearest cache while all rows pass over them
+  constexpr int kTogether = 16;  // keys that stay in the L1 cache while all rows use them
   for (int step = 0; step < seen; step += kStep) {
     const int step_keys = std::min(kStep, seen - step);
     with_rows(a, keys_of(a), piece, first + step, step_keys, scratch.groups, [&](const auto& keys) {
@@ -53,13 +53,13 @@ inline void score_block(const AttentionArguments& a, const Plan& plan, const Pie
   }
 }
 
-// Scores of the rows of a piece, from `first` on.
+// Importance of the rows of a piece, from `first` on.
 inline float* importance_at(const AttentionArguments& a, const Piece& piece, int first) {
   const int rows = a.importance_rows == 0 ? a.key_count : a.importance_rows;
   return a.importance + piece.cache_head(a) * rows + first;
 }
 
-// Asks for the importance of a block, which is wanted when its keys are done.
+// Prefetches the importance of a block, which is needed when its keys are done.
 inline void fetch_importance(const AttentionArguments& a, const Piece& piece, int first,
                              int count) {
   const float* importance = importance_at(a, piece, first);
@@ -67,7 +67,7 @@ inline void fetch_importance(const AttentionArguments& a, const Piece& piece, in
   for (int i = 0; i < count; i += kLine) __builtin_prefetch(importance + i, 1);
 }
 
-// Takes the scores of a block of keys into the moving average.
+// Updates the moving average with the scores of a block of keys.
 inline void accumulate_scores(const AttentionArguments& a, const Piece& piece, const Matrix& logits,
                               int first, int count) {
   ScoredBlock block;
@@ -95,7 +95,7 @@ inline void add_block(const AttentionArguments& a, const Plan& plan, const Piece
   }
 }
 
-// Where nothing is seen, any finite shift makes every weight exp(-inf) = 0.
+// If a row sees nothing, any finite shift makes every weight exp(-inf) = 0.
 inline float shift_of(float maximum) { return maximum == -kInfinity ? 0 : maximum; }
 
 inline Matrix scores_at(const AttentionArguments& a, const Plan& plan, const Piece& piece,
@@ -103,7 +103,7 @@ inline Matrix scores_at(const AttentionArguments& a, const Plan& plan, const Pie
   return {a.scores + piece.output_row(a, plan) * a.key_count + first, a.key_count};
 }
 
-// Where the logits of a block are worked on.
+// The memory for the logits of a block.
 inline Matrix logits_at(const AttentionArguments& a, const Plan& plan, const Piece& piece,
                         const Scratch& scratch, int first) {
   if (a.return_scores && plan.two_phases) return scores_at(a, plan, piece, first);
@@ -113,7 +113,7 @@ inline Matrix logits_at(const AttentionArguments& a, const Plan& plan, const Pie
   return {scratch.weights, plan.block_keys};
 }
 
-// Where the weights of a block go, relative to the maxima of its rows so far.
+// The memory for the weights of a block, which are relative to the maxima of its rows so far.
 inline Matrix weights_at(const AttentionArguments& a, const Plan& plan, const Piece& piece,
                          const Scratch& scratch, int first) {
   if (a.mass) return {piece.unit + plan.weights_at + first, a.key_count};
@@ -128,8 +128,8 @@ inline float* maxima_of(const AttentionArguments& a, const Plan& plan, const Pie
   return piece.unit + plan.weights_at + plan.tile_rows * (a.key_count + index);
 }
 
-// Phase 1: the logits of a span, its maxima and totals; and its sums of values, but where all
-// weights must be known before.
+// Phase 1: the logits, maxima and totals of a span; also its sums of values, unless all weights
+// must be known first.
 inline void attend_span(const AttentionArguments& a, const Plan& plan, const Piece& piece,
                         const Partial& partial) {
   const Scratch scratch = make_scratch(a, plan);
@@ -199,7 +199,7 @@ struct Total {
     }
   }
 
-  // Of sums that are relative to this maximum.
+  // Rescales sums that are relative to `maximum`.
   double factor(float maximum) const {
     return std::exp(static_cast<double>(shift_of(maximum)) - static_cast<double>(shift));
   }
@@ -215,8 +215,8 @@ inline void add_weights(const float* weights, int count, float factor, float* im
   for (; i < count; ++i) importance[i] += weights[i] * factor;
 }
 
-// The weights of a span, whose totals are known, join the importance, where NaN, of a row that is
-// not scored, counts as 0.
+// Adds the weights of a span, whose totals are known, to the importance. NaN, the importance of an
+// unscored row, counts as 0.
 inline void add_mass(const AttentionArguments& a, const Plan& plan, const Piece& piece) {
   float* importance = importance_at(a, piece, piece.first_key);
   for (int i = 0; i < piece.last_key - piece.first_key; ++i) {
@@ -224,7 +224,7 @@ inline void add_mass(const AttentionArguments& a, const Plan& plan, const Piece&
   }
   for (int row = 0; row < piece.rows; ++row) {
     const Total total(a, plan, piece, row);
-    if (total.total == 0) continue;  // it sees nothing
+    if (total.total == 0) continue;  // the row sees nothing
     for (int first = piece.first_key; first < piece.last_key;
          first += static_cast<int>(plan.block_keys)) {
       const int count = std::min(static_cast<int>(plan.block_keys), piece.last_key - first);
@@ -236,7 +236,7 @@ inline void add_mass(const AttentionArguments& a, const Plan& plan, const Piece&
   }
 }
 
-// The output of one row from the sums of its spans, in their order.
+// The output of one row: the sums of its spans, added in order.
 template <typename T>
 void finish_row(const AttentionArguments& a, const Plan& plan, const Piece& piece, int row,
                 const Total& total, float* sums) {
@@ -251,11 +251,11 @@ void finish_row(const AttentionArguments& a, const Plan& plan, const Piece& piec
   store_row(a, sums, static_cast<T*>(a.out) + (piece.output_row(a, plan) + row) * a.value_width);
 }
 
-// The outputs of a unit, when all of its items are done.
+// The outputs of a unit, once all its items are done.
 inline void finish_unit(const AttentionArguments& a, const Plan& plan, const Piece& piece) {
   float* sums = thread_memory(2 * plan.value_width);
   for (int row = 0; row < piece.rows; ++row) {
-    const Total total(a, plan, piece, row);  // 0: fully masked; NaN must go through
+    const Total total(a, plan, piece, row);  // 0: fully masked; NaN must pass through
     switch (a.type) {
       case ElementType::float32:
         finish_row<float>(a, plan, piece, row, total, sums);

@@ -1,4 +1,4 @@
-// The inner loops of attention: the logits of some rows and keys, and the weighted sums of some
+// The inner loops of attention: the logits for some rows and keys, and the weighted sums of some
 // values. Included once per SIMD target, after attention_stored.h: hence no include guard.
 
 // scores[i, j] = scale * queries[i] . keys[first + j] for Rows x Keys pairs. The queries are padded
@@ -32,7 +32,7 @@ inline void dot_tile(const float* queries, int64_t query_stride, const Source& k
         }
       }
     } else {
-      // The queries of a run do not fit the registers: each is loaded once for all keys.
+      // The queries of a run do not fit in registers: each is loaded once for all keys.
       Vector key[Keys][kVectors];
       MLX_H2O_UNROLL
       for (int j = 0; j < Keys; ++j) {
@@ -99,7 +99,7 @@ inline void dot_keys(const float* queries, int64_t query_stride, const Source& k
   }
 }
 
-// And for any number of rows.
+// The same for any number of rows.
 template <typename Source>
 inline void dot_rows(const float* queries, int64_t query_stride, int row_count, const Source& keys,
                      int first, int key_count, int width, float scale, float* scores,
@@ -117,8 +117,8 @@ inline void dot_rows(const float* queries, int64_t query_stride, int row_count, 
 }
 
 // sums[i, d] += sum over the keys of weights[i, key] * values[key, d], for Runs runs of elements
-// from `run` on. Keys are listed, or where `keys` is null they are the first `key_count`. Where
-// Mixed, a value whose weight is 0 takes no part, whatever it is.
+// from `run` on. `keys` lists the keys; if it is null they are the first `key_count`. With Mixed, a
+// value of weight 0 is ignored, even NaN.
 template <int Rows, int Runs, bool Mixed, typename Source>
 inline void add_runs(const float* weights, int64_t weight_stride, const int* keys, int key_count,
                      const Source& values, int run, float* sums, int64_t sum_stride) {
@@ -186,7 +186,7 @@ template <int Rows, bool Mixed, typename Source>
 MLX_H2O_INLINE void add_values(const float* weights, int64_t weight_stride, const int* keys,
                                int key_count, const Source& values, int width, float* sums,
                                int64_t sum_stride) {
-  // As many runs as fit the registers, up to two.
+  // As many runs as fit in registers, up to two.
   constexpr int kRuns = 2 * Rows * Source::kVectors <= kSums ? 2 : 1;
   const int runs = width / Source::kRun;
   int run = 0;
@@ -219,15 +219,15 @@ inline uint64_t nonzero(const float* weights, int count) {
   return bits;
 }
 
-// The places of the bits, ascending, counted from `first`; returns their number.
+// The indices of the set bits plus `first`, ascending; returns their number.
 inline int list_bits(uint64_t bits, int first, int* places) {
   int count = 0;
   for (; bits != 0; bits &= bits - 1) places[count++] = first + __builtin_ctzll(bits);
   return count;
 }
 
-// Adds the values of up to kStep keys to Rows rows. A row whose weight is 0 takes nothing from that
-// key, so that a masked value may hold anything, NaN included; a key that no row wants is not read.
+// Adds the values of up to kStep keys to Rows rows. A weight of 0 adds nothing, so a masked value
+// can hold anything, even NaN; a key that no row wants is not read.
 template <int Rows, typename Source>
 void add_step(const float* weights, int64_t weight_stride, int key_count, const Source& values,
               int width, float* sums, int64_t sum_stride) {

@@ -13,8 +13,8 @@ inline void mask_logits(float* logits, const Mask* mask, int64_t stride, int cou
   }
 }
 
-// The bias of `count` rows from `key` on joins the logits of one query. What a mask hides stays
-// hidden: a NaN meets it no more.
+// Adds the bias of `count` rows from `key` on to the logits of one query. A masked logit stays
+// -inf, even if the bias is NaN.
 inline void add_row_bias(const AttentionArguments& a, int64_t batch, int64_t kv_head, int64_t key,
                          int count, float* logits) {
   if (a.row_bias == nullptr) return;
@@ -27,7 +27,7 @@ inline void add_row_bias(const AttentionArguments& a, int64_t batch, int64_t kv_
   }
 }
 
-// The logits of one query for `count` keys from `key` on.
+// Masks the logits of one query for `count` keys from `key` on.
 inline void mask_logits(const AttentionArguments& a, int64_t batch, int64_t head, int64_t query,
                         int64_t key, int count, float* logits) {
   const int64_t offset = batch * a.mask_strides[0] + head * a.mask_strides[1] +

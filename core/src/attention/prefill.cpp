@@ -1,4 +1,4 @@
-// The operation that sums up the scores of a long chunk: checks, the MLX primitive, the hand-over.
+// The operation that sums the scores of a long chunk: checks, the MLX primitive, kernel call.
 #include <algorithm>
 #include <limits>
 #include <memory>
@@ -32,9 +32,9 @@ struct PrefillSettings {
   bool operator==(const PrefillSettings& that) const = default;
 };
 
-/// Inputs: queries, keys, then importance float32 [B, H, N], the mask [B, Hq, Lq, N] and float32
-/// sinks and the bias of the rows where there are any. Output: float32 [B, H, N], in the buffer of
-/// the importance where nothing else holds that.
+/// Inputs: queries, keys, then, if present, importance float32 [B, H, N], the mask [B, Hq, Lq, N],
+/// float32 sinks and the row bias. Output: float32 [B, H, N], in the buffer of the importance if
+/// nothing else holds it.
 class PrefillScores : public CpuPrimitive {
  public:
   PrefillScores(mx::Stream stream, PrefillSettings settings)

@@ -1,4 +1,4 @@
-// Cuts a long chunk into pieces of work, by its shape alone, and shares them among the threads.
+// Divides a long chunk into pieces of work, by its shape alone, and shares them among the threads.
 #include "attention/prefill_kernel.h"
 
 #include <algorithm>
@@ -16,11 +16,11 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr int kKeyBlock = 64;
-constexpr int64_t kMostRows = 4096;                // whose logits for a block are held
-constexpr int64_t kMassFloats = int64_t{1} << 19;  // of logits, unless a few rows need more
+constexpr int64_t kMostRows = 4096;                // with logits in memory at a time
+constexpr int64_t kMassFloats = int64_t{1} << 19;  // of logits, unless 4 rows need more
 constexpr int64_t kItems = 32;                     // enough to keep some threads busy
 
-// (member of the group, query) pairs of one KV head: `queries` of each member.
+// (group member, query) pairs of one KV head: `queries` queries of each member.
 struct QueryRows {
   int64_t first_member, first_query, queries;
   int64_t count;
@@ -90,7 +90,7 @@ void mass(const PrefillArguments& call, SimdTarget target) {
   const int64_t tile = std::clamp<int64_t>(kMassFloats / a.key_count, 4, 64);
   const int64_t tiles_of_member = (a.query_count + tile - 1) / tile;
   const int64_t tiles = group * tiles_of_member;
-  // Each part sums up its own tiles; the parts are then added in order.
+  // Each part sums its own tiles; the parts are then added in order.
   const int64_t parts = std::clamp<int64_t>((kItems + heads - 1) / heads, 1, tiles);
   std::vector<float> sums(static_cast<size_t>(heads * parts * a.key_count), 0.0f);
   parallel_for(heads * parts, [&](int64_t item) {

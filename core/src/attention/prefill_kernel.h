@@ -7,18 +7,18 @@
 
 namespace mlx_h2o::kernels {
 
-/// One call. Of `attention` count: batch, query_heads, kv_heads, query_count, key_count, width,
-/// type, queries, keys and their strides, the mask, sinks, row_bias, scale, causal, and decay.
+/// One call. It uses batch, query_heads, kv_heads, query_count, key_count, width, type, queries,
+/// keys, their strides, the mask, sinks, row_bias, scale, causal and decay of `attention`.
 struct PrefillArguments {
   AttentionArguments attention;
   bool mass;      // the attention mass of all queries; else the moving average of their scores
-  float* result;  // [batch, kv_heads, key_count], contiguous; the average so far, if that is wanted
+  float* result;  // [batch, kv_heads, key_count], contiguous; for the average, its value so far
 };
 
-/// The average takes the queries in order, group by group, as accumulate_block does. The mass of a
-/// key is the sum of exp(score - lse) over queries and heads. No more than a block of logits per
-/// thread is in memory, for the mass `key_count` logits of some rows. The work is shared by the
-/// threads of thread_pool.h; the results do not depend on their number.
+/// The average takes the queries in order, group by group, like accumulate_block. The mass of a key
+/// is the sum of exp(score - lse) over queries and heads. Each thread holds only a block of logits
+/// in memory, or for the mass `key_count` logits of a few rows. The threads of thread_pool.h share
+/// the work; the results do not depend on their number.
 void prefill_scores(const PrefillArguments& arguments, SimdTarget target);
 
 }  // namespace mlx_h2o::kernels

@@ -1,8 +1,7 @@
-// Logits of many queries for a block of keys, as a matrix product whose keys lie side by side in
-// the lanes of a vector. Included once per SIMD target, after logit_masks.h: hence no include
-// guard.
+// Logits of many queries for a block of keys, as a matrix product with the keys side by side in the
+// lanes of a vector. Included once per SIMD target, after logit_masks.h: hence no include guard.
 
-// 16 or 32 registers: the sums of kRows x kVectors, the keys, a query.
+// These need 16 or 32 registers: the sums of kRows x kVectors, the keys, a query.
 constexpr int kRows = 4;
 constexpr int kVectors = kLanes == 16 ? 4 : 2;
 
@@ -24,7 +23,7 @@ inline void widen_any(ElementType type, const void* from, int64_t offset, int wi
   }
 }
 
-// turned[d, key] of `count` keys from `first` on; the other columns of the block are zeros.
+// Transposes `count` keys from `first` on to turned[d, key]; the block's other columns are zeros.
 inline void turn_keys(const AttentionArguments& a, int64_t batch, int64_t kv_head, int first,
                       int count, float* row, float* turned) {
   for (int key = 0; key < kKeyBlock; ++key) {
@@ -39,7 +38,7 @@ inline void turn_keys(const AttentionArguments& a, int64_t batch, int64_t kv_hea
   }
 }
 
-// logits[row, key] of kRows rows, [kRows, width], and a block of turned keys.
+// logits[row, key] for kRows query rows, [kRows, width], and a block of transposed keys.
 inline void multiply(const float* queries, int width, const float* turned, float scale,
                      float* const (&logits)[kRows]) {
   for (int key = 0; key < kKeyBlock; key += kVectors * kLanes) {
@@ -71,8 +70,8 @@ inline void multiply(const float* queries, int width, const float* turned, float
   }
 }
 
-// Masked logits of a block of keys for rows (member of the group, query) that follow each other in
-// `rows`; logits [count of rows, stride], from the block's first key on.
+// Masked logits of a block of keys for the (group member, query) pairs `rows`; logits [count of
+// rows, stride], from the first key of the block on.
 inline void score_rows(const AttentionArguments& a, int64_t batch, int64_t kv_head,
                        const QueryRows& rows, int first, int count, const PrefillScratch& scratch,
                        float* logits, int64_t stride) {
@@ -113,7 +112,7 @@ inline double weigh_row(float* logits, int count, float shift) {
   double total = 0;
   int i = 0;
   while (i + kLanes <= count) {
-    // Partial sums of some hundred weights keep long rows accurate.
+    // Summing in parts of a few hundred weights keeps long rows accurate.
     Vector part = broadcast(0);
     for (int n = 0; n < 16 && i + kLanes <= count; ++n, i += kLanes) {
       const Vector weight = exp_nonpositive(load(logits + i) - by);

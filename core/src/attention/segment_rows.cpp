@@ -1,4 +1,4 @@
-// Rows that are stored in segments, each in its own way, as one array or packed rows of one kind.
+// Reads rows from segments of different formats as one array, or as packed rows of one format.
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -30,8 +30,8 @@ uint32_t code(const PackedRow& row, int element) {
   return row.words[bit / 32] >> (bit % 32) & ((1u << row.bits) - 1);
 }
 
-/// The same row with codes of other bits, 2, 4 or 8: fewer keep the upper ones of each code, more
-/// change no number. Groups whose codes fit as they are stay as they are.
+/// Changes the bits of a row's codes, among 2, 4 and 8. With fewer bits, codes keep their upper
+/// bits; with more, the numbers do not change. A group whose codes fit already is copied.
 template <typename T>
 void recode(const PackedRow& from, int width, const PackedRow& to) {
   const T* scales = static_cast<const T*>(from.scales);
@@ -49,7 +49,7 @@ void recode(const PackedRow& from, int width, const PackedRow& to) {
     scale = scales[group];
     bias = biases[group];
     if (lost == 0) continue;
-    // The level in the middle of those that fall together.
+    // Decode to the middle of the levels that now share a code.
     const float step = kernels::to_float(scales[group]);
     const float together = static_cast<float>(1 << lost);
     scale = kernels::round_to<T>(step * together);
@@ -57,7 +57,7 @@ void recode(const PackedRow& from, int width, const PackedRow& to) {
   }
 }
 
-/// One row of `from` as a row of `to`; both have the same width and type.
+/// Copies a row of `from` to a row of `to`; both have the same width and type.
 void copy_row(const StoredRows& from, int64_t row, const StoredRows& to, int64_t at,
               kernels::SimdTarget target) {
   const int64_t element = kernels::element_size(to.type);
@@ -81,7 +81,7 @@ void copy_row(const StoredRows& from, int64_t row, const StoredRows& to, int64_t
   kernels::with_type(to.type, [&](auto zero) { recode<decltype(zero)>(source, to.width, result); });
 }
 
-/// Inputs: the arrays of the tiers, the newest rows, and slots where some rows are asked for.
+/// Inputs: the arrays of the tiers, the newest rows, and the slots, if only some rows are wanted.
 /// Outputs: one array, or words, scales and biases of `to` bits.
 class SegmentRows : public NewArrays {
  public:
@@ -127,7 +127,7 @@ class SegmentRows : public NewArrays {
       const mx::array& newest = inputs[kPerTier * tiers];
       const ElementType type = element_type(newest.dtype());
       const int width = newest.shape(3);
-      // The kernels write such rows elsewhere: they take no const.
+      // The kernels also write to rows of this type, so it takes no const.
       const auto memory = [&](size_t input) { return const_cast<char*>(flat[input].data<char>()); };
       std::vector<StoredRows> segments;
       std::vector<int64_t> ends;

@@ -1,4 +1,4 @@
-// What attention read of the segments of some rows, put together.
+// Merges the outputs of attention over segments of rows.
 #include <cmath>
 #include <limits>
 #include <memory>
@@ -67,7 +67,7 @@ void merge_outputs(const std::vector<Flat>& outs, const std::vector<Flat>& lses,
   }
 }
 
-/// Inputs: the outputs of the segments, then their lse. Outputs: those of all rows.
+/// Inputs: the outputs of the segments, then their lse. Outputs: those of all rows together.
 class MergeSegments : public NewArrays {
  public:
   MergeSegments(mx::Stream stream, size_t count)

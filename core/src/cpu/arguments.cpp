@@ -23,7 +23,7 @@ bool ends_with(const std::string& text, const std::string& end) {
   return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
 }
 
-// Its name in a message, and the verb.
+// The argument's name in a message, and the verb.
 std::string called(std::string name) {
   if (name.rfind("new_", 0) == 0) name[3] = ' ';
   const bool several = ends_with(name, "s") && !ends_with(name, "ss") && !ends_with(name, "bias");
@@ -42,7 +42,7 @@ std::string shortest(Number number) {
   return text.find_first_of(".e") == std::string::npos ? text + ".0" : text;
 }
 
-// Whether `value` is one of those that are separated by ", ".
+// Whether `value` is in a list separated by ", ".
 bool is_listed(const char* values, const std::string& value) {
   return (", " + std::string(values) + ",").find(", " + value + ",") != std::string::npos;
 }
@@ -58,12 +58,12 @@ std::string shown(const int* shape, size_t rank) {
   return text + (rank == 1 ? ",)" : ")");
 }
 
-// One array of an argument: of rows in parts the last size has no name, but is `last`, 0: unknown.
+// One array of an argument. The last size of rows in parts has no name, but is `last` (0: unknown).
 struct Arguments::Spec {
   const table::Argument& argument;
   const char* dtype;
   const char* part = nullptr;
-  const char* last_names[2] = {};  // joined
+  const char* last_names[2] = {};  // concatenated
   int last = 0;
 
   bool is_part() const { return part != nullptr; }
@@ -80,7 +80,7 @@ struct Arguments::Spec {
 };
 
 Arguments::Arguments(const char* operation) : name_(operation), operation_(nullptr) {
-  // Attention without scores has the arguments of attention with them.
+  // Attention without scores has the same arguments as attention with scores.
   const char* row = same(operation, "scaled_dot_product_attention")
                         ? "scaled_dot_product_attention_with_scores"
                         : operation;
@@ -97,7 +97,7 @@ int Arguments::index_of(const char* size) const {
 
 const table::Argument& Arguments::named(const char* name) const {
   const table::Argument* argument = operation_->arguments;
-  // An array may have the name too.
+  // Skip arrays, which can have the same name.
   while (argument->kind <= table::Kind::rows || !same(argument->name, name)) ++argument;
   return *argument;
 }
@@ -290,7 +290,7 @@ std::string Arguments::fault_of(const table::Argument& argument, double value) c
   if (!(std::abs(value) <= FLT_MAX))
     return "a finite number";  // every back end holds it in float32
   const table::Bounds& b = argument.bounds;
-  // A bound that is none is NaN, which nothing is beyond.
+  // An unset bound is NaN, and every comparison with it is false.
   const bool beyond = value < b.least || value <= b.above || value > b.most || value >= b.below;
   return beyond ? limits_of(argument) : "";
 }

@@ -1,5 +1,5 @@
-// Checks of the arguments of operations, from the table that metal/operations.toml is, with the
-// words of Python. No MLX in here: the C interface checks with it too.
+// Checks the arguments of operations against the table of metal/operations.toml, with Python's
+// error texts. No MLX in here: the C interface uses the same checks.
 #pragma once
 
 #include <cstddef>
@@ -32,22 +32,22 @@ std::string shown(float number);
 /// A shape as Python writes it: (1, 2) or (3,).
 std::string shown(const int* shape, size_t rank);
 
-/// An array as checks see it; without a dtype it is not there.
+/// An array as checks see it; without a dtype it is absent.
 struct Found {
   const char* dtype = nullptr;
   const int* shape = nullptr;
   size_t rank = 0;
 };
 
-/// The arguments of one call. Arrays are handed over in the order of the table, those that are not
-/// there too; every function throws what `fail` does.
+/// The arguments of one call. Pass arrays in the order of the table, absent ones too; every
+/// function throws what `fail` does.
 class Arguments {
  public:
   explicit Arguments(const char* operation);
 
-  /// How rows are packed: before them.
+  /// How rows are packed; call it before passing them.
   void packing(int bits, int v_bits, int group_size);
-  /// The same of codes alone.
+  /// The same for codes.
   void code_bits(int bits);
   void array(const Found& found) { rows(&found, 1); }
   /// Keys or values in one array; words and norms; or words, scales and biases.
@@ -62,13 +62,13 @@ class Arguments {
   void integer(const char* name, int value) const;
   void one_of(const char* name, int value) const;
   void one_of(const char* name, const std::string& value) const;
-  /// One number for all sequences, or one each.
+  /// One number for all sequences, or one for each.
   void per_sequence(const char* name, const Found& found) const;
 
   /// Whether the operation takes an argument of this name.
   bool takes(const char* name) const;
 
-  /// A size that is known, by its name in the table.
+  /// A known size, by its name in the table.
   int operator[](const char* size) const { return known_[index_of(size)]; }
 
  private:
@@ -88,7 +88,7 @@ class Arguments {
   const char* name_;
   const table::Operation* operation_;
   size_t next_ = 0;
-  int known_[8] = {};  // 0: not yet
+  int known_[8] = {};  // 0: not known yet
   const char* dtypes_[3] = {};
   int bits_[2] = {};
   int group_size_ = 1;

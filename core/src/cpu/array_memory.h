@@ -1,4 +1,4 @@
-// Memory for arrays, which may run out.
+// Allocates memory for arrays, and reports when there is none.
 #pragma once
 
 #include <stdexcept>
@@ -8,7 +8,7 @@
 
 namespace mlx_h2o {
 
-/// Whether MLX's allocator found memory for the array: on CPUs it does not say so itself.
+/// Checks that MLX's allocator found memory for the array: on CPUs MLX does not check.
 inline void check_memory(const mlx::core::array& array) {
   if (array.buffer().ptr() == nullptr) {
     throw std::runtime_error("[mlx_h2o] there is no memory for an array of " +
@@ -16,7 +16,7 @@ inline void check_memory(const mlx::core::array& array) {
   }
 }
 
-/// Gives the array memory of its own, whose contents are still to come.
+/// Gives the array its own memory, not yet filled.
 inline void allocate(mlx::core::array& array) {
   array.set_data(mlx::core::allocator::malloc(array.nbytes()));
   check_memory(array);

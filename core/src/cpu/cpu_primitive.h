@@ -15,7 +15,7 @@ namespace mlx_h2o {
 /// An MLX primitive that runs on CPU streams only and takes batches by its own batch axis.
 class CpuPrimitive : public mlx::core::Primitive {
  public:
-  /// `operation` is a literal: the name that errors begin with.
+  /// `operation` is a literal: the name at the start of error messages.
   CpuPrimitive(mlx::core::Stream stream, const char* operation)
       : Primitive(stream), operation_(operation) {}
 

@@ -1,4 +1,4 @@
-// The kernels' names of dtypes.
+// Converts dtypes to the types of the kernels.
 #pragma once
 
 #include <mlx/dtype.h>
@@ -8,14 +8,14 @@
 
 namespace mlx_h2o {
 
-/// Of one of the three float dtypes that the operations accept.
+/// For one of the three float dtypes that the operations accept.
 inline kernels::ElementType element_type(mlx::core::Dtype dtype) {
   if (dtype == mlx::core::float16) return kernels::ElementType::float16;
   if (dtype == mlx::core::bfloat16) return kernels::ElementType::bfloat16;
   return kernels::ElementType::float32;
 }
 
-/// Of a mask, bool or one of them.
+/// For a mask: bool or a float dtype.
 inline kernels::MaskType mask_type(mlx::core::Dtype dtype) {
   if (dtype == mlx::core::bool_) return kernels::MaskType::boolean;
   if (dtype == mlx::core::float16) return kernels::MaskType::float16;

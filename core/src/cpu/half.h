@@ -1,5 +1,5 @@
-// Conversions of the two 16-bit float formats without hardware help. Every SIMD target rounds its
-// output through these, so that targets differ only in the order of their sums.
+// Converts the two 16-bit float formats without hardware help. Every SIMD target rounds its output
+// through these functions, so that targets differ only in the order of their sums.
 #pragma once
 
 #include <cstdint>
@@ -45,7 +45,7 @@ inline float to_float(Float16 value) {
   return from_bits(sign | (wide << 23) | (fraction << 13));
 }
 
-/// Rounds to nearest, ties to even; NaN stays NaN, what is too large becomes infinity.
+/// Rounds to nearest, ties to even; NaN stays NaN, too large values become infinity.
 template <typename T>
 T round_to(float value);
 

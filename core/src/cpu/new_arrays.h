@@ -1,4 +1,4 @@
-// Primitives whose outputs are new memory, and inputs read as if they were contiguous.
+// Primitives that allocate their outputs, and inputs read as if they were contiguous.
 #pragma once
 
 #include <utility>
@@ -13,7 +13,7 @@
 
 namespace mlx_h2o {
 
-/// The elements of an array one behind the other: its own memory, or a copy.
+/// The elements of an array in row-major order: its own memory if contiguous, else a copy.
 class Flat {
  public:
   explicit Flat(const mlx::core::array& array) {
@@ -36,7 +36,7 @@ class Flat {
   const char* first_;
 };
 
-/// A primitive whose outputs all are new memory, filled by a task that owns no array.
+/// A primitive that allocates all its outputs, which a task fills; the task owns no array.
 class NewArrays : public CpuPrimitive {
   static constexpr size_t kLarge = size_t{4} << 20;
 
@@ -45,8 +45,8 @@ class NewArrays : public CpuPrimitive {
 
   void eval_cpu(const std::vector<mlx::core::array>& inputs,
                 std::vector<mlx::core::array>& outputs) override {
-    // MLX takes memory for work that its stream has not come to yet. The rows of a long chunk are
-    // so large that what earlier layers took is given back first.
+    // MLX allocates memory for work that its stream has not reached yet. The rows of a long chunk
+    // are so large that the stream first finishes earlier layers, and frees their memory.
     size_t bytes = 0;
     for (const mlx::core::array& output : outputs) bytes += output.nbytes();
     if (bytes >= kLarge) mlx::core::synchronize(stream());

@@ -1,4 +1,4 @@
-// The plainest read of memory, for benchmarks to compare with.
+// The simplest possible read of memory, as a baseline for benchmarks.
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
@@ -14,7 +14,7 @@ namespace {
 
 constexpr size_t kPiece = size_t{1} << 18;  // bytes that a thread takes at a time
 
-// The widest vectors that every compiler takes; several sums, so that none is waited for.
+// The widest vectors that every compiler accepts; several sums, to hide the latency of additions.
 using Words = uint64_t __attribute__((vector_size(64)));
 constexpr int kSums = 4;
 

@@ -24,10 +24,10 @@ inline Vector load(const BFloat16* from) {
 
 inline void store(float* to, Vector value) { _mm256_storeu_ps(to, value); }
 
-// A store to an aligned place that leaves the caches as they are.
+// A store to an aligned address that bypasses the caches.
 inline void stream(float* to, Vector value) { _mm256_stream_ps(to, value); }
 
-// Orders the streams before this before what other threads see of this one.
+// Makes streaming stores visible before later stores.
 inline void end_streams() { _mm_sfence(); }
 
 inline Vector multiply_add(Vector a, Vector b, Vector c) { return _mm256_fmadd_ps(a, b, c); }
@@ -103,7 +103,7 @@ MLX_H2O_INLINE void unpack_bytes(const uint8_t* from, float scale, float bias,
   }
 }
 
-// Elements half bytes, in the order of code_order.
+// Elements 4-bit codes, in the order of code_order.
 template <int Elements>
 MLX_H2O_INLINE void unpack_nibbles(const uint8_t* from, float scale, float bias,
                                    Vector (&to)[Elements / kLanes]) {
@@ -118,8 +118,8 @@ MLX_H2O_INLINE void unpack_nibbles(const uint8_t* from, float scale, float bias,
   }
 }
 
-// Elements codes, in the order of code_order: scale * table[code] + bias. Of the table's 16 numbers
-// those of 2 and 3 bits stand in the first 8, and those of 2 twice.
+// Elements codes, in the order of code_order: scale * table[code] + bias. Tables of 2 and 3 bits
+// fill the first 8 of the 16 numbers, 2 bits twice.
 template <int Bits, int Elements>
 MLX_H2O_INLINE void unpack_codes(const uint8_t* from, const float* table, float scale, float bias,
                                  Vector (&to)[Elements / kLanes]) {
@@ -144,7 +144,7 @@ MLX_H2O_INLINE void unpack_codes(const uint8_t* from, const float* table, float 
   for (int i = 0; i < Elements / kLanes; ++i) {
     const __m256i code = _mm256_srli_epi32(words, 2 * Bits * i);
     to[i] = _mm256_permutevar8x32_ps(low, code);
-    if constexpr (Bits == 4) {  // the fourth bit chooses
+    if constexpr (Bits == 4) {  // the fourth bit chooses the half of the table
       const Vector sign = _mm256_castsi256_ps(_mm256_slli_epi32(code, 28));
       to[i] = _mm256_blendv_ps(to[i], _mm256_permutevar8x32_ps(high, code), sign);
     }

@@ -7,7 +7,7 @@ constexpr int kLanes = 16;
 constexpr int kSums = 16;        // of 32 registers: the sums of one tile
 constexpr int kRowTile = 4;      // rows of the largest tile
 constexpr int kPackedRun = 64;   // elements of a packed row that are unpacked together
-constexpr bool kLooksUp = true;  // codes are looked up at once, whatever they stand for
+constexpr bool kLooksUp = true;  // codes are always looked up in one instruction
 
 inline Vector broadcast(float value) { return _mm512_set1_ps(value); }
 
@@ -24,10 +24,10 @@ inline Vector load(const BFloat16* from) {
 
 inline void store(float* to, Vector value) { _mm512_storeu_ps(to, value); }
 
-// A store to an aligned place that leaves the caches as they are.
+// A store to an aligned address that bypasses the caches.
 inline void stream(float* to, Vector value) { _mm512_stream_ps(to, value); }
 
-// Orders the streams before this before what other threads see of this one.
+// Makes streaming stores visible before later stores.
 inline void end_streams() { _mm_sfence(); }
 
 inline Vector multiply_add(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }
@@ -52,8 +52,8 @@ inline Vector exponent_from_low_bits(Vector value) {
   return _mm512_castsi512_ps(_mm512_add_epi32(bits, _mm512_set1_epi32(0x3f800000)));
 }
 
-// A mask as a number. By way of a general register: where registers are few, GCC 12 spills the 16
-// bits of a mask and reads 64, with whatever was there.
+// A mask as a number, through a general register: under register pressure, GCC 12 spills the 16
+// bits of a mask and reads 64, including stale bits.
 inline uint32_t bits_of(__mmask16 mask) {
   uint32_t bits = mask;
   __asm__("" : "+r"(bits));
@@ -120,7 +120,7 @@ MLX_H2O_INLINE void unpack_bytes(const uint8_t* from, float scale, float bias,
   }
 }
 
-// Four groups of eight codes, one in each lane from its lowest bit on.
+// Four groups of eight codes, each from the lowest bit of its lane on.
 template <int Bits>
 MLX_H2O_INLINE __m128i four_groups(const uint8_t* from) {
   if constexpr (Bits == 4) return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
@@ -146,14 +146,14 @@ MLX_H2O_INLINE __m256i eight_groups(const uint8_t* from) {
 }
 
 // Elements codes, in the order of code_order: scale * table[code] + bias. The table is in a
-// register, of which an index has 4 bits: those of fewer bits stand in it again and again.
+// register with a 4-bit index: a smaller table is repeated to fill it.
 template <int Bits, int Elements>
 MLX_H2O_INLINE void unpack_codes(const uint8_t* from, const float* table, float scale, float bias,
                                  Vector (&to)[Elements / kLanes]) {
   constexpr int kGroups = Elements / 8;
   const Vector levels = multiply_add(load(table), broadcast(scale), broadcast(bias));
   const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-  __m512i words;  // the groups in a row, as often as they fit
+  __m512i words;  // the groups in order, repeated to fill the register
   if constexpr (Elements == 64) {
     words = _mm512_broadcast_i64x4(eight_groups<Bits>(from));
   } else {

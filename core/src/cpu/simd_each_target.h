@@ -1,7 +1,7 @@
-// Compiles MLX_H2O_SWEEPS, a header's name, once for each SIMD target: in the namespaces scalar,
-// avx2, avx512 and neon of where it is included, after the target's Vector. What that header needs
-// beside it is included before. Then MLX_H2O_CALL_TARGET(target, call) calls a function of the
-// target's namespace. No include guard: a file may compile several headers so.
+// Compiles MLX_H2O_SWEEPS, the name of a header, once for each SIMD target, in the namespaces
+// scalar, avx2, avx512 and neon, after the target's Vector. Include first what that header needs.
+// Then MLX_H2O_CALL_TARGET(target, call) calls a function in the target's namespace. No include
+// guard: a file may compile several headers this way.
 #include "cpu/simd_regions.h"
 
 namespace scalar {
@@ -14,7 +14,7 @@ namespace scalar {
 
 #if defined(MLX_H2O_X86)
 #if !defined(__clang__)
-// GCC takes the undefined lanes inside its own AVX-512 header for ours (GCC bug 105593).
+// GCC blames us for undefined lanes inside its own AVX-512 header (GCC bug 105593).
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"

@@ -1,7 +1,7 @@
 // The exponential function on the Vector of one SIMD target. Included once per target, after its
 // simd_*.h: hence no include guard.
 
-// Below it the exponential is taken for 0.
+// Below this the exponential is 0.
 constexpr float kLeastExponent = -87.3f;
 
 // exp(x) for x <= 0, to about 2 ulp; 0 where the result would be subnormal; NaN stays NaN.

@@ -96,7 +96,7 @@ MLX_H2O_INLINE void unpack_bytes(const uint8_t* from, float scale, float bias,
   }
 }
 
-// Elements half bytes, in the order of code_order.
+// Elements 4-bit codes, in the order of code_order.
 template <int Elements>
 MLX_H2O_INLINE void unpack_nibbles(const uint8_t* from, float scale, float bias,
                                    Vector (&to)[Elements / kLanes]) {
@@ -135,7 +135,7 @@ MLX_H2O_INLINE void unpack_codes(const uint8_t* from, const float* table, float 
   MLX_H2O_UNROLL
   for (int i = 0; i < Elements / kLanes; ++i) {
     const uint32x4_t code = vandq_u32(vshlq_u32(words, vdupq_n_s32(-Bits * i)), mask);
-    // The four bytes of the level: 4 * code and what follows.
+    // The four bytes of the level: 4 * code + 0, 1, 2, 3.
     const uint32x4_t places = vmlaq_n_u32(vdupq_n_u32(0x03020100u), code, 0x04040404u);
     to[i] = vreinterpretq_f32_u8(vqtbl4q_u8(levels, vreinterpretq_u8_u32(places)));
   }

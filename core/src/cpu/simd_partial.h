@@ -1,7 +1,7 @@
 // Included once per SIMD target, after its simd_*.h and inside its namespace and target region:
 // hence no include guard.
 
-// The first `count` lanes from memory, the rest zero; reads nothing past them.
+// The first `count` lanes from memory, the rest zero; reads nothing beyond them.
 template <typename T>
 inline Vector load_partial(const T* from, int count) {
   T lanes[kLanes] = {};
@@ -9,7 +9,7 @@ inline Vector load_partial(const T* from, int count) {
   return load(lanes);
 }
 
-// A vector, or the first lanes of one where fewer are left.
+// A full vector, or only the first `count` lanes if fewer are left.
 template <typename T>
 inline Vector load_from(const T* from, int left) {
   return left >= kLanes ? load(from) : load_partial(from, left);

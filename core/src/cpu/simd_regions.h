@@ -1,9 +1,9 @@
-// Regions of a file that are compiled for one SIMD target each. The targets are regions, not
-// compiler flags, so that every build system compiles a file alike; nothing but a kernel's own
-// headers stands inside a region, so that no shared inline function is built for it.
+// Regions of a file that are compiled for one SIMD target each. Regions instead of compiler flags,
+// so that every build system compiles a file in the same way. Only a kernel's own headers may be
+// inside a region, so that no shared inline function is compiled for its target.
 #pragma once
 
-// The processor's own vectors; MLX_H2O_SCALAR leaves them out, as another processor would.
+// The vectors of the processor; MLX_H2O_SCALAR disables them, as on any other processor.
 #if defined(__x86_64__) && !defined(MLX_H2O_SCALAR)
 #define MLX_H2O_X86
 #include <immintrin.h>
@@ -12,7 +12,7 @@
 #include <arm_neon.h>
 #endif
 
-// GCC takes a function that only prefetches for one without effect, and drops calls of it.
+// GCC considers a function that only prefetches free of effects, and drops calls of it.
 #define MLX_H2O_INLINE inline __attribute__((always_inline))
 
 #define MLX_H2O_PRAGMA(text) _Pragma(#text)

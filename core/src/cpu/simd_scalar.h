@@ -92,7 +92,7 @@ MLX_H2O_INLINE void unpack_bytes(const uint8_t* from, float scale, float bias,
   }
 }
 
-// Elements half bytes, in the order of code_order.
+// Elements 4-bit codes, in the order of code_order.
 template <int Elements>
 MLX_H2O_INLINE void unpack_nibbles(const uint8_t* from, float scale, float bias,
                                    Vector (&to)[Elements / kLanes]) {

@@ -26,8 +26,8 @@ int processors() {
   return static_cast<int>(std::thread::hardware_concurrency());
 }
 
-// Processors that the control group grants, rounded up; 0 where it sets no limit. Container
-// runtimes limit by this quota and leave the affinity as it is.
+// Processors that the control group grants, rounded up; 0 if it sets no limit. Container runtimes
+// limit by this quota and leave the affinity unchanged.
 int quota() {
   double microseconds = 0;
   double period = 0;

@@ -1,7 +1,7 @@
-// One caller at a time owns the pool (`owned`); any other does its own work alone, so nobody waits
-// for anybody's job. A job is published in `ticket`, and a worker that wants to help takes a place
-// there in the same atomic step that makes sure the job is still open: a worker that wakes up too
-// late takes no part, and the caller waits only for those that took a place.
+// One caller at a time owns the pool (`owned`); any other caller does its work alone, so nobody
+// waits for another caller's job. A job is published in `ticket`. A worker joins by taking a place
+// there, in one atomic step that also checks that the job is still open: a worker that wakes up too
+// late stays out, and the caller waits only for workers that took a place.
 #include "cpu/thread_pool.h"
 
 #include <algorithm>
@@ -18,9 +18,9 @@
 namespace mlx_h2o::kernels {
 namespace {
 
-// How long a worker looks for the next job before it sleeps: waking it costs the caller a system
-// call and the job some microseconds. While it looks it offers its processor to others, the caller
-// among them, who may share it.
+// How long a worker spins for the next job before it sleeps: waking it costs the caller a system
+// call and the job some microseconds. While it spins it yields its processor, which it may share
+// with the caller.
 constexpr auto kPatience = std::chrono::microseconds(20);
 
 inline void relax() {
@@ -31,8 +31,8 @@ inline void relax() {
 #endif
 }
 
-// The fields of a ticket, from the lowest bit on: workers inside, free places, number of the job.
-// A job is open while it has free places.
+// The fields of a ticket, from the lowest bit on: workers inside, free places, number of the job. A
+// job is open while it has free places.
 constexpr uint64_t kInside = 1;
 constexpr uint64_t kPlace = uint64_t{1} << 16;
 constexpr uint64_t kNumber = uint64_t{1} << 32;
@@ -59,14 +59,14 @@ struct Job {
 class Workers {
  public:
   explicit Workers(int count) {
-    // Signals are for the threads of the program.
+    // Block all signals in workers: they are for the threads of the program.
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     try {
       for (int i = 0; i < count; ++i) threads_.emplace_back([this] { live(); });
     } catch (const std::system_error&) {
-      // No more threads are to be had: those that there are do the work.
+      // The system has no more threads: work with those that started.
     }
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
     wanted_ = count;
@@ -84,7 +84,7 @@ class Workers {
     for (std::thread& thread : threads_) thread.join();
   }
 
-  /// How many were asked for.
+  /// The number of threads that were requested.
   int wanted() const { return wanted_; }
 
   void run(const Job& job, uint64_t helpers) {
@@ -94,7 +94,7 @@ class Workers {
     ticket_.store((number(last) + 1) * kNumber + helpers * kPlace);
     wake(std::min(helpers, sleepers_.load()));
     job.work(next_, 0);
-    // Who has not come by now need not come.
+    // Close the job to workers that have not joined yet.
     ticket_.fetch_and(~(kNumber - kPlace), std::memory_order_acq_rel);
     for (int turn = 0; inside(ticket_.load(std::memory_order_acquire)) != 0; ++turn) {
       turn < 1000 ? relax() : std::this_thread::yield();
@@ -104,7 +104,7 @@ class Workers {
  private:
   void wake(uint64_t count) {
     if (count == 0) return;
-    // Whoever has counted itself a sleeper holds the lock until it does sleep.
+    // A worker that is counted as sleeping holds the lock until it sleeps, so it will be woken.
     {
       const std::lock_guard<std::mutex> lock(mutex_);
     }
@@ -120,7 +120,7 @@ class Workers {
     return (places(ticket) != 0 && number(ticket) != seen) || stop_.load();
   }
 
-  /// Waits for a job other than number `seen`; false: the end has come instead.
+  /// Waits for a job with another number than `seen`; false: the pool stops instead.
   bool wait_for_job(uint64_t seen) {
     const auto until = std::chrono::steady_clock::now() + kPatience;
     do {
@@ -137,14 +137,14 @@ class Workers {
     return !stop_.load();
   }
 
-  /// Takes a place in the job that is open, if there is still one; returns the job's number.
+  /// Takes a place in the open job, if there still is one, and works; returns the job's number.
   uint64_t help(uint64_t seen) {
     uint64_t ticket = ticket_.load(std::memory_order_acquire);
     do {
       if (places(ticket) == 0 || number(ticket) == seen) return seen;
     } while (!ticket_.compare_exchange_weak(ticket, ticket + kInside - kPlace,
                                             std::memory_order_acq_rel));
-    // The free places count down, so that each worker of a job has a number of its own above 0.
+    // Free places count down, so each worker of a job gets its own number, above 0.
     job_.work(next_, static_cast<int>(places(ticket)));
     ticket_.fetch_sub(kInside, std::memory_order_release);
     return number(ticket);
@@ -161,10 +161,10 @@ class Workers {
   alignas(64) std::atomic<uint64_t> sleepers_{0};
 };
 
-// Who holds `owned` may use `workers`.
+// The owner of `owned` may use `workers`.
 std::atomic<bool> owned{false};
 Workers* workers = nullptr;
-Workers* lost = nullptr;  // of the process that this one was forked from: its threads are not here
+Workers* lost = nullptr;  // left over in a forked child: its threads do not exist here
 
 void begin_child() {
   lost = workers;
@@ -184,8 +184,8 @@ Workers& workers_for(int threads) {
   return *workers;
 }
 
-// At the end of the process the threads are joined, and `owned` stays taken: streams that still
-// run then do their work alone.
+// At the end of the process, join the threads and keep `owned` taken: streams that still run then
+// do their work alone.
 struct Ending {
   ~Ending() {
     while (owned.exchange(true, std::memory_order_acquire)) std::this_thread::yield();

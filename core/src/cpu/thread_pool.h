@@ -1,4 +1,4 @@
-// The threads that kernels share: one small pool per process, without MLX.
+// The threads that kernels share: one small pool per process, independent of MLX.
 #pragma once
 
 #include <cstdint>
@@ -19,16 +19,15 @@ void run(int64_t count, int64_t grain, int max_workers, Body body, const void* c
 }  // namespace pool
 
 /// Calls function(index) or function(index, worker) for every index of [0, count), on at most
-/// `max_workers` threads, the calling one among them; returns when all calls are done and their
-/// writes are seen by the caller. `worker` is below `max_workers`, and no two calls at the same
-/// time have the same: it chooses scratch memory. Which worker takes which index is left open, so
-/// results must not depend on it.
+/// `max_workers` threads, including the caller; returns when all calls are done and the caller sees
+/// their writes. `worker` is below `max_workers`, and unique among concurrent calls: it selects
+/// scratch memory. Any worker may get any index, so results must not depend on it.
 ///
-/// A thread takes `grain` indices at a time; where count <= grain everything happens on the calling
-/// thread, and so it does while another caller has the pool, inside such a call, and after the
-/// end of main. Nothing here waits for a thread to wake up: the caller works too, and threads that
-/// come too late find nothing to do. `function` must not throw. Costs about 2 microseconds more
-/// than a loop where threads are awake or asleep, and nothing with one thread.
+/// A thread takes `grain` indices at a time. Everything runs on the calling thread if count <=
+/// grain, while another caller has the pool, inside such a call, and after the end of main. Nothing
+/// here waits for a thread to wake up: the caller works too, and threads that come too late find
+/// nothing to do. `function` must not throw. Costs about 2 microseconds more than a loop, whether
+/// threads are awake or asleep, and nothing with one thread.
 template <typename Function>
 void parallel_for(int64_t count, const Function& function, int64_t grain = 1,
                   int max_workers = kMaxThreads) {

@@ -1,4 +1,4 @@
-// The operation that folds rows into others: checks, MLX primitive, hand-over to the kernel.
+// The operation that folds rows into others: argument checks, the MLX primitive, the kernel call.
 #include <memory>
 #include <utility>
 #include <vector>
@@ -20,7 +20,7 @@ namespace {
 constexpr const char* kFold = "fold";
 
 /// Inputs: keys, values, bias, mass, weights and eligibility of the rows, and the slots that stay.
-/// Outputs: slots, keys, values, bias and mass of the rows that change.
+/// Outputs: slots, keys, values, bias and mass of the changed rows.
 class Fold : public CpuPrimitive {
  public:
   Fold(mx::Stream stream, double share) : CpuPrimitive(stream, kFold), share_(share) {}

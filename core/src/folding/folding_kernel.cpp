@@ -15,10 +15,10 @@ namespace {
 constexpr float kLeastWeight = 1e-9f;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// Some rows of a head as vectors whose distances count.
+// Some rows of a head as scaled vectors, whose distances decide which rows are folded into which.
 struct Features {
   std::vector<int> slots;
-  std::vector<float> vectors;  // in whole vectors of the widest target, padded with zeros
+  std::vector<float> vectors;  // padded with zeros to whole vectors of the widest target
   std::vector<float> squares;
 };
 
@@ -72,7 +72,7 @@ void copy_scaled(const T* from, int width, float factor, float* to) {
 
 int64_t padded_width(const FoldingArguments& a) { return (a.width + a.value_width + 15) / 16 * 16; }
 
-// The factors of keys and values in a vector.
+// The factors that scale keys and values in these vectors.
 struct Factors {
   float of_keys, of_values;
 };
@@ -100,7 +100,7 @@ void fill(const Head& head, Factors factors, Features& rows) {
   }
 }
 
-// new_rows[place] = the mean by weight of the row at `into` and of those that are folded into it.
+// new_rows[place] = the weighted mean of the row at `into` and of the rows folded into it.
 template <typename T>
 void fold_rows(const Head& head, int width, const T* (Head::*row_of)(int) const,
                const std::vector<int>& going, const std::vector<int>& into, T* new_rows) {
@@ -131,7 +131,7 @@ void fold_head(const Head& head, SimdTarget target) {
     if (next < a.keep && head.kept(next) == row) {
       ++next;
       if (head.is_eligible(row)) stayers.slots.push_back(row);
-    } else if (static_cast<int>(going.slots.size()) < a.going()) {  // whatever is in `kept`
+    } else if (static_cast<int>(going.slots.size()) < a.going()) {  // even if `kept` is wrong
       going.slots.push_back(row);
     }
   }

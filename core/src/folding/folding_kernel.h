@@ -1,4 +1,4 @@
-// Which rows of a cache are folded into which, and what becomes of them, on plain memory: no MLX in
+// Which rows of a cache are folded into which, and the resulting rows, on plain memory: no MLX in
 // here.
 #pragma once
 
@@ -11,22 +11,22 @@ namespace mlx_h2o::kernels {
 /// One call. Strides count elements; the last axis of keys and values has stride 1.
 struct FoldingArguments {
   int batch, heads, rows, width, value_width;
-  int keep;  // rows that stay of each head; `going` is the number of the others
+  int keep;  // rows that stay in each head; `going` is the number of evicted rows
   int going() const { return rows - keep; }
   ElementType type;
   const void* keys;    // [batch, heads, rows, width]
   const void* values;  // [batch, heads, rows, value_width]
   int64_t key_strides[3], value_strides[3];
-  // [batch, heads, rows]: ln n of the n rows that each stands for, what adds up, the weights in
-  // means, and whether others may be folded into a row.
+  // [batch, heads, rows]: ln n of the n rows that each row stands for, the masses, which add up,
+  // the weights in means, and whether others may be folded into a row.
   const float *bias, *mass, *weights;
   const bool* eligible;
   int64_t bias_strides[3], mass_strides[3], weight_strides[3], eligible_strides[3];
-  double share;          // of the rows that go, those that are folded, rounded up
+  double share;          // of the evicted rows, the share to fold, rounded up
   const uint32_t* kept;  // [batch, heads, keep], ascending
   int64_t kept_strides[3];
 
-  // Contiguous. Of the rows that change, one for each row that goes.
+  // Contiguous: the changed rows, one for each evicted row.
   uint32_t* into;  // [batch, heads, going]: their slots
   void* new_keys;  // [batch, heads, going, width]
   void* new_values;
@@ -34,7 +34,7 @@ struct FoldingArguments {
   float* new_mass;
 };
 
-/// Folds each row that goes into the nearest row that stays and is eligible, as
+/// Folds each evicted row into the nearest eligible row that stays, as
 /// python/mlx_h2o/operations/composed/folding.py defines it.
 void fold(const FoldingArguments& arguments, SimdTarget target);
 

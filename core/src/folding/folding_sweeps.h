@@ -1,8 +1,8 @@
 // The search for the nearest rows over the Vector of one SIMD target. Included once per target,
 // after its simd_*.h and simd_partial.h: hence no include guard.
 
-// nearest[i] = the stayer that row i of those that go is nearest to, the first of equals, and
-// apart[i] the squared distance. A row has `width` floats, whole vectors.
+// nearest[i] = the stayer nearest to evicted row i, the first in a tie; apart[i] = the squared
+// distance. A row has `width` floats, whole vectors.
 inline void find_nearest(const Features& going, const Features& stayers, int64_t width,
                          int* nearest, float* apart) {
   constexpr int kTogether = 4;

@@ -8,7 +8,7 @@
 #include "cpu/thread_pool.h"
 
 #if defined(__clang__)
-#pragma STDC FP_CONTRACT OFF  // GCC is told by CMake
+#pragma STDC FP_CONTRACT OFF  // CMake sets it for GCC
 #endif
 
 namespace mlx_h2o::kernels {
@@ -119,7 +119,7 @@ void quantize_rows(const QuantizationArguments& a, SimdTarget target) {
     }
     quantize_row(a.type, row, a.width, packed_row(a.type, a.to, a.width, slot), target);
   };
-  // Some thousand elements are a few microseconds.
+  // A few thousand elements take a few microseconds, which is worth a thread.
   parallel_for(int64_t{a.batch} * a.heads * a.new_rows, quantize_one,
                std::max<int64_t>(1, 16384 / a.width));
 }

@@ -21,32 +21,32 @@ void with_type(ElementType type, const Use& use) {
   }
 }
 
-/// One packed row: element i has the bits [i * bits, (i + 1) * bits) of its words, counted from the
-/// lowest bit of the first; a scale and a bias stand for each `group_size` elements.
+/// One packed row: element i takes the bits [i * bits, (i + 1) * bits) of its words, counted from
+/// the lowest bit of the first; each `group_size` elements share a scale and a bias.
 struct PackedRow {
   uint32_t* words = nullptr;
   void* scales = nullptr;
   void* biases = nullptr;
   int bits = 8;         // 2, 3, 4, 5, 6 or 8
   int group_size = 64;  // 32, 64 or 128
-  // Where there is one, the row is codes of its direction in 2, 3 or 4 bits, and the only scale is
-  // its norm, in float32.
+  // If set, the row is codes of its direction in 2, 3 or 4 bits, and its only scale is its norm, in
+  // float32.
   const Codebook* codes = nullptr;
 };
 
-/// Packs `width` elements as mx.quantize (affine mode, CPU) does, bit for bit. `type` is that of
-/// the elements, scales and biases.
+/// Packs `width` elements as mx.quantize (affine mode, CPU) does, bit for bit. `type` is the type
+/// of the elements, scales and biases.
 void quantize_row(ElementType type, const void* from, int width, const PackedRow& to,
                   SimdTarget target);
 
-/// level * scale + bias of each element, in float32; of codes in the basis of the row.
+/// level * scale + bias of each element, in float32; codes are also rotated back.
 void dequantize_row(ElementType type, const PackedRow& row, int width, float* to);
 
 /// Row number `row` of contiguous packed arrays whose first row is `first`.
 PackedRow packed_row(ElementType type, const PackedRow& first, int width, int64_t row);
 
-/// New rows of one tensor and the packed tensor they go to. The last axis of the rows has stride 1;
-/// the packed arrays are contiguous.
+/// New rows, and the packed array they go to. The last axis of the rows has stride 1; the packed
+/// arrays are contiguous.
 struct QuantizationArguments {
   int batch, heads, new_rows;
   int rows, width;          // of the packed tensor
@@ -56,7 +56,7 @@ struct QuantizationArguments {
   const uint32_t* slots;    // [batch, heads, new_rows]; beyond the last row: the last row
   int64_t slot_strides[3];
   PackedRow to;  // the first of [batch, heads, rows]
-  void* dense;   // or the first of rows that stay as they are
+  void* dense;   // or the first row of unpacked storage
 };
 
 /// Writes each new row to its slot, shared by the threads of thread_pool.h.

@@ -1,7 +1,7 @@
-// Quantisation of one row, in loops that compilers vectorise for the target of the region. Included
-// once per SIMD target: hence no include guard.
+// Quantises one row, in loops that compilers vectorise for the target of the region. Included once
+// per SIMD target: hence no include guard.
 
-// MLX's choice: the edge of the greater magnitude is representable exactly, and so is 0.
+// As MLX chooses them: the edge of greater magnitude and 0 are represented exactly.
 inline Affine affine_of_group(const float* values, int count, float levels) {
   constexpr int kParts = 16;
   float low[kParts];
@@ -11,7 +11,7 @@ inline Affine affine_of_group(const float* values, int count, float levels) {
   for (int first = 0; first < count; first += kParts) {  // a group is 32, 64 or 128
     for (int i = 0; i < kParts; ++i) {
       const float value = values[first + i];
-      low[i] = value < low[i] ? value : low[i];  // in this order NaN is passed over
+      low[i] = value < low[i] ? value : low[i];  // this order ignores NaN
       high[i] = value > high[i] ? value : high[i];
     }
   }
@@ -40,7 +40,7 @@ void quantize(const T* from, const PackedRow& to, int width) {
     for (int i = 0; i < to.group_size; ++i) {
       const float level = std::rint((values[i] - bias) / scale);
       const float below = level < levels ? level : levels;
-      // In this order NaN becomes 0.
+      // This order turns NaN into 0.
       packed[i] = static_cast<uint8_t>(static_cast<int>(level > 0 ? below : 0.0f));
     }
     writer.put(packed, to.group_size, to.bits);

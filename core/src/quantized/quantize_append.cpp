@@ -1,4 +1,4 @@
-// The operation that quantises rows into their slots: checks, the MLX primitive, the hand-over.
+// The operation that quantises rows into their slots: checks, the MLX primitive, the kernel call.
 #include <memory>
 #include <utility>
 
@@ -19,7 +19,7 @@ namespace {
 
 constexpr const char* kQuantizeAppend = "quantize_append";
 
-/// How many arrays keys and values are stored in, and with what settings.
+/// The number of arrays that keys and values are stored in, and the settings.
 struct AppendSettings {
   int arrays[2];  // 1: dense; 2: words and norms; 3: words, scales and biases
   int bits[2];
@@ -30,7 +30,7 @@ struct AppendSettings {
 };
 
 /// Inputs: the arrays of the keys, those of the values, new keys, new values, and the slots.
-/// Outputs: the stored arrays, in the buffers of the inputs where nothing else holds those.
+/// Outputs: the stored arrays, each in the buffer of its input if nothing else holds it.
 class QuantizeAppend : public CpuPrimitive {
  public:
   QuantizeAppend(mx::Stream stream, const AppendSettings& settings)

@@ -25,7 +25,7 @@ double mass(double angle, int power) {
   return total;
 }
 
-// Where so much of the mass from 0 to pi / 2 lies below, by bisection.
+// The angle below which `share` of the mass from 0 to pi / 2 lies, by bisection.
 double angle_of(double share, int power) {
   double low = 0, high = kRightAngle;
   const double wanted = share * mass(high, power);
@@ -36,8 +36,8 @@ double angle_of(double share, int power) {
   return low;
 }
 
-// The upper half of the levels, ascending: from the middles of equal shares of the density
-// (1 - y^2)^((d-3)/2) on, again and again the mean of what is nearest (Lloyd 1957, Max 1960).
+// The upper half of the levels, ascending. They start at the middles of equal shares of the density
+// (1 - y^2)^((d-3)/2); each step moves every level to the mean of its cell (Lloyd 1957, Max 1960).
 std::vector<double> upper_levels(int size, int bits) {
   const int power = size - 2, half = 1 << (bits - 1);
   std::vector<double> found;
@@ -75,7 +75,7 @@ std::pair<uint32_t, uint32_t> drawn(uint32_t seed, uint32_t first, uint32_t seco
   return {first, second};
 }
 
-// The Walsh-Hadamard transform over sqrt(d), in place.
+// The Walsh-Hadamard transform, divided by sqrt(d), in place.
 void transform(float* row, int size) {
   for (int half = 1; half < size; half *= 2) {
     for (int first = 0; first < size; first += 2 * half) {
@@ -138,7 +138,7 @@ void restore(const std::vector<float>& signs, float* row) {
 void encode_row(const Codebook& book, float* row, uint32_t* words, float* norm) {
   double squares = 0;
   for (int i = 0; i < book.size; ++i) squares += double{row[i]} * double{row[i]};
-  const float length = std::sqrt(static_cast<float>(squares));  // inf where the squares are
+  const float length = std::sqrt(static_cast<float>(squares));  // inf if the sum is
   const float safe = length > kLeastNorm ? length : kLeastNorm;
   for (int i = 0; i < book.size; ++i) row[i] /= safe;
   rotate(book.signs, row);

@@ -22,7 +22,7 @@ constexpr const char* kEncode = "encode_rows";
 constexpr const char* kDecode = "decode_rows";
 constexpr int64_t kTogether = 128;  // rows that are worth an item
 
-/// Inputs: rows [B, H, N, D], or words and norms. Outputs: the others.
+/// Inputs: rows [B, H, N, D], or words and norms. Outputs: the other of the two.
 class TurboRows : public NewArrays {
  public:
   TurboRows(mx::Stream stream, bool encodes, int size, int bits, uint32_t seed)
@@ -57,7 +57,7 @@ class TurboRows : public NewArrays {
       mx::array& dense = encodes ? inputs[0] : outputs[0];
       const kernels::ElementType type = element_type(dense.dtype());
       const int64_t count = static_cast<int64_t>(dense.size()) / size;
-      // The kernels write such rows elsewhere: they take no const.
+      // The kernels also write to rows of this type, so it takes no const.
       const auto memory = [&](size_t i) {
         return encodes ? outputs[i].data<void>() : const_cast<char*>(flat[i].data<char>());
       };
@@ -97,7 +97,7 @@ void check_size(const char* operation, int size) {
 std::vector<mx::array> encode_rows(const mx::array& rows, int bits, int seed,
                                    mx::StreamOrDevice s) {
   Arguments given(kEncode);
-  mx::Shape shape;  // there may be none
+  mx::Shape shape;  // memory for the result of found_rows
   given.array(found_rows(rows, 1, INT_MAX, shape));
   given.one_of("bits", bits);
   const int size = given["D"];
@@ -113,7 +113,7 @@ mx::array decode_rows(const mx::array& words, const mx::array& norms, int bits, 
                       mx::Dtype dtype, mx::StreamOrDevice s) {
   Arguments given(kDecode);
   given.code_bits(bits);
-  mx::Shape shapes[2];  // there may be none
+  mx::Shape shapes[2];  // memory for the results of found_rows
   const Found parts[2] = {found_rows(words, 1, INT_MAX, shapes[0]),
                           found_rows(norms, 1, INT_MAX, shapes[1])};
   given.rows(parts, 2);

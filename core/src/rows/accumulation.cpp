@@ -1,4 +1,4 @@
-// The operation that takes scores into the moving average: checks, MLX primitive, hand-over.
+// The operation that updates the moving average with scores: checks, MLX primitive, kernel call.
 #include <memory>
 #include <utility>
 

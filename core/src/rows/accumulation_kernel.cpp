@@ -1,4 +1,4 @@
-// Compiles the loops once per SIMD target and chooses among them at run time.
+// Compiles the loops once per SIMD target and selects one at run time.
 #include "rows/accumulation_kernel.h"
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 #include "cpu/thread_pool.h"
 
 #if defined(__clang__)
-#pragma STDC FP_CONTRACT OFF  // GCC is told by CMake
+#pragma STDC FP_CONTRACT OFF  // CMake sets it for GCC
 #endif
 
 namespace mlx_h2o::kernels {
@@ -40,7 +40,7 @@ void accumulate_scores(const AccumulationArguments& a, SimdTarget target) {
       [&](int64_t item) {
         const int64_t head = item / blocks;
         const auto first = static_cast<int>(item % blocks * kBlock);
-        // Within a block the queries of the members are not evenly apart: one query at a time.
+        // A block cannot describe the query stride of these scores: take one query at a time.
         for (int query = 0; query < a.query_count; ++query) {
           ScoredBlock block;
           block.count = std::min(kBlock, a.rows - first);

@@ -1,4 +1,4 @@
-// The moving average of scores, on plain memory: no MLX in here, so that tests can drive it alone.
+// The moving average of scores, on plain memory: no MLX in here, so that tests can run it alone.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ struct Decay {
   static Decay of(double a) { return {static_cast<float>(a), static_cast<float>(1 - a)}; }
 };
 
-/// Some rows of one head that follow each other, and scores of queries for them.
+/// Some consecutive rows of one head, and the scores of queries for them.
 struct ScoredBlock {
   int count;  // rows
   // The scores of member m of the group for query q begin at (m * query_count + q) * stride.
@@ -27,10 +27,10 @@ struct ScoredBlock {
   float* importance = nullptr;  // [count], updated
 };
 
-/// Takes the queries in, in order. For each query `s` is the mean of the row's scores that are not
-/// masked (-inf or NaN); a row without one stays as it is, and a row that is NaN, not yet scored,
+/// Adds the queries in order. For each query, `s` is the mean of the row's unmasked scores (neither
+/// -inf nor NaN). A row without unmasked scores does not change; a row that is NaN, not yet scored,
 /// becomes |s|. Multiplications and additions are not fused, so that every back end and language
-/// can repeat them. O(group * queries * count).
+/// can reproduce the results. O(group * queries * count).
 void accumulate_block(const ScoredBlock& block, SimdTarget target);
 
 /// One call. Strides count elements; the last axis of scores has stride 1.
@@ -43,8 +43,8 @@ struct AccumulationArguments {
   Decay decay;
 };
 
-/// Takes in the queries in order. O(batch * heads * group * query_count * rows), shared by the
-/// threads of thread_pool.h.
+/// Adds the queries in order. O(batch * heads * group * query_count * rows), shared by the threads
+/// of thread_pool.h.
 void accumulate_scores(const AccumulationArguments& arguments, SimdTarget target);
 
 }  // namespace mlx_h2o::kernels

@@ -1,6 +1,6 @@
-// One pass over the rows of a head: the moving average. In the compiler's own vectors, which every
-// target has; the rows behind the last whole vector one by one, by the same text. Included once per
-// SIMD target, after its simd_*.h: hence no include guard.
+// One pass over the rows of a head: the moving average. It uses the compiler's own vectors, which
+// every target has, and handles the rest of the rows one by one with the same template. Included
+// once per SIMD target, after its simd_*.h: hence no include guard.
 
 using Floats = float __attribute__((vector_size(sizeof(Vector))));
 using Ints = int32_t __attribute__((vector_size(sizeof(Vector))));
@@ -23,7 +23,7 @@ inline Floats absolute(Floats value) {
   return lanes_at<Floats>(&bits);
 }
 
-// The mean of the scores that are not masked (-inf or NaN), and their number.
+// The mean of the unmasked scores (neither -inf nor NaN), and their number.
 template <typename Float>
 struct Mean {
   Float value{}, count{};
@@ -39,8 +39,8 @@ struct Mean {
   }
 };
 
-// C = keep * C + take * |mean|; `before` is C. Members is the number of the group's members where
-// that is a small power of two, else 0.
+// C = keep * C + take * |mean|; `before` is C. Members is the number of group members if it is a
+// small power of two, else 0.
 template <int Members, typename Float>
 inline Float averaged(const float* scores, int64_t stride, int members, Decay decay, Float before) {
   const auto with = [&](Float score) {
@@ -53,14 +53,14 @@ inline Float averaged(const float* scores, int64_t stride, int members, Decay de
     for (int member = 1; member < Members; ++member) {
       sum += lanes_at<Float>(scores + member * stride);
     }
-    // Nothing is masked, and the product by a power of two has the bits of the division.
+    // Nothing is masked, and multiplying by a power of two gives the same bits as dividing.
     if (all_finite(sum)) return with(absolute(sum * (1.0f / Members)));
   }
   const Mean<Float> mean(scores, stride, members);
   return mean.count > 0 ? with(absolute(mean.value)) : before;
 }
 
-// Whole vectors of rows, then those behind them: `work` is told the first row, and the type to use.
+// Calls `work` with the first row and the type to use: whole vectors first, then single rows.
 template <typename Work>
 inline void for_rows(int count, const Work& work) {
   int row = 0;
@@ -70,7 +70,7 @@ inline void for_rows(int count, const Work& work) {
 
 template <int Members>
 inline void take_in_group(const ScoredBlock& block) {
-  const ScoredBlock b = block;  // which no store can change
+  const ScoredBlock b = block;  // a copy, so that the compiler knows that stores do not change it
   for_rows(b.count, [&](int row, auto of_type) {
     auto importance = lanes_at<decltype(of_type)>(b.importance + row);
     for (int query = 0; query < b.query_count; ++query) {

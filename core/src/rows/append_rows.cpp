@@ -1,5 +1,5 @@
-// New rows behind the others, in one call: the graph of MLX's own operations, built without Python
-// between them, which counts where it is built for every layer and token.
+// Appends rows in one call: a graph of MLX's own operations, built without Python in between,
+// because the time to build it counts for every layer and token.
 #include <vector>
 
 #include <mlx/ops.h>

@@ -1,4 +1,4 @@
-// Rows that stay close the gaps of those that go: the MLX primitive and its task.
+// Moves rows that stay into the slots of evicted rows: the MLX primitive and its task.
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -18,7 +18,7 @@ namespace {
 
 constexpr const char* kCompactRows = "compact_rows";
 
-/// Inputs: a buffer [B, H, C, ...] and kept uint32 [b, H, K]. Output: the buffer, in place where
+/// Inputs: a buffer [B, H, C, ...] and kept uint32 [b, H, K]. Output: the buffer, in place if
 /// nothing else holds it.
 class CompactRows : public CpuPrimitive {
  public:
@@ -39,7 +39,7 @@ class CompactRows : public CpuPrimitive {
   int start_, tail_;
 };
 
-/// The arrays own nothing.
+/// The arrays own no memory.
 struct Compaction {
   mx::array before, buffer, kept;
   std::vector<int> lines;
@@ -66,7 +66,7 @@ struct Compaction {
       std::memmove(rows + static_cast<size_t>(to) * row_bytes,
                    rows + static_cast<size_t>(from) * row_bytes, row_bytes);
     };
-    // Ascending: the first of them fill slots below `keep`, and the last ones lie beyond.
+    // Ascending: the first slots lie below `keep`; the last ones fill the holes between them.
     int last = keep - 1, next = 0;
     for (int hole = 0; hole < keep; ++hole) {
       if (next <= last && slot(line, head, next) == hole) {
@@ -85,7 +85,7 @@ struct Compaction {
 };
 
 void CompactRows::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
-  // What ranked the rows may still read them, and would make a copy of the whole buffer necessary.
+  // Queued work that ranked the rows may still hold the buffer, which would force a copy: wait.
   if (!inputs[0].is_donatable()) mx::synchronize(stream());
   const bool in_place = take_over(inputs[0], outputs[0]);
   auto& encoder = mx::cpu::get_command_encoder(stream());

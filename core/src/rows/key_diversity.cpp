@@ -1,4 +1,4 @@
-// The operation that ranks rows by their keys: checks, the MLX primitive, the hand-over.
+// The operation that ranks rows by their keys: checks, the MLX primitive, the kernel call.
 #include <memory>
 #include <utility>
 

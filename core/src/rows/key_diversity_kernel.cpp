@@ -1,4 +1,4 @@
-// Compiles the sweeps once per SIMD target and chooses among them at run time.
+// Compiles the sweeps once per SIMD target and selects one at run time.
 #include "rows/key_diversity_kernel.h"
 
 #include <algorithm>
@@ -27,7 +27,7 @@ void key_diversity(const KeyDiversityArguments& arguments, SimdTarget target) {
       [&](int64_t item) {
         const auto batch = static_cast<int>(item / arguments.heads);
         const auto head = static_cast<int>(item % arguments.heads);
-        // Room for whole vectors of the widest target; kept for the thread's next head.
+        // Memory for whole vectors of the widest target, kept for the next head of the thread.
         thread_local std::vector<float> mean;
         mean.resize((static_cast<size_t>(arguments.width) + 15) / 16 * 16);
         MLX_H2O_CALL_TARGET(target, diversity(arguments, batch, head, mean.data()));

@@ -16,9 +16,9 @@ struct KeyDiversityArguments {
   float* result;  // [batch, heads, rows], contiguous
 };
 
-/// result: minus the cosine of each key with the mean of the normalised keys of its head,
-/// in float32; a key of zeros gets 0. Keys are read twice. The heads are shared by the threads of
-/// thread_pool.h.
+/// result: minus the cosine of each key with the mean of the normalised keys of its head, in
+/// float32; a key of zeros gets 0. Reads the keys twice. The threads of thread_pool.h share the
+/// heads.
 void key_diversity(const KeyDiversityArguments& arguments, SimdTarget target);
 
 }  // namespace mlx_h2o::kernels

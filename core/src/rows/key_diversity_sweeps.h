@@ -28,7 +28,7 @@ inline void add_scaled(const T* key, float factor, int width, float* sums) {
   }
 }
 
-// `mean` has room for the width in whole vectors. The result holds the reciprocal norms meanwhile.
+// `mean` has room for the width in whole vectors. `result` first holds the reciprocal norms.
 template <typename T>
 void diversity_of_head(const T* keys, int64_t stride, int rows, int width, float* mean,
                        float* result) {
@@ -37,11 +37,11 @@ void diversity_of_head(const T* keys, int64_t stride, int rows, int width, float
   for (int row = 0; row < rows; ++row) {
     const T* key = keys + row * stride;
     const float norm = std::sqrt(squared_norm(key, width));
-    // Not std::max: it would hide NaN.
+    // Not std::max, which would hide NaN.
     result[row] = 1 / (norm < kLeastNorm ? kLeastNorm : norm);
     add_scaled(key, result[row], width, mean);
   }
-  // The mean's length drops out of the cosine, unless it is next to nothing.
+  // The length of the mean cancels in the cosine, unless it is almost 0.
   const float norm = std::sqrt(squared_norm(mean, width)) / static_cast<float>(rows);
   const float factor = -1 / ((norm < kLeastNorm ? kLeastNorm : norm) * static_cast<float>(rows));
   for (int row = 0; row < rows; ++row) {

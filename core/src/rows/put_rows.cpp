@@ -1,4 +1,4 @@
-// Rows into their slots, in place.
+// Writes rows to their slots, in place.
 #include <cstring>
 #include <memory>
 #include <utility>
@@ -19,7 +19,7 @@ namespace {
 constexpr const char* kPutRows = "put_rows";
 
 /// Inputs: a buffer [B, H, C, ...], slots uint32 [B, H, n], rows [B, H, n, ...]. Output: the
-/// buffer, in place where nothing else holds it.
+/// buffer, in place if nothing else holds it.
 class PutRows : public CpuPrimitive {
  public:
   explicit PutRows(mx::Stream stream) : CpuPrimitive(stream, kPutRows) {}
@@ -31,7 +31,7 @@ class PutRows : public CpuPrimitive {
   bool is_equivalent(const Primitive& /*other*/) const override { return true; }
 };
 
-/// The arrays own nothing.
+/// The arrays own no memory.
 struct Writing {
   mx::array before, buffer, slots, rows;
   bool in_place;
@@ -65,7 +65,7 @@ struct Writing {
 };
 
 void PutRows::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
-  // What the rows are made of may still be read, which would make a copy of the buffer necessary.
+  // Queued work that makes the rows may still hold the buffer, which would force a copy: wait.
   if (!inputs[0].is_donatable()) mx::synchronize(stream());
   const bool in_place = take_over(inputs[0], outputs[0]);
   mx::cpu::get_command_encoder(stream()).dispatch(Writing{

@@ -1,4 +1,4 @@
-// Room for all rows of a cache at once: the kernel commits its pages as they are written.
+// Reserves room for all rows of a cache at once; the kernel commits pages as they are written.
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -34,8 +34,8 @@ struct Pages {
     if (end > first) bytes = static_cast<size_t>(end - first);
   }
 
-  // They read as zeros from then on, and take no memory until they are written again. Elsewhere
-  // the call promises neither.
+  // Frees the pages, which then read as zeros until they are written again. Only Linux promises
+  // both.
   size_t give_back() const {
 #if defined(__linux__)
     if (bytes > 0 && madvise(first, bytes, MADV_DONTNEED) == 0) return bytes;
@@ -67,10 +67,10 @@ mx::array reserved_rows(const mx::Shape& shape, mx::Dtype dtype) {
   auto* first = found.data<char>();
   const Pages pages(first, first + bytes);
 #if defined(MADV_NOHUGEPAGE)
-  // Else the first row of each head may commit 2 MiB. Where the kernel has none, nothing is lost.
+  // Otherwise the first row of each head may commit 2 MiB. Kernels without huge pages ignore it.
   if (pages.bytes > 0) madvise(pages.first, pages.bytes, MADV_NOHUGEPAGE);
 #endif
-  // What an allocator has used before is still in memory.
+  // Memory that the allocator used before is still committed.
   if (pages.give_back() == 0) {
     std::memset(first, 0, bytes);
   } else {
@@ -87,7 +87,7 @@ size_t discard_rows(mx::array& buffer, int from) {
   if (from < 0 || from > rows) {
     fail("discard_rows", "from is ", from, ", expected 0 to ", rows, ".");
   }
-  // Whoever holds the buffer too may still read its rows.
+  // Other holders of the buffer may still read its rows.
   if (!buffer.is_available() || !buffer.is_donatable() || !buffer.flags().row_contiguous) return 0;
   auto* first = buffer.data<char>();
   const size_t row = static_cast<size_t>(buffer.shape(3)) * buffer.itemsize();

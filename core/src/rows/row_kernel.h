@@ -1,4 +1,4 @@
-// Reading rows of a cache, dense or packed, on plain memory: no MLX in here.
+// Reads rows of a cache, dense or packed, on plain memory: no MLX in here.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,8 @@
 
 namespace mlx_h2o::kernels {
 
-/// Keys or values [heads, rows, width] of a cache, contiguous: dense, or packed where `dense` is
-/// null. `type` is that of dense elements, or of scales and biases.
+/// Keys or values [heads, rows, width] of a cache, contiguous: dense, or packed if `dense` is null.
+/// `type` is the type of dense elements, or of scales and biases.
 struct StoredRows {
   ElementType type;
   int width;
@@ -19,10 +19,10 @@ struct StoredRows {
 /// Bytes of one element.
 int64_t element_size(ElementType type);
 
-/// Elements in the dtype of rows.
+/// Rounds elements to the dtype of the rows.
 void round_row(ElementType type, const float* from, int width, void* to);
 
-/// Row number `row` in float32, dequantised in float32 where it is packed.
+/// Row number `row` in float32, dequantised if it is packed.
 void read_row(const StoredRows& from, int64_t row, float* to);
 
 }  // namespace mlx_h2o::kernels

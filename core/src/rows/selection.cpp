@@ -1,4 +1,4 @@
-// The operation that chooses the rows to keep: checks, MLX primitive, hand-over to the kernel.
+// The operation that chooses the rows to keep: checks, MLX primitive, kernel call.
 #include <memory>
 #include <utility>
 
@@ -16,7 +16,7 @@ namespace {
 
 constexpr const char* kKeepIndices = "keep_indices";
 
-/// Inputs: scores float32 [B, H, N], positions int32 [B, H, N] and, where there is a window,
+/// Inputs: scores float32 [B, H, N], positions int32 [B, H, N] and, if there is a window,
 /// recent_start int32 [] or [B]. Output: uint32 [B, H, keep].
 class KeepIndices : public NewArrays {
  public:

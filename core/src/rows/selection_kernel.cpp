@@ -10,9 +10,9 @@
 namespace mlx_h2o::kernels {
 namespace {
 
-// The retention order of a row: the greater is kept. Slots differ, so no two rows are equal.
+// The retention order of a row: the greater is kept. Slots differ, so no two ranks are equal.
 struct Rank {
-  uint64_t value;  // class, then the score as an ordered integer where the class is kScored
+  uint64_t value;  // class; within kScored, then the score as an ordered integer
   int32_t order;   // descending: position, or slot for padding
   uint32_t slot;   // descending: only where two positions are equal
 
@@ -25,7 +25,7 @@ struct Rank {
 
 enum RetentionClass : uint64_t { kPadding = 0, kNotANumber = 1, kScored = 2, kProtected = 3 };
 
-// Floats other than NaN as integers of the same order; -0 and +0 are equal.
+// Maps floats other than NaN to integers of the same order; -0 and +0 are equal.
 uint32_t ordered(float score) {
   const uint32_t bits = to_bits(score + 0.0f);
   return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
@@ -70,7 +70,7 @@ void keep_of_head(const Head& head, int keep, uint32_t* result) {
 }  // namespace
 
 void keep_indices(const SelectionArguments& a, int keep, uint32_t* result) {
-  // A sort costs about 20 times as much as a look at each row.
+  // Sorting costs about 20 times as much as looking at each row once.
   const int64_t work = int64_t{a.rows} * 20;
   parallel_for(
       int64_t{a.batch} * a.heads,

@@ -1,4 +1,4 @@
-// Which rows of a cache to keep, on plain memory: no MLX in here, so that tests can drive it alone.
+// Which rows of a cache to keep, on plain memory: no MLX in here, so that tests can run it alone.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ struct SelectionArguments {
   const int32_t* positions;  // below 0: padding
   int64_t position_strides[3];
   int sink_size;                          // rows at 0 <= position < sink_size are protected
-  const int32_t* recent_start = nullptr;  // [batch]: and rows at or behind it; null: no window
+  const int32_t* recent_start = nullptr;  // [batch]: so are rows from here on; null: no window
   int64_t recent_start_stride = 0;
 
   Zones zones_of(int64_t sequence) const {
@@ -31,8 +31,8 @@ struct SelectionArguments {
 
 /// result[batch, heads, keep]: the slots of the best `keep` rows, ascending.
 ///
-/// Best first: protected rows; then the higher score; then NaN; then padding. Of equals the lower
-/// position is better, of padding the lower slot. O(rows + keep log keep) per head.
+/// Best first: protected rows; then the higher score; then NaN; then padding. In a tie the lower
+/// position is better, for padding the lower slot. O(rows + keep log keep) per head.
 void keep_indices(const SelectionArguments& arguments, int keep, uint32_t* result);
 
 }  // namespace mlx_h2o::kernels
