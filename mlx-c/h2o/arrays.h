@@ -1,5 +1,5 @@
-// mlx-c handles that release themselves, so that no error path leaks, and short forms of the calls
-// that compositions are written in.
+// mlx-c handles that release themselves, so that no error path leaks, and shorthands for the calls
+// that the compositions use.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace mlx_h2o_c {
 
-// Thrown where an mlx-c call failed: it has reported the error itself.
+// Thrown when an mlx-c call failed; mlx-c has already reported the error.
 struct Reported {};
 
 inline void check(int status) {
@@ -22,7 +22,7 @@ template <class Handle, auto Free>
 class Owned {
  public:
   Owned() = default;
-  // Takes over a new handle; mlx-c reports the error and returns an empty one where it cannot.
+  // Takes ownership of a new handle; if mlx-c fails, it reports the error and returns an empty one.
   explicit Owned(Handle created) : handle_(created) {
     if (handle_.ctx == nullptr) throw Reported();
   }
@@ -37,7 +37,7 @@ class Owned {
 
   operator Handle() const { return handle_; }
   bool empty() const { return handle_.ctx == nullptr; }
-  // The place for a result.
+  // Where mlx-c writes a result.
   Handle* out() { return &handle_; }
 
  private:
@@ -60,7 +60,7 @@ inline Shape shape_of(mlx_array array) {
   return Shape(sizes, sizes + mlx_array_ndim(array));
 }
 
-// One mlx-c operation: its result, or an exception.
+// Calls one mlx-c operation; returns its result or throws.
 template <class... Parameters, class... Arguments>
 Array call(int (*operation)(mlx_array*, Parameters...), const Arguments&... arguments) {
   Array result;
@@ -68,14 +68,14 @@ Array call(int (*operation)(mlx_array*, Parameters...), const Arguments&... argu
   return result;
 }
 
-// A scalar of exactly this dtype; T has its representation.
+// A scalar of exactly this dtype; T has the same representation.
 template <class T>
 Array scalar(T value, mlx_dtype dtype) {
   const int no_sizes = 0;
   return Array(mlx_array_new_data(&value, &no_sizes, 0, dtype));
 }
 
-// Rounded once.
+// Rounded once, to float32.
 template <class Number>
 Array number(Number value) {
   return scalar(static_cast<float>(value), MLX_FLOAT32);
@@ -106,7 +106,7 @@ inline Array slice(mlx_array array, size_t axis, int first, int last, mlx_stream
   return call(mlx_slice, array, start.data(), count, stop.data(), count, strides.data(), count, s);
 }
 
-// An array of a composition: what is made of it runs on its stream.
+// An array of a composition: operations on it run on its stream.
 class Value : public Array {
  public:
   Value(Array array, mlx_stream s) : Array(std::move(array)), s_(s) {}
@@ -148,7 +148,7 @@ inline std::vector<Array> items(mlx_vector_array vector) {
   return arrays;
 }
 
-// One mlx-c operation of several results.
+// One mlx-c operation with several results.
 template <class... Parameters, class... Arguments>
 std::vector<Array> results(int (*operation)(mlx_vector_array*, Parameters...),
                            const Arguments&... arguments) {

@@ -10,7 +10,7 @@ using namespace mlx_h2o_c;
 
 namespace {
 
-// The results that have a place.
+// The results that the caller gave a place for.
 void attend(AttentionRequest request, mlx_array* out, mlx_array* scores, mlx_array* lse,
             mlx_array* skipped) {
   request.return_scores = scores != nullptr;
@@ -106,7 +106,7 @@ int mlx_h2o_prefill_scores(mlx_array* res, mlx_array queries, mlx_array keys, fl
     given.integer("queries", counted_queries);
     expect(!mass || importance.ctx == nullptr, op,
            "importance is given with kind 'mass', expected it with 'ema'.");
-    // A bottom-right causal mask fits the last queries as it is.
+    // A bottom-right causal mask also fits the last queries alone.
     const int first = mass ? 0 : std::max(0, chunk.length - counted_queries);
     chunk = composed::part_of(chunk, {first, chunk.length}, {0, chunk.rows});
     give(res, serve(op, &Backend::prefill_scores,

@@ -12,7 +12,7 @@ namespace {
 std::string no_cuda() { return "the C interface launches no CUDA kernels"; }
 constexpr Backend cuda_backend = {"cuda", no_cuda};
 
-// In the order of preference. Composed is the last of both devices.
+// In order of preference. Composed is the last on both devices.
 const Backend* const all[] = {&metal::backend, &cuda_backend, &native::backend, &composed::backend};
 
 constexpr auto choice = "use_backend";
@@ -23,7 +23,7 @@ void check_available(const char* op, const Backend& backend) {
   if (!reason.empty()) fail(op, "back end '", backend.name, "' is not available: ", reason);
 }
 
-// `what` introduces the name in the message.
+// Finds a back end by name; `what` introduces the name in the message.
 const Backend& backend_named(const std::string& name, const char* what = "unknown back end") {
   std::string names;
   for (const Backend* backend : all) {
@@ -33,7 +33,7 @@ const Backend& backend_named(const std::string& name, const char* what = "unknow
   fail(choice, what, " '", name, "', expected one of ", names, ".");
 }
 
-// The back end that was named, by the program or by the environment; NULL: none was.
+// The back end named by the program or by the environment; NULL if none.
 const Backend* named() {
   if (!chosen.empty()) return &backend_named(chosen);
   const char* environment = std::getenv("MLX_H2O_BACKEND");
@@ -85,7 +85,7 @@ AttentionAccumulated attend_and_accumulate(const AccumulatingRequest& request) {
   Array importance = serve(
       "accumulate_scores", &Backend::accumulate_scores,
       AccumulateRequest{request.importance, found.scores, request.decay, masked, request.stream});
-  // Untied, the scores of every step would wait for someone to ask, graph and all.
+  // If untied, the scores of every step would stay unevaluated, and keep their graph alive.
   return {tied(found.out, {importance}), std::move(importance)};
 }
 

@@ -1,4 +1,4 @@
-// The back ends behind the operations, and the choice between them.
+// The back ends of the operations, and the choice between them.
 #pragma once
 
 #include <string>
@@ -7,14 +7,14 @@
 
 namespace mlx_h2o_c {
 
-// Functions that are NULL are those that a back end does not bring: the composed one serves them.
+// A NULL function means that the back end lacks the operation: the composed back end serves it.
 struct Backend {
   const char* name;
   // Why it cannot run here; empty if it can.
   std::string (*unavailable_reason)();
   // Why it cannot serve this call; empty if it can.
   std::string (*refuses)(const AttentionRequest&) = nullptr;
-  // With skipped rows where the request asks for them.
+  // With skipped rows if the request asks for them.
   AttentionResult (*attention)(const AttentionRequest&) = nullptr;
   AttentionAccumulated (*attention_and_accumulate)(const AccumulatingRequest&) = nullptr;
   Array (*add_mass)(const AccumulatingRequest&, mlx_array scores, mlx_array lse) = nullptr;
@@ -36,19 +36,19 @@ extern const Backend backend;
 }
 namespace native {
 extern const Backend backend;
-// Both throw where this build has none.
+// Both throw if this build has no native back end.
 int threads();
 void set_threads(int count);
 }  // namespace native
 
-// Throws where a back end was named and cannot serve the request.
+// Throws if a back end was named and cannot serve the request.
 const Backend& backend_for_attention(const AttentionRequest& request);
 
-// The back ends that may serve another operation on the stream, the preferred first: the one that
-// was named, or all that are available; then composed.
+// The back ends that may serve another operation on the stream, in order of preference: the named
+// one, or all available ones; then composed.
 std::vector<const Backend*> candidates(const char* op, mlx_stream stream);
 
-// The result of the best back end that brings the operation.
+// The result of the first of these back ends that has the operation.
 template <class Result, class Request>
 Result serve(const char* op, Result (*Backend::*operation)(const Request&),
              const Request& request) {
@@ -58,8 +58,8 @@ Result serve(const char* op, Result (*Backend::*operation)(const Request&),
   return (composed::backend.*operation)(request);
 }
 
-// By one kernel where the back end of the attention has it, else attention and then the average or
-// the mass.
+// Uses one kernel if the back end of the attention has it, else attention followed by the average
+// or the mass.
 AttentionAccumulated attend_and_accumulate(const AccumulatingRequest& request);
 
 }  // namespace mlx_h2o_c

@@ -1,25 +1,25 @@
-// The boundary that no exception crosses, and the places of results.
+// The boundary of the C interface: exceptions become error codes, and results get their places.
 #pragma once
 
 #include "checks.h"
 
 namespace mlx_h2o_c {
 
-// A call begins: no message has come from mlx-c on this thread yet.
+// A call begins: mlx-c has not reported anything on this thread yet.
 void expect_no_error() noexcept;
-// The exception that is being handled, to the error handler of mlx-c (which knows what it reported
-// itself) and to this thread's last error.
+// Passes the current exception to mlx-c's error handler (unless mlx-c reported it itself) and keeps
+// it as this thread's last error.
 void report_exception() noexcept;
 
-// Where a result goes, and the name of the parameter.
+// The address for a result, and the name of its parameter.
 struct Place {
   const char* name;
   const void* address;
 };
 using Places = std::initializer_list<Place>;
 
-// The body of a public function, once every result has its place: 0, or 1 after one report to
-// mlx-c's error handler. `op` begins the messages.
+// Runs the body of a public function, once every result has a place. Returns 0, or 1 after one
+// report to mlx-c's error handler. Messages begin with `op`.
 template <class Body>
 int operation(const char* op, Places places, Body&& body) noexcept {
   expect_no_error();
@@ -35,7 +35,7 @@ int operation(const char* op, Places places, Body&& body) noexcept {
   }
 }
 
-// Nothing where the place is NULL.
+// Does nothing if the place is NULL.
 inline void give(mlx_array* place, const Array& array) {
   if (place != nullptr) check(mlx_array_set(place, array));
 }

@@ -1,6 +1,6 @@
 #include "checks.h"
 
-#ifndef MLX_H2O_NATIVE  // else it comes with core/
+#ifndef MLX_H2O_NATIVE  // else core/ provides it
 #include "../../core/src/cpu/arguments.cpp"
 #endif
 

@@ -1,5 +1,4 @@
-// Words and tests that the checks of all operations share; the texts are those of the Python
-// package.
+// Helpers for the argument checks of all operations; the error texts match the Python package.
 #pragma once
 
 #include <string>
@@ -12,7 +11,7 @@ namespace mlx_h2o_c {
 using mlx_h2o::Arguments;
 using mlx_h2o::Found;
 
-// In a message: a number as Python writes it.
+// Converts a number for a message, as Python writes it.
 template <class Part>
 decltype(auto) shown(const Part& part) {
   if constexpr (std::is_floating_point_v<Part>) {
@@ -27,13 +26,13 @@ template <class... Parts>
   mlx_h2o::fail(op, shown(parts)...);
 }
 
-// Words that cost nothing where all is right.
+// Throws unless `right`; the message costs nothing otherwise.
 template <class... Parts>
 void expect(bool right, const char* op, const Parts&... parts) {
   if (!right) fail(op, parts...);
 }
 
-// As the table of operations sees an array; an empty handle is not there.
+// The array as the table of operations sees it; an empty handle is an absent array.
 Found found(mlx_array array);
 
 // Whether the stream's device is a GPU; an empty handle is an error.

@@ -3,7 +3,7 @@
 #include "../../core/src/quantized/turbo_kernel.h"
 #include "composed.h"
 
-#ifndef MLX_H2O_NATIVE  // else it comes with core/
+#ifndef MLX_H2O_NATIVE  // else core/ provides it
 #include "../../core/src/quantized/turbo_kernel.cpp"
 #endif
 
@@ -14,9 +14,9 @@ namespace {
 namespace kernels = mlx_h2o::kernels;
 
 constexpr float least_coded_norm = 1e-8F;
-constexpr mlx_optional_float scaled = {};  // so that the transform is its own inverse
+constexpr mlx_optional_float scaled = {};  // makes the transform its own inverse
 
-// Those of the vectors' own elements.
+// The signs for vectors of this size.
 Array signs_for(const Value& vectors, Side side) {
   return signs_of(mlx_array_dim(vectors, static_cast<int>(mlx_array_ndim(vectors)) - 1), side);
 }
@@ -38,7 +38,7 @@ Array levels_of(int size, int bits) {
 }
 
 Array signs_of(int size, Side side) {
-  // The same for any number of bits.
+  // The signs do not depend on the bits.
   const std::vector<float>& signs = kernels::codebook(size, 2, seed_of(side)).signs;
   return Array(mlx_array_new_data(signs.data(), &size, 1, MLX_FLOAT32));
 }
@@ -64,10 +64,10 @@ std::vector<Array> composed::encode_rows(const EncodeRequest& r) {
           .then(mlx_greater, Array(mlx_array_new_data(between, &means, 1, MLX_FLOAT32)))
           .then(mlx_sum_axis, -1, false)
           .as(MLX_UINT32);
-  // The row that is read is as long as the one that came.
+  // The norm gives the decoded row the length of the original.
   const Value coded = Value(levels_of(shape[3], bits), s).then(mlx_take, codes);
   Value norms = lengths / lengths_of(coded);
-  // The bits of all codes in their order, of which 32 make a word.
+  // The bits of all codes in order; each 32 make a word.
   shape[3] = shape[3] * bits / 32;
   shape.push_back(32);
   Value words = codes.then(mlx_expand_dims, -1)

@@ -1,17 +1,17 @@
-// Rows as codes of rotated directions: their levels and bases as arrays.
+// Rows as codes of rotated directions: their levels, signs and rotations as arrays.
 #pragma once
 
 #include "request.h"
 
 namespace mlx_h2o_c {
 
-// Whether rows of so many elements can be kept so.
+// Whether rows of this size can be stored as codes.
 bool codes_fit(int size);
-// float32 [2 ^ bits] of rows of so many elements. Keys and values have the same.
+// float32 [2 ^ bits], for rows of this size. Keys and values share the levels.
 Array levels_of(int size, int bits);
-// Where the signs of a side begin.
+// The seed of the signs of keys or values.
 uint32_t seed_of(Side side);
-// Vectors [..., D] in the basis of the codes, float32; and the other way.
+// Rotates vectors [..., D] into the basis of the codes, float32; and back.
 Value rotated(const Value& vectors, Side side);
 Value restored(const Value& vectors, Side side);
 // +1 and -1, float32 [size].

@@ -14,7 +14,7 @@ namespace {
 std::string available() { return ""; }
 std::string takes_all(const AttentionRequest& /* request */) { return ""; }
 
-// The logits, those of masked pairs -inf.
+// The logits, -inf for masked pairs.
 Value masked_pairs(const AttentionRequest& r, Value logits) {
   if (r.mask.empty() && !r.causal) return logits;
   const mlx_stream s = r.stream;
@@ -22,17 +22,17 @@ Value masked_pairs(const AttentionRequest& r, Value logits) {
   const Value mask = r.mask.empty() ? causal_mask(r) : Value(mlx_array(r.mask), s);
   if (dtype_of(mask) == MLX_BOOL) return mask.where(logits, masked);
   const Value bias = mask.as(MLX_FLOAT32);
-  // NaN compares false: it is not masked, and reaches the output of its query.
+  // NaN compares false, so it is not masked, and makes the output of its query NaN.
   const Value hidden = bias.then(mlx_less_equal, number(r.mask_threshold));
   return hidden.where(masked, logits + bias);
 }
 
-// Beside [B, Hq, L].
+// Shaped to broadcast with [B, Hq, L].
 Value sinks_of(mlx_array sinks, mlx_stream s) {
   return Value(sinks, s).as(MLX_FLOAT32).reshaped({-1, 1});
 }
 
-// NaN in the place of +inf, which makes a softmax NaN, as in MLX's own attention.
+// Replaces +inf by NaN, which makes the softmax NaN, as in MLX's own attention.
 Value poison(const Value& logits) {
   return logits.then(mlx_equal, number(INFINITY)).where(number(NAN), logits);
 }
@@ -49,7 +49,7 @@ Value causal_mask(const AttentionRequest& r) {
 Value dense(const Rows& rows, mlx_stream s, mlx_dtype dtype) {
   const auto part = [&](int i) { return Value(mlx_array(rows.parts[i]), s); };
   if (!rows.packed()) return part(0).as(dtype);
-  if (rows.codes()) {  // in their own basis; codes lie in the words as those of mlx_quantize do
+  if (rows.codes()) {  // in the basis of the codes, which are packed as mlx_quantize packs
     Shape shape = shape_of(rows.parts[0]);
     shape[3] = rows.size / 32;
     const Array ones = call(mlx_ones, shape.data(), shape.size(), MLX_FLOAT32, s);
@@ -65,7 +65,7 @@ Value dense(const Rows& rows, mlx_stream s, mlx_dtype dtype) {
 
 Value logits(const AttentionRequest& r) {
   const mlx_stream s = r.stream;
-  // The query heads of one KV head become rows of one product: K is not repeated.
+  // The query heads of a KV head become rows of one product, so that K is not repeated.
   Value queries = Value(mlx_array(r.queries), s).as(MLX_FLOAT32) * number(r.scale);
   if (r.keys.codes()) queries = rotated(queries, Side::keys);
   queries = queries.reshaped({r.batch, r.kv_heads, -1, r.head_size});
@@ -76,7 +76,7 @@ Value logits(const AttentionRequest& r) {
   if (r.row_bias.empty()) return masked_pairs(r, of_heads(logits));
   const Value own = Value(mlx_array(r.row_bias), s).reshaped({r.batch, r.kv_heads, 1, r.rows});
   logits = masked_pairs(r, of_heads(logits + own));
-  // Last: a row that its bias masks meets no NaN of the mask.
+  // Last, so that a row masked by its bias is masked even where the mask is NaN.
   const Value hidden = own.then(mlx_less_equal, number(-FLT_MAX));
   logits = logits.reshaped({r.batch, r.kv_heads, -1, r.rows});
   return of_heads(hidden.where(number(-INFINITY), logits));
@@ -84,7 +84,7 @@ Value logits(const AttentionRequest& r) {
 
 Value weights(const Value& scores, mlx_array sinks) {
   const mlx_stream s = scores.stream();
-  // Those of a query that sees nothing are NaN so far.
+  // Up to here, the weights of a query that sees nothing are NaN.
   const Value nothing = scores.then(mlx_max_axis, -1, true).then(mlx_equal, number(-INFINITY));
   Value found = nothing.where(number(0), scores.then(mlx_softmax_axis, -1, false));
   if (sinks.ctx == nullptr) return found;
@@ -103,7 +103,7 @@ static AttentionResult attend(const AttentionRequest& r) {
     const Value dropped = shares.then(mlx_less, number(r.sparse_v_threshold));
     shares = dropped.where(number(0), shares);  // NaN compares false, and stays
     if (r.return_skipped) {
-      // The share of the N rows that a query drops though it sees them: [B, Hq, Lq].
+      // The share of the N rows that a query sees but drops: [B, Hq, Lq].
       const Value seen = scores.then(mlx_not_equal, number(-INFINITY));
       result.skipped =
           dropped.then(mlx_logical_and, seen).as(MLX_FLOAT32).then(mlx_mean_axis, -1, false);
@@ -130,7 +130,7 @@ AttentionResult attention(const AttentionRequest& r) {
   return {in_blocks(all, [](const AttentionRequest& part) { return attend(part).out; })};
 }
 
-// Average: attention, then the best back end's.
+// attention_and_accumulate is NULL: attention, then the average or mass of the best back end.
 const Backend backend = {"composed",   available,     takes_all,      attention,
                          nullptr,      add_mass,      prefill_scores, accumulate_scores,
                          keep_indices, key_diversity, fold,           quantize_append,

@@ -1,6 +1,6 @@
-// The definition of the moving average of scores, one value per (sequence, KV head, row), in the
-// operations and in the order of python/mlx_h2o/operations/composed/accumulating.py: 1 - a is
-// computed in double precision, then rounded once.
+// The definition of the moving average of scores, one value per (sequence, KV head, row), with the
+// operations and the order of python/mlx_h2o/operations/composed/accumulating.py: 1 - a is computed
+// in double precision, then rounded once.
 #include <cmath>
 
 #include "composed.h"
@@ -9,7 +9,7 @@ namespace mlx_h2o_c::composed {
 
 namespace {
 
-// Over the unmasked query heads of each group, and which pairs have one: [B, H, L, N].
+// The mean over the unmasked query heads of each group, and which pairs have one: [B, H, L, N].
 struct GroupMean {
   Value mean;
   Value unmasked;
@@ -39,16 +39,16 @@ Value one_query(const AccumulateRequest& r, const GroupMean& group) {
   return group.unmasked.then(mlx_squeeze_axis, 2).where(result, before);
 }
 
-// The recurrence unrolled: query i of a row weighs a^(unmasked queries after i).
+// The recurrence unrolled: query i of a row has the weight a^(unmasked queries after i).
 Value many_queries(const AccumulateRequest& r, const GroupMean& group) {
   const Value before(r.importance, r.stream);
-  const Value all = group.mean.then(mlx_equal, group.mean);  // every score is finite
+  const Value all = group.mean.then(mlx_equal, group.mean);  // all true: every score is finite
   const Value& unmasked = group.unmasked.empty() ? all : group.unmasked;
   const Value so_far = unmasked.as(MLX_INT32).then(mlx_cumsum, 2, false, true);
   const int last = mlx_array_dim(r.scores, 2);
   const Value count = so_far.sliced(2, last - 1, last).then(mlx_squeeze_axis, 2);
   const Value unscored = before.then(mlx_isnan);
-  // (1 - a) for every query but the one that sets the value of an unscored row.
+  // (1 - a) for every query except the one that sets the first value of an unscored row.
   const Value sets =
       unscored.then(mlx_expand_dims, 2).then(mlx_logical_and, so_far.then(mlx_equal, integer(1)));
   const Value share = sets.where(number(1), number(1 - r.decay));

@@ -1,4 +1,4 @@
-// The definition of rows that are folded in plain MLX operations, in those and in the order of
+// The definition of folding in plain MLX operations, with the operations and the order of
 // python/mlx_h2o/operations/composed/folding.py. All arithmetic is float32.
 #include <cmath>
 
@@ -15,7 +15,7 @@ Value mean_square(const Value& rows) {
   return rows.then(mlx_square).then(mlx_sum_axis, 3, true).then(mlx_mean_axis, 2, true);
 }
 
-// Vectors [B, H, N, D + Dv] whose squared distance says how much attention tells rows apart.
+// Vectors [B, H, N, D + Dv] whose squared distances measure how differently attention treats rows.
 Value features(const FoldRequest& r) {
   const Value keys = Value(r.keys, r.stream).as(MLX_FLOAT32);
   const Value values = Value(r.values, r.stream).as(MLX_FLOAT32);
@@ -26,7 +26,7 @@ Value features(const FoldRequest& r) {
   return {call(mlx_concatenate_axis, both, 3, r.stream), r.stream};
 }
 
-// The rows at `at` [B, H, n].
+// The rows in the slots `at` [B, H, n].
 Value at_slots(const Value& rows, const Value& at) {
   if (mlx_array_ndim(rows) == 3) return rows.then(mlx_take_along_axis, at, 2);
   return rows.then(mlx_take_along_axis, at.then(mlx_expand_dims, 3), 2);
@@ -67,7 +67,7 @@ Folded fold(const FoldRequest& r) {
       lost.where(scalar(above_every_slot, MLX_UINT32), apart.then(mlx_argmin_axis, 3, false));
   Value into = lost.where(going, nearest);
 
-  // What adds up, side by side; a mean is a sum by weight over the sum of the weights.
+  // All sums side by side; a mean is a weighted sum over the sum of the weights.
   const auto column = [](const Value& each) { return each.then(mlx_expand_dims, 3); };
   const Value weights =
       column(weighed.then(mlx_isnan).where(number(0), weighed).at_least(number(least_weight)));

@@ -1,5 +1,5 @@
-// Long chunks without a matrix of all queries by all keys: blocks, and the scores of a chunk, one
-// number per key.
+// Processes long chunks in blocks, without a matrix of all queries by all keys: attention, and the
+// scores of a chunk, one number per key.
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
@@ -10,13 +10,13 @@ namespace mlx_h2o_c::composed {
 
 namespace {
 
-// The logits of one block, in float32, take at most this much, or one row or column of them; more
-// on a GPU, where a block is a dozen launches.
+// The most bytes for the float32 logits of a block, unless one row or column needs more. A GPU gets
+// larger blocks, because each one costs a dozen launches.
 constexpr int64_t block_bytes = 1 << 21, block_bytes_on_gpu = 1 << 24;
 
-constexpr int queries_of_a_block = 128;  // of attention
+constexpr int queries_of_a_block = 128;  // for attention
 
-// As many as it takes of this size, one after the other.
+// Consecutive ranges of this size that cover `count`.
 std::vector<Range> ranges(int count, int64_t size) {
   std::vector<Range> found;
   for (int64_t first = 0; first < count; first += size) {
@@ -26,20 +26,20 @@ std::vector<Range> ranges(int count, int64_t size) {
   return found;
 }
 
-// Blocks of queries or keys, each with so many pairs in every head.
+// Blocks of queries or keys, each with `pairs` pairs in every head.
 std::vector<Range> blocks(const AttentionRequest& r, int count, int64_t pairs) {
   const int64_t most = r.on_gpu ? block_bytes_on_gpu : block_bytes;
   return ranges(count, std::max<int64_t>(1, most / (int64_t{4} * r.batch * r.heads * pairs)));
 }
 
-// What the next of these comes after.
+// The array that the next part must wait for.
 mlx_array latest(const std::vector<Array>& made) {
   return made.empty() ? mlx_array{} : mlx_array(made.back());
 }
 
 Value moving_average(const AccumulatingRequest& r, const AttentionRequest& all) {
   const mlx_stream s = r.stream;
-  // Of no row so far: one NaN in memory.
+  // Without importance, no row is scored: one NaN, broadcast.
   const Array importance = r.importance.ctx != nullptr
                                ? copied(r.importance)
                                : broadcast(number(NAN), {r.batch, r.kv_heads, r.rows}, s);

@@ -12,7 +12,7 @@ Value normalised(const Value& vectors) {
   return vectors / norm.at_least(number(least_norm));
 }
 
-// `rows` [B, H, L, E] in the slots [B, H, L] of the stored ones.
+// Writes `rows` [B, H, L, E] to the slots [B, H, L] of the stored rows.
 std::vector<Array> put(const Rows& stored, const std::vector<Array>& rows, mlx_array slots,
                        mlx_stream s) {
   const Array expanded = call(mlx_expand_dims, slots, -1, s);
@@ -53,8 +53,8 @@ Written appended(const AppendRequest& r, const Written& fresh) {
   const Array last = scalar(static_cast<uint32_t>(r.keys.count() - 1), MLX_UINT32);
   const Array slots = call(mlx_minimum, r.slots, last, s);
   Written result{put(r.keys, fresh.keys, slots, s), put(r.values, fresh.values, slots, s)};
-  // The rows of one step hang together: whoever evaluates the first array of the keys evaluates the
-  // rest, or their graph would grow.
+  // Tie the arrays of one step together: evaluating the first array of the keys evaluates the rest,
+  // whose graphs would otherwise grow.
   std::vector<mlx_array> others(result.keys.begin() + 1, result.keys.end());
   others.insert(others.end(), result.values.begin(), result.values.end());
   result.keys[0] = tied(result.keys[0], others);

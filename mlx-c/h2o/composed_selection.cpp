@@ -5,12 +5,12 @@ namespace mlx_h2o_c::composed {
 
 namespace {
 
-// Above every score, and below the bits of -inf: the ranks of protected rows, of those that were
-// never scored, and of padding.
+// The ranks of protected rows (above every score), of unscored rows and of padding (below the bits
+// of -inf).
 constexpr int32_t first = INT32_MAX, unscored = 1 - first, padding = -first;
 
 // int64 [B, H, N], rank << 32 - position: higher is kept longer, distinct within a head. Padding
-// has its slot in the place of a position.
+// uses its slot as position.
 Value retention_key(const RetentionRequest& r) {
   const mlx_stream s = r.stream;
   const Value scores(r.scores, s), positions(r.positions, s);
@@ -21,7 +21,7 @@ Value retention_key(const RetentionRequest& r) {
     const Value is_recent = positions.then(mlx_greater_equal, start);
     is_protected = is_protected.then(mlx_logical_or, is_recent);
   }
-  // int32 in the order of the scores; -0 and +0 are the same.
+  // Maps scores to int32 in the same order; -0 and +0 are equal.
   const Value bits = (scores + number(0)).then(mlx_view, MLX_INT32);
   Value ranks =
       bits.then(mlx_less, integer(0)).where(bits.then(mlx_bitwise_xor, integer(first)), bits);

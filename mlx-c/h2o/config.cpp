@@ -21,9 +21,9 @@ constexpr Entry policies[] = {{"h2o", 0}, {"h2o-ema", 0}, {"window", 0}, {"keydi
 // 256 rows); the recent window takes what the sinks leave.
 constexpr Entry presets[] = {{"heavy", 2}, {"balanced", 4}, {"recent", 8}};
 
-// Rows, with room for a chunk more: sizes of MLX's arrays have 31 bits.
+// The most rows, with room for a chunk more: sizes of MLX's arrays have 31 bits.
 constexpr int largest = 1 << 30;
-constexpr int fewest_recent = 32;  // of h2o; below it much is lost
+constexpr int fewest_recent = 32;  // of h2o; with fewer it loses much
 
 void check_int(const char* name, int value, int least) {
   expect(value >= least, op, name, " is ", value, ", expected an int of at least ", least, ".");
@@ -36,7 +36,7 @@ void check_known(const char* name, int value, const Shape& known) {
   expect(found, op, name, " is ", value, ", expected one of ", all, ".");
 }
 
-// The one of this name; `what` is what a message calls it.
+// The entry of this name; `what` describes it in the message.
 template <size_t count>
 const Entry& named(const char* op, const char* what, const char* name,
                    const Entry (&known)[count]) {
@@ -80,7 +80,7 @@ void check_format(const mlx_h2o_format& format) {
   check_known("v_bits", given(format.v_bits, 8), {2, 3, 4, 5, 6, 8});
 }
 
-// With values for all sizes; of "h2o" all but the recent rows are heavy.
+// Fills in all sizes; with "h2o", all but the recent rows are heavy.
 mlx_h2o_budget filled(mlx_h2o_budget budget, bool is_h2o) {
   const int rows = budget.max_kv_size;
   const int left = rows - budget.sink_size - given(budget.recent_size, 0);
@@ -88,7 +88,7 @@ mlx_h2o_budget filled(mlx_h2o_budget budget, bool is_h2o) {
     const bool has_recent = budget.recent_size.has_value;
     const int least = std::max(rows / 4, std::min(fewest_recent, rows / 2));
     const int usual = is_h2o ? left - (has_recent ? 0 : least) : rows / 2;
-    // At least one recent row, which gives the newest row time to be scored.
+    // At least one recent row, so that the newest row has time to be scored.
     budget.heavy_size = some(std::max(0, std::min(usual, has_recent ? left : left - 1)));
   }
   budget.recent_size = some(rows - budget.sink_size - budget.heavy_size.value);
@@ -124,7 +124,7 @@ int mlx_h2o_config_preset(mlx_h2o_config* res, const char* name, int max_kv_size
     const int divisor = named(of_preset, "name", name, presets).divisor;
     check_int("max_kv_size", max_kv_size, 1);
     mlx_h2o_config config = mlx_h2o_config_new();
-    config.policy.name = "h2o-ema";  // the paper's
+    config.policy.name = "h2o-ema";  // as published
     config.budget.max_kv_size = max_kv_size;
     const int spare = max_kv_size - config.budget.sink_size - 1;
     config.budget.heavy_size = some(std::max(0, std::min(max_kv_size / divisor, spare)));

@@ -9,7 +9,7 @@ namespace mlx_h2o_c {
 
 namespace {
 
-// In place of a source file, whose name would tell where this library was built.
+// Replaces the source file, whose name would reveal where this library was built.
 constexpr auto source = "mlx_h2o";
 
 struct LastError {
@@ -37,7 +37,7 @@ void keep(const char* text, bool by_handler = false) noexcept {
   try {
     last.text = without_position(text);
   } catch (...) {
-    last.text.clear();  // no memory for the words
+    last.text.clear();  // no memory for the message
   }
   last.kept_by_handler = by_handler;
 }
@@ -54,7 +54,7 @@ void expect_no_error() noexcept { last.kept_by_handler = false; }
 void report_exception() noexcept {
   try {
     throw;
-  } catch (const Reported&) {  // this thread's last error must not stay that of an earlier call
+  } catch (const Reported&) {  // replace the last error of an earlier call
     if (!last.kept_by_handler) keep("a function of mlx-c failed, and told its error handler why");
   } catch (const std::exception& error) {
     report(error.what());

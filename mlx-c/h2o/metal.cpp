@@ -1,4 +1,4 @@
-// The Metal kernels of attention. Compiled everywhere, run where MLX has a Metal device.
+// The Metal kernels of attention. Compiled everywhere, run if MLX has a Metal device.
 #include "metal.h"
 
 #include "backend.h"
@@ -10,10 +10,10 @@ namespace {
 
 constexpr int widest_head = 576;
 
-// From here on the keys are split into blocks.
+// From this many keys on, they are split into blocks.
 constexpr int two_pass_keys = 1024;
 constexpr int keys_of_a_simdgroup = 16;
-constexpr int most_blocks = lanes;  // a lane of the second pass takes a block
+constexpr int most_blocks = lanes;  // each lane of the second pass takes a block
 
 std::string unavailable_reason() {
   bool available = false;
@@ -38,16 +38,16 @@ std::string refuses(const AttentionRequest& r) {
   return "";
 }
 
-// Simdgroups per threadgroup: wider rows need more registers per thread. MLX says when it
-// evaluates whether a pipeline can run with so many; a C program cannot try without a report to
-// its error handler, so there is no search for a smaller number as in Python.
+// Simdgroups per threadgroup: wider rows need more registers per thread. MLX reports only at
+// evaluation whether a pipeline can run this many. A failed attempt in C would reach the error
+// handler, so unlike Python, C does not search for a smaller number.
 int preferred_simdgroups(const AttentionRequest& request) {
   const int width = request.head_size + request.value_size;
   return width <= 256 ? 32 : width <= 512 ? 16 : 8;
 }
 
-// Blocks of keys, each with a threadgroup of its own; 1 means one pass. The largest power of two
-// that leaves every simdgroup enough keys.
+// Blocks of keys, each with its own threadgroup; 1 means one pass. The largest power of two that
+// leaves every simdgroup enough keys.
 int preferred_blocks(int key_count, int simdgroups) {
   if (key_count < two_pass_keys) return 1;
   const int most = key_count / (keys_of_a_simdgroup * simdgroups);
@@ -119,8 +119,8 @@ Names names_of(const AttentionRequest& r, mlx_array params, int simdgroups, int 
 
 bool is_sparse(const AttentionRequest& r) { return r.sparse_v_threshold > 0; }
 
-// The kernels that see keys and values, in order. With sparse V and several blocks the first pass
-// is two launches: weights are final between them.
+// The kernels that read keys and values, in order. Sparse V with several blocks takes two launches
+// for the first pass, because weights are final only between them.
 std::vector<const mlx_h2o_kernel_text*> decode_kernels(const AttentionRequest& r, bool one_pass) {
   if (is_sparse(r) && !one_pass) {
     return {&mlx_h2o_sdpa_vector_sparse_keys_quantized_text,
@@ -134,7 +134,7 @@ std::vector<const mlx_h2o_kernel_text*> decode_kernels(const AttentionRequest& r
   return {one_pass ? &mlx_h2o_sdpa_vector_text : &mlx_h2o_sdpa_vector_2pass_1_text};
 }
 
-// One threadgroup serves one query row, or a block of its keys.
+// One threadgroup serves one query row, or one block of its keys.
 AttentionResult attention(const AttentionRequest& r) {
   if (mlx_serves(r)) return mlx_attention(r);
   const Flags flags = flags_of(r);
@@ -145,7 +145,7 @@ AttentionResult attention(const AttentionRequest& r) {
   const int simdgroups = preferred_simdgroups(r);
   const int blocks = preferred_blocks(r.rows, simdgroups);
   Names names = names_of(r, params, simdgroups, blocks);
-  // Queries in the basis of the keys, and the levels of codes.
+  // Replace queries by queries in the basis of the keys, and add the levels of codes.
   std::vector<Array> made_here;
   const auto put = [&](const char* name, Array array) {
     names.buffers[name] = array;
@@ -159,7 +159,7 @@ AttentionResult attention(const AttentionRequest& r) {
   if (r.values.codes()) put("value_levels", levels_of(r.value_size, r.values.bits));
   const Size grid = {r.batch * r.heads * simdgroups * lanes, r.length, blocks};
   Outputs made;
-  // A later launch takes what the earlier made.
+  // The outputs of earlier launches are inputs of later ones.
   const auto run = [&](const mlx_h2o_kernel_text& text, Size size, Size threadgroup) {
     made.merge(launch(text, flags, names, size, threadgroup, r.stream));
     for (const auto& [name, array] : made) names.buffers[name] = array;
@@ -186,7 +186,7 @@ AttentionResult attention(const AttentionRequest& r) {
 
 }  // namespace
 
-// The scores of a chunk, averages and key diversity: the composition.
+// The composition serves the rest: scores of a chunk, averages, key diversity, folding, decoding.
 const Backend backend = {
     "metal", unavailable_reason, refuses, attention, nullptr,         add_mass,   nullptr,
     nullptr, keep_indices,       nullptr, nullptr,   quantize_append, encode_rows};

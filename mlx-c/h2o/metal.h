@@ -26,14 +26,14 @@ struct Output {
   mlx_dtype dtype;
 };
 
-// Everything by name, of which a kernel takes what its text asks for.
+// Arrays, arguments and outputs by name; a kernel uses those that its text asks for.
 struct Names {
   std::map<std::string, mlx_array> buffers;
   std::map<std::string, TemplateArgument> arguments;
   std::map<std::string, Output> outputs;
 };
 
-// Runs the kernel that `text` is with these flags; the outputs by name.
+// Runs the kernel that `text` makes with these flags; returns the outputs by name.
 Outputs launch(const mlx_h2o_kernel_text& text, const Flags& flags, const Names& names, Size grid,
                Size threadgroup, mlx_stream stream);
 
@@ -43,13 +43,13 @@ Array vector(const std::vector<T>& values, mlx_dtype dtype) {
   const int count = static_cast<int>(values.size());
   return Array(mlx_array_new_data(values.data(), &count, 1, dtype));
 }
-// Each rounded once.
+// Rounds each value once.
 inline Array floats(const std::vector<double>& values) {
   return vector(std::vector<float>(values.begin(), values.end()), MLX_FLOAT32);
 }
 inline Array integers(const std::vector<int32_t>& values) { return vector(values, MLX_INT32); }
 
-// Whether MLX's own attention serves: the output alone of a chunk.
+// Whether MLX's own attention can serve the request: a chunk, and only its output.
 bool mlx_serves(const AttentionRequest& request);
 AttentionResult mlx_attention(const AttentionRequest& request);
 

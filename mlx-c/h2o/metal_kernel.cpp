@@ -10,7 +10,7 @@ namespace {
 
 using Config = Owned<mlx_fast_metal_kernel_config, mlx_fast_metal_kernel_config_free>;
 
-// The terms of a condition, and whether each must be on; those with a "!" must be off.
+// The terms of a condition: true if the term must be on, false (with a "!") if it must be off.
 std::map<std::string, bool> terms_of(const char* condition) {
   std::map<std::string, bool> terms;
   std::istringstream words(condition);
@@ -25,7 +25,7 @@ bool holds(const char* condition, const Flags& flags) {
   return true;
 }
 
-// This part of each thing in a table whose condition holds.
+// One field of every table entry whose condition holds.
 template <class Thing>
 std::vector<const char*> chosen(const char* Thing::* part, const Thing* things, size_t count,
                                 const Flags& flags) {
@@ -47,7 +47,7 @@ StringVector strings(const std::vector<const char*>& values) {
   return vector;
 }
 
-// With the flags that are on and make a difference to the kernel.
+// A name made of the flags that are on and make a difference to the kernel.
 std::string name_of(const mlx_h2o_kernel_text& text, const Flags& flags, const Flags& on) {
   Flags known;
   const auto add = [&](const auto* things, size_t count) {
@@ -72,7 +72,7 @@ std::string name_of(const mlx_h2o_kernel_text& text, const Flags& flags, const F
   return name;
 }
 
-// What mlx_fast_metal_kernel_new takes, resolved for a set of flags.
+// The arguments of mlx_fast_metal_kernel_new, resolved for a set of flags.
 struct Resolved {
   std::vector<const char*> inputs;
   std::vector<const char*> outputs;
@@ -93,7 +93,7 @@ const Resolved& resolve(const mlx_h2o_kernel_text& text, const Flags& flags) {
   Flags on = flags;
   for (const auto& [term, wanted] : terms_of(text.always_on)) on.insert(term);
   const std::string name = name_of(text, flags, on);
-  const auto same = made->find(name);  // of flags that make no difference to this kernel
+  const auto same = made->find(name);  // the flags differ, but not for this kernel
   if (same != made->end()) return *known->emplace(key, &same->second).first->second;
   const auto name_part = &mlx_h2o_kernel_buffer::name;
   Resolved resolved = {chosen(name_part, text.inputs, text.input_count, on),
@@ -102,7 +102,7 @@ const Resolved& resolve(const mlx_h2o_kernel_text& text, const Flags& flags) {
                        {}};
   const std::string source = joined(text.segments, text.segment_count, on);
   const std::string header = joined(mlx_h2o_kernel_header, std::size(mlx_h2o_kernel_header), on);
-  // Row contiguity is not asked for: that would copy a sliced cache on every step.
+  // Do not ask for row contiguity: that would copy a sliced cache on every step.
   resolved.kernel =
       mlx_fast_metal_kernel_new(name.c_str(), strings(resolved.inputs), strings(resolved.outputs),
                                 source.c_str(), header.c_str(), false, false);
@@ -128,7 +128,7 @@ Outputs launch(const mlx_h2o_kernel_text& text, const Flags& flags, const Names&
                Size threadgroup, mlx_stream stream) {
   const Resolved& resolved = resolve(text, flags);
   const Config config(mlx_fast_metal_kernel_config_new());
-  std::set<std::string> added;  // a name may stand under several conditions
+  std::set<std::string> added;  // a name can appear under several conditions
   for (const char* name : resolved.template_arguments) {
     if (added.insert(name).second) add(config, name, names.arguments.at(name));
   }

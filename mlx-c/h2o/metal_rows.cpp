@@ -1,4 +1,4 @@
-// Operations on a cache's rows as Metal launches.
+// Operations on rows of a cache as Metal launches.
 #include <climits>
 
 #include "codes.h"
@@ -9,7 +9,7 @@ namespace mlx_h2o_c::metal {
 
 namespace {
 
-constexpr int simdgroups = 8;  // of a threadgroup: few registers, so any GPU runs it
+constexpr int simdgroups = 8;  // per threadgroup: few registers, so any GPU can run it
 constexpr int threads = simdgroups * lanes;
 constexpr int never = INT_MAX;  // a position that no row has
 

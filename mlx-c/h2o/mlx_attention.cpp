@@ -1,4 +1,4 @@
-// What MLX's own attention serves on a GPU.
+// Requests that MLX's own attention serves on a GPU.
 #include "composed.h"
 #include "metal.h"
 #include "validate.h"
@@ -21,8 +21,8 @@ AttentionResult mlx_attention(const AttentionRequest& r) {
                 part.values.parts[0], r.scale, mode, mask, sinks, s);
   };
   if (r.mask.empty() && r.row_bias.empty()) return {attend(all, r.causal ? "causal" : "", Array())};
-  // Below every logit, and finite where a kernel multiplies it by log2(e) in float32: a query that
-  // sees nothing gets a mean, never NaN.
+  // Below every logit, but finite even after a kernel multiplies it by log2(e) in float32: a query
+  // that sees nothing gives a mean, never NaN.
   const Value lowest = Value(number(mask_threshold(dtype)), s).as(dtype);
   const Value bias(r.row_bias.empty() ? zeros({1, r.kv_heads, r.rows}, s) : copied(r.row_bias), s);
   all.row_bias = bias.as(dtype).at_least(lowest).then(mlx_repeat_axis, r.heads / r.kv_heads, 1);

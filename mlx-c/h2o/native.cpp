@@ -1,5 +1,5 @@
-// The CPU kernels of core/. The one file that looks into a handle, so it is built only where the
-// mlx-c of this repository is (MLX_H2O_NATIVE).
+// The CPU kernels of core/. This is the only file that looks inside a handle, so it is built only
+// with this repository's mlx-c (MLX_H2O_NATIVE).
 #include "backend.h"
 #include "checks.h"
 
@@ -38,7 +38,7 @@ std::vector<mx::array> arrays(const Rows& rows) {
 
 Array wrap(mx::array array) { return Array(mlx_array{new mx::array(std::move(array))}); }
 
-// The next `count` of the outputs.
+// Wraps the next `count` outputs.
 std::vector<Array> wrap(std::vector<mx::array>::const_iterator& next, size_t count) {
   std::vector<Array> parts;
   for (size_t i = 0; i < count; ++i) parts.push_back(wrap(*next++));
@@ -55,7 +55,7 @@ std::string unavailable_reason() {
     mlx_h2o::simd_target();
     mlx_h2o::threads();
     return "";
-  } catch (const std::invalid_argument& error) {  // MLX_H2O_SIMD, MLX_H2O_THREADS
+  } catch (const std::invalid_argument& error) {  // from MLX_H2O_SIMD or MLX_H2O_THREADS
     return error.what();
   }
 }
@@ -64,7 +64,7 @@ std::string refuses(const AttentionRequest& request) {
   return request.on_gpu ? "it runs on CPU streams, found a GPU stream" : "";
 }
 
-// Of packed rows, for any of core's options.
+// Sets the packing in any options struct of core/.
 template <class Options>
 void set_packing(Options& options, const Rows& keys, const Rows& values) {
   if (keys.packed()) options.bits = keys.bits;

@@ -6,7 +6,7 @@
 
 namespace mlx_h2o_c {
 
-// How keys are packed, and values; `v_bits` without a value: those have the bits of the keys.
+// How keys and values are packed; without `v_bits`, values have the bits of the keys.
 struct Packing {
   int bits;
   int group_size;
@@ -15,7 +15,7 @@ struct Packing {
   int of_values() const { return v_bits.has_value ? v_bits.value : bits; }
 };
 
-// Keys or values [B, Hkv, N, D]: one dense array, what mlx_quantize made of it, or codes of rotated
+// Keys or values [B, Hkv, N, D]: one dense array, the arrays of mlx_quantize, or codes of rotated
 // rows (docs/design.md).
 struct Rows {
   std::vector<Array> parts;  // the array; words, scales and biases; or words and norms
@@ -26,7 +26,7 @@ struct Rows {
   bool packed() const { return bits != 0; }
   bool codes() const { return parts.size() == 2; }
   int count() const { return mlx_array_dim(parts[0], 2); }  // N
-  // Of new ones.
+  // The dtype of the rows before packing.
   mlx_dtype dtype() const { return dtype_of(parts[packed() ? 1 : 0]); }
   Shape shape() const {
     Shape unpacked = shape_of(parts[0]);
@@ -35,12 +35,12 @@ struct Rows {
   }
 };
 
-// Codes of keys and of values have each a basis of their own.
+// Codes of keys and codes of values have different bases.
 enum class Side : bool { keys, values };
 
 using mlx_h2o::AttentionNumbers;
 
-// What every kind of attention takes beside its rows and numbers, as the caller gave it.
+// The arguments of every kind of attention besides its rows and numbers, as the caller gave them.
 struct AttentionArguments {
   const char* mask_mode;
   mlx_array mask_arr;
@@ -49,13 +49,13 @@ struct AttentionArguments {
   mlx_stream stream;
 };
 
-// What the parts of a request have in common.
+// What all parts of a request share.
 struct AttentionTerms : AttentionNumbers {
   const char* op;
   mlx_array sinks;
   mlx_stream stream;
   int batch, heads, kv_heads, length, rows, head_size, value_size;
-  float mask_threshold;  // an additive mask masks at or below it
+  float mask_threshold;  // an additive mask hides pairs at or below it
   bool on_gpu;
 
   Shape pairs() const { return {batch, heads, length, rows}; }
@@ -65,19 +65,19 @@ struct AttentionRequest : AttentionTerms {
   Array queries;
   Rows keys;
   Rows values;
-  Array mask;      // broadcast to [B, Hq, Lq, N], or empty; of a causal one once it is made
+  Array mask;      // broadcast to [B, Hq, Lq, N], or empty; a causal mask once built
   Array row_bias;  // float32 [B, Hkv, N], or empty
 
   bool packed() const { return keys.packed() || values.packed(); }
   bool has_codes() const { return keys.codes() || values.codes(); }
 };
 
-// Empty where they were not asked for.
+// Arrays that were not requested are empty.
 struct AttentionResult {
   Array out{}, scores{}, lse{}, skipped{};
 };
 
-// Of the N rows of a head `count` are dropped.
+// Drops `count` of the N rows of a head.
 struct RetentionRequest {
   mlx_array scores;
   mlx_array positions;
@@ -95,9 +95,9 @@ struct AccumulateRequest {
   mlx_stream stream;
 };
 
-// Of a step, or, without values, of the queries of a chunk that count.
+// For a step; or, without values, for the scored queries of a chunk.
 struct AccumulatingRequest : AttentionRequest {
-  mlx_array importance;  // of a chunk it may be empty
+  mlx_array importance;  // may be empty for a chunk
   bool mass;             // else the moving average
   double decay;
 };
@@ -112,7 +112,7 @@ struct KeyDiversityRequest {
   mlx_stream stream;
 };
 
-// Rows of which those that are not kept are folded into others.
+// Rows; those not kept are folded into others.
 struct FoldRequest {
   mlx_array keys;
   mlx_array values;
@@ -122,7 +122,7 @@ struct FoldRequest {
   mlx_stream stream;
 };
 
-// The slots of the rows that change, and these rows.
+// The slots of the changed rows, and their new contents.
 struct Folded {
   Array into;
   Array keys;
@@ -131,7 +131,7 @@ struct Folded {
   Array mass;
 };
 
-// Rows that become codes of `bits`.
+// Rows to encode as codes of `bits`.
 struct EncodeRequest {
   mlx_array rows;
   int bits;
@@ -139,14 +139,14 @@ struct EncodeRequest {
   mlx_stream stream;
 };
 
-// Codes that become rows again, in float32.
+// Codes to decode to float32 rows.
 struct DecodeRequest {
   Rows rows;
   Side side;
   mlx_stream stream;
 };
 
-// Keys and values, and new rows of both for the slots uint32 [B, H, L].
+// Stored keys and values, and new rows of both for the slots uint32 [B, H, L].
 struct AppendRequest {
   Rows keys;
   Rows values;

@@ -1,4 +1,4 @@
-// The public functions on the rows of a cache, and the one that selects those that stay.
+// The public functions on rows of a cache, including the one that selects the rows to keep.
 #include "mlx_h2o/c/rows.h"
 
 #include "backend.h"

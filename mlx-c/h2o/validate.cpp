@@ -7,7 +7,7 @@ namespace mlx_h2o_c {
 
 namespace {
 
-// Whether the mode asks for the array.
+// Whether the mode needs the mask array.
 bool check_mask_mode(const char* op, const std::string& mode, mlx_array mask) {
   expect(mode == "" || mode == "causal" || mode == "array", op, "mask_mode is '", mode,
          "', expected '', 'causal' or 'array'.");

@@ -1,4 +1,4 @@
-// The sources at once, for SwiftPM: MLX's headers take most of the time.
+// All sources in one file, for SwiftPM: MLX's headers dominate the build time.
 #include "../attention.cpp"
 #include "../backend.cpp"
 #include "../checks.cpp"
