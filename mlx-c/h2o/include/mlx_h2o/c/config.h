@@ -15,7 +15,7 @@ extern "C" {
 typedef struct mlx_h2o_budget_ {
   int max_kv_size;              /**< rows that each KV head keeps, at least 1 */
   int sink_size;                /**< first positions, never evicted; fewer than max_kv_size */
-  mlx_optional_int heavy_size;  /**< rows kept by score; no value: half, or what is left */
+  mlx_optional_int heavy_size;  /**< rows kept by score; no value: half; "h2o": the rest */
   mlx_optional_int recent_size; /**< the newest rows, never evicted; no value: what is left */
   mlx_optional_int evict_every; /**< rows that leave together; no value: one row of 32 */
   int speculative;              /**< drafts that can be taken back */
@@ -36,7 +36,7 @@ typedef struct mlx_h2o_policy_ {
   float decay;      /**< of "h2o-ema": a of the moving average C = a*C + (1-a)*|s|, 0 <= a < 1 */
 } mlx_h2o_policy;
 
-/** What Python calls H2OConfig and Swift H2OConfiguration. */
+/** Python's H2OConfig, Swift's H2OConfiguration. */
 typedef struct mlx_h2o_config_ {
   mlx_h2o_budget budget;
   mlx_h2o_format format;
@@ -46,16 +46,15 @@ typedef struct mlx_h2o_config_ {
 /** The defaults: 256 rows, 4 sinks, no other sizes, dense, "keydiff". Nothing to free. */
 mlx_h2o_config mlx_h2o_config_new(void);
 
-/** Check the settings and give those without a value their values, in place: afterwards
- *  sink_size + heavy_size + recent_size is max_kv_size. Where the three do not fill the budget the
- *  recent window grows.
+/** Check the settings and fill in missing values, in place: afterwards sink_size + heavy_size +
+ *  recent_size is max_kv_size. If the three do not fill the budget, the recent window grows.
  *  \return 1 for a value out of range, an unknown policy, or sizes beyond the budget; the settings
- *    are then untouched.
+ *    are then unchanged.
  */
 int mlx_h2o_config_resolve(mlx_h2o_config* config);
 
-/** The published splits of "h2o", scaled to max_kv_size (AtomGradient 2026, sec. 4.1): at 256 rows
- *  "heavy" 4 sinks, 128 heavy, 124 recent; "balanced" 4, 64, 188; "recent" 4, 32, 220.
+/** The published splits, for "h2o-ema", scaled to max_kv_size (AtomGradient 2026, sec. 4.1): at 256
+ *  rows "heavy" 4 sinks, 128 heavy, 124 recent; "balanced" 4, 64, 188; "recent" 4, 32, 220.
  *  \return 1 for another name, or as mlx_h2o_config_resolve.
  */
 int mlx_h2o_config_preset(mlx_h2o_config* res, const char* name, int max_kv_size);

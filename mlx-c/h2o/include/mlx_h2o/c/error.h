@@ -9,18 +9,18 @@ extern "C" {
  */
 /**@{*/
 
-/** What the last call that failed on this thread had to say. Calls that succeed do not change it.
+/** The message of the last call that failed on this thread. Successful calls do not change it.
  *
- *  Where a function of mlx-c failed inside the call, mlx-c has told its error handler and nobody
- *  else: the words are here if that handler is mlx_h2o_keep_error.
+ *  If a function of mlx-c failed inside the call, mlx-c reported only to its error handler: the
+ *  message is here if that handler is mlx_h2o_keep_error.
  *
- *  \return never NULL; "" before the first failure. It lives until this thread's next failure.
+ *  \return never NULL; "" before the first failure. Valid until this thread's next failure.
  */
 const char* mlx_h2o_last_error(void);
 
-/** An error handler that prints nothing and keeps every message, those of mlx-c's own functions
- *  too, for mlx_h2o_last_error on the thread that failed, without the source position that mlx-c
- *  appends: `mlx_set_error_handler(mlx_h2o_keep_error, NULL, NULL)`. `data` is not used.
+/** An error handler that prints nothing and keeps every message, including those of mlx-c's own
+ *  functions, for mlx_h2o_last_error on the thread that failed. It strips the source position that
+ *  mlx-c appends: `mlx_set_error_handler(mlx_h2o_keep_error, NULL, NULL)`. `data` is not used.
  */
 void mlx_h2o_keep_error(const char* msg, void* data);
 

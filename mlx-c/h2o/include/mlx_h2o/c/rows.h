@@ -10,11 +10,11 @@ extern "C" {
 #endif
 
 /** \defgroup mlx_h2o_rows Rows of a cache
- *  Rows come as vectors: of one array [B, H, N, D], or of words, scales and biases, as mlx_quantize
- *  returns them; for attention and mlx_h2o_quantize_append also of words and norms. Arrays that
- * were passed never change. Where nothing else holds them a back end may use their memory, so that
- * a row costs no copy of the others: give the input's own handle as the place of the result, or
- * free it before evaluating.
+ *  Rows are passed as vectors: of one array [B, H, N, D], or of words, scales and biases as
+ *  mlx_quantize returns them; attention and mlx_h2o_quantize_append also take words and norms.
+ *  Input arrays never change. If nothing else holds them, a back end may reuse their memory, so
+ *  that adding a row does not copy the others: pass the input's own handle as the result, or free
+ *  it before evaluating.
  */
 /**@{*/
 
@@ -41,30 +41,30 @@ int mlx_h2o_accumulate_scores(mlx_array* res, const mlx_array importance, const 
  */
 int mlx_h2o_key_diversity(mlx_array* res, const mlx_array keys, const mlx_stream s);
 
-/** What becomes of the rows that stay when those that go are folded into them.
+/** Fold evicted rows into the rows that stay.
  *
- *  Each row that goes enters the nearest one that stays and is eligible. The distance is that of
- *  logits, for queries of the size of the keys, and of values over their mean square. Rows that
- *  enter the same one do so together. With r = N - K rows that go, in order of their slots:
+ *  Each evicted row goes into the nearest eligible row that stays, by the distance of logits, for
+ *  queries of the size of the keys, and of values over their mean square. Rows folded into the same
+ *  row enter its mean together. With r = N - K evicted rows, in order of their slots:
  *
- *  \param[out] into uint32 [B, H, r]: the slots of the rows that change. One slot is there as often
- *    as rows are folded into it, each time with the same row; a row that is folded into none has
- * its own slot, and stays what it is.
- *  \param[out] new_keys, new_values [B, H, r, D] and [B, H, r, Dv], the rows at `into` from now on:
- *    means by weight, computed in float32, in the dtype given. They are still to be written, and
- *    packed where rows are.
+ *  \param[out] into uint32 [B, H, r]: the slots of the changed rows. A slot appears once for every
+ *    row folded into it, each time with the same new row; a row that is not folded has its own
+ *    slot, and stays unchanged.
+ *  \param[out] new_keys, new_values [B, H, r, D] and [B, H, r, Dv], the new rows at `into`:
+ *    weighted means, computed in float32, in the dtype of the inputs. The caller must write them,
+ *    and pack them if rows are packed.
  *  \param[out] new_bias, new_mass float32 [B, H, r]: ln of the summed counts, and summed masses.
  *  \param keys [B, H, N, D], float32, float16 or bfloat16.
  *  \param values [B, H, N, Dv] of the same dtype.
- *  \param bias ln n of the n rows that each stands for, float32 [B, H, N]: 0 for a row as it came.
- *    Attention takes it as `row_bias`.
- *  \param mass what adds up with the rows, float32 [B, H, N].
- *  \param weights of the rows in means, float32 [B, H, N]; at least 1e-9 counts. A row that goes
+ *  \param bias ln n of the n rows that each row stands for, float32 [B, H, N]: 0 for an original
+ *    row. Attention takes it as `row_bias`.
+ *  \param mass a number per row that adds up in folding, float32 [B, H, N].
+ *  \param weights of the rows in means, float32 [B, H, N]; at least 1e-9 counts. An evicted row
  *    with NaN is not folded.
  *  \param eligible bool [B, H, N], the rows that others may be folded into, if they stay.
  *  \param kept uint32 [B, H, K], 0 < K < N: the slots that stay, ascending.
- *  \param share of the rows of a head that go, rounded up, those that are folded: the nearest.
- *    Above 0, at most 1.
+ *  \param share the share of a head's evicted rows that is folded, rounded up: the nearest. Above
+ *    0, at most 1.
  *  \return 1 for shapes or dtypes other than these.
  */
 int mlx_h2o_fold(mlx_array* into, mlx_array* new_keys, mlx_array* new_values, mlx_array* new_bias,
@@ -74,20 +74,20 @@ int mlx_h2o_fold(mlx_array* into, mlx_array* new_keys, mlx_array* new_values, ml
 
 /** Quantise new rows straight into their slots.
  *
- *  Keys and values are each stored in a way of their own, which the number of arrays tells. Three:
+ *  Keys and values are stored independently, in a format given by the number of arrays. Three:
  *  words, scales and biases, which equal mlx_quantize on the same device bit for bit. Two: words
- * and norms, codes of rotated rows (docs/design.md); a code may be the next one where an element
- * lies at the mean of two levels as closely as float32 tells. One: the rows as they come.
- * Evaluating the first array of the keys evaluates all.
+ *  and norms, codes of rotated rows (docs/design.md); a code may differ by one for an element
+ *  within float32 rounding of the mean of two levels. One: unpacked rows. Evaluating the first
+ *  array of the keys evaluates all.
  *
- *  \param[out] new_keys, new_values as many arrays as were given.
+ *  \param[out] new_keys, new_values as many arrays as the inputs.
  *  \param keys words uint32 [B, H, N, D * bits / 32], scales and biases [B, H, N, D / group_size];
  *    or words and norms, float32 [B, H, N, 1]; or rows [B, H, N, D].
  *  \param values the same with Dv and v_bits.
- *  \param key_rows [B, H, L, D], float32, float16 or bfloat16: the dtype of the scales, or of rows
- *    that stay as they come.
- *  \param value_rows [B, H, L, Dv], the same of the values.
- *  \param slots uint32 [B, H, L], the rows to write, distinct within a head; one beyond the last
+ *  \param key_rows [B, H, L, D], float32, float16 or bfloat16: the dtype of the scales, or of
+ *    unpacked rows.
+ *  \param value_rows [B, H, L, Dv], the same for the values.
+ *  \param slots uint32 [B, H, L], the rows to write, distinct within a head; a slot beyond the last
  *    row means the last row.
  *  \param bits, group_size, v_bits as in the quantised attention; codes have 2, 3 or 4 bits.
  */
@@ -97,18 +97,18 @@ int mlx_h2o_quantize_append(mlx_vector_array* new_keys, mlx_vector_array* new_va
                             const mlx_array slots, int bits, int group_size,
                             mlx_optional_int v_bits, const mlx_stream s);
 
-/** Rows as codes of rotated directions, and norms (docs/design.md).
+/** Encode rows as codes of rotated directions, and norms (docs/design.md).
  *
  *  \param[out] words uint32 [B, H, N, D * bits / 32].
  *  \param[out] norms float32 [B, H, N, 1].
  *  \param rows [B, H, N, D], float32, float16 or bfloat16; D is a power of two from 32 to 1024.
  *  \param bits 2, 3 or 4.
- *  \param of_values whether they are values; keys have other signs.
+ *  \param of_values whether the rows are values; keys have other signs.
  */
 int mlx_h2o_encode_rows(mlx_array* words, mlx_array* norms, const mlx_array rows, int bits,
                         bool of_values, const mlx_stream s);
 
-/** The rows that words and norms stand for.
+/** Decode words and norms to rows.
  *
  *  \param[out] res float32 [B, H, N, D].
  *  \param words, norms, bits, of_values as in mlx_h2o_encode_rows.
