@@ -1,6 +1,6 @@
-"""An HTTP server for one model: answers in batches, caches within a budget, nothing read twice.
+"""An HTTP server for one model: batched answers, bounded caches, no prefix prefilled twice.
 
-``text`` and ``sampling`` know one answer, ``snapshots`` and ``disk`` what was ``kept`` of others,
-``memory`` what fits; ``engine`` and ``lanes`` run the model for each ``request``; ``schema``,
-``answers``, ``guard`` and ``http`` speak with clients.
+``text`` and ``sampling`` make one answer; ``snapshots`` and ``disk`` keep caches for reuse, both
+with ``kept``; ``memory`` plans what fits; ``engine`` and ``lanes`` run the model for each
+``request``; ``schema``, ``answers``, ``guard`` and ``http`` talk to clients.
 """

@@ -1,4 +1,4 @@
-"""From what the engine tells to answers in the form of OpenAI's API, whole and in pieces."""
+"""Turn the engine's events into answers in OpenAI's format, whole or streamed in chunks."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _LOG = logging.getLogger("mlx_h2o")
 
 
 def failure(message: str, status: int = 400, **more: str | None) -> dict[str, Any]:
-    """An error, of this status. more: param, code."""
+    """The body of an error with this HTTP status. more: param, code."""
     kinds = {401: "authentication_error", 500: "api_error", 503: "overloaded_error"}
     kind = kinds.get(status, "invalid_request_error")
     return {"error": {"message": message, "type": kind, "param": None, "code": None} | more}
 
 
 class Choice:
-    """Of a completion: its text so far."""
+    """One choice of a completion, and its text so far."""
 
     def __init__(self, index: int) -> None:
         self.index, self._decoder = index, getincrementaldecoder("utf-8")("replace")
@@ -35,7 +35,7 @@ class Choice:
         self._offsets = [0]
 
     def take(self, event: Event) -> dict[str, Any]:
-        """What an event adds, as a choice of a piece."""
+        """Take an event, and return what it adds as the choice of a chunk."""
         self._finish = event.finish
         for one in event.logprobs:
             self._offsets.append(self._offsets[-1] + len(self._decoder.decode(one.data)))
@@ -44,7 +44,7 @@ class Choice:
 
     @property
     def whole(self) -> dict[str, Any]:
-        """The choice of a whole answer."""
+        """The choice as a complete answer has it."""
         return self._as_choice({"text": self._said["content"]}, self._logprobs)
 
     def _added(self, event: Event) -> dict[str, Any]:
@@ -66,7 +66,7 @@ class Choice:
 
 
 class ChatChoice(Choice):
-    """Of a chat: content, reasoning, and calls of tools."""
+    """One choice of a chat: content, reasoning and tool calls."""
 
     def __init__(self, index: int, tokenizer: Any, tools: list[dict[str, Any]]) -> None:
         super().__init__(index)
@@ -103,8 +103,8 @@ class ChatChoice(Choice):
             said[name] = said.get(name, "") + text
 
     def _end_call(self, delta: dict[str, Any], end: str, whole: bool = True) -> None:
-        """Tell of a call; as text, with the mark at its ``end``, if it is cut, was not asked for or
-        cannot be read."""
+        """Report the tool call that has been collected. If it is cut off, was not asked for or
+        cannot be parsed, it becomes content, with its ``end`` mark."""
         if self._call is None:
             return
         text, self._call = self._call, None
@@ -113,7 +113,7 @@ class ChatChoice(Choice):
                 raise ValueError("it is cut" if self._tools else "no tools were given")
             parsed = self._tokenizer.tool_parser(text, self._tools)
             calls = [*map(_as_call, parsed if parsed and isinstance(parsed, list) else [parsed])]
-        except Exception as error:  # parsers are many, and models write anything
+        except Exception as error:  # there are many parsers, and models write anything
             _LOG.warning("a tool call of the model cannot be read: %s", error)
             self._add(delta, "content", f"{self._tokenizer.tool_call_start}{text}{end}")
             return
@@ -130,7 +130,7 @@ class ChatChoice(Choice):
 
 
 def _by_name(likely: Sequence[TokenLogprob]) -> dict[str, float]:
-    """Of all, also where two have one name."""
+    """Log probabilities by name; a second token of the same name goes by its id."""
     found: dict[str, float] = {}
     for one in likely:
         found[f"token_id:{one.token}" if one.name in found else one.name] = one.logprob
@@ -138,15 +138,15 @@ def _by_name(likely: Sequence[TokenLogprob]) -> dict[str, float]:
 
 
 def _as_call(parsed: Any) -> dict[str, str]:
-    """Raises an error where a client could not read it, or send it back."""
+    """Raises an error if a client could not read the call, or send it back."""
     call = FunctionCall(name=parsed["name"], arguments=parsed.get("arguments"))
     text = json.dumps(call.arguments, ensure_ascii=False, allow_nan=False)
-    f"{call.name}{text}".encode()  # or there is half of a surrogate pair
+    f"{call.name}{text}".encode()  # fails on half of a surrogate pair
     return {"name": call.name, "arguments": text}
 
 
 def heads(model: str, chat: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What a whole answer, and each piece of one, says of itself."""
+    """The fields that head a complete answer, and each chunk of a stream."""
     name = f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}"
     whole, part = ("chat.completion", ".chunk") if chat else ("text_completion", "")
     head = {"object": whole, "id": name, "created": int(time.time()), "model": model}
@@ -154,7 +154,7 @@ def heads(model: str, chat: bool) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def usage(requests: Sequence[Request], each: int) -> dict[str, Any]:
-    """What an answer took, of ``each`` requests for a prompt."""
+    """The token counts of an answer with ``each`` requests per prompt."""
     prompts = requests[::each]
     read = sum(len(one.tokens) for one in prompts)
     made = sum(len(one.answer) for one in requests)

@@ -1,7 +1,7 @@
-"""Prompt caches on disk, found by the tokens that they hold: what a server knows when it restarts.
+"""Prompt caches on disk, found by their tokens, so that a restarted server reuses them.
 
-An entry is a file of ``save_prompt_cache``, which appears whole or not at all. What it is of and
-the tokens are texts in its header.
+An entry is a file of ``save_prompt_cache``, which appears whole or not at all. Its header holds
+the tokens, and names the model with its settings.
 """
 
 from __future__ import annotations
@@ -27,45 +27,45 @@ from ..lm.saving import load_prompt_cache, save_prompt_cache, saved_texts
 from .kept import Entry, Kept, key_of
 
 _LOG = logging.getLogger("mlx_h2o")
-_ENTRY = re.compile(r"[0-9a-f]{32}\.prompt\.safetensors")  # others' files are left alone
-_BEGUN = re.compile(rf"\.{_ENTRY.pattern}\..+")  # is being written, or was when its process ended
+_ENTRY = re.compile(r"[0-9a-f]{32}\.prompt\.safetensors")  # other files are left alone
+_BEGUN = re.compile(rf"\.{_ENTRY.pattern}\..+")  # being written, or left by a process that ended
 
 
 class PromptStore:
-    """A directory of prompt caches, of at most so many bytes.
+    """A directory of prompt caches, bounded in bytes.
 
-    The entry used longest ago goes first. Writing happens in a thread of its own; what cannot be
-    written is said in the log and is not kept. Several processes may share a directory; ``known``
-    are the entries that this one knows of.
+    The least recently used entry is removed first. A separate thread writes; it logs and drops a
+    cache that it cannot write. Several processes can share a directory; ``known`` holds the
+    entries that this process knows of.
 
     Args:
-        folder: where; it is made if it is missing, for this user alone.
-        max_bytes: of all files together, of other models and settings too.
-        of: names the model and the settings; what is kept under another name is not found.
+        folder: the directory; if it is missing, it is created for this user alone.
+        max_bytes: of all files together, including those of other models and settings.
+        of: names the model and the settings; entries of another name are not found.
 
     Raises:
-        OSError: the directory cannot be made or written to.
+        OSError: the directory cannot be created or written to.
     """
 
     def __init__(self, folder: str | os.PathLike[str], max_bytes: int, of: str) -> None:
         self.folder, self.max_bytes, self.of = Path(folder), max_bytes, of
         check_folder(os.fspath(folder))
         self._lock = threading.Lock()
-        self.known = Kept[Path]()  # whoever asks has the lock
+        self.known = Kept[Path]()  # accessed only under the lock
         self._look()
         self._shrink(max_bytes)
-        self._room = threading.Semaphore(8)  # beyond which nothing is kept, until it is written
+        self._room = threading.Semaphore(8)  # for caches that wait to be written; drops others
         self._writer = ThreadPoolExecutor(1, "prompt store")
 
     def find(self, tokens: Sequence[int], more_than: int = 0) -> tuple[list[Any], int]:
         """The caches of the longest prefix of ``tokens`` that is kept, and its length.
 
         Args:
-            tokens: of a prompt; one at least stays to be read.
-            more_than: shorter prefixes are not wanted.
+            tokens: of a prompt; at least one is left to prefill.
+            more_than: only a longer prefix is wanted.
 
         Returns:
-            Caches and their tokens; ([], 0) where there are none. An entry that is damaged goes.
+            Caches and how many tokens they hold; ([], 0) if none fit. Damaged entries are removed.
         """
         while True:
             with self._lock:
@@ -75,11 +75,11 @@ class PromptStore:
                     return [], 0
                 self.known.use(found.key)
             try:
-                os.utime(found.content)  # of what is had from memory too: it is used
+                os.utime(found.content)  # also if memory has it: it counts as used
                 if length <= more_than:
                     return [], 0
                 caches = load_prompt_cache(found.content)
-                mx.eval([cache.state for cache in caches])  # while the file is there
+                mx.eval([cache.state for cache in caches])  # before another process removes it
                 return caches, length
             except (OSError, ValueError) as error:
                 _refuse(found.content, error)
@@ -87,11 +87,11 @@ class PromptStore:
                     self.known.drop(found.key)
 
     def keep(self, tokens: Sequence[int], caches: Sequence[Any]) -> None:
-        """Write the caches of ``tokens`` soon, unless the same are there.
+        """Write the caches of ``tokens`` soon, unless they are on disk already.
 
         Args:
-            tokens: all that the caches have seen.
-            caches: one per layer, which nobody changes from here on.
+            tokens: all tokens that the caches have seen.
+            caches: one per layer; nobody may change them from here on.
         """
         with self._lock:
             if self.known.use(_key(self.of, tokens)):
@@ -104,7 +104,7 @@ class PromptStore:
             _LOG.warning("prompt caches come faster than they are written: one is not kept")
 
     def close(self) -> None:
-        """Write what waits; entries may be read on."""
+        """Finish the pending writes; entries can still be read."""
         self._writer.shutdown()
 
     def _path(self, key: bytes) -> Path:
@@ -127,7 +127,7 @@ class PromptStore:
             self._room.release()
 
     def _add(self, file: Path) -> None:
-        """An entry that is there; one that is damaged goes."""
+        """Register an entry that is on disk; remove it if it is damaged."""
         try:
             texts = saved_texts(file)
             key = _key(texts["of"], json.loads(texts["tokens"]))
@@ -139,7 +139,7 @@ class PromptStore:
             _refuse(file, error)
 
     def _look(self) -> None:
-        """Know the entries that are there, those of other processes too."""
+        """Bring ``known`` up to date with the directory, which other processes change too."""
         with self._lock:
             gone = {one.content: one.key for one in self.known}
         for file in sorted(self.folder.iterdir(), key=_used):
@@ -152,7 +152,7 @@ class PromptStore:
                 self.known.drop(key)
 
     def _shrink(self, nbytes: int) -> None:
-        """Files go until they have no more bytes than that."""
+        """Remove files until they take at most ``nbytes``."""
         with self._lock:
             gone = self.known.shrink(nbytes)
         for one in gone:
@@ -160,12 +160,12 @@ class PromptStore:
 
 
 def _key(of: str, tokens: Sequence[int]) -> bytes:
-    """Of tokens of this model and settings, of which no other's are the beginning."""
+    """A key led by a hash of ``of``, so that other models and settings never share a prefix."""
     return hashlib.sha256(of.encode()).digest() + key_of(tokens)
 
 
 def _refuse(file: Path, error: Exception) -> None:
-    """Log an entry that cannot be used, and remove it unless it could only not be opened."""
+    """Log an entry that cannot be used, and remove it unless only opening it failed."""
     _LOG.warning("a prompt cache on disk is not used: %s: %r", file, error)
     if not isinstance(error, OSError):
         _remove(file)

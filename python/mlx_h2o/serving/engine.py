@@ -30,33 +30,33 @@ from .sampling import spared_tokens
 from .snapshots import Snapshots, is_cuttable, places
 
 _LOG = logging.getLogger("mlx_h2o")
-_AGAIN = 3  # how often a request may be running when a step of the model fails, and join again
-_EVERY = 256  # tokens between two places of an answer at which caches are kept, where it is cut
-_WORTH = 64  # tokens for which it is better to wait until another request has read them
-_BEAT = 0.02  # seconds after which ranks that have nothing to do ask the first one for news
-_MOMENT = 0.02  # seconds at most until requests that come at once are read together
+_AGAIN = 3  # failed steps that a running request survives before it counts as their cause
+_EVERY = 256  # tokens of an answer between two snapshots, if its caches will evict rows
+_WORTH = 64  # shared tokens from which waiting for another request's prefill pays
+_BEAT = 0.02  # seconds between two looks of idle ranks for news from the first one
+_MOMENT = 0.02  # seconds to wait at most for requests that arrive together
 _News = tuple[list[Request], set[int], bool, bool]
-"""Requests that have come, numbers of those that have left, whether to end, and to give up."""
+"""New requests, the numbers of those whose client left, whether to end, and to give up."""
 
 
 class Engine:
     """Answers requests until it is closed.
 
-    The ranks of a model that is dealt out have an engine each, and all do the same: the first one
-    tells the others of requests and tokens. If one fails alone, all end.
+    Each rank of a distributed model has its own engine, and all do the same: the first rank sends
+    requests and sampled tokens to the others. If one rank fails, all end.
 
     Args:
         tokenizer: the model's.
-        memory: what fits, of a model, and of a draft model if there is one. Nobody else uses them.
-        snapshots: what was read before; the engine's own from here on.
-        store: where snapshots outlive the process.
+        memory: plans for the model, and the draft model if there is one. Nobody else uses them.
+        snapshots: caches of earlier prompts; the engine's own from here on.
+        store: keeps snapshots across restarts.
 
     Attributes:
-        least_on_disk: tokens; for fewer it does not pay to write a file.
-        counts: requests and tokens since it began, by name.
-        expected: requests that are about to be submitted, for which others wait for a moment.
-        ended, error: set at its end, and why, unless it was closed.
-        gave_up: whether requests are lost, since they took longer than it may live.
+        least_on_disk: snapshots of fewer tokens are not worth a file.
+        counts: requests and tokens since the start, by name.
+        expected: calls that are about to submit requests; an idle engine waits a moment for them.
+        ended, error: ``ended`` is set at the end; ``error`` says why, unless it was closed.
+        gave_up: whether ``close`` ran out of time, and requests are lost.
     """
 
     least_on_disk = 256
@@ -68,15 +68,15 @@ class Engine:
         self.model, *self._drafting = memory.models
         self.memory, self.snapshots, self.store = memory, snapshots, store
         self.ranks = ranks_of(self.model)
-        # Of several ranks one cannot go on without the others: it ends with any of its failures.
+        # With several ranks, none can go on without the others, so that any failure is final.
         self._bearable: tuple[type[Exception], ...] = () if self.ranks.size > 1 else (Exception,)
         self._greedy = self.ranks.agreed(greedy_sampler)
         self.vocabulary = min(map(vocabulary, self.models))
         self.counts = {"finished": 0, "failed": 0, "left": 0, "read": 0, "cached": 0, "answered": 0}
         alone = self._drafting or is_padded(self.model)
         batches = not alone and _have_batches(self._fresh)
-        mx.eval([model.modules() for model in self.models])  # where they were made: others may not
-        # Tokens up to which any beginning can be had of its caches.
+        mx.eval([model.modules() for model in self.models])  # only the thread that made them can
+        # Up to this many tokens, a cache can be trimmed to any prefix.
         lasting = min(bounds(self._fresh), default=sys.maxsize) if is_cuttable(self._fresh) else 0
         self._batches, self._lasting = self.ranks.least(batches, lasting)
         special = set(getattr(tokenizer, "all_special_ids", ()))
@@ -86,12 +86,12 @@ class Engine:
         self._ends = StopSequences([(token,) for token in tokenizer.eos_token_ids])
         self._batch = self._new_batch()
         self._running: dict[int, Request] = {}
-        self._come: list[Request] = []  # of which other threads tell
+        self._come: list[Request] = []  # filled by other threads
         self.expected = 0
         self._numbers = itertools.count(1)
-        self._waiting: deque[Request] = deque()  # first those that ran when a step failed
+        self._waiting: deque[Request] = deque()  # those that ran when a step failed come first
         self._lone_failures = 0
-        self._context = context_length(self.model)  # until that was told
+        self._context = context_length(self.model)  # None once the warning is logged
         self._closing = self.gave_up = False
         self._untold: tuple[_News, mx.array] = ([], set(), False, False), mx.array(0)
         self.error: Exception | None = None
@@ -100,10 +100,10 @@ class Engine:
         life = [self._live]
         threading.Thread(target=_stay_behind, args=(life,), name="mlx_h2o", daemon=True).start()
 
-    # What others call
+    # Called by other threads
 
     def check(self, request: Request) -> None:
-        """Raises ValueError, in a sentence that names the field, for what the model cannot do."""
+        """Raises ValueError, which names the field, if the model cannot serve the request."""
         checked_tokens("server", "prompt", request.tokens, self.models)
         sampling, size = request.sampling, self.vocabulary
         for name, most in (("top_k", sampling.top_k), ("top_logprobs", request.top_logprobs or 0)):
@@ -139,7 +139,7 @@ class Engine:
             self._wake.notify()
 
     def leave(self, requests: Sequence[Request]) -> None:
-        """Nobody waits for these any more."""
+        """Drop these requests: their client is gone."""
         for one in requests:
             one.left = True
         with self._wake:
@@ -161,8 +161,8 @@ class Engine:
         return "every step of the model fails" if self._lone_failures >= _AGAIN else ""
 
     def close(self, timeout: float = 0) -> bool:
-        """Take no more requests, and end once those that are here are answered, or after so many
-        seconds; returns whether none was lost."""
+        """Refuse new requests, and end once all others are answered, or after ``timeout`` seconds;
+        returns whether none was lost."""
         with self._wake:
             self._closing = True
             self._wake.notify()
@@ -189,14 +189,14 @@ class Engine:
             for request in [*self._running.values(), *self._waiting, *self._come]:
                 request.sink(Event(error=error))
         finally:
-            with suppress(RuntimeError):  # of MLX, once a connection was lost
+            with suppress(RuntimeError):  # MLX raises it once a connection is lost
                 self._batch.close()
                 self.snapshots.shrink(0)
                 mx.clear_cache()
             self.ended.set()
 
     def _work(self) -> bool:
-        """One token for everybody; False at the end."""
+        """Run one step for all requests; False at the end."""
         come, left, closing, giving_up = self._news()
         self._waiting += come
         if giving_up:
@@ -211,9 +211,9 @@ class Engine:
         return bool(self._waiting or self._running or not closing)
 
     def _news(self) -> _News:
-        """What others have called since, for which it waits where there is nothing to do.
+        """Collect new requests and departures; block while there is nothing to do.
 
-        Of several ranks what the first one had a step before: so none waits for the others' steps.
+        Several ranks act on the first one's news of the step before, so that none has to wait.
         """
         alone, untold = self.ranks.size == 1, any(self._untold[0])
         here = [*self._running.values(), *self._waiting]
@@ -253,16 +253,16 @@ class Engine:
                 self._join(request)
 
     def _give_way(self, *joining: Request) -> bool:
-        """Let go of what was read before until there is room for all that run, and for who joins;
-        returns whether there can be."""
+        """Drop snapshots until the running and the joining requests fit; returns whether they
+        can."""
         left = self.memory.free - sum(one._nbytes for one in (*self._running.values(), *joining))
         if left >= 0:
             self.snapshots.shrink(min(left, self.snapshots.max_bytes))
         return left >= 0
 
     def _is_read_by_another(self, request: Request) -> bool:
-        """Whether it begins with what another request is reading just now, so that it can wait for
-        that, and not read it again."""
+        """Whether another request is prefilling a shared prefix just now, so that this one had
+        better wait and reuse its snapshot."""
         if not self.snapshots.max_bytes:
             return False
         enough = self.snapshots.longest(request.prompt) + _WORTH
@@ -276,7 +276,7 @@ class Engine:
         return False
 
     def _join(self, request: Request) -> None:
-        """Begin with a request, or go on with one whose step failed."""
+        """Add a request to the batch: a new one, or one whose step failed."""
         try:
             seen = request.seen
             caches, read = self.snapshots.find(seen)
@@ -317,13 +317,13 @@ class Engine:
         self._lone_failures = 0
         for one in prompts:
             request = self._running[one.uid]
-            # Else it is had, as it was, from its caches behind the first token, which comes sooner.
+            # Otherwise a snapshot after the first token can be trimmed; that token comes sooner.
             lost = len(request.seen) + 2 + self.memory.drafts > self._lasting
             if lost and one.end_of_segment and not one.end_of_prompt:
                 self._keep_row(one.uid, request)
         for one in answers:
             request = self._running[one.uid]
-            # Until its caches cannot be cut any more.
+            # Once its caches evict rows, they cannot be trimmed any more.
             grows = len(request.tokens) + request.max_tokens > self._lasting
             held = (one.prompt_cache, one.all_tokens) if one.finish_reason else None
             event = self._take(request, one)
@@ -334,13 +334,13 @@ class Engine:
                 self._keep_row(one.uid, request)
 
     def _keep_row(self, uid: int, request: Request) -> None:
-        """Keep what was read up to the next of its places, if there is one."""
+        """Keep a snapshot of a request up to its next place, or of all that it has read."""
         caches, tokens = self._batch.extract_cache([uid])[uid]
         place, *request._places = request._places or (None,)
         self._keep(list(tokens)[:place], caches, place is not None and not request._places)
 
     def _keep(self, tokens: list[int], caches: list[Any], last: bool) -> None:
-        """Keep caches for others; ``last``: of a whole prompt or answer, worth a file."""
+        """Keep a snapshot; ``last``: it holds a whole prompt or answer, and is worth a file."""
         try:
             held = self.snapshots.keep(tokens, caches)
             self._give_way()
@@ -350,7 +350,7 @@ class Engine:
             _LOG.warning("a prompt is not kept: %s", error)
 
     def _take(self, request: Request, one: Any) -> Event:
-        """What a token brings, which is told unless it is the end of the answer."""
+        """Turn a token into an event, and report it unless it ends the answer."""
         if not request.answer:  # the prompt has been read
             self.counts["cached"] += request.cached or 0
             self.counts["read"] += len(request.tokens) - (request.cached or 0)
@@ -359,7 +359,7 @@ class Engine:
         except self._bearable as error:
             return Event(error=error)
         self.counts["answered"] += 1
-        if request.failure is not None:  # of which no other rank knows yet
+        if request.failure is not None:  # other ranks do not know of it yet
             self._end(request, Event(error=request.failure))
             request.left = True
         if event.finish is None and (event.segments or event.logprobs):
@@ -367,7 +367,7 @@ class Engine:
         return event
 
     def _part(self, uid: int, held: Any = None, keep: bool = False) -> None:
-        """Take a request out of the batch, and keep what it has read if that is wanted."""
+        """Take a request out of the batch; ``keep`` its caches as a snapshot."""
         del self._running[uid]
         if held is None:
             held = self._batch.remove([uid], return_prompt_caches=keep).get(uid)
@@ -375,7 +375,7 @@ class Engine:
             self._keep(list(held[1]), held[0], last=True)
 
     def _end(self, request: Request, event: Event | None) -> None:
-        """The last that a request is told, once; None: who asked has left."""
+        """Report a request's last event, once; None: its client has left."""
         if request._ended:
             return
         request._ended = True
@@ -389,8 +389,8 @@ class Engine:
         request.sink(event)
 
     def _recover(self, error: Exception) -> None:
-        """A step of the model failed, and caches are torn: the requests join again, one after the
-        other, and the one with which it fails again is the one that fails."""
+        """Recover from a failed step, which leaves torn caches: the requests join again, one after
+        the other, and a request with which the step fails again fails alone."""
         if not (running := list(self._running.values())):
             raise error
         _LOG.warning("a step of the model failed: %s", error)
@@ -412,14 +412,14 @@ class Engine:
 
 
 def _stay_behind(life: list[Callable[[], None]]) -> None:
-    """Live, and let go of it; the thread stays: at its end MLX asks for Python's lock, which may be
-    gone by then."""
+    """Run the engine and release it, but never end the thread: at its end MLX takes Python's lock,
+    which may be gone by then."""
     life.pop()()
     threading.Event().wait()
 
 
 def _have_batches(caches: Sequence[Any]) -> bool:
-    """Whether sequences of such caches can be answered together."""
+    """Whether such caches can be merged into a batch."""
     try:
         for one in caches:
             one.merge([one, one])

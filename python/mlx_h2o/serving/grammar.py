@@ -1,4 +1,4 @@
-"""Answers in JSON: which tokens may come next, by a grammar that llguidance keeps for each."""
+"""JSON answers: llguidance tells which tokens a schema allows next."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ signal.alarm(int(sys.argv[1]))
 threading.stack_size(1 << 20)
 threading.Thread(target=go).start()
 """
-"""A program that says what is wrong with a grammar; nothing if stack or time are not enough."""
-_SECONDS = 10  # for which it may run
+"""A program that prints what is wrong with a grammar, or nothing if stack or time run out."""
+_SECONDS = 10  # time limit of the program
 
 
 @functools.lru_cache(1)
 def vocabulary_of(tokenizer: Any, size: int) -> LLTokenizer:
-    """The tokens of a fast tokenizer of Hugging Face, in mlx_lm's wrapper; ``size``: the model's.
+    """The tokens of Hugging Face's fast tokenizer, in mlx_lm's wrapper. size: the model's.
 
     Raises:
-        ValueError: another tokenizer, or no token that ends an answer.
+        ValueError: the tokenizer is not a fast one, or no token ends an answer.
     """
     fast = getattr(tokenizer, "backend_tokenizer", None)
     ends = sorted(token for token in tokenizer.eos_token_ids if 0 <= token < size)
@@ -45,13 +45,13 @@ def vocabulary_of(tokenizer: Any, size: int) -> LLTokenizer:
 
 
 def matcher(vocabulary: LLTokenizer, schema: str, go_on: Any = lambda: None) -> LLMatcher | str:
-    """What tells which tokens may come next, at its beginning, to be copied; or, of a schema that
-    is wrong, not supported or too much, why that is.
+    """A matcher in its initial state, of which each answer needs a copy; or a sentence that says
+    why the schema is wrong, not supported or too complex.
 
-    Tried in a process of its own: some schemas take hours, or the stack and all that runs.
-    ``go_on`` is called while it runs, and ends it by raising.
+    A separate process tries the schema first, since some take hours or overflow the stack.
+    ``go_on`` is called meanwhile, and can end the trial by raising.
     """
-    # A small model may else go on with white space for ever.
+    # Otherwise a small model may write white space for ever.
     more: Any = {"whitespace_pattern": r"\x20|\x0A\x20{0,16}"}
     try:
         made = LLMatcher.grammar_from_json_schema(schema, overrides=more)
@@ -82,21 +82,21 @@ def _tried(grammar: str | None, go_on: Any) -> str:
 
 
 def constrain(matcher: LLMatcher, given: int) -> Callable[[mx.array, mx.array], mx.array]:
-    """A logits processor that leaves only tokens with which the answer can go on.
+    """A logits processor that masks the tokens with which the answer cannot go on.
 
     Args:
-        matcher: at its beginning; the processor's own.
-        given: tokens of the prompt, before the answer.
+        matcher: in its initial state; the processor's own.
+        given: how many tokens the prompt has.
     """
     seen: list[int] = []
 
     def process(tokens: mx.array, logits: mx.array) -> mx.array:
         answer: Any = tokens[given:].tolist()
         same = common(seen, answer)
-        matcher.rollback(len(seen) - same)  # of drafts that were not taken
+        matcher.rollback(len(seen) - same)  # drafts that were rejected
         seen[same:] = answer[same:][: matcher.try_consume_tokens(answer[same:])]
         if len(seen) < len(answer):
-            return logits  # of a draft that is not taken
+            return logits  # the draft will be rejected
         bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
         if matcher.is_error():
             raise RuntimeError(f"the schema is too complex: {matcher.get_error():.300}")

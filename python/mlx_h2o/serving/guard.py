@@ -1,8 +1,7 @@
-"""Who may ask at all, which is told from headers alone: hosts and origins by name, and an API key;
-and bodies of a bearable size.
+"""Admit requests by their headers alone (host, origin, API key), and limit the size of bodies.
 
-A page of another site that a browser shows may send requests here; the names of host and origin
-tell them from those of this machine.
+A browser lets any web page send requests to this machine; the host and origin headers tell these
+from local requests.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ _OPEN = {"/health", "/openapi.json"}  # paths that need no key
 
 
 class Guard(CORSMiddleware):
-    """Answers requests that nobody else shall see, and tells browsers that pages of the origins
-    that it lets in may read answers.
+    """Refuses requests before the application sees them, and tells browsers that pages of allowed
+    origins may read answers.
 
     Args:
         app: the ASGI application behind it.
-        hosts: names under which this server may be asked, beside addresses and localhost; "*": any.
-        origins: origins whose pages may ask, such as https://example.org, or names of their hosts,
-            beside this machine's; "*": any.
-        key: what clients have to send; None: nothing.
-        most: bytes of a body.
+        hosts: names of this server for clients, besides addresses and localhost; "*": any.
+        origins: origins whose pages may ask, such as https://example.org, or their host names,
+            besides this machine's; "*": any.
+        key: the API key that clients must send; None: none is needed.
+        most: bytes that a body may have.
     """
 
     def __init__(
@@ -67,7 +66,7 @@ class Guard(CORSMiddleware):
     def _refusal(self, headers: Headers) -> str:
         host, origin = _host_of(f"//{headers.get('host', '')}"), headers.get("origin")
         known: Any = {"*", host} & self.hosts
-        with contextlib.suppress(ValueError):  # an address cannot point elsewhere, as a name can
+        with contextlib.suppress(ValueError):  # an address cannot be rebound, as a name can
             known = known or ipaddress.ip_address(host)
         if not known:
             return f"the host {host!r} is not served: expected --allowed-hosts to name it."

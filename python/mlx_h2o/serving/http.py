@@ -29,18 +29,18 @@ from .request import BusyError, Event, Request
 from .sampling import Sampling
 from .schema import Body, ChatBody, CompletionBody, what_is_wrong
 
-_LONG = 1 << 16  # bytes of a request that others do not wait for
-_UNREAD = 1 << 13  # pieces of an answer that wait for who asked; who does not read loses it
+_LONG = 1 << 16  # bytes from which on a body must not hold up shorter ones
+_UNREAD = 1 << 13  # pieces that wait for a slow client before its answer fails
 
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """Of the served model, and who may ask, and how much."""
+    """The served model's name and defaults, who may ask, and how much."""
 
     name: str
-    sampling: Sampling = field(default_factory=Sampling)  # where requests do not say
+    sampling: Sampling = field(default_factory=Sampling)  # unless a request says otherwise
     max_tokens: int = 512  # likewise
-    template: dict[str, Any] = field(default_factory=dict)  # of the chat template
+    template: dict[str, Any] = field(default_factory=dict)  # arguments of the chat template
     api_key: str | None = None
     hosts: Sequence[str] = ()
     origins: Sequence[str] = ()
@@ -48,7 +48,7 @@ class ServerSettings:
 
 
 def _wrong(status: int, said: str, **more: str | None) -> HTTPException:
-    """An answer that is an error; a sentence of 400 begins with the field that it is about."""
+    """An error response; with status 400, ``said`` must begin with the field at fault."""
     about = None if said.startswith("the body ") else said.partition(" ")[0].partition(".")[0]
     more = {"param": about} | more if status == 400 else more
     headers = {"Retry-After": "5"} if status == 503 else None  # seconds
@@ -56,8 +56,8 @@ def _wrong(status: int, said: str, **more: str | None) -> HTTPException:
 
 
 def make_app(engine: Engine, settings: ServerSettings) -> FastAPI:
-    """The application. Whoever serves it closes the engine."""
-    # No pages about it, which would be fetched from elsewhere.
+    """The application. Its caller must close the engine."""
+    # No documentation pages: they would load scripts from another site.
     app = FastAPI(title="mlx_h2o server", responses=_RESPONSES, docs_url=None, redoc_url=None)
     allowed = settings.hosts, settings.origins, settings.api_key, settings.most_bytes
     app.add_middleware(Guard, *allowed)
@@ -90,13 +90,13 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
 
 
 class _Asking:
-    """The functions behind the paths."""
+    """The handlers of the paths."""
 
     def __init__(self, engine: Engine, settings: ServerSettings, metrics: Metrics) -> None:
         self.engine, self.settings, self.metrics = engine, settings, metrics
-        # One of each at a time: short texts do not wait for long ones, nor chats for schemas.
+        # One thread each, so that short prompts do not wait for long ones, nor prompts for schemas.
         self._short, self._long, self._schemas = (CapacityLimiter(1) for _ in range(3))
-        # Refusals are kept too; to submit nothing fails once the engine is about to end.
+        # Refusals are cached too. At shutdown, submitting nothing raises, which ends a trial.
         self._matcher = lru_cache(8)(partial(matcher, go_on=partial(engine.submit, ())))
         self._model = {"object": "model", "created": int(time.time()), "owned_by": "mlx_h2o"}
 
@@ -131,7 +131,7 @@ class _Asking:
         """The requests of a body, one for each choice of its answer.
 
         Raises:
-            ValueError, BusyError: they cannot be answered, or not now.
+            ValueError, BusyError: the body is invalid, or the server is too busy.
         """
         if "stream_options" in body.model_fields_set and not body.stream:
             raise ValueError("stream_options is given, expected stream to be true.")
@@ -223,8 +223,8 @@ class _Asking:
         self, requests: Sequence[Request], choices: Sequence[Choice],
         told: asyncio.Queue[tuple[int, Event]], came: float,
     ) -> AsyncIterator[dict[str, Any] | None]:  # fmt: skip
-        """Choices of pieces as they come; None: nothing came for a while. Whoever closes this
-        has the requests leave."""
+        """Yield the choice of each chunk as it comes, or None if nothing came for a while. Closing
+        this generator drops the requests that are not finished."""
         open_ones, first = len(requests), True
         try:
             while open_ones:
@@ -232,9 +232,9 @@ class _Asking:
                     async with asyncio.timeout(10):  # wait_for would make a task each time
                         index, event = await told.get()
                 except TimeoutError:
-                    if self.engine.gave_up:  # in the middle of a long step
+                    if self.engine.gave_up:  # while the engine is in a long step
                         raise BusyError("the server has ended before the answer did") from None
-                    yield None  # so that a stream says that it lives
+                    yield None  # a stream then sends a keepalive
                     continue
                 if event.error is not None:
                     raise event.error
@@ -253,7 +253,7 @@ async def _as_stream(
     head: dict[str, Any], pieces: AsyncIterator[dict[str, Any] | None],
     took: Callable[[], dict[str, Any]] | None,
 ) -> AsyncIterator[str]:  # fmt: skip
-    """Server-sent events; an error is one of them. took: what is told at the end, if anything."""
+    """Server-sent events, errors included. took: the usage to send at the end, if it is wanted."""
 
     def event(content: dict[str, Any]) -> str:
         return f"data: {json.dumps(content, ensure_ascii=False)}\n\n"
@@ -273,7 +273,7 @@ async def _as_stream(
 
 
 async def _say(request: HttpRequest, error: Any) -> Response:
-    """Every error in the form of OpenAI's API."""
+    """The response to any error, in OpenAI's format."""
     if isinstance(error, RequestValidationError):
         error = _wrong(400, what_is_wrong(error))
     elif not isinstance(error, AnyHTTPException):

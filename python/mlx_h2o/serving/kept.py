@@ -1,5 +1,5 @@
-"""What is kept under sequences of tokens: found by the beginnings that they share, and let go of in
-the order in which it was used."""
+"""A store keyed by token sequences: found by the longest shared prefix, and dropped in the order of
+last use."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ T = TypeVar("T")
 
 @dataclass(eq=False)
 class Entry(Generic[T]):
-    """Something of so many bytes, and the key of the tokens that it is kept under; one that can be
-    cut is good for each beginning of these, another one for all of them."""
+    """Content of so many bytes, and the key of its tokens. A cuttable entry serves every prefix of
+    them, any other only all of them."""
 
     key: bytes
     nbytes: int
@@ -29,22 +29,22 @@ class Entry(Generic[T]):
     cuttable: bool = False
 
     def __len__(self) -> int:
-        """How many tokens."""
+        """The number of tokens."""
         return len(self.key) // 4
 
     def serves(self, shared: int, asked: int) -> int:
-        """How many first tokens it is good for: of ``asked``, the first ``shared`` are its own;
-        one stays to be read."""
+        """How many leading tokens it serves, of ``asked`` tokens with its own ``shared`` in front;
+        at least one is left to prefill."""
         if self.cuttable:
             return min(shared, asked - 1)
         return shared if shared == len(self) < asked else 0
 
 
 class Kept(Generic[T]):
-    """Entries by their keys, which stand in order: those that share most with another key are next
-    to the place where it would stand.
+    """Entries sorted by their keys, so that those with the longest common prefix with a key stand
+    next to its place.
 
-    max_count: how many there may be. nbytes: of all of them.
+    max_count: the most entries. nbytes: of all entries together.
     """
 
     def __init__(self, max_count: int = sys.maxsize) -> None:
@@ -59,27 +59,27 @@ class Kept(Generic[T]):
         return iter(self._entries.values())
 
     def put(self, entry: Entry[T]) -> None:
-        """Keep an entry, in place of one that is there."""
+        """Add an entry; it replaces one with the same key."""
         self.drop(entry.key)
         insort(self._keys, entry.key)
         self._entries[entry.key] = entry
         self.nbytes += entry.nbytes
 
     def drop(self, key: bytes) -> None:
-        """Let go of the entry of this key, if there is one."""
+        """Remove the entry of this key, if there is one."""
         if (gone := self._entries.pop(key, None)) is not None:
             del self._keys[bisect_left(self._keys, key)]
             self.nbytes -= gone.nbytes
 
     def use(self, key: bytes) -> bool:
-        """Have the entry of this key be the last to go; returns whether it is there."""
+        """Mark the entry of this key as used last; returns whether there is one."""
         if key in self._entries:
             self._entries[key] = self._entries.pop(key)
         return key in self._entries
 
     def shrink(self, nbytes: int) -> list[Entry[T]]:
-        """Let go of entries until there are no more than may be, nor more bytes than that; returns
-        them."""
+        """Remove the least recently used entries until ``max_count`` and ``nbytes`` are kept;
+        returns them."""
         gone: list[Entry[T]] = []
         while self._keys and (self.nbytes > nbytes or len(self) > self.max_count):
             gone.append(next(iter(self)))
@@ -87,13 +87,13 @@ class Kept(Generic[T]):
         return gone
 
     def best(self, key: bytes) -> tuple[int, Entry[T] | None]:
-        """What is good for most first tokens of a key, and for how many."""
+        """How many leading tokens of a key are served at most, and by which entry."""
         near = ((one.serves(shared, len(key) // 4), one) for shared, one in self.nearest(key))
         return next((found for found in near if found[0]), (0, None))
 
     def nearest(self, key: bytes) -> Iterator[tuple[int, Entry[T]]]:
-        """All entries that share at least one first token, those that share most first, each with
-        how many it shares."""
+        """All entries that share a prefix with the key, the longest prefix first, each with the
+        length of that prefix."""
 
         def along(places: range) -> Iterator[tuple[int, Entry[T]]]:
             for place in places:
@@ -108,5 +108,5 @@ class Kept(Generic[T]):
 
 
 def key_of(tokens: Sequence[int]) -> bytes:
-    """Keys are in the order of their tokens."""
+    """Big-endian, so that keys sort like their tokens."""
     return np.array(tokens, ">u4").tobytes()

@@ -1,4 +1,4 @@
-"""Sequences that take turns: those with drafts, and of models whose caches make no batches."""
+"""Sequences that take turns, for draft models and for caches that cannot be batched."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ..lm.generation_checks import layers_of, within_all
 
 @dataclass
 class _Lane:
-    """A sequence: its caches, the tokens that they have seen, and what it does turn by turn."""
+    """A sequence: its caches, the tokens that they have seen, and the generator of its turns."""
 
     caches: list[Any]
     tokens: list[int]
@@ -32,12 +32,12 @@ class _Lane:
 
 
 class Lanes:
-    """What is used here of mlx_lm's BatchGenerator, but nothing is computed together: each sequence
-    goes on by a chunk of its prompt or by a token.
+    """The part of mlx_lm's BatchGenerator that the engine uses, but without batching: a turn
+    advances one sequence by a chunk of its prompt or by a token.
 
     Args:
-        models: the model, and a draft model if there is one, whose caches are behind the model's.
-        step, drafts: tokens of a chunk, and of a draft.
+        models: the model, and a draft model if there is one, whose caches follow the model's.
+        step, drafts: tokens per chunk, and per draft.
     """
 
     def __init__(self, models: Sequence[Any], step: int, drafts: int) -> None:
@@ -48,7 +48,7 @@ class Lanes:
         self._numbers = itertools.count(1)
 
     def insert_segments(self, segments: list[Any], **given: list[Any]) -> list[int]:
-        """One sequence, in lists of one."""
+        """Add one sequence; each argument is a list of one."""
         own = {name: one for name, (one,) in given.items()}
         uid, lane = next(self._numbers), _Lane(own.pop("caches"), own.pop("all_tokens"))
         lane.turns = self._turns(uid, lane, segments[0], **own)
@@ -56,7 +56,7 @@ class Lanes:
         return [uid]
 
     def next(self) -> tuple[list[Any], list[Any]]:
-        """Of each sequence, what was read, or a token."""
+        """Advance every sequence; returns the chunks that were prefilled, and the new tokens."""
         found: tuple[list[Any], list[Any]] = [], []
         for one in list(self._lanes.values()):
             turn = next(one.turns)
@@ -69,7 +69,7 @@ class Lanes:
         return {uid: (copy.deepcopy(one.caches), one.tokens) for uid, one in lanes.items()}
 
     def remove(self, uids: Sequence[int], return_prompt_caches: bool = False) -> dict[int, Any]:
-        """Without what was drafted and is not answered."""
+        """Take sequences out, without drafted tokens that are not part of the answer."""
         gone = {uid: self._lanes.pop(uid) for uid in uids}
         for one in gone.values():
             one.turns.close()
@@ -77,7 +77,7 @@ class Lanes:
 
     def close(self) -> None:
         for uid in list(self._lanes):
-            with contextlib.suppress(Exception):  # of caches that are torn
+            with contextlib.suppress(Exception):  # caches may be torn
                 self.remove([uid])
 
     def _turns(

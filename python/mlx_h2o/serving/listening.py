@@ -1,4 +1,4 @@
-"""A port, and the server behind it, until a signal ends it."""
+"""Listen on a port, and serve until a signal comes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BACKLOG = 1024  # connections that the system may hold before they are accepted
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens there.
+    """A listening socket.
 
     Raises:
         OSError: the port is taken, or the address is not this machine's.
@@ -26,7 +26,7 @@ def listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
-    except OSError as error:  # with a text of its own
+    except OSError as error:  # whose text repeats the address
         said = f"{str(error.strerror).partition(' (')[0]}: --host {host} --port {port}"
         raise OSError(error.errno, said) from error
 
@@ -38,7 +38,7 @@ def serve(app: Any, engine: Engine, listener: socket.socket, grace: float) -> No
         timeout_graceful_shutdown=int(grace) + 15, timeout_keep_alive=75,
     )  # fmt: skip
     server = _Server(config, engine, grace)
-    for one in (signal.SIGINT, signal.SIGTERM):  # those too that come before it is up
+    for one in (signal.SIGINT, signal.SIGTERM):  # also those that come before it is up
         signal.signal(one, server.handle_exit)
     server.run(sockets=[listener])
 
@@ -50,7 +50,7 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        # asyncio takes a backlog for tries to accept, and logs each when there are no more files.
+        # asyncio tries ``backlog`` accepts at once, and logs each without free files: it gets 1.
         for one in sockets or []:
             one.listen(_BACKLOG)
 
@@ -58,7 +58,7 @@ class _Server(uvicorn.Server):
         return await super().on_tick(counter) or self._engine.ended.is_set()
 
     def handle_exit(self, sig: int, frame: Any) -> None:
-        if self.should_exit and sig == signal.SIGINT and not self._down:  # asked again
+        if self.should_exit and sig == signal.SIGINT and not self._down:  # a second Ctrl-C
             os._exit(130)
         super().handle_exit(sig, frame)
 
@@ -73,8 +73,8 @@ class _Server(uvicorn.Server):
                 one.transport.abort()
 
         closing = loop.run_in_executor(None, self._engine.close, self._grace)
-        # Who does not read an answer, or has sent half a request, keeps it up no longer.
+        # A client that stops reading, or sent half a request, must not delay the shutdown.
         closing.add_done_callback(lambda _: loop.call_at(max(last, loop.time()) + 1, hang_up))
         await super().shutdown(sockets)
-        whole, self._down = await closing, True  # uvicorn raises its signals once more
+        whole, self._down = await closing, True  # uvicorn raises its signals again
         _LOG.info("ended: %s", "every answer was finished" if whole else "answers were lost")

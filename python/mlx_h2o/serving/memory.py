@@ -1,4 +1,4 @@
-"""What fits: bytes of weights, of running requests, of chunks of prompts, and of snapshots."""
+"""Plan what fits in memory: weights, running requests, prefill chunks and snapshots."""
 
 from __future__ import annotations
 
@@ -14,44 +14,44 @@ from ..lm.outline import Outline, total_bytes
 from ..lm.ranks import ranks_of
 from ..lm.routing import evicting_caches, int_setting
 
-_PROMPTS, _ANSWERS = 8, 32  # the most that are read, and made, together where that is not said
-_FREED = 16  # MLX keeps one in so many of the bytes for buffers that were freed
+_PROMPTS, _ANSWERS = 8, 32  # defaults for prompts that are prefilled, and answers decoded, together
+_FREED = 16  # MLX may keep freed buffers of one in so many bytes of the limit
 COPIED = 1.5
-"""Times its bytes: what a sequence takes, since batches are copied, one layer after the other."""
-_STEP = 256  # tokens by which lengths are rounded up
+"""A sequence takes so many times its bytes, since batches are copied, one layer after the other."""
+_STEP = 256  # lengths are rounded up to a multiple of so many tokens
 _OF_LOGITS = 24
-"""Bytes of a sequence for each token of the vocabulary: logits, what becomes of them, and those of
-the token before."""
-_FAR = 1024  # tokens over which it is measured how caches grow that no budget bounds
+"""Bytes per sequence and entry of the vocabulary: logits, arrays computed from them, and those of
+the step before."""
+_FAR = 1024  # tokens over which the growth of unbounded caches is measured
 
 
 def usual_bytes() -> int:
-    """Three quarters of this machine's memory: the limit where none is given."""
+    """Three quarters of this machine's memory, which is the default limit."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * 3 // 4
 
 
 class Memory:
-    """The bytes of a server, and what requests take of them.
+    """The memory of a server, and what requests take of it.
 
-    Nothing is computed: the bytes are those of caches in a graph that is never evaluated.
+    Nothing is computed: the bytes come from caches in a lazy graph that is never evaluated.
 
     Args:
         models: the model and, if there is one, a draft model.
-        make: new caches, those of the draft model behind the model's.
+        make: makes new caches; those of the draft model follow the model's.
         limit: bytes of all arrays together, weights included.
-        decode: answers that are made together; None: 32, or as many as leave room for one.
-        prompts: those that are read together; None: 8, or as many as take half at most.
-        queue: requests that wait beside them.
-        step, drafts: tokens of a prompt, and of a draft, at a time.
+        decode: answers decoded together; None: 32, or fewer to leave room for one sequence.
+        prompts: prompts prefilled together; None: 8, or fewer to take at most half of the room.
+        queue: requests that may wait besides these.
+        step, drafts: tokens per prefill chunk, and per draft.
 
     Attributes:
-        prompts, decode: those that fit. The other arguments are attributes too.
-        lowered: whether they are fewer than usual.
-        reserved: bytes that reading and choosing tokens take.
+        prompts, decode: the numbers that fit. The other arguments are attributes too.
+        lowered: whether they are below the defaults.
+        reserved: bytes that prefill and sampling take.
         free: bytes that are left for caches.
 
     Raises:
-        ValueError: the weights and these chunks of prompts, one at least, do not fit.
+        ValueError: weights, prefill and sampling leave no room for caches.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Memory:
         of_prompt = max(0, read) + _activations(models[0], step, step + chunk)
         of_answer = _OF_LOGITS * (int_setting(models[0], "vocab_size") or 1 << 17)
         beside = limit - limit // _FREED - weights
-        # Of several ranks, what fits in each.
+        # With several ranks, plan for the one that has the least room.
         least = ranks_of(models[0]).least
         found = least(beside, -self._full, -math.ceil(self._more), -self._rows, -of_prompt)
         beside, self._full, self._more, self._rows, of_prompt = found[0], *(-n for n in found[1:])
@@ -96,7 +96,7 @@ class Memory:
             )
 
     def apply(self) -> None:
-        """Have MLX keep to it."""
+        """Set MLX's memory limits."""
         mx.set_memory_limit(self.limit)
         mx.set_cache_limit(self.limit // _FREED)
         if mx.metal.is_available():
@@ -111,8 +111,8 @@ class Memory:
 
 
 def _held(outlines: list[Outline], make: Callable[[], list[Any]], *counts: int) -> int:
-    """Bytes of new caches behind so many tokens, read in parts of these counts, and behind one more
-    if there is one part."""
+    """Bytes of new caches after chunks of so many tokens; a single chunk is followed by one more
+    token."""
     counts = counts if len(counts) > 1 else (*counts, 1)
     caches = iter(make())
     pairs = ((one, [*islice(caches, len(one.kept))]) for one in outlines)
@@ -120,15 +120,15 @@ def _held(outlines: list[Outline], make: Callable[[], list[Any]], *counts: int) 
 
 
 def bounds(caches: Sequence[Any]) -> list[int]:
-    """Tokens from which on those caches are full that are bounded, ours and mlx_lm's."""
+    """The sizes of all bounded caches, ours and mlx_lm's, in tokens."""
     sizes = [one.config.max_kv_size for one in evicting_caches(caches)]
     sizes += [getattr(one, n, None) for one in caches for n in ("max_size", "chunk_size")]
     return [size for size in sizes if size is not None]
 
 
 def _activations(model: Any, step: int, rows: int) -> int:
-    """Bytes beside the caches while one prompt's chunk is read: what a layer computes, and the
-    weights of all its heads where attention computes them whole."""
+    """Bytes besides the caches while one chunk is prefilled: a layer's activations, and the
+    attention weights of all heads, as an unfused attention materializes them."""
     width = int_setting(model, "hidden_size") or 1024
     inner = int_setting(model, "intermediate_size") or 4 * width
     heads = int_setting(model, "num_attention_heads") or 32

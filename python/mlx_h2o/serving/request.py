@@ -1,4 +1,4 @@
-"""One answer that is asked for, and what comes of it."""
+"""A request for one answer, and its events."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class BusyError(Exception):
 
 @dataclass(frozen=True)
 class Event:
-    """What a token brings to a request: segments of text (kind, text), and logprobs if they were
-    asked for; at the end finish, "stop" or "length", or error. cut: it ends in the middle, and not
-    where the model ends it."""
+    """What a token adds to an answer: segments of text (kind, text), and logprobs if they were
+    asked for; at the end finish, "stop" or "length", or error. cut: a stop text or the limit of
+    tokens ended the answer, not the model."""
 
     segments: list[tuple[str, str]] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -36,35 +36,35 @@ class Event:
 
 @dataclass(eq=False)
 class Request:
-    """One answer that is asked for, and what the engine knows of it."""
+    """A request for one answer, and what the engine knows of it."""
 
     tokens: list[int]  # of the prompt
-    sink: Callable[[Event], None]  # is told of each, in the engine's thread; it must not wait
+    sink: Callable[[Event], None]  # gets each event, in the engine's thread; must not block
     max_tokens: int = 512  # of the answer
     sampling: Sampling = field(default_factory=Sampling)  # how its tokens are chosen
-    penalties: dict[str, Any] = field(default_factory=dict)  # of mlx_lm's make_logits_processors
-    stops: Sequence[str] = ()  # texts that end it
-    top_logprobs: int | None = None  # likeliest tokens to tell of with each; None: no logprobs
+    penalties: dict[str, Any] = field(default_factory=dict)  # for mlx_lm's make_logits_processors
+    stops: Sequence[str] = ()  # texts that end the answer
+    top_logprobs: int | None = None  # likeliest tokens to report with each; None: no logprobs
     state: str = "normal"  # the kind of text with which the answer begins
-    goes_on: bool = False  # whether the answer goes on with the text of the prompt
-    grammar: Any = None  # a matcher of which a copy limits the answer; None: nothing does
+    goes_on: bool = False  # whether the answer continues the text of the prompt
+    grammar: Any = None  # a matcher, whose copy constrains the answer; None: nothing does
 
-    left: bool = False  # set by whoever asked, once nobody waits for the answer any more
-    number: int = 0  # set by the engine: how many were submitted before it
-    cached: int | None = None  # tokens of the prompt that were not read again, once that is known
+    left: bool = False  # set once no client waits for the answer any more
+    number: int = 0  # set by the engine, in the order of submission
+    cached: int | None = None  # prompt tokens taken from a snapshot, once that is known
     answer: list[int] = field(default_factory=list)
     failure: Exception | None = None
-    _suspect: bool = False  # it was running when a step failed, and has had no token since
-    _ended: bool = False  # it has heard its last, or nobody hears it
+    _suspect: bool = False  # it was running when a step failed, and has made no token since
+    _ended: bool = False  # its last event was sent, or its client has left
     _nbytes: int = 0
     _failures: int = 0
     _writer: Writer | None = None
     _places: list[int] = field(default_factory=list)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For other ranks, which need not know who asked, nor how the first one chooses tokens."""
+        """For other ranks, which need no sink, and nothing that only the first one samples with."""
         without: dict[str, Any] = {"grammar": None, "penalties": {}, "top_logprobs": None}
-        return self.__dict__ | without | {"sink": bool}  # which hears it and does nothing
+        return self.__dict__ | without | {"sink": bool}  # a sink that does nothing
 
     @property
     def seen(self) -> list[int]:
@@ -73,19 +73,19 @@ class Request:
 
     @cached_property
     def prompt(self) -> Any:
-        """The tokens of the prompt as an array, for who looks at them at every step."""
+        """The tokens of the prompt as an array, since they are compared at every step."""
         return np.array(self.tokens)
 
     def sampler(self, spared: list[int]) -> Callable[[mx.array], mx.array]:
-        """What chooses its tokens, of which xtc never takes ``spared`` away; a failure is noted,
-        and ends this request alone."""
+        """The sampler of this request; xtc never removes ``spared`` tokens. A failure is noted, and
+        ends this request alone."""
         sample = self.sampling.sampler(itertools.count(len(self.answer)), spared)
         if sample is greedy_sampler:  # one call for all rows of a batch
             return sample
         return self._guarded(sample, lambda logprobs: mx.zeros(logprobs.shape[:1], mx.uint32))
 
     def processors(self) -> list[Callable[[mx.array, mx.array], mx.array]]:
-        """What changes its logits, guarded likewise."""
+        """The logits processors of this request, guarded likewise."""
         made = make_logits_processors(**self.penalties) if self.penalties else []
         if self.grammar is not None:
             made.append(constrain(self.grammar.deep_copy(), len(self.tokens)))
@@ -102,11 +102,11 @@ class Request:
         return guarded
 
     def take(self, tokenizer: Any, token: int, logprobs: mx.array, reason: str | None) -> Event:
-        """What a token of the answer brings; with ``reason`` the model makes no more.
+        """The event of a token of the answer; with ``reason``, it is the last one.
 
         Args:
-            logprobs: [V], of all tokens in its place.
-            reason: "stop": it is a token that ends answers, and has no text; or "length".
+            logprobs: [V], of all tokens at its position.
+            reason: "stop": it is an end-of-sequence token, which has no text; or "length".
         """
         self.answer.append(token)
         self._suspect = False

@@ -1,4 +1,4 @@
-"""How the next token is chosen: by keys of the request's own, so that neighbours change nothing."""
+"""Sampling with random keys of the request's own, so that its batch changes nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..lm.ranks import Sampler
 
 
 def spared_tokens(tokenizer: Any, vocabulary: int) -> list[int]:
-    """What xtc never takes away: the ends of lines and of answers, of those that a model knows."""
+    """Tokens that xtc never removes: newline and end of sequence, if the model has them."""
     found = *tokenizer.encode("\n"), *tokenizer.eos_token_ids
     return [token for token in found if 0 <= token < vocabulary]
 
@@ -24,7 +24,7 @@ def spared_tokens(tokenizer: Any, vocabulary: int) -> list[int]:
 @dataclass(frozen=True)
 class Sampling:
     """temperature: 0 takes the likeliest token. top_p, top_k, min_p, xtc_probability and
-    xtc_threshold: as in mlx_lm; 1, 0, 0 and 0 are none. seed: 0 to 2^64 - 1."""
+    xtc_threshold: as in mlx_lm; 1, 0, 0 and 0 turn them off. seed: 0 to 2^64 - 1."""
 
     temperature: float = 0.0
     top_p: float = 1.0
@@ -35,11 +35,11 @@ class Sampling:
     seed: int = 0
 
     def sampler(self, places: Iterator[int], spared: list[int]) -> Sampler:
-        """What chooses tokens by their log probabilities [N, V].
+        """A sampler that chooses tokens by their log probabilities [N, V].
 
         Args:
-            places: how many tokens were chosen before each; the same seed and place choose alike.
-            spared: tokens that xtc never takes away.
+            places: the position of each choice in the answer; it and the seed make the random key.
+            spared: tokens that xtc never removes.
         """
         if self.temperature == 0:
             return greedy_sampler
@@ -48,13 +48,13 @@ class Sampling:
             state = hashlib.blake2b(struct.pack("<QQ", self.seed, next(places)), digest_size=16)
             one, other = mx.array(struct.unpack("<4I", state.digest()), mx.uint32).reshape(2, 2)
             kept = self._filtered(logprobs.astype(mx.float32), other, spared)
-            # A temperature below this would make differences of float32 infinite.
+            # Dividing by a temperature below this could overflow float32.
             return mx.random.categorical(kept / max(self.temperature, 1e-5), key=one)
 
         return sample
 
     def _filtered(self, logprobs: mx.array, key: mx.array, spared: list[int]) -> mx.array:
-        # As mlx_lm's functions, which MLX compiles anew for each value: seconds on a CPU.
+        # As mlx_lm does, but not compiled: MLX would compile for each value, seconds on a CPU.
         if self.top_p < 1:
             rising = mx.sort(logprobs, axis=-1)
             above = mx.cumsum(mx.exp(rising), axis=-1, reverse=True, inclusive=False)

@@ -1,4 +1,4 @@
-"""What clients may ask for: fields, ranges, and what each becomes. Anything else is refused."""
+"""Request bodies: their fields, ranges and conversions. Anything else is refused."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ from transformers import PreTrainedTokenizerBase
 
 from .sampling import Sampling
 
-_WHOLE = 1 << 30  # of a text that penalties look at
+_WHOLE = 1 << 30  # context of penalties that look at all tokens
 PLAIN = (
     "{% for one in messages %}{{ one.role }}: {{ one.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
-"""For models without a chat template."""
+"""The chat template for models that have none."""
 _NAMES = re.compile(r"(?!(str|int|constrained-str)$)[\w.-]+")
-"""Of fields, in a place that pydantic names: after some come the kinds of values they may have."""
+"""Names of fields in pydantic's error locations, which name types of values as well."""
 _EXPECTED = re.compile(r"\w+ should (?:be|have) ")
 _OURS = {"messages", *inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters}
-"""What the server says when it applies a chat template; its documents are the client's."""
+"""Arguments of chat templates that the server sets; only ``documents`` is left to clients."""
 _One = TypeVar("_One")
-_List = Annotated[list[_One], Field(fail_fast=True)]  # or a long one is told of at length
+_List = Annotated[list[_One], Field(fail_fast=True)]  # or a long list makes a long error
 _Stop = Annotated[str, Field(min_length=1, max_length=1000)]
-_Token = Annotated[int, Field(strict=False)]  # a key of JSON is a text
+_Token = Annotated[int, Field(strict=False)]  # keys of JSON are strings
 _Bias = Annotated[float, Field(ge=-100, le=100)]
 _Object = dict[str, Any]
 _Arguments = Annotated[
     Json[_Object] | _Object, BeforeValidator(lambda given: {} if given == "" else given)
 ]
-"""An object, or the JSON of one; empty where there are none."""
+"""An object, or the JSON of one; an empty text stands for no arguments."""
 
 
 class _Part(BaseModel):
-    """Of a request. A field that is null counts as absent, and one that is unknown is an error."""
+    """A part of a request. A null field counts as absent; an unknown field is an error."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
     def _plain(cls, given: Any) -> Any:
-        """Without nulls, and of what is unknown only the first: each would be told of at length."""
+        """Drop nulls, and unknown fields but the first: pydantic would report each at length."""
         if not isinstance(given, dict):
             return given
         found = {name: value for name, value in given.items() if value is not None}
@@ -104,7 +104,7 @@ class Message(_Part):
     tool_call_id: str | None = None
 
     def for_template(self) -> dict[str, Any]:
-        """As chat templates know messages: texts, and arguments that are objects."""
+        """The message as chat templates expect it: text, and arguments that are objects."""
         found = self.model_dump(exclude_none=True)
         if isinstance(self.content, list):
             found["content"] = "".join(part.text for part in self.content)
@@ -127,7 +127,7 @@ class Tool(_Part):
 
 
 class _Body(_Part):
-    """What completions and chats have in common. Defaults that are None are the server's."""
+    """Fields that completions and chats share. Where the default is None, the server's holds."""
 
     model: str | None = Field(None, description="the served model, or default_model")
     max_tokens: int | None = Field(None, ge=1, le=1 << 24)
@@ -164,13 +164,13 @@ class _Body(_Part):
         return given
 
     def sampling(self, defaults: Sampling, choice: int) -> Sampling:
-        """How the tokens of a choice are chosen; each has a seed of its own."""
+        """How to sample a choice; each choice has its own seed."""
         given = self.model_dump(include={one.name for one in fields(Sampling)}, exclude_none=True)
         own = secrets.randbits(64) if self.seed is None else self.seed + choice
         return replace(defaults, **given | {"seed": own % (1 << 64)})
 
     def penalties(self) -> dict[str, Any]:
-        """Arguments of mlx_lm's ``make_logits_processors``; empty where nothing is asked for."""
+        """Arguments of mlx_lm's ``make_logits_processors``; empty if none are asked for."""
         found: dict[str, Any] = {"logit_bias": self.logit_bias} if self.logit_bias else {}
         for name, none in (("repetition", 1), ("presence", 0), ("frequency", 0)):
             if (penalty := getattr(self, f"{name}_penalty")) != none:
@@ -185,7 +185,7 @@ class CompletionBody(_Body):
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """Each one: a text, or tokens."""
+        """All prompts; each is a text, or tokens."""
         if not self.prompt or isinstance(self.prompt, str) or isinstance(self.prompt[0], int):
             return [self.prompt]  # type: ignore[list-item]
         return list(self.prompt)
@@ -216,7 +216,7 @@ class ChatBody(_Body):
 
     @property
     def tools_given(self) -> list[dict[str, Any]]:
-        """As chat templates and parsers of calls know them; none where none may be called."""
+        """The tools as chat templates and parsers expect them; empty if none may be called."""
         given = self.tools if self.tool_choice == "auto" else []
         return [tool.model_dump(exclude_none=True) for tool in given]
 
@@ -224,10 +224,10 @@ class ChatBody(_Body):
         """The tokens of the chat, and the kind of text with which its answer begins.
 
         Args:
-            settings: of the chat template, where the request has no others.
+            settings: arguments of the chat template; those of the request override them.
 
         Raises:
-            ValueError: tools that the model does not know, or messages that its template refuses.
+            ValueError: the chat template knows no tools, or refuses the messages or arguments.
         """
         if self.tools and not tokenizer.has_tool_calling:
             raise ValueError("tools is given, and the chat template of this model knows no tools.")
@@ -241,18 +241,18 @@ class ChatBody(_Body):
         messages = [message.for_template() for message in self.messages]
         try:
             made = tokenizer.apply_chat_template(messages, add_generation_prompt=True, **given)
-        except Exception as error:  # of templates, which are programs of others
+        except Exception as error:  # templates are programs that can raise anything
             raise ValueError(f"messages do not suit the model's chat template: {error}.") from error
         tokens, state = list(made), "normal"
         if tokenizer.has_thinking and (at := tokenizer.rfind_think_start(tokens)) >= 0:
-            # Begun by the template, and not by what somebody wrote about it.
+            # Only if the template began to think, not if a message quotes the mark.
             behind = tokenizer.decode(tokens[at + len(tokenizer.think_start_tokens) :])
             state = "normal" if behind.strip() else "reasoning"
         return [(tokens, tokenizer.response_initial_state or state)]
 
     @property
     def answer_schema(self) -> str | None:
-        """What the answer keeps to, as JSON; None: it is any text."""
+        """The JSON schema of the answer, as text; None: any text will do."""
         asked = self.response_format
         if asked is None or asked.type == "text":
             return None
@@ -265,12 +265,12 @@ Body = CompletionBody | ChatBody
 def what_is_wrong(error: Any) -> str:
     """What is wrong with a request, in a sentence that begins with the field, or "the body"."""
     faults = [(_path_of(one), one) for one in error.errors()]
-    # Of the kinds of values that a field may have, the one that was meant comes furthest.
+    # Where a field takes several types, the client meant the one whose error lies deepest.
     meant = [one for one in faults if one[0][: len(faults[0][0])] == faults[0][0]]
     path, found = max(meant, key=lambda one: (len(one[0]), "".join(one[0][-1:]).zfill(9)))
     said = [one["msg"].removeprefix("Value error, ") for other, one in meant if other == path]
     name, kind = ".".join(path), found["type"]
-    if kind == "json_invalid" and len(found["loc"]) < 3:  # or it is that of a field
+    if kind == "json_invalid" and len(found["loc"]) < 3:  # or the JSON is in a field
         return f"the body is not JSON: {found['ctx']['error']}."
     if not path and kind != "value_error":
         return "the body is no JSON object with Content-Type: application/json."
@@ -285,7 +285,7 @@ def what_is_wrong(error: Any) -> str:
 
 
 def _path_of(fault: dict[str, Any]) -> list[str]:
-    """To what is wrong, of fields and places."""
+    """The path to what is wrong: fields and indices."""
     parts = [str(part)[:80] for part in fault["loc"][1:]]
     last = len(parts) - 1 if fault["type"] == "extra_forbidden" else -1
     return [part for n, part in enumerate(parts) if n == last or _NAMES.fullmatch(part)]

@@ -1,8 +1,8 @@
-"""What was read before: caches of beginnings of prompts, found by their tokens.
+"""Snapshots: caches of prompt prefixes, found by their tokens.
 
-A cache from which nothing was evicted is cut back to any shorter beginning, unless later tokens
-have ranked its rows. Others cannot be cut, and are bounded, therefore small: several of them are
-kept, at a ladder of places (:func:`places`).
+A cache that has evicted nothing can be trimmed to any shorter prefix, unless later tokens have
+ranked its rows. Other caches cannot be trimmed, but are bounded and therefore small: a prompt
+leaves several of them, at a ladder of places (:func:`places`).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from ..lm.ranks import ALONE, Ranks
 from ..lm.routing import evicting_caches, parts_of
 from .kept import Entry, Kept, key_of
 
-LEAST = 32  # tokens between two places
-MOST = 48  # places of one prompt
+LEAST = 32  # tokens between two places at least
+MOST = 48  # places of one prompt at most
 
 
 class Snapshots(Kept[list[Any]]):
-    """Snapshots of at most so many bytes and so many; the one used longest ago goes first.
+    """Snapshots, bounded in bytes and number; the least recently used one goes first.
 
-    All ``ranks`` keep and find the same, and count the bytes of the one that has most.
+    All ``ranks`` keep and find the same ones, and count the bytes of the rank that has most.
     """
 
     def __init__(self, max_bytes: int, max_count: int = 1024, ranks: Ranks = ALONE) -> None:
@@ -33,12 +33,12 @@ class Snapshots(Kept[list[Any]]):
         self.max_bytes, self.ranks = max_bytes, ranks
 
     def longest(self, tokens: Sequence[int]) -> int:
-        """How many first tokens :meth:`find` would have; never all of them."""
+        """The length of the prefix that :meth:`find` would return; never all tokens."""
         return self.best(key_of(tokens))[0]
 
     def find(self, tokens: Sequence[int]) -> tuple[list[Any], int]:
-        """Caches that have seen the longest beginning of ``tokens`` there is, and its length, which
-        is less than theirs; ([], 0) where there are none. The caches are the caller's."""
+        """Copies of the caches of the longest prefix of ``tokens`` that is kept, and its length,
+        which is less than ``len(tokens)``; ([], 0) if there are none."""
         length, found = self.best(key_of(tokens))
         if found is None:
             return [], 0
@@ -47,8 +47,8 @@ class Snapshots(Kept[list[Any]]):
         return (caches, length) if _cut(caches, length) else ([], 0)
 
     def keep(self, tokens: Sequence[int], caches: list[Any]) -> int:
-        """Keep caches, which nobody changes from here on, and return how many of the ``tokens``
-        they hold: never more than they have seen."""
+        """Keep caches, which nobody may change from here on; returns how many of the ``tokens``
+        they hold, which is 0 if they cannot be kept."""
         for cache in evicting_caches(caches):
             cache.flush()
         held, cut = min([len(tokens), *held_tokens(caches)]), is_cuttable(caches)
@@ -59,7 +59,7 @@ class Snapshots(Kept[list[Any]]):
         key = key_of(tokens[:held])
         near = list(self.nearest(key))
         if any(one.serves(shared, held + 1) == held for shared, one in near):
-            return held  # it is there
+            return held  # it is kept already
         mx.eval([cache.state for cache in caches])
         for shared, one in near if cuttable else ():
             if one.cuttable and shared == len(one):
@@ -72,14 +72,14 @@ class Snapshots(Kept[list[Any]]):
 def places(
     tokens: Sequence[int], boundaries: frozenset[int], start: int, lasting: int | None
 ) -> list[int]:
-    """Where to keep caches while ``tokens`` are read: before tokens that begin or end a message,
-    powers of two before each of these, and always before the last token.
+    """Where to take snapshots while ``tokens`` are prefilled: before tokens that begin or end a
+    message, at doubling distances before each of these, and always before the last token.
 
     Args:
         boundaries: the tokens that stand between messages.
-        start: tokens that were read before.
-        lasting: tokens from which nothing is evicted, so that one place there serves all before
-            it; None: all of them.
+        start: how many tokens are in the caches already.
+        lasting: up to this many tokens nothing is evicted, so that one snapshot there serves all
+            shorter prefixes; None: nothing ever is.
     """
     last = len(tokens) - 1
     if lasting is None or len(tokens) <= lasting:
@@ -100,8 +100,8 @@ def places(
 
 
 def is_cuttable(caches: Sequence[Any]) -> bool:
-    """Whether they can be taken back to any place before, and no row of theirs has gone or has a
-    rank from what came behind that place: by scores, or by the bits that it has left."""
+    """Whether caches can be trimmed to any prefix: none has evicted a row, and later tokens have
+    not ranked rows by scores, nor stored some with fewer bits."""
     ranked = (one for one in evicting_caches(caches) if one.config.max_kv_size is not None)
     return not any(one.policy.needs_scores or one.config.light_bits for one in ranked) and all(
         one.is_trimmable() and not (getattr(one, "evicted", 0) or getattr(one, "start_position", 0))
@@ -110,16 +110,16 @@ def is_cuttable(caches: Sequence[Any]) -> bool:
 
 
 def held_tokens(caches: Sequence[Any]) -> list[int]:
-    """The tokens that each cache has seen that knows it."""
+    """How many tokens each cache has seen, of the caches that know it."""
     return [int(one.offset) for one in parts_of(caches) if hasattr(one, "offset")]
 
 
 def _cut(caches: Sequence[Any], length: int) -> bool:
-    """Take back what goes beyond so many tokens; False where that cannot be."""
+    """Trim caches to so many tokens; False if they cannot be trimmed."""
     surplus = [max(held_tokens([one]), default=length) - length for one in caches]
     if not any(surplus):
         return True
-    with suppress(ValueError):  # a few tokens can be taken back, and not so many
+    with suppress(ValueError):  # some caches can trim a few tokens only
         if all(one.is_trimmable() for one in caches):
             for one, tokens in zip(caches, surplus, strict=True):
                 one.trim(tokens)

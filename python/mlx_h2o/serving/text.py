@@ -1,4 +1,4 @@
-"""From tokens to the text of an answer: where it stops, and which part of it is which."""
+"""Turn tokens into text: find where it stops, and what is reasoning or a tool call."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _MARKS = "<|channel|>", "<|message|>"
 _THINKS = ("<|channel|>analysis<|message|>", "reasoning")
 _SAYS = [(mark, "normal") for mark in ("<|channel|>final<|message|>", "<|start|>assistant")]
 _HARMONY = _MACHINE({"normal": [_THINKS, *_SAYS], "reasoning": [("<|end|>", "normal")]})
-"""For models that write in channels, such as gpt-oss, which mlx_lm does not tell apart."""
-_SPACE = "\u2581"  # before a word that stands behind a space, in some vocabularies
+"""For models that write in channels, such as gpt-oss; mlx_lm does not tell channels apart."""
+_SPACE = "\u2581"  # stands for a space in some vocabularies
 
 
-@functools.lru_cache(4)  # of all choices of a request
+@functools.lru_cache(4)  # shared by all choices of a request
 def _until(stops: tuple[str, ...]) -> Any:
-    """The state of a machine that ends with the first of some texts."""
+    """The initial state of a machine that ends at the first of these texts."""
     return _MACHINE({"text": [(stop, None) for stop in stops]}).make_state("text")
 
 
@@ -30,11 +30,11 @@ class Writer:
     """The text of one answer in segments: (kind, text), of the kinds normal, reasoning and tool.
 
     Args:
-        tokenizer: of the model.
-        stops: texts that end the answer, and are no part of it.
+        tokenizer: the model's.
+        stops: texts that end the answer, and are not part of it.
         state: the kind of text with which the answer begins.
-        goes_on: whether it goes on with the text of the prompt, so that first spaces count, of
-            which mlx_lm's detokenizers leave out one where they know of no text before.
+        goes_on: whether it continues the text of the prompt, so that a leading space counts;
+            mlx_lm's detokenizers drop one at the beginning of a text.
     """
 
     def __init__(
@@ -44,11 +44,11 @@ class Writer:
         self._detokenizer = tokenizer.detokenizer
         if goes_on and (before := tokenizer.convert_tokens_to_ids("a")) is not None:
             self._detokenizer.add_token(before)
-            _ = self._detokenizer.last_segment  # which is none of the answer
+            _ = self._detokenizer.last_segment  # is not part of the answer
         self.stops = tuple(stops)
         self._text = _until(self.stops)
         machine: Any = make_text_state_machine(tokenizer)
-        if not tokenizer.has_thinking:  # that mlx_lm knows
+        if not tokenizer.has_thinking:  # as far as mlx_lm knows
             channels = tokenizer.convert_tokens_to_ids([*_MARKS])
             if {None, tokenizer.unk_token_id}.isdisjoint(channels):
                 machine = _HARMONY
@@ -56,17 +56,17 @@ class Writer:
 
     @property
     def stopped(self) -> bool:
-        """Whether one of the stops has come; of what comes behind it nothing is told."""
+        """Whether a stop has come; text after it is dropped."""
         return self._text[0] is None
 
     def take(self, token: int) -> list[tuple[str, str]]:
         """The segments that this token adds."""
-        if token < len(self._tokenizer):  # or it is of a table that was padded, and has no text
+        if token < len(self._tokenizer):  # or it is padding of the embedding table, without text
             self._detokenizer.add_token(token)
         return self._split(self._before_stop(self._detokenizer.last_segment))
 
     def end(self) -> list[tuple[str, str]]:
-        """What is left behind the last token."""
+        """The segments that remain after the last token."""
         self._detokenizer.finalize()
         text = self._before_stop(self._detokenizer.last_segment)
         if not self.stopped:
@@ -76,7 +76,7 @@ class Writer:
         return [*segments, (kind, text)] if text else segments
 
     def _before_stop(self, text: str) -> str:
-        """What is certain to lie before the first of the stops."""
+        """The text that certainly precedes the first stop."""
         if self.stopped:
             return ""
         self._text, segments = _MACHINE.split(self._text, text)
@@ -84,7 +84,7 @@ class Writer:
 
     def _split(self, text: str) -> list[tuple[str, str]]:
         self._kinds, segments = _MACHINE.split(self._kinds, text)
-        # An empty one says that a kind begins or ends: one tool call, and another.
+        # An empty segment marks where a kind begins or ends, as between two tool calls.
         return segments if len(segments) > 1 else [one for one in segments if one[1]]
 
 
@@ -100,23 +100,23 @@ class TokenLogprob:
 
     @property
     def name(self) -> str:
-        """Its text; of a part of a character its bytes, as in OpenAI's API."""
+        """Its text, or its bytes if it is a part of a character, as in OpenAI's API."""
         whole = self.text.encode() == self.data
         return self.text if whole else "bytes:" + "".join(f"\\x{byte:02x}" for byte in self.data)
 
 
 def logprobs_of(tokenizer: Any, token: int, logprobs: mx.array, top: int) -> TokenLogprob:
-    """Of a generated token, with the ``top`` likeliest in its place, likeliest first.
+    """The logprob of a generated token, and the ``top`` likeliest at its position, in order.
 
     Args:
-        logprobs: [V], of all tokens there.
+        logprobs: [V], of all tokens at this position.
     """
     likely: list[int] = []
     if top:
         places = mx.argpartition(-logprobs, kth=top - 1)[:top]
         likely = places[mx.argsort(-logprobs[places])].tolist()  # type: ignore[assignment]
     values: Any = logprobs[mx.array([token, *likely])].astype(mx.float32).tolist()
-    values = [value if value > -9999 else -9999.0 for value in values]  # or JSON had inf and NaN
+    values = [value if value > -9999 else -9999.0 for value in values]  # JSON has no inf and NaN
     both = zip([token, *likely], values, strict=True)
     told = [TokenLogprob(one, *token_text(tokenizer, one), value) for one, value in both]
     return replace(told[0], top=tuple(told[1:]))
@@ -125,13 +125,13 @@ def logprobs_of(tokenizer: Any, token: int, logprobs: mx.array, top: int) -> Tok
 def token_text(tokenizer: Any, token: int) -> tuple[str, bytes]:
     """A token as text and as bytes, which may be a part of a character."""
     text, piece = tokenizer.decode([token]), str(tokenizer.convert_ids_to_tokens(token))
-    if piece.startswith(_SPACE):  # of which some decoders leave out the first
+    if piece.startswith(_SPACE):  # some decoders drop the first one
         text = piece.replace(_SPACE, " ")
     if "\ufffd" not in text:
         return text, text.encode()
     if piece.startswith("<0x") and piece.endswith(">"):
         return text, bytes([int(piece[3:-1], 16)])
-    letters = bytes_to_unicode().items()  # type: ignore[no-untyped-call]  # of byte pairs
+    letters = bytes_to_unicode().items()  # type: ignore[no-untyped-call]  # of byte-level BPE
     table = {letter: byte for byte, letter in letters}
     whole = all(letter in table for letter in piece)
     return text, bytes(table[letter] for letter in piece) if whole else text.encode()
