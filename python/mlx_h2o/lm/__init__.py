@@ -1,1 +1,1 @@
-"""mlx_lm's side: models and their caches, attention routed, generation, files, budgets."""
+"""All that touches mlx_lm: models and their caches, routing, generation, files, budgets."""

@@ -1,9 +1,9 @@
-"""Files: whether one can be written, before the work, which it is where it fails, and whether one
-that is read is whole.
+"""Files: check before the work that they can be written, name them in errors, and check that they
+are whole.
 
 MLX reads the arrays of a safetensors file when they are evaluated; by then a truncated file would
-fail far from its cause. The checksum in its own header shows damage, and is no signature: it is the
-SHA-256 of all bytes of the file, those of the checksum itself taken as zeros.
+fail far from its cause. The checksum in the header detects damage, but is no signature: it is the
+SHA-256 of all bytes of the file, with zeros in place of the checksum itself.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 UNKNOWN = "0" * 64
-"""What stands for a checksum until it is known."""
+"""Stands for a checksum until it is known."""
 
 _BEFORE = rb"\"checksum\": \""
-"""What stands before a checksum: a text of the metadata is JSON in JSON."""
+"""The text before a checksum, whose quotes are escaped: metadata is JSON within JSON."""
 
 
 @contextlib.contextmanager
 def writing(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Within the context every error in writing is an OSError that names this file."""
+    """Within the context, every error in writing becomes an OSError that names this file."""
     try:
         yield
     except OSError as error:
         if not error.errno:
             raise
         raise OSError(error.errno, error.strerror, os.fspath(path)) from error
-    except RuntimeError as error:  # of MLX, which says no more
+    except RuntimeError as error:  # MLX's, which has no errno
         raise OSError(errno.EIO, f"cannot be written: {error}", os.fspath(path)) from error
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:
-    """Raises OSError where no file can be written there, the disk is full or a folder is in the
-    way. What is there stays as it is."""
+    """Raises OSError if no file can be written there, the disk is full or a folder is in the way.
+    An existing file is not changed."""
     path = Path(path)
     with writing(path):
         if path.exists():
@@ -53,15 +53,15 @@ def check_writable(path: str | os.PathLike[str]) -> None:
 
 
 def check_folder(path: str) -> None:
-    """Raises OSError where this is no folder that can be written to; one that is missing is made,
-    for this user alone."""
+    """Raises OSError unless this is a folder that can be written to; a missing one is created, for
+    this user alone."""
     os.makedirs(path, mode=0o700, exist_ok=True)
     tempfile.TemporaryFile(dir=path).close()
 
 
 @contextlib.contextmanager
 def replacing(path: Path, mode: int = 0o666, suffix: str = "") -> Iterator[Path]:
-    """A new file, which takes the place of ``path`` once it was written, or goes."""
+    """A temporary file that replaces ``path`` at the end; after an error it is removed."""
     beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}{suffix}")
     with writing(path):
         try:
@@ -73,7 +73,7 @@ def replacing(path: Path, mode: int = 0o666, suffix: str = "") -> Iterator[Path]
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file as a whole or not at all, or to a device that is there."""
+    """Write a file as a whole or not at all; a device or a pipe is written to in place."""
     path = path.resolve()
     if path.exists() and not path.is_file():
         with writing(path):
@@ -84,14 +84,14 @@ def write_text(path: Path, text: str) -> None:
 
 
 def texts_of(path: str, op: str, what: str = "prompt cache") -> dict[str, str]:
-    """The metadata of a file, of which the arrays are not read.
+    """The metadata of a safetensors file; its arrays are not read.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: not a safetensors file, or one that is shorter or longer than it says.
+        ValueError: not a safetensors file, or one whose size is not what its header says.
     """
     try:
-        with open(path, "rb"), safe_open(path, "np") as file:  # the first names a folder
+        with open(path, "rb"), safe_open(path, "np") as file:  # open's error names a folder
             return dict(file.metadata() or {})
     except SafetensorError as error:
         raise ValueError(
@@ -100,7 +100,7 @@ def texts_of(path: str, op: str, what: str = "prompt cache") -> dict[str, str]:
 
 
 def write_checksum(path: str | os.PathLike[str]) -> None:
-    """Put the checksum of a file where UNKNOWN stands for it."""
+    """Write the checksum of a file in place of UNKNOWN."""
     with open(path, "r+b") as file:
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             place, found = data.find(_BEFORE + UNKNOWN.encode()), hashlib.sha256(data).hexdigest()
@@ -109,7 +109,7 @@ def write_checksum(path: str | os.PathLike[str]) -> None:
 
 
 def is_whole(path: str | os.PathLike[str], checksum: str) -> bool:
-    """Whether a file is as it was written, with this checksum. Reads all of it."""
+    """Whether a file still has this checksum. Reads all of it."""
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as data:
         place = data.find(_BEFORE + checksum.encode()) + len(_BEFORE)
         data[place : place + len(checksum)] = b"0" * len(checksum)

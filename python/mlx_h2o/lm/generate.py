@@ -55,27 +55,27 @@ def load(path_or_hf_repo: str | Path, *args: Any, group: Any = None, **kwargs: A
     with loading(name, given.get("adapter_path")) as folder:
         read = mlx_lm.load if group is None else partial(dealt_out, group)
         model, tokenizer, config = read(str(folder), **given | {"return_config": True})
-    # No limit, or transformers warns of every longer text, which a bounded cache is for.
+    # Without a limit, transformers does not warn of long texts, which bounded caches are for.
     getattr(tokenizer, "_tokenizer", tokenizer).model_max_length = int(1e30)
     widen(model)
     if not given.get("lazy"):
-        mx.eval(model.parameters())  # here: arrays under way belong to this thread alone
-    if context_length(model) is None:  # some files of mlx_lm drop it
+        mx.eval(model.parameters())  # here: only this thread can evaluate its lazy arrays
+    if context_length(model) is None:  # some of mlx_lm's models drop it
         args_of(model).max_position_embeddings = context_length(config)
     return (model, tokenizer, config) if given.get("return_config") else (model, tokenizer)
 
 
 @contextmanager
 def loading(name: str, adapters: str | Path | None = None) -> Iterator[Path]:
-    """The folder of a model; within the context, what goes wrong with it, or with that of adapters,
-    is a ValueError that says so."""
+    """The folder of a model; within the context, an error in loading it, or its adapters, becomes a
+    ValueError that names it."""
     check_path(name)
     folder = model_path() if name == DEMO else Path(name)
     for file in folder.glob("model*.safetensors"):
         texts_of(str(file), "load", "file of weights")
     try:
         yield folder
-    except Exception as error:  # of mlx_lm, MLX or transformers
+    except Exception as error:  # from mlx_lm, MLX or transformers
         what = f"{folder} with the adapters of {adapters}" if adapters else folder
         said, damaged = f"{what} cannot be loaded: ", [*filter(_damaged, folder.glob("*.json"))]
         if damaged:
@@ -95,7 +95,7 @@ def _damaged(file: Path) -> bool:
 
 
 def check_path(name: str) -> None:
-    """Raises ValueError for what can only be a directory, and holds no model of mlx_lm."""
+    """Raises ValueError for an empty name, and for a path that holds no mlx_lm model."""
     if not isinstance(name, str) or not name:
         raise ValueError(f'[load] found {name!r}, expected a directory, a name, or "{DEMO}".')
     folder, is_path = Path(name), name.startswith(("/", ".", "~")) or name.count("/") > 1
@@ -159,8 +159,8 @@ def generate(
 
 
 def read(model: Any, caches: list[Any], tokens: mx.array, chunk: int) -> mx.array:
-    """Feed tokens [B, T] in chunks; the last logits [B, V], computed when they are needed. The
-    caller routes the model."""
+    """Prefill tokens [B, T] in chunks; returns the last logits [B, V], not yet evaluated. The
+    caller must route the model."""
     logits: mx.array
     for start in range(0, tokens.shape[1], chunk):
         logits = model(tokens[:, start : start + chunk], cache=caches)[:, -1]
@@ -240,7 +240,7 @@ def batch_generate(
         if len(found) != len(own):
             said = f"found {len(found)} {name}, expected {len(own)}, one for each prompt."
             raise ValueError(f"[{operation}] {said}")
-    # One number: settings must be the same.
+    # One length for all of them, since their settings must be the same.
     seen = max(map(add, map(len, own), limits)) if prompt_caches is None else None
     settings = _taken(operation, [model], kwargs)
     if is_padded(model) and len({*map(len, own)}) > 1:
@@ -250,13 +250,13 @@ def batch_generate(
     if not isinstance(tokenizer, TokenizerWrapper):
         tokenizer = TokenizerWrapper(tokenizer)
     shared, begun = 0, time.perf_counter()
-    # Processors look at the whole prompt, of which mlx_lm sees what is not read yet.
+    # Logits processors need the whole prompt; mlx_lm would show them only the unshared rest.
     if share_prefix and len(own) > 1 and not (prompt_caches or kwargs.get("logits_processors")):
         shared = shareable(model, caches[0], own)
     if shared:
         step = kwargs.get("prefill_step_size", PROMPT_CHUNK)
         with routing_for(model, caches[0]):
-            # Chunks end where those of whole prompts do.
+            # Chunks end where they would without sharing.
             read(model, caches[0], mx.array([own[0][:shared]]), step)
         share(caches[0])
         own = [prompt[shared:] for prompt in own]
@@ -267,7 +267,7 @@ def batch_generate(
         response: BatchResponse = mlx_lm.batch_generate(
             model, tokenizer, own, prompt_caches=caches, max_tokens=limits, **kwargs
         )
-    if shared:  # which mlx_lm has not seen
+    if shared:  # mlx_lm has not seen these tokens
         response.stats.prompt_tokens += shared
         response.stats.prompt_time += seconds
     return response
@@ -281,7 +281,7 @@ def tokens_ahead(tokens: Sequence[int], max_tokens: int) -> int | None:
 def _prepared(
     operation: str, model: Module, tokenizer: Any, prompt: Any, kwargs: dict[str, Any]
 ) -> str | list[int]:
-    """The prompt, once it and ``kwargs`` are checked, and caches put among these."""
+    """Check the prompt and ``kwargs``, and add caches to ``kwargs``; returns the prompt."""
     draft, limit = kwargs.get("draft_model"), kwargs.setdefault("max_tokens", 256)
     if type(limit) is not int or limit != -1:
         check_int(operation, "max_tokens", limit, more=", or -1 for no limit")
@@ -290,7 +290,7 @@ def _prepared(
         kwargs["max_tokens"] = sys.maxsize  # mlx_lm's speculative loop counts up to it
     tokens, embeddings = prompt, kwargs.get("input_embeddings")
     if isinstance(prompt, str):
-        prompt.encode()  # raises a ValueError where it has halves of characters
+        prompt.encode()  # raises a ValueError if it has half of a surrogate pair
         tokens = tokenizer.encode(prompt)
     if embeddings is None or len(tokens):
         tokens = checked_tokens(operation, "prompt", tokens, models)
@@ -304,8 +304,8 @@ def _prepared(
 
 
 def _taken(operation: str, models: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """What :func:`make_prompt_cache` takes, out of all arguments, which are checked. None is the
-    default, and for ``max_kv_size`` no limit."""
+    """Check ``kwargs``, and take the arguments of :func:`make_prompt_cache` out of them. None means
+    the default, and for ``max_kv_size`` no limit."""
     check_given(operation, *models)
     for name in kwargs.keys() & COUNTS:
         check_int(operation, name, kwargs[name])
@@ -319,8 +319,8 @@ def _caches(
     operation: str, models: list[Module], settings: dict[str, Any], given: list[Any] | None,
     seen: int | None, drafted: int = 0,
 ) -> list[Any]:  # fmt: skip
-    """New caches, for so many tokens unless the settings say another number and with room for the
-    drafts that mlx_lm makes at a time; or those that the caller brings."""
+    """The caches that were given; or new ones for ``seen`` tokens, unless the settings say another
+    length, which can trim ``drafted`` tokens."""
     named = sorted(name for name, one in settings.items() if one is not None)
     if given is not None and named:
         wanted = "expected one or the other: caches bring their own settings."
@@ -356,9 +356,9 @@ def evicting(model: Module, **settings: Any) -> AbstractContextManager[None]:
 
 @contextmanager
 def made_by(model: Any, caches: list[Any]) -> Iterator[None]:
-    """Within the context, copies of these caches are what the model makes."""
+    """Within the context, the model's ``make_cache`` returns copies of these caches."""
     with routing_for(model, caches):
-        # An attribute of this one model, which shadows its class's.
+        # Set on this model alone, where it shadows the method of its class.
         object.__setattr__(model, "make_cache", lambda: copy.deepcopy(caches))
         try:
             yield
@@ -367,6 +367,6 @@ def made_by(model: Any, caches: list[Any]) -> Iterator[None]:
 
 
 def widen(model: Any) -> None:
-    """Make float16 weights float32 where MLX computes on the CPU."""
+    """Convert float16 weights to float32 if MLX computes on the CPU."""
     if mx.default_device().type == mx.DeviceType.cpu:
         model.set_dtype(mx.float32, lambda kind: kind == mx.float16)

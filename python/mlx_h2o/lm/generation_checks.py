@@ -1,5 +1,5 @@
-"""What generation is given, checked before anything is computed: MLX reads beyond a table where a
-token id is none of its rows, and mlx_lm's loops wait for ever for a number that does not come."""
+"""Checks of generation's arguments before anything is computed: MLX reads out of bounds for a token
+id outside the embedding table, and with some numbers mlx_lm's loops never end."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from mlx_lm.models import cache as mlx_lm_cache
 from .routing import evicting_caches, int_setting, model_name, parts_of
 
 COUNTS = {"prefill_step_size", "num_draft_tokens", "prefill_batch_size", "completion_batch_size"}
-"""The numbers among arguments of mlx_lm's generation."""
+"""Arguments of mlx_lm's generation that are counts."""
 
 
 def vocabulary(model: Any) -> int:
-    """How many tokens a model knows, or may know where it does not say."""
+    """The size of a model's vocabulary, or the most it could be if the model does not say."""
     return int_setting(model, "vocab_size") or int_setting(model, "num_vocab") or 2**31
 
 
 def within_all(models: Sequence[Any]) -> list[Callable[..., Any]]:
-    """What cuts logits to the shortest of the models' tables: MLX reads beyond the end of one."""
+    """Logits processors that leave only tokens of all models: MLX does not check token ids."""
     rows = {*map(vocabulary, models)}
     return [lambda _, logits: logits[..., : min(rows)]] if len(rows) > 1 else []
 
 
 def layers_of(model: Any) -> int:
-    """How many caches a model has."""
+    """The number of a model's caches."""
     return len(mlx_lm_cache.make_prompt_cache(model))
 
 
@@ -38,16 +38,16 @@ def checked_tokens(operation: str, name: str, tokens: Any, models: Sequence[Modu
     """The token ids of a list or an array.
 
     Raises:
-        ValueError: none, or not of one sequence; one that not all of the models know; a draft model
-            of another vocabulary.
+        ValueError: no tokens, or not those of one sequence; an id outside the vocabulary of one of
+            the models; a draft model with another vocabulary.
     """
     rows = [vocabulary(model) for model in models]
-    if max(rows) - min(rows) >= 1024:  # tables for one vocabulary: some are padded
+    if max(rows) - min(rows) >= 1024:  # a smaller difference is padding
         raise ValueError(
             f"[{operation}] draft_model knows {rows[1]} tokens, expected {rows[0]} as the model."
         )
     try:
-        found = np.array(tokens)  # of Python's numbers where one is beyond 64 bits
+        found = np.array(tokens)  # of Python's ints if one exceeds 64 bits
     except (TypeError, ValueError):  # lists of different lengths
         found = np.array(None)
     if found.ndim != 1 or (found.dtype.kind not in "iu" and {*map(type, found)} - {int}):
@@ -64,9 +64,9 @@ def checked_tokens(operation: str, name: str, tokens: Any, models: Sequence[Modu
 
 
 def check_drafts(operation: str, caches: Any, model: Module, seen: int | None) -> None:
-    """Raises ValueError where the first of these caches, a model's, once they have seen so many
-    tokens, None: any number, cannot take back what a draft model proposed: full windows, states.
-    Or where they are not as many as the layers, behind which mlx_lm looks for the others."""
+    """Raises ValueError if the model's caches, the first of these, cannot trim rejected drafts once
+    they have seen so many tokens (None: any number): full windows and states cannot. Or if it has
+    more or fewer caches than layers: mlx_lm looks behind its layers for those of the drafts."""
     most, tokens = math.inf, math.inf if seen is None else seen
     if (count := layers_of(model)) != (layers := len(cast(Any, model).layers)):
         said = f"{model_name(model)} has {count} caches for {layers} layers."
@@ -80,9 +80,9 @@ def check_drafts(operation: str, caches: Any, model: Module, seen: int | None) -
 
 
 def check_caches(operation: str, caches: Any, models: Sequence[Module], drafted: int = 0) -> None:
-    """Raises ValueError where these are not one cache for each layer of the models, each of its own
-    and of that layer, all of a model after as many tokens; or cannot take back so many tokens, once
-    rows are evicted."""
+    """Raises ValueError unless these are one cache for each layer of the models, each made for that
+    layer and given once, all of a model after as many tokens, which can trim ``drafted`` tokens
+    even after evictions."""
     counts = [(model_name(model), layers_of(model)) for model in models]
     expected = [f"{name} layer {layer}" for name, count in counts for layer in range(count)]
     known = isinstance(caches, list | tuple)
@@ -94,7 +94,7 @@ def check_caches(operation: str, caches: Any, models: Sequence[Module], drafted:
         )
     for layer, (cache, of) in enumerate(zip(caches, expected, strict=True)):
         own = (one.name.partition(" KV heads ")[0] for one in evicting_caches([cache]))
-        names = {name for name in own if " layer " in name} - {of}  # Swift has others
+        names = {name for name in own if " layer " in name} - {of}  # Swift's names differ
         twice = any(cache is other for other in caches[:layer])
         if names or twice or not hasattr(cache, "state"):
             said = "there twice" if twice else f"of {min(names)}" if names else repr(cache)

@@ -1,7 +1,7 @@
-"""A budget for each layer, or each of its KV heads: of a list, a file, or by what heads retrieve.
+"""Budgets per layer or KV head: from a list, from a file, or by how much each head retrieves.
 
-Most heads attend nearby; a few find what a text said before. Their rows decide what a model
-recalls, and others do not need as many. :mod:`mlx_h2o.lm.probing` finds them.
+Most heads attend nearby; a few retrieve from far back in the text. Their rows decide what a model
+recalls, and the others need fewer. :mod:`mlx_h2o.lm.probing` finds them.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ LAYERS = ("probe", "equal")
 """How rows are shared out over layers and KV heads that have no budgets of their own."""
 
 TOKENS = 128
-"""Random tokens, read twice."""
+"""Random tokens that the probe reads twice."""
 
 FLOOR = 0.55
-"""Rows of any head, at least, as a part of the mean. Floors matter: losses of heads do not add."""
+"""Least rows of any head, relative to the mean. It matters: the losses of heads do not add up."""
 
 FLOOR_BESIDE_WINDOWS = 0.2
-"""The same in a model with layers that hold what is near in windows."""
+"""The same in a model with sliding-window layers, which hold recent tokens already."""
 
 BEST = 0.1
-"""Heads that give at least this part of what the best gives retrieve."""
+"""A head retrieves if it gives at least this part of what the best head gives."""
 
 APART = 1.5
-"""How many times the rows of the others the heads of a layer need to be in a group of their own."""
+"""Heads become a group of their own if they need this many times the rows of their layer's rest."""
 
 GROWTH = 1.125
-"""By how much a text grows until rows are shared out anew: wide heads get more of them."""
+"""Rows are shared out anew whenever a text has grown by this factor: wide heads get more."""
 
 
 _Own = int | H2OConfig
@@ -88,10 +88,10 @@ def _config(config: H2OConfig, budget: Any) -> H2OConfig:
 
 
 def read_budgets(path: str | PathLike[str]) -> Sequence[Any]:
-    """The budgets of a file; raises ValueError where it has none, or OSError."""
+    """The budgets of a file; raises ValueError if it has none, or OSError."""
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
-    except ValueError as error:  # also of text that is no UTF-8
+    except ValueError as error:  # also if the text is not UTF-8
         raise ValueError(f"[make_prompt_cache] {path!s:.200} is not JSON: {error}.") from error
     if not isinstance(found, dict) or not isinstance(found.get("budgets"), list):
         said = f'holds {type(found).__name__}, expected an object with a list under "budgets".'
@@ -104,13 +104,13 @@ _known: dict[int, tuple[weakref.ref[Any], Probe]] = {}
 
 
 def probe(model: Any) -> Probe:
-    """The probe of a model, whose layers are in the order of its caches.
+    """The probe of a model, with layers in the order of its caches.
 
-    It is made once: one forward of 128 tokens and one of 1 + H times as many, H the KV heads of a
-    layer, without logits (20 teraflop for 8 billion weights and 8 heads, as a prompt of 1,280
-    tokens), which the log says first. A file in the user's cache folder (``MLX_H2O_CACHE``, default
-    ``~/.cache/mlx-h2o``) remembers it, named by the weights' fingerprint. The model, mlx_lm and the
-    random state are left as they were.
+    It runs once, after a line in the log: one forward pass of 128 tokens and one of 1 + H times as
+    many, for H KV heads in a layer, without logits (20 teraflop for 8 billion weights and 8 heads,
+    like a prompt of 1,280 tokens). A file in the user's cache folder (``MLX_H2O_CACHE``, default
+    ``~/.cache/mlx-h2o``), named by the weights' fingerprint, keeps the result. The model, mlx_lm
+    and the random state are left as they were.
 
     Args:
         model: an mlx_lm model, or the outline of one.
@@ -123,7 +123,7 @@ def probe(model: Any) -> Probe:
 
 
 def known_probe(model: Any) -> Probe | None:
-    """The probe of a model where it was made already."""
+    """The probe of a model if this process has made it already."""
     held = _known.get(id(model))
     return held[1] if held is not None and held[0]() is model else None
 
@@ -131,11 +131,11 @@ def known_probe(model: Any) -> Probe | None:
 def rows_by_head(
     model: Any, config: H2OConfig, layers: int, length: int | None
 ) -> list[list[H2OConfig]] | None:
-    """The settings of each KV head of each layer that evicts: on average no more than
-    ``config.max_kv_size`` rows for a head, of texts of any length, and of no head more than
+    """The settings of each KV head of each evicting layer: on average at most
+    ``config.max_kv_size`` rows per head, at any length of the text, and for no head more than
     ``length`` tokens fill.
 
-    None: the same for all of them, since no head stands out, or the probe cannot be made.
+    None: all heads get the same, since no head stands out or the model cannot be probed.
     """
     found = probe(model).gives
     if len(found) != layers:
@@ -146,7 +146,7 @@ def rows_by_head(
 
 
 def has_windows(model: Any) -> bool:
-    """Whether some of a model's layers have windows, which hold what is near."""
+    """Whether a model has sliding-window layers, which hold recent tokens."""
     return mlx_lm_cache.RotatingKVCache in map(type, mlx_lm_cache.make_prompt_cache(model))
 
 
@@ -164,7 +164,7 @@ def _shared_out(
     if all({*layer} == {rows} for layer in by_head):
         return None
     lengths = [] if config.mixed or config.preallocate else [rows]
-    while lengths and lengths[-1] * GROWTH < max(map(max, by_head)):  # the widest are full there
+    while lengths and lengths[-1] * GROWTH < max(map(max, by_head)):  # where the widest are full
         lengths.append(int(lengths[-1] * GROWTH) + 1)
     shorter = [(tokens, shared(tokens)) for tokens in lengths]
     found = []
@@ -182,24 +182,24 @@ def _shared_out(
 def shares(
     parts: Sequence[Any], rows: int, *, least: int = 1, most: int | None = None, fixed: int = 0
 ) -> list[list[int]]:
-    """Rows of each KV head of each layer, together no more than ``rows`` for each.
+    """Rows of each KV head of each layer, on average at most ``rows``.
 
-    Where a share is more than a text fills, the others get more. So a text that grows takes rows
-    from the others, and never has to give them back.
+    Rows that a short text cannot fill go to other heads. So as a text grows, wide heads take rows
+    from narrow ones, and never the other way round: evicted rows cannot come back.
 
     Args:
-        parts: of ``parts_of_mean``.
-        rows: mean rows of a head, at least ``least``.
-        least: rows that the settings demand.
-        most: rows beyond which none is of use.
-        fixed: rows that every head has, which are not shared out.
+        parts: from ``parts_of_mean``.
+        rows: mean rows per head.
+        least: fewest rows of a head that the settings allow.
+        most: most rows of a head that a text can fill.
+        fixed: rows that every head has besides those that are shared out.
     """
     mean = rows - fixed
     top = (most or 2**31) - fixed
     if least >= rows or top <= mean:
         return [[rows] * len(layer) for layer in parts]
     share, low = np.concatenate(parts), least - fixed
-    # Rows grow evenly with the level, between those at which a head leaves its floor or is full.
+    # The sum is piecewise linear in the level: it bends where a head leaves its floor or is full.
     levels = np.sort(np.concatenate([low / share, top / share]))
     filled = np.clip(levels[:, None] * share, low, top).sum(axis=1)
     level = np.interp(mean * share.size, filled, levels)
@@ -208,12 +208,12 @@ def shares(
 
 
 def parts_of_mean(given: Sequence[Sequence[float]], windows: bool = False) -> list[Any]:
-    """The share of each head of each layer, as a part of the mean, by what they give.
+    """The share of each head of each layer, relative to the mean, by what the probe says they give.
 
-    Every head gets FLOOR of it. What is left goes to the heads that retrieve, by the square root of
-    what they give; beside layers with windows, every head gets FLOOR_BESIDE_WINDOWS, and these
-    equal parts. Heads of a layer are at two shares, or at one where the upper is less than APART
-    times the lower.
+    Every head gets FLOOR. The rest goes to the heads that retrieve, in proportion to the square
+    root of what they give; in a model with sliding windows every head gets FLOOR_BESIDE_WINDOWS,
+    and heads that retrieve get equal parts of the rest. The heads of a layer have two shares, or
+    one if the upper is less than APART times the lower.
     """
     gains = np.array([gain for layer in given for gain in layer], float)
     floor, power = (FLOOR_BESIDE_WINDOWS, 0.0) if windows else (FLOOR, 0.5)
@@ -227,7 +227,7 @@ def _by_layer(heads: Any, like: Sequence[Any]) -> list[Any]:
 
 
 def _two_levels(share: Any) -> Any:
-    """The shares of a layer's heads at no more than two levels, with the same sum."""
+    """The shares of a layer's heads, reduced to at most two levels with the same sum."""
 
     def spread(level: float) -> float:
         return sum(
@@ -241,7 +241,7 @@ def _two_levels(share: Any) -> Any:
 
 
 def _least(config: H2OConfig) -> int:
-    """The fewest rows that go with the other settings."""
+    """The fewest rows that the other settings allow."""
 
     def served(rows: int) -> bool:
         with contextlib.suppress(ValueError):
@@ -260,7 +260,7 @@ def _probed(model: Any) -> Probe:
     vocabulary = int_setting(model, "vocab_size")
     longest = context_length(model) or 2 * TOKENS
     tokens = min(TOKENS, longest // 2)
-    if vocabulary is None or tokens < 80:  # fewer say too little
+    if vocabulary is None or tokens < 80:  # fewer tell too little
         return Probe((), f"has a vocabulary of {vocabulary} and a context of {longest} tokens")
     stock = mlx_lm_cache.make_prompt_cache(model)
     growing = sum(type(one) is mlx_lm_cache.KVCache for one in stock)
@@ -269,7 +269,7 @@ def _probed(model: Any) -> Probe:
     folder = Path(os.environ.get("MLX_H2O_CACHE") or "~/.cache/mlx-h2o").expanduser() / "layers"
     ranks, file = ranks_of(model), folder / f"{fingerprint(model)}.json"
     found = _read(file, growing)
-    if not ranks.least(found is not None)[0]:  # all of them probe, or none
+    if not ranks.least(found is not None)[0]:  # all ranks probe, or none
         _LOG.warning("Probing once which heads of %s retrieve; it takes a while", model_name(model))
         found = gives(model, vocabulary, tokens)
         if not found.reason:
@@ -280,7 +280,7 @@ def _probed(model: Any) -> Probe:
 
 
 def _read(file: Path, layers: int) -> Probe | None:
-    """What a file remembers of so many layers, if it does."""
+    """The probe that a file holds, if there is one of so many layers."""
     try:
         said = json.loads(file.read_text(encoding="utf-8"))
         given, errors = (

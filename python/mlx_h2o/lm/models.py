@@ -1,5 +1,5 @@
-"""What is known of models: which are not served, in which form others get their rows, and what
-tells one from another."""
+"""Facts about models: which cannot be served, in which form the others get their rows, and how to
+tell them apart."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _REFUSED = {
 
 _FORMS = {"gemma2": "grouped", "mla": "latents"}
 _FORMS |= dict.fromkeys(("phi", "phixtral", "plamo", "stablelm"), "arrays")
-"""The form, one of ``config.HANDED``, in which attention of these files gets quantised rows. All
-others call mlx_lm's attention with the keys of the cache, or get "fused" arrays."""
+"""The form, one of ``config.HANDED``, in which models of these files get quantised rows. All others
+call mlx_lm's attention with the keys of the cache, or get "fused" arrays."""
 
 _PADDED = "bailing_moe_linear gpt_bigcode jamba longcat_flash_ngram nemotron_h olmo_hybrid"
-"""Files whose models take the padding of a batch for tokens, or read no batch at all."""
+"""Files whose models read the padding of a batch as tokens, or cannot read batches at all."""
 
 WEIGHTS = "fingerprint of weights"
-"""The fact that tells them apart."""
+"""The name of the fact that identifies weights."""
 
 
 def refusal(model: Any) -> str:
@@ -40,17 +40,17 @@ def refusal(model: Any) -> str:
 
 
 def is_padded(model: Any) -> bool:
-    """Whether sequences of unlike lengths cannot be read together, as far as is known."""
+    """Whether a model is known to misread batches of sequences of different lengths."""
     return not _files(model).isdisjoint(_PADDED.split())
 
 
 def computes_with_keys(model: Any) -> bool:
-    """Whether it is known to do so between the cache and attention, which then gets others."""
+    """Whether a model is known to change keys between its cache and attention."""
     return bool({_FORMS.get(file) for file in _files(model)} & {"arrays", "latents"})
 
 
 def handed(model: Any, packs: bool) -> str:
-    """The form in which a model gets its rows, and masks; ``packs``: these are quantised."""
+    """The form in which a model gets its rows, and masks; ``packs``: rows are quantised."""
     known = {_FORMS.get(file) for file in _files(model)}
     if not calls_attention(model):
         repeats = max(getattr(module, "repeats", 1) for module in modules_of(model))
@@ -59,15 +59,15 @@ def handed(model: Any, packs: bool) -> str:
 
 
 def _files(model: Any) -> set[str]:
-    """Of mlx_lm.models, those that the classes of a model are of."""
+    """The files of mlx_lm.models that define the classes of a model."""
     classes = {cls for module in modules_of(model) for cls in type(module).__mro__}
     places = (cls.__module__.rpartition(".") for cls in classes)
     return {file for package, _, file in places if package == "mlx_lm.models"}
 
 
 def facts_of(model: Any) -> dict[str, str]:
-    """What its rows depend on, as JSON: its settings, the scales of adapters, the kinds of its
-    numbers, and its weights."""
+    """What the rows of a model depend on, as JSON: its settings, the scales of adapters, dtypes,
+    and the fingerprint of its weights."""
     parts = modules_of(model)
     own = args_of(model)
     found = {} if own is model else dict(vars(own))
@@ -78,10 +78,10 @@ def facts_of(model: Any) -> dict[str, str]:
 
 
 def fingerprint(model: Any) -> str:
-    """Of a model's weights: SHA-256 of the name, the shape, the kind and at most 16 elements of
-    each, evenly spread, in order of the names.
+    """The fingerprint of a model's weights: SHA-256 of the name, shape, kind and at most 16 evenly
+    spread elements of each, in the order of their names.
 
-    Floats count as float32, whatever they are stored in: ``load`` widens them on a CPU.
+    All floats count as float32, since ``load`` widens float16 on a CPU.
     """
     found = hashlib.sha256()
     for name, array in sorted(cast(Any, tree_flatten)(model.parameters())):

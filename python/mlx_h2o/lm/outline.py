@@ -1,7 +1,7 @@
-"""Bytes of caches, counted where nothing is computed.
+"""Count the bytes of caches without computing anything.
 
-One token in a graph that nobody evaluates shows which arrays each layer keeps of it. So bytes
-follow from shapes, of any model and any caches, and no formula is needed.
+One token in a lazy graph that is never evaluated shows which arrays each layer keeps of it. Bytes
+follow from their shapes, for any model and any caches, without a formula.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .scored_attention import scored_attention
 
 
 class _Watched(cast(Any, mlx_lm_cache.KVCache)):  # type: ignore[misc]
-    """mlx_lm's own cache, which sees what asks for its rows."""
+    """mlx_lm's own cache, which notes the queries that attend to its rows."""
 
     queries: mx.array | None = None
 
@@ -29,17 +29,17 @@ class _Watched(cast(Any, mlx_lm_cache.KVCache)):  # type: ignore[misc]
 
 
 class Outline:
-    """Stands for a model where its caches are made and their bytes counted: it gives them rows of
-    the model's shapes, and computes nothing.
+    """Stands in for a model to make its caches and count their bytes: it feeds them rows of the
+    model's shapes, and computes nothing.
 
     Args:
         model: an mlx_lm model; none of its weights is evaluated.
-        narrow: rows of 32 bits count as of 16: a CPU computes in float32 what is float16 elsewhere.
+        narrow: count rows of 32 bits as 16: a CPU computes in float32 what is float16 elsewhere.
 
     Attributes:
         model: the model.
-        kept: what each of its caches keeps of a token, keys and values, and the queries that ask
-            for these; other arrays; or a list of its parts'.
+        kept: for each cache, the keys and values of a token and the queries that attend to them;
+            or its other arrays; or a list of the same for its parts.
     """
 
     def __init__(self, model: Any, narrow: bool = False) -> None:
@@ -61,16 +61,16 @@ class Outline:
         return mlx_lm_cache.make_prompt_cache(self.model)
 
     def __call__(self, tokens: mx.array, cache: Sequence[Any]) -> None:
-        """Have the caches take in this many tokens of one sequence."""
+        """Feed the caches this many tokens of one sequence."""
         pairs = zip(cache, self.kept, strict=True)
         for one, kept in {id(pair[0]): pair for pair in pairs}.values():
             _feed(one, kept, tokens.shape[1])
 
     def fed(self, caches: list[Any], *counts: int) -> Iterator[list[Any]]:
-        """The caches after each chunk of so many tokens, which they take in; of layers that are
-        alike the first stands for all.
+        """Feed the caches chunks of so many tokens, and yield them after each; the first of several
+        equal layers stands for all.
 
-        Raises ValueError where they need scores, and the model shows none.
+        Raises ValueError if they need scores and the model shows none.
         """
         first: dict[Any, Any] = {}
         kinds = map(_kind, caches, self.kept)
@@ -82,7 +82,7 @@ class Outline:
 
 
 def total_bytes(caches: Sequence[Any]) -> int:
-    """Bytes of all of them."""
+    """Bytes of all caches together."""
     return sum(int(one.nbytes) for one in caches)
 
 
@@ -104,7 +104,7 @@ def _kept(cache: Any, narrow: bool) -> Any:
 
 
 def _kind(cache: Any, kept: Any) -> Any:
-    """What is the same for caches that hold as much of the same tokens."""
+    """A key that is equal for caches that take the same bytes for the same tokens."""
     plain, ours = type(cache) is mlx_lm_cache.KVCache, list(evicting_caches([cache]))
     if isinstance(cache, mlx_lm_cache.CacheList) or not (plain or ours):
         return id(cache)
@@ -119,7 +119,7 @@ def _feed(cache: Any, kept: Any, tokens: int) -> None:
             _feed(part, own, tokens)
     elif isinstance(cache, mlx_lm_cache.ArraysCache):
         cache.state = kept
-    elif kept[0] is not None:  # or the layer reads another's
+    elif kept[0] is not None:  # or the layer reads another layer's cache
         if hasattr(cache, "maybe_trim_front"):
             cache.maybe_trim_front()
         rows = [mx.zeros((1, one.shape[1], tokens, one.shape[3]), one.dtype) for one in kept]
@@ -128,6 +128,6 @@ def _feed(cache: Any, kept: Any, tokens: int) -> None:
         if ours:
             if isinstance(keys, tuple) and ours[0].config.kv_handed == "latents":
                 values = keys
-            # Scores have the same shape after any number of queries; many make long graphs.
+            # Scores have the same shape for any number of queries; few keep the graph short.
             asked = rows[2][:, :, -64:]
             scored_attention(lambda asked, *_, **__: asked, asked, keys, values, cache=cache)

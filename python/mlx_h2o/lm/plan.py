@@ -24,11 +24,11 @@ from .prompt_cache import make_prompt_cache
 from .routing import context_length
 
 _METHODS: dict[Any, Any] = {"mxfp4": {"group_size": 32, "bits": 4, "mode": "mxfp4"}}
-"""What mlx_lm makes of weights that were quantised by others, where it leaves them packed."""
+"""How mlx_lm reads weights of other quantisation methods that it leaves packed."""
 _FAR = 1 << 20
 """Tokens after which windows are full."""
 _STEP = 256
-"""Tokens for which mlx_lm makes room at a time."""
+"""Tokens by which mlx_lm's caches grow at a time."""
 
 
 class Plan(Outline):
@@ -37,7 +37,7 @@ class Plan(Outline):
     Args:
         model: an mlx_lm model; none of its weights is evaluated.
         config: its settings, as in ``config.json``.
-        name: its own on the hub, where it was asked for by another.
+        name: its full name on the hub, if the caller used a shorter one.
 
     Attributes:
         chats: whether it has a chat template, as far as is known.
@@ -50,12 +50,12 @@ class Plan(Outline):
 
     @cached_property
     def rows(self) -> list[int]:
-        """Bytes of a token in each cache of mlx_lm's; 0 in those that do not grow."""
+        """Bytes per token in each of mlx_lm's caches; 0 if it does not grow."""
         near, far = (self._filled(self.make_cache(), _FAR + more) for more in (0, _STEP))
         return [(b.nbytes - a.nbytes) // _STEP for a, b in zip(near, far, strict=True)]
 
     def _filled(self, caches: list[Any], tokens: int) -> list[Any]:
-        # Windows hold a chunk until the next.
+        # Windows hold a whole chunk until the next one.
         *_, filled = self.fed(caches, *((tokens - 1, 1) if tokens > 1 else (1,)))
         return filled
 
@@ -63,7 +63,7 @@ class Plan(Outline):
         """Bytes of all caches after this many tokens: mlx_lm's own, or, with ``settings``, those of
         :func:`make_prompt_cache`.
 
-        Raises ValueError where the settings do not suit the model.
+        Raises ValueError if the settings do not suit the model.
         """
         model = cast(Any, self)
         made = make_prompt_cache(model, layers="equal", **settings) if settings else None
@@ -71,7 +71,7 @@ class Plan(Outline):
 
     @cached_property
     def refused(self) -> str:
-        """Why the caches here cannot serve the model; empty where they can."""
+        """Why our caches cannot serve the model; empty if they can."""
         try:
             make_prompt_cache(cast(Any, self), layers="equal")
         except ValueError as error:
@@ -82,12 +82,12 @@ class Plan(Outline):
 
 
 def outline_of(name: str) -> Plan:
-    """The outline of a model: of a directory, "demo", a name of :func:`configs`, or one on the hub,
-    of which only the settings are fetched.
+    """The outline of a model: a directory, "demo", a name of :func:`configs`, or a name on the hub,
+    from where only the settings are fetched.
 
-    Where there are no weights they are what the settings say, in 16 bits or quantised.
+    Without files of weights, the settings say what these are, in 16 bits or quantised.
 
-    Raises ValueError where there is no model of mlx_lm, or a file that is damaged.
+    Raises ValueError if there is no mlx_lm model, or a file is damaged.
     """
     with loading(name) as folder:
         if not folder.is_dir():
@@ -106,13 +106,13 @@ def outline_of(name: str) -> Plan:
 
 
 def outlined(config: dict[str, Any], name: str = "") -> Plan:
-    """The outline of a model of which there are only settings."""
+    """The outline of a model from its settings alone."""
     return Plan(_built(config), config, name)
 
 
 def random_model(name: str) -> Any | None:
-    """A model of :func:`configs` with random weights, which nothing has evaluated; None where there
-    is none of this name."""
+    """A model of :func:`configs` with random weights, not yet evaluated; None if the name is
+    unknown."""
     found = _known(name)
     return found and _built(found[0])
 
@@ -135,15 +135,15 @@ def _built(config: dict[str, Any]) -> Any:
 
 
 def configs() -> dict[str, dict[str, Any]]:
-    """The settings of models that people run, by their names on the hub: of their ``config.json``
-    what shapes depend on."""
+    """The settings of models that people run, by their names on the hub: the parts of their
+    ``config.json`` that shapes depend on."""
     text = Path(__file__).with_name("models.json").read_text(encoding="utf-8")
     return cast(dict[str, dict[str, Any]], json.loads(text))
 
 
 def _known(name: str) -> tuple[dict[str, Any], str] | None:
-    """Settings of :func:`configs`, and the whole name, by that or its end, also with "-4bit", as of
-    mlx-community."""
+    """Settings of :func:`configs` and the whole name, found by that name or its last part, also
+    with a suffix such as "-4bit", as mlx-community has it."""
     stem = name.lower().removeprefix("mlx-community/")
     if quantised := re.fullmatch(r"(.+)-([2-8])bit", stem):
         stem = quantised[1]

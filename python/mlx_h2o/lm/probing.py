@@ -1,8 +1,8 @@
-"""What each KV head of a model retrieves, and what bits cost, found without a text.
+"""Measure, without a text, how much each KV head of a model retrieves, and what packing costs.
 
 Most heads attend nearby; a few look far back for what came with a token before (induction heads,
-Olsson et al. 2022). A model that reads random tokens twice shows them: there, all that is of use is
-at the first copy of a token.
+Olsson et al. 2022). Reading random tokens twice reveals them: the first copy of a token is then the
+only useful thing to attend to.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ from .ranks import ALONE, ranks_of
 from .routing import routing
 
 BITS = (3, 4, 5, 6, 8)
-"""Of packed rows, whose errors are measured."""
+"""Bits of packed rows whose errors are measured."""
 
 AROUND = 2
-"""Rows to each side of the first copy of a token that count as it."""
+"""Rows on each side of the first copy of a token that count as part of it."""
 RETRIEVES = 0.3
-"""How much of some head's output, at least, is from the first copy, or the model does not retrieve.
-Flat attention gives a tenth of that."""
+"""A model retrieves if at least this part of some head's output comes from the first copy. Uniform
+attention gives a tenth of that."""
 
 _lock = threading.Lock()
 
 
 class _Watched(cast(Any, mlx_lm_cache.KVCache)):  # type: ignore[misc]
-    """mlx_lm's own cache, of a layer that reads the second copy several times side by side.
+    """mlx_lm's own cache, for a layer that reads a batch of second copies.
 
-    The first of these attends to all rows; each other one, for the query heads of one KV head, to
-    all but those of the first copy. All have the same rows, kept once.
+    The first item of the batch attends to all rows. Each other item hides the first copy from the
+    query heads of one KV head. All have the same rows, which are kept once.
     """
 
     ranks = ALONE
     heads = 0
-    """Of the whole layer, whose output every rank has."""
+    """KV heads of the whole layer, whose output every rank has."""
     gives: mx.array | None = None
-    """float32 [H]: how much the layer's output changes without the first copy for a head."""
+    """float32 [H]: how much the layer's output changes if a head does not see the first copy."""
     copies: mx.array | None = None
-    """float32: the most that a head's output changes without the first copy."""
+    """float32: the largest change of a head's output without the first copy."""
     squares: mx.array | None = None
-    """float32 [2 * len(BITS) + 1]: sums of squares, of what packing keys, and values, changes of
-    the output, and of that."""
+    """float32 [2 * len(BITS) + 1]: sums of squares of the changes of the output from packing keys,
+    then values, and of the output itself."""
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         self.heads = keys.shape[1] * self.ranks.size
@@ -60,7 +60,7 @@ class _Watched(cast(Any, mlx_lm_cache.KVCache)):  # type: ignore[misc]
     def attend_for_probe(
         self, stock: Any, queries: mx.array, keys: mx.array, values: mx.array, **given: Any
     ) -> mx.array:
-        """mlx_lm's attention, ``stock``, of all that is read side by side."""
+        """mlx_lm's attention, ``stock``, for the whole batch."""
         attention = functools.partial(stock, queries[:1], keys, values, cache=self)
         every: mx.array = attention(**given)
         if queries.shape[0] == 1:
@@ -90,8 +90,8 @@ def _packing_errors(
     attention: Callable[[mx.array, mx.array], mx.array],
     keys: mx.array, values: mx.array, every: mx.array,
 ) -> mx.array:  # fmt: skip
-    """float32 [2 * len(BITS) + 1]: sums of squares, of the changes of an output ``every`` where the
-    keys, or the values, are packed rows in their frame, and of that."""
+    """float32 [2 * len(BITS) + 1]: sums of squares of the changes of the output ``every`` from
+    packing the keys, then the values, in their frame, and of ``every`` itself."""
     frame = Frame.of(keys, values)
     kept, found = frame.into(keys, values), []
     for side in (0, 1):
@@ -106,13 +106,13 @@ def _packing_errors(
 
 @dataclass(frozen=True)
 class Probe:
-    """What the first copy gives to the heads of a model that reads random tokens twice.
+    """What the heads of a model gain from the first copy when it reads random tokens twice.
 
-    gives: per layer whose cache grows, and of each of its KV heads, those of other processes too,
-        by how much it changes the layer's output, as a part of that; 0 in a model that does not
-        retrieve. Empty if that cannot be found out.
-    errors: what packing keys, and values, into ``BITS`` changes of the output of attention,
-        as a part of it. Empty if that cannot be found out.
+    gives: for each layer whose cache grows and each of its KV heads, including those of other
+        processes, the relative change of the layer's output; 0 in a model that does not retrieve.
+        Empty if it cannot be measured.
+    errors: the relative change of attention's output from packing keys, then values, into each of
+        ``BITS``. Empty if it cannot be measured.
     reason: why not, in words that follow the model's name; else empty.
     """
 
@@ -122,14 +122,14 @@ class Probe:
 
 
 def gives(model: Any, vocabulary: int, tokens: int) -> Probe:
-    """The probe of a model, by random tokens: `gives` is the mean of |y' - y| / |y| over those of
-    the second copy, y the layer's output and y' that without the first copy for a head. The layer
-    reads the second copy 1 + H times, H its KV heads.
+    """Probe a model with random tokens: `gives` is the mean of |y' - y| / |y| over the tokens of
+    the second copy, where y is the layer's output, and y' its output if a head does not see the
+    first copy. A layer of H KV heads reads the second copy 1 + H times.
 
     Args:
         model: an mlx_lm model, whose layers hand the rows of their caches to mlx_lm's attention.
-        vocabulary: how many tokens there are.
-        tokens: how many to say twice.
+        vocabulary: the size of its vocabulary.
+        tokens: how many tokens to read twice.
     """
     caches = mlx_lm_cache.make_prompt_cache(model)
     plain, ranks = mlx_lm_cache.KVCache, ranks_of(model)
@@ -137,7 +137,7 @@ def gives(model: Any, vocabulary: int, tokens: int) -> Probe:
     growing = [one for one in watched if isinstance(one, _Watched)]
     for one in growing:
         one.ranks = ranks
-    ends = min(1000, vocabulary // 8)  # where many tokens have a meaning of their own
+    ends = min(1000, vocabulary // 8)  # where many tokens are special
     drawn = np.random.default_rng(0).integers(ends, vocabulary - ends, tokens)
     try:
         with _lock, routing(model), _side_by_side(list(model.layers)):
@@ -159,8 +159,8 @@ def gives(model: Any, vocabulary: int, tokens: int) -> Probe:
 
 @contextmanager
 def _side_by_side(layers: Sequence[Any]) -> Iterator[None]:
-    """Within the context, those of these layers that have a watched cache read the second copy of a
-    text as such a cache asks for. They are of classes of their own meanwhile: no other model is
+    """Within the context, layers that have a watched cache read the second copy as the batch that
+    this cache expects. Each layer gets a class of its own meanwhile, so that no other model is
     changed."""
     classes = [type(layer) for layer in layers]
     try:
@@ -182,14 +182,14 @@ def _reading(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(layer, *args, **given)
         (cache,), like = caches, next(one.shape for one in every if isinstance(one, mx.array))
 
-        def wide(one: Any) -> Any:  # the text, in talkie beside its embeddings
+        def wide(one: Any) -> Any:  # hidden states, and in talkie embeddings too
             text = isinstance(one, mx.array) and one.shape == like
             return mx.repeat(one, 1 + cache.heads, axis=0) if text else one
 
         args, given = cast(Any, tree_map)(wide, (args, given))
         found = original(layer, *args, **given)
         out, *more = found if isinstance(found, tuple) else (found,)  # more: for other layers
-        # Without the first tokens, which cannot know yet that it is the second copy.
+        # Without the first tokens, where the model cannot know yet that this is the second copy.
         change, size = (_norm(rows[:, 8:]) for rows in (out[1:] - out[:1], out[:1]))
         cache.gives = (change / size).mean(axis=1)
         return (out[:1], *more) if more else out[:1]

@@ -30,7 +30,7 @@ from .routing import check_given, context_length, evicting_caches, model_name, p
 from .sizing import Sizing, least_rows, measured, most_rows
 
 NAMES = {*setting_names(), "budgets", "layers", "max_kv_bytes"}
-"""What users ask of caches, as :func:`make_prompt_cache` takes it by name."""
+"""Arguments of :func:`make_prompt_cache` that users choose."""
 
 
 def make_prompt_cache(
@@ -105,7 +105,7 @@ def make_prompt_cache(
     context, form = context_length(model), functools.cache(partial(handed, model))
 
     def for_model(config: H2OConfig) -> H2OConfig:
-        """With what only the model knows, where they do not say it."""
+        """The settings, with what only the model knows filled in."""
         if config.context_size is None:
             config = config.with_budget(context_size=context)
         own = form(config.packs)
@@ -193,7 +193,7 @@ def fit_bytes(
         return H2OConfig.of(**given)
 
     def each_nbytes(bits: _Bits, rows: int, chunk: int = 0) -> list[int]:
-        """Of the model, and of the draft model."""
+        """Bytes for the model, and for the draft model."""
         of = {"layers": layers, "length": length}
         return [_full_nbytes(one, config_of(bits, rows), of, chunk) for one in outlines]
 
@@ -204,7 +204,7 @@ def fit_bytes(
     def held(bits: _Bits, rows: int) -> float:
         return measured(partial(nbytes, bits), rows)
 
-    def most(bits: _Bits) -> int:  # of which no rank has more bytes
+    def most(bits: _Bits) -> int:  # that fit on every rank
         return ranks_of(model).least(most_rows(partial(nbytes, bits), least, limit))[0]
 
     least, context, why = least_rows(settings), context_length(model), ""
@@ -237,11 +237,11 @@ def fit_bytes(
 
 
 _Bits = tuple[int | None, int | None]
-"""Of keys and of values; None: unquantised, and as the keys."""
+"""Bits of keys and of values; None: unquantised keys, and values like the keys."""
 
 
 def _one_size(bits: _Bits, step: int) -> _Bits:
-    """One size of codes more, or fewer: step 1 or -1."""
+    """The next larger or smaller number of bits: step 1 or -1."""
     keys, values = (
         one if one is None else BITS[min(max(BITS.index(one) + step, 0), len(BITS) - 1)]
         for one in bits
@@ -250,15 +250,15 @@ def _one_size(bits: _Bits, step: int) -> _Bits:
 
 
 def _full_nbytes(outline: Outline, config: H2OConfig, shared: dict[str, Any], chunk: int) -> int:
-    """The most bytes at rest while a text fills the caches, or while they then take in a chunk."""
-    if resolve().commits_pages():  # what is made ahead takes no memory until rows are there
+    """The most bytes between steps while a text fills caches, or while they then read a chunk."""
+    if resolve().commits_pages():  # preallocated pages take no memory until rows are written
         config = config.with_budget(preallocate=False)
     caches = make_prompt_cache(outline.model, config, **shared)
     budgets = [one.config.budget for one in evicting_caches(caches)]
     windows = (getattr(one, "max_size", 1) for one in caches)
     full = max(*windows, *(one.max_kv_size or 1 for one in budgets)) + 1
     ends = [*(tokens for tokens, _ in budgets[0].rows_at), full]  # where rows are shared out anew
-    # Dense rows of mixed precision come until they are packed, and scores wait for drafts.
+    # Mixed precision collects dense rows until it packs them, and scores wait for drafts.
     steps = config.reach + (config.group if config.mixed else 0) + 2
     counts = [end - start for start, end in pairwise([0, *ends])]
     most = own = 0
@@ -266,13 +266,13 @@ def _full_nbytes(outline: Outline, config: H2OConfig, shared: dict[str, Any], ch
         ours = list(evicting_caches(filled))
         held, own = sum(one.held_nbytes for one in ours), total_bytes(ours)
         most = max(most, own)
-    # Windows of mlx_lm's hold a chunk until the next token.
+    # mlx_lm's windows hold a whole chunk until the next token.
     return most + total_bytes(filled) - own + (held - own if chunk else 0)
 
 
 def beyond_context(made_for: int | None, tokens: int) -> str:
-    """What a user is told of a text of this many tokens where its model knows fewer; empty
-    where it is not."""
+    """The warning for a text of this many tokens if its model was trained on fewer; otherwise
+    empty."""
     if made_for is None or tokens <= made_for:
         return ""
     return (
@@ -282,16 +282,16 @@ def beyond_context(made_for: int | None, tokens: int) -> str:
 
 
 def rows_held(caches: Iterable[Any]) -> tuple[int, int]:
-    """Rows per head of the fullest evicting cache, and those that have gone, of all of them."""
+    """Rows per head of the fullest evicting cache, and the evicted rows of all caches."""
     evicting = list(evicting_caches(caches))
     rows = max((cache.size() for cache in evicting), default=0)
     return rows, sum(cache.evicted for cache in evicting)
 
 
 def summary(caches: Sequence[Any], model: Module | None = None) -> str:
-    """What the caches of a model hold, in a line: layers, rows and bytes, and how rows are shared
-    out. With the ``model`` it says too why all layers have the same, where its probe could not be
-    made."""
+    """What the caches of a model hold, in one line: layers, rows and bytes, and how rows are shared
+    out. With the ``model``, it also says why all KV heads have the same rows if the model could
+    not be probed."""
     budgets = [{one.config.max_kv_size or 0 for one in evicting_caches([own])} for own in caches]
     layers, (rows, evicted) = sum(map(any, budgets)), rows_held(caches)
     said = f"{layers} of {len(caches)} layers evict, {rows} rows, {evicted} evicted, "
@@ -305,7 +305,7 @@ def summary(caches: Sequence[Any], model: Module | None = None) -> str:
 
 
 def budgets_of(caches: Sequence[Any]) -> list[Any]:
-    """Rows of each layer that evicts, or a list of those of its KV heads, as ``budgets`` says."""
+    """Rows of each evicting layer, or a list of the rows of its KV heads, as ``budgets`` takes."""
     found: list[Any] = []
     for cache in caches:
         if isinstance(cache, HeadGroups):
@@ -320,7 +320,7 @@ def budgets_of(caches: Sequence[Any]) -> list[Any]:
 
 
 def with_own_rows(caches: Sequence[Any]) -> list[Any]:
-    """The caches, and copies with all rows of those that share some."""
+    """The caches; any that shares rows is replaced by a copy with all rows."""
     return [one.unshared() if hasattr(one, "unshared") else one for one in caches]
 
 

@@ -1,6 +1,6 @@
-"""A model whose heads are dealt out over processes, its ranks: each has caches of its own heads.
+"""A model whose heads are split over processes (ranks); each rank has caches of its own heads.
 
-All ranks compute the same, but for their heads, and have to agree on what depends on all of them.
+All ranks run the same steps on their own heads, and must agree where all heads matter.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ Sampler = Callable[[mx.array], mx.array]
 
 @dataclass(frozen=True)
 class Ranks:
-    """The processes of a group, as one of them sees it; what all of them have to call is said."""
+    """The processes of a group, as one of them sees it. Methods that all must call say so."""
 
-    size: int = 1  # how many there are; 1 is a model that is whole
-    rank: int = 0  # which of them this is
-    group: Any = None  # MLX's; None: there is one process
+    size: int = 1  # number of processes; 1: the model is not split
+    rank: int = 0  # the number of this process
+    group: Any = None  # MLX's group; None: there is one process
     _last: list[mx.array] = field(default_factory=list, compare=False, repr=False)
 
     @classmethod
     def of(cls, group: Any) -> Ranks:
-        """Those of one of MLX's groups."""
+        """The ranks of one of MLX's groups."""
         return cls(group.size(), group.rank(), group) if group.size() > 1 else ALONE
 
     def __str__(self) -> str:
-        """What follows the bytes of one of them; empty where there is one."""
+        """Words that follow the bytes of one process; empty if there is only one."""
         return f", in each of {self.size} processes" if self.size > 1 else ""
 
     def own(self, heads: Sequence[_T]) -> Sequence[_T]:
-        """What belongs to the KV heads of this rank, of what belongs to each head of the model."""
+        """This rank's part of a sequence with one item for each KV head of the model."""
         if len(heads) % self.size:
             raise ValueError(
                 f"[make_prompt_cache] found {len(heads)} KV heads, expected as many for each of "
@@ -50,20 +50,20 @@ class Ranks:
         return heads[self.rank * each : (self.rank + 1) * each]
 
     def sums(self, numbers: mx.array) -> mx.array:
-        """Of the numbers of all ranks; all call it."""
+        """The sums over all ranks; all must call it."""
         return self._with(mx.distributed.all_sum, numbers)
 
     def largest(self, numbers: mx.array) -> mx.array:
-        """Of the numbers of all ranks; all call it."""
+        """The maxima over all ranks; all must call it."""
         return self._with(mx.distributed.all_max, numbers)
 
     def least(self, *numbers: int) -> list[int]:
-        """The least of each that any rank has; all call it."""
+        """The minimum of each number over all ranks; all must call it."""
         found = self._with(mx.distributed.all_min, mx.array(numbers, mx.int64))
         return cast(list[int], found.tolist())
 
     def told(self, what: _T) -> _T:
-        """What the first rank tells the others; all call it."""
+        """Send ``what`` of the first rank to all; all must call it."""
         if self.group is None:
             return what
         own = np.frombuffer(pickle.dumps(what) if self.rank == 0 else b"", np.uint8)
@@ -72,18 +72,18 @@ class Ranks:
         return what if self.rank == 0 else cast(_T, pickle.loads(bytes(cast(Any, data))))
 
     def flag(self, wave: bool) -> mx.array:
-        """Whether the first rank waves; all call it, and none waits before it is read."""
+        """Whether the first rank waves; all must call it, and nothing blocks until it is read."""
         own = mx.array(wave and self.rank == 0, mx.int32)
         found = mx.distributed.all_sum(own, group=self.group)
         mx.async_eval(found)
         return found
 
     def agreed(self, sample: Sampler) -> Sampler:
-        """A sampler that takes what the first rank chooses; all call it, in the same order. The
-        last bits of their logits may differ."""
+        """A sampler that returns the first rank's choice, since the last bits of logits may differ
+        between ranks; all must call it, in the same order."""
 
         def choose(logprobs: mx.array) -> mx.array:
-            # Those of other ranks wait as well, and for the last: messages keep their order.
+            # Chain each reduction to the previous one so that all ranks run them in the same order.
             own = mx.depends([sample(logprobs) * int(self.rank == 0)], self._last)
             self._last[:] = [mx.distributed.all_sum(own[0], group=self.group)]
             return self._last[0]
@@ -99,22 +99,22 @@ class Ranks:
 
 
 ALONE = Ranks()
-"""A model that is whole."""
+"""For a model that is not split."""
 
 
 def ranks_of(model: Any) -> Ranks:
-    """The ranks over which the heads of an mlx_lm model are dealt out, by its ``shard``."""
-    # What puts together the outputs of heads, of which each rank has some.
+    """The ranks over which ``shard`` has split the heads of an mlx_lm model."""
+    # These layers sum the outputs of the heads of all ranks.
     summed = distributed.ShardedToAllLinear, distributed.QuantizedShardedToAllLinear
     groups = (one.group for one in modules_of(model) if isinstance(one, summed))
     return next((Ranks.of(group) for group in groups), ALONE)
 
 
 def dealt_out(group: Any, folder: str, **given: Any) -> tuple[Any, ...]:
-    """A model and its tokenizer as of mlx_lm's ``sharded_load``.
+    """A model and its tokenizer from mlx_lm's ``sharded_load``.
 
-    Raises ValueError where mlx_lm cannot deal out its heads, or they do not divide by the processes
-    of the group.
+    Raises ValueError if mlx_lm cannot split its heads, or the processes of the group do not divide
+    them evenly.
     """
     found: tuple[Any, ...] = sharded_load(folder, tensor_group=group, **given)
     heads, size = int_setting(found[0], "num_attention_heads") or 0, group.size()

@@ -1,13 +1,13 @@
-"""Scores for the caches, out of mlx_lm's own models, while a context is open.
+"""Get scores for the caches out of mlx_lm's own models, while a context is open.
 
-Every mlx_lm model calls ``scaled_dot_product_attention(queries, keys, values, cache, ...)``, the
-one place where queries and cache meet, by a name that its module bound at import. Within
-:func:`routing` that name, and no other of mlx_lm, is replaced in the modules of a model; when the
-last context closes, it is put back exactly.
+Nearly every mlx_lm model calls ``scaled_dot_product_attention(queries, keys, values, cache, ...)``,
+the one place where queries and cache meet, by a name that its module bound at import. Within
+:func:`routing`, that name, and no other of mlx_lm, is replaced in the modules of a model; it is
+restored exactly when the last context closes.
 
-A context may be left at any moment: an abandoned generator closes its context from the garbage
-collector, in the middle of another call of the same thread. Ctrl-C may strike between any two
-steps. So each of them may be done twice, and what was left undone is done when the next one ends.
+A context can end at any moment: an abandoned generator closes its context from the garbage
+collector, in the middle of another call of the same thread. Ctrl-C can strike between any two
+steps. So every step can safely run twice, and the end of the next context completes what is left.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ def routing(model: Module | None = None) -> contextlib.AbstractContextManager[No
 def routing_for(
     model: Module, caches: Sequence[Any], draft_model: Module | None = None
 ) -> contextlib.AbstractContextManager[None]:
-    """:func:`routing` where caches need it, or are served better and the models allow it.
+    """:func:`routing` if the caches need it, or if it serves them better and the models allow it.
 
     Args:
         model: the model.
-        caches: of it and of the draft model; those that evict count.
+        caches: of the model and the draft model; only evicting ones count.
         draft_model: a draft model.
     """
     models = [one for one in (model, draft_model) if one is not None]
@@ -89,7 +89,7 @@ def check_given(
 
 
 class _Context(list[Namespace]):
-    """Where one that is open needs the replacement. One that ended without a word is not held."""
+    """The namespaces that an open context needs replaced. Held weakly: an abandoned one goes."""
 
 
 _lock = threading.RLock()
@@ -99,8 +99,8 @@ _changed: dict[int, Namespace] = {}
 
 @contextlib.contextmanager
 def replaced(namespaces: Sequence[Namespace]) -> Iterator[None]:
-    """Within the context the name stands for attention that serves our caches, in each of these
-    namespaces, all of which have it. Contexts are counted."""
+    """Within the context, mlx_lm's attention function is replaced by one that serves our caches, in
+    each of these namespaces, all of which name it. Contexts are counted."""
     context = _Context(namespaces)
     try:
         with _lock:
@@ -117,8 +117,8 @@ def replaced(namespaces: Sequence[Namespace]) -> Iterator[None]:
 
 
 def _put_back() -> None:
-    """Put back what no open context needs: not where others have replaced it meanwhile, but also
-    in modules that were imported meanwhile, which have bound the replacement."""
+    """Restore the function where no open context needs the replacement: also in modules that were
+    imported meanwhile and bound the replacement, but not where other code has replaced it since."""
     others = [one() for one in _open.copy().values()]
     needed = [place.get(NAME) for one in others if one is not None for place in one]
     for namespace in (*_changed.copy().values(), *_loaded("mlx_lm.")):
@@ -130,24 +130,24 @@ def _put_back() -> None:
 
 
 def _loaded(prefix: str) -> list[Namespace]:
-    """The namespaces of the modules whose names begin so; others may be imported meanwhile."""
+    """The namespaces of loaded modules with this prefix; threads may import more meanwhile."""
     modules = [one for name, one in sys.modules.copy().items() if name.startswith(prefix)]
     return [vars(one) for one in modules if isinstance(one, ModuleType)]
 
 
 def parts_of(caches: Iterable[Any]) -> Iterator[Any]:
-    """The caches, those inside of others in their place."""
+    """The caches, with their parts in place of those that contain others."""
     for cache in caches:
         yield from parts_of(cache.caches) if hasattr(cache, "caches") else [cache]
 
 
 def evicting_caches(caches: Iterable[Any]) -> Iterator[H2OKVCache]:
-    """The H2OKVCache among ``caches``, those inside of others included."""
+    """The H2OKVCache among ``caches``, including those inside other caches."""
     return (one for one in parts_of(caches) if isinstance(one, H2OKVCache))
 
 
 def model_name(model: Module | None) -> str:
-    """What error messages call a model: its mlx_lm model type where it has one."""
+    """What error messages call a model: its mlx_lm model type if it has one."""
     if model is None:
         return "mlx_lm"
     found = getattr(model, "model_type", None) or getattr(args_of(model), "model_type", None)
@@ -155,13 +155,13 @@ def model_name(model: Module | None) -> str:
 
 
 def args_of(model: Any) -> Any:
-    """What a model was made with, as files of mlx_lm call it; a ``config.json`` is its own."""
+    """The settings of a model, by mlx_lm's names for them; a ``config.json`` is settings itself."""
     return getattr(model, "args", None) or getattr(model, "config", model)
 
 
 def int_setting(model: Any, *names: str) -> int | None:
-    """The first number in range of these names among the settings of a model, or among those of a
-    ``config.json``, or of their text part."""
+    """The first number in range of these names in the settings of a model, in a ``config.json``, or
+    in their text part."""
     own = args_of(model)
     parts = (own, _of(own, "text_config"))
     numbers = (_of(settings, name) for name in names for settings in parts)
@@ -179,7 +179,7 @@ def context_length(model: Any) -> int | None:
 
 
 def modules_of(model: Any) -> list[Any]:
-    """A model and all modules in it: as its ``modules``, which looks at all arrays too."""
+    """A model and all modules in it, like its ``modules``, but faster."""
     if not isinstance(model, Module):
         return cast(list[Any], model.modules())
     found, waiting = [], [cast(Any, model)]
@@ -198,7 +198,7 @@ def calls_attention(model: Module) -> bool:
 
 
 def _callers(model: Module) -> list[Namespace]:
-    """The namespaces that name the function, of the modules whose code this model runs."""
+    """The namespaces of modules whose code this model runs, if they name the function."""
     check_given("routing", model)
     classes = {base for module in modules_of(model) for base in type(module).__mro__}
     members = (one for cls in classes for one in list(vars(cls).values()))
@@ -207,7 +207,7 @@ def _callers(model: Module) -> list[Namespace]:
 
 
 def _naming(namespaces: Iterable[Namespace]) -> list[Namespace]:
-    """Those that name the function, and the module that defines it where one names that."""
+    """The namespaces that name the function, and its own module if one of them names that."""
     found: dict[int, Namespace] = {}
     for namespace in {id(one): one for one in namespaces}.values():
         if callable(namespace.get(NAME)):

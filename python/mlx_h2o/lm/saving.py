@@ -1,8 +1,8 @@
-"""Prompt caches in files: safetensors as mlx_lm writes them, and what they were made with.
+"""Prompt caches in files: safetensors as mlx_lm writes them, with one more entry.
 
-A file holds one more entry than mlx_lm's: the format, the version of this package, the number of
-layers, a checksum and, where the model was given, what tells it from others. This package also
-reads what mlx_lm wrote of its caches; mlx_lm does not know their classes, and refuses both by name.
+The entry holds the format, the version of this package, the number of layers, a checksum and, if
+the model was given, facts that identify it. This package also reads files of its caches that mlx_lm
+wrote; mlx_lm does not know their classes, and refuses either kind of file by name.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _CLASSES: dict[str, Any] = {
     "SpeculativeH2OKVCache": H2OKVCache,
     "SpeculativeQuantizedH2OKVCache": QuantizedH2OKVCache,
 }
-"""The caches of this package by the names that files have."""
+"""The caches of this package by their names in files."""
 
 _ENTRY = "mlx_h2o"
 _SUFFIX = ".safetensors"
@@ -71,7 +71,7 @@ def save_prompt_cache(
         found = "no" if cache in ([], ()) else f"a {type(cache).__name__} for"
         raise ValueError(f"{op} found {found} caches, expected one per layer.")
     metadata = dict(metadata or {})
-    # mlx_lm takes a dot in a name for a level of a tree.
+    # mlx_lm reads a dot in a name as a level of a tree.
     wrong = [
         name
         for name, text in metadata.items()
@@ -95,7 +95,7 @@ def save_prompt_cache(
         about |= {"model": model_name(model), "facts": facts_of(model)}
     metadata[_ENTRY] = json.dumps(about)
     path = Path(with_suffix(file_name))
-    with replacing(path, 0o600, _SUFFIX) as beside:  # for this user alone: it holds what was said
+    with replacing(path, 0o600, _SUFFIX) as beside:  # for this user alone: it holds a conversation
         mlx_lm_cache.save_prompt_cache(str(beside), list(cache), metadata)
         write_checksum(beside)
         with beside.open("rb") as file:
@@ -124,7 +124,7 @@ def load_prompt_cache(
             another model, or holds no evicting cache.
     """
     path, text = _texts(file_name)
-    description = _description(path, text.get(f"0.{_ENTRY}", '{"format": 0}'))  # of mlx_lm: none
+    description = _description(path, text.get(f"0.{_ENTRY}", '{"format": 0}'))  # mlx_lm's have none
     for name in [text[key] for key in text if key.startswith("1.")]:
         if name not in _CLASSES and not isinstance(getattr(mlx_lm_cache, name, None), type):
             known = f"caches of mlx_lm and {', '.join(_CLASSES)}"
@@ -164,8 +164,8 @@ def _texts(file_name: str | os.PathLike[str]) -> tuple[str, dict[str, str]]:
 
 
 def _read(path: str) -> tuple[list[Any], dict[str, str]]:
-    """The caches and texts of a file, as mlx_lm writes them: the parts of a state are arrays, and a
-    list beside them says which of these stand for something else."""
+    """The caches and metadata of a file, as mlx_lm writes them: states are arrays, and a list names
+    the kinds of those that encode something else."""
     unflatten: Any = tree_unflatten
     try:
         arrays, texts = cast(Any, mx.load)(path, return_metadata=True)
@@ -218,10 +218,10 @@ def _check_model(path: str, description: dict[str, Any], cache: list[Any], model
         of = next(iter(evicting_caches(cache))).name.rpartition(" layer ")[0]
     if of not in ("", name):
         raise _unfit(path, f"is of the model {of}, expected {name}")
-    # Earlier versions wrote the fingerprint alone, the first ones a shorter one, of shapes.
+    # Earlier versions wrote only the fingerprint, and the first ones a shorter one, of shapes.
     earlier = description.get("fingerprint", "")
     told = description.get("facts", {WEIGHTS: f'"{earlier}"'} if len(earlier) == 32 else {})
-    facts = facts_of(model) if told else {}  # which reads of all weights
+    facts = facts_of(model) if told else {}  # reads a part of all weights
     for fact, found in told.items():
         if found != (expected := facts.get(fact, found)):
             raise _unfit(path, f"is of a {of} model with {fact} = {found}, expected {expected}")

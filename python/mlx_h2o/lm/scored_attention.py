@@ -1,4 +1,4 @@
-"""Attention for a model whose cache wants its scores: the output, and the scores to the cache."""
+"""Attention that returns its output, and passes its scores to the cache that wants them."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ def scored_attention(
     mask: mx.array | str | handed_out.EachLayersMask | None = None,
     sinks: mx.array | None = None, **more: Any,
 ) -> mx.array | None:  # fmt: skip
-    """mlx_lm's attention function, which hands its scores to the cache whose rows it reads; None
-    where it is a cache that wants none, and mlx_lm's own serves.
+    """mlx_lm's attention function, which passes its scores to the cache whose rows it reads; None
+    if that cache wants none, and mlx_lm's own function serves it.
 
-    The keys tell whose rows they are; the cache argument only where they do not, since some models
-    pass None, another layer's cache or a list of caches. Any cache that has ``update_scores`` gets
-    scores; policies that need none are served without.
+    The keys tell which cache owns the rows. The cache argument counts only if they do not, since
+    some models pass None, another layer's cache or a list of caches. Any cache with
+    ``update_scores`` gets scores; policies that need none do without.
 
-    Up to 8 queries the fast operation returns both. A longer chunk takes its output from
-    ``attention``, mlx_lm's own, and the scores of its last 128 queries beside it, so that no matrix
-    of all queries by all rows is made.
+    For up to 8 queries, the fast operation returns output and scores. A longer chunk takes its
+    output from ``attention``, mlx_lm's own, and computes the scores of its last 128 queries
+    separately, so that no matrix of all queries by all rows is made.
     """
 
     def stock() -> mx.array:
@@ -72,7 +72,7 @@ def scored_attention(
         # Promoted to one dtype, as MLX's own attention does.
         common = mx.result_type(queries, keys, values)
         queries, keys, values = (rows.astype(common) for rows in (queries, keys, values))
-    elif packed and not isinstance(keys, tuple):  # whose values are packed
+    elif packed and not isinstance(keys, tuple):  # only values are packed
         queries = queries.astype(keys.dtype)
     if isinstance(mask, handed_out.EachLayersMask):
         mask = None if owner is None else owner.mask_of_update()
@@ -85,7 +85,7 @@ def _foreign(
     cache: Any, stock: Callable[[], mx.array], queries: mx.array, keys: Any, values: Any,
     sinks: mx.array | None, **given: Any,
 ) -> mx.array:  # fmt: skip
-    """For a cache of somebody else's that asks for scores, float32 [B, Hq, L, N]."""
+    """Attention for another package's cache that asks for scores, float32 [B, Hq, L, N]."""
     if isinstance(keys, tuple):
         packing: Any = {"group_size": cache.group_size, "bits": cache.bits}
         keys, values = mx.dequantize(*keys, **packing), None

@@ -1,4 +1,4 @@
-"""The first tokens of several prompts: read once, and held once."""
+"""A common prefix of several prompts, prefilled once and held once."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from .models import computes_with_keys
 from .routing import calls_attention, evicting_caches
 
 LEAST_SHARED = 32
-"""Tokens: for fewer it does not pay to read the rows of a sequence in two parts."""
+"""Fewest tokens to share: below, reading the rows of a sequence in two parts does not pay."""
 
 
 def shareable(model: Module, caches: Sequence[Any], prompts: Sequence[Sequence[int]]) -> int:
-    """How many first tokens the prompts can share in caches of one sequence: those that no cache
-    ever evicts, or 0 where they are few, the model does not hand the keys of its cache to mlx_lm's
-    attention, or a layer's cache shares no rows."""
+    """How many leading tokens the prompts can share: the common ones that no cache ever evicts. 0
+    if they are few, if the model does not pass the keys of its caches to mlx_lm's attention, or if
+    a layer's cache cannot share rows."""
     if not calls_attention(model) or computes_with_keys(model) or not all(map(_shares, caches)):
         return 0
     bounded = (one.config for one in evicting_caches(caches) if one.config.max_kv_size is not None)
-    same = (min(common(prompts[0], one), len(one) - 1) for one in prompts)  # one is to be read
+    same = (min(common(prompts[0], one), len(one) - 1) for one in prompts)  # leave one to read
     found = min([*same, *(one.prefix_size for one in bounded)])
     return found if found >= LEAST_SHARED else 0
 
 
 def common(one: Any, other: Any) -> int:
-    """How many first tokens of two sequences are the same."""
+    """The length of the common prefix of two sequences."""
     size = min(len(one), len(other))
     differs = np.asarray(one)[:size] != np.asarray(other)[:size]
     return int(differs.argmax()) if differs.any() else size
@@ -45,7 +45,7 @@ def _shares(cache: Any) -> bool:
 
 
 def share(caches: Sequence[Any]) -> None:
-    """Have copies of the caches of one sequence share all rows that are there."""
+    """Let copies of these caches of one sequence share all rows that they hold."""
     for one in evicting_caches(caches):
         one.share(one.offset)
     mx.eval([cache.state for cache in caches])

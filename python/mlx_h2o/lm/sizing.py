@@ -1,4 +1,4 @@
-"""The rows, and the bits of each, that a number of bytes holds."""
+"""Find how many rows, of how many bits, fit into a number of bytes."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from ..errors import SettingError
 from .probing import BITS
 
 FREE = 0.04
-"""What packing may change of the output of attention, as a part of it, and lose nothing that can be
-measured: docs/internals/quality.md."""
+"""Relative change of attention's output up to which packing loses nothing that can be measured:
+docs/internals/quality.md."""
 UNMEASURED = 8, 5
-"""Bits of keys and of values where the errors of a model cannot be measured."""
+"""Bits of keys and of values if the errors of a model cannot be measured."""
 SCARCE = 5
-"""Where fewer than one in this many tokens stay, rows are worth more than bits."""
+"""If fewer than one in this many tokens stay, rows are worth more than bits."""
 SOME = 1000
-"""Tokens of a text whose length is not known."""
+"""Tokens of a text if its length is not known."""
 _EVENLY = 8
-"""Guesses of rows as if each took as many bytes."""
+"""Guesses by interpolation, as if all rows took the same bytes, before halving."""
 
 _UNITS = {"": 1} | {
     prefix + suffix: factor**power
@@ -39,11 +39,11 @@ class Sizing:
 
     config: H2OConfig
     nbytes: int  # of the caches of all layers, for one sequence, once they are full
-    # The most while 2,048 tokens of a prompt are read: each layer then holds all of them besides
+    # The peak while 2,048 tokens of a prompt are read: each layer then holds all of them besides
     # its rows, and is back at nbytes after attention.
     peak_nbytes: int
-    draft_nbytes: int = 0  # of nbytes, those of the caches of a draft model
-    why: str = ""  # why rows have these bits, where they were chosen
+    draft_nbytes: int = 0  # the part of nbytes that a draft model's caches take
+    why: str = ""  # why rows have these bits, if fit_bytes chose them
 
     def __str__(self) -> str:
         why = f" ({self.why})" if self.why else ""
@@ -55,7 +55,7 @@ class Sizing:
 
 
 def described(config: H2OConfig, rows: str = "") -> str:
-    """The rows, the policy and the bits of settings, in words; ``rows``: others than these."""
+    """The rows, policy and bits of settings, in words; ``rows`` replaces the words for rows."""
     bits = "unquantised" if config.kv_bits is None else f"in {config.kv_bits} bits"
     if config.kv_format is not None:
         bits = f"as {config.kv_format}"
@@ -86,7 +86,7 @@ def fewest_bits(errors: Sequence[Sequence[float]]) -> tuple[int, int]:
     """Bits of keys and of values: the fewest at which packing costs nothing that can be measured.
 
     Args:
-        errors: of :class:`mlx_h2o.lm.probing.Probe`; empty if unknown.
+        errors: from :class:`mlx_h2o.lm.probing.Probe`; empty if unknown.
     """
     if not errors:
         return UNMEASURED
@@ -112,23 +112,23 @@ def most_rows(measure: Callable[[int], int], least: int, limit: int) -> int:
     """The most rows that hold no more than ``limit`` bytes.
 
     Args:
-        measure: bytes of full caches of this many rows; raises ValueError where settings do not
-            suit them.
+        measure: bytes of full caches of this many rows; raises ValueError if the settings do not
+            allow them.
         least: the fewest rows that make sense.
         limit: bytes.
 
-    Raises ValueError where the fewest rows hold more, or the settings suit no number of rows.
+    Raises ValueError if the fewest rows take more, or the settings allow no number of rows.
     """
 
     nbytes, enough = partial(measured, measure), least + 64
-    measure(enough)  # says what is wrong, if anything is
+    measure(enough)  # raises if settings are wrong
     low = next((rows for rows in range(least, enough) if nbytes(rows) < math.inf), enough)
     if (below := nbytes(low)) > limit:
         wanted = f"at least {below:,}: {low} rows a head"
         raise SettingError("max_kv_bytes", limit, wanted, operation="fit_bytes")
     high, each, turns = math.inf, below / low, 0
     while low + 1 < high:
-        # Bytes grow nearly evenly; where they do not, halving comes to an end.
+        # Bytes are nearly linear in rows; where they are not, halving still comes to an end.
         turns += 1
         evenly, halfway = low + (limit - below) / each, min(2 * low, (low + high) / 2)
         rows = max(low + 1, int(min(evenly if turns <= _EVENLY else halfway, high - 1)))
@@ -139,7 +139,7 @@ def most_rows(measure: Callable[[int], int], least: int, limit: int) -> int:
 
 
 def measured(measure: Callable[[int], int], rows: int) -> float:
-    """Infinite where this many rows do not suit the model or the other settings."""
+    """Bytes of this many rows; infinite if the model or the other settings do not allow them."""
     try:
         return measure(rows)
     except ValueError:
