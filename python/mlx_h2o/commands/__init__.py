@@ -1,1 +1,1 @@
-"""Subcommands of `mlx_h2o`: each module has a `parser()`, and what `run`s."""
+"""Subcommands of `mlx_h2o`: each module has a `parser()` and a `run()`."""

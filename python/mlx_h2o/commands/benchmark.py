@@ -1,4 +1,4 @@
-"""`mlx_h2o benchmark`: tokens in a second, and memory, with random prompts."""
+"""`mlx_h2o benchmark`: tokens per second and memory, with random prompts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _REPORTED = ("prompt_tps", "generation_tps", "peak_memory")
 
 
 def parser() -> OneLineParser:
-    """Of its flags."""
+    """The parser of its flags."""
     names = "model trust-remote-code quantize-activations prefill-step-size prompt-tokens "
     names += "generation-tokens batch-size num-trials delay"
     return cache_parser(
@@ -32,7 +32,7 @@ def parser() -> OneLineParser:
 
 
 def run(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None:
-    """Measure, and print what was found."""
+    """Measure, and print the figures."""
     mx.random.seed(0)
     model, tokenizer = loaded(args)
     tokenizer.eos_token_ids = []  # so that no text ends early

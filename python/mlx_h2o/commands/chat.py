@@ -26,7 +26,7 @@ HELP = "q: quit   r: reset   h: help   Ctrl-C: end an answer"
 
 
 def parser() -> OneLineParser:
-    """Of its flags."""
+    """The parser of its flags."""
     names = "model adapter-path trust-remote-code prefill-step-size system-prompt"
     answers = "max-tokens temp top-p xtc-probability xtc-threshold seed"
     return cache_parser(
@@ -39,7 +39,7 @@ def parser() -> OneLineParser:
 def run(args: argparse.Namespace, settings: options.CacheSettings, ranks: Ranks) -> None:
     """Talk until the input ends."""
     options.read_whole_characters("replace")
-    with suppress(ImportError):  # with it, what is typed can be edited
+    with suppress(ImportError):  # makes the input line editable
         importlib.import_module("readline")
     mx.random.seed(args.seed)
     model, tokenizer = options.loaded(args, ranks)
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace, settings: options.CacheSettings, ranks: Ranks)
 
 
 def _asked() -> str:
-    """What is typed next; the end of the input ends the chat."""
+    """The next line of input; the end of the input ends the chat."""
     try:
         return input(">> " if sys.stdin.isatty() else "")
     except EOFError:
@@ -74,20 +74,20 @@ def _asked() -> str:
 
 
 class _EndedError(Exception):
-    """An answer, while its question is read."""
+    """Ctrl-C ended an answer while its question was read."""
 
 
 def _answered(
     model: Any, tokenizer: Any, tokens: Sequence[int], caches: list[Any], **given: Any
 ) -> list[Any]:
-    """Print an answer, until Ctrl-C at most; returns caches of what was said.
+    """Print an answer, which Ctrl-C cuts short; returns caches that hold the conversation.
 
-    An answer that is ended is in the caches as far as it was printed. A question that is not read
-    to its end is not in them at all.
+    Of an answer that is cut short, the caches hold what was printed. Of a question that is not read
+    to its end, they hold nothing.
     """
     before = copy.deepcopy(caches) if len(tokens) > given["prefill_step_size"] else None
     last = None
-    # Ctrl-C reaches several processes at different tokens, and ends them.
+    # Ctrl-C reaches several processes at different tokens, so there it ends them.
     several = ranks_of(model).size > 1
     stopping: AbstractContextManager[list[int]] = nullcontext([]) if several else _ctrl_c()
     with Watch() as watch, stopping as pressed:
@@ -122,8 +122,8 @@ def _answered(
 
 @contextmanager
 def _ctrl_c() -> Iterator[list[int]]:
-    """Within the context Ctrl-C is noted, and interrupts only when it is pressed again: a step that
-    it struck would leave some layers with a token more than others."""
+    """Within the context, the first Ctrl-C is only noted, and the second interrupts: in the middle
+    of a step it would leave some layers with a token more than others."""
     pressed: list[int] = []
 
     def note(number: int, frame: Any) -> None:

@@ -1,4 +1,4 @@
-"""`mlx_h2o evaluate`: what bounded caches cost on one's own model and texts, at equal bytes."""
+"""`mlx_h2o evaluate`: what bounded caches cost on your own model and texts, at equal bytes."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace, *_: Any) -> int:
 
 
 def parser() -> OneLineParser:
-    """Of its flags."""
+    """The parser of its flags."""
     found = OneLineParser(
         "evaluate",
         "Compare caches at equal bytes on a model and texts: how well each predicts "

@@ -1,4 +1,4 @@
-"""The flags of the commands, those of caches among them: each with what reads it."""
+"""The flags of all commands, including those of caches, each with the type that reads it."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ _FLAGS: dict[str, tuple[Any, ...]] = {
     "--quantized-kv-start": (int, _UNSAID, "0", "only 0: all rows are quantised, from the first"),
 }
 """For each flag: the type or choices, the default, the name of its value, the help text, and nargs
-if any. A flag of caches that was not given is not among the parsed arguments."""
+if any. A flag of caches that the user leaves out is missing from the parsed arguments."""
 
 _CACHE = {
     "rows of the KV cache": "max-kv-size max-kv-bytes budgets layers preallocate",
@@ -128,12 +128,12 @@ _CACHE = {
 def cache_parser(
     command: str, said: str, first: str, groups: dict[str, str], only: str = "", **defaults: Any
 ) -> OneLineParser:
-    """The parser of a command that has caches: it has their flags too, or some of them.
+    """The parser of a command that has caches, with all or some of the flags of caches.
 
     Args:
         first: flags that --help explains; empty: all.
-        groups: flags by the titles of their groups; "": of none.
-        only: the flags of caches that there are; empty: all.
+        groups: flags by the titles of their groups; "": flags outside of groups.
+        only: the flags of caches to include; empty: all.
         defaults: as in :func:`add_flags`.
     """
     found = OneLineParser(command, said, first)
@@ -147,12 +147,12 @@ def cache_parser(
 
 
 def add_flags(parser: Any, flags: str, **defaults: Any) -> None:
-    """Flags of the table by their names, with these defaults instead of the table's.
+    """Add flags of the table by their names, with these defaults instead of the table's.
 
     Args:
         parser: a parser, or a group of one.
         flags: names without dashes.
-        defaults: by name, with underscores; ...: it has to be given; or a whole line of the table.
+        defaults: by name, with underscores; ...: the flag is required; or a line of the table.
     """
     for name in flags.split():
         names = next(one for one in _FLAGS if one.split()[0] == f"--{name}")

@@ -19,7 +19,7 @@ from .watch import Watch
 
 
 def parser() -> OneLineParser:
-    """Of its flags."""
+    """The parser of its flags."""
     groups = {
         "": "model adapter-path trust-remote-code quantize-activations prefill-step-size verbose",
         "prompt": "prompt system-prompt prefill-response ignore-chat-template "
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace, settings: options.CacheSettings, ranks: Ranks)
 
 
 def _of_saved(args: argparse.Namespace, given: dict[str, Any]) -> dict[str, Any]:
-    """How the tokenizer of a saved prompt is made, whose model it is."""
+    """The tokenizer's settings in a saved prompt, whose model becomes ``args.model``."""
     for name in ("draft-model", "system-prompt"):
         if vars(args)[name.replace("-", "_")] is not None:
             raise ValueError(f"--{name} with --prompt-cache-file: there is none in a saved prompt")
@@ -98,7 +98,7 @@ def _of_saved(args: argparse.Namespace, given: dict[str, Any]) -> dict[str, Any]
 
 
 def _prompt(args: argparse.Namespace, tokenizer: Any, text: str) -> tuple[str, bool]:
-    """What the model reads, and whether it is in the chat template."""
+    """The text that the model reads, and whether it is in the chat template."""
     if args.ignore_chat_template or not tokenizer.has_chat_template:
         if args.system_prompt or args.prefill_response:
             beside = "--system-prompt or --prefill-response is given"
@@ -109,5 +109,5 @@ def _prompt(args: argparse.Namespace, tokenizer: Any, text: str) -> tuple[str, b
     whole: str = said(text, args.prefill_response, **more)
     if args.prompt_cache_file is None:
         return whole, True
-    # What stands before the question is in the file.
+    # The file already holds what comes before the question.
     return whole[said("<query>", args.prefill_response, **more).index("<query>") :], True

@@ -16,7 +16,7 @@ from .parsing import OneLineParser
 
 
 def parser() -> OneLineParser:
-    """Of its flags."""
+    """The parser of its flags."""
     return cache_parser(
         "layers",
         "Find the KV heads of a model that retrieve, by reading random tokens twice, and show the "
@@ -27,7 +27,7 @@ def parser() -> OneLineParser:
 
 
 def run(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None:
-    """Probe a model, say what was found, and write the rows of each head."""
+    """Probe a model, print the result, and write the rows of each head."""
     model, _ = load(args.model)
     rows = budgets_of(make_prompt_cache(model, settings.config))
     found = probe(model)

@@ -1,4 +1,4 @@
-"""What the flags of models and caches ask for, and how a command ends."""
+"""Models, caches and samplers as the flags ask for them, and the last lines of a command."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from ..serving.sampling import spared_tokens
 from .parsing import told
 
 FEW_ROWS = 32
-"""Rows a head of which little can be expected."""
+"""With fewer rows per head, little can be expected."""
 
 
 @dataclass(frozen=True)
 class CacheSettings:
-    """What the flags ask for."""
+    """The cache settings that the flags ask for."""
 
-    given: dict[str, Any]  # arguments of make_prompt_cache, beside its models and length
+    given: dict[str, Any]  # arguments of make_prompt_cache, besides its models and length
 
     def __str__(self) -> str:
         file = self.given.get("budgets")
@@ -40,7 +40,7 @@ class CacheSettings:
 
     @property
     def config(self) -> H2OConfig:
-        """The settings, whatever their bytes."""
+        """The settings, without regard to ``max_kv_bytes``."""
         found = self.given.get("max_kv_size")
         if isinstance(found, H2OConfig):
             return found
@@ -51,7 +51,7 @@ class CacheSettings:
     def fitted(
         self, model: Any, draft_model: Any = None, length: int | None = None
     ) -> CacheSettings:
-        """Those that fit into the bytes, for this many tokens if that is known; prints them."""
+        """Settings that fit into the bytes, for ``length`` tokens if that is known; prints them."""
         if "max_kv_bytes" not in self.given:
             return self
         found = prompt_cache.fit_bytes(model, draft_model=draft_model, length=length, **self.given)
@@ -62,13 +62,13 @@ class CacheSettings:
         return CacheSettings({"max_kv_size": found.config} | shared)
 
     def caches(self, model: Any, draft_model: Any = None, length: int | None = None) -> list[Any]:
-        """Caches of these settings, and behind them those of a draft model."""
+        """Caches of these settings, followed by those of a draft model."""
         given = {"draft_model": draft_model, "length": length} | self.given
         return prompt_cache.make_prompt_cache(model, **given)
 
 
 def settings_of(parser: argparse.ArgumentParser, args: argparse.Namespace) -> CacheSettings:
-    """The settings of the cache; ends the command where they do not go together."""
+    """The settings of the cache; ends the command if they conflict."""
     typed = vars(args)
     if typed.get("quantized_kv_start"):
         parser.error("--quantized-kv-start must be 0: rows are quantised from the first on")
@@ -81,7 +81,7 @@ def settings_of(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Ca
         given["speculative"] = args.num_draft_tokens
     found = CacheSettings(given)
     try:
-        _ = found.config  # or it would be refused when the model is there
+        _ = found.config  # refuse wrong settings before the model is loaded
     except ValueError as error:
         parser.error(told(error))
     return found
@@ -101,7 +101,7 @@ def loaded(
 
 
 def sampler(args: argparse.Namespace, model: Any, tokenizer: Any) -> Callable[[Any], Any]:
-    """What chooses tokens as the flags say. Raises ValueError where the model has fewer tokens."""
+    """The sampler that the flags ask for. Raises ValueError for counts of the whole vocabulary."""
     known, top_k = vocabulary(model), getattr(args, "top_k", 0)
     least = getattr(args, "min_p", 0.0), getattr(args, "min_tokens_to_keep", 1)
     for name, count in (("top-k", top_k), ("min-tokens-to-keep", least[1])):
@@ -114,20 +114,20 @@ def sampler(args: argparse.Namespace, model: Any, tokenizer: Any) -> Callable[[A
 def templated(
     tokenizer: Any, system: str | None, question: str, begun: str | None = None, /, **more: Any
 ) -> Any:
-    """A question in the chat template, behind what the system says; ``begun``: its answer."""
+    """A question in the chat template, after a system message; ``begun``: start of its answer."""
     said = [("system", system), ("user", question), ("assistant", begun)]
     messages = [{"role": role, "content": text} for role, text in said if text is not None]
     goes_on = begun is not None
     more = {"continue_final_message": goes_on, "add_generation_prompt": not goes_on} | more
     try:
         return tokenizer.apply_chat_template(messages, **more)
-    except Exception as error:  # of templates, which are programs of others
+    except Exception as error:  # templates are programs that can raise anything
         raise ValueError(f"the model's chat template refuses the prompt: {error}") from error
 
 
 def prompt_of(text: str) -> str:
-    """A prompt that was typed, or what standard input has. Raises ValueError where that is no text
-    in UTF-8."""
+    """The prompt, or for "-" all of standard input. Raises ValueError if that is not text in
+    UTF-8."""
     if text != "-":
         return text
     read_whole_characters("strict")
@@ -138,14 +138,14 @@ def prompt_of(text: str) -> str:
 
 
 def read_whole_characters(errors: str) -> None:
-    """Standard input is UTF-8 from here on: halves of characters are errors, or replaced."""
+    """Read standard input as UTF-8 from here on; incomplete characters are errors, or replaced."""
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(encoding="utf-8", errors=errors)
 
 
 def say_summary(caches: Sequence[Any], model: Any, more: str = "") -> None:
     """The last line of a command: what the caches hold."""
-    mx.eval([cache.state for cache in caches])  # of steps under way all room ahead would count
+    mx.eval([cache.state for cache in caches])  # with pending steps, all preallocated rows count
     settings = [cache.config for cache in evicting_caches(caches)]
     policies = dict.fromkeys(one.policy.name for one in settings if one.max_kv_size is not None)
     by = f"{' and '.join(policies)}{', ' if policies else ''}"
@@ -153,7 +153,7 @@ def say_summary(caches: Sequence[Any], model: Any, more: str = "") -> None:
 
 
 def say_where_beyond(model: Any, caches: Sequence[Any]) -> bool:
-    """One line where the text is longer than the model's trained context."""
+    """Print a warning if the text is longer than the model's trained context."""
     seen = max((cache.offset for cache in evicting_caches(caches)), default=0)
     if said := prompt_cache.beyond_context(context_length(model), seen):
         print(said, file=sys.stderr)

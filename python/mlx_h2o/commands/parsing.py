@@ -1,4 +1,4 @@
-"""The command line: values are checked as they are read, and a mistake is told in one line."""
+"""The command line: check values as they are parsed, and report a mistake in one line."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ..lm.sizing import parsed_bytes
 
 _SAID = {n: n for n in ("diversity", "fold", "kv_frame", "kv_handed", "prefix_size", "rows_at")}
 _SAID["speculative"] = "--num-draft-tokens"
-"""What settings without a flag of their name are called."""
+"""What messages call settings that have no flag of their name."""
 
 
 class _Help(argparse.HelpFormatter):
-    """Says defaults, unless there is none, it is 0 or 1 as of what is off, or the text says it."""
+    """Shows defaults, unless there is none, it is 0 or 1 (off), or the text shows it."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=30)
@@ -41,10 +41,10 @@ class Shows(argparse.Action):
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """The parser of a command. A mistake is one line, and ends it with 2.
+    """The parser of a command. A mistake prints one line, and ends the command with status 2.
 
-    ``first`` are the flags, without dashes, that --help explains. It names the others by group, and
-    --help-all explains all.
+    ``first`` are the flags, without dashes, that --help explains. It lists the others by group, and
+    --help-all explains all of them.
     """
 
     def __init__(self, command: str, description: str, first: str = "", **given: Any) -> None:
@@ -84,7 +84,7 @@ class OneLineParser(argparse.ArgumentParser):
 
 
 def told(error: Exception) -> str:
-    """What is wrong, in one line and in the names that are typed."""
+    """The message of an error in one line, with settings by the names of their flags."""
     if isinstance(error, SettingError):
         return error.told(lambda n: _SAID.get(n, f"--{n.replace('_', '-')}"))
     operation, end, rest = " ".join(str(error).split()).partition("] ")
@@ -109,7 +109,7 @@ def checked(reading: Callable[[str], Any], check: Callable[[Any], Any]) -> Calla
 def number(
     least: float, most: float = LARGEST, kind: type = int, also: int | None = None
 ) -> Callable[[str], Any]:
-    """A type of argparse: a number of this kind and range, or the other one."""
+    """A type of argparse: a number of this kind and range, or ``also``."""
 
     def check(found: float) -> None:
         if not least <= found <= most and found != also:

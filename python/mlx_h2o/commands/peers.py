@@ -1,7 +1,7 @@
-"""A program beside a process of a group: ends it with a message once another one has gone.
+"""Watch over a process of a group: once another process is gone, print a message and kill this one.
 
-MLX tells of that only where no other process waits for this one; its threads wait in MLX then, and
-hold Python's lock. Standard input is closed when the process ends. It is run by its path, alone.
+MLX reports a loss only if no other process waits for this one; otherwise its threads block in MLX,
+holding Python's lock. Standard input closes when the process ends. Runs by its path, alone.
 """
 
 import os
@@ -16,7 +16,7 @@ if __name__ == "__main__":
     for one in connections:
         ends.register(int(one), getattr(select, "POLLRDHUP", 0))
     closed = {file for file, _ in ends.poll()}
-    # A process that is about to end, or to fail, may do so.
+    # A process that is ending or failing by itself gets the time to do so.
     if 0 not in closed and not select.select([0], [], [], float(grace))[0]:
         print(said, file=sys.stderr, flush=True)
         os.kill(int(process), signal.SIGKILL)

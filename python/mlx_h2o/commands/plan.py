@@ -20,8 +20,8 @@ from .flags import add_flags
 from .parsing import OneLineParser, Shows, number
 
 FEW_BITS = "8 and 5 bits"
-"""Of keys and values, where nothing is known of a model. A budget in bytes measures them when it is
-loaded."""
+"""For keys and values of a model that is not loaded. ``--max-kv-bytes`` measures which bits suffice
+once it is."""
 FORMATS: dict[str, dict[str, Any]] = {
     "unquantised": {},
     "8 bits": {"kv_bits": 8},
@@ -29,12 +29,12 @@ FORMATS: dict[str, dict[str, Any]] = {
     "turbo3": {"kv_format": "turbo3"},
 }
 _PARTS = {"all": 1, "1/4": 4, "1/8": 8, "1/16": 16}
-"""Rows that stay: one for this many tokens."""
+"""Share of rows that stay: one for this many tokens."""
 CONTEXTS = {"8K": 1 << 13, "32K": 1 << 15, "128K": 1 << 17}
 
 
 def parser() -> OneLineParser:
-    """Of its flags."""
+    """The parser of its flags."""
     found = OneLineParser(
         "plan",
         "Say what the KV cache of a model takes, what fits into a memory, and how to run it: from "
@@ -54,7 +54,7 @@ def parser() -> OneLineParser:
 
 
 def run(args: argparse.Namespace, *_: Any) -> int:
-    """Say what a model takes and what fits; the exit status, 1 where it is refused."""
+    """Print what a model takes and what fits; returns the exit status, 1 if it cannot be served."""
     outline = outline_of(args.model)
     name = outline.name or args.model
     print("\n".join(_facts(name, outline)))
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace, *_: Any) -> int:
 
 
 def model_table(*_: Any) -> str:
-    """What models that people run take, and whether they are served, in Markdown."""
+    """A Markdown table of models that people run: what they take, and whether they are served."""
     far, rows = CONTEXTS["128K"], []
     head = ["model", "served", "layers that grow", "KB a token", *CONTEXTS, "a quarter of 128K"]
     for name, config in configs().items():
@@ -97,7 +97,7 @@ def _facts(name: str, outline: Plan) -> Iterator[str]:
 
 
 def served(outline: Plan) -> str:
-    """Whether the caches here serve a model, and how."""
+    """Whether our caches serve a model, and how."""
     if outline.refused:
         return f"refused: {outline.refused}"
     if not calls_attention(outline.model):
@@ -112,8 +112,8 @@ def _settings(outline: Plan, stored: str) -> dict[str, Any]:
 
 
 def _held(outline: Plan, stored: str, part: int, context: int) -> int | None:
-    """Bytes after this many tokens, where rows of one in ``part`` stay; None where the model has no
-    rows of this format."""
+    """Bytes after this many tokens if one row in ``part`` stays; None if the model cannot have rows
+    of this format."""
     if part == 1 and not FORMATS[stored]:
         return outline.nbytes(context)
     try:
@@ -132,7 +132,7 @@ def _fits(
     make = partial(make_prompt_cache, cast(Any, outline), **settings)
     try:
         memory = Memory([outline], make, limit, decode=count, prompts=1, step=step)
-    except ValueError as error:  # which names flags of the server too
+    except ValueError as error:  # the rest names flags of the server
         raise ValueError(str(error).partition(" (")[0]) from error
     free, read = memory.free, size_of(memory.reserved)
     yield f"memory: {size_of(limit)}, of which {read} to read prompts, {size_of(free)} for caches\n"
@@ -156,12 +156,12 @@ def _fits(
 
 
 def _many(free: int, size: int) -> str:
-    """Sequences of this size that fit: one alone is not copied."""
+    """How many sequences of this size fit: a single one is not copied."""
     return f"{max(int(free / (COPIED * size)), int(size <= free)):,}"
 
 
 def _kept(outline: Plan, stored: str, context: int, limit: int) -> str:
-    """The rows that a sequence keeps in this many bytes, and their bits."""
+    """The rows that a sequence keeps in this many bytes, and their bits, in words."""
     if (_held(outline, stored, 1, context) or limit + 1) <= limit:
         return "all rows, in as many bits as fit"
     settings: dict[str, Any] = {"kv_bits": None, "layers": "equal"} | FORMATS[stored]

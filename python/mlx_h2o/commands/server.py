@@ -44,7 +44,7 @@ def run(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None
     from ..serving.snapshots import Snapshots
 
     with contextlib.ExitStack() as stack:
-        # A port that is taken is told before the model is loaded.
+        # Fail on a port that is taken before the model is loaded.
         listener = None if ranks.rank else stack.enter_context(listen(args.host, args.port))
         template = {"chat_template": args.chat_template} if args.chat_template else {}
         model, tokenizer = loaded(args, ranks, **template)
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None
         stack.callback(engine.close, 1)
         memory.apply()
         sampling = Sampling(args.temp, args.top_p, args.top_k, args.min_p)
-        # What no request could be answered with is told now.
+        # Refuse settings now with which no request could be answered.
         hello = schema.ChatBody.model_validate({"messages": [{"role": "user", "content": "hello"}]})
         try:
             [(tokens, _)] = hello.encoded(tokenizer, args.chat_template_args)
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None
             args.model, sampling, args.max_tokens, args.chat_template_args, args.api_key,
             args.allowed_hosts, args.allowed_origins, args.max_body,
         )  # fmt: skip
-        if listener is None:  # the first rank hears of signals
+        if listener is None:  # the first rank handles signals
             for one in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(one, signal.SIG_IGN)
             engine.ended.wait()
@@ -93,11 +93,11 @@ def run(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None
         if engine.error is not None:
             raise ValueError(f"the engine has ended: {engine.error}")
     if not engine.ended.is_set():
-        os._exit(0)  # in the middle of a long step, under which MLX would be taken down
+        os._exit(0)  # a long step still runs: a normal exit would tear down MLX under it
 
 
 def _name(models: list[Any], make: Any) -> str:
-    """The same for the same models, and settings of caches."""
+    """A name that is equal for equal models and cache settings."""
     caches = make()
     settings = [one.config for one in evicting_caches(caches)], budgets_of(caches)
     asked = repr((*settings, *map(facts_of, models)))
@@ -105,7 +105,7 @@ def _name(models: list[Any], make: Any) -> str:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Of its flags."""
+    """The parser of its flags."""
     groups = {
         "": "model adapter-path trust-remote-code host port api-key allowed-hosts allowed-origins "
         "max-body grace log-level use-default-chat-template",

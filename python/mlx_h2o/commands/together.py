@@ -16,19 +16,19 @@ from ..lm.ranks import ALONE, Ranks
 from . import peers
 
 _ALONE = ("adapter_path", "cache_dir", "draft_model", "prompt_cache_file", "quantize_activations")
-"""Flags that mlx_lm does not deal out, or that are about all heads."""
+"""Flags that need a whole model: mlx_lm does not split it with them, or they concern all heads."""
 _SILENT = 10
-"""Seconds after which a machine that says nothing is asked whether it is there, and again twice."""
+"""Seconds of silence before TCP probes whether a machine is alive, and between two probes."""
 
 
 @contextmanager
 def together(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Iterator[Ranks]:
-    """The processes of this command. They do the same side by side, and the first one alone speaks.
+    """The processes of this command. They run it side by side, and only the first one prints.
 
-    Raises ValueError where another process, or its machine, goes away; where nothing here can tell
-    of that, a program beside it does, and ends this process.
+    Raises ValueError if another process, or its machine, goes away; if this process cannot notice,
+    because it waits in MLX, a program beside it (:mod:`.peers`) ends it.
     """
-    # Set in the environment of a process that is one of several.
+    # One of these is set in the environment of each of several processes.
     if os.environ.keys().isdisjoint(("MLX_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")):
         yield ALONE
         return
@@ -38,7 +38,7 @@ def together(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Itera
             ranks = Ranks.of(mx.distributed.init())
             if ranks.size > 1:
                 alone = [f"--{name.replace('_', '-')}" for name in _ALONE if vars(args).get(name)]
-                if not parser.prog.endswith(("generate", "chat", "server")):  # heads dealt out
+                if not parser.prog.endswith(("generate", "chat", "server")):  # split heads
                     alone = [parser.prog]
                 for name in alone:
                     parser.error(f"{name} is for one process, found {ranks.size}")
@@ -49,7 +49,7 @@ def together(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Itera
             out, err = (nowhere, nowhere) if ranks.rank else (sys.stdout, sys.stderr)
             with redirect_stdout(out), redirect_stderr(err):
                 yield ranks
-            ranks.sums(mx.array(0))  # or the others would miss the first that ends
+            ranks.sums(mx.array(0))  # or the first to end would look lost to the others
         except RuntimeError as error:
             raise ValueError(f"process {ranks.rank} of {ranks.size}: {error}") from error
 
@@ -59,11 +59,11 @@ def _open_files() -> set[int]:
 
 
 def _connections(files: set[int]) -> list[int]:
-    """Those to other processes. They close too where a machine goes without a word."""
+    """The connections to other processes, which now also close if a machine dies silently."""
     found = []
     idle: int = getattr(socket, "TCP_KEEPIDLE", 0) or getattr(socket, "TCP_KEEPALIVE", 0)
     for file in files:
-        # Of a copy, which is closed again: the file is MLX's.
+        # On a duplicate, which is closed again, since the file belongs to MLX.
         with suppress(OSError), socket.socket(fileno=os.dup(file)) as one:
             one.getpeername()
             one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -76,7 +76,7 @@ def _connections(files: set[int]) -> list[int]:
 
 @contextmanager
 def _watched(connections: list[int], said: str) -> Iterator[None]:
-    # It gives this process 5 seconds to end, or to fail, once another has gone.
+    # Once another process is gone, this one has 5 seconds to end or fail by itself.
     command = [sys.executable, "-S", "-E", peers.__file__, said, str(os.getpid()), "5"]
     command += map(str, connections)
     with subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=connections):

@@ -1,4 +1,4 @@
-"""What goes on while a command works: a bar in a terminal, else a line every few seconds."""
+"""Progress of a command: a bar in a terminal, otherwise a line every few seconds."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 class Watch(AbstractContextManager["Watch"]):
-    """Says on standard error what goes on.
+    """Shows progress on standard error.
 
     Args:
-        every: seconds between lines, if it is no terminal.
+        every: seconds between lines, outside of a terminal.
     """
 
     def __init__(self, every: float = 5.0) -> None:
@@ -29,12 +29,12 @@ class Watch(AbstractContextManager["Watch"]):
         self.close()
 
     def close(self) -> None:
-        """Take the bar away; the next call shows it again."""
+        """Remove the bar; the next call shows it again."""
         if self._bar.live.is_started:
             self._bar.stop()
 
     def __call__(self, said: str, done: int, total: int) -> None:
-        """So much is done of a piece of work; of none, a total of 0, its caches are being sized."""
+        """Report progress of some work; a total of 0 means that its caches are being sized."""
         now, is_new = time.monotonic(), said != self._said
         if is_new:
             self._said, self._began = said, now
