@@ -1,8 +1,8 @@
 """A small language model and a text that come with the package: `python -m mlx_h2o.demo`.
 
 The model (see `model/MODEL_CARD.md`) writes English of the 19th century and recalls facts planted
-in one fixed wording. It is there to show and to test eviction where nothing can be downloaded, not
-to be talked to.
+in one fixed wording. It serves to show and test eviction where nothing can be downloaded; it is not
+made for conversation.
 """
 
 from pathlib import Path
@@ -10,7 +10,7 @@ from pathlib import Path
 __all__ = ["DEMO", "model_path", "text"]
 
 DEMO = "demo"
-"""What names the model where a path may stand."""
+"""The name of the model, which can stand in place of a path."""
 
 _HERE = Path(__file__).parent
 
@@ -24,5 +24,5 @@ def model_path() -> Path:
 
 
 def text() -> str:
-    """Letter 1 of Mary Shelley's "Frankenstein" (1818, public domain), which was not trained on."""
+    """Letter 1 of Mary Shelley's "Frankenstein" (1818, public domain), not in the training data."""
     return (_HERE / "text" / "frankenstein.txt").read_text(encoding="utf-8")

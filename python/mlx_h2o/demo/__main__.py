@@ -1,4 +1,4 @@
-"""`python -m mlx_h2o.demo`: one text, one number of bytes, some caches, one table."""
+"""`python -m mlx_h2o.demo`: compare some caches on one text at one number of bytes."""
 
 import argparse
 import json
@@ -30,18 +30,18 @@ from mlx_h2o.evaluation.speed import timed
 from mlx_h2o.lm.files import write_text
 
 LONGEST_STEP = 0.05
-"""Seconds for eight tokens with which the demo takes less than two minutes."""
+"""The most seconds for eight tokens if the demo is to take less than two minutes."""
 COMPARED = [
     *(arms.ARMS[name] for name in ("full", "kv4", "window")),
     arms.Arm("keydiff 4 bits", settings={"policy": "keydiff", "kv_bits": 4}),
     arms.ARMS["ours"],
 ]
-"""The whole text in full and in 4 bits, and caches of a tenth of the bytes."""
+"""The full cache, unquantised and in 4 bits, and caches of a tenth of the bytes."""
 TURNS, STEP, ENOUGH = 5, 8, 0.8
 
 
 def fast_enough(name: str) -> tuple[str, Any, Any]:
-    """A model's name, the model and its tokenizer: those of the package where it is too slow."""
+    """A model's name, the model and its tokenizer; the package's own if the model is too slow."""
     model, tokenizer = mlx_h2o.load(name)
     if name == DEMO or (seconds := step_seconds(model)) <= LONGEST_STEP:
         return Path(name).name, model, tokenizer
@@ -54,15 +54,15 @@ def fast_enough(name: str) -> tuple[str, Any, Any]:
 
 
 def step_seconds(model: Any) -> float:
-    """What eight tokens take, the best of three times."""
+    """Seconds for eight tokens, the best of three."""
     makes, prompt = {"full": partial(make_prompt_cache, model)}, mx.zeros(9, mx.int32)
     return min(timed(model, makes, prompt, rounds=4, turns=0)["full"].prefill[1:])
 
 
 def figures(name: str, model: Any, tokenizer: Any, given: argparse.Namespace) -> dict[str, Any]:
-    """Figures of each arm: an evaluation of one text, and the speed of writing on from it.
+    """Figures of each arm: an evaluation of one text, and the speed of continuing it.
 
-    Raises ValueError where the text is too short, or the bytes are too few or too many.
+    Raises ValueError if the text is too short, or the bytes are too few or too many.
     """
     settings = Settings(
         documents=1, length=given.length, step=STEP, lengths=(given.length,), facts=given.facts,
@@ -128,7 +128,7 @@ def arms_table(found: dict[str, Any]) -> str:
 
 
 def note(found: dict[str, Any]) -> str:
-    """What a reader needs to know beside the table."""
+    """What a reader of the table needs to know."""
     recalled, facts = sum(found["arms"][0]["facts_recalled"]), found["settings"]["facts"]
     said = (
         f"Speeds are medians of {TURNS}, the caches taking turns. The KV cache counts rows of "

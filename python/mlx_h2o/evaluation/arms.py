@@ -1,9 +1,9 @@
 """Arms of a comparison: kinds of caches, each sized to the same bytes.
 
-Bytes are those of rows of 16 bits an element (float16, bfloat16), also where MLX computes on a CPU
-and rows are float32 meanwhile. Keys, values, scales, biases, scores and positions count; the room
-that mlx_lm's caches allocate ahead does not. Only layers count whose caches grow with the text:
-those of sliding windows are the same in every arm.
+Bytes are counted for rows of 16 bits an element (float16, bfloat16), even if MLX computes on a CPU,
+where rows are float32. Keys, values, scales, biases, scores and positions count; the room that
+mlx_lm's caches allocate ahead does not. Only layers whose caches grow with the text count: sliding
+windows are the same in every arm.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ KEEP = 4
 """First rows that mlx_lm's rotating cache never overwrites."""
 
 PINNED = 32
-"""First rows that stay where all others are evicted at random: the prompt of a text that is read
+"""First rows that stay when all others are evicted at random: the prompt of a text that is read
 token by token."""
 
-_OF_CACHES = {*NAMES, "length"} - {*setting_names()}  # settings of no single cache
+_OF_CACHES = {*NAMES, "length"} - {*setting_names()}  # not settings of a single cache
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class Arm:
 
     kind: "full", "window" and "stock" are mlx_lm's: KVCache, RotatingKVCache and QuantizedKVCache;
         "ours" is `make_prompt_cache` with `settings` and as many bytes as the others.
-    settings: with `max_kv_size`, `budgets` or `max_kv_bytes` among them the arm has its own size;
-        "window" has no others than `max_kv_size`, and "stock" has `bits`.
+    settings: with `max_kv_size`, `budgets` or `max_kv_bytes` among them, the arm has its own size;
+        "window" takes only `max_kv_size`, and "stock" only `bits`.
     """
 
     name: str
@@ -51,20 +51,20 @@ class Arm:
 
     @property
     def sized(self) -> bool:
-        """Whether it takes the bytes that it is given."""
+        """Whether the comparison sets its bytes."""
         own = self.settings.keys() & {"max_kv_size", "max_kv_bytes", "budgets"}
         return self.kind in ("window", "ours") and not own
 
 
 def _framed(bits: int, v_bits: int, newest: int = 0) -> Arm:
-    """All rows, in the frames of their heads, but the newest, which stay as they came."""
+    """All rows, quantised in the frames of their heads, except for the newest."""
     settings = {"policy": "keydiff", "max_kv_size": None, "kv_bits": bits, "v_bits": v_bits}
     said = f"+{newest}" if newest else ""
     return Arm(f"K{bits}V{v_bits}{said}", settings=settings | {"dense_size": newest})
 
 
 def alone(**settings: Any) -> dict[str, Any]:
-    """A policy as its authors have it: float16 rows, dropped, as many in every layer."""
+    """A policy as its authors use it: unquantised rows, no folding, as many in every layer."""
     return {"kv_bits": None, "fold": False, "layers": "equal"} | settings
 
 
@@ -87,8 +87,8 @@ ARMS = {
         Arm("no-layers", settings={"layers": "equal"}),
     )
 }
-"""What a comparison has: mlx_lm's caches, controls, `--max-kv-bytes` alone, and the same without
-each of its parts."""
+"""All arms: mlx_lm's caches, controls, `--max-kv-bytes` alone ("ours"), and the same without each
+of its parts."""
 
 DEFAULT = tuple(ARMS[name] for name in ("full", "window", "kv8", "kv4", "keydiff", "ours"))
 
@@ -96,7 +96,7 @@ DEFAULT = tuple(ARMS[name] for name in ("full", "window", "kv8", "kv4", "keydiff
 def parsed(text: str) -> Arm:
     """An arm as people write it: a name of ARMS, or "NAME: SETTING=VALUE SETTING=VALUE ...".
 
-    Raises ValueError, of one line, that names the text and what was expected.
+    Raises ValueError with one line that names the text and what was expected.
     """
     name, colon, rest = (part.strip() for part in text.partition(":"))
     if not colon:
@@ -119,7 +119,7 @@ def parsed(text: str) -> Arm:
         raise ValueError(f"arm {text!r}: the name is taken, expected another than {name!r}")
     try:
         own = {key: settings[key] for key in settings.keys() - _OF_CACHES}
-        H2OConfig.of(**{"max_kv_size": LARGEST} | own)  # as many as the bytes hold
+        H2OConfig.of(**{"max_kv_size": LARGEST} | own)  # the bytes decide how many fit
     except ValueError as error:
         raise ValueError(f"arm {text!r}: {str(error).partition('] ')[2]}") from error
     return Arm(name, settings=settings)
@@ -129,8 +129,8 @@ def parsed(text: str) -> Arm:
 class ArmCaches:
     """An arm's caches for texts of one length."""
 
-    make: Callable[[], list[Any]]  # new ones, one per layer
-    nbytes: int  # what they hold of the text at most, over all layers that grow
+    make: Callable[[], list[Any]]  # makes new caches, one per layer
+    nbytes: int  # the most that they hold while the text is read, over all layers that grow
 
 
 class Sizes:
@@ -154,7 +154,7 @@ class Sizes:
     def made(self, arm: Arm, tokens: int, nbytes: int) -> ArmCaches:
         """The caches of an arm for texts of this many tokens.
 
-        Raises ValueError where it cannot be: settings that are refused, fewer bytes than it needs.
+        Raises ValueError if settings are refused, or there are fewer bytes than it needs.
         """
         key = arm.name, tokens, nbytes
         if key not in self._known:
@@ -165,7 +165,7 @@ class Sizes:
         return self._known[key]
 
     def _stock(self, arm: Arm, rows: int) -> list[Any]:
-        """mlx_lm's caches of an arm; a window has so many rows, unless it has its own number."""
+        """mlx_lm's caches of an arm; ``rows`` is the size of a window that has none of its own."""
         rows = arm.settings.get("max_kv_size", rows)
         if arm.kind == "window" and rows <= KEEP:
             raise ValueError(f"the bytes are those of {rows} rows, expected more than {KEEP}")
@@ -178,7 +178,7 @@ class Sizes:
         return [kinds[arm.kind]() if type(one) is KVCache else one for one in plain]
 
     def _ours(self, arm: Arm, tokens: int, nbytes: int) -> list[Any]:
-        """The caches with the most bytes that are no more than `nbytes` in rows of 16 bits."""
+        """The largest caches that take at most `nbytes`, in rows of 16 bits."""
         settings = {"length": tokens, **arm.settings}
         if settings.get("policy") == "random":
             settings.setdefault("random_seed", self._seed)
@@ -195,8 +195,8 @@ class Sizes:
         return total_bytes(fixed)
 
     def _held(self, caches: list[Any], tokens: int) -> int:
-        """Bytes at most, at rest, when this many tokens have been read; fills the caches."""
-        # Rows go a group at a time.
+        """The most bytes between steps once this many tokens have been read; fills the caches."""
+        # Rows are evicted a group at a time, so look at all steps from one eviction to the next.
         settings = (one.config for one in evicting_caches(caches))
         evicting = (one.group for one in settings if one.max_kv_size and one.max_kv_size < tokens)
         steps = 1 + max(evicting, default=0)
@@ -205,7 +205,7 @@ class Sizes:
 
 
 def _nbytes(cache: Any, tokens: int) -> int:
-    """Without the room that mlx_lm's caches allocate ahead."""
+    """Bytes of a cache, without the room that mlx_lm's caches allocate ahead."""
     if not isinstance(cache, (KVCache, RotatingKVCache, QuantizedKVCache)):
         return int(cache.nbytes)
     keys: Any = cache.keys[0] if isinstance(cache.keys, tuple | list) else cache.keys

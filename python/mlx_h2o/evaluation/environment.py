@@ -1,4 +1,4 @@
-"""The machine and the versions behind measured figures."""
+"""The machine and the versions with which figures were measured."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def environment_line() -> str:
 
 
 def blas() -> str:
-    """The library that was preloaded, without its folder, or that MLX brings none."""
+    """The name of the preloaded library, or "MLX's own" if there is none."""
     preloaded = os.environ.get("LD_PRELOAD", "")
     return Path(preloaded).name if preloaded else "MLX's own"
 
 
 def slow_blas(maps: Path = Path("/proc/self/maps")) -> str:
-    """What helps, as a line, where MLX computes on the CPU with the reference BLAS of its Linux
-    wheels; else empty. Looks at what this process has loaded."""
+    """A line of advice if MLX computes on the CPU with the reference BLAS of its Linux wheels;
+    otherwise empty. Looks at the libraries that this process has loaded."""
     loaded = maps.read_text() if maps.exists() else ""
     on_cpu = mx.default_device().type == mx.DeviceType.cpu
     if not on_cpu or not re.search(r"/libc?blas[-.]", loaded) or _FAST.search(loaded):

@@ -1,8 +1,8 @@
 """Facts in several wordings for any tokenizer, planted in texts, and the questions for them.
 
 Keys, and the values of some wordings, are words that are one token with their leading space. A
-question is the beginning of its fact, which a language model goes on with. A tokenizer can be
-hashed, and has what mlx_lm's `TokenizerWrapper` has of one.
+question is the beginning of its fact, which a language model continues. Tokenizers must be
+hashable, with the methods of mlx_lm's `TokenizerWrapper`.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ class Fact:
 
 @dataclass(frozen=True)
 class Wording:
-    """How a fact is put. `{key}` and `{word}` bring their leading space, digits bring none."""
+    """How a fact is worded. `{key}` and `{word}` bring their leading space, digits bring none."""
 
     line: str  # the fact up to its value
     value: str  # `{word}`, or as many `#` as digits; a space in front of them is the line's
     end: str  # what follows the value in the text
-    question: str | None = None  # what asks for the value; None: the line itself
+    question: str | None = None  # the text that asks for the value; None: the line itself
 
 
 WORDINGS = {
-    # Those that the two models of 5M parameters were trained on.
+    # The wordings that the two models of 5M parameters were trained on.
     "secret": Wording("\nsecret{key}", "####", ".\n"),
     "is": Wording("\nThe{key} is", "{word}", ".\n"),
-    # Sentences that any language model goes on with.
+    # Sentences that any language model can continue.
     "number": Wording(" The secret number of the{key} is", " ####", "."),
     "password": Wording(" The password of the{key} is", "{word}", "."),
     # RULER's needle (Hsieh et al. 2024), asked as there.
@@ -55,10 +55,10 @@ WORDINGS = {
 
 
 def draw(tokenizer: Any, wording: str, count: int, chance: random.Random) -> list[Fact]:
-    """So many facts of one wording with different keys, all of the same numbers of tokens.
+    """Draw facts of one wording with different keys, all with the same numbers of tokens.
 
-    The numbers are those that are most common with this tokenizer, so that texts can be read side
-    by side.
+    These are the most common numbers with this tokenizer. With them, texts can be read side by
+    side.
 
     Raises ValueError if the tokenizer has too few keys of that length.
     """
@@ -69,7 +69,7 @@ def draw(tokenizer: Any, wording: str, count: int, chance: random.Random) -> lis
     for key in keys:
         if len(found) == count:
             break
-        for _ in range(8):  # values of which some have other numbers of tokens
+        for _ in range(8):  # some values have other numbers of tokens
             fact = _fact(tokenizer, wording, key, chance.choice(words), chance)
             if _counts(fact) == lengths:
                 found.append(fact)
@@ -85,7 +85,7 @@ def draw(tokenizer: Any, wording: str, count: int, chance: random.Random) -> lis
 def insert(
     tokenizer: Any, body: Sequence[int], facts: Sequence[Fact], places: Sequence[int]
 ) -> Tokens:
-    """The facts in the text, each in front of the first word that begins at its place or after it.
+    """Insert facts into a text, each before the first word that begins at its place or after it.
 
     Args:
         body: the tokens of the text.
@@ -109,7 +109,7 @@ def _fact(tokenizer: Any, wording: str, key: str, word: str, chance: random.Rand
     line = encode(tokenizer, form.line.format(key=key))
     answer, end = encode(tokenizer, value), encode(tokenizer, form.end)
     whole = encode(tokenizer, form.line.format(key=key) + value)
-    if whole[: len(line)] == line:  # else as pieces; in both cases as the question will be
+    if whole[: len(line)] == line:  # otherwise they are encoded apart, as the question will be
         answer = whole[len(line) :]
     asked = line if form.question is None else encode(tokenizer, form.question.format(key=key))
     return Fact((*line, *answer, *end), asked, answer)
@@ -136,7 +136,7 @@ def encode(tokenizer: Any, text: str) -> Tokens:
 
 
 _LEADING_SPACE = ("\u0120", "\u2581")
-"""How byte-level tokenizers and SentencePiece write it."""
+"""How byte-level tokenizers and SentencePiece write a leading space."""
 
 
 @lru_cache(maxsize=8)
@@ -148,11 +148,11 @@ def _words(tokenizer: Any) -> Sequence[str]:
 
 
 _REACH = 64
-"""Tokens within which a word begins, in languages that write spaces."""
+"""Tokens within which the next word begins, in languages that write spaces."""
 
 
 def _word_end(tokenizer: Any, tokens: Sequence[int], place: int) -> int:
-    """The first index from `place` on whose token begins a word, so that no word is cut."""
+    """The first index from `place` on whose token begins a word, so that no word is split."""
     ahead = range(place, min(place + _REACH, len(tokens)))
     return next((at for at in ahead if _begins_word(tokenizer, tokens[at])), place)
 

@@ -1,7 +1,7 @@
 """The model ``mlx_h2o`` of lm-evaluation-harness: mlx_lm's own wrapper, with caches that evict.
 
-The harness finds no models of other packages. ``python -m mlx_h2o.evaluation.harness`` is its
-command with this one: ``--model mlx_h2o --model_args pretrained=NAME,max_kv_bytes=100MB``.
+The harness does not find models of other packages. ``python -m mlx_h2o.evaluation.harness`` is its
+command with this model: ``--model mlx_h2o --model_args pretrained=NAME,max_kv_bytes=100MB``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _upstream: Any = mlx_lm_evaluate
 
 
 class _Evicting:
-    """What differs from mlx_lm's wrapper: the caches, and attention that they are given."""
+    """The differences from mlx_lm's wrapper: evicting caches, and attention that serves them."""
 
     def __init__(
         self, pretrained: str, batch_size: int | str = 8, device: Any = None,
@@ -39,7 +39,7 @@ class _Evicting:
         self._step = int(settings.pop("prefill_step_size", PROMPT_CHUNK))
         check_int("mlx_h2o", "prefill_step_size", self._step)
         self._model, self.tokenizer = load(pretrained)
-        # Raises where they are wrong, before tasks are read.
+        # Raises on wrong settings before tasks are read.
         self._caches = make_prompt_cache(self._model, **settings)
         self._batch_size = int(batch_size) if str(batch_size).isdecimal() else 8
         self._max_tokens = None
@@ -62,7 +62,7 @@ class _Evicting:
 
     def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:
         texts = _upstream.MLXLM._tokenize(self, [one.args[0] for one in requests])
-        # One by one: a batch of mlx_lm's has rows at the same places. One token predicts nothing.
+        # One by one: mlx_lm's batches hold rows at the same places. One token predicts nothing.
         return [float(self._score_fn([one])[0].sum().item()) if one[1:] else 0.0 for one in texts]
 
     def generate_until(self, requests: Sequence[Any]) -> list[str]:

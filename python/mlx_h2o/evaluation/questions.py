@@ -1,6 +1,6 @@
-"""Texts, alone and with questions behind them: planted facts, chats of two turns, RULER's samples.
+"""Texts, alone or followed by questions: planted facts, chats of two turns, RULER's samples.
 
-Texts are given as (name, text) and become windows of one length, away from each other.
+Texts are given as (name, text), and are cut into separate windows of one length.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ PROMPT = PINNED
 
 @dataclass(frozen=True)
 class Settings:
-    """What all arms share. Raises SettingError where one is out of range."""
+    """Settings that all arms share. Raises SettingError if one is out of range."""
 
     documents: int = 4  # texts of each task
     length: int = 768  # tokens of each where losses are measured
-    # Tokens that are read at once there: of several the later see the earlier, whatever the budget.
+    # Tokens that are read at once there: later ones see earlier ones, whatever the budget.
     step: int = 1
     lengths: tuple[int, ...] = (1000, 2000, 4000)  # tokens of texts with facts, and of a chat
     facts: int = 16  # in each text
@@ -47,7 +47,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Asked:
-    """A text and what is asked after it: prompts and answers."""
+    """A text, and the questions after it with their answers."""
 
     text: Tokens
     asked: tuple[tuple[Tokens, Tokens], ...]
@@ -58,10 +58,10 @@ def windows(
 ) -> list[Tokens]:
     """`count` windows of `length` tokens, spread over the texts in turn.
 
-    Windows of a text do not overlap. What the tokenizer puts in front of a text, such as a token
-    that begins it, begins each window.
+    Windows of a text do not overlap. If the tokenizer begins a text with a special token, so does
+    each window.
 
-    Raises ValueError where the texts are too short.
+    Raises ValueError if the texts are too short.
     """
     first = _front(tokenizer)
     size = length - len(first)
@@ -82,7 +82,7 @@ def windows(
 def planted_texts(
     tokenizer: Any, texts: Sequence[tuple[str, str]], length: int, settings: Settings
 ) -> list[Asked]:
-    """Texts of a number of tokens with facts spread over them, their wordings in turn."""
+    """Texts of ``length`` tokens with facts spread over them, in all wordings in turn."""
     bodies = windows(tokenizer, texts, count=settings.documents, length=length)
     return [
         _planted(tokenizer, body, settings.facts, random.Random(f"{settings.seed} {at}"), settings)
@@ -107,7 +107,7 @@ def chats(
 
 
 def samples(tokenizer: Any, file: str, count: int) -> list[Asked]:
-    """The first samples of a file of RULER, each question apart from its text."""
+    """The first samples of a file of RULER, with each question split from its text."""
     found = []
     with Path(file).open(encoding="utf-8") as lines:
         for number, line in enumerate(islice(lines, count), 1):
@@ -132,21 +132,21 @@ def samples(tokenizer: Any, file: str, count: int) -> list[Asked]:
 def _planted(
     tokenizer: Any, body: Tokens, count: int, chance: random.Random, settings: Settings
 ) -> Asked:
-    """As many tokens as the body, `count` facts among them and in the place of its end."""
+    """The body with `count` facts among it; its end is cut, so that the length stays the same."""
     wordings = settings.wordings
     drawn = [draw(tokenizer, one, -(-count // len(wordings)), chance) for one in wordings]
-    # In turn, so that those at one place of several texts have one length.
+    # Wordings take turns, so that facts at the same place of several texts have one length.
     facts: list[Fact] = [fact for turn in zip(*drawn, strict=True) for fact in turn][:count]
     left = len(body) - sum(len(fact.line) for fact in facts)
     places = [max(1, left * number // count) for number in range(count)]
-    # Its last token begins each question, so that nothing is read twice.
+    # The last token of the text begins each question, so that nothing is read twice.
     *text, last = insert(tokenizer, body[:left], facts, places)
     return Asked(tuple(text), tuple(((last, *fact.question), fact.answer) for fact in facts))
 
 
 def _frame(tokenizer: Any) -> tuple[Tokens, Tokens, Tokens]:
-    """What stands before, between and after two texts in a chat: the tokenizer's own template, or
-    plain words."""
+    """The tokens before, between and after two texts in a chat, by the tokenizer's own template or
+    in plain words."""
     said = ("Read this:\n\n@1@", "I have read it.", "And this:\n\n@2@\n\nWhat did the first say?")
     if getattr(tokenizer, "chat_template", None):
         roles = ("user", "assistant", "user")
@@ -163,7 +163,7 @@ def _frame(tokenizer: Any) -> tuple[Tokens, Tokens, Tokens]:
 
 
 def _front(tokenizer: Any) -> Tokens:
-    """The token that begins a text, where the tokenizer puts one in front."""
+    """The special token that begins a text, if the tokenizer adds one."""
     alone = tokenizer.encode("")
     first = getattr(tokenizer, "bos_token_id", None)
     return (first,) if first is not None and alone[:1] == [first] else ()

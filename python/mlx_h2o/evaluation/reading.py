@@ -1,8 +1,8 @@
-"""Texts read side by side through one list of caches: losses, agreement, answers.
+"""Read texts side by side through one list of caches: losses, agreement, answers.
 
 Every sequence of a batch has its own rows in every cache, mlx_lm's and ours, so that the figures
-are those of the texts read alone (a test compares them). A comparison is fair when every arm gets
-the same tokens in the same chunks.
+equal those of texts read alone (a test compares them). A comparison is fair if every arm gets the
+same tokens in the same chunks.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Forced:
-    """Texts of which every token was predicted before it was read."""
+    """Results for texts whose every token was predicted before it was read."""
 
     losses: mx.array  # [B, N] negative log-likelihoods of the tokens, in nats
-    top1: mx.array  # int [B, N], the tokens held most likely
-    log_weights: mx.array | None = None  # float16 [B, N, V], logits less the greatest, if asked for
-    # [B, N], Kullback-Leibler divergence of the next token from the reference's, if there is one.
+    top1: mx.array  # int [B, N], the most likely tokens
+    log_weights: mx.array | None = None  # float16 [B, N, V], logits minus their maximum, if kept
+    # [B, N], Kullback-Leibler divergence of the prediction from the reference's, if there is one.
     divergences: mx.array | None = None
 
 
 def routed(model: Any, caches: Sequence[Any]) -> AbstractContextManager[Any]:
-    """Our attention, for caches that need it; mlx_lm untouched for the rest."""
+    """Our attention if there are evicting caches; otherwise mlx_lm is left alone."""
     ours = list(evicting_caches(caches))
     return routing_for(model, ours) if ours else nullcontext()
 
@@ -53,13 +53,13 @@ def forced(
 ) -> Forced:
     """Read the first `first` of tokens [B, T], then the rest `step` at a time, predicting each.
 
-    With a step of 1 every prediction is made with what the caches hold; in a longer step tokens
-    also see those of the step before them. The caller routes the model.
+    With a step of 1, every prediction uses only what the caches hold; in a longer step, tokens also
+    see earlier tokens of the same step. The caller must route the model.
 
     Args:
-        chunk: tokens of the beginning that are read at once; None: all.
+        chunk: how many of the first tokens are read at once; None: all.
         keep: keep `log_weights`, to be the reference of other runs.
-        reference: a run over the same places that kept them.
+        reference: a run over the same tokens that kept them.
     """
     ahead = read(model, caches, tokens[:, :first], chunk or first)[:, None]
     found: list[tuple[mx.array, ...]] = []
@@ -91,7 +91,7 @@ def forced(
 def _judged(
     logits: mx.array, tokens: mx.array, keep: bool, theirs: mx.array | None
 ) -> tuple[mx.array, ...]:
-    """Losses and best tokens [B, L] of logits [B, L, V], and what else was asked for."""
+    """Losses and best tokens [B, L] of logits [B, L, V]; log weights and divergences if wanted."""
     logits = logits.astype(mx.float32)
     lse = mx.logsumexp(logits, axis=-1)
     chosen = mx.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
@@ -109,10 +109,10 @@ def _judged(
 def answers(
     model: Any, caches: list[Any], prompts: mx.array, wanted: mx.array, chunk: int = 512
 ) -> mx.array:
-    """Ask behind what the caches hold: which tokens of the answers are the model's first choice.
+    """Ask questions after what the caches hold: which answer tokens are the model's first choice?
 
-    The question is read in chunks, the right answer token by token, so that one wrong token does
-    not count for those behind it. The caches stay as they are. The caller routes the model.
+    The question is read in chunks, and the right answer token by token, so that one wrong token
+    does not spoil those after it. The caches are not changed. The caller must route the model.
 
     Args:
         prompts: int [B, P], the questions.

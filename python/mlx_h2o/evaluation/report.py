@@ -23,11 +23,11 @@ _COLUMNS = {
     "ruler": {"tokens": "RULER"},
     "writing": {"distinct": "distinct", "loss": "loss of what is written"},
 }
-"""By task: its measures, and how a table calls them; "apart" is the loss less another arm's."""
+"""By task: its measures, and their columns; "apart" is the loss minus another arm's."""
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[Any]], texts: int = 1) -> str:
-    """A table that terminals show too, whose first columns are texts, and the others numbers."""
+    """A table that terminals can show too; the first columns are texts, the others numbers."""
     cells = [[*map(str, row)] for row in (head, *rows)]
     widths = [max(3, *map(len, column)) for column in zip(*cells, strict=True)]
     rule = ["-" * n if at < texts else "-" * (n - 1) + ":" for at, n in enumerate(widths)]
@@ -43,7 +43,7 @@ def spread_text(of: Mapping[str, float]) -> str:
 
 
 def table(result: Result, **chosen: Any) -> str:
-    """What :func:`rows` finds, as Markdown."""
+    """The result of :func:`rows` as Markdown."""
     return markdown(*rows(result, **chosen), texts=2)
 
 
@@ -53,13 +53,13 @@ def rows(
     tasks: Sequence[str] | None = None,
     against: str = "ours",
 ) -> tuple[list[str], list[list[str]]]:
-    """A head, and a line for each arm and share of the bytes; of all arms and tasks, or of some.
+    """A head, and a line for each arm and share of the bytes; for all arms and tasks, or for some.
 
-    The largest share is first, and arms are as they were measured; what has its own size stands
-    before all. Losses are in nats above the full cache's, where that was measured, with the paired
-    95 % interval of that difference; the column "to ours" has the interval of the loss less that of
-    the arm `against`, at the same share. Facts are the share of the answers' tokens that are right,
-    with the interval of the difference to the full cache's.
+    Arms with their own size come first, then the largest share; arms are in the order in which they
+    were measured. Losses are in nats above the full cache's, if that was measured, with the paired
+    95 % interval of the difference. The column "to ours" has the interval of the loss minus that of
+    the arm `against` at the same share. Facts are the share of answer tokens that are right, with
+    the interval of the difference from the full cache's.
     """
     shown = [
         one
@@ -90,7 +90,7 @@ def rows(
 
 
 def _cell(task: str, measure: str, record: Record, full: Record, other: Record) -> str:
-    """What a table shows of a record, beside the full cache's and that of the arm compared with."""
+    """The cell for a record, given the full cache's record and that of the arm to compare with."""
     if measure == "apart":
         return _interval(differences(record, other, "loss"))
     apart = differences(record, full, "loss") if measure == "loss" and task != "writing" else None
@@ -105,7 +105,7 @@ def _cell(task: str, measure: str, record: Record, full: Record, other: Record) 
 
 
 def notes(result: Result) -> list[str]:
-    """What a reader must know beside the table."""
+    """What a reader of the table must know."""
     settings = result["settings"]
     count = settings["documents"]
     found = [
@@ -126,14 +126,14 @@ def notes(result: Result) -> list[str]:
 
 
 def differences(record: Record, other: Record, measure: str) -> Difference | None:
-    """Of two records of one case, paired by text or question; None where one has no figures."""
+    """The difference of two records of a case, paired by text or question; None without figures."""
     if "figures" not in record or "figures" not in other or record == other:
         return None
     return paired(record["figures"][measure], other["figures"][measure])
 
 
 def plotting(file: Path) -> Any:
-    """What draws; raises ValueError where it cannot draw such a file, or is not installed."""
+    """The plotting library; raises ValueError if it is missing or cannot write such a file."""
     if file.suffix not in (".svg", ".png", ".html", ".json"):
         raise ValueError(f"{file} is no plot, expected .svg, .png, .html or .json")
     try:
@@ -145,7 +145,7 @@ def plotting(file: Path) -> Any:
 def plot(result: Result, file: Path, task: str = "loss") -> None:
     """Write the loss above the full cache's against bytes, as .svg, .png, .html or .json.
 
-    Raises ValueError where altair is not installed, or nothing of the task was measured.
+    Raises ValueError if altair is not installed, or nothing of the task was measured.
     """
     points = []
     for one in result["records"]:
@@ -168,18 +168,18 @@ def plot(result: Result, file: Path, task: str = "loss") -> None:
 
 
 def _case(record: Record) -> tuple[str, int]:
-    """A task, and the tokens of its texts."""
+    """The task of a record, and the length of its texts in tokens."""
     return record["task"], record["tokens"]
 
 
 def _full(records: Sequence[Record], record: Record) -> Record:
-    """The full cache's record of the same case; empty where there is none."""
+    """The full cache's record of the same case; empty if there is none."""
     found = (one for one in records if one["arm"] == "full" and _case(one) == _case(record))
     return next(found, {})
 
 
 def _held(records: Sequence[Record], arm: str) -> str:
-    """What an arm whose size is its own holds, as a part of the full cache."""
+    """The bytes of an arm with its own size, relative to the full cache's."""
     for one in records:
         full = _full(records, one)
         if (one["share"], one["arm"]) == (None, arm) and "bytes" in one and "bytes" in full:

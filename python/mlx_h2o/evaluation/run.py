@@ -1,4 +1,4 @@
-"""All arms on all cases: measured once each, and kept in a file, from which a run goes on."""
+"""Measure every arm on every case once, and keep the results in a file, to resume from."""
 
 from __future__ import annotations
 
@@ -57,20 +57,20 @@ def evaluate(
         tasks: of TASKS.
         shares: of the bytes of the full cache, with 16 bits an element, at the text's length.
         settings: of the tasks.
-        file: where the result is kept, and taken up from.
-        watch: is told what goes on.
-        sizes: of the arms' caches, if some are known.
+        file: keeps the result, and a run that was interrupted resumes from it.
+        watch: called with the progress.
+        sizes: the sizes of the arms' caches, if they are known.
 
     Returns:
-        What is written to the file: `model`, `texts`, `settings`, `environment`, what tells models,
-        files of RULER's and own arms from others of their names, and `records`. A
-        record has `task`, `tokens`, `share` (None where the arm has its own size), `arm`, and
-        either `bytes` and `figures`, by measure one for each text or question, or `refused`: why
-        there are none.
+        The content of the file: `model`, `texts`, `settings`, `environment`, hashes and settings
+        that identify the model, the file of RULER and the caller's own arms, and `records`. A
+        record has `task`, `tokens`, `share` (None if the arm has its own size), `arm`, and either
+        `bytes` and `figures` (by measure, one for each text or question), or `refused`: why there
+        are none.
 
     Raises:
-        ValueError: texts that are too short, arms of one name, a file with results of something
-            else.
+        ValueError: texts that are too short, several arms of one name, or a file with results of
+            something else.
     """
     if len({arm.name for arm in arms}) < len(arms):
         found = ", ".join(arm.name for arm in arms)
@@ -114,13 +114,13 @@ def _said(settings: Settings) -> dict[str, Any]:
 
 
 def _plain(found: dict[str, Any]) -> dict[str, Any]:
-    """As JSON has it."""
+    """The same after a round trip through JSON."""
     return cast(dict[str, Any], json.loads(json.dumps(found, default=repr)))
 
 
 def _turn(model: Any) -> None:
-    """Lay the weights as a CPU's BLAS reads them fastest where few rows are multiplied, a third
-    faster than as they come; their values stay."""
+    """Transpose the layout of weights on a CPU, whose BLAS then multiplies few rows a third faster;
+    their values do not change."""
     if mx.default_device().type == mx.DeviceType.cpu:
         for module in model.modules():
             if type(module) in (nn.Linear, nn.Embedding):
@@ -129,7 +129,7 @@ def _turn(model: Any) -> None:
 
 
 def _pairs(arms: Sequence[Arm], shares: Sequence[Fraction]) -> list[tuple[Arm, Fraction | None]]:
-    """Each arm with each share, or with none where its size is its own."""
+    """Each arm with each share, or with None if it has its own size."""
     once: list[tuple[Arm, Fraction | None]] = [(arm, None) for arm in arms if not arm.sized]
     return once + [(arm, share) for share in shares for arm in arms if arm.sized]
 
@@ -137,7 +137,7 @@ def _pairs(arms: Sequence[Arm], shares: Sequence[Fraction]) -> list[tuple[Arm, F
 def _measured(
     sizes: Sizes, case: Case, arm: Arm, nbytes: int, progress: Progress
 ) -> dict[str, Any]:
-    """Bytes and figures, or what went wrong: a refusal is a result too."""
+    """Bytes and figures, or the error: a refusal is a result too."""
     try:
         progress(0, 0)
         made = sizes.made(arm, case.tokens, nbytes)
@@ -149,7 +149,7 @@ def _measured(
 
 
 def _known(file: Path | None, what: dict[str, Any]) -> list[dict[str, Any]]:
-    """The records of a file that measured the same; refusals are tried again."""
+    """The records of a file with the same settings; refusals are dropped, to be tried again."""
     text = file.read_bytes() if file is not None and file.is_file() else b""
     if not text.strip():
         return []
@@ -158,7 +158,7 @@ def _known(file: Path | None, what: dict[str, Any]) -> list[dict[str, Any]]:
         records = [record for record in found["records"] if "figures" in record]
         own = {"lengths": what["settings"]["lengths"]}  # records say theirs
         found["settings"] = {**_said(Settings()), **found["settings"], **own}
-        # What earlier versions did not write counts as the same; arms may be others.
+        # Fields that earlier versions did not write count as equal; arms may differ.
         known = found.get("arm", {})
         found = {name: what[name] for name in ("fingerprint", "ruler")} | found
         found["arm"], what["arm"] = what["arm"] | known, known | what["arm"]

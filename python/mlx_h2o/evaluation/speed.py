@@ -1,4 +1,4 @@
-"""Speed and memory of a model with caches of several kinds, which take turns."""
+"""Measure speed and memory of a model with several kinds of caches, which take turns."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Make = Callable[[], list[Any]]
 
 
 class Timed:
-    """Caches of one kind, which read a prompt and write on.
+    """Caches of one kind, which read a prompt and continue it.
 
-    prefill, decode: seconds of the turns of each.
-    peaks: the most bytes in turns of each, weights included, but nothing of the other kinds.
-    tokens: those that were written.
+    prefill, decode: seconds of each turn.
+    peaks: the most bytes in any turn, weights included, other kinds of caches excluded.
+    tokens: the tokens that were written.
     """
 
     def __init__(self, model: Any, make: Make, prompt: mx.array, sampler: Any = None) -> None:
@@ -41,7 +41,7 @@ class Timed:
         self.tokens: list[int] = []
 
     def read(self) -> None:
-        """The next chunk of the prompt, as mlx_lm reads it; after the last the first, anew."""
+        """Read the next chunk of the prompt as mlx_lm does; after the last, begin again."""
         if self._at == 0:
             self._own, self.caches = 0, self._make()
         end = min(self._at + PROMPT_CHUNK, len(self._prompt) - 1)
@@ -50,14 +50,14 @@ class Timed:
         self._at = end % (len(self._prompt) - 1)
 
     def begin(self) -> None:
-        """Write after the prompt."""
+        """Begin to write after the prompt."""
         self._steps = generate_step(
             self._prompt[-1:], self._model, max_tokens=-1, prompt_cache=self.caches,
             sampler=self._sampler,
         )  # fmt: skip
 
     def write(self, count: int) -> None:
-        """So many tokens, and one that is not counted: it may wait for another kind's turn."""
+        """Write ``count`` tokens, after one that is not timed: another kind's turn may delay it."""
         with self._turn("decode", []):
             self.tokens.append(int(next(self._steps)[0]))
         with self._turn("decode", self.decode):
@@ -87,13 +87,13 @@ def timed(
     tokens: int = 16,
     sampler: Callable[[mx.array], mx.array] | None = None,
 ) -> dict[str, Timed]:
-    """Caches of each kind, after `rounds` readings of a prompt [N + 1] and `turns` of `tokens`.
+    """Time caches of each kind: `rounds` readings of a prompt [N + 1], then `turns` of `tokens`.
 
-    They take turns, chunk by chunk of the prompt, so that whatever else the machine does falls on
-    all of them.
+    They take turns, chunk by chunk of the prompt, so that other load on the machine affects all of
+    them alike.
 
     Args:
-        sampler: tokens of log probabilities [B, V]; None: the most likely ones.
+        sampler: chooses tokens by log probabilities [B, V]; None: the most likely ones.
     """
     mx.eval(model.parameters(), prompt)
     kinds = {name: Timed(model, make, prompt, sampler) for name, make in makes.items()}

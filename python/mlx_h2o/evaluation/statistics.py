@@ -16,8 +16,8 @@ _T = TypeVar("_T")
 
 
 def in_turns(arms: Mapping[_K, Callable[[], _T]], rounds: int) -> dict[_K, list[_T]]:
-    """What each arm gives in each round. Each round begins with another arm, so that whatever else
-    the machine does meets all of them."""
+    """The results of each arm in each round. Each round begins with the next arm, so that other
+    load on the machine affects all of them alike."""
     names = list(arms)
     found: dict[_K, list[_T]] = {name: [] for name in names}
     for _ in range(rounds):
@@ -34,13 +34,13 @@ def spread(values: npt.ArrayLike, digits: int = 4) -> dict[str, float]:
 
 
 def ratios(ones: npt.ArrayLike, others: npt.ArrayLike, digits: int = 4) -> dict[str, float]:
-    """How many times as large the first figures are, round by round."""
+    """The spread of the first figures divided by the others, round by round."""
     return spread(np.divide(ones, others), digits)
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The mean of a paired difference, and its 95 % interval; NaN where there is one figure."""
+    """The mean of a paired difference, and its 95 % interval, which is NaN for a single pair."""
 
     mean: float
     low: float
@@ -48,11 +48,11 @@ class Difference:
 
 
 def paired(ours: npt.ArrayLike, others: npt.ArrayLike) -> Difference:
-    """`ours` minus `others`: the mean, and the percentile bootstrap interval of it.
+    """`ours` minus `others`: the mean, and its percentile bootstrap interval.
 
-    The pairs, of texts or of questions, are drawn with replacement, 10,000 times with a fixed seed.
+    The pairs (texts or questions) are drawn with replacement, 10,000 times with a fixed seed.
 
-    Raises ValueError unless both are as many figures, at least one.
+    Raises ValueError unless both have the same number of figures, at least one.
     """
     one, other = np.asarray(ours, dtype=np.float64), np.asarray(others, dtype=np.float64)
     if one.shape != other.shape or one.ndim != 1 or not one.size:

@@ -1,14 +1,14 @@
-"""What is measured of every arm, on the same tokens in the same chunks.
+"""Tasks for every arm, on the same tokens in the same chunks.
 
-loss: texts read token by token after a prompt: the loss, and the divergence from the full cache
-    and how often both hold the same token most likely.
-chunks: the same, the texts read in chunks.
-facts: facts in four wordings planted in texts of several lengths, asked for after the text.
-ruler: RULER's samples (Hsieh et al. 2024), a file of theirs: one JSON object a line, of `input`
+loss: texts read token by token after a prompt: the loss, the divergence from the full cache, and
+    how often both have the same most likely token.
+chunks: the same, with the texts read in chunks.
+facts: facts in four wordings, planted in texts of several lengths and asked for after the text.
+ruler: samples of RULER (Hsieh et al. 2024), from a file with one JSON object a line, of `input`
     and `outputs`.
-turns: a chat of two turns; after the second, facts of the first are asked for.
-writing: a text that the model writes on by itself: whether it repeats itself, and what the full
-    cache makes of it.
+turns: a chat of two turns; after the second, questions ask for facts of the first.
+writing: a text that the model continues by itself: whether it repeats itself, and the full cache's
+    loss on it.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from .reading import Forced, Progress, answers, forced, routed
 from .speed import Make
 
 CHUNK = 512
-"""Tokens that are read at once where texts are read in chunks."""
+"""Tokens that are read at once if texts are read in chunks."""
 
 _T = TypeVar("_T")
 
 MOST_SIDE_BY_SIDE = 8
 MOST_LOGITS = 2**28
-"""Of texts read side by side, in one step."""
+"""Logits of texts read side by side, in one step."""
 
 
 Figures = dict[str, list[float]]
@@ -50,8 +50,8 @@ class Case:
 
     task: str  # of TASKS
     tokens: int  # how long its texts are; arms are sized for that
-    measure: Callable[[Make, Progress], Figures]  # of caches that a function makes, routed
-    full: Callable[[], Figures] | None = None  # of the full cache, where they are known without
+    measure: Callable[[Make, Progress], Figures]  # with caches that a function makes
+    full: Callable[[], Figures] | None = None  # figures of the full cache, if already known
 
 
 def cases(
@@ -63,7 +63,7 @@ def cases(
 ) -> Iterator[Case]:
     """All cases of the tasks, in order. Their texts are made when they are first needed.
 
-    Raises ValueError where the texts are too short, or facts do not fit.
+    Raises ValueError if the texts are too short, or facts do not fit.
     """
     count, length = settings.documents, settings.length
     if "ruler" in tasks:  # read before anything is measured
@@ -122,7 +122,7 @@ class _Losses:
 
     @cached_property
     def _reference(self) -> list[Forced]:
-        """In chunks: with the full cache the predictions are those of token by token."""
+        """Read in chunks: with the full cache, predictions are the same as token by token."""
         return [
             forced(
                 self._model, stock_cache(self._model), tokens, first=PROMPT, step=CHUNK, keep=True
@@ -132,8 +132,8 @@ class _Losses:
 
 
 def _answered(model: Any, texts: Sequence[Asked], make: Make, progress: Progress) -> Figures:
-    """Of questions asked after texts read in chunks: for each the share of the answer's tokens that
-    are right, and if all are."""
+    """Ask questions after texts read in chunks: for each question, the share of the answer's tokens
+    that are right, and whether all are."""
     found: Figures = {"tokens": [], "whole": []}
     done, total = 0, sum(len(text.asked) for text in texts)
     for group in _side_by_side(texts, _shape):
@@ -154,10 +154,10 @@ def _answered(model: Any, texts: Sequence[Asked], make: Make, progress: Progress
 def _written(
     model: Any, start: Tokens, settings: Settings, make: Make, progress: Progress
 ) -> Figures:
-    """Of a text that the model writes on, sampled at a temperature of 1 with one seed for all arms.
+    """Let the model continue a text, sampled at a temperature of 1 with one seed for all arms.
 
-    In the last quarter of what is written: distinct runs of 4 tokens as a share of all, the loss of
-    the full cache, and bytes at the end as a share of the most that there were.
+    Measures the last quarter of the continuation: the share of distinct runs of 4 tokens, and the
+    loss of the full cache; also the bytes at the end, relative to their peak.
     """
     count = settings.writing
     mx.random.seed(settings.seed)
@@ -199,7 +199,7 @@ def _shape(text: Asked) -> tuple[Any, ...]:
 def _side_by_side(
     texts: Sequence[_T], shape: Callable[[_T], object], most: int = MOST_SIDE_BY_SIDE
 ) -> Iterator[list[_T]]:
-    """Texts that are read together: neighbours of one shape, few at a time."""
+    """Groups of texts to read together: neighbours of the same shape, a few at a time."""
     size = min(most, MOST_SIDE_BY_SIDE)
     for _, alike in groupby(texts, shape):
         group = list(alike)

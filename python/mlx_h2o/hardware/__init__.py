@@ -1,1 +1,1 @@
-"""What this machine makes of the package: `python -m mlx_h2o.hardware`."""
+"""Checks and timings of the package on this machine: `python -m mlx_h2o.hardware`."""

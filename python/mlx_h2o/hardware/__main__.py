@@ -21,7 +21,7 @@ MODEL, LENGTHS = "SmolLM3-3B-4bit", (2048, 8192, 32768)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write what was found; 1 if an operation is off."""
+    """Check, time, and write the figures; returns 1 if an operation is off."""
     said = "Check every operation against plain MLX operations; time a model with mlx_lm's caches "
     parser = OneLineParser("", said + "and ours; about fifteen minutes on a Mac.")
     parser.prog, add = "python -m mlx_h2o.hardware", parser.add_argument

@@ -1,4 +1,4 @@
-"""Every operation on the machine's back end beside plain MLX operations on its CPU."""
+"""Compare every operation on the machine's back end with plain MLX operations on its CPU."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from ..operations.backends import resolve, use_backend
 from ..operations.composed import folding, turbo
 
 ALLOWED = {mx.float32: 5e-5, mx.float16: 4e-3, mx.bfloat16: 3e-2}
-"""How far a result may be off, as a part of the greatest expected one or of 1: sums in another
-order, and one rounding to its dtype."""
+"""Allowed error of a result, relative to the greatest expected one or to 1: sums run in another
+order, and the result is rounded to its dtype once."""
 
 OperationCase = tuple[str, str, Callable[[], Any]]
-"""The name of an operation, that of the case, and the call."""
+"""The name of an operation, the name of the case, and the call."""
 _MASKS = ("no", "causal", "bool", "additive")
 _PACKED = ((8, 8, 64), (6, 5, 64), (4, 3, 32), (2, 2, 128))
 _CODES = ("turbo3", "turbo8v3", "turbo0v4")
@@ -31,14 +31,14 @@ _KINDS = ("ema", "mass")
 
 
 def operation_cases() -> Iterator[OperationCase]:
-    """A few of each operation: every kernel, dtype, mask, and kind of rows."""
+    """A few cases of each operation: every kernel, dtype, mask, and kind of rows."""
     random = np.random.default_rng(0)
 
     def draw(*shape: int, dtype: mx.Dtype = mx.float32) -> mx.array:
         return mx.array(random.standard_normal(shape, np.float32)).astype(dtype)
 
     dtypes = itertools.cycle(ALLOWED)
-    # One pass of attention, and two.
+    # Attention in one pass, and in two.
     for rows, (at, mask) in itertools.product((99, 3001), enumerate(_MASKS)):
         dtype, name = next(dtypes), f"{rows} rows, {mask} mask"
         q = draw(1, 4, 3, 128, dtype=dtype)
@@ -97,7 +97,7 @@ def _case(operation: Any, name: str, *given: Any, **more: Any) -> OperationCase:
     called = operation.__name__
 
     def call() -> Any:
-        # Those of caches are not public.
+        # Operations that only caches use are not public.
         served = operation if hasattr(fast, called) else getattr(resolve(), called)
         return served(*given, **more)
 
@@ -108,7 +108,7 @@ def _case(operation: Any, name: str, *given: Any, **more: Any) -> OperationCase:
 def _quantized(name: str, given: tuple[Any, ...], more: dict[str, Any]) -> Iterator[OperationCase]:
     call = partial(_case, fast.scaled_dot_product_attention_quantized_with_scores)
     yield call(name, *given, return_lse=True, **more)
-    # Every other row weighs next to nothing, and no weight is near the threshold.
+    # Every other row has next to no weight, and no weight is near the threshold.
     rows = given[1].shape[2]
     bias = mx.broadcast_to(mx.where(mx.arange(rows) % 2, 0.0, -40.0), (1, 2, rows))
     more = more | {"row_bias": bias, "sparse_v_threshold": 1e-10, "return_skipped": True}
@@ -116,8 +116,8 @@ def _quantized(name: str, given: tuple[Any, ...], more: dict[str, Any]) -> Itera
 
 
 def compare(backend: str) -> dict[str, Any]:
-    """Each operation on the back end of this name: how many cases, and the worst error as a part of
-    what is allowed. Those that are above 1, or raise, are ``failed``."""
+    """Check each operation on the back end of this name: the number of cases, and the worst error
+    relative to what is allowed. Cases above 1, and those that raise, are ``failed``."""
     operations: dict[str, dict[str, Any]] = {}
     failed = []
     for operation, name, call in operation_cases():
@@ -144,7 +144,7 @@ def _worst(operation: str, call: Callable[[], Any], backend: str) -> float:
 
 
 def _error(found: mx.array, expected: mx.array, same: bool) -> float:
-    """As a part of what is allowed: of codes and indices, nothing."""
+    """The error relative to what is allowed; codes and indices must be equal."""
     if found.shape != expected.shape or found.dtype != expected.dtype:
         return math.inf
     numbers = found.dtype in ALLOWED

@@ -1,4 +1,4 @@
-"""What was measured as Markdown, for the documents."""
+"""The measurements as Markdown, for the documents."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Speed and memory of a model with our caches, as multiples of those with mlx_lm's; values that
-sparse V leaves out; and caches that fill row by row."""
+"""Measure speed and memory of a model with our caches, relative to mlx_lm's; values that sparse V
+skips; and caches that fill row by row."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ _HEADS, _SIZE, _THRESHOLD, _CALLS = 8, 128, 1e-6, 20
 def measure(
     model: Any, lengths: Sequence[int], repeats: int, tokens: int, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Tokens a second, bytes and ratios to mlx_lm's turns, of each length and arm.
+    """Tokens a second, bytes, and ratios to mlx_lm's turns, for each length and arm.
 
     Args:
         model: an mlx_lm model.
-        lengths: tokens of prompts, which are drawn.
-        repeats: turns of decoding, and the least number of chunks of prompts.
-        tokens: that are written in a turn.
-        say: called with what goes on.
+        lengths: tokens of prompts, which are random.
+        repeats: turns of decoding, and the least number of prompt chunks.
+        tokens: tokens to write in a turn.
+        say: called with lines of progress.
     """
     mx.eval(model.parameters())
     found: dict[str, Any] = {"weights": mx.get_active_memory(), "lengths": {}}
     for length in (min(lengths), *lengths):  # the first warms up
         say(f"{length} tokens")
         found["lengths"][str(length)] = arms = _of_length(model, length, repeats, tokens, say)
-        for name, arm in arms.items():  # known, should it not come to its end
+        for name, arm in arms.items():  # in case the run does not finish
             say(f"{name}: {arm['prefill']:,.0f} and {arm['decode']:,.1f} tokens a second")
     return found
 
@@ -76,7 +76,7 @@ def _of_length(
 
 
 def _makes(model: Any, prompt: mx.array, say: Callable[[str], None]) -> dict[str, Make]:
-    """Those that read a little and write on with this model, mlx_lm's first."""
+    """The caches that work with this model in a short trial, mlx_lm's first."""
     stock = partial(mlx_lm_cache.make_prompt_cache, model)
 
     def packed() -> list[Any]:
@@ -97,7 +97,7 @@ def _makes(model: Any, prompt: mx.array, say: Callable[[str], None]) -> dict[str
 
 def sparse_v(rows: int, repeats: int) -> dict[str, Any]:
     """Attention of a query of 32 heads over rows of 8 bits whose logits lie far apart: the share of
-    values that is left out, and how many times as fast it is then, in turns."""
+    values that sparse V skips, and the speedup, timed in turns."""
     mx.random.seed(0)
     q = (4 * mx.random.normal((1, 4 * _HEADS, 1, _SIZE))).astype(mx.float16)
     dense = mx.random.normal((2, 1, _HEADS, rows, _SIZE)).astype(mx.float16)
@@ -121,8 +121,8 @@ def sparse_v(rows: int, repeats: int) -> dict[str, Any]:
 
 
 def growth(rows: int, repeats: int) -> dict[str, Any]:
-    """Caches without a budget: bytes at an eighth, half and all of the rows, the peak, and the time
-    beside mlx_lm's."""
+    """Unbounded caches: bytes at an eighth, half and all of the rows, the peak, and the time
+    relative to mlx_lm's."""
 
     def ours(**room: Any) -> Callable[[], Any]:
         return lambda: H2OKVCache(H2OConfig.of(max_kv_size=None, policy="window", **room))
