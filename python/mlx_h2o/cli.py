@@ -21,31 +21,31 @@ _COMMANDS = {
     "benchmark": "measure speed and memory",
 }
 _OF_OUTPUT = errno.EPIPE, errno.ENOSPC, errno.EIO, errno.EFBIG, errno.EDQUOT, errno.EAGAIN
-"""Numbers of errors of standard output, where no file is named."""
+"""Errors of standard output, if they name no file."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a subcommand; returns the exit status. Without ``arguments`` those of the process."""
+    """Run a subcommand; returns the exit status. Default arguments: those of the process."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     return ended(" ".join(["mlx_h2o", *given[:1]]), lambda: _run(given))
 
 
 def ended(called: str, run: Callable[[], int]) -> int:
-    """The exit status of a program; an error is told in one line."""
-    # Where it is closed: MLX takes its number, 0, for a file that could not be opened.
+    """Run a program and return its exit status; an error is printed in one line."""
+    # If standard input is closed, MLX's files could get its number, 0, which MLX reads as failure.
     sys.stdin = sys.stdin or os.fdopen(os.open(os.devnull, os.O_RDONLY))
     try:
         status = run()
-        print(end="", flush=True)  # None where standard output is closed
+        print(end="", flush=True)  # does nothing if standard output is closed
         return status
     except KeyboardInterrupt:
         print(f"\n{called}: interrupted", file=sys.stderr)
         return 130
     except (OSError, ValueError) as error:
         if isinstance(error, OSError) and error.errno in _OF_OUTPUT and error.filename is None:
-            if not isinstance(error, BrokenPipeError):  # whoever read this has gone
+            if not isinstance(error, BrokenPipeError):  # not if the reader is gone
                 print(f"{called}: standard output: {error.strerror}", file=sys.stderr)
-            # Python flushes it once more at its end.
+            # Python flushes standard output once more at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
         from .commands.parsing import told

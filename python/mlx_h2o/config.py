@@ -27,14 +27,14 @@ KV_FORMATS: dict[str, tuple[int, int]] = {f"turbo{bits}": (bits, bits) for bits 
 """Bits of keys and values. Keys of 0 bits are unquantised; those of 8 have scales and biases."""
 
 # Share of the budget given to heavy hitters (AtomGradient 2026, sec. 4.1 and table 4: 128, 64 and
-# 32 of 256 rows). The sinks do not scale with the budget; the recent window takes what is left.
+# 32 of 256 rows). The sinks do not scale with the budget; the recent window takes the rest.
 PRESETS = {"heavy": 1 / 2, "balanced": 1 / 4, "recent": 1 / 8}
 
 DENSE_SIZE = 32
 """Newest rows that mixed precision leaves unquantised."""
 
 PACKED_TOGETHER = 32
-"""Rows of an unbounded cache that are quantised at a time, where the newest are not."""
+"""Rows that an unbounded cache quantises at a time, if its newest rows stay unquantised."""
 
 _T = TypeVar("_T")
 
@@ -125,7 +125,7 @@ class Budget:
 
     def _check_rows_at(self) -> None:
         given, plain = self.rows_at, False
-        with contextlib.suppress(TypeError, ValueError):  # pairs of something else, or none at all
+        with contextlib.suppress(TypeError, ValueError):  # no pairs of numbers
             given = tuple((tokens, rows) for tokens, rows in given)  # JSON has lists
             plain = all(type(n) is int and n > self.protected for pair in given for n in pair)
         right = plain and [pair[0] for pair in given] == sorted({pair[0] for pair in given})
@@ -148,8 +148,8 @@ class Budget:
         check(served, "max_kv_size", rows, f"{wanted}{least}", self._first, "speculative")
 
     def filled(self, policy: policies.Policy, share: float | None = None) -> Budget:
-        """The same, with the sizes and the group that were not given; of a preset, this share of
-        the rows is heavy."""
+        """The same budget, with defaults for the sizes and the group that were not given; ``share``
+        is a preset's share of heavy rows."""
         if self.max_kv_size is None:
             return self
         left = self.max_kv_size - self.protected - (self.recent_size or 0)
@@ -168,8 +168,8 @@ class Budget:
         return replace(self, heavy_size=heavy, recent_size=rest, evict_every=every)
 
     def scaled(self, rows: int, policy: policies.Policy) -> Budget:
-        """Another number of rows: what was not chosen follows it, else the share of heavy rows
-        stays."""
+        """The same budget with another number of rows: defaults follow it, and a chosen number of
+        heavy rows keeps its share."""
         heavy = None
         if self.max_kv_size is not None and self.heavy_size is not None:
             usual = replace(self, heavy_size=None, recent_size=None).filled(policy)
@@ -192,7 +192,7 @@ class Budget:
 
     @property
     def _shared_out(self) -> int:
-        """Of a budget, what does not go to a prefix: shares of it are of these rows."""
+        """The rows of the budget without the prefix, by which shares of it are counted."""
         return cast(int, self.max_kv_size) - max(0, self.prefix_size - self.sink_size)
 
     @property
@@ -201,7 +201,7 @@ class Budget:
 
 
 class Format:
-    """How rows are stored. Settings that a format does not have are as here."""
+    """How rows are stored. These values stand for settings that a format does not have."""
 
     kv_bits: int | None = None
     v_bits: int | None = None

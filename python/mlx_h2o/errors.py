@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container
 
 LARGEST = 2**30
-"""Rows, with room for a chunk more: sizes of MLX's arrays have 31 bits."""
+"""Most rows, with room for another chunk: sizes of MLX's arrays have 31 bits."""
 
 
 class SettingError(ValueError):
@@ -38,20 +38,20 @@ class SettingError(ValueError):
 def check(
     right: bool, name: str, found: object, expected: str, *others: str, operation: str = "H2OConfig"
 ) -> None:
-    """Raises SettingError where it is not ``right``."""
+    """Raises SettingError unless ``right``."""
     if not right:
         raise SettingError(name, found, expected, *others, operation=operation)
 
 
 def check_bool(name: str, value: object) -> None:
-    """Raises SettingError where it is none."""
+    """Raises SettingError unless ``value`` is a bool."""
     check(isinstance(value, bool), name, value, "a bool")
 
 
 def check_int(
     operation: str, name: str, value: object, least: int = 1, *, most: int = LARGEST, more: str = ""
 ) -> None:
-    """Raises SettingError where it is no int of this range; ``more`` says what else is expected."""
+    """Raises SettingError unless it is an int in this range; ``more`` says what else is allowed."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         expected = f"an int of at least {least}{more}"
     elif value > most:
@@ -69,5 +69,5 @@ def check_share(name: str, value: object, *, whole: bool = False) -> None:
 
 
 def check_known(name: str, value: object, known: Container[object]) -> None:
-    """Raises SettingError where it is none of those known."""
+    """Raises SettingError unless ``known`` contains ``value``."""
     check(type(value) in (int, str) and value in known, name, value, f"one of {known}")

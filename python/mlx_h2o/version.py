@@ -1,11 +1,11 @@
-"""Which version this is, and which of MLX and mlx-lm it was tested with."""
+"""This package's version, and the versions of MLX and mlx-lm that it was tested with."""
 
 import os
 import re
 from importlib import metadata
 
 ANY_VERSION = "MLX_H2O_ANY_VERSION"
-# From the first release to below the second, as in pyproject.toml.
+# From the first release up to, but not including, the second; as in pyproject.toml.
 TESTED = {"mlx": ("0.32.3", "0.33"), "mlx-lm": ("0.32", "0.33")}
 
 
@@ -27,7 +27,7 @@ def check_versions() -> None:
         if not found or os.environ.get(ANY_VERSION):
             continue
         if not _numbers(first) <= _numbers(found) < _numbers(end):
-            # On Linux the back end of MLX is an extra, whose release must be that of MLX.
+            # On Linux, MLX's back end is an extra package, which must have the same version.
             parts = [part for part in ("cuda-13", "cuda-12", "cpu") if _installed(f"mlx-{part}")]
             extra = f"[{parts[0].replace('-', '')}]" if parts and name == "mlx" else ""
             raise ImportError(
@@ -37,4 +37,4 @@ def check_versions() -> None:
             )
 
 
-__version__ = _installed("mlx-h2o") or "0.0.0"  # of sources that are not installed
+__version__ = _installed("mlx-h2o") or "0.0.0"  # sources that are not installed

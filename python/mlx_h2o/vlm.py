@@ -1,8 +1,7 @@
-"""Evicting caches for the models of mlx-vlm, which its prompt cache can hold.
+"""Evicting caches for the models of mlx-vlm, which its prompt cache can store.
 
-mlx-vlm's language models call an attention function of the name and arguments that mlx_lm's have,
-so that every policy and row format is served. Batches are not: mlx-vlm makes those of its own
-caches alone.
+mlx-vlm's language models call an attention function with the name and arguments of mlx_lm's, so
+that every policy and row format works. Batches do not: mlx-vlm makes them of its own caches only.
 """
 
 from __future__ import annotations
@@ -37,12 +36,12 @@ for _cls in (H2OKVCache, QuantizedH2OKVCache, HeadGroups):
 def evicting(model: Any, **settings: Any) -> Iterator[None]:
     """Within the context, the caches that mlx-vlm makes for this model evict.
 
-    Its ``generate`` and ``stream_generate`` then need no other arguments, ``apc_manager`` included:
-    a prompt that begins like an earlier one goes on from what was kept of that.
+    mlx-vlm's ``generate`` and ``stream_generate`` are called as before. ``apc_manager`` works too:
+    a prompt that shares a prefix with an earlier one continues from the caches kept for it.
 
     Args:
-        model: of ``mlx_vlm.load``, or another with a ``language_model``.
-        settings: of :func:`mlx_h2o.make_prompt_cache`; every KV head has the same rows.
+        model: from ``mlx_vlm.load``, or another with a ``language_model``.
+        settings: as in :func:`mlx_h2o.make_prompt_cache`; every KV head has the same rows.
 
     Raises:
         ValueError: settings out of range, or a model that keeps no plain KVCache.
