@@ -82,8 +82,8 @@ def _answered(
 ) -> list[Any]:
     """Print an answer, which Ctrl-C cuts short; returns caches that hold the conversation.
 
-    Of an answer that is cut short, the caches hold what was printed. Of a question that is not read
-    to its end, they hold nothing.
+    They hold a cut answer as far as it was printed, and nothing of a question that was not read to
+    its end.
     """
     before = copy.deepcopy(caches) if len(tokens) > given["prefill_step_size"] else None
     last = None

@@ -33,7 +33,7 @@ class _Help(argparse.HelpFormatter):
 
 
 class Shows(argparse.Action):
-    """Prints what its ``const`` makes of the parser, and ends the command."""
+    """Prints the text that ``const`` makes of the parser, and ends the command."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
         print(self.const(parser).rstrip())
@@ -92,7 +92,7 @@ def told(error: Exception) -> str:
 
 
 def checked(reading: Callable[[str], Any], check: Callable[[Any], Any]) -> Callable[[str], Any]:
-    """A type of argparse: what ``reading`` makes of a text, unless ``check`` raises an error."""
+    """A type of argparse: the value of ``reading``, unless ``check`` raises an error for it."""
 
     def read(text: str) -> Any:
         found = reading(text)

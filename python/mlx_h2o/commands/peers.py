@@ -1,4 +1,4 @@
-"""Watch over a process of a group: once another process is gone, print a message and kill this one.
+"""Watch over a process: once another one of its group is gone, print a message and kill it.
 
 MLX reports a loss only if no other process waits for this one; otherwise its threads block in MLX,
 holding Python's lock. Standard input closes when the process ends. Runs by its path, alone.

@@ -81,7 +81,7 @@ def model_table(*_: Any) -> str:
 
 
 def _facts(name: str, outline: Plan) -> Iterator[str]:
-    """What the model keeps, and whether it is served."""
+    """Lines about what the model's caches keep, and whether it is served."""
     context = f", trained on {outline.context:,} tokens" if outline.context else ""
     file = type(outline.model).__module__.rpartition(".")[2]
     yield f"{name}: {file}{context}, weights of {size_of(outline.weights)}"

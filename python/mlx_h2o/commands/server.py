@@ -68,7 +68,7 @@ def run(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None
         stack.callback(engine.close, 1)
         memory.apply()
         sampling = Sampling(args.temp, args.top_p, args.top_k, args.min_p)
-        # Refuse settings now with which no request could be answered.
+        # Refuse settings that cannot answer any request now, not at the first one.
         hello = schema.ChatBody.model_validate({"messages": [{"role": "user", "content": "hello"}]})
         try:
             [(tokens, _)] = hello.encoded(tokenizer, args.chat_template_args)

@@ -27,7 +27,7 @@ from .tasks import Case, cases
 TaskProgress = Callable[[str, int, int], None]
 """Called with (what is measured, its steps done, its steps in all): 0, 0 while caches are sized."""
 
-nn: Any = mlx_nn  # which has no types
+nn: Any = mlx_nn  # mlx.nn has no types
 
 SHARES = (Fraction(1, 4), Fraction(1, 8))
 

@@ -130,8 +130,8 @@ def stream_generate(
 
     Raises:
         ValueError: settings or numbers out of range; settings together with ``prompt_cache``;
-            an empty prompt or token ids outside the vocabulary; a number of caches other than that
-            of layers; a draft model with a different vocabulary, or caches whose ``speculative``
+            an empty prompt or token ids outside the vocabulary; not exactly one cache for each
+            layer; a draft model with a different vocabulary, or caches whose ``speculative``
             is below the number of drafts; a ``quantized_kv_start`` above 0; an unsupported model.
     """
     kwargs["max_tokens"] = max_tokens
@@ -154,7 +154,7 @@ def generate(
     """
     prompt = _prepared("generate", model, tokenizer, prompt, kwargs)
     with routing_for(model, kwargs["prompt_cache"], kwargs.get("draft_model")):
-        # mlx_lm returns None where it is verbose and nothing was generated.
+        # If it is verbose and generates nothing, mlx_lm returns None.
         return mlx_lm.generate(model, tokenizer, prompt, verbose=verbose, **kwargs) or ""
 
 
@@ -182,8 +182,8 @@ def read_prompt(
         watch: called with the number of tokens read so far and the total.
 
     Raises:
-        ValueError: no tokens, or tokens outside the vocabulary; a number of caches other than that
-            of layers.
+        ValueError: no tokens, or tokens outside the vocabulary; not exactly one cache for each
+            layer.
     """
     ids = checked_tokens("read_prompt", "prompt", tokens, [model])
     check_caches("read_prompt", caches, [model])
@@ -219,8 +219,8 @@ def batch_generate(
             :func:`make_prompt_cache`.
 
     Raises:
-        ValueError: no prompts, or texts instead of token ids; a number of caches or ``max_tokens``
-            other than that of prompts; or as in :func:`stream_generate`.
+        ValueError: no prompts, or texts instead of token ids; not exactly one list of caches, or
+            one of ``max_tokens``, for each prompt; or as in :func:`stream_generate`.
     """
     operation = "batch_generate"
     if kwargs.pop("draft_model", None) is not None:

@@ -65,7 +65,7 @@ def checked_tokens(operation: str, name: str, tokens: Any, models: Sequence[Modu
 
 def check_drafts(operation: str, caches: Any, model: Module, seen: int | None) -> None:
     """Raises ValueError if the model's caches, the first of these, cannot trim rejected drafts once
-    they have seen so many tokens (None: any number): full windows and states cannot. Or if it has
+    they have seen ``seen`` tokens (None: any number): full windows and states cannot. Or if it has
     more or fewer caches than layers: mlx_lm looks behind its layers for those of the drafts."""
     most, tokens = math.inf, math.inf if seen is None else seen
     if (count := layers_of(model)) != (layers := len(cast(Any, model).layers)):

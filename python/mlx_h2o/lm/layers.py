@@ -280,7 +280,7 @@ def _probed(model: Any) -> Probe:
 
 
 def _read(file: Path, layers: int) -> Probe | None:
-    """The probe that a file holds, if there is one of so many layers."""
+    """The probe in a file, if there is one of this many layers."""
     try:
         said = json.loads(file.read_text(encoding="utf-8"))
         given, errors = (

@@ -67,8 +67,8 @@ class Outline:
             _feed(one, kept, tokens.shape[1])
 
     def fed(self, caches: list[Any], *counts: int) -> Iterator[list[Any]]:
-        """Feed the caches chunks of so many tokens, and yield them after each; the first of several
-        equal layers stands for all.
+        """Feed the caches chunks of these many tokens, and yield them after each; the first of
+        several equal layers stands for all.
 
         Raises ValueError if they need scores and the model shows none.
         """

@@ -32,7 +32,7 @@ _STEP = 256
 
 
 class Plan(Outline):
-    """The outline of a model, and what its settings say.
+    """The outline of a model, with facts from its settings.
 
     Args:
         model: an mlx_lm model; none of its weights is evaluated.
@@ -83,9 +83,9 @@ class Plan(Outline):
 
 def outline_of(name: str) -> Plan:
     """The outline of a model: a directory, "demo", a name of :func:`configs`, or a name on the hub,
-    from where only the settings are fetched.
+    from which only the settings are fetched.
 
-    Without files of weights, the settings say what these are, in 16 bits or quantised.
+    Without weight files, the settings say how large the weights are, in 16 bits or quantised.
 
     Raises ValueError if there is no mlx_lm model, or a file is damaged.
     """

@@ -75,8 +75,7 @@ def make_prompt_cache(
 
     Raises:
         ValueError: not a model; settings out of range; a model whose attention is not supported, or
-            without a cache that could evict; a number of budgets other than that of evicting
-            layers.
+            without a cache that could evict; not exactly one budget for each evicting layer.
     """
     check_given("make_prompt_cache", model, draft_model, length)
     wanted = f"one of: {', '.join(LAYERS)}"

@@ -109,7 +109,7 @@ def least_rows(settings: Mapping[str, Any]) -> int:
 
 
 def most_rows(measure: Callable[[int], int], least: int, limit: int) -> int:
-    """The most rows that hold no more than ``limit`` bytes.
+    """The most rows that take at most ``limit`` bytes.
 
     Args:
         measure: bytes of full caches of this many rows; raises ValueError if the settings do not

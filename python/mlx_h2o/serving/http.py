@@ -29,7 +29,7 @@ from .request import BusyError, Event, Request
 from .sampling import Sampling
 from .schema import Body, ChatBody, CompletionBody, what_is_wrong
 
-_LONG = 1 << 16  # bytes from which on a body must not hold up shorter ones
+_LONG = 1 << 16  # a body of this many bytes must not hold up shorter ones
 _UNREAD = 1 << 13  # pieces that wait for a slow client before its answer fails
 
 

@@ -20,8 +20,8 @@ T = TypeVar("T")
 
 @dataclass(eq=False)
 class Entry(Generic[T]):
-    """Content of so many bytes, and the key of its tokens. A cuttable entry serves every prefix of
-    them, any other only all of them."""
+    """Content, its size, and the key of its tokens. A cuttable entry serves every prefix of them,
+    any other only all of them."""
 
     key: bytes
     nbytes: int

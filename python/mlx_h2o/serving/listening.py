@@ -26,7 +26,7 @@ def listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
-    except OSError as error:  # whose text repeats the address
+    except OSError as error:  # its text repeats the address
         said = f"{str(error.strerror).partition(' (')[0]}: --host {host} --port {port}"
         raise OSError(error.errno, said) from error
 

@@ -15,10 +15,10 @@ from ..lm.ranks import ranks_of
 from ..lm.routing import evicting_caches, int_setting
 
 _PROMPTS, _ANSWERS = 8, 32  # defaults for prompts that are prefilled, and answers decoded, together
-_FREED = 16  # MLX may keep freed buffers of one in so many bytes of the limit
+_FREED = 16  # MLX's cache of freed buffers gets a 16th of the limit
 COPIED = 1.5
-"""A sequence takes so many times its bytes, since batches are copied, one layer after the other."""
-_STEP = 256  # lengths are rounded up to a multiple of so many tokens
+"""A sequence takes 1.5 times its bytes, since batches are copied, one layer after the other."""
+_STEP = 256  # lengths are rounded up to a multiple of this many tokens
 _OF_LOGITS = 24
 """Bytes per sequence and entry of the vocabulary: logits, arrays computed from them, and those of
 the step before."""
@@ -104,14 +104,14 @@ class Memory:
             mx.set_wired_limit(min(self.limit, most))
 
     def of_request(self, tokens: int) -> int:
-        """Bytes that a sequence of so many tokens takes."""
+        """Bytes that a sequence of this many tokens takes."""
         tokens = -(-tokens // _STEP) * _STEP
         bounded = self._full * min(1.0, tokens / (self._rows + 1))
         return int(COPIED * (bounded + self._more * max(0, tokens - self._rows)))
 
 
 def _held(outlines: list[Outline], make: Callable[[], list[Any]], *counts: int) -> int:
-    """Bytes of new caches after chunks of so many tokens; a single chunk is followed by one more
+    """Bytes of new caches after chunks of these many tokens; a single chunk is followed by one more
     token."""
     counts = counts if len(counts) > 1 else (*counts, 1)
     caches = iter(make())

@@ -68,7 +68,7 @@ class Request:
 
     @property
     def seen(self) -> list[int]:
-        """The prompt and what was answered."""
+        """The tokens of the prompt, and of the answer so far."""
         return self.tokens + self.answer
 
     @cached_property

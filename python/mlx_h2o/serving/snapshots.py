@@ -115,7 +115,7 @@ def held_tokens(caches: Sequence[Any]) -> list[int]:
 
 
 def _cut(caches: Sequence[Any], length: int) -> bool:
-    """Trim caches to so many tokens; False if they cannot be trimmed."""
+    """Trim caches to this many tokens; False if they cannot be trimmed."""
     surplus = [max(held_tokens([one]), default=length) - length for one in caches]
     if not any(surplus):
         return True
