@@ -1,6 +1,6 @@
 """Quantised rows: codes of 2 to 8 bits with a scale and a bias per group, as ``mx.quantize`` makes.
 
-A row is quantised once, when it comes, and moved as it is packed.
+A row is quantised once, on arrival, and moved in packed form.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class AffineColumn(Column):
         width = scales.shape[3] * self.group_size
         none = mx.zeros((*scales.shape[:2], 0, width), scales.dtype)
         if mx.default_device().type != mx.DeviceType.gpu:
-            # Of halves MLX would make float32 five times as large.
+            # MLX would make float32 temporaries five times as large as float16 rows.
             return resolve().segment_rows([*parts], none, [self.bits], self.group_size)[0]
-        if words.shape[2] == 0:  # MLX refuses none
+        if words.shape[2] == 0:  # MLX refuses empty arrays
             return none
         # MLX has dequantised views of a larger buffer wrongly on some GPUs.
         words, scales, biases = (mx.contiguous(part) for part in parts)
@@ -49,9 +49,9 @@ class AffineColumn(Column):
 
 
 def group_size_for(wanted: int, width: int, value_width: int, owner: str) -> int:
-    """``wanted``, or 32 for rows that it does not divide, which is said once.
+    """``wanted``, or 32 for rows that it does not divide, with a warning the first time.
 
-    Raises ValueError, naming ``owner``, where 32 does not divide them either.
+    Raises ValueError, naming ``owner``, if 32 does not divide them either.
     """
     if width % wanted == 0 == value_width % wanted:
         return wanted

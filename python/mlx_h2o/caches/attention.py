@@ -16,12 +16,12 @@ from .table import IMPORTANCE, Table
 from .views import behind_shared, packed_rows, shared_rows
 
 DECODE_QUERIES = 8
-"""Up to here the kernels return output and scores together, and read packed rows as they are."""
+"""Up to this many queries, kernels return output and scores together and read packed rows."""
 
 
 def packing(table: Table, config: H2OConfig) -> dict[str, Any]:
-    """What operations on the packed rows handed out must be told of them."""
-    tail, latents = table.tail, config.kv_handed == "latents"  # whose values are the keys
+    """Arguments (bits, group size) that tell operations how the rows handed out are packed."""
+    tail, latents = table.tail, config.kv_handed == "latents"  # with MLA, keys serve as values
     return packing_of(tail.keys, tail.keys if latents else tail.values)
 
 
@@ -32,19 +32,19 @@ def attend(
     newest: tuple[mx.array, mx.array] | None,
     whole: bool,
 ) -> tuple[mx.array, mx.array | None, mx.array | None]:
-    """The output, and the scores and their lse where the policy is still to take them in.
+    """The output; also scores and lse, unless attention has accumulated them itself.
 
     Args:
         table: the rows.
         config: settings of the cache.
-        asked: what is asked.
-        newest: the rows of mixed precision that are not packed, which are read as they are.
-        whole: whether queries and keys are the sequences' own, and none will be taken back.
+        asked: the arguments of the attention call.
+        newest: in mixed precision the dense keys and values, read along with the packed rows.
+        whole: whether ``keys`` are the stored heads, with neither padding nor speculation.
     """
     policy, (queries, keys, values, scale, mask, sinks) = config.policy, asked
     packed = isinstance(keys, tuple)
     bias = biases(table, keys[0] if packed else keys)
-    # Rows that are read as they are kept are in their frame: logits lack a shift.
+    # Rows read in stored form are in their frame, so their logits lack a shift.
     frame = table.frame if packed or newest is not None else None
     shift = None
     if frame is not None:
@@ -55,7 +55,7 @@ def attend(
     more = packing(table, config) if packed or isinstance(values, tuple) else {}
     if policy.kind and whole and (shift is None or (mask is None and sinks is None)):
         causal, shown = masking(mask)
-        shown = shown if shift is None else shift  # the same for all rows of a query
+        shown = shown if shift is None else shift  # one shift for all rows of a query
         out, table.beside[IMPORTANCE] = resolve().attention_and_accumulate(
             queries, keys, values, table.beside[IMPORTANCE], scale=scale, decay=policy.decay,
             causal=causal, mask=shown, sinks=sinks, row_bias=bias, **more,
@@ -84,7 +84,7 @@ def attend(
 
 
 def without_scores(asked: AttentionCall) -> mx.array:
-    """The output over arrays for few queries: MLX's own, which the native one is ahead of."""
+    """The output for few queries over arrays: by the native back end, which is faster, or MLX."""
     rows, (scale, mask, sinks), operations = asked[:3], asked[3:], cast(Any, resolve())
     if operations.name != "native":
         return mx.fast.scaled_dot_product_attention(*rows, scale=scale, mask=mask, sinks=sinks)
@@ -94,8 +94,8 @@ def without_scores(asked: AttentionCall) -> mx.array:
 
 
 def attend_chunk(table: Table, asked: AttentionCall) -> mx.array:
-    """The output for any number of queries, over the shared rows and own ones that are arrays, put
-    together for as long as that takes: by MLX's own attention, unless rows have been folded."""
+    """The output for any number of queries, over the shared rows and the own ones as arrays, joined
+    for this call only. MLX's own attention computes it, unless rows have been folded."""
     queries, keys, values, scale, mask, sinks = asked
     bias = biases(table, keys)
     if table.prefix is not None:

@@ -74,7 +74,7 @@ class H2OKVCache:
     _quantized: ClassVar[bool | None] = False
     """Whether rows must be quantised; None: either way."""
     _in_batch: ClassVar[bool] = False
-    """Whether sequences may differ, so that every step has a mask."""
+    """Whether the cache holds several sequences, which may differ in length."""
 
     _table: Table
     """The rows, their scores and the tokens seen."""
@@ -95,29 +95,28 @@ class H2OKVCache:
 
     @changes
     def _hold(self, table: Table, padding: Sequence[Padding] = ()) -> None:
-        """These rows, at rest, with the padding of each sequence to come, if any."""
+        """Replace the table and the padding still to come, and reset everything about steps."""
         self._table, self._padding = table, list(padding) or [NO_PADDING] * len(table.tokens)
-        self._free = 0  # tokens that may come before anything else happens
+        self._free = 0  # tokens that can be appended before anything else is due
         self._like: tuple[Any, ...] = ()  # shapes and dtypes of the last update
         self._takes_step(Step(1, len(self._padding)))
-        self._own_mask_due = False  # the mask of each layer's own has not been read yet
-        self.handed: Callable[[], Any] = lambda: None  # the last keys, or their words
+        self._own_mask_due = False  # an EachLayersMask was returned and not read yet
+        self.handed: Callable[[], Any] = lambda: None  # the keys, or words, handed out last
         self._stand()
 
     def _stand(self) -> None:
-        """Plan for the rows that are shared, which are those of the first tokens, or for none."""
+        """Plan the room, given how many of the first rows are shared (possibly none)."""
         config, shared = self.config, self.prefix_rows
         self._room = Room(config, shared, self._table.tokens)
-        # Of an update; only ours knows of scores, biases and shared rows.
+        # Only our attention handles scores, biases and shared rows.
         self._needs_attention = self.policy.needs_attention or bool(shared)
-        if config.preallocate and self._table.segments:  # room for all rows at once
+        if config.preallocate and self._table.segments:  # allocate all slots at once
             wanted = 0 if config.preallocate is True else config.preallocate
-            spare = PROMPT_CHUNK if resolve().commits_pages() else 0  # costs no memory
+            spare = PROMPT_CHUNK if resolve().commits_pages() else 0  # unused pages are free
             budget = max(self._room.budgets) if config.max_kv_size else 0
             self._table.make_ahead(max(budget, wanted) + spare)
 
-    # What there is
-
+    # What the cache holds
     @property
     def offset(self) -> Any:
         """Number of tokens seen, the position of the next token for RoPE (AtomGradient 2026, sec.
@@ -175,8 +174,7 @@ class H2OKVCache:
         """Whether no token has been seen."""
         return not self._table.segments
 
-    # Rows that come
-
+    # Appending rows
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         """Evict rows if needed, append the new rows, and return all rows for attention.
 
@@ -200,7 +198,7 @@ class H2OKVCache:
         """
         like, held = (keys.shape, values.shape, keys.dtype, values.dtype), self._table
         if self._like != like:
-            if self.config.packs and keys.dtype != values.dtype:  # packed rows are of one
+            if self.config.packs and keys.dtype != values.dtype:  # packed rows have one
                 common = mx.result_type(keys, values)
                 return self.update_and_fetch(keys.astype(common), values.astype(common))
             count = len(self._padding) if self._in_batch else None
@@ -220,9 +218,9 @@ class H2OKVCache:
         return self._append(keys, values)
 
     def _append(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
-        """Add the step's tokens behind the others."""
+        """Append the rows of the step's tokens."""
         table, step = self._table, self._step
-        try:  # as ``changes``, in the place where a call more would count
+        try:  # ``changes`` inlined: here one more call would be measurable
             if self._free >= step.length:  # nearly always
                 views = table.append(keys, values, step)
                 self._free -= step.length
@@ -236,19 +234,19 @@ class H2OKVCache:
             raise
 
     def _takes_step(self, step: Step) -> None:
-        """Know the last update's step, and whether packed rows are handed out as arrays for it."""
+        """Remember an update's step, and whether packed rows are handed out as arrays for it."""
         handed = self.config.kv_handed
         most = 1 if handed == "latents" else DECODE_QUERIES
         self._hands_arrays = handed not in ("packed", "latents") or step.length > most
         self._step = step
 
     def _give_up(self) -> None:
-        """Hold no rows, and say so to whoever asks for them."""
+        """Drop the rows, so that any later access raises an error that says why."""
         self._table = cast(Table, Torn(self._described()))
 
     @changes
     def _make_room(self, counts: Sequence[int]) -> Table:
-        """Let go what is due before so many rows of each sequence come; at once again, nothing."""
+        """Evict what must go before ``counts`` rows of each sequence are added. Idempotent."""
         self._free = 0
         self._table = table = self._room.make(self._table, counts)
         return table
@@ -275,13 +273,13 @@ class H2OKVCache:
     def _hand_out(
         self, table: Table, views: tuple[Parts, Parts], came: Sequence[mx.array] = ()
     ) -> tuple[Any, Any]:
-        """Keys and values that are known from now on as this cache's: ``views`` of the tail, and
-        those that ``came`` last."""
+        """Keys and values for attention, registered as this cache's: ``views`` of the tail. As
+        arrays, the new rows are ``came``, as they were before they were packed."""
         tail, arrays, mixed = table.segments[-1], self._hands_arrays, len(table.segments) > 1
         parts, others = views
         if table.changed:
-            # Whoever evaluates the keys evaluates these too: otherwise the graph of every step
-            # would hang on them until the next eviction.
+            # Evaluating the keys must evaluate these too: otherwise they would keep the graph of
+            # every step alive until the next eviction.
             loose = table.loose(self.policy.needs_scores and not mixed)
             parts = (mx.depends(parts[0], loose), *parts[1:])
             table.changed = False
@@ -308,7 +306,7 @@ class H2OKVCache:
         codes of rotated rows, and with unequal budgets.
         """
         config, table = self.config, self._table
-        # In parts the rows are read by ours alone; the arrays handed out then serve others.
+        # Only our attention reads rows in several parts; others get the arrays handed out.
         several = table.prefix is not None or len(table.segments) > 1
         arrays = not self.empty() and (self._hands_arrays or several)
         packed = not (self.empty() or arrays)
@@ -331,7 +329,7 @@ class H2OKVCache:
         """Whether the model must run within ``mlx_h2o.routing``: to return scores, to read packed
         rows, or to use a separate mask for this layer."""
         served = self.config.packs or (self._in_batch and self.unequal_budgets)
-        own = self.config.kv_handed in ("grouped", "fused")  # which reads arrays itself
+        own = self.config.kv_handed in ("grouped", "fused")  # own attention, over arrays
         return self._needs_attention or (served and not own)
 
     def make_mask(
@@ -430,7 +428,7 @@ class H2OKVCache:
             out, found, lse = attention.attend(table, self.config, asked, newest, whole)
             if found is not None:
                 self.update_scores(found, lse=lse, masked=mask is not None)
-            elif scored:  # which took them in at once
+            elif scored:  # attention has accumulated them
                 return out
         else:
             out = attention.attend_chunk(table, asked) if stock is None else stock()
@@ -468,14 +466,13 @@ class H2OKVCache:
 
     @changes
     def _take(self, found: tuple[Any, mx.array | None]) -> None:
-        """Keep what rows have after an attention, and what of it may be taken back."""
+        """Store the new importance, and with speculation the scores that are still pending."""
         table = self._table
         store(self.policy, table, *found)
         if self._room.reach:
             settle(self.policy, table, table.tokens[0] - self._room.reach)
 
-    # Rows that are taken back
-
+    # Taking tokens back
     def is_trimmable(self) -> bool:
         """Whether ``trim`` is possible: before the first eviction, and with speculation always."""
         return self._room.reach > 0 or not (self.evicted or self._room.surplus(self._table))
@@ -505,7 +502,7 @@ class H2OKVCache:
 
     @changes
     def _take_back(self, table: Table, n: int) -> int:
-        """The last ``n`` tokens, which may go."""
+        """Remove the last ``n`` tokens; the caller has checked that it is possible."""
         free, self._free = self._free, 0
         gone = [min(n, rows) for rows in table.lengths]
         left = [rows - count for rows, count in zip(table.tail.rows, gone, strict=True)]
@@ -521,8 +518,7 @@ class H2OKVCache:
             table.give_back()
         return max(gone)
 
-    # Rows that others have too
-
+    # Shared rows
     def share(self, rows: int) -> None:
         """Share the first ``rows`` with copies of this cache instead of copying them.
 
@@ -559,7 +555,7 @@ class H2OKVCache:
 
     @changes
     def _unshare(self) -> None:
-        """Hold all rows itself."""
+        """Copy the shared rows into this cache's own table."""
         if self.prefix_rows:
             self._free = 0
             self._table = self._table.whole
@@ -591,7 +587,7 @@ class H2OKVCache:
 
     @state.setter
     def state(self, state: Sequence[Any]) -> None:
-        # Also serves objects that were made without __init__.
+        # Must also work on objects made without __init__.
         least, most = (8, 9) if self._in_batch else (9, 12)
         if not least <= len(state) <= most:
             raise ValueError(
@@ -614,7 +610,7 @@ class H2OKVCache:
         if len(more) > 1 and more[-2] is not None:
             wait(self.policy, table, more[-2], saved.places_of(more))
         self._hold(table, padding)
-        if self._room.reach and self.evicted:  # what is in order behind the others can go back
+        if self._room.reach and self.evicted:  # the newest rows in order can be taken back
             places, first = mx.arange(table.width), table.tokens[0] - table.width
             moved = mx.where(table.positions - places == first, 0, places + 1)
             self._room.certain = first + cast(int, mx.max(moved).item())
@@ -627,7 +623,7 @@ class H2OKVCache:
         return cache
 
     def __copy__(self) -> H2OKVCache:
-        return copy.deepcopy(self)  # rows change in place: nobody could share them
+        return copy.deepcopy(self)  # rows change in place, so copies cannot share them
 
     def __reduce__(self) -> Any:
         raise ValueError(
@@ -672,8 +668,7 @@ class H2OKVCache:
     def _described(self) -> str:
         return f"the cache of {self.name}" if self.name else "this cache"
 
-    # Sequences that join
-
+    # Batches
     @classmethod
     def merge(cls, caches: Sequence[Any]) -> BatchH2OKVCache:
         """A batch of the sequences of these caches, which hold one each, with equal settings.
@@ -786,7 +781,7 @@ class BatchH2OKVCache(H2OKVCache):
         self._padding = [(left, None) for left, _ in self._padding]
 
     def _join(self, caches: Sequence[H2OKVCache]) -> None:
-        """Hold the sequences of these, on the rows that all of them share or on none."""
+        """Hold the sequences of ``caches``; rows stay shared if all share the same ones."""
         for one in caches:
             one.flush()
         self.unequal_budgets = any(one.unequal_budgets for one in caches)

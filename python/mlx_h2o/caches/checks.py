@@ -1,4 +1,4 @@
-"""Checks of what a cache is given. All raise errors that name what was found and expected."""
+"""Checks of arguments to a cache. The errors name what was found and what was expected."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def check_rows(
     stored: Sequence[tuple[Any, ...]] = (),
     sequences: int | None = None,
 ) -> None:
-    """New rows [B, H, L, D] and [B, H, L, Dv] that fit each other and the layouts ``stored``, of
-    so many ``sequences``; None: of any number."""
+    """Check that new rows [B, H, L, D] and [B, H, L, Dv] fit each other, the layouts ``stored`` and
+    the number of ``sequences`` (None: any)."""
     op = f"[{type(cache).__name__}.update_and_fetch]"
     shape, other = keys.shape, values.shape
     if len(shape) != 4 or len(other) != 4 or shape[:3] != other[:3]:
@@ -47,9 +47,9 @@ def _described(layout: tuple[Any, ...]) -> str:
 
 
 def check_seen(operation: str, array: mx.array, axis: int, table: Table) -> bool:
-    """Keys [B, H, N, D], or their words, or scores [B, Hq, L, N] of the rows that were handed out,
-    N in ``axis``, with a multiple of their heads: latent attention (MLA) may spread the one that is
-    stored. Whether the heads are no more than its own."""
+    """Check keys [B, H, N, D], or their words, or scores [B, Hq, L, N] against the rows handed out;
+    ``axis`` is that of N. Their heads may be a multiple of the stored ones, since latent attention
+    (MLA) may spread its single head. Returns whether the numbers of heads are equal."""
     op = f"[H2OKVCache.{operation}]"
     if not table.segments:
         raise ValueError(f"{op} there are no rows to score, expected an update first.")
@@ -65,7 +65,7 @@ def check_seen(operation: str, array: mx.array, axis: int, table: Table) -> bool
 
 
 def check_scored(cache: Any) -> None:
-    """Eviction is never silently off: the last update has had the attention that it needs."""
+    """Raise if the last update lacks its attention, instead of silently evicting without it."""
     table, policy = cache._table, cache.policy
     if not table.unscored:
         return
@@ -82,8 +82,8 @@ def check_scored(cache: Any) -> None:
 
 
 def check_stock_attention(cache: Any, packed: bool, own_mask: bool) -> None:
-    """mlx_lm's own attention is not given what only ours can read: where it gets ``packed`` rows,
-    or is to read a mask of the layer's own."""
+    """Raise if mlx_lm's own attention would get what only ours can read: shared rows, some kinds of
+    ``packed`` rows, or a separate mask for each layer."""
     config, budget, frame = cache.config, "set one budget for all layers, or ", "kv_frame=False"
     refused = (
         (cache.prefix_rows, f"shares its first {cache.prefix_rows} rows", ""),
@@ -100,7 +100,7 @@ def check_stock_attention(cache: Any, packed: bool, own_mask: bool) -> None:
 
 
 def check_mergeable(caches: Sequence[Any], kind: type[Any]) -> None:
-    """Caches of one sequence each, of this ``kind``, that can become a batch."""
+    """Check that the caches are of this ``kind``, hold one sequence each and can form a batch."""
     op = "[BatchH2OKVCache.merge]"
     if not caches:
         raise ValueError(f"{op} found no caches, expected at least one.")
@@ -125,7 +125,7 @@ def check_mergeable(caches: Sequence[Any], kind: type[Any]) -> None:
 
 
 def check_alike(op: str, caches: Sequence[Any]) -> None:
-    """Caches with the same settings, but for ``preallocate``, which files do not keep."""
+    """Check that settings are equal, except ``preallocate``, which files do not store."""
     found = dict.fromkeys(cache.config for cache in caches)
     if len(found) > 1:
         found = dict.fromkeys(one.with_budget(preallocate=False) for one in found)

@@ -1,6 +1,6 @@
-"""Which rows go, by a policy and the protected ranges, and how the remaining ones are compacted.
+"""Which rows are evicted, by policy and protected ranges, and how the others are compacted.
 
-Rows that go are dropped, or become part of the rows that are most like them.
+Evicted rows are dropped, or folded into the rows that are most like them.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from .views import true_rows
 class Eviction(NamedTuple):
     """One eviction from ``table``.
 
-    keep: rows that stay of each sequence in ``due``; the others stay as they are.
-    ends: of each sequence, the tokens seen when those that come are there.
-    sinks: own rows of the first positions, which stay.
-    recent_size: the newest of these tokens are protected.
-    tail: the newest rows, which are neither ranked nor evicted, and stay the last ones in order.
+    keep: rows to keep in each sequence in ``due``; other sequences do not change.
+    ends: for each sequence, tokens seen once the coming ones are added.
+    sinks: the table's own rows at the first positions, which are never evicted.
+    recent_size: how many tokens, counted back from ``ends``, are protected.
+    tail: the newest rows, neither ranked nor evicted, which stay last and in order.
     """
 
     table: Table
@@ -42,19 +42,19 @@ class Eviction(NamedTuple):
 
     @property
     def protected(self) -> list[int]:
-        """Of each sequence, how many of the newest rows are protected."""
+        """For each sequence, how many of its newest rows are protected."""
         both = zip(self.table.tokens, self.ends, strict=True)
         return [max(0, seen - end + self.recent_size) for seen, end in both]
 
     @property
     def skip(self) -> int:
-        """The first slots, of a prefix, which are neither ranked nor evicted. Rows of mixed
-        precision are not in order."""
+        """The first slots, of ``prefix_size`` rows that are neither ranked nor evicted. 0 in mixed
+        precision, where rows are not in order."""
         config = self.config
         return 0 if config.mixed else max(0, config.prefix_size - self.table.prefix_rows)
 
     def run(self) -> None:
-        """Evict. The rows behind move into the slots of those that go: no more than that moves."""
+        """Evict. Rows from behind move into the slots of evicted rows; the others do not move."""
         table, alike = self.table, list(zip(self.table.lengths, self.protected, strict=True))
         for numbers in sorted({alike[n] for n in self.due}):
             due = [n for n in self.due if alike[n] == numbers]
@@ -68,16 +68,16 @@ class Eviction(NamedTuple):
             kept = self.kept(first, ranks)
             if first.keep and self.config.folds:
                 fold_rows(table, self.config.policy, first, ranks, kept)
-            if skip := first.skip:  # which stay, and from which on slots were counted
+            if skip := first.skip:  # these stay, and ``kept`` is counted from there
                 before = mx.arange(skip, dtype=mx.uint32)[None, None]
                 kept = behind(before, kept + mx.array(skip, mx.uint32))
             sequences = range(table.shape[0]) if first.sequences is None else due
             table.close_gaps(kept, first.whole, sequences, rows, ranked, self.tail)
 
     def kept(self, rows: Ranked, ranks: mx.array) -> mx.array:
-        """Slots uint32 [sequences, H, keep], ascending, of the best of these rows, counted from the
-        first of them."""
-        if not rows.keep:  # all of them go
+        """Slots of the best of these rows, uint32 [sequences, H, keep], ascending, counted from the
+        first of these rows."""
+        if not rows.keep:  # all are evicted
             return mx.zeros((*rows.positions.shape[:2], 0), mx.uint32)
         return resolve().keep_indices(
             ranks, rows.positions,
@@ -85,8 +85,8 @@ class Eviction(NamedTuple):
         )  # fmt: skip
 
     def ranks(self, rows: Ranked) -> mx.array:
-        """float32 [sequences, H, N]; of rows beyond the context that the model was trained for,
-        which go first, NaN."""
+        """float32 [sequences, H, N]; NaN, which is evicted first, for rows beyond the context that
+        the model was trained for."""
         found, context = self.config.policy.rank(cast(Rows, rows)), self.config.context_size
         if not context or max(self.ends) - context <= self.config.protected:
             return found
@@ -95,8 +95,8 @@ class Eviction(NamedTuple):
 
 
 class Ranked:
-    """``Rows``: the first ``count`` rows of the sequences in ``due``, which are alike, behind those
-    to skip; read only as far as someone asks, and once. ``whole`` are positions of all rows."""
+    """``Rows`` for a policy: the first ``count`` rows of the sequences in ``due``, which are alike,
+    without those to skip; read lazily, and once. ``whole``: the positions of all rows."""
 
     def __init__(self, eviction: Eviction, due: Sequence[int], count: int) -> None:
         table, held = eviction.table, eviction.table.lengths[due[0]]
@@ -140,10 +140,10 @@ class Ranked:
 
 
 def fold_rows(table: Table, policy: Policy, rows: Ranked, ranks: mx.array, kept: mx.array) -> None:
-    """Fold those of these rows that are not ``kept``, uint32 [sequences, H, K] counted from
-    ``rows.skip``, into others, in place.
+    """Fold the rows that are not ``kept`` into others, in place; ``kept`` is uint32
+    [sequences, H, K], counted from ``rows.skip``.
 
-    Rows are weighed by their ranks. Neither sinks nor recent rows change.
+    Ranks are the weights of rows. Neither sinks nor recent rows change.
     """
     start, some = beside_rows(rows.recent_start), rows.sequences
     if BIAS not in table.beside:
@@ -167,12 +167,12 @@ def fold_rows(table: Table, policy: Policy, rows: Ranked, ranks: mx.array, kept:
 
 
 def _written(array: mx.array, slots: mx.array, rows: mx.array, some: mx.array | None) -> mx.array:
-    """``rows`` at ``slots`` of some sequences, None: of all."""
+    """``array`` with ``rows`` at ``slots`` of ``some`` sequences (None: all)."""
     if some is None:
         return resolve().put_rows(array, slots, rows)
     where = mx.zeros((array.shape[0], *slots.shape[1:]), slots.dtype)
     where[some] = slots
-    found = gathered(array, where)  # of the other sequences what is there
+    found = gathered(array, where)  # other sequences keep what they have
     found[some] = rows
     return resolve().put_rows(array, where, found)
 

@@ -13,7 +13,7 @@ from .turbo_column import KEYS, VALUES, TurboColumn, check_sizes
 
 
 def new_table(config: H2OConfig, keys: mx.array, values: mx.array, count: int, owner: str) -> Table:
-    """A table without rows, of so many sequences, for rows like ``keys`` and ``values``.
+    """An empty table of ``count`` sequences, for rows like ``keys`` and ``values``.
 
     Raises ValueError, naming ``owner``, for rows that cannot be quantised as ``config`` says.
     """
@@ -33,7 +33,7 @@ def new_table(config: H2OConfig, keys: mx.array, values: mx.array, count: int, o
 
 
 def quantized(config: H2OConfig, table: Table, owner: str) -> Table:
-    """A copy of a table of dense rows, packed as ``config`` says; errors as ``new_table``."""
+    """A copy of a table of dense rows, packed as ``config`` says; errors as in ``new_table``."""
     found = table.whole.copy()
     if not table.segments:
         return found
@@ -53,7 +53,7 @@ def quantized(config: H2OConfig, table: Table, owner: str) -> Table:
 
 
 def unshareable(config: H2OConfig) -> str:
-    """What of these settings forbids that rows are shared; empty where nothing does."""
+    """Why rows cannot be shared with these settings; empty if they can."""
     if config.mixed:
         return "mixed precision, whose rows change"
     if config.speculative:
@@ -62,8 +62,8 @@ def unshareable(config: H2OConfig) -> str:
 
 
 def columns(config: H2OConfig, size: int, dtype: mx.Dtype) -> list[tuple[Column, Column]]:
-    """Columns of keys and of values of each segment, in groups of ``size``, of rows that come in
-    ``dtype``."""
+    """Columns of keys and values of each segment, for groups of ``size`` elements and rows that
+    arrive in ``dtype``."""
 
     def of(bits: int | None) -> Column:
         return AffineColumn(bits, size) if bits else DenseColumn()
@@ -77,7 +77,7 @@ def columns(config: H2OConfig, size: int, dtype: mx.Dtype) -> list[tuple[Column,
     elif config.mixed:
         pairs += [(of(light), of(light))] if light else []
         pairs.append((of(None), of(None)))
-    elif config.kv_handed == "latents":  # rotary parts of keys stay as they are
+    elif config.kv_handed == "latents":  # rotary parts of keys are not packed
         pairs = [(of(bits), of(None))]
     for column in (one for pair in pairs for one in pair):
         column.sparse_v = config.sparse_v

@@ -1,10 +1,10 @@
-"""The frame of a head: packed rows are kept rotated, its keys relative to the mean of the first.
+"""The frame of a head: packed rows are stored rotated, and keys relative to the mean of the first.
 
-Codes of a few bits serve best where all elements have one range. The centre takes away a constant
-that all keys of a head share, as biases of its projection make one; a rotation spreads a few large
-elements over all (Ashkboos et al. 2024, QuaRot, https://arxiv.org/abs/2404.00456). Attention is the
-same in any frame: the query is rotated as the keys are, a centre shifts all logits of a query
-alike, which no softmax sees, and the output is rotated back once.
+Codes of few bits work best if all elements have the same range. Subtracting the centre removes a
+constant that all keys of a head share, such as a bias of the projection; the rotation spreads a few
+large elements over all (Ashkboos et al. 2024, QuaRot, https://arxiv.org/abs/2404.00456). Attention
+is the same in any frame: queries are rotated like the keys, the centre shifts all logits of a query
+equally, which the softmax ignores, and the output is rotated back once.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from collections.abc import Callable, Sequence
 import mlx.core as mx
 
 FIRST_ROWS = 64
-"""Rows that a centre is the mean of, at most."""
+"""A centre is the mean of at most this many keys."""
 
 Spans = Sequence[tuple[int, int]]
-"""Of each sequence, which rows are its own: from, and up to. None: all."""
+"""For each sequence, start and stop of its own rows among padding; empty: all rows."""
 
 _GROUP = 32
-"""Rows are kept in whole groups of so many elements."""
+"""Stored rows are padded to a multiple of this many elements."""
 
 
 class Frame:
-    """The centre of keys, and the sizes of rows: keys are kept as ``R (key - centre)``, values as
+    """The centre of the keys, and the row sizes: keys are stored as ``R (key - centre)``, values as
     ``R value``.
 
-    R is the orthonormal Hadamard matrix, over blocks of the largest power of two that divides the
-    size of a kept row: its own inverse. A row that 32 does not divide is kept with zeros behind it.
-    A frame never changes, and is the same for all rows of a sequence. Values have no centre: those
-    of the first rows, which take the attention that nothing else gets, are near zero.
+    R, its own inverse, is the orthonormal Hadamard matrix over blocks of the largest power of two
+    that divides the size of a stored row. Rows are padded with zeros to a multiple of 32. A frame
+    never changes, and is the same for all rows of a sequence. Values have no centre: the first
+    ones, those of attention sinks, are near zero, and would not be typical.
 
     Args:
         centre: [B, H, 1, D], in the dtype of the rows.
@@ -44,12 +44,12 @@ class Frame:
 
     @classmethod
     def of(cls, keys: mx.array, values: mx.array, spans: Spans = ()) -> Frame:
-        """That of rows [B, H, L, ...] and of those to come: the centre is the mean of the first."""
+        """The frame of these rows [B, H, L, ...] and of later ones, centred on the first keys."""
         return cls(_centre(keys, spans), values.shape[3])
 
     def starting(self, keys: mx.array, spans: Spans, held: Sequence[int]) -> Frame:
-        """The frame in which new rows are kept: of sequences that ``held`` none, that of their
-        first."""
+        """The frame for new rows: this one, but sequences that ``held`` no rows get a centre from
+        their first keys."""
         starts = [
             rows == 0 and (not spans or spans[n][1] > spans[n][0]) for n, rows in enumerate(held)
         ]
@@ -63,13 +63,13 @@ class Frame:
     # Rows
 
     def into(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Keys and values as they are kept."""
+        """Keys and values in stored form."""
         if self._whole:
             return mx.hadamard_transform(keys - self.centre), mx.hadamard_transform(values)
         return _rotated(_in_groups(keys - self.centre)), _rotated(_in_groups(values))
 
     def back(self, rows: mx.array, side: int) -> mx.array:
-        """Kept keys, or with ``side`` 1 values, as they came."""
+        """Stored keys, or with ``side`` 1 values, as they arrived."""
         rows = _rotated(rows)
         if rows.shape[-1] != self.sizes[side]:
             rows = rows[..., : self.sizes[side]]
@@ -78,41 +78,41 @@ class Frame:
     # Attention
 
     def query(self, queries: mx.array) -> mx.array:
-        """Queries [B, Hq, L, D] as kept keys are multiplied by them."""
+        """Queries [B, Hq, L, D], rotated to match stored keys."""
         return mx.hadamard_transform(queries) if self._whole else _rotated(_in_groups(queries))
 
     def shift(self, queries: mx.array, scale: float) -> mx.array:
-        """float32 [B, Hq, L, 1]: what the logits of kept keys lack of those of the true keys."""
+        """float32 [B, Hq, L, 1]: what to add to logits of stored keys to get the true ones."""
         batch, heads, length, size = queries.shape
         of_head = queries.astype(mx.float32).reshape(batch, self.centre.shape[1], -1, size)
         products = of_head @ (self.centre.astype(mx.float32) * scale).swapaxes(2, 3)
         return products.reshape(batch, heads, length, 1)
 
     def output(self, out: mx.array) -> mx.array:
-        """What attention makes of kept values [B, Hq, L, ...], as it would of those that came."""
+        """The output of attention over stored values, [B, Hq, L, ...], rotated back."""
         return mx.hadamard_transform(out) if self._whole else _rotated(out)[..., : self.sizes[1]]
 
     # Sequences
 
     def each(self, change: Callable[[mx.array], mx.array]) -> Frame:
-        """The frame of other sequences, whose centre is ``change`` of this."""
+        """A frame for other sequences, whose centre is ``change`` of this one."""
         return Frame(change(self.centre), self.sizes[1])
 
 
 def as_they_came(frame: Frame | None, rows: mx.array, side: str) -> mx.array:
-    """Kept "keys", or "values", outside of their frame."""
+    """Stored "keys" or "values", taken out of their frame."""
     return rows if frame is None else frame.back(rows, int(side == "values"))
 
 
 def share_of_rows(out: mx.array, lse: mx.array, sinks: mx.array) -> mx.array:
-    """An output [B, Hq, L, D] of attention without ``sinks`` [Hq], as it is with them; ``lse`` is
-    float32 [B, Hq, L], of the rows alone."""
+    """The output [B, Hq, L, D] of attention without ``sinks`` [Hq], scaled to what it is with them;
+    ``lse`` is float32 [B, Hq, L], of the rows alone."""
     share = mx.sigmoid(mx.expand_dims(lse - sinks.astype(mx.float32)[:, None], -1))
     return (out * share).astype(out.dtype)
 
 
 def kept_size(size: int) -> int:
-    """Elements of a kept row, of those that have so many."""
+    """Elements of a stored row, for rows of ``size`` elements."""
     return -(-size // _GROUP) * _GROUP
 
 
@@ -138,10 +138,10 @@ def _in_groups(rows: mx.array) -> mx.array:
 
 
 def _rotated(rows: mx.array) -> mx.array:
-    """R times rows of whole groups."""
+    """R times rows that are padded already."""
     size = rows.shape[-1]
     block = size & -size
-    if rows.size == 0:  # MLX refuses none
+    if rows.size == 0:  # MLX refuses empty arrays
         return rows
     if block == size:
         return mx.hadamard_transform(rows)

@@ -1,7 +1,7 @@
-"""Which cache handed out an array of keys: the one thing that attention can always be asked.
+"""Which cache handed out an array of keys: the only link from an attention call to its cache.
 
-Models pass None, another layer's cache or a list of caches to attention, but they pass on the
-keys themselves. What is known of an array goes with it.
+Models may pass None, another layer's cache or a list of caches to attention, but they always pass
+on the keys. An entry lives as long as its array.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import mlx.core as mx
 
 
 class _Known(weakref.ref[mx.array]):
-    """Keys that a cache has handed out, or the words of packed ones, as long as they live."""
+    """A weak reference to keys that a cache handed out, or to the words of packed keys."""
 
     __slots__ = ("owner", "place", "rows")
     owner: weakref.ref[Any]
@@ -28,12 +28,12 @@ _latest = threading.local()
 
 def _forget(gone: _Known, known: dict[int, _Known] = _known) -> None:
     del known[gone.place]
-    gone.rows = None  # the owner may know it still
+    gone.rows = None  # the owner may still refer to this
 
 
 def hand_out(owner: Any, keys: Any, values: Any, rows: Any = None) -> tuple[Any, Any]:
-    """Keys and values, of which it is known from now on whose they are, and which ``rows``
-    attention reads instead, if any. The owner knows them as ``handed``."""
+    """Register keys and values as handed out by ``owner``, which keeps the entry as ``handed``, and
+    return them. ``rows``: what attention reads instead, if anything."""
     words = keys[0] if isinstance(keys, tuple) else keys
     found = _Known(words, _forget)
     found.place, found.rows = id(words), rows
@@ -43,19 +43,19 @@ def hand_out(owner: Any, keys: Any, values: Any, rows: Any = None) -> tuple[Any,
 
 
 def owner_of(keys: object) -> tuple[Any, Any]:
-    """The living cache that handed out this very array object, or these words, or None; and the
-    keys and values that are read instead: of mixed precision the newest, which are not packed; of
-    groups of heads those of each; or None."""
+    """The cache that handed out this very array object, or these words, if it still exists, else
+    None; and the keys and values that attention reads instead, or None: in mixed precision the
+    dense tail, for groups of heads the rows of each group."""
     found = _known.get(id(keys[0] if isinstance(keys, tuple) and keys else keys))
     return (None, None) if found is None else (found.owner(), found.rows)
 
 
 class EachLayersMask:
-    """One mask for all layers of a model, though their budgets differ: whoever reads it gets that
-    of the rows that a cache handed out last, which are the reader's.
+    """One mask object for all layers of a model, though their budgets differ: read as an array, it
+    is the mask of the rows handed out last, which belong to the layer that reads it.
 
-    Attention of ours asks the owner of its keys instead, and MLX operations on arrays take it.
-    mlx_lm's own attention does not: the cache refuses it first, when asked for ``bits``.
+    Our attention asks the owner of its keys instead; MLX operations read it as an array. mlx_lm's
+    own attention never sees it: the cache refuses first, when asked for ``bits``.
     """
 
     dtype = mx.bool_

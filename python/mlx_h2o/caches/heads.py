@@ -17,15 +17,15 @@ from .handed_out import EachLayersMask, hand_out, owner_of
 _CLASSES = {cls.__name__: cls for cls in (H2OKVCache, QuantizedH2OKVCache, BatchH2OKVCache)}
 
 Attend = Callable[[H2OKVCache, tuple[Any, Any], mx.array, Any, mx.array | None], mx.array]
-"""The output for one cache and its rows, queries [B, hq, L, D] of its heads, and the mask and sinks
-of these."""
+"""Attention of one group, [B, hq, L, Dv]: takes its cache and rows, and the queries [B, hq, L, D],
+mask and sinks of its heads."""
 
 
 def _of_each(
     method: Callable[..., Any], of_all: Callable[[list[Any]], Any] | None = None
 ) -> Callable[..., Any]:
-    """A method that does this for each group, and gives what ``of_all`` makes of the results; None:
-    groups of what it makes of each."""
+    """A method that calls ``method`` of each group, and returns ``of_all`` of the results; None:
+    head groups of the results."""
 
     def call(self: HeadGroups, *args: Any, **given: Any) -> Any:
         found = [getattr(one, method.__name__)(*args, **given) for one in self.caches]
@@ -36,7 +36,7 @@ def _of_each(
 
 
 def _nothing(found: list[None]) -> None:
-    """For methods that give nothing."""
+    """For methods that return None."""
 
 
 class HeadGroups:
@@ -66,7 +66,7 @@ class HeadGroups:
                 f"[HeadGroups] found {len(self.caches)} caches of the KV heads {self.heads}, "
                 "expected a group for each, in order, and every head from 0 on in one of them."
             )
-        for one in self.caches:  # whose masks differ, however it was made
+        for one in self.caches:  # masks differ between groups
             one.unequal_budgets = True
         self._count = len(given)
         self._kv = [_index(group) for group in self.heads]
@@ -74,8 +74,8 @@ class HeadGroups:
 
     @classmethod
     def of_rows(cls, configs: Sequence[H2OConfig], *, name: str = "") -> HeadGroups | H2OKVCache:
-        """Empty caches for settings of each KV head; heads of equal settings share one, and where
-        all are equal it is one cache, and no composite."""
+        """Empty caches for the settings of each KV head. Heads with equal settings share a cache;
+        if all are equal, returns that cache alone."""
         groups: dict[H2OConfig, list[int]] = {}
         for head, config in enumerate(configs):
             groups.setdefault(config, []).append(head)
@@ -109,7 +109,7 @@ class HeadGroups:
         return hand_out(self, none, none, rows)
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
-        """What stands for the rows. Raises ValueError while there are none."""
+        """The arrays that stand for the rows. Raises ValueError if there are no rows yet."""
         rows = [one.keys_and_values() for one in self.caches]
         none = mx.zeros((self.caches[0]._table.shape[0], self._count, 1, 0))
         return hand_out(self, none, none, rows)
@@ -117,11 +117,11 @@ class HeadGroups:
     def attended_by(
         self, attend: Attend, queries: mx.array, keys: mx.array, mask: Any, sinks: mx.array | None
     ) -> mx.array:
-        """Attention of all query heads, [B, Hq, L, Dv]: that of each group, put back by head.
+        """Attention of all query heads, [B, Hq, L, Dv]: computed by group, in the order of heads.
 
-        ``attend`` is attention over the rows of one of the caches, as its update gave them, for
-        which ``keys`` stand, and ``queries`` are [B, Hq, L, D]; a mask with an axis of Hq heads is
-        cut.
+        ``attend`` computes it for one group, over the rows that the last update of its cache
+        returned. ``queries`` are [B, Hq, L, D], and ``keys`` the array that stands for the rows.
+        A mask with an axis of Hq heads is split.
         """
         count, outs = queries.shape[1], []
         owns, order = self._of_queries(count)
@@ -133,7 +133,7 @@ class HeadGroups:
         return mx.take(mx.concatenate(outs, axis=1), order, axis=1)
 
     def _of_queries(self, count: int) -> tuple[list[Any], mx.array]:
-        """The query heads of each group, and the place of each head behind those of the groups."""
+        """The query heads of each group, and the order that puts their outputs back by head."""
         if count not in self._queries:
             each = count // self._count
             own = [[head * each + n for head in one for n in range(each)] for one in self.heads]
@@ -149,7 +149,7 @@ class HeadGroups:
 
     @property
     def bits(self) -> int:
-        """Not there. Raises ValueError: mlx_lm's own attention asks first, and knows no groups."""
+        """Raises ValueError: mlx_lm's own attention reads this first, and knows no groups."""
         raise ValueError(
             f"[HeadGroups] {self.caches[0].name or 'a layer'} and others have KV heads of unequal "
             "budgets, of which mlx_lm's own attention does not know: expected the model to be "
@@ -160,7 +160,7 @@ class HeadGroups:
 
     @property
     def offset(self) -> Any:
-        """Tokens seen, as of each cache."""
+        """Tokens seen, the same in each cache."""
         return self.caches[0].offset
 
     @property
@@ -211,13 +211,13 @@ class HeadGroups:
 
     @classmethod
     def merge(cls, caches: Sequence[Any]) -> HeadGroups:
-        """The sequences of the same groups; errors as of ``BatchH2OKVCache.merge`` of each."""
+        """A batch of caches with the same groups; errors as in ``H2OKVCache.merge``."""
         _check_alike("merge", caches)
         groups = zip(*(one.caches for one in caches), strict=True)
         return cls([H2OKVCache.merge(group) for group in groups], caches[0].heads)
 
     def extend(self, other: HeadGroups) -> None:
-        """As ``BatchH2OKVCache.extend``, of each."""
+        """As ``BatchH2OKVCache.extend``, for each group."""
         _check_alike("extend", [self, other])
         for own, added in zip(self.caches, cast(Any, other.caches), strict=True):
             cast(BatchH2OKVCache, own).extend(added)
@@ -229,7 +229,7 @@ class HeadGroups:
 
 
 def _index(heads: Sequence[int]) -> Any:
-    """What takes these heads: a slice where one does, else their numbers."""
+    """An index of these heads: a slice if they are evenly spaced, else their numbers."""
     step = heads[1] - heads[0] if len(heads) > 1 else 1
     if [*heads] == [*range(heads[0], heads[0] + step * len(heads), step)] and step > 0:
         return slice(heads[0], heads[-1] + 1, step)
@@ -239,7 +239,7 @@ def _index(heads: Sequence[int]) -> Any:
 def _taken(array: mx.array, index: Any, axis: int = 1) -> mx.array:
     if isinstance(index, slice):
         return array[(slice(None),) * axis + (index,)]
-    return mx.take(array, index, axis=axis)  # which takes less of the host than array[:, index]
+    return mx.take(array, index, axis=axis)  # takes less host time than array[:, index]
 
 
 def _check_alike(operation: str, caches: Sequence[Any]) -> None:

@@ -1,4 +1,4 @@
-"""When rows go, and how many: what the settings of a cache mean for the rows that it holds."""
+"""When a cache evicts rows, and how many, according to its settings."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ _UNBOUNDED = 2**31 - 1
 
 
 class Room:
-    """The limits of a table of which others hold the first ``shared`` rows too.
+    """The limits of a table whose first ``shared`` rows are shared with other caches.
 
     Attributes:
-        budgets: of each sequence, the rows of each head that stay, of the table's own.
-        tail_limit: dense rows of mixed precision; else the largest budget.
-        reach: the newest tokens, which may be taken back.
-        certain: tokens whose rows may have gone, of which none is taken back.
+        budgets: how many of each sequence's own rows stay, per head.
+        tail_limit: most dense rows in mixed precision; else the largest budget.
+        reach: how many of the newest tokens can be taken back.
+        certain: the first tokens, whose rows may be evicted: they cannot be taken back.
     """
 
     def __init__(self, config: H2OConfig, shared: int, tokens: Sequence[int]) -> None:
         self._config, self._shared = config, shared
         self._mixed, self._group, self.reach = config.mixed, config.group, config.reach
         self.certain = 0
-        self._few = max(1, self.reach)  # tokens of a step at which single rows go
+        self._few = max(1, self.reach)  # longest step that makes room row by row
         self._sinks = max(0, config.protected - shared)
         self._most = config.max_kv_size or _UNBOUNDED
         self._plan(tokens)
 
     def _plan(self, ends: Sequence[int]) -> None:
-        """Have the budgets of sequences of so many tokens, each for as long as it lasts."""
+        """Set the budgets of sequences of these lengths, and how long each lasts."""
         steps, last = self._config.rows_at, (_UNBOUNDED, self._most)
         plans = [next((one for one in steps if one[0] >= end), last) for end in ends]
         self._lasting = [tokens for tokens, _ in plans]
@@ -43,8 +43,8 @@ class Room:
         self.tail_limit = tiers.tail_limit(self._config) if self._mixed else most
 
     def free(self, table: Table, length: int) -> int:
-        """How many tokens, none of them padding, may come before anything else happens than an
-        append, in steps of ``length``."""
+        """How many tokens, in steps of ``length`` without padding, can be appended before anything
+        else is due."""
         lengths, rows = table.lengths, table.tail.rows
         if length > self._few or not min(lengths) or (self._mixed and table.ragged):
             return 0
@@ -52,15 +52,15 @@ class Room:
         return min(left, min(self.tail_limit, table.tail.capacity) - max(rows))
 
     def surplus(self, table: Table) -> bool:
-        """Whether rows of a chunk are there beyond the budget."""
+        """Whether there are rows beyond the budget, left by a chunk."""
         return any(map(gt, table.lengths, self.budgets))
 
     def rests(self, table: Table) -> bool:
-        """Whether the table has no more rows than it may, nor room for more."""
+        """Whether the table has neither rows nor slots beyond its limits."""
         return not self.surplus(table) and table.tail.capacity <= self.tail_limit
 
     def make(self, table: Table, counts: Sequence[int]) -> Table:
-        """Let go what is due before so many rows of each sequence come; at once again, nothing."""
+        """Evict what must go before ``counts`` rows of each sequence are added. Idempotent."""
         if not table.segments:
             return table
         added, seen, policy = max(counts), table.tokens[0], self._config.policy
@@ -87,11 +87,11 @@ class Room:
         return table
 
     def _kept(self, rows: int, added: int, budget: int) -> int:
-        """Of a sequence's rows, how many stay when so many come."""
+        """How many of a sequence's rows stay when ``added`` rows are coming."""
         need = rows + added - budget
         if need <= 0 or not 0 < added <= self._few:
             return rows
-        # Of those that no range protects, a whole group.
+        # Evict a whole group, but only rows that no range protects.
         evictable = rows - self._sinks - max(0, self._recent_size(budget) - added)
         return rows - max(need, min(self._group, evictable))
 
@@ -100,7 +100,7 @@ class Room:
         return max(share, self.reach)
 
     def _evict(self, table: Table, keeps: dict[int, int], counts: Sequence[int]) -> Table:
-        """Let all but the best rows of sequences go, of which so many stay, before rows come."""
+        """Evict all but the best rows: ``keeps`` has how many stay, by sequence."""
         ends = [seen + new for seen, new in zip(table.tokens, counts, strict=True)]
         for budget, keep in sorted({(self.budgets[n], keep) for n, keep in keeps.items()}):
             self.certain = max(self.certain, ends[0] - self.reach)

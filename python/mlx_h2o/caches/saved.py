@@ -1,4 +1,4 @@
-"""What a cache is in files: its rows, and its settings as JSON."""
+"""How a cache is saved: its rows, and its settings as JSON."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from .step import Padding
 from .table import BIAS, IMPORTANCE, Segment, Table
 
 _GONE = {"turbo_guard": 0, "shared_heads": False}
-"""Settings of earlier versions, which files name, and the value at which they changed nothing."""
+"""Removed settings that older files may name, and the value at which they had no effect."""
 
 _USUAL = {"prefix_size": 0, "context_size": None, "fold": True, "rows_at": ()}
-"""Settings that files name only where they are others: files are what they always were."""
+"""Newer settings that are saved only if they differ, so that other files stay as they were."""
 
 
 def settings_text(cache: Any) -> str:
     """The settings of a cache, as JSON."""
     given, table = cache.config.named(), cache._table
-    del given["preallocate"]  # of this process, and not of the rows
+    del given["preallocate"]  # concerns this process, not the rows
     for name, value in (*_USUAL.items(), ("kv_frame", _framed_by_default(given))):
         if given[name] == value:
             del given[name]
@@ -41,8 +41,8 @@ def settings_text(cache: Any) -> str:
 
 
 def read_settings(settings: str) -> tuple[H2OConfig, bool, tuple[mx.Dtype, int]]:
-    """The settings, whether budgets are unequal, and the dtype of rows and elements of a value,
-    where these cannot be seen."""
+    """The settings, whether budgets are unequal, and the dtype of rows and the size of a value, for
+    formats that do not show them."""
     given = json.loads(settings)
     unequal, size = bool(given.pop("unequal_budgets", False)), int(given.pop("value_size", 0))
     for gone, usual in _GONE.items():
@@ -54,12 +54,12 @@ def read_settings(settings: str) -> tuple[H2OConfig, bool, tuple[mx.Dtype, int]]
     given.setdefault("kv_frame", _framed_by_default(given))
     dtype = getattr(mx, given.pop("dtype", "float32"))
     if "diversity" not in given and given["policy"] == "h2o":
-        given["policy"] = "h2o-ema"  # as it was called when there was none
+        given["policy"] = "h2o-ema"  # its name before there was ``diversity``
     return H2OConfig.of(**given), unequal, (dtype, size)
 
 
 def _framed_by_default(settings: dict[str, Any]) -> bool:
-    """What settings mean that do not name ``kv_frame``: those of packed rows are older."""
+    """``kv_frame`` if settings do not name it: False for packed rows, which are older then."""
     return settings.get("kv_bits") is None or settings.get("kv_handed") == "latents"
 
 
@@ -71,14 +71,14 @@ def scores_of(table: Table) -> mx.array:
 
 
 def stored(table: Table, side: str) -> Any:
-    """The "keys", or the "values", in use as they are kept: an array, or words, scales and biases;
-    of mixed precision those of each segment."""
+    """The "keys" or "values" in use, in stored form: an array, or words, scales and biases; in
+    mixed precision those of each segment."""
     parts = [part for one in table.segments for part in getattr(one, side).view(one.width)]
     return parts[0] if len(parts) == 1 else tuple(parts)
 
 
 def set_rows(table: Table, side: str, rows: Any) -> None:
-    """Put ``rows``, in the form of ``stored``, in the place of the "keys" or of the "values".
+    """Replace the "keys" or "values" by ``rows``, in the form that ``stored`` returns.
 
     Raises ValueError for rows of other shapes or dtypes.
     """
@@ -97,8 +97,8 @@ def _parts(rows: Any) -> list[mx.array]:
 
 
 def rows_of(table: Table) -> tuple[Any, ...]:
-    """Keys, with the centre of their frame behind them, values, scores and positions, without those
-    that are shared. Where rows have been folded, scores are a pair: those, and the biases."""
+    """Keys, followed by the centre of their frame, values, scores and positions, without shared
+    rows. If rows have been folded, scores are a pair: scores and biases."""
     if not table.segments:
         return None, None, None, None
     found: Any = scores_of(table)
@@ -111,8 +111,8 @@ def rows_of(table: Table) -> tuple[Any, ...]:
 
 
 def places_of(more: Sequence[Any]) -> list[tuple[int, int]]:
-    """The first positions and the numbers of the queries that wait; in earlier versions, which had
-    one part more, where they end stood in the place of numbers."""
+    """First position and number of queries of each run of pending scores. Earlier versions, with
+    one part more, saved where a run ends instead of the number."""
     ends, runs = len(more) == 3, json.loads(more[-1])
     return [(start, count - start if ends else count) for start, count in runs]
 
@@ -137,8 +137,8 @@ def table_of(
     dtype: mx.Dtype,
     value_size: int,
 ) -> Table:
-    """The rows of a state, so many ``rows`` of each sequence in each segment, None: all, and those
-    that are ``shared``."""
+    """The table of a state: ``rows`` of each sequence in each segment (None: all slots), and the
+    ``shared`` keys and values, if any."""
     keys, values, importance, positions = state[:4]
     if importance is None:
         return Table([], tokens)
@@ -148,7 +148,7 @@ def table_of(
     segments = _segments(config, sides, rows, dtype)
     table = Table(segments, tokens)
     if centre is not None:
-        if shared is not None:  # in earlier versions one for all sequences
+        if shared is not None:  # earlier versions saved one for all
             centre = mx.broadcast_to(centre, (len(tokens), *centre.shape[1:]))
         table.frame = Frame(centre, value_size or segments[0].values.layout[2])
     table.place(positions)
@@ -164,14 +164,14 @@ def table_of(
 def _segments(
     config: H2OConfig, sides: Sequence[list[mx.array]], rows: Any, dtype: mx.Dtype
 ) -> list[Segment]:
-    """Of the parts of keys and of values, so many ``rows`` of each sequence in each segment; None:
-    of one, all. ``dtype`` is that in which rows came, where what is stored does not say it."""
+    """Segments made of the parts of keys and values, with ``rows`` of each sequence in each segment
+    (None: all, of one sequence). ``dtype`` of arriving rows is for formats that do not show it."""
     found, size = [], 0
     if len(sides[0]) >= 3:
         words, scales = sides[0][:2]
         size = words.shape[3] * 32 // (config.kv_bits or 8) // scales.shape[3]
     for place, pair in enumerate(formats.columns(config, size, dtype)):
-        # Other objects than those given, because they are written in place later.
+        # New array objects, because the columns write in place later.
         keys, values = (
             column.like(tuple(part[...] for part in parts[3 * place : 3 * place + 3]))
             for column, parts in zip(pair, sides, strict=True)

@@ -1,6 +1,6 @@
-"""What attention says of the rows of a table, as a policy accumulates it beside them.
+"""The scores of attention, as a policy accumulates them beside the rows of a table.
 
-With speculation, what the newest queries say waits beside the rows as long as they may go back.
+With speculation, scores of the newest queries stay pending while these may be taken back.
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ AttentionCall = tuple[mx.array, Any, Any, float, mx.array | str | None, mx.array
 
 
 class Part(NamedTuple):
-    """Sequences, which of the queries are their own, and the slots that these see, None: all."""
+    """Some sequences, their queries without padding, and the slots these see (None: all)."""
 
     sequences: slice
     queries: slice
     slots: Any
 
     def of(self, array: Any) -> Any:
-        """What goes with these rows [B, H, N]."""
+        """The elements of these rows in ``array`` [B, H, N]."""
         if array is None or self.slots is None:
             return array
         return array[self.sequences, :, self.slots]
 
 
 Seen = Callable[[Part, mx.array, mx.array | None], mx.array]
-"""The importance of these rows after a step, of that before and their positions."""
+"""Computes the importance of a part's rows after a step, from that before and the positions."""
 
 
 def taken(
     policy: Policy, table: Table, step: Step, length: int, last: int, seen: Seen
 ) -> list[tuple[Part, mx.array]]:
-    """What rows have after ``length`` queries, but for the ``last`` ones, which may go back: all
-    sequences at once, unless some were given padding. Nothing is changed."""
+    """The importance after ``length`` queries without the ``last`` ones, which may be taken back:
+    for all sequences at once, or one by one if there is padding. Changes nothing."""
     if step.spans:
         parts = [
             Part(slice(n, n + 1), slice(start, stop), table.slots_of(n))
             for n, (start, stop) in enumerate(step.spans)
             if stop > start
         ]
-    else:  # the rows of the last queries are the last
+    else:  # leave out the last queries and their rows
         slots = slice(table.width - last) if last else None
         parts = [Part(slice(None), slice(length - last), slots)] if last < length else []
     places = table.positions if policy.needs_positions else None
@@ -62,7 +62,7 @@ def taken(
 def of_scores(
     config: H2OConfig, table: Table, step: Step, given: mx.array, masked: bool
 ) -> tuple[list[tuple[Part, mx.array]], mx.array]:
-    """What rows have after scores, or weights, ``given`` [B, Hq, L, N]; and those that wait."""
+    """The importance after the scores or weights ``given`` [B, Hq, L, N]; and the pending ones."""
     policy, length = config.policy, given.shape[2]
     last = min(config.reach, length)
 
@@ -81,7 +81,7 @@ def of_chunk(
     step: Step,
     asked: AttentionCall,
 ) -> tuple[list[tuple[Part, mx.array]], mx.array | None]:
-    """The same of a chunk whose attention returned no scores."""
+    """As ``of_scores``, for a chunk whose attention returned no scores."""
     queries, keys, _, scale, mask, sinks = asked
     policy, length, width = config.policy, queries.shape[2], keys.shape[2]
     last, bias = min(config.reach, length), biases(table, keys)
@@ -95,7 +95,7 @@ def of_chunk(
             heads = (mask.shape[-3:-2] or (1,))[0]
             shown = mx.broadcast_to(mask, (queries.shape[0], heads, length, width))
             shown = shown[sequences, :, own][..., slots]
-        if before:  # weights are of the softmax over all rows
+        if before:  # the softmax is over all rows
             rows, _, shown = behind_shared(table, rows, rows, shown)
             old = table.behind_prefix(old, mx.nan)
             beside = None if beside is None else table.behind_prefix(beside, 0.0)
@@ -114,7 +114,7 @@ def of_chunk(
 
 
 def biases(table: Table, keys: mx.array) -> mx.array | None:
-    """Those of the heads of these keys, float32 [B, H, at least N]; None where no row has been
+    """Row biases for the heads of these keys, float32 [B, H, at least N]; None if no row has been
     folded."""
     bias = table.beside.get(BIAS)
     if bias is None or bias.shape[1] == (heads := keys.shape[1]):
@@ -125,26 +125,26 @@ def biases(table: Table, keys: mx.array) -> mx.array | None:
 def store(
     policy: Policy, table: Table, found: Sequence[tuple[Part, mx.array]], waiting: Any = None
 ) -> None:
-    """Keep what rows have now, and what the newest queries say, [B, Hq, L, N]."""
+    """Store the new importance, and the pending scores of the newest queries, [B, Hq, L, N]."""
     for part, importance in found:
         if table.beside[IMPORTANCE].shape == importance.shape:
             table.beside[IMPORTANCE] = importance
         else:
             slots = slice(importance.shape[2]) if part.slots is None else part.slots
             table.beside[IMPORTANCE][part.sequences, :, slots] = importance
-    if policy.kind is None and table.ragged:  # others leave unused slots as they are, or at 0
+    if policy.kind is None and table.ragged:  # other kinds leave unused slots unchanged or 0
         table.truncate(table.tail.rows)
     if waiting is not None and (count := waiting.shape[2]):
         wait(policy, table, waiting, [(table.tokens[0] - count, count)])
     table.unscored = False
 
 
-# Speculation: what queries say that may be taken back
+# Speculation: pending scores of queries that may be taken back
 
 
 def wait(policy: Policy, table: Table, given: mx.array, places: Sequence[tuple[int, int]]) -> None:
-    """Keep beside the rows what queries say, ``given`` [B, Hq, L, N]: their first positions and
-    numbers."""
+    """Store the pending scores ``given`` [B, Hq, L, N] beside the rows; ``places`` are the first
+    position and the number of queries of each run."""
     name = WAITING[policy.needs_weights]
     (batch, heads), count, width = table.shape, *given.shape[2:]
     rows = given.reshape(batch, heads, -1, count, width).transpose(0, 1, 4, 3, 2)
@@ -156,7 +156,7 @@ def wait(policy: Policy, table: Table, given: mx.array, places: Sequence[tuple[i
 
 
 def waiting(policy: Policy, table: Table, first: int = 0, stop: int | None = None) -> Any:
-    """What these of the queries that wait said, as the policy takes it, [B, Hq, L, N]."""
+    """Pending scores of some queries, in the form that the policy takes, [B, Hq, L, N]."""
     if not table.waiting:
         return None
     (batch, heads), count = table.shape, sum(count for _, count in table.waiting)
@@ -166,14 +166,14 @@ def waiting(policy: Policy, table: Table, first: int = 0, stop: int | None = Non
 
 
 def settle(policy: Policy, table: Table, border: int) -> None:
-    """Take in what queries before the position ``border`` say."""
+    """Accumulate the pending scores of queries before the position ``border``."""
     first = 0
     for start, count in table.waiting:
         if start < border:
             done = min(count, border - start)
             held = table.width - (table.tokens[0] - start - done)
             part = Part(slice(None), slice(None), slice(held))
-            given = waiting(policy, table, first, first + done)[..., part.slots]  # then there
+            given = waiting(policy, table, first, first + done)[..., part.slots]  # rows held then
             old, places = part.of(table.beside[IMPORTANCE]), part.of(table.positions)
             store(policy, table, [(part, scoring.accumulated(policy, old, given, places))])
         first += count
@@ -181,7 +181,7 @@ def settle(policy: Policy, table: Table, border: int) -> None:
 
 
 def cut(policy: Policy, table: Table, begin: int = 0, end: int = sys.maxsize) -> None:
-    """Forget what queries before the position ``begin`` and from ``end`` on said."""
+    """Drop the pending scores of queries before the position ``begin`` and from ``end`` on."""
     left, kept, place, name = [], [], 0, WAITING[policy.needs_weights]
     for start, count in table.waiting:
         stay = range(max(0, begin - start), min(count, end - start))

@@ -1,4 +1,4 @@
-"""The sequences of a table: those that leave, and those that join."""
+"""Select sequences of a table, and join sequences of several tables."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from .table import FILLS, NONE, Change, Table
 
 
 def select(table: Table, sequences: Sequence[int]) -> Table:
-    """A copy of some sequences, in arrays of their own, without the room that none of them uses."""
+    """A copy of some sequences in arrays of their own, without slots that none of them uses."""
     index = mx.array(list(sequences))
     rows = [[one.rows[n] for n in sequences] for one in table.segments]
     return _stacked([table], rows, [table.tokens[n] for n in sequences], lambda array: array[index])
 
 
 def join(tables: Sequence[Table]) -> Table:
-    """The sequences of all ``tables``, one behind the other."""
+    """One table with the sequences of all ``tables``, in order."""
     like = next((table for table in tables if table.segments), None)
     if like is None:
         return Table([], [seen for table in tables for seen in table.tokens])
@@ -37,8 +37,8 @@ def _stacked(
     tokens: Sequence[int],
     change: Change = lambda array: array,
 ) -> Table:
-    """What ``change`` makes of the sequences of tables, one behind the other: so many ``rows`` of
-    each in each segment, without room for more."""
+    """One table with the sequences that ``change`` makes of ``tables``, in order: ``rows`` of each
+    sequence in each segment, without spare slots."""
     widths, segments = [max(one) for one in rows], []
     for place, (count, width) in enumerate(zip(rows, widths, strict=True)):
         same = [table.segments[place] for table in tables]
@@ -49,7 +49,7 @@ def _stacked(
         ]
 
     def spread(table: Table, array: mx.array, fill: float) -> mx.array:
-        """An array of all slots of a table, in segments of these widths."""
+        """An array beside the rows of a table, with each segment brought to its new width."""
         parts, start, array = [], 0, change(array)
         for one, width in zip(table.segments, widths, strict=True):
             parts.append(padded(array[:, :, start : start + min(one.width, width)], width, fill))
@@ -70,7 +70,7 @@ def _stacked(
 
 
 def _none_like(table: Table, tokens: Sequence[int]) -> Table:
-    """Sequences without rows, kept as those of a table."""
+    """Sequences without rows, in the formats of ``table``."""
     count = len(tokens)
 
     def none(array: mx.array) -> mx.array:

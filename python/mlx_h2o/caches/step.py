@@ -1,4 +1,4 @@
-"""A step: tokens that come together, and what each of them may see."""
+"""A step: tokens that are processed together, and which rows each of them sees."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from functools import cached_property, lru_cache
 import mlx.core as mx
 
 Padding = tuple[int, int | None]
-"""Tokens of padding to come, and own ones before more of it comes, None: no more comes."""
+"""Padding tokens that come first, and own tokens before more padding (None: no more padding)."""
 NO_PADDING: Padding = (0, None)
 
 
 @dataclass(eq=False)
 class Step:
-    """``length`` tokens for each of so many ``sequences``, of which ``spans`` are its own, from and
-    up to, and the others padding; no spans: all."""
+    """``length`` tokens for each of ``sequences``. ``spans`` are start and stop of each sequence's
+    own tokens, and the rest is padding; empty: no padding."""
 
     length: int
     sequences: int
@@ -24,7 +24,7 @@ class Step:
 
     @classmethod
     def of(cls, length: int, padding: Sequence[Padding]) -> Step:
-        """The next tokens, so many, of sequences with this padding."""
+        """The step of the next ``length`` tokens of sequences with this padding."""
         found = []
         for left, own in padding:
             start = min(left, length)
@@ -34,15 +34,15 @@ class Step:
 
     @cached_property
     def counts(self) -> list[int]:
-        """Of each sequence, its own tokens."""
+        """How many of the tokens are each sequence's own."""
         if not self.spans:
             return [self.length] * self.sequences
         return [stop - start for start, stop in self.spans]
 
     @property
     def places(self) -> mx.array:
-        """[L, 1], or [B, 1, L, 1] where any is padding: of each token, how far behind the rows of
-        its sequence it goes; padding lies behind all others."""
+        """[L, 1], or [B, 1, L, 1] with padding: how many slots behind the rows of its sequence each
+        token goes; padding goes behind all own tokens."""
         token = mx.arange(self.length)[:, None]
         if not self.spans:
             return token
@@ -62,13 +62,13 @@ class Step:
     ) -> mx.array | str | None:
         """bool [B, 1, length, slots]: what each token sees, rows of its own sequence.
 
-        Where the causal mask says it all, None for one token, "causal" for more, or with
-        ``return_array`` that mask [length, slots]. A token that is padding sees only itself: its
-        scores reach no row of the sequence, and its output is finite, which the next layer needs.
+        If the causal mask suffices: None for one token, "causal" for more, or with
+        ``return_array`` that mask [length, slots]. A padding token sees only itself: its scores
+        reach no row of the sequence, and its output is finite, which the next layer needs.
 
         Args:
-            rows: of each segment the rows of every sequence, before the tokens come to the last.
-            return_array: whether "causal" will not do.
+            rows: rows of every sequence in each segment, before the tokens are added to the last.
+            return_array: return an array instead of "causal".
         """
         length, before = self.length, rows[-1]
         if not self.spans and all(len(set(one)) <= 1 for one in rows):
@@ -90,6 +90,6 @@ class Step:
 
 @lru_cache(maxsize=16)
 def per_sequence(numbers: tuple[int, ...]) -> mx.array:
-    """int32 [B, 1, 1, 1]: a number of each sequence, the same array for all layers; in memory, so
-    that any thread may read it."""
+    """int32 [B, 1, 1, 1]: a number for each sequence, one array for all layers. It is evaluated, so
+    that any thread can read it."""
     return mx.array([[[[one]]] for one in numbers])

@@ -1,8 +1,8 @@
-"""Rows of one layer as a table: columns of keys and values, and what else goes with a row.
+"""Rows of one layer as a table: columns of keys and values, and other data of each row.
 
 The rows of a sequence fill the first slots of each segment; slots behind them are unused. Every
-event, be it an eviction, a trim or a sequence that leaves, says which rows go to which slots, and
-the columns take and put them.
+eviction, trim or departing sequence comes down to which rows go to which slots, and the columns
+move them.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ Change = Callable[[mx.array], mx.array]
 NONE = -1
 """The position of an unused slot."""
 IMPORTANCE, BIAS = "importance", "bias"
-"""Beside the rows: what the policy accumulated, and, once some have been folded, ``ln n`` of the n
-rows that each stands for."""
+"""Arrays beside the rows: what the policy has accumulated, and, once rows have been folded, the
+bias ``ln n`` of a row that stands for n."""
 WAITING = {False: "waiting logits", True: "waiting weights"}
-"""What the newest queries said, which may be taken back, by whether the policy wants weights."""
+"""Pending scores of queries that may be taken back, by whether the policy needs weights."""
 FILLS = {IMPORTANCE: math.nan, BIAS: 0.0, WAITING[False]: -math.inf, WAITING[True]: 0.0}
-"""What unused slots hold, and those that a query has not seen."""
+"""Values for unused slots, and for rows that a query has not seen."""
 
 
 class Segment:
-    """Rows that are kept in one way; ``rows`` of each sequence are in use, ``came`` of them since
-    they were set. ``read`` is what attention has read of a segment that does not change."""
+    """Rows in one format; ``rows`` of each sequence are in use, ``came`` of them appended since
+    ``rows`` was set. ``read`` caches what attention reads of a segment that does not change."""
 
     def __init__(self, keys: Column, values: Column, rows: list[int]) -> None:
         self.keys, self.values, self.rows = keys, values, rows
@@ -55,24 +55,24 @@ class Segment:
         return self._most + self.came
 
     def next_slots(self) -> mx.array | None:
-        """int32 [B, 1, 1, 1]: where the next row of each sequence goes; None: in the same slot."""
+        """int32 [B, 1, 1, 1]: where the next row of each sequence goes; None: the same for all."""
         return per_sequence((*self.rows,)) if self.ragged else None
 
     @property
     def capacity(self) -> int:
-        return min(self.keys.capacity, self.values.capacity)  # set from outside, one may lack room
+        return min(self.keys.capacity, self.values.capacity)  # one that was set may be smaller
 
     def view(self, count: int) -> tuple[Parts, Parts]:
-        """Keys and values of the first ``count`` slots, as they are kept."""
+        """Keys and values of the first ``count`` slots, in stored form."""
         return self.keys.view(count), self.values.view(count)
 
     @property
     def state(self) -> tuple[Parts, Parts]:
-        """Those in use."""
+        """The slots in use."""
         return self.view(self.width)
 
     def as_rows(self, shared: bool = False) -> AttentionRows:
-        """Of a segment that does not change, what attention reads."""
+        """What attention reads, cached: only for a segment that does not change."""
         if self.read is None:
             keys, values = self.state
             given = self.keys.given(keys, False), self.values.given(values, False)
@@ -81,7 +81,7 @@ class Segment:
 
     @property
     def parts(self) -> list[mx.array]:
-        """Those of the keys, and then those of the values."""
+        """The parts of the keys, then those of the values."""
         return [*self.keys.parts, *self.values.parts]
 
     @parts.setter
@@ -90,7 +90,7 @@ class Segment:
         self.keys.parts, self.values.parts = tuple(parts[:count]), tuple(parts[count:])
 
     def each(self, change: Change, rows: Sequence[int] = ()) -> Segment:
-        """Other rows that are kept so, whose arrays are ``change`` of these."""
+        """A segment of the same formats, whose arrays are ``change`` of these."""
         return Segment(self.keys.each(change), self.values.each(change), list(rows or self.rows))
 
 
@@ -98,17 +98,17 @@ class Table:
     """Rows of one sequence or several.
 
     Attributes:
-        segments: the last one takes the new rows; the others hold packed rows of mixed precision
-            and change as a whole. None of them: no token has been seen.
-        tokens: of each sequence, those seen.
-        frame: what all rows are kept relative to; None: nothing, they are kept as they come.
-        prefix: the rows before these, of batch 1, which others have too; they never change.
+        segments: the last one (the tail) takes new rows; the others hold packed rows of mixed
+            precision and change as a whole. Empty: no token has been seen.
+        tokens: how many tokens each sequence has seen.
+        frame: the frame in which rows are stored; None: they are stored as they arrive.
+        prefix: the shared rows before these, of batch 1, which never change.
         packed_width: slots before the tail.
-        shown: slots that attention is given: those in use, and since the last append, where
-            sequences had padding, as many as if none had.
-        beside: arrays [B, H, slots, ...] of what else goes with a row, with as many slots as the
+        shown: slots that attention reads: those in use, and after an append with padding as many
+            as if there were none.
+        beside: arrays [B, H, slots, ...] of other data of each row, with as many slots as the
             segments have room for.
-        waiting: positions and numbers of the queries whose scores wait.
+        waiting: first position and number of queries of each run of pending scores.
         unscored: whether the last rows still wait for their attention.
     """
 
@@ -128,11 +128,11 @@ class Table:
         self.beside: dict[str, mx.array] = {}
         self.waiting: list[tuple[int, int]] = []
         self.unscored = False
-        self.changed = False  # beside attention, which reads what it changes
-        # The rows of the tail beyond ``known`` have come one after the other.
+        self.changed = False  # whether arrays have changed that attention does not read
+        # Rows of the tail beyond ``_known`` have consecutive positions, which are not stored.
         self._placed: mx.array | None = None
         self._known = [0] * len(tokens)
-        self._most = 0  # rows that the tail has had since ``give_back``
+        self._most = 0  # most rows in the tail since ``give_back``
 
     @property
     def tail(self) -> Segment:
@@ -151,12 +151,12 @@ class Table:
 
     @property
     def evicted(self) -> int:
-        """Rows per head that have gone, of all sequences."""
+        """Rows evicted per head, summed over all sequences."""
         return sum(self.tokens) - self.prefix_rows * len(self.tokens) - sum(self.lengths)
 
     @property
     def prefix_rows(self) -> int:
-        """Rows per head that others have too."""
+        """Shared rows per head."""
         return 0 if self.prefix is None else self.prefix.width
 
     @property
@@ -167,7 +167,7 @@ class Table:
 
     @property
     def layouts(self) -> tuple[Layout, ...]:
-        """Of keys and values as they come, if any have."""
+        """The layouts of keys and values as they arrive; empty before the first."""
         if not self.segments:
             return ()
         found = self.tail.keys.layout, self.tail.values.layout
@@ -177,16 +177,16 @@ class Table:
         return tuple((*one[:2], size, one[3]) for one, size in pairs)
 
     def loose(self, scored: bool) -> list[mx.array]:
-        """What attention does not read: whoever evaluates a step must evaluate it too.
+        """Arrays that attention does not read, so that a step has to evaluate them explicitly.
 
-        Rows that are ``scored`` take in what attention says, and it is tied to its output.
+        With ``scored``, attention updates the arrays beside the rows and ties them to its output.
         """
         placed = [] if self._placed is None else [self._placed]
         return placed if scored else [*self.beside.values(), *placed]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of what is stored, and of room for more where memory is taken for it."""
+        """Bytes of all arrays; of slots allocated ahead, only what takes memory."""
         held = [*self.segments, *([] if self.prefix is None else [self.prefix])]
         columns = [column for one in held for column in (one.keys, one.values)]
         arrays = [*self.loose(scored=False), *([] if self.frame is None else [self.frame.centre])]
@@ -196,7 +196,7 @@ class Table:
 
     @property
     def positions(self) -> mx.array:
-        """int32 [B, H, width]: the place of each row in its sequence."""
+        """int32 [B, H, width]: the position of each row in its sequence."""
         before, width, rows, known = self.packed_width, self.tail.width, self.tail.rows, self._known
         if len(set(zip(self.tokens, rows, known, strict=True))) == 1:
             if self._placed is not None and known == rows:
@@ -230,21 +230,19 @@ class Table:
             start += one.width
         return mx.concatenate(parts)
 
-    # Rows that come
-
+    # Appending rows
     @property
     def ragged(self) -> bool:
-        """Whether sequences have unlike numbers of rows in the tail."""
+        """Whether sequences have different numbers of rows in the tail."""
         return self.segments[-1].ragged
 
     def append(
         self, keys: mx.array, values: mx.array, step: Step, limit: int | None = None
     ) -> tuple[Parts, Parts]:
-        """Add the rows [B, H, L, D] of a step behind those of each sequence; no room is made in
-        advance for more than ``limit``, None: there is room. Padding lies behind them, in slots
-        that stay unused.
+        """Append the rows [B, H, L, D] of a step to each sequence; padding goes behind them, in
+        slots that stay unused. Allocates ahead for up to ``limit`` rows; None: there is room.
 
-        Returns the tail's slots in use, and those of padding, as ``Segment.view`` gives them.
+        Returns the tail's slots in use, and those of padding, in the form of ``Segment.view``.
         """
         tail, length, spans, frame = self.segments[-1], step.length, step.spans, self.frame
         kept, others, slots, width = tail.keys, tail.values, tail.next_slots(), tail.width + length
@@ -263,7 +261,7 @@ class Table:
         if slots is None and not first:
             found = resolve().append_rows(tail.parts, found, width - length)
         else:
-            if slots is None:  # the first ones are kept as they came, without room
+            if slots is None:  # the first rows get no spare slots
                 found = [mx.contiguous(part) for part in found]
             else:
                 found = resolve().put_each(tail.parts, slots, found)
@@ -284,13 +282,12 @@ class Table:
         return views
 
     def attach(self, name: str, array: mx.array | None = None) -> None:
-        """Keep ``array`` [B, H, n, ...], None: nothing yet, beside the first n rows."""
+        """Store ``array`` [B, H, n, ...] beside the first n rows; None: fill all slots."""
         array = mx.zeros((*self.shape, 0)) if array is None else array
         tail = max(self.tail.width, self.tail.keys.capacity)  # a copy has no room yet
         self.beside[name] = padded(array, self.packed_width + tail, FILLS[name])
 
-    # Rows that go, and rows that move
-
+    # Removing and moving rows
     def close_gaps(
         self,
         kept: mx.array,
@@ -300,11 +297,11 @@ class Table:
         start: int,
         tail: int,
     ) -> None:
-        """Keep the rows at ``kept`` [b, H, K] of some sequences, in the first slots, and behind
-        them ``tail`` rows from slot ``start`` on; ``rows`` of each sequence remain, of these
-        ``positions``.
+        """Keep the rows at ``kept`` [b, H, K] of some sequences in the first slots, then ``tail``
+        rows from slot ``start`` on; ``rows`` of each sequence remain. ``positions`` are those of
+        all rows before.
 
-        Only of a table of one segment.
+        Only for a table of one segment.
         """
         parts, segment = self.tail.parts, self.tail
         buffers = [*parts, *self.beside.values(), positions]
@@ -322,7 +319,7 @@ class Table:
             self._placed = self._placed[:, :, : self.packed_width + max(self._known)]
 
     def _cut(self, rows: list[int]) -> None:
-        """``rows`` of the tail stay in use; the others are forgotten."""
+        """Keep ``rows`` of the tail in use, and reset what lies beside the others."""
         self.changed = True
         self._most = max(self._most, self.tail.width)
         self.tail.rows = rows
@@ -337,20 +334,20 @@ class Table:
             self.beside[name] = mx.where(used, array, FILLS[name])
 
     def make_ahead(self, rows: int) -> None:
-        """Have room for so many rows of the tail at once, from the next append on."""
+        """Let the next append allocate slots for this many rows of the tail at once."""
         self.tail.keys.ahead = self.tail.values.ahead = rows
 
     def give_back(self) -> None:
-        """Let go of the memory behind the rows, of room that was made at once."""
+        """Release the memory behind the rows, if slots were allocated ahead."""
         width, tail = self.tail.width, self.tail
         if self._most > width and tail.keys.give_back(width) + tail.values.give_back(width):
             self._most = width
 
     def fit(self, limit: int) -> None:
-        """Give up room for more than ``limit`` rows in the tail."""
+        """Cut the tail to ``limit`` slots, or to its rows if there are more."""
         tail = self.tail
         capacity = max(limit, *tail.rows)
-        if tail.keys.capacity > capacity:  # and so the values'
+        if tail.keys.capacity > capacity:  # values have the same
             columns = tail.keys.resized(capacity), tail.values.resized(capacity)
             self.segments[-1] = Segment(*columns, tail.rows)
             end = self.packed_width + capacity
@@ -359,8 +356,8 @@ class Table:
     # Other tables
 
     def each(self, change: Change, rows: Sequence[int] = ()) -> Table:
-        """The table whose arrays are ``change`` of these, with so many ``rows`` of each sequence
-        in each segment; none given: as they are. Positions are to be placed."""
+        """A table whose arrays are ``change`` of these, with ``rows`` of each sequence in each
+        segment (empty: as here). The caller has to set positions with ``place``."""
         segments = [one.each(change, rows) for one in self.segments]
         found = Table(segments, self.tokens, self.frame, self.prefix)
         found.beside = {name: change(array) for name, array in self.beside.items()}
@@ -368,10 +365,10 @@ class Table:
         return found
 
     def copy(self) -> Table:
-        """The same rows; whichever is written first gets arrays of its own."""
+        """A table of the same rows; the one that is written first copies them."""
         if not self.segments:
             return Table([], self.tokens)
-        # No more than the rows, or the copy of room that was made at once takes all of it.
+        # Copy rows only: a copy of slots allocated ahead would take memory for all of them.
         end = self.tail.width if self.tail.keys.ahead else None
         found = self.each(lambda array: mx.contiguous(array[:, :, :end]))
         found.make_ahead(self.tail.keys.ahead)
@@ -379,7 +376,7 @@ class Table:
         return found
 
     def standing(self, rows: int) -> Table:
-        """Of one sequence, the rows behind the first ones, and those as its prefix."""
+        """The table of one sequence with its first ``rows`` as a shared prefix."""
         width = self.width
         prefix = self.tail.each(lambda part: mx.contiguous(part[:, :, :rows]), [rows])
         found = self.each(lambda part: mx.contiguous(part[:, :, rows:width]), [width - rows])
@@ -389,7 +386,7 @@ class Table:
 
     @property
     def whole(self) -> Table:
-        """All rows: those of a prefix once for each sequence, and its own behind them."""
+        """A table of all rows: each sequence has a copy of the prefix before its own rows."""
         prefix = self.prefix
         if prefix is None:
             return self
@@ -404,8 +401,8 @@ class Table:
         return found
 
     def behind_prefix(self, own: mx.array, fill: float | None) -> mx.array:
-        """What goes with own rows [B, H, N], behind ``fill``, None: the positions, of the rows
-        that are shared."""
+        """``own`` data [B, H, N] behind that of the shared rows, which is ``fill``, or if None
+        their positions."""
         count = self.prefix_rows
         first = (
             mx.arange(count, dtype=own.dtype) if fill is None else mx.full(count, fill, own.dtype)

@@ -1,7 +1,7 @@
-"""Mixed precision: the newest rows as they come, older ones packed once, with more bits or fewer.
+"""Mixed precision: the newest rows are dense, older ones packed with more bits or fewer.
 
-The segments of such a table are the heavy rows, the low-precision rows, if any, and a tail of
-dense rows. Rows change their segment in groups: when rows go, or when the tail is full.
+The segments of such a table are the heavy rows, the low-precision (light) rows, if any, and a tail
+of dense rows. Rows change segments in groups, at evictions or when the tail is full.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from .views import in_parts
 
 
 def planned(config: H2OConfig, kept: int, dense: int, protected: int) -> list[int]:
-    """Rows of each segment when ``kept`` stay, of which ``protected`` are recent and some of the
-    newest ``dense`` as they came."""
+    """Rows of each segment when ``kept`` stay, of which ``protected`` are recent and at most
+    ``dense`` of the newest can stay in the tail."""
     newest = min(kept, dense, config.dense_rows + config.reach)
     old = kept - newest
     if config.light_bits is None:
         return [old, newest]
-    # As published, without dense rows, the recent range is light.
+    # Without dense rows, as published, the recent range is light.
     light = old // 2 if config.dense_rows else min(old, max(0, protected - newest))
     return [old - light, light, newest]
 
 
 def tail_limit(config: H2OConfig) -> int:
-    """Dense rows, at most: rows leave the tail before others come."""
+    """Most dense rows: rows leave a full tail before new ones arrive."""
     return config.dense_rows + config.group + config.reach
 
 
 def pack_older(eviction: Eviction) -> Table:
-    """The table after an eviction, in which older rows of the sequences concerned are packed."""
+    """The table after an eviction, with older rows of the sequences in ``due`` packed."""
     table, due = eviction.table, set(eviction.due)
     alike = [*(one.rows for one in table.segments), eviction.protected]
     if len(due) == len(table.tokens) and all(len(set(numbers)) == 1 for numbers in alike):
@@ -51,7 +51,7 @@ def pack_older(eviction: Eviction) -> Table:
 
 
 def truncated(table: Table, gone: Sequence[int], config: H2OConfig) -> Table:
-    """The table without the newest tokens of each sequence, where none has been evicted."""
+    """The table without the newest ``gone`` tokens of each sequence, none of them evicted."""
     tables = []
     for n, count in enumerate(gone):
         alone = table if len(gone) == 1 else select(table, [n])
@@ -64,7 +64,7 @@ def truncated(table: Table, gone: Sequence[int], config: H2OConfig) -> Table:
 
 
 def _arranged(eviction: Eviction) -> Table:
-    """Of a table whose sequences have the same numbers of rows, all of which are due."""
+    """``pack_older``, if all sequences are due and have the same numbers of rows."""
     table, keep, config = eviction.table, eviction.keep, eviction.config
     tail = eviction.tail
     rows = Ranked(eviction, eviction.due, table.width)
@@ -79,7 +79,7 @@ def _arranged(eviction: Eviction) -> Table:
         newest = mx.broadcast_to(newest, (*slots.shape[:2], tail))
         slots = mx.concatenate([slots, newest], axis=2)
     dense = table.tail.rows[0]
-    if keep < table.width:  # what stays in place must be what is sure to stay
+    if keep < table.width:  # only rows that are sure to stay keep their place
         dense = min(dense, eviction.protected[0])
     counts = planned(config, keep, dense, eviction.protected[0])
     if config.dense_rows == 0:  # as published: the newest are light, whatever they were before
@@ -96,9 +96,9 @@ def _rearranged(
     counts: Sequence[int],
     config: H2OConfig,
 ) -> Table:
-    """The rows at ``slots``, ascending, the last ``counts[-1]`` of which stay in the tail.
+    """The table of the rows at ``slots``, ascending; the last ``counts[-1]`` stay in the tail.
 
-    O(rows). A row that changes its bits keeps the upper ones of its codes.
+    O(rows). A row that gets fewer bits keeps the upper bits of its codes.
     """
     newest = counts[-1]
     old = slots[:, :, : slots.shape[2] - newest]
@@ -128,7 +128,7 @@ def _gathered(table: Table, segment: Segment, slots: mx.array) -> Segment:
         elif own.bits in (2, 4, 8):
             rows = resolve().segment_rows(*in_parts(table, side), slots, own.bits)
             columns.append(own.like(tuple(rows)))
-        else:  # which no other segment has, so that the codes stay
+        else:  # no other segment has these bits: codes stay
             (newest,) = getattr(table.tail, side).view(table.tail.width)
             both = zip(own.view(segment.width), own.encode(newest), strict=True)
             rows = [gathered(mx.concatenate([*parts], axis=2), slots) for parts in both]
@@ -139,10 +139,10 @@ def _gathered(table: Table, segment: Segment, slots: mx.array) -> Segment:
 def _split(
     table: Table, slots: mx.array, ranks: mx.array, counts: Sequence[int], config: H2OConfig
 ) -> list[mx.array]:
-    """The heavy and the light ones of ``slots``, each ascending.
+    """The heavy and the light rows among ``slots``, each ascending.
 
-    Light are the rows of lower rank; those that are light already count as lighter than all
-    others, since they would gain nothing. As published, light are the newest.
+    Rows of lower rank become light, and first of all those that already are, since more bits would
+    not improve them. As published, without dense rows, the newest rows are light.
     """
     before, heavy = table.segments[0].width, counts[0]
     place = mx.argsort(mx.argsort(-gathered(ranks, slots), axis=2), axis=2)

@@ -1,4 +1,4 @@
-"""Rows that a step has left half changed: nobody may go on with them."""
+"""Rows that a failed step has left half changed, so that they must not be used."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 class Torn:
-    """In the place of a table: whoever asks it for anything is told."""
+    """Takes the place of a table; any access raises an error that says why."""
 
     def __init__(self, said: str) -> None:
         self._said = said
@@ -23,8 +23,8 @@ class Torn:
 
 
 def changes(method: _Method) -> _Method:
-    """Of a method that changes rows step by step: where it does not come to its end, such as for
-    want of memory, the cache holds no rows, so that no one can read wrong ones."""
+    """Decorates a method that changes rows step by step: if it fails, for example because memory
+    runs out, the cache drops its rows, so that nobody reads wrong ones."""
 
     @functools.wraps(method)
     def whole(cache: Any, /, *args: Any, **given: Any) -> Any:

@@ -1,6 +1,6 @@
 """Rows as codes of rotated directions and norms: TurboQuant, in the format of ``composed.turbo``.
 
-A row is quantised once, when it comes, and moved as it is packed.
+A row is quantised once, on arrival, and moved in packed form.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from .column import Column, Layout, Parts
 
 
 class TurboColumn(Column):
-    """``parts`` are words and norms; ``seed`` tells keys and values apart, and rows come in
-    ``dtype``, which codes do not say."""
+    """``parts`` are words and norms; ``seed`` differs for keys and values, and ``dtype`` is that of
+    arriving rows, which codes do not show."""
 
     bits: int
 
@@ -39,8 +39,8 @@ class TurboColumn(Column):
 
 
 def check_sizes(kv_format: str, width: int, value_width: int, owner: str) -> None:
-    """Raises ValueError, naming ``owner``, for rows that no codes can stand for; 0 elements are
-    none."""
+    """Raises ValueError, naming ``owner``, for row sizes that codes do not support; a size of 0
+    means that a side has no codes."""
     for name, size in (("keys", width), ("values", value_width)):
         if size and not codes_fit(size):
             raise ValueError(

@@ -20,7 +20,7 @@ def packed_rows(table: Table) -> list[AttentionRows]:
 
 
 def shared_rows(table: Table, framed: bool) -> list[AttentionRows]:
-    """The rows that others have too, if any: in their frame, or as they came."""
+    """The shared rows, if any: in stored form if ``framed``, else as they arrived."""
     if table.prefix is None:
         return []
     if table.frame is None or framed:
@@ -30,7 +30,7 @@ def shared_rows(table: Table, framed: bool) -> list[AttentionRows]:
 
 
 def _shared(table: Table, side: str) -> mx.array:
-    """Shared "keys", or "values", as they came."""
+    """The shared "keys" or "values", as they arrived."""
     frame = table.frame and table.frame.each(lambda centre: centre[:1])  # the same in all
     return as_they_came(frame, _decoded(getattr(table.prefix, side), table.prefix_rows), side)
 
@@ -42,8 +42,8 @@ def _decoded(column: Column, count: int) -> mx.array:
 def behind_shared(
     table: Table, keys: mx.array, values: mx.array, mask: mx.array | str | None
 ) -> tuple[mx.array, mx.array, mx.array | str | None]:
-    """Shared rows and then own ones as arrays [B, H, rows + N, ...], which live no longer than the
-    attention of a chunk needs them, and the mask of the own ones for all."""
+    """Shared rows and then own ones as arrays [B, H, rows + N, ...], meant for one attention call
+    only, and the mask of the own rows extended to all."""
     pairs = zip(("keys", "values"), (keys, values), strict=True)
     both = [behind(_shared(table, side).astype(own.dtype), own) for side, own in pairs]
     if isinstance(mask, mx.array):
@@ -57,14 +57,14 @@ def behind_shared(
 def unpacked(
     table: Table, views: tuple[Parts, Parts], step: Step, came: Sequence[mx.array] = ()
 ) -> tuple[mx.array, mx.array]:
-    """Keys and values as arrays: ``views`` of the tail's slots, and the rows that ``came`` in this
-    step as they were before they were packed. Evaluating the keys evaluates those too."""
+    """Keys and values as arrays: ``views`` of the tail, with the rows that ``came`` in this step as
+    they were before they were packed. Evaluating the keys evaluates ``views`` too."""
     tail, apart, found = table.tail, table.ragged or bool(step.spans), []
     before = [rows - count for rows, count in zip(tail.rows, step.counts, strict=True)]
     for side, parts, new in zip(("keys", "values"), views, came or (None, None), strict=True):
-        if len(table.segments) > 1:  # whose newest rows are not packed
+        if len(table.segments) > 1:  # the newest rows are dense anyway
             rows = true_rows(table, side, parts[0])
-        elif new is not None and not apart and not before[0]:  # as a prompt is read
+        elif new is not None and not apart and not before[0]:  # the start of a prompt
             rows = new
         else:
             kept = parts if new is None or apart else [part[:, :, : before[0]] for part in parts]
@@ -80,8 +80,8 @@ def unpacked(
 
 
 def true_rows(table: Table, side: str, newest: mx.array | None = None) -> mx.array:
-    """The "keys", or the "values", in use as an array [B, H, N, D], as they came; ``newest`` of
-    mixed precision as of ``in_parts``."""
+    """The "keys" or "values" in use as an array [B, H, N, D], as they arrived; ``newest`` as in
+    ``in_parts``, for mixed precision."""
     if len(table.segments) > 1:
         rows = resolve().segment_rows(*in_parts(table, side, newest))[0]
     else:
@@ -92,8 +92,8 @@ def true_rows(table: Table, side: str, newest: mx.array | None = None) -> mx.arr
 def in_parts(
     table: Table, side: str, newest: mx.array | None = None
 ) -> tuple[list[mx.array], mx.array, list[int], int]:
-    """Rows of mixed precision as ``segment_rows`` takes them: the parts of the packed
-    segments, the ``newest`` rows, None: those in use of the tail, and how rows are packed."""
+    """The arguments of ``segment_rows`` for mixed precision: the parts of the packed segments, the
+    ``newest`` rows (None: those of the tail), the bits of each segment and the group size."""
     keys, packed, tail = side == "keys", packed_rows(table), table.tail
     parts = [part for rows in packed for part in (rows.keys if keys else rows.values)]
     bits = [rows.settings["bits" if keys else "v_bits"] for rows in packed]
