@@ -78,7 +78,7 @@ class Policy(ABC):
         return self.needs_scores or self.folds
 
     fold_share: ClassVar[float] = 1.0
-    """The share of rows evicted together that is folded: those nearest to a row that stays."""
+    """Which share of the rows evicted together is folded: those nearest to a row that stays."""
 
     def takes(self, ranks: mx.array) -> mx.array:
         """bool [B, H, N]: whether other rows may be folded into a row of this rank."""
@@ -86,7 +86,7 @@ class Policy(ABC):
 
     @classmethod
     def recent_rows(cls, rows: int) -> int | None:
-        """Default number of recent rows in a budget; None: the rest beside the heavy half."""
+        """Default number of recent rows in a budget; None: all but the heavy half."""
         return None
 
     def accumulate(

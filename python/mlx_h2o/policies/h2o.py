@@ -13,10 +13,10 @@ from .h2o_sum import H2OSum
 from .weights import greatest_near
 
 FEWEST_RECENT = 32
-"""Recent rows, below which much is lost."""
+"""With fewer recent rows than this, quality drops sharply."""
 
 _LEAST = 1e-9
-"""Mass and value of the greatest of a head, at least."""
+"""Lower bound of the largest product of a head, by which the others are divided."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class H2O(H2OSum):
             return ranks
         operations = resolve()
         apart = operations.key_diversity(rows.keys)
-        if not self.fold:  # what is looked up is found by what stands before it
+        if not self.fold:  # rows before a diverse one help to find it
             apart = greatest_near(apart, rows.positions, 0, 2)
         stay = operations.keep_indices(
             apart,

@@ -1,4 +1,4 @@
-"""What a policy makes of the scores of one attention: of scores that are there, or of a chunk."""
+"""How a policy accumulates scores: those that attention returned, or those of a chunk."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from .base import Policy
 def seen(
     policy: Policy, scores: mx.array, lse: mx.array | None, sinks: mx.array | None = None
 ) -> mx.array:
-    """What ``accumulate`` takes of scores: themselves, or weights where the policy wants them.
+    """What ``accumulate`` takes: the scores, or their weights if the policy needs weights.
 
-    Where there is no ``lse``, weights are of these scores and ``sinks``. Raises ValueError for an
+    Without ``lse``, the softmax is over these scores and ``sinks``. Raises ValueError for an
     ``lse`` of another shape.
     """
     if not policy.needs_weights:
@@ -41,7 +41,7 @@ def accumulated(
     *,
     masked: bool = True,
 ) -> mx.array:
-    """The importance [B, H, N] of rows after what queries saw of them, ``given`` [B, Hq, L, N]."""
+    """The importance [B, H, N] after the scores or weights ``given`` [B, Hq, L, N]."""
     if policy.chunk_queries is not None:
         given = given[:, :, -policy.chunk_queries :]
     return policy.accumulate(importance, given, positions=positions, masked=masked)

@@ -1,4 +1,4 @@
-"""What several policies make of attention weights. Not a policy itself."""
+"""Functions of attention weights that several policies share. Not a policy itself."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def per_kv_head(weights: mx.array, heads: int) -> mx.array:
 def order(values: mx.array, positions: mx.array) -> mx.array:
     """The place of each row among its head's, 0 (least) to N - 1, float32 [B, H, N].
 
-    Of equal values the lower position is the greater, whatever the slots: as in evictions.
+    Among equal values the lower position ranks higher, whatever the slots, as in evictions.
     O(N log N) per head.
     """
     key = composed.retention_key(values, positions)
@@ -25,8 +25,8 @@ def order(values: mx.array, positions: mx.array) -> mx.array:
 
 
 def greatest_near(rows: mx.array, positions: mx.array | None, first: int, last: int) -> mx.array:
-    """Of each row, the greatest of those [B, H, N] ``first`` to ``last`` places behind it, by
-    position. ``positions`` None: slots are in order."""
+    """For each row, the greatest of ``rows`` [B, H, N] from ``first`` to ``last`` places behind it,
+    by position. ``positions`` None: slots are in order."""
     if positions is not None:
         order = mx.argsort(positions, axis=2)
         near = greatest_near(mx.take_along_axis(rows, order, axis=2), None, first, last)

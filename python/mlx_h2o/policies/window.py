@@ -14,5 +14,5 @@ class Window(Policy):
     name = "window"
 
     def rank(self, rows: Rows) -> mx.array:
-        # The age: float32 holds each of a cache's, but not every position beyond 2^24.
+        # The age, because float32 cannot hold every position beyond 2^24.
         return (rows.positions - beside_rows(rows.offset)).astype(mx.float32)
