@@ -387,14 +387,14 @@ def quantize_append(
 
 
 def _served(op: str, arguments: dict[str, Any], **more: Any) -> mx.array:
-    """What the best back end finds, after a check."""
+    """Check the arguments, then call the operation of the best back end."""
     given = checked_arguments(op, arguments)
     found: mx.array = getattr(resolve(given["stream"], op=op), op)(**given, **more)
     return found
 
 
 def _attended(op: str, arguments: dict[str, Any]) -> tuple[mx.array, ...]:
-    """Output, scores, and what else a call of attention asks for."""
+    """The output and the scores, then lse and skipped shares if requested."""
     given, wanted = checked_arguments(op, arguments), ("return_lse", "return_skipped")
     _check_pair(op, given)
     asked: Any = {name: bool(arguments[name]) for name in wanted if name in arguments}
@@ -405,7 +405,7 @@ def _attended(op: str, arguments: dict[str, Any]) -> tuple[mx.array, ...]:
 
 
 def _check_pair(op: str, given: dict[str, Any]) -> None:
-    """Whether keys and values go together."""
+    """Raise if the kinds of keys and values do not go together."""
     keys, values = given["keys"], given["values"]
     if isinstance(keys, tuple) != isinstance(values, tuple):
         raise TypeError(

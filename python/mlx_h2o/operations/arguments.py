@@ -1,8 +1,7 @@
-"""The check of the arguments of operations, from the table that metal/operations.toml is.
+"""Checks of the arguments of operations, against the table in metal/operations.toml.
 
-Every error is raised here or in ``fast``, before a back end is chosen, so that all of them refuse
-the same calls with the same words. A wrong type is a TypeError; a wrong
-value, ValueError.
+Arguments are checked here or in ``fast``, before a back end is chosen, so that all back ends refuse
+the same calls with the same words. A wrong type raises TypeError, a wrong value ValueError.
 """
 
 import contextlib
@@ -21,12 +20,12 @@ Number = TypeVar("Number", int, float)
 StreamLike = mx.Stream | mx.Device | None
 Shape = tuple[int, ...]
 Known = dict[str, Any]
-"""Sizes and dtypes by the names that the table has for them."""
+"""Sizes and dtypes by their names in the table."""
 
 FLOATS: tuple[mx.Dtype, ...] = (mx.float32, mx.float16, mx.bfloat16)
 _FLOAT_NAMES = "float32, float16 or bfloat16"
 CODE_SIZES = (32, 1024)
-"""Rows of codes have a power of two of elements, from the first to the second."""
+"""Least and greatest size of rows that are kept as codes; sizes are powers of two."""
 
 _QUANTIZED = OPERATIONS["scaled_dot_product_attention_quantized_with_scores"]
 AFFINE_BITS: tuple[int, ...] = tuple(_QUANTIZED["bits"]["one_of"])
@@ -34,7 +33,7 @@ GROUP_SIZES: tuple[int, ...] = tuple(_QUANTIZED["group_size"]["one_of"])
 CODE_BITS: tuple[int, ...] = tuple(OPERATIONS["encode_rows"]["bits"]["one_of"])
 
 NUMBERS = tuple(name for name, given in _QUANTIZED.items() if "number" in given and name != "scale")
-"""The numbers of attention beside its scale, which are off at 0."""
+"""Numeric options of attention, without the scale; 0 turns them off."""
 
 _ANYWHERE = contextlib.nullcontext()
 _INT32 = 2**31 - 1
@@ -42,7 +41,7 @@ _FLOAT32 = float(mx.finfo(mx.float32).max)
 
 
 class Array(NamedTuple):
-    """An array of the table."""
+    """An array argument, as the table describes it."""
 
     name: str
     kind: str
@@ -68,15 +67,15 @@ def _arrays(op: str) -> dict[str, Array]:
 
 
 def checked_arguments(op: str, given: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of an operation and its ``stream``, by the names of the table.
+    """Check the arguments of an operation; returns them and ``stream`` by the names of the table.
 
-    Rows are an array or a tuple of their parts, and "causal" is an argument of its own.
+    Returned rows are an array or a tuple of parts, and "causal" is an argument of its own.
 
     Args:
         op: the operation.
-        given: what its function in ``fast`` was called with, by the names there.
+        given: the arguments of its function in ``fast``, by the names there.
 
-    Raises ValueError where they do not fit the table, and TypeError for another type.
+    Raises ValueError if they do not fit the table, TypeError for a wrong type.
     """
     found: dict[str, Any] = {}
     packing: dict[str, int] = {}
@@ -105,18 +104,18 @@ def checked_arguments(op: str, given: dict[str, Any]) -> dict[str, Any]:
             signatures.append(_signature(op, _arrays(op)[name], value))
         found[name] = value
     known = _sizes(op, tuple(signatures), *packing.items())
-    for name, called in limited:  # by sizes
+    for name, called in limited:  # limits may be sizes
         rule = OPERATIONS[op][name]
         if "per_sequence" in rule:
             found[name] = _per_sequence(op, called, found[name], known)
         else:
             number = _bounded(op, called, whole(op, called, found[name]), rule["integer"], known)
-            found[name] = min(number, _INT32)  # which says the same
+            found[name] = min(number, _INT32)  # means the same
     return found | {"stream": _stream(op, given["stream"])}
 
 
 def _stored(op: str, name: str, parts: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The parts of rows that there are."""
+    """The parts of rows, without None at the end."""
     while parts and parts[-1] is None:
         parts = parts[:-1]
     if not 1 <= len(parts) <= 3:
@@ -128,7 +127,7 @@ def _stored(op: str, name: str, parts: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _signature(op: str, expected: Array, given: Any) -> Any:
-    """Dtype and shape of an array, those of each part of rows, and None of None."""
+    """Dtype and shape of an array, or of each part of rows; None for None."""
     if given is None and expected.optional:
         return None
     if not isinstance(given, tuple) or expected.kind != "rows":
@@ -140,7 +139,7 @@ def _signature(op: str, expected: Array, given: Any) -> Any:
 
 @lru_cache(maxsize=512)
 def _sizes(op: str, given: tuple[Any, ...], *packing: tuple[str, int]) -> Known:
-    """The sizes by name. Once for what is right, since this runs once per layer and token."""
+    """The sizes by name. Valid calls are cached, since this runs once per layer and token."""
     sizes = _Sizes(op, dict(packing))
     for expected, found in zip(_arrays(op).values(), given, strict=True):
         if found is None:
@@ -155,7 +154,7 @@ def _sizes(op: str, given: tuple[Any, ...], *packing: tuple[str, int]) -> Known:
 
 
 class _Sizes:
-    """Takes the arrays of a call, one after the other; each has to fit what is known by then."""
+    """Checks the arrays of a call in turn; each has to fit the sizes known by then."""
 
     def __init__(self, op: str, known: Known) -> None:
         self.op, self.known = op, known
@@ -234,7 +233,7 @@ class _Sizes:
         raise ValueError(f"[{self.op}] {found}, expected {words}")
 
     def _words(self, expected: Array) -> str:
-        """What an array was expected to be, with all that is known of it."""
+        """What was expected of an array, with the sizes known so far."""
         known, allowed = self.known, self._dtypes(expected)
         text = f"{_FLOAT_NAMES if len(allowed) > 1 else allowed[0]} {expected.layout}"
         free = [name for name in expected.names if name not in known]
@@ -253,7 +252,7 @@ class _Sizes:
 
 
 def _holds(rule: list[str], known: Known) -> bool:
-    """Whether a rule holds, or is about sizes that are not known yet."""
+    """Whether a rule holds, or concerns sizes that are not known yet."""
     first, relation, second = rule[0], rule[1], rule[-1]
     one, other = known.get(first), int(second) if second.isdigit() else known.get(second)
     if one is None or other is None:
@@ -264,7 +263,7 @@ def _holds(rule: list[str], known: Known) -> bool:
 
 
 def _parts_of(name: str, count: int) -> tuple[str, ...]:
-    """What parts of rows are called."""
+    """The names of the parts of rows."""
     one = name.removesuffix("s")
     words = ("words", "norms") if count == 2 else ("words", "scales", "biases")
     return (name,) if count == 1 else tuple(f"{one} {word}" for word in words)
@@ -283,14 +282,14 @@ def array(op: str, name: str, value: object) -> mx.array:
 
 
 def whole(op: str, name: str, value: object) -> int:
-    """``value`` as an int; NumPy's integers are welcome, bools are no numbers."""
+    """``value`` as an int; NumPy's integers are accepted, bools are not."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(f"[{op}] {name} must be an integer, found {type(value).__name__}.")
     return int(value)
 
 
 def _per_sequence(op: str, name: str, value: object, known: Known) -> int | mx.array | None:
-    """An integer or int32 [] or [B]; positions end far below the limits of int32."""
+    """An integer, limited to int32, which no position exceeds; or int32 [] or [B]."""
     if value is None:
         return None
     if not isinstance(value, mx.array):
@@ -329,7 +328,7 @@ _RELATIONS: dict[str, tuple[str, Callable[[float, float], bool]]] = {
 
 
 def _bounded(op: str, name: str, found: Number, bounds: dict[str, Any], known: Known) -> Number:
-    """``found``, if it is within bounds, some of which are sizes."""
+    """``found``, if it is within its bounds, which may be names of sizes."""
     if all(_RELATIONS[bound][1](found, known.get(limit, limit)) for bound, limit in bounds.items()):
         return found
     limits = [
@@ -340,7 +339,7 @@ def _bounded(op: str, name: str, found: Number, bounds: dict[str, Any], known: K
 
 
 def _one_of(op: str, name: str, value: Any, allowed: tuple[Any, ...]) -> Any:
-    """``value``, if it is one of those of the table."""
+    """``value``, if it is one of the allowed ones."""
     if isinstance(allowed[0], int):
         value = whole(op, name, value)
     if value not in allowed:
@@ -378,5 +377,5 @@ def placed(stream: StreamLike) -> contextlib.AbstractContextManager[Any]:
 
 
 def dtype_name(dtype: mx.Dtype) -> str:
-    """``mlx.core.float16`` is ``float16`` in messages, and ``mlx.core.bool`` ``bool``."""
+    """The name of a dtype in messages: ``float16`` for ``mlx.core.float16``."""
     return str(dtype).removeprefix("mlx.core.")

@@ -46,7 +46,7 @@ _registered: dict[str, Operations] = {
     "native": native.BACKEND,
     "composed": COMPOSED,
 }
-# In the order of preference. Composed is the last of both devices.
+# In order of preference; composed is the last on both devices.
 _ON_GPU, _ON_CPU = ("metal", "cuda", "composed"), ("native", "composed")
 
 
@@ -60,7 +60,7 @@ def _known(name: str) -> Operations:
 
 
 def _preferred(gpu: bool) -> Operations:
-    """The one that is named, whether it is available or not; else the best that is."""
+    """The back end that was named, available or not; else the best available one."""
     wanted = named()
     if wanted is not None:
         return _known(wanted)
@@ -99,7 +99,7 @@ def use_backend(name: str | None) -> Iterator[None]:
 
 
 def get(name: str, *, op: str = "use_backend") -> Operations:
-    """The back end of this name. Raises ValueError where it is unknown or not available here."""
+    """The back end of this name. Raises ValueError if it is unknown or not available here."""
     return _ready(_known(name), op)
 
 
@@ -107,13 +107,13 @@ _latest: tuple[tuple[str | None, mx.Device] | None, Operations] = (None, COMPOSE
 
 
 def resolve(stream: StreamLike = None, *, op: str = "resolve") -> Operations:
-    """The operations as they are served on ``stream``, or where a call without one would run.
+    """The back end for ``stream``; without one, for the device that a call would run on.
 
-    Cheap where nothing has changed since the last call; to be asked for in every step, since
-    ``use_backend`` and MLX's default device may change. ``op`` introduces errors.
+    Cheap if nothing has changed since the last call. Call it in every step, since ``use_backend``
+    and MLX's default device may change. Errors begin with ``op``.
 
     Raises:
-        ValueError: a back end was named and it is not available.
+        ValueError: a back end was named but is not available.
     """
     global _latest
     asked = current.get(None), mx.default_device() if stream is None else device_of(stream)
@@ -133,7 +133,7 @@ def _ready(backend: Operations, op: str) -> Operations:
 
 
 def forget() -> None:
-    """Look at the environment and at the machine again, for tests."""
+    """Forget the choice and the environment variable, so that tests can change them."""
     global _latest
     _latest = None, COMPOSED
     from_environment.cache_clear()

@@ -1,4 +1,4 @@
-"""What back ends receive: arguments that are known to be right.
+"""What back ends receive: arguments that are known to be valid.
 
 ``fast`` has checked them, or our own caches passed them. Requests are made once per layer and
 token, so none is a frozen dataclass, which takes longer to make.
@@ -18,10 +18,10 @@ MASK_THRESHOLDS = {
     mx.bool_: 0.0,
     **{dtype: float(mx.finfo(dtype).min) / 2 for dtype in FLOATS},
 }
-"""At or below it an additive mask masks: models mask with the lowest finite value and with -inf."""
+"""Additive masks mask at or below this: models use the lowest finite value as well as -inf."""
 
 QUERIES = 128
-"""Queries of a block, where a matrix of all queries by all keys is made."""
+"""Queries per block, where attention stores the logits of all queries and keys."""
 
 Parts = tuple[mx.array, ...]
 """Rows as they are stored, arrays [B, H, N, ...]: words, scales and biases, or words and norms, or
@@ -59,7 +59,7 @@ def are_codes(rows: StoredRows) -> bool:
 
 
 def stored_rows(rows: mx.array | Parts, bits: int, group_size: int) -> StoredRows:
-    """Rows as they are handed over: an array, words and norms, or words, scales and biases."""
+    """Rows from an array, or from a tuple of words and norms or of words, scales and biases."""
     if not isinstance(rows, tuple):
         return rows
     parts = tuple(part for part in rows if part is not None)
@@ -70,13 +70,13 @@ def stored_rows(rows: mx.array | Parts, bits: int, group_size: int) -> StoredRow
 class AttentionRequest:
     """One attention call. Shapes as in ``fast``; nothing has been copied.
 
-    ``keys`` and ``values`` are of any kind, each of its own. ``mask``, [B or 1, Hq or 1, Lq, N]
+    ``keys`` and ``values`` may be of different kinds. ``mask``, [B or 1, Hq or 1, Lq, N]
     (strides may be 0), is bool or additive; an additive entry at or below ``mask_threshold`` masks
-    its pair. With ``causal`` it is None, or the causal one. ``row_bias``, float32 [B, Hkv, N or
-    more], comes on top of either; at or below the lowest finite it masks its row, which it never
-    does where ``bias_masks`` is False. Of packed rows, pairs whose weight is below
-    ``sparse_v_threshold`` add nothing to the output; 0: all add. Where ``return_scores``,
-    ``return_lse`` or ``return_skipped`` is false the back end may give None in that place.
+    its pair. With ``causal`` it is None, or the causal mask. ``row_bias``, float32 [B, Hkv, N or
+    more], is added on top; at or below the lowest finite number it masks its row, unless
+    ``bias_masks`` is False. Packed values whose weight is below ``sparse_v_threshold`` add nothing
+    to the output; 0: all count. If ``return_scores``, ``return_lse`` or ``return_skipped`` is
+    False, the back end may return None there.
     """
 
     queries: mx.array
@@ -97,7 +97,7 @@ class AttentionRequest:
 
     @property
     def is_packed(self) -> bool:
-        """Whether keys or values are."""
+        """Whether keys or values are packed."""
         return isinstance(self.keys, PackedRows) or isinstance(self.values, PackedRows)
 
     @property
@@ -107,7 +107,7 @@ class AttentionRequest:
 
     @property
     def packing(self) -> dict[str, int]:
-        """Bits of the keys and of the values, 8 of arrays, and the group size."""
+        """Bits of the keys and of the values (8 for arrays), and the group size."""
         both = self.keys, self.values
         bits, v_bits = (rows.bits if isinstance(rows, PackedRows) else 8 for rows in both)
         affine = [r for r in both if isinstance(r, PackedRows) and len(r.parts) == 3]
@@ -119,16 +119,16 @@ class AttentionRequest:
 
     @property
     def hides(self) -> bool:
-        """Whether there may be a pair that is masked."""
+        """Whether any pair may be masked."""
         masked = self.mask is not None or (self.row_bias is not None and self.bias_masks)
         return masked or (self.causal and self.queries.shape[2] > 1)
 
 
 class AttentionResult(NamedTuple):
-    """What a back end makes of it; None where it was not asked for.
+    """The result of a request; None for what was not requested.
 
-    ``weights`` [B, Hkv, Hq / Hkv * Lq, N] come without being asked for, where a back end has no
-    ``attention_and_accumulate`` of its own.
+    A back end without its own ``accumulate`` for the mass always returns ``weights``,
+    [B, Hkv, Hq / Hkv * Lq, N].
     """
 
     out: mx.array
@@ -152,7 +152,7 @@ def attention_request(
     stream: StreamLike = None,
     **more: Any,
 ) -> AttentionRequest:
-    """The request of right arguments, as ``fast`` names them; ``more`` are fields of it."""
+    """The request for valid arguments, named as in ``fast``; ``more`` are further fields."""
     if isinstance(mask, str):
         causal, mask = True, None
     stored, threshold = stored_rows(keys, bits, group_size), 0.0
@@ -168,15 +168,15 @@ def attention_request(
 
 
 def last_queries(request: AttentionRequest, count: int) -> AttentionRequest:
-    """The request of the last ``count`` queries; a bottom-right causal mask fits as it is."""
+    """The request for the last ``count`` queries; a bottom-right causal mask fits unchanged."""
     return part_of(request, slice(-count, None), slice(None))
 
 
 def part_of(
     request: AttentionRequest, queries: slice, keys: slice, after: Sequence[mx.array] = ()
 ) -> AttentionRequest:
-    """Some queries and some keys of a request, with their values; computed after the last of
-    ``after``: without an order MLX may begin many parts before it ends the first."""
+    """The request for some queries and some keys, with their values. It is computed after the last
+    of ``after``, since MLX may otherwise begin many parts before it ends the first."""
     asked, mask, bias = request.queries[:, :, queries], request.mask, request.row_bias
 
     def rows(stored: StoredRows) -> StoredRows:

@@ -1,7 +1,7 @@
-"""The operations for arguments that are known to be right, and the base of what serves them.
+"""The operations on arguments that are known to be valid: the base class of all back ends.
 
-``backends.resolve`` hands out who serves. Our caches call it; the functions of ``fast`` check what
-a user passed, and call the same.
+``backends.resolve`` chooses the back end. Our caches call its methods directly; the functions of
+``fast`` first check the user's arguments.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ current: contextvars.ContextVar[str | None] = contextvars.ContextVar("mlx_h2o_ba
 """The back end that ``use_backend`` names."""
 
 Attended = tuple[mx.array, mx.array | None, mx.array | None, mx.array | None]
-"""Out, scores, lse and skipped; None where it was not asked for."""
+"""Out, scores, lse and skipped; None for what was not requested."""
 
 
 @cache
 def from_environment() -> str | None:
-    """What the variable names. It is read once."""
+    """The back end that the environment variable names. It is read once."""
     return os.environ.get(ENVIRONMENT) or None
 
 
@@ -47,10 +47,10 @@ def named() -> str | None:
 
 
 class Operations:
-    """The back end "composed": every operation by its definition. The others are derived from it,
-    and bring functions of their own for some.
+    """The back end "composed": every operation by its definition. Other back ends derive from it
+    and override some operations.
 
-    Arguments are those of ``fast`` under the names of the table, and nobody checks them. ``keys``
+    Arguments are those of ``fast`` under the names of the table, and are not checked. ``keys``
     and ``values`` are arrays, or tuples of words, scales and biases, or of words and norms, with
     ``bits``, ``v_bits`` and ``group_size``. ``mask`` is an array, and excludes ``causal``. A
     ``row_bias`` masks no row. Numbers per sequence are an int, or int32 [] or [B].
@@ -78,29 +78,29 @@ class Operations:
     committed_bytes = staticmethod(buffers.committed_bytes)
 
     def unavailable_reason(self) -> str:
-        """Why it does not run on this machine; empty if it does."""
+        """Why this back end does not run on this machine; empty if it does."""
         return ""
 
     def advice(self) -> str:
-        """How to make it available, where this machine could."""
+        """How to make it available, if this machine could run it."""
         return ""
 
     def ready(self) -> None:
-        """It is available, and about to serve."""
+        """Called when the back end is available and about to serve."""
 
     def refuses(self, request: AttentionRequest) -> str:
-        """Why it cannot serve this request; empty if it can."""
+        """Why the back end cannot serve this request; empty if it can."""
         return ""
 
     def attend(self, request: AttentionRequest) -> AttentionResult:
-        """Attention that was not refused."""
+        """Attention for a request that was not refused."""
         return composed.attention(request)
 
     def accumulate(
         self, request: AttentionRequest, importance: mx.array, decay: float | None
     ) -> tuple[mx.array, mx.array]:
-        """``attention_and_accumulate`` that was not refused: ``add_mass`` of the weights, where
-        ``decay`` is None, or the moving average of the scores."""
+        """``attention_and_accumulate`` for a request that was not refused: the moving average of
+        the scores, or if ``decay`` is None ``add_mass`` of the weights."""
         request.return_scores, request.return_lse = decay is not None, False
         found: Any = self.attend(request)
         with placed(request.stream):
@@ -108,11 +108,11 @@ class Operations:
                 new = accumulating.add_mass(importance, found.weights)
             else:
                 new = accumulating.add_average(importance, found.scores, decay, request.hides)
-            # Untied, the scores of every step would wait for someone to ask, graph and all.
+            # Untied, the new importance would stay unevaluated, and keep every step's graph alive.
             return mx.depends(found.out, [new]), new
 
     def serving(self, request: AttentionRequest, op: str = "attention") -> Operations:
-        """Itself, or else the composition. Raises ValueError where it was named and cannot."""
+        """This back end, or composed if it refuses; if it was named, raises ValueError instead."""
         reason = self.refuses(request)
         if not reason:
             return self
@@ -120,10 +120,10 @@ class Operations:
             return COMPOSED
         raise ValueError(f"[{op}] back end {self.name!r} cannot serve this call: {reason}")
 
-    # What a back end may take over whole, so that a step costs no call in between.
+    # A back end may replace these as a whole, which saves calls in every step.
 
     def attention(self, *rows: Any, return_scores: bool = False, **options: Any) -> Attended:
-        """Of queries, keys and values, and what they are told and asked for by name."""
+        """Attention over queries, keys and values, with fields of the request as options."""
         request = attention_request(*rows, return_scores=return_scores, bias_masks=False, **options)
         return self.serving(request).attend(request)[:4]
 
@@ -132,7 +132,7 @@ class Operations:
         decay: float | None, causal: bool = False, mask: mx.array | None = None,
         sinks: mx.array | None = None, row_bias: mx.array | None = None, **packing: Any,
     ) -> tuple[mx.array, mx.array]:  # fmt: skip
-        """Of the same and ``importance``: out and the new one, the mass where ``decay`` is None."""
+        """The output and the new importance: the moving average, or without ``decay`` the mass."""
         short = self is COMPOSED and decay is None and not (causal or packing) and sinks is None
         if short and (mask is None or (mask.dtype == mx.bool_ and mask.shape[1:3] == (1, 1))):
             return composed.step(queries, keys, values, importance, scale, mask, row_bias)

@@ -1,6 +1,6 @@
-"""Attention over rows in segments, each kept in its own way, as if they were one array.
+"""Attention over rows in segments of different formats, as if they were one array.
 
-For callers that are right: arguments are not checked.
+Arguments are not checked.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ class AttentionRows(NamedTuple):
     keys: Any
     values: Any
     settings: dict[str, Any]
-    shared: bool = False  # of batch 1, seen by every query; their scores are not wanted
+    shared: bool = False  # of batch 1, seen by every query; their scores are not needed
 
 
 def masking(mask: mx.array | str | None) -> tuple[bool, mx.array | None]:
-    """A mask as operations take it that check nothing: whether it is causal, and the array."""
+    """A mask in the form of unchecked operations: whether it is causal, and the array."""
     return (True, None) if isinstance(mask, str) else (False, mask)
 
 
@@ -48,11 +48,11 @@ def merged_attention(
         segments: in order of slots; "causal" means the last ``Lq`` rows of the last one.
         queries: [B, Hq, Lq, D].
         scale: finite factor of the products.
-        mask: as of ``fast.scaled_dot_product_attention_with_scores``, for rows not shared.
+        mask: as in ``fast.scaled_dot_product_attention_with_scores``, for rows not shared.
         sinks: learned logits [Hq], which count once: with the last segment.
-        return_scores: whether the scores are wanted too, and the lse.
-        return_lse: whether the lse is wanted without them.
-        row_bias: float32 [B, H, at least N], of the one segment that is not shared.
+        return_scores: return the scores and the lse.
+        return_lse: return the lse even without the scores.
+        row_bias: float32 [B, H, at least N], for the one segment that is not shared.
 
     Returns:
         Output in the dtype of the queries, scores float32 [B, Hq, Lq, N] and lse [B, Hq, Lq].
@@ -93,7 +93,7 @@ def _in_dtype(rows: AttentionRows, queries: mx.array) -> AttentionRows:
 
 
 def _over_shared(rows: AttentionRows, queries: mx.array, scale: float) -> Attended:
-    """The sequences are further query heads of each KV head, so that rows are read once."""
+    """Attention over shared rows: sequences become query heads, so that rows are read once."""
     keys, values, settings, _ = rows
     heads = (keys[0] if isinstance(keys, tuple) else keys).shape[1]
     batch, length = queries.shape[0], queries.shape[2]
@@ -109,7 +109,7 @@ def _over_shared(rows: AttentionRows, queries: mx.array, scale: float) -> Attend
 
 
 def _turned(array: mx.array, batch: int) -> mx.array:
-    """The first two axes exchanged: [B, H, G, ...] as [1, H * B * G, ...], for a batch of 1; and
-    [H, B, G, ...] as [B, H * G, ...]."""
+    """Swap the first two axes, then merge: [B, H, G, ...] to [1, H * B * G, ...] for a ``batch`` of
+    1, and [H, B, G, ...] to [B, H * G, ...]."""
     array = array.swapaxes(0, 1)
     return array.reshape(batch, -1, *array.shape[3:])

@@ -1,8 +1,8 @@
 """The composed back end: the semantics of every operation in plain MLX operations.
 
-It runs wherever MLX runs, serves every request that validation lets through, and is the
-definition that the other back ends are compared with. Inputs are upcast to float32, logits and
-softmax are float32, and the output is rounded once, to the dtype of the queries.
+It runs wherever MLX runs, serves every valid request, and is the definition that tests compare the
+other back ends with. Inputs are upcast to float32, logits and softmax are float32, and the output
+is rounded once, to the dtype of the queries.
 """
 
 from dataclasses import replace
@@ -25,7 +25,7 @@ from mlx_h2o.operations.requests import (
 _GREATEST = 2**31 - 1
 _PADDING, _UNSCORED = 1 - 2**31, 2 - 2**31  # below the bits of -inf
 _LOWEST = mx.finfo(mx.float32).min
-# Numbers are made arrays at every call.
+# Arrays, because MLX would convert numbers at every call.
 _NEVER, _LEAST, _NOTHING = mx.array(-mx.inf), mx.array(_LOWEST), mx.array(0.0)
 _LEAST_NORM = 1e-12  # a key of zeros has the direction 0, not NaN
 
@@ -36,7 +36,7 @@ def logits(request: AttentionRequest) -> mx.array:
 
 
 def _logits(request: AttentionRequest) -> mx.array:
-    """The same, [B, Hkv, Hq / Hkv * Lq, N]: the queries of one KV head follow each other."""
+    """``logits`` as [B, Hkv, Hq / Hkv * Lq, N]: the queries of one KV head are consecutive."""
     mask, bias, rows = request.mask, request.row_bias, request.keys.shape[2]
     found = _dots(request.queries, request.keys, request.scale, bias)
     if mask is None and request.causal and request.queries.shape[2] > 1:
@@ -54,7 +54,7 @@ def _logits(request: AttentionRequest) -> mx.array:
             found = mx.where(added <= request.mask_threshold, _NEVER, found + added)
         found = found.reshape(grouped) if apart else found
     if bias is not None and request.bias_masks:
-        # Last: a row that its bias masks meets no NaN of the mask.
+        # Last, so that a NaN of the mask does not survive in a row that its bias masks.
         found = mx.where(bias[:, :, None, :rows] <= _LOWEST, _NEVER, found)
     return found
 
@@ -64,7 +64,7 @@ def _dots(queries: mx.array, keys: StoredRows, scale: float, bias: mx.array | No
     batch, heads, rows, size = keys.shape
     bias = None if bias is None else bias[:, :, None, :rows]
     queries = queries.astype(mx.float32).reshape(batch, heads, -1, size)
-    if isinstance(keys, mx.array):  # an operation less than with queries times the scale
+    if isinstance(keys, mx.array):  # one operation less than with scaled queries
         columns = keys.astype(mx.float32).swapaxes(2, 3)
         return mx.addmm(_NOTHING if bias is None else bias, queries, columns, alpha=scale)
     found = _product(queries * scale, keys, transpose=True)
@@ -72,8 +72,8 @@ def _dots(queries: mx.array, keys: StoredRows, scale: float, bias: mx.array | No
 
 
 def _product(left: mx.array, rows: StoredRows, transpose: bool = False) -> mx.array:
-    """``left`` [B, Hkv, n, ...] times rows as float32; packed ones from scales and biases upcast
-    first. MLX has no product with packed rows of every shape on CUDA."""
+    """``left`` [B, Hkv, n, ...] times rows in float32; scales and biases of packed rows are upcast
+    first. On CUDA, MLX cannot multiply by packed rows of every shape."""
     if isinstance(rows, PackedRows) and not (are_codes(rows) or mx.cuda.is_available()):
         words, scales, biases = rows.parts
         return mx.quantized_matmul(
@@ -84,8 +84,8 @@ def _product(left: mx.array, rows: StoredRows, transpose: bool = False) -> mx.ar
 
 
 def masked(request: AttentionRequest) -> AttentionRequest:
-    """The same with the mask of a causal one, which parts of it would each make: the last query
-    sees the last key."""
+    """The request with its causal mask as an array, so that parts of it need not make their own:
+    the last query sees the last key."""
     if not request.causal:
         return request
     length, rows = request.queries.shape[2], request.keys.shape[2]
@@ -95,9 +95,9 @@ def masked(request: AttentionRequest) -> AttentionRequest:
 
 def weights(scores: mx.array, sinks: mx.array | None = None, masked: bool = True) -> mx.array:
     """The softmax over the last axis of scores [B, Hq, L, N], with sinks [Hq] in its denominator:
-    0 where a query has nothing to attend to. ``masked`` is False where none is."""
+    0 if a query has nothing to attend to. ``masked`` is False if no pair is masked."""
     found = mx.softmax(scores, -1)
-    if masked:  # NaN of a query that sees something stays
+    if masked:  # a query that sees something keeps its NaN
         nothing = mx.max(scores, axis=-1, keepdims=True) == _NEVER
         found = mx.where(nothing, _NOTHING, found)
     if sinks is not None:
@@ -107,18 +107,18 @@ def weights(scores: mx.array, sinks: mx.array | None = None, masked: bool = True
 
 
 def _poison(logits: mx.array) -> mx.array:
-    """NaN in the place of +inf, which makes a softmax NaN, as in MLX's own attention."""
+    """NaN instead of +inf, which makes the softmax NaN, as in MLX's own attention."""
     return mx.where(logits == mx.inf, mx.nan, logits)
 
 
 def weights_of(scores: mx.array, lse: mx.array) -> mx.array:
-    """The same of the ``lse`` [B, Hq, L], sinks included."""
+    """The weights of scores with a known ``lse`` [B, Hq, L], which includes sinks."""
     return mx.exp(scores - mx.maximum(mx.expand_dims(lse, -1), _LOWEST))
 
 
 def dense(rows: StoredRows) -> mx.array:
-    """The rows as float32 [B, Hkv, N, D]; packed ones from scales and biases upcast first, codes in
-    their own basis."""
+    """The rows as float32 [B, Hkv, N, D]; scales and biases of packed rows are upcast first, and
+    codes stay in their rotated basis."""
     if isinstance(rows, mx.array):
         return rows.astype(mx.float32)
     if are_codes(rows):
@@ -173,11 +173,11 @@ def step(
     queries: mx.array, keys: mx.array, values: mx.array, importance: mx.array, scale: float,
     mask: mx.array | None, bias: mx.array | None,
 ) -> tuple[mx.array, mx.array]:  # fmt: skip
-    """The output over arrays and the mass of their weights, in few calls. A mask is bool, and the
-    same for all queries of a sequence."""
+    """The output over arrays and the new mass, in few calls. A mask is bool and the same for all
+    queries of a sequence."""
     scores = _dots(queries, keys, scale, bias)
     shares = mx.softmax(scores if mask is None else mx.where(mask, scores, _LEAST), -1)
-    if mask is not None:  # a call less than to look for -inf; where a query sees nothing 0 too
+    if mask is not None:  # a call less than a search for -inf; 0 if a query sees nothing
         shares = mx.where(mask, shares, _NOTHING)
     out = (shares @ values.astype(mx.float32)).reshape(*queries.shape[:3], -1)
     new = accumulating.add_mass(importance, shares)
@@ -185,7 +185,7 @@ def step(
 
 
 def beside_rows(value: PerSequence) -> PerSequence:
-    """What broadcasts against [B, H, N]."""
+    """The value in a shape that broadcasts against [B, H, N]."""
     return value.reshape(-1, 1, 1) if isinstance(value, mx.array) else value
 
 
@@ -203,9 +203,8 @@ def retention_key(
 ) -> mx.array:
     """int64 [B, H, N], higher is kept longer; distinct within a head, so no tie remains.
 
-    rank << 32 - position. The rank of a scored row is its score's; protected rows are above all
-    of these, unscored ones below, and below them padding, which has its slot in the place of a
-    position.
+    ``(rank << 32) - position``. Scored rows rank by their scores, protected rows above all of them,
+    unscored rows below, and padding lowest, with its slot instead of a position.
     """
     protected = positions < sink_size
     if recent_start is not None:
@@ -238,8 +237,8 @@ def keep_indices(
 
 
 def key_diversity(keys: mx.array, *, stream: StreamLike = None) -> mx.array:
-    """Minus the cosine of each of the keys [B, H, N, D] with the mean of the normalised keys of its
-    head, float32."""
+    """The negated cosine of each of the keys [B, H, N, D] with the mean of the normalised keys of
+    its head, float32."""
     with placed(stream):
         directions = _normalised(keys.astype(mx.float32))
         mean = _normalised(mx.mean(directions, axis=2, keepdims=True))

@@ -1,5 +1,5 @@
-"""What rows accumulate, one value per (sequence, KV head, row): the moving average of their scores,
-or the mass of their weights.
+"""The importance of rows, one value per (sequence, KV head, row): the moving average of their
+scores, or the mass of their weights.
 
 All in float32. ``a`` is the decay; ``1 - a`` is computed in double precision, then rounded once.
 Other languages repeat the operations of ``accumulate_scores`` with one query in the same order.
@@ -12,7 +12,7 @@ import mlx.core as mx
 from mlx_h2o.operations.arguments import StreamLike, placed
 
 MAX_QUERIES = 128
-"""Queries of a chunk that are scored, counted from its end; at a = 0.95 older ones weigh 0.14 %."""
+"""Only this many last queries of a chunk are scored; at a = 0.95 older ones weigh 0.14 %."""
 
 _START, _NOTHING = mx.array([0]), mx.array(0.0)
 
@@ -36,8 +36,8 @@ def accumulate_scores(
 
 
 def _group_mean(scores: mx.array, heads: int, masked: bool) -> tuple[mx.array, mx.array | None]:
-    """Mean over the unmasked query heads of each group, and which pairs have one: [B, H, L, N], or
-    [B, H, N] of one query."""
+    """Mean over the unmasked query heads of each group, and which pairs have any: [B, H, L, N], or
+    [B, H, N] for one query."""
     batch, query_heads, length, rows = scores.shape
     group = query_heads // heads
     pairs = (length, rows) if length > 1 else (rows,)
@@ -78,7 +78,7 @@ def _many_queries(
 
 
 def add_average(importance: mx.array, scores: mx.array, decay: float, masked: bool) -> mx.array:
-    """``accumulate_scores``, of an ``importance`` that may have more rows, which stay."""
+    """``accumulate_scores`` for an ``importance`` that may have more rows; these do not change."""
     part = importance[:, :, : scores.shape[3]]
     part = accumulate_scores(part, scores, decay=decay, masked=masked)
     return mx.slice_update(importance, part, _START, [2])
@@ -86,9 +86,9 @@ def add_average(importance: mx.array, scores: mx.array, decay: float, masked: bo
 
 def add_mass(importance: mx.array, weights: mx.array) -> mx.array:
     """``importance`` [B, H, N] plus the weights [B, H, queries, N] that all queries of a KV head
-    give to each row; NaN, of a row that is not scored, counts as 0.
+    give to each row; NaN, for a row that is not scored yet, counts as 0.
 
-    ``importance`` may have more rows, which stay as they are.
+    ``importance`` may have more rows; these do not change.
     """
     part = importance[:, :, : weights.shape[3]]
     part = mx.where(mx.isnan(part), _NOTHING, part) + weights.sum(2)

@@ -1,6 +1,6 @@
-"""Arrays [B, H, N] or [B, H, N, width] of rows in slots, and what is read and written of them.
+"""Reading and writing rows in the slots of arrays [B, H, N] or [B, H, N, width].
 
-Nothing but ``append_rows`` changes an array that was passed; all other results are new objects.
+Only ``append_rows`` changes an array that was passed; all other results are new objects.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from mlx_h2o.operations.composed import turbo
 from mlx_h2o.operations.requests import Parts
 
 Encode = Callable[[mx.array, int, int], Parts]
-"""What makes codes of rows, their bits and a seed, as ``turbo.encode_rows``."""
+"""Makes codes from rows, bits and a seed, like ``turbo.encode_rows``."""
 
 
 def gathered(array: mx.array, slots: mx.array) -> mx.array:
@@ -23,19 +23,19 @@ def gathered(array: mx.array, slots: mx.array) -> mx.array:
 
 
 def put_rows(buffer: mx.array, slots: mx.array, rows: mx.array) -> mx.array:
-    """``rows`` at ``slots`` [B, H, n], in place where nothing else holds the buffer."""
+    """``buffer`` with ``rows`` at ``slots`` [B, H, n], in place if nothing else holds it."""
     return mx.put_along_axis(buffer, wide(slots, buffer), rows, axis=2)
 
 
 def put_each(buffers: list[mx.array], slots: mx.array, rows: list[mx.array]) -> list[mx.array]:
-    """The same of rows [B, H, n, width] of each buffer, at ``slots`` [B, 1, n, 1] of all heads."""
+    """``put_rows`` for several buffers: rows [B, H, n, width] at ``slots`` [B, 1, n, 1]."""
     pairs = zip(buffers, rows, strict=True)
     return [mx.put_along_axis(buffer, slots, new, axis=2) for buffer, new in pairs]
 
 
 def append_rows(buffers: list[mx.array], rows: list[mx.array], start: int) -> list[mx.array]:
-    """New rows [B, H, L, width] from slot ``start`` on: the buffers, written in place where
-    nothing else holds them, and then the first ``start + L`` slots of each.
+    """Write new rows [B, H, L, width] from slot ``start`` on. Returns the buffers, written in place
+    if nothing else holds them, and then the first ``start + L`` slots of each.
 
     The definition, in plain MLX operations.
     """
@@ -58,8 +58,8 @@ def quantize_append(
     stream: StreamLike = None,
     encode: Encode = turbo.encode_rows,
 ) -> list[mx.array]:
-    """The new rows packed, by ``encode`` where they become codes, then MLX's own scatter of each
-    part into its slots: the arrays of the keys, then of the values."""
+    """Pack the new rows, with ``encode`` if they become codes, and scatter each part into its slots
+    by MLX's own operation. Returns the arrays of the keys, then of the values."""
     with placed(stream):
         new = [
             *packed(new_keys, len(keys), bits, group_size, turbo.KEYS, encode),
@@ -68,7 +68,7 @@ def quantize_append(
         slots = mx.minimum(slots, mx.array(keys[0].shape[2] - 1, mx.uint32))
         pairs = zip((*keys, *values), new, strict=True)
         first, *others = (put_rows(stored, slots, part) for stored, part in pairs)
-        # The rows of one step hang together, or the graph of what nobody reads would grow.
+        # Tied together, since the graph of an array that nobody reads would grow.
         return [mx.depends(first, others), *others]
 
 
@@ -95,8 +95,8 @@ def reserved_rows(shape: Sequence[int], dtype: mx.Dtype) -> mx.array:
 
 
 def discard_rows(buffer: mx.array, from_slot: int) -> int:
-    """Give back the memory of the rows from a slot on, which are zeros then, where a back end can,
-    and where the buffer is evaluated and nothing else holds it: bytes of these pages."""
+    """Give back the memory of the rows from a slot on, which then read as zeros; returns its bytes.
+    Needs a back end that can, and an evaluated buffer that nothing else holds."""
     return 0
 
 
@@ -111,7 +111,7 @@ def commits_pages() -> bool:
 
 
 def padded(array: mx.array, length: int, fill: float) -> mx.array:
-    """``length`` slots, of which the last may be ``fill``; always another array."""
+    """The array extended by ``fill`` to at least ``length`` slots; always another array."""
     missing = length - array.shape[2]
     if missing <= 0:
         return mx.contiguous(array)
@@ -120,5 +120,5 @@ def padded(array: mx.array, length: int, fill: float) -> mx.array:
 
 
 def wide(slots: mx.array, array: mx.array) -> mx.array:
-    """``slots`` as indices of the array's rows there, if they are not yet."""
+    """``slots`` with as many axes as ``array``, as indices of its rows."""
     return slots if slots.ndim == array.ndim else mx.expand_dims(slots, 3)

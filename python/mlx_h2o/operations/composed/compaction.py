@@ -1,7 +1,7 @@
-"""Rows that stay close the gaps of those that go: the definition, in plain MLX operations.
+"""Rows that stay fill the gaps of evicted rows: the definition, in plain MLX operations.
 
-The order of slots does not matter to attention, since RoPE is in the keys: so no more rows move
-than there are gaps. A back end may bring ``compact_rows``.
+The order of slots does not matter to attention, since keys already contain RoPE, so no more rows
+move than there are gaps. A back end may override ``compact_rows``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mlx_h2o.operations.arguments import StreamLike, placed
 from mlx_h2o.operations.composed.buffers import gathered, put_rows
 
 LAST = mx.array(2**32 - 1, mx.uint32)
-"""Above every slot."""
+"""Greater than any slot."""
 
 
 def compact_rows(
@@ -26,16 +26,15 @@ def compact_rows(
     tail: int = 0,
     stream: StreamLike = None,
 ) -> list[mx.array]:
-    """The buffers with the rows that stay in their first slots; the slots after them mean nothing.
+    """The buffers with the rows that stay in their first slots; later slots are undefined.
 
     Args:
         buffers: [B, H, C] or [B, H, C, width].
-        kept: uint32 [b, H, K], ascending: the rows that stay of the sequences in ``lines``. The
-            last of them, beyond slot K, fill the slots below it that fall free, the last one the
-            first.
+        kept: uint32 [b, H, K], ascending: the rows that stay of the sequences in ``lines``. Those
+            beyond slot K move to the free slots below it, the last row to the first free slot.
         lines: some of the sequences, all different.
-        start: from this slot on ``tail`` rows follow those that stay.
-        tail: how many.
+        start: slot of the first of ``tail`` rows to put behind those that stay.
+        tail: how many rows.
         stream: where to run.
     """
     with placed(stream):
@@ -51,7 +50,7 @@ def compact_rows(
 
 
 def _moves(kept: mx.array, capacity: int, start: int, tail: int) -> tuple[mx.array, mx.array]:
-    """From which slots, and to which, rows move; one that moves to its own slot stays."""
+    """The source and the target slots of moves; a row whose slots are equal stays in place."""
     keep = kept.shape[2]
     count = min(keep, capacity - keep)
     source = kept[:, :, -1 : -count - 1 : -1]
@@ -72,5 +71,5 @@ def marked(kept: mx.array, capacity: int) -> mx.array:
 
 @lru_cache(maxsize=64)
 def _slots(capacity: int) -> mx.array:
-    """uint32 [capacity]: the number of each slot, in memory, so that any thread may read it."""
+    """uint32 [capacity]: the number of each slot, evaluated, so that any thread can read it."""
     return mx.array(list(range(capacity)), mx.uint32)

@@ -1,6 +1,6 @@
-"""Rows that go are folded into rows that stay: the definition, in plain MLX operations.
+"""Evicted rows are folded into rows that stay: the definition, in plain MLX operations.
 
-All arithmetic is float32. A back end may bring ``fold``.
+All arithmetic is float32. A back end may override ``fold``.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from mlx_h2o.operations.composed.buffers import gathered
 from mlx_h2o.operations.composed.compaction import LAST, marked
 
 LEAST_WEIGHT = 1e-9
-"""A row weighs this much at least, so that a mean of rows without weight is one."""
+"""Lower bound of a row's weight, so that rows without weight still have a mean."""
 
 
 class Folded(NamedTuple):
-    """The rows that change, one for each row that goes.
+    """The rows that change, one entry for each evicted row.
 
-    ``into`` are their slots, uint32 [B, H, r], the same one more than once where several rows go
-    there; then keys [B, H, r, D], values, ``bias`` and ``mass``, float32 [B, H, r], of the rows
-    there. A row that is not folded has its own slot, and stays what it is.
+    ``into`` are slots, uint32 [B, H, r], repeated if several rows are folded into the same; then
+    the new keys [B, H, r, D], values, ``bias`` and ``mass``, float32 [B, H, r], of these slots. The
+    entry of a row that is not folded is its own slot, with what is there already.
     """
 
     into: mx.array
@@ -35,8 +35,8 @@ class Folded(NamedTuple):
 def features(keys: mx.array, values: mx.array) -> mx.array:
     """Vectors [B, H, N, D + Dv] whose squared distance says how much attention tells rows apart.
 
-    That of the logits, for queries of the size of the keys in all directions and the usual scale
-    of ``D ** -0.5``; and that of the values over their mean square.
+    It is the squared difference of logits, for queries as large as the keys in all directions and
+    with the usual scale ``D ** -0.5``, plus that of the values, over their mean square.
     """
     keys, values = keys.astype(mx.float32), values.astype(mx.float32)
     size, value_size = keys.shape[3], values.shape[3]
@@ -59,23 +59,23 @@ def fold(
     kept: mx.array,
     share: float = 1.0,
 ) -> Folded:
-    """Fold each row that goes into the nearest row that stays and is eligible.
+    """Fold each evicted row into the nearest eligible row that stays.
 
-    Its key and value become means by weight, ``(w x + sum w_i x_i) / (w + sum w_i)``; counts, of
-    which ``bias`` is the logarithm, and masses add up. All rows that go to a row enter its mean
-    together, so that no order matters. O(r * N) distances per head.
+    Keys and values become weighted means, ``(w x + sum w_i x_i) / (w + sum w_i)``. Masses add up,
+    and so do counts, of which ``bias`` is the logarithm. All rows folded into a row enter its mean
+    together, so their order does not matter. O(r * N) distances per head.
 
     Args:
         keys: [B, H, N, D].
         values: [B, H, N, Dv].
-        bias: ``ln n`` of the n rows that each stands for, float32 [B, H, N].
-        mass: what adds up with the rows, float32 [B, H, N].
-        weights: of the rows in means, float32 [B, H, N]; at least 1e-9 counts. A row that goes with
-            NaN is not folded.
+        bias: ``ln n`` for a row that stands for n rows, float32 [B, H, N].
+        mass: adds up when rows are folded, float32 [B, H, N].
+        weights: weights of rows in means, float32 [B, H, N], at least 1e-9. An evicted row with
+            weight NaN is not folded.
         eligible: bool [B, H, N], the rows that others may be folded into, if they stay.
-        kept: uint32 [B, H, K], ascending, K < N: the slots that stay. The others go.
-        share: of the rows of a head that go, rounded up, those that are folded: the nearest; of
-            equals the first. Above 0, at most 1.
+        kept: uint32 [B, H, K], ascending, K < N: the slots that stay. The others are evicted.
+        share: the share of a head's evicted rows to fold, rounded up: the nearest ones, the first
+            among equals. Above 0, at most 1.
     """
     marks = marked(kept, keys.shape[2])
     going = mx.sort(marks, axis=2)[:, :, : keys.shape[2] - kept.shape[2]]
@@ -84,7 +84,7 @@ def fold(
     apart = mx.addmm(
         mx.expand_dims(squares, 2), gathered(vectors, going), vectors.swapaxes(2, 3), alpha=-2.0
     )
-    # Rows at no finite distance stay apart: NaN would reach all others.
+    # Nothing is folded into rows that are not finite: NaN would reach all others.
     free = eligible & (marks == LAST) & (squares < mx.inf)
     apart = mx.where(mx.expand_dims(free, 2), apart, mx.inf)
     least = mx.min(apart, axis=3) + gathered(squares, going)
@@ -97,10 +97,10 @@ def fold(
     into = mx.where(lost, going, nearest)
     slots = mx.expand_dims(into, 3)
     meets = slots == mx.expand_dims(nearest, 2)
-    weights = mx.where(weights > LEAST_WEIGHT, weights, LEAST_WEIGHT)  # that of NaN too
+    weights = mx.where(weights > LEAST_WEIGHT, weights, LEAST_WEIGHT)  # for NaN too
     parts = [weights, mx.exp(bias), mass]
     weights, *others = (mx.expand_dims(part, 3) for part in parts)
-    # What adds up, side by side; a mean is a sum by weight over the sum of the weights.
+    # All sums side by side; a mean is the weighted sum over the sum of the weights.
     whole = mx.concatenate([weights * keys, weights * values, weights, *others], axis=3)
     added = mx.where(mx.expand_dims(lost, 3), 0.0, gathered(whole, going))  # 0 * NaN is NaN
     whole = gathered(whole, slots) + meets.astype(mx.float32) @ added

@@ -1,4 +1,4 @@
-"""The definitions of what serves rows that lie in several arrays, in plain MLX operations."""
+"""Operations on rows in several arrays: the definitions, in plain MLX operations."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _WORD = 32
 def merge_segments(
     outs: Sequence[mx.array], lses: Sequence[mx.array], stream: StreamLike = None
 ) -> tuple[mx.array, mx.array]:
-    """The outputs averaged by their shares ``exp(lse_i - lse)`` of the common denominator, and the
-    log of that. A query that sees nothing gives zeros.
+    """The outputs averaged by their shares ``exp(lse_i - lse)`` of the common denominator, and
+    ``lse``, its logarithm. A query that sees nothing gives zeros.
     """
     with placed(stream):
         each = mx.stack([*lses], axis=-1)
@@ -39,16 +39,16 @@ def segment_rows(
     to: int = 0,
     stream: StreamLike = None,
 ) -> list[mx.array]:
-    """The rows of all tiers, then the newest, in one form; only those at ``slots``, if given.
+    """The rows of all tiers, then the newest, in one format; only those at ``slots``, if given.
 
-    As one array packed rows are dequantised in float32 and rounded. Packed with ``to`` bits, those
-    that were packed before are ``recoded``.
+    Without ``to`` the result is one array: packed rows are dequantised in float32 and rounded. With
+    ``to`` all rows are packed with that many bits: packed rows are ``recoded``.
     """
     with placed(stream):
         parts: list[Sequence[mx.array]] = []
         for at, width in enumerate(bits):
             packed = tuple(tiers[3 * at : 3 * at + 3])
-            if packed[0].shape[2] == 0:  # MLX refuses none
+            if packed[0].shape[2] == 0:  # MLX refuses empty arrays
                 continue
             if to:
                 parts.append(recoded(packed, width, to))
@@ -67,13 +67,13 @@ def segment_rows(
 
 
 def recoded(rows: Parts, bits: int, to: int) -> Parts:
-    """Rows of ``bits`` as rows of ``to``, both 2, 4 or 8, without their numbers being read.
+    """Rows of ``bits`` as rows of ``to`` bits, both 2, 4 or 8, without dequantising them.
 
-    Fewer bits keep the upper ones of each code: the level in the middle of those that fall
-    together, so that the error is at most half a step of the new scale, beside that of before.
-    More bits keep codes, scales and biases as they are: the same numbers in more space. Groups
-    whose codes would fit into fewer bits, as those do, come back as they were: quantisation itself
-    always uses the range of its codes.
+    Fewer bits keep the upper bits of each code, which then stands for the middle of the levels that
+    it merges: that adds an error of at most half a step of the new scale. More bits keep codes,
+    scales and biases as they are: the same numbers in more space. Going back restores such groups,
+    recognised by codes that fit into fewer bits: quantisation itself always uses the whole range of
+    codes.
     """
     words, scales, biases = rows
     if bits == to:

@@ -14,24 +14,24 @@ from mlx_h2o.operations.composed import accumulating
 from mlx_h2o.operations.requests import AttentionRequest, attention_request, last_queries, part_of
 
 BLOCK_BYTES = 1 << 21
-"""The logits of one block, in float32, take at most this much, or one row or column of them."""
+"""Most bytes of the float32 logits of a block, unless a single row or column takes more."""
 _ON_A_GPU = 8
-"""Times as much there, where a block is a dozen launches."""
+"""Blocks are this many times as large on a GPU, where each costs a dozen launches."""
 
 
 def prefill_scores(
     request: AttentionRequest, importance: mx.array | None, decay: float | None
 ) -> mx.array:
-    """The definition: logits in blocks, never all of them; the mass where ``decay`` is None.
+    """The definition: logits in blocks, never all at once; the mass if ``decay`` is None.
 
-    The request has the queries that count, its values are ignored; ``importance`` is None where no
-    row has been scored.
+    The request has only the queries that count, and its values are ignored. ``importance`` is None
+    if no row has been scored.
     """
     with placed(request.stream):
-        # Of a causal mask alone every query sees a key, if there are as many.
+        # With a causal mask alone every query sees a key, unless there are fewer keys.
         few = request.queries.shape[2] > request.keys.shape[2]
         empty = few or replace(request, causal=False).hides
-        # What is the same in all blocks, once.
+        # Compute once what all blocks share.
         queries = request.queries.astype(mx.float32)
         request = replace(composed.masked(request), queries=queries)
         if decay is None:
@@ -47,7 +47,7 @@ def last_scores(
 
 
 def _ranges(request: AttentionRequest, count: int, pairs: int) -> Iterator[slice]:
-    """Blocks of ``count`` queries or keys, each with so many ``pairs`` in every head."""
+    """Blocks of ``count`` queries or keys, each of which is in ``pairs`` pairs per head."""
     batch, heads = request.queries.shape[:2]
     most = BLOCK_BYTES * (_ON_A_GPU if runs_on_gpu(request.stream) else 1)
     size = max(1, most // (batch * heads * pairs * 4))

@@ -2,19 +2,19 @@
 
 The format, of a row x of d elements, d a power of two:
 
-- The direction ``y = H diag(s) x / (|x| sqrt(d))``, of which H is the Walsh-Hadamard matrix of
+- The direction ``y = H diag(s) x / (|x| sqrt(d))``, where H is the Walsh-Hadamard matrix of
   Sylvester's construction. The signs s are +1 where ``mx.random.uniform(shape=[d], key)`` is above
   one half, else -1; the key is 42 for keys and 43 for values.
-- The code of an element of y is how many of the means of neighbouring ``levels`` it exceeds, which
-  are made for the density ``(1 - y^2)^((d-3)/2)`` of one element of a random direction.
-- ``norm``: float32, |x| over the length of the levels of its codes, so that the row that is read is
-  as long as x. With |x| itself it would be too short: levels are means.
+- The code of an element of y is how many of the midpoints between ``levels`` it exceeds. Levels are
+  optimal for the density ``(1 - y^2)^((d-3)/2)`` of one element of a random direction.
+- ``norm``: float32, |x| over the length of the levels of its codes, so that a decoded row is as
+  long as x. With |x| itself it would be too short, because levels are means.
 - Code i of b bits is in the bits ``[i b, (i + 1) b)`` of the words, uint32, from the lowest bit of
   the first word on: ``d b / 32`` words and 4 bytes of norm for each row.
 
-A rotation leaves products and sums as they are. So rows are never rotated back for attention:
-queries go into the basis of the keys' codes, and outputs come back from that of the values' codes,
-once for each. In plain MLX operations; all arithmetic is float32.
+A rotation preserves dot products and sums, so attention never rotates rows back: it rotates the
+queries into the basis of the keys' codes, and the output back from the basis of the values' codes,
+once each. Plain MLX operations; all arithmetic is float32.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _STEPS = 100
 def levels(size: int, bits: int) -> tuple[float, ...]:
     """The ``2 ** bits`` levels of rows of ``size`` elements, ascending.
 
-    From the middles of as many equal shares of the density on, 100 times the mean of what is
-    nearest to each (Lloyd 1957, Max 1960). With y = sin(t) the integrals have closed forms.
+    100 steps of Lloyd's algorithm (Lloyd 1957, Max 1960), from the middles of equal shares of the
+    density. With y = sin(t) the integrals have closed forms.
     """
     power, half = size - 2, 2 ** (bits - 1)
     found = [math.sin(_angle((i + 0.5) / half, power)) for i in range(half)]
@@ -54,7 +54,7 @@ def levels(size: int, bits: int) -> tuple[float, ...]:
 
 
 def _angle(share: float, power: int) -> float:
-    """Where so much of the mass from 0 to pi / 2 lies below, by bisection."""
+    """The angle below which this share of the mass from 0 to pi / 2 lies, by bisection."""
     low, high = 0.0, math.pi / 2
     wanted = share * _mass(high, power)
     for _ in range(_STEPS):
@@ -95,7 +95,7 @@ def rotated(rows: mx.array, seed: int) -> mx.array:
 
 
 def restored(rows: mx.array, seed: int) -> mx.array:
-    """The other way."""
+    """The inverse of ``rotated``."""
     return mx.hadamard_transform(rows) * signs(rows.shape[-1], seed)
 
 
@@ -117,7 +117,7 @@ def encode_rows(rows: mx.array, bits: int, seed: int) -> tuple[mx.array, mx.arra
 
 
 def _lengths(rows: mx.array) -> mx.array:
-    """[..., 1]; in parts, as a long float32 sum of few different numbers drifts."""
+    """[..., 1]; summed in parts, since a long float32 sum of few different numbers drifts."""
     parts = mx.sum(mx.square(rows).reshape(*rows.shape[:-1], -1, 32), axis=-1)
     return mx.sqrt(mx.sum(parts, axis=-1, keepdims=True))
 
@@ -125,16 +125,16 @@ def _lengths(rows: mx.array) -> mx.array:
 def decode_rows(
     words: mx.array, norms: mx.array, bits: int, seed: int, dtype: mx.Dtype
 ) -> mx.array:
-    """The rows [B, H, N, D] that they stand for: the definition."""
+    """The rows [B, H, N, D] that words and norms stand for: the definition."""
     return restored(rotated_rows(PackedRows((words, norms), bits, 0)), seed).astype(dtype)
 
 
 def rotated_rows(rows: PackedRows) -> mx.array:
     """The rows as float32 [B, Hkv, N, D], in the basis of the codes."""
     (words, norms), shape = rows.parts, rows.shape
-    if shape[2] == 0:  # MLX refuses none
+    if shape[2] == 0:  # MLX refuses empty arrays
         return mx.zeros(shape)
-    # Codes lie in the words as those of mx.quantize do.
+    # The words have the layout of mx.quantize.
     scales = mx.ones((*shape[:3], shape[3] // 32))
     codes = mx.dequantize(words, scales, mx.zeros_like(scales), group_size=32, bits=rows.bits)
     return codebook(shape[3], rows.bits)[codes.astype(mx.uint32)] * norms
@@ -149,7 +149,7 @@ def turned(request: AttentionRequest) -> AttentionRequest:
 
 
 def output(request: AttentionRequest, out: mx.array) -> mx.array:
-    """The output of its turned one, in the basis and the dtype of its own values and queries."""
+    """The output of the turned request, rotated back and in the dtype of the queries."""
     if are_codes(request.values):
         out = restored(out, VALUES)
     return out.astype(request.queries.dtype)

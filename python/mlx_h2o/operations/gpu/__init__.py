@@ -1,1 +1,1 @@
-"""The back ends of kernels: the packaged text, its launches, and the machines that run them."""
+"""The kernel back ends: the packaged text, its launches, and the machines that run them."""

@@ -1,4 +1,4 @@
-"""The operations by kernels, for every machine that runs them."""
+"""The operations as kernels, whichever machine runs these."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from mlx_h2o.operations.gpu.launches import Launch, LaunchPlan
 from mlx_h2o.operations.requests import AttentionRequest, AttentionResult, attention_request
 from mlx_h2o.operations.resolved import Operations
 
-_MOST_STEPS = 256  # kinds of them, whose launches are known at a time
+_MOST_STEPS = 256  # kinds of steps whose launches are remembered
 
 
 class KernelBackend(Operations):
-    """A back end of the packaged kernels; a machine says how it runs a launch.
+    """A back end that runs the packaged kernels; subclasses say how their machine runs a launch.
 
-    On a stream that it does not serve, operations on rows are composed.
+    On streams that it does not serve, operations on rows are composed.
     """
 
     title: str
-    """As messages have it."""
+    """Its name in messages."""
     compiler: str
-    """Of ``mx.fast``."""
+    """The function of ``mx.fast`` that compiles a kernel."""
 
     def __init__(self) -> None:
         self._measured: dict[tuple[object, ...], bool] = {}
@@ -41,7 +41,7 @@ class KernelBackend(Operations):
         )  # fmt: skip
 
     def header(self, threads: int) -> str:
-        """What stands before a kernel that runs with ``threads`` threads per threadgroup."""
+        """The text before a kernel that runs with ``threads`` threads per threadgroup."""
         return kernels.HEADER
 
     def serves(self, stream: StreamLike) -> bool:
@@ -59,8 +59,8 @@ class KernelBackend(Operations):
         return "" if by_mlx else launch.refuses(request)
 
     def uses_mlx(self, request: AttentionRequest) -> bool:
-        """Whether MLX's own attention serves: a chunk; fewer queries if this machine is faster so,
-        measured once for a shape."""
+        """Whether MLX's own attention is used: always for a chunk; for fewer queries if it was
+        faster on this machine, measured once per shape."""
         if not mlx_attention.serves(request):
             return False
         if mlx_attention.is_chunk(request):
@@ -75,13 +75,13 @@ class KernelBackend(Operations):
     def _by_kernels(self, request: AttentionRequest) -> AttentionResult:
         made = self._attended(request, self.plan(request))
         if not request.return_scores:
-            made.pop("scores", None)  # which the sweep over the values takes from memory
+            made.pop("scores", None)  # only for the second sweep, over the values
         if request.return_skipped and "skipped" not in made:
             made["skipped"] = mx.zeros(request.queries.shape[:3], stream=request.stream)
         return AttentionResult(made["out"], *map(made.get, AttentionResult._fields[1:]))
 
     def _attended(self, request: AttentionRequest, plan: LaunchPlan) -> dict[str, mx.array]:
-        """Everything that its launches make; the output comes back from the basis of codes."""
+        """All outputs of the launches; that of attention is rotated back from the codes' basis."""
         made = self.outputs(plan, request.stream)
         if request.has_codes:
             with placed(request.stream):
@@ -93,8 +93,8 @@ class KernelBackend(Operations):
         decay: float | None, causal: bool = False, mask: mx.array | None = None,
         sinks: mx.array | None = None, row_bias: mx.array | None = None, **packing: Any,
     ) -> tuple[mx.array, mx.array]:  # fmt: skip
-        """Of arrays and their mass, a step like one before makes no request: its launches depend on
-        shapes and dtypes, and of the number of rows nothing but the size of the scores does."""
+        """For arrays and the mass, a step like an earlier one makes no request: launches depend on
+        shapes and dtypes, and the number of rows only changes the size of the scores."""
         rows: Any = {"queries": queries, "keys": keys, "values": values}
         rows |= {"mask": mask, "sinks": sinks, "row_bias": row_bias}
         asked = {**rows, "scale": scale, "causal": causal}
@@ -102,7 +102,7 @@ class KernelBackend(Operations):
         if decay is not None or packing or not self.serves(None):
             return base(decay=decay, **asked, **more)
         shape, (*heads, count, size) = queries.shape, keys.shape
-        # Of ``count`` rows the number of blocks depends on no more than how many bits it has.
+        # The number of blocks depends only on the bit length of ``count``.
         kind = (
             scale, causal, shape, *heads, size, values.shape[3], count.bit_length(),
             importance.shape, queries.dtype, keys.dtype, values.dtype,
@@ -126,8 +126,8 @@ class KernelBackend(Operations):
     def accumulate(
         self, request: AttentionRequest, importance: mx.array, decay: float | None
     ) -> tuple[mx.array, mx.array]:
-        """The same, and the mass of its weights in one kernel, or the moving average of its scores,
-        composed."""
+        """Attention, then the mass of its weights in one kernel, or the moving average of its
+        scores, composed."""
         if decay is not None:
             return super().accumulate(request, importance, decay)
         request.return_lse = True
@@ -143,7 +143,7 @@ class KernelBackend(Operations):
         stream: StreamLike = None,
         **zones: Any,
     ) -> mx.array:
-        """The rows that stay, by partial selection in one kernel; all of them, composed."""
+        """The rows to keep, by partial selection in one kernel; composed if all are kept."""
         if keep == scores.shape[2] or not self.serves(stream):
             return composed.keep_indices(scores, positions, keep=keep, stream=stream, **zones)
         plan = launches.keep_rows(scores, positions, keep, **zones)
@@ -162,7 +162,7 @@ class KernelBackend(Operations):
         return buffers.quantize_append(*given, encode=self.encode_rows, **more)
 
     def outputs(self, plan: LaunchPlan, stream: StreamLike) -> dict[str, mx.array]:
-        """What was given to the launches and what they make, by name."""
+        """The buffers given to the launches and their outputs, by name."""
         there: dict[str, Any] = {**plan.given}
         for each in plan.passes:
             made = self.execute(each, [*map(there.__getitem__, each.kernel.inputs)], stream)

@@ -1,7 +1,7 @@
 """Back end "cuda": the same decode kernels through ``mx.fast.cuda_kernel``.
 
-The shim in front of the shared header gives the Metal vocabulary its CUDA meaning. Right on an
-H100, and not tuned for it: docs/internals/kernels.md.
+The shim in front of the shared header gives the Metal vocabulary its CUDA meaning. Tested on an
+H100, but not tuned for it: docs/internals/kernels.md.
 """
 
 from functools import cache
@@ -28,7 +28,7 @@ class Cuda(KernelBackend):
     @staticmethod
     @cache
     def header(threads: int) -> str:
-        """With the shim, and the launch bounds that MLX's generated kernel has not, without which
+        """With the shim, and with launch bounds, which MLX's generated kernel lacks: without them
         the compiler may use more registers than a group of that size can have."""
         return f"#define H2O_MAX_THREADS {threads}\n{kernels.CUDA_SHIM}{kernels.HEADER}"
 

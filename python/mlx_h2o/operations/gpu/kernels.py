@@ -1,8 +1,8 @@
 """The packaged kernel text, resolved for a kernel and a set of flags.
 
 Flags, and the traits that tell the kernels of a family apart, change the text and the buffers of a
-kernel, so they are resolved here, before MLX sees the text: MLX declares every output and passes
-the source on as it is.
+kernel. They are resolved here, because MLX declares every output and passes the source on
+unchanged.
 """
 
 import itertools
@@ -45,7 +45,7 @@ def own_flags(kernel: str) -> tuple[str, ...]:
 
 @cache
 def kernel_for(kernel: str, flags: frozenset[str]) -> Kernel:
-    """The kernel for these flags. Those that are on and matter to it are part of its name."""
+    """The kernel for these flags; its name contains the flags that are on and matter to it."""
     family, own = _kernel_text.KERNELS[kernel]
     on = flags | own
 
@@ -63,7 +63,7 @@ def kernel_for(kernel: str, flags: frozenset[str]) -> Kernel:
 
 @cache
 def compiled(compiler: str, kernel: Kernel, header: str) -> Callable[..., list[mx.array]]:
-    """The kernel as this compiler of ``mx.fast`` makes it."""
+    """The kernel, compiled by this function of ``mx.fast``."""
     # Row contiguity is not asked for: that would copy a sliced cache on every step.
     made: Callable[..., list[mx.array]] = getattr(mx.fast, compiler)(
         name=kernel.name,

@@ -20,7 +20,7 @@ from mlx_h2o.operations.requests import AttentionRequest, PackedRows, are_codes
 LONGEST_QUERY = 8
 WIDEST_HEAD = 576
 
-# From here on the keys are split into blocks.
+# From this many keys on, they are split into blocks.
 TWO_PASS_KEYS = 1024
 KEYS_OF_A_SIMDGROUP = 16
 MOST_BLOCKS = LANES  # a lane of the second pass takes a block
@@ -76,7 +76,7 @@ def _params(scalars: tuple[float, ...]) -> mx.array:
 
 
 def _given(request: AttentionRequest) -> dict[str, Any]:
-    """The buffers that come with the request, and None for what does not."""
+    """The buffers of the request by name; None for those that it does not have."""
     mask, pairs = request.mask, (*request.queries.shape[:3], request.keys.shape[2])
     given = {
         "queries": request.queries, "params": _params(_scalars(request)),
@@ -95,14 +95,14 @@ def _given(request: AttentionRequest) -> dict[str, Any]:
 
 
 class Variant(NamedTuple):
-    """What the launches for a request depend on: all but the elements of its arrays."""
+    """What the launches for a request depend on: everything except the elements of its arrays."""
 
     dtype: mx.Dtype
     mask: mx.Dtype | None
     sinks: mx.Dtype | None
     causal: bool
     on: tuple[bool, ...]
-    """Of ``_FLAGS``."""
+    """Which of ``_FLAGS`` are on."""
     head_size: int
     value_size: int
     packing: tuple[Any, ...] | None
@@ -112,12 +112,12 @@ class Variant(NamedTuple):
 
     @property
     def text(self) -> tuple[Any, ...]:
-        """What the compiled text depends on, but for the number of simdgroups."""
+        """What the compiled text depends on, except the number of simdgroups."""
         return self[:-2]
 
     @property
     def flags(self) -> frozenset[str]:
-        """The flags that are on, and the numbers."""
+        """The flags that are on, including those of numeric options."""
         found = {name for name, is_on in zip(_FLAGS, self.on, strict=True) if is_on}
         if self.mask is not None:
             found.add("bool_mask" if self.mask == mx.bool_ else "additive_mask")
@@ -156,7 +156,7 @@ def plan(
     query heads per key head nor Lq is limited by the size of a threadgroup. With sparse V and
     several blocks the first pass is two launches: weights are final between them. ``simdgroups``
     and ``blocks`` override the choices of ``preferred_simdgroups`` and ``preferred_blocks``;
-    ``variant`` is that of the request where it is known.
+    ``variant`` is that of the request, if it is known already.
     """
     if variant is None:
         variant = variant_of(request)
@@ -172,7 +172,7 @@ def plan(
 
 @lru_cache(maxsize=1024)
 def _launches(variant: Variant, simdgroups: int, blocks: int) -> tuple[Launch, ...]:
-    """Without buffers; the same for all layers, and at a full budget for all steps."""
+    """The launches, without buffers: the same in all layers, and at a full budget in all steps."""
     (batch, heads, length, _), flags = variant.queries, variant.flags
     rows, key_count, value_size = (batch, heads, length), variant.key_count, variant.value_size
     arguments: dict[str, Any] = {"T": variant.dtype, "D": variant.head_size, "V": value_size}

@@ -1,5 +1,5 @@
-"""What a launch of a kernel is, several that serve one request, and those of the operations on a
-cache's rows; nothing here runs anything."""
+"""Kernel launches: one, the plan of several that serve a request, and those of the operations on a
+cache's rows. Nothing here runs anything."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Triple = tuple[int, int, int]
 
 @dataclass(eq=False)
 class Launch:
-    """One launch: what ``mx.fast.metal_kernel`` and its kernel object are called with, but for the
+    """One launch: the arguments of ``mx.fast.metal_kernel`` and of its kernel object, without the
     buffers."""
 
     kernel: Kernel
@@ -36,7 +36,7 @@ class Launch:
 
 
 Made = tuple[str, tuple[int, ...], mx.Dtype]
-"""Name, shape and dtype of what a kernel may make."""
+"""Name, shape and dtype of an output that a kernel may have."""
 
 
 def launch_of(
@@ -47,7 +47,7 @@ def launch_of(
     flags: frozenset[str] = frozenset(),
     **arguments: TemplateArgument,
 ) -> Launch:
-    """The launch of a kernel, which takes by name what it wants of all that is there."""
+    """The launch of a kernel, which picks its outputs and arguments by name."""
     kernel = kernels.kernel_for(name, flags)
     results = {one: (shape, dtype) for one, shape, dtype in made}
     return Launch(
@@ -61,9 +61,9 @@ def launch_of(
 
 
 class LaunchPlan(NamedTuple):
-    """The launches that serve a request, in order; a later one takes what the earlier made.
+    """The launches that serve a request, in order; later ones read outputs of earlier ones.
 
-    ``given`` are the buffers that come with the request, by name, and None for what does not.
+    ``given`` are the buffers of the request by name; None for those that it does not have.
     """
 
     passes: tuple[Launch, ...]
@@ -83,7 +83,7 @@ _launch = lru_cache(maxsize=1024)(launch_of)
 
 
 def add_mass(plan: LaunchPlan, importance: mx.array) -> LaunchPlan:
-    """Behind the launches of attention, which make ``scores`` and ``lse``, one with one thread per
+    """The launches of attention, which make ``scores`` and ``lse``, then one with a thread per
     row."""
     batch, heads, rows = importance.shape
     grid = (-(-rows // _THREADS) * _THREADS, batch * heads, 1)
@@ -94,7 +94,7 @@ def add_mass(plan: LaunchPlan, importance: mx.array) -> LaunchPlan:
 
 @lru_cache(maxsize=16)
 def over(passes: tuple[Launch, ...], rows: int) -> tuple[Launch, ...]:
-    """Launches of attention over another number of rows, in as many blocks."""
+    """Launches of attention for another number of rows, with the same number of blocks."""
     first, *others = passes
     shapes, place = [*first.output_shapes], first.kernel.outputs.index("scores")
     shapes[place] = (*shapes[place][:-1], rows)
@@ -109,10 +109,10 @@ def keep_rows(
     sink_size: int = 0,
     recent_start: PerSequence | None = None,
 ) -> LaunchPlan:
-    """One threadgroup per head; fewer rows are kept than there are."""
+    """One threadgroup per head; ``keep`` must be less than the number of rows."""
     batch, heads, rows = scores.shape
     starts = _NEVER if recent_start is None else recent_start
-    if isinstance(starts, int):  # another in every step: no use to keep it
+    if isinstance(starts, int):  # differs in every step, so it is not cached
         starts = mx.array([starts] * batch, mx.int32)
     elif starts.ndim == 0:
         starts = mx.broadcast_to(starts, (batch,))
@@ -127,7 +127,7 @@ def keep_rows(
 
 
 def encode_rows(rows: mx.array, bits: int, seed: int) -> LaunchPlan:
-    """One simdgroup per row, of rows [B, H, L, D] as ``turbo.encode_rows`` takes them."""
+    """One simdgroup per row, for rows [B, H, L, D] as in ``turbo.encode_rows``."""
     *before, size = rows.shape
     words = ("words", (*before, size * bits // 32), mx.uint32)
     norms = ("norms", (*before, 1), mx.float32)

@@ -14,7 +14,7 @@ from mlx_h2o.operations.gpu.backend import KernelBackend
 from mlx_h2o.operations.gpu.launches import LaunchPlan
 from mlx_h2o.operations.requests import AttentionRequest
 
-# How MLX says that a pipeline cannot run with as many threads as were asked for.
+# In MLX's error for a pipeline that cannot run with the requested number of threads.
 _TOO_MANY_THREADS = "Thread group size"
 
 
@@ -26,7 +26,7 @@ class Metal(KernelBackend):
     def __init__(self) -> None:
         super().__init__()
         self.simdgroups: dict[tuple[tuple[Any, ...], bool], int] = {}
-        """That variants run with on this machine."""
+        """How many each variant runs with on this machine."""
 
     def unavailable_reason(self) -> str:
         return "" if mx.metal.is_available() else "MLX has no Metal device on this machine"

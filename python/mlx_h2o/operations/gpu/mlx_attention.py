@@ -1,4 +1,4 @@
-"""What MLX's own attention serves: a chunk, and a step over packed rows where that is faster."""
+"""MLX's own attention, used for chunks, and for steps over packed rows where it is faster."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from mlx_h2o.operations.requests import (
 )
 
 MARGIN = 1.1
-"""The kernels stay unless they take this many times as long."""
+"""MLX's attention replaces the kernels only if they take more than this many times as long."""
 _TURNS = 5
 
 
 def is_chunk(request: AttentionRequest) -> bool:
-    """Whether it has more queries than the kernels of decoding take."""
+    """Whether the request has more queries than the decode kernels take."""
     return request.queries.shape[2] > LONGEST_QUERY
 
 
 def serves(request: AttentionRequest) -> bool:
-    """Whether MLX's own attention gives what is asked: the output alone."""
+    """Whether MLX's own attention can serve the request, which must need the output alone."""
     asked = request.return_scores or request.return_lse or request.return_skipped
     bias, mask = request.row_bias, request.mask
     if asked or request.has_codes or request.sparse_v_threshold:
@@ -44,7 +44,7 @@ def serves(request: AttentionRequest) -> bool:
 
 
 def attention(request: AttentionRequest) -> AttentionResult:
-    """What the kernels, or the composition, make of the same request."""
+    """The same result as that of the kernels or of composed."""
     dtype, sinks = request.queries.dtype, request.sinks
 
     def dense(rows: Any) -> Any:
@@ -68,29 +68,29 @@ def attention(request: AttentionRequest) -> AttentionResult:
 
 
 def _biases(request: AttentionRequest) -> mx.array:
-    """Of each query head and row, in the dtype of the queries."""
+    """The bias of each row for each query head, in the dtype of the queries."""
     (heads, rows), bias = request.keys.shape[1:3], request.row_bias
     bias = mx.zeros((1, heads, rows)) if bias is None else bias[:, :, :rows]
     return mx.repeat(bias.astype(request.queries.dtype), request.queries.shape[1] // heads, axis=1)
 
 
 def _added(part: AttentionRequest) -> mx.array:
-    """Mask and biases as numbers to add, [B, Hq, Lq or 1, N]. Hidden pairs have half of the lowest
-    one, which is finite times log2(e) too, as kernels take it: a query that sees nothing gets a
+    """Mask and biases as one additive mask, [B, Hq, Lq or 1, N]. Masked pairs get half the lowest
+    number, which stays finite when kernels multiply it by log2(e): a query that sees nothing gets a
     mean, never NaN."""
     bias = mx.expand_dims(cast(mx.array, part.row_bias), 2)
     return bias if part.mask is None else mx.where(part.mask, bias, MASK_THRESHOLDS[bias.dtype])
 
 
 def shape_of(request: AttentionRequest) -> tuple[Any, ...]:
-    """What the measurement depends on; numbers of rows up to the next power of 2 are one."""
+    """What the measurement depends on, with the number of rows rounded up to a power of 2."""
     queries, (*heads, rows, _) = request.queries, request.keys.shape
     near = (rows - 1).bit_length()
     return near, *heads, queries.dtype, queries.shape, *request.packing.values()
 
 
 def is_faster(request: AttentionRequest, kernels: Callable[..., AttentionResult]) -> bool:
-    """Measured: the best of a few turns, behind one that compiles."""
+    """Whether MLX's attention is faster: the best of a few turns, after one that compiles."""
 
     def seconds(serve: Callable[..., AttentionResult]) -> float:
         start = time.perf_counter()

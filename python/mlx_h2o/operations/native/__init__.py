@@ -19,7 +19,7 @@ _AS_DEFINED = (
     "key_diversity", "merge_segments", "put_rows", "quantize_append", "reserved_rows",
     "segment_rows",
 )  # fmt: skip
-"""What the extension takes and returns as the base does."""
+"""Functions of the extension with the signatures of the base class."""
 
 _OF_SCORES = "queries", "keys", "scale", "causal", "mask", "sinks", "row_bias", "stream"
 _OF_ATTENTION = *_OF_SCORES, "values", *NUMBERS
@@ -34,7 +34,7 @@ class Native(Operations):
     advice = staticmethod(module.advice)
 
     def ready(self) -> None:
-        """What a step asks for goes to the extension as it comes, without a call in between."""
+        """Bind functions of the extension as methods, so that a step calls them directly."""
         self._core = module.required()
         vars(self).update({name: getattr(self._core, name) for name in _AS_DEFINED})
         vars(self)["output"] = self._core.scaled_dot_product_attention
@@ -62,7 +62,7 @@ class Native(Operations):
         return cast(mx.array, self._core.prefill_scores(**given))
 
     def fold(self, keys: mx.array, values: mx.array, *rows: Any, **share: Any) -> folding.Folded:
-        """As ``folding.fold``; keys and values of two dtypes, composed."""
+        """As ``folding.fold``, which also serves keys and values of different dtypes."""
         if keys.dtype != values.dtype:
             return folding.fold(keys, values, *rows, **share)
         return folding.Folded(*self._core.fold(keys, values, *rows, **share))
@@ -71,9 +71,9 @@ class Native(Operations):
         self, buffers: Sequence[mx.array], kept: mx.array, lines: Sequence[int], start: int = 0,
         tail: int = 0, stream: StreamLike = None,
     ) -> list[mx.array]:  # fmt: skip
-        """The buffers, in the memory of the inputs where that is free.
+        """The buffers, in the memory of the inputs if nothing else holds it.
 
-        One at a time: MLX holds all outputs of an operation until it has run, and what is appended
+        One operation for each: MLX holds all outputs of an operation until it has run, so appending
         to them in the same evaluation would copy them.
         """
         one, where = self._core.compact_rows, [*lines]
@@ -88,7 +88,7 @@ class Native(Operations):
 
 
 def _given(request: AttentionRequest, names: Sequence[str]) -> dict[str, Any]:
-    """These fields of a request, as the extension takes them."""
+    """Some fields of a request, in the form that the extension takes."""
     found = {name: getattr(request, name) for name in names}
     parts = {name: rows.parts for name, rows in found.items() if isinstance(rows, PackedRows)}
     return found | parts

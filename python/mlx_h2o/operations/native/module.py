@@ -25,7 +25,7 @@ def fault_of(module: ModuleType) -> str:
     """Why an extension that could be imported does not fit this process; empty if it fits.
 
     Releases of MLX differ in the layout of an array even within one minor version (0.32.3 and
-    0.32.4 do): an extension built for another could crash, so nothing of it is called before this.
+    0.32.4 do): an extension built for another could crash, so this check comes before other calls.
     """
     built_for = str(module.built_for_mlx)
     if _release(built_for) != _release(_MLX_VERSION):
@@ -59,7 +59,7 @@ def _state() -> tuple[ModuleType | None, str]:
 
 
 def required() -> ModuleType:
-    """The extension. Raises ValueError where it is not installed or does not fit."""
+    """The extension. Raises ValueError if it is not installed or does not fit."""
     module, reason = _state()
     if module is None:
         raise ValueError(f"[native] back end 'native' is not available: {reason}")
@@ -67,7 +67,7 @@ def required() -> ModuleType:
 
 
 def advice() -> str:
-    """How to make it available; empty where ``unavailable_reason`` says all that there is."""
+    """How to make it available; empty if ``unavailable_reason`` says everything."""
     if "is not installed" in _state()[1]:
         return "install the Linux wheel, or the sources with g++ and Python's headers"
     built_for = re.search(r"built for MLX (\d+\.\d+\.\d+)", _state()[1])
@@ -75,7 +75,7 @@ def advice() -> str:
 
 
 def unavailable_reason() -> str:
-    """Empty where the extension is installed and fits the MLX of this process."""
+    """Empty if the extension is installed and fits the MLX of this process."""
     return _state()[1]
 
 
