@@ -3,12 +3,11 @@
     python benchmarks/cache_bytes.py --json benchmarks/results/cache_bytes.json
 
 Random rows in float16: 8 KV heads of 128 elements in each layer. First, one layer after 2048 tokens
-with a budget of 256 rows and the policy h2o, as in AtomGradient 2026, section 4.8: what `nbytes`
-says, and what of it are codes or numbers, scales and biases, and the rest. Then 32K tokens
-with a budget of 2048 rows in a process of its own per cache: what it holds, and its peaks while
-reading and while writing. Chunks and steps are evaluated as mlx_lm does, all layers at once; a
-layer's attention is that of 8 query heads, over the last 128 queries of a chunk, beside arrays of
-all rows.
+with a budget of 256 rows and the policy h2o, as in AtomGradient 2026, section 4.8: `nbytes`, split
+into codes or numbers, scales and biases, and the rest. Then 32K tokens with a budget of 2048 rows,
+each cache in its own process: the memory that it holds, and its peaks during prefill and decoding.
+Like mlx_lm, chunks and steps are evaluated for all layers at once; attention in a layer has 8 query
+heads and covers the last 128 queries of a chunk, beside arrays of all rows.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ HEADS, SIZE = 8, 128
 SCALE = SIZE**-0.5
 QUERIES = 128
 CHUNK = 2048
-"""Tokens read at a time, as mlx_lm does."""
+"""Tokens per chunk, as in mlx_lm."""
 STEPS = H2OConfig().budget.evict_every
-"""Tokens written one by one behind a prompt: then a cache is full again."""
+"""Tokens decoded one by one after the prompt, which fill the cache again."""
 
 # Name, settings, and the compression that the paper states at 2048 tokens to 256 rows.
 ARMS: dict[str, tuple[dict[str, Any], str]] = {
@@ -53,22 +52,22 @@ def rows(length: int, seed: int, layer: int = 0) -> mx.array:
 
 
 def cache_of(name: str, budget: int) -> Any:
-    """An empty cache of an arm."""
+    """An empty cache for an arm."""
     if name == FULL:
         return KVCache()
     return evicting_cache(H2OConfig.of(max_kv_size=budget, policy="h2o-ema", **ARMS[name][0]))
 
 
 def chunk(caches: list[Any], length: int, seed: int) -> None:
-    """Read ``length`` tokens, all layers in one evaluation."""
+    """Process ``length`` tokens, with one evaluation for all layers."""
     before = mx.zeros((), mx.float16)
     outs = []
     for layer, cache in enumerate(caches):
-        new = rows(length, seed, layer) + before  # a layer follows the one below it
+        new = rows(length, seed, layer) + before  # a layer depends on the one below it
         keys, values = cache.update_and_fetch(new, new)
         queries = new[:, :, -QUERIES:]
         out = keys[0, 0, 0, 0] + values[0, 0, 0, 0]
-        if hasattr(cache, "attend"):  # the scores alone
+        if hasattr(cache, "attend"):  # only computes scores
             given = {"mask": "causal", "stock": lambda found=out: found}
             out = cache.attend(queries, keys, values, scale=SCALE, **given)
         before = 0 * out
@@ -77,7 +76,7 @@ def chunk(caches: list[Any], length: int, seed: int) -> None:
 
 
 def step(caches: list[Any], seed: int) -> None:
-    """Write one token."""
+    """Decode one token."""
     before = mx.zeros((), mx.float16)
     for layer, cache in enumerate(caches):
         new = rows(1, seed, layer) + before
@@ -91,7 +90,7 @@ def step(caches: list[Any], seed: int) -> None:
 
 
 def one_layer(name: str, tokens: int, budget: int) -> dict[str, Any]:
-    """Bytes of one layer, in all and by kind."""
+    """Bytes of one layer, in total and by kind."""
     cache = cache_of(name, budget)
     chunk([cache], tokens - STEPS, 0)
     for index in range(STEPS):
@@ -136,7 +135,7 @@ def _peaks(idle: int) -> dict[str, int]:
 
 
 def process(name: str, tokens: int, budget: int, layers: int, length: int) -> dict[str, Any]:
-    """Peaks of this process: call it in a new one."""
+    """Memory peaks of this process, which should be a new one."""
     caches = [cache_of(name, budget) for _ in range(layers)]
     mx.eval(rows(1, 0))
     _forget_peaks()
@@ -157,7 +156,7 @@ def process(name: str, tokens: int, budget: int, layers: int, length: int) -> di
 
 
 def main() -> None:
-    if "--arm" in sys.argv:  # a process of its own
+    if "--arm" in sys.argv:  # the process of one cache
         name, *numbers = sys.argv[2:]
         print(json.dumps(process(name, *map(int, numbers))))
         return

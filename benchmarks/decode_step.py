@@ -2,9 +2,9 @@
 
     python benchmarks/decode_step.py --json benchmarks/results/decode_step.json
 
-Each arm decodes with mlx_lm's own generate_step, evicting at every token but for the full cache.
+Each arm decodes with mlx_lm's own generate_step, and all but the full cache evict at every token.
 The arms take turns of a few tokens within one process. A ratio compares a turn with the
-RotatingKVCache's turn of the same round: above 1 is faster.
+RotatingKVCache's turn in the same round: above 1 is faster.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from mlx_h2o.policies import names
 ROTATING = "rotating"
 FULL = "full"
 PACKED = {f"{policy}, 8 bits": policy for policy in ("keydiff", "h2o", "window")}
-"""Arms that are compared with the same policy over dense rows, too."""
+"""Arms that are also compared with the same policy over dense rows."""
 
 
 def maker(name: str, model: Any, budget: int) -> Make:
-    """Makes the caches of an arm."""
+    """A function that makes the caches of an arm."""
     if name == FULL:
         return lambda: [KVCache() for _ in model.layers]
     if name == ROTATING:
@@ -39,7 +39,7 @@ def maker(name: str, model: Any, budget: int) -> Make:
 
 
 def prompt_of(model: Any, budget: int) -> mx.array:
-    """More tokens than the budget."""
+    """A prompt of more tokens than the budget."""
     return (mx.arange(budget + 32) * 7919) % model.args.vocab_size
 
 
@@ -74,7 +74,7 @@ def main() -> None:
     runs = []
     for name in args.models:
         runs.append(measure(name, args.max_kv_size, args.tokens, args.repeats, args.arms))
-        common.save(args.json, {"runs": runs})  # what is measured so far
+        common.save(args.json, {"runs": runs})  # the results so far
 
 
 if __name__ == "__main__":

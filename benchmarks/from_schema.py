@@ -2,8 +2,8 @@
 
     nox -s schemathesis -- 1800 --json benchmarks/results/from_schema.json
 
-schemathesis makes requests that the schema allows, and others that it does not. The server reads a
-part of them to their end: those whose model, tokens and lengths are made possible ones here.
+schemathesis makes requests that the schema allows, and others that it does not. ``map_body`` sets
+the model and the lengths of some of them to possible values, so that the server answers them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MOST = {"max_tokens": 12, "max_completion_tokens": 12, "n": 4, "top_k": 100, "to
 
 @schemathesis.hook
 def map_body(context: Any, body: Any) -> Any:
-    """The body with a model that is served, and with answers that end."""
+    """The body with a model that the server has, and with a limit on answers."""
     if not isinstance(body, dict):
         return body
     found = dict(body)

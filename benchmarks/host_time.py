@@ -3,16 +3,16 @@
     python benchmarks/host_time.py --label after --json benchmarks/results/host_time.json
 
 A step is ``update_and_fetch`` and attention as a routed model calls it, at a full budget, with one
-token: the graph is built, and evaluated only between turns, which is not counted. The arms take
-turns, the order rotates, and a ratio compares a turn with RotatingKVCache's of the same round,
-whose attention is mlx_lm's own.
+token. It only builds the graph; evaluation happens between turns and is not counted. The arms take
+turns in rotating order, and a ratio compares a turn with RotatingKVCache's turn in the same round,
+which uses mlx_lm's own attention.
 
-The path of a GPU is built without one: a stand-in takes the place of every Metal kernel and makes
-arrays of the same shapes, so what is measured is all but MLX's own few microseconds for a kernel.
-"Ragged" arms are batches of eight sequences of unlike lengths, with the mask of the step, beside
-mlx_lm's BatchKVCache of the same round.
+The GPU path runs without a GPU: a stand-in replaces every Metal kernel and makes arrays of the same
+shapes, so the times lack only the few microseconds that MLX itself takes for a kernel. "Ragged"
+arms are batches of eight sequences of different lengths, with the mask of the step, compared with
+mlx_lm's BatchKVCache in the same round.
 
-"Calls" are the operations of mlx.core that a step makes, counted apart.
+"Calls" are the operations of mlx.core in a step, counted separately.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ ARMS: dict[str, dict[str, Any]] = {
         f"mixed {policy}": {"policy": policy, "kv_bits": 8, "light_bits": 4}
         for policy in ("keydiff", "h2o-ema")
     },
-    # One KV head of four with more rows than the others.
+    # One of four KV heads has more rows than the others.
     **{f"groups {policy}": {"policy": policy} for policy in ("keydiff", "h2o")},
     "groups 8 bits keydiff": {"policy": "keydiff", "kv_bits": 8},
     **{f"ragged {policy}": {"policy": policy} for policy in ("keydiff", "h2o")},
@@ -58,7 +58,7 @@ _routed = routing._routed(_stock)
 
 
 class Arm:
-    """A full cache, and the attention that reads it."""
+    """A full cache, and attention over it."""
 
     def __init__(self, name: str, steps: int) -> None:
         self.masked = name.startswith("ragged")
@@ -68,7 +68,7 @@ class Arm:
         elif name == STOCK:
             self.cache = QuantizedKVCache(group_size=64, bits=8)
         elif self.masked:
-            # They grow from 8 to 64 rows on, and reach no budget.
+            # Caches start with 8 to 64 rows and never reach their budget.
             config = name in ARMS and H2OConfig.of(max_kv_size=steps + 400, **ARMS[name])
             self.cache = _grown([H2OKVCache(config) if config else KVCache() for _ in range(8)])
         else:
@@ -101,7 +101,7 @@ class Arm:
         return seconds
 
     def calls(self, steps: int) -> float:
-        """Operations of mlx.core, and of our extension, that a step makes."""
+        """Operations of mlx.core and of our extension in a step."""
         count = 0
 
         def counted(function: Any) -> Any:
@@ -126,7 +126,7 @@ class Arm:
                 original = getattr(mx.array, name)
                 with contextlib.suppress(TypeError):
                     stack.enter_context(mock.patch.object(mx.array, name, counted(original)))
-            # Operations that are resolved hold functions of the extension; these are counted too.
+            # Resolved back ends hold functions of the extension, which are to be counted too.
             backends.forget()
             stack.callback(backends.forget)
             for _ in range(steps):
@@ -136,7 +136,7 @@ class Arm:
 
 
 def _grown(caches: list[Any]) -> Any:
-    """A batch of these, of 8, 16, ... rows."""
+    """A batch of these caches, with 8, 16, ... rows."""
     for count, cache in enumerate(caches, 1):
         queries, rows = (mx.zeros((1, heads, 8 * count, SIZE)) for heads in (HEADS, KV_HEADS))
         found = cache.update_and_fetch(rows, rows)
@@ -145,10 +145,10 @@ def _grown(caches: list[Any]) -> Any:
 
 
 def _stand_in(**kernel: Any) -> Callable[..., list[mx.array]]:
-    """In the place of ``mx.fast.metal_kernel``: one operation, whose outputs of the right shapes
-    hang on the inputs."""
+    """Replaces ``mx.fast.metal_kernel``: one operation, whose outputs have the right shapes and
+    depend on the inputs."""
 
-    made: dict[int, tuple[object, list[mx.array]]] = {}  # by the list of shapes, which is held
+    made: dict[int, tuple[object, list[mx.array]]] = {}  # by the id of the list of shapes
 
     def run(**call: Any) -> list[mx.array]:
         shapes = call["output_shapes"]
@@ -167,7 +167,7 @@ def _on_a_gpu(stream: object) -> bool:
 
 @contextlib.contextmanager
 def gpu_without_one() -> Iterator[None]:
-    """The back end "metal", whose kernels are stand-ins, as the one that is named."""
+    """Select the back end "metal", with stand-ins for its kernels."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(mx.fast, "metal_kernel", _stand_in))
         stack.enter_context(mock.patch.object(metal.BACKEND, "unavailable_reason", str))

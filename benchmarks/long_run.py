@@ -1,11 +1,11 @@
-"""A long generation at the full budget: is it as fast at its end, and does nothing grow?
+"""A long generation at the full budget: does it stay as fast, and does nothing grow?
 
     python benchmarks/long_run.py --json benchmarks/results/long_run.json
 
 The demo model decodes 100,000 tokens into a cache of 256 rows, evicting at every token. At each
 checkpoint the old cache takes turns with one that has just become full: the ratio of their speeds,
-above 1 where the old one is faster, says whether steps get slower with age. Resident memory, MLX's
-own memory, the bytes of the cache and the scores are read there too.
+above 1 if the old one is faster, shows whether steps get slower with age. Checkpoints also record
+resident memory, MLX's own memory, the bytes of the cache, and whether scores are finite.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MARKS = (1_000, 8_000, 32_000, 64_000)
 
 
 def begun(model: Any, arm: str, budget: int) -> Timed:
-    """One that has read its prompt."""
+    """An arm that has processed its prompt."""
     found = Timed(model, maker(arm, model, budget), prompt_of(model, budget))
     found.read()
     found.begin()
@@ -36,7 +36,7 @@ def checkpoint(old: Timed, young: Timed, repeats: int) -> dict[str, Any]:
     in_turns({"young": partial(young.write, 20), "old": partial(old.write, 20)}, repeats)
     scores = [cache.scores for cache in old.caches if cache.policy.needs_scores]
     mx.eval(scores)
-    # The newest row of a step may still wait for its own.
+    # The newest row may still wait for its first score.
     finite = all(int(mx.sum(mx.isnan(s)).item()) <= s.shape[0] * s.shape[1] for s in scores)
     return {
         "tokens": int(old.caches[0].offset),

@@ -1,14 +1,14 @@
-"""Speed of the native attention against the memory, MLX's own attention and mlx_lm's quantised one.
+"""Speed of native attention against plain reads, MLX's own attention and mlx_lm's quantised one.
 
     python benchmarks/native_attention.py --json benchmarks/results/native_attention.json
 
-With --parts the file keeps what it has of the others. What is added says itself where it was
-measured.
+With --parts the file keeps the results of other parts. Added results name the machine that they
+were measured on.
 
-Decode attention, one query, B=1, Hq=16, Hkv=8, D=128 unless said. A turn runs one arm over all the
-caches of a case, as a model runs over its layers: at least 256 MB, more than any cache of the
-processor. "Plain read" only adds up the words of the same keys and values. Ratios compare turns of
-one round.
+Decode attention: one query, B=1, Hq=16, Hkv=8, D=128 unless stated. A turn runs one arm over all KV
+caches of a case, like a model over its layers: at least 256 MB, more than the processor's caches
+hold. "Plain read" only adds up the words of the same keys and values. Ratios compare turns of the
+same round.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ DTYPES = {"float16": mx.float16, "bfloat16": mx.bfloat16, "float32": mx.float32}
 Layer = tuple[Any, Any]  # keys and values: an array each, or packed words, scales and biases
 Run = Callable[[mx.array, Layer], Any]
 Compared = list[tuple[str, str, str]]
-"""What, and two arms: the time of the first over that of the second."""
+"""A title and two arms: the time of the first divided by that of the second."""
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One way to do the work of a case: a call of it is a turn, and gives seconds of a layer."""
+    """One way to do the work of a case. A call is one turn and returns seconds per layer."""
 
     run: Run
     queries: mx.array
@@ -61,7 +61,7 @@ class Arm:
 
 
 def ours(scores: bool = False, **given: Any) -> Run:
-    """With and without scores by the same calls, so that a ratio compares the kernels."""
+    """Makes the same calls with and without scores, so that a ratio compares the kernels."""
 
     def run(queries: mx.array, layer: Layer) -> Any:
         request = attention_request(queries, *layer, scale=SCALE, return_scores=scores, **given)
@@ -103,7 +103,7 @@ def size_of(layer: Layer) -> int:
 
 
 def random_rows(rows: int, dtype: mx.Dtype) -> mx.array:
-    """Random in blocks of 1024: what the numbers are does not matter to the time."""
+    """One random block of 1024 rows, repeated: the time does not depend on the numbers."""
     block = mx.random.normal((1, KV_HEADS, min(rows, 1024), WIDTH)).astype(dtype)
     return mx.contiguous(mx.concatenate([block] * (rows // block.shape[2]), axis=2))
 
@@ -126,7 +126,7 @@ def packed_layer(rows: int, bits: int) -> Layer:
 
 
 def heavy_layer(rows: int) -> Layer:
-    """8-bit rows of which one in ten holds all of the weight, for queries from heavy_queries."""
+    """8-bit rows, one in ten of which get all the weight from queries of heavy_queries."""
     keys = 0.1 * random_rows(rows, mx.float32)
     first = mx.where(mx.random.uniform(shape=(rows, 1)) < 0.1, 1.0, -1.0)
     keys = mx.concatenate([mx.broadcast_to(first, (*keys.shape[:3], 1)), keys[..., 1:]], axis=-1)
@@ -148,7 +148,7 @@ def make_layers(make: Callable[[], Layer]) -> list[Layer]:
 
 
 def few(layers: Sequence[Layer]) -> Sequence[Layer]:
-    """About 32 MB, for a slow arm."""
+    """About 32 MB of the layers, for a slow arm."""
     return layers[: max(1, (32 << 20) // size_of(layers[0]))]
 
 
@@ -233,7 +233,7 @@ def sparse_case(rows: int, threads: Sequence[int], repeats: int) -> Any:
 
 
 def bias_case(rows: int, threads: Sequence[int], repeats: int) -> Any:
-    """What a bias of rows costs: its array, and an addition for each logit."""
+    """The cost of a row bias: reading its array, and one addition per logit."""
     queries = random_queries()
     bias = mx.log(mx.random.randint(1, 9, (1, KV_HEADS, rows)).astype(mx.float32))
     mx.eval(queries, bias)
@@ -266,8 +266,8 @@ def cases(parts: Sequence[str], *settings: Any) -> Iterator[Any]:
 
 
 def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """``old`` with the runs of ``new``, which say where they come from, in the place of those of
-    the same cases."""
+    """``old``, with runs replaced by those of ``new`` for the same cases; new runs say where they
+    were measured."""
     cases = {run["case"] for run in new["runs"]}
     kept = [run for run in old["runs"] if run["case"] not in cases]
     where = {name: one for name, one in new.items() if name not in ("runs", "shape")}

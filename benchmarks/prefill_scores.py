@@ -1,10 +1,10 @@
-"""Time and peak memory of prefill_scores, beside MLX's attention of the same chunk.
+"""Time and peak memory of prefill_scores, beside MLX's attention for the same chunk.
 
     python benchmarks/prefill_scores.py --json benchmarks/results/prefill_scores.json
 
 "whole" is what prefill_scores replaces: the scores of the last 128 queries ("ema"), or of all of
-them ("mass"), in memory at once. Each time is the fastest of three; memory is what MLX allocated
-at the peak beyond what was there before the call.
+them ("mass"), in memory at once. Each time is the fastest of three; memory is the peak of MLX's
+allocations above the level before the call.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ REPEATS = 3
 
 
 def measured(call: Callable[[], mx.array]) -> dict[str, float]:
-    """Seconds, and MiB at the peak, of one call."""
+    """Seconds and peak MiB of one call."""
     mx.eval(call())
     times = []
     for _ in range(REPEATS):
@@ -44,7 +44,7 @@ def measured(call: Callable[[], mx.array]) -> dict[str, float]:
 
 
 def rows_of(heads: int, kv_heads: int, queries: int, keys: int) -> dict[str, dict[str, float]]:
-    """Every way of one shape."""
+    """Time and memory of every method for one shape."""
     q, k = mx.random.normal((1, heads, queries, SIZE)), mx.random.normal((1, kv_heads, keys, SIZE))
     mx.eval(q, k)
     options: dict[str, Any] = {"scale": SCALE, "mask": "causal"}

@@ -1,11 +1,11 @@
-"""Prompts with one beginning: what it saves to read that once and hold its rows once.
+"""Prompts with a common prefix: what it saves to process it once and hold its rows once.
 
     python benchmarks/prefix_sharing.py --json benchmarks/results/prefix_sharing.json
 
-Each run is a process of its own, in which `batch_generate` answers all prompts in one batch, with
-the prefix shared or not; runs take turns, and the order changes. A ratio compares the two runs of a
-round: above 1 is faster. Pss is that of the whole process at the last token, and beside it what
-came since the model was there. One process answers every prompt alone. Random weights, float32.
+Each run is its own process, in which `batch_generate` answers all prompts in one batch, with or
+without a shared prefix; runs take turns in changing order. A ratio compares the two runs of a
+round: above 1 is faster. Pss is that of the whole process at the last token, also as the increase
+since the model was loaded. One process answers every prompt alone. Random weights, float32.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ SHAPE = {
 
 
 def small_model() -> Any:
-    """Few layers, because MLX's matrix products on a CPU are slow; heads as of larger models."""
+    """Few layers, because MLX's matrix products on a CPU are slow; heads as in larger models."""
     model = common.qwen(**SHAPE)
     weights: Any = tree_flatten(model.parameters())
-    # Large ones, so that attention is not flat and answers are not one token.
+    # Large weights, so that attention is not flat and answers do not repeat one token.
     model.load_weights([(name, 3 * one if one.ndim == 2 else one) for name, one in weights])
     mx.eval(model.parameters())
     return model
 
 
 class Watched(BatchGenerator):
-    """The batch that is running."""
+    """Remembers the batch that is running."""
 
     latest: Any = None
 
@@ -54,12 +54,12 @@ class Watched(BatchGenerator):
 
 
 def pss() -> int:
-    """Bytes of this process in memory, shared pages in proportion."""
+    """Bytes of this process in memory, with its share of shared pages."""
     return common.memory("Pss", "self/smaps_rollup")
 
 
 def prompts_of(args: Any) -> list[list[int]]:
-    """One beginning, and ends of different lengths."""
+    """Prompts with a common prefix and ends of different lengths."""
     key = mx.random.key(1)
     prefix = mx.random.randint(1, VOCABULARY, (args.prefix,), key=key).tolist()
     ends = mx.random.randint(1, VOCABULARY, (args.sequences, 64), key=mx.random.key(2)).tolist()
@@ -67,9 +67,9 @@ def prompts_of(args: Any) -> list[list[int]]:
 
 
 def run(args: Any) -> dict[str, Any]:
-    """What one process finds."""
+    """The results of one process."""
     model, prompts, tokenizer = small_model(), prompts_of(args), mlx_h2o.load("demo")[1]
-    tokenizer.eos_token_ids = set()  # no answer ends before the others
+    tokenizer.eos_token_ids = set()  # all answers have the same length
     settings = {"max_kv_size": args.prefix + args.own_rows, "prefix_size": args.prefix}
     step = {"prefill_step_size": args.step}
     if args.arm == "alone":

@@ -1,9 +1,9 @@
-"""Whether the caches lose on a real model what they lost before: `python benchmarks/real_check.py`.
+"""Whether the caches still lose as little on a real model: `python benchmarks/real_check.py`.
 
 SmolLM2 (`nox -s yardsticks`) reads two passages in one batch, 256 tokens at once, then eight, then
-one, with the full cache, mlx_lm's of 8 bits, and what `--max-kv-bytes` makes of a quarter and an
-eighth of float16's bytes; and answers questions on facts planted in them, which rows for wrong
-heads lose. Both are compared with benchmarks/results/real_check.json; ``--write`` writes that file.
+one, with the full cache, mlx_lm's 8-bit cache, and those of `--max-kv-bytes` for a quarter and an
+eighth of float16's bytes. It also answers questions on facts planted in them, and fails if heads
+get the wrong rows. ``--write`` writes the expected results, benchmarks/results/real_check.json.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ MODEL = "smollm2-135m-instruct"
 
 TOKENS, PASSAGES = 640, 2
 PIECES = ((0, 512, 256, 8), (511, TOKENS, 1, 1))
-"""From where to where, how many of these at once, then at a time; the last is only predicted."""
+"""Start, end, first chunk and size of later chunks; the last token is only predicted."""
 
 PARTS = {"quarter": 4, "eighth": 8}
 TOLERANCE = 0.01
-"""Nats: other processors round otherwise, which decides ties between rows, no more."""
+"""Nats: processors round differently, which may only decide ties between rows."""
 RECALLED = 0.1
-"""The same of the tokens of answers."""
+"""The tolerance for the share of right tokens in answers."""
 
 
 def passages(tokenizer: Any) -> mx.array:
@@ -52,7 +52,7 @@ def passages(tokenizer: Any) -> mx.array:
 
 
 def losses(model: Any, tokens: mx.array, **more: Mapping[str, Any]) -> dict[str, float]:
-    """Nats per token behind the first read, with each cache; ``more`` has settings of an eighth."""
+    """Nats per token after the first chunk, by cache; ``more``: further settings of an eighth."""
     lists = {
         "full": stock_cache(model),
         "stock 8 bits": [QuantizedKVCache(64, 8) for _ in stock_cache(model)],
@@ -77,14 +77,14 @@ def recalled(model: Any, tokenizer: Any, make: Callable[[], list[Any]]) -> float
 
 
 def bounded(model: Any, part: int, **settings: Any) -> list[Any]:
-    """What ``--max-kv-bytes`` makes of this part of float16's bytes, with further settings."""
+    """The caches of ``--max-kv-bytes`` for this part of float16's bytes, with further settings."""
     limit = Sizes(model).full(TOKENS) // part
     return mlx_h2o.make_prompt_cache(model, max_kv_bytes=limit, length=TOKENS, **settings)
 
 
 class Beside(CacheList):
-    """Caches of a layer, each of its part of a batch: what a step reads is weights, and with twelve
-    rows it takes little longer than with two."""
+    """Several caches of a layer, each for its part of a batch: a step mostly reads weights, so it
+    takes little longer for twelve sequences than for two."""
 
     offset = property(lambda self: self.caches[0].offset)
     update_and_fetch = staticmethod(lambda *rows: rows)  # each cache takes its own below
@@ -103,8 +103,8 @@ class Beside(CacheList):
 
 
 def beyond(found: Mapping[str, float], expected: Mapping[str, float]) -> list[str]:
-    """What differs by more than the tolerance, as a line each: of the full cache the loss, of the
-    others what they lose more; and of recall the share."""
+    """One line for each figure beyond its tolerance: the loss of the full cache, what other caches
+    lose in addition, and the share of recall."""
     lines = []
     for name in found:
         recall = name.startswith("recall")

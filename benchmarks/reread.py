@@ -1,13 +1,13 @@
-"""How much of a prompt is read again when a conversation was edited: our server and mlx_lm's.
+"""How much of a prompt is read again after a conversation was edited: our server and mlx_lm's.
 
     python benchmarks/reread.py --json benchmarks/results/reread.json
 
-Models of random weights: attention to everything (ours with a bounded cache), sliding windows, and
-convolutions, whose caches can never be cut. A conversation of 2,700 tokens is answered, then edited
-and asked again. mlx_lm's server is represented by its ``LRUPromptCache``, into which it puts the
-system message, the prompt and the answer; ours by its engine. Counted are tokens of the second
-prompt that were not in a cache, and seconds to the first token of its answer: the median of five,
-the two in turns, each from what was kept after the first answer.
+Models with random weights: full attention (ours with a bounded cache), sliding windows, and
+convolutions, whose caches can never be trimmed. A conversation of 2,700 tokens is answered, then
+edited and asked again. mlx_lm's server is represented by its ``LRUPromptCache``, into which it puts
+the system message, the prompt and the answer; ours by its engine. Results are the tokens of the
+second prompt that were not in a cache, and seconds to the first token of its answer: the median of
+five turns each, always from the caches kept after the first answer.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MARK, VOCABULARY, STEP, ANSWER = 1, 512, 512, 120
 
 
 def model_of(kind: str) -> Any:
-    """One of four layers, and the settings of our caches."""
+    """A model of four layers, and the settings of our caches."""
     mx.random.seed(3)
     size: dict[str, Any] = {
         "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
@@ -65,13 +65,13 @@ def model_of(kind: str) -> Any:
 
 
 def conversation() -> list[list[int]]:
-    """A system message, a short one, two long ones and a last one."""
+    """A system message, a short message, two long ones and a last one."""
     rng = np.random.default_rng(5)
     return [[MARK, *rng.integers(2, VOCABULARY, n).tolist()] for n in (300, 120, 600, 80, 1600)]
 
 
 def edits(answer: list[int]) -> dict[str, tuple[list[int], int]]:
-    """By name: the next prompt, and how many of its first tokens are as they were."""
+    """By name: the next prompt, and how many of its first tokens are unchanged."""
     parts = conversation()
     whole = [token for part in parts for token in part]
     new = [token + 1 if token > 1 else token for token in whole]
@@ -99,7 +99,7 @@ class Stock:
         return list(self.put)
 
     def restore(self, kept: list[tuple[list[int], list[Any]]]) -> None:
-        """Have kept these caches alone."""
+        """Replace the kept caches by these."""
         self.kept, self.put = cache.LRUPromptCache(), []
         for tokens, caches in kept:
             self.insert(tokens, caches)
@@ -130,7 +130,7 @@ class Stock:
 
 
 class Ours:
-    """Our engine; bounded where the model attends to everything."""
+    """Our engine, with bounded caches for full attention."""
 
     def __init__(self, model: Any, **settings: Any) -> None:
         words = Tokenizer(models.WordLevel({f"w{n}": n for n in range(VOCABULARY)}, "w0"))
@@ -144,7 +144,7 @@ class Ours:
         self.engine = Engine(tokenizer, memory, Snapshots(1 << 28))
 
     def keep(self) -> Any:
-        self.ask([2], [], 1)  # the answer before is kept by then
+        self.ask([2], [], 1)  # then the previous answer has been kept
         kept = self.engine.snapshots
         return [(np.frombuffer(one.key, ">u4"), copy.deepcopy(one.content)) for one in kept]
 
@@ -165,7 +165,7 @@ class Ours:
 
 
 def measure(kind: str, repeats: int) -> list[dict[str, Any]]:
-    """Each edit of the conversation, with models of this kind."""
+    """Results for each edit of the conversation, with models of this kind."""
     stock, ours = model_of(kind), model_of(kind)
     mx.eval(stock.parameters(), ours.parameters())
     bounded = 256 if kind == "full attention" else None

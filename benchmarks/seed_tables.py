@@ -1,13 +1,13 @@
-"""The tables of the papers and articles behind this package, once more on a real model.
+"""The tables of the papers and articles behind this package, repeated on a real model.
 
     python benchmarks/seed_tables.py smollm2-135m-instruct --texts BOOK.txt ... [--tables 3 4 ...]
 
 AtomGradient 2026, tables 3, 4, 7, 8 and 9: perplexity of a window and of `h2o-ema` by preset, rows
-and length. Zhang et al. 2023 (H2O), appendix C.6: heavy rows and recent ones, each alone and both,
-in a fifth of the text. Turney 2026, sec. 4.8: thresholds of sparse V on rows of 8 and 4 bits.
-Beside the figures stand the sources' own: changes of the perplexity in percent of the full
-cache's, or for sparse V of rows without a threshold, on larger models. Texts of more than 512
-tokens are read eight at a time. Results are kept, a file a table, and a run goes on from them.
+and length. Zhang et al. 2023 (H2O), appendix C.6: heavy rows, recent rows, or both, in a budget of
+a fifth of the text. Turney 2026, sec. 4.8: thresholds of sparse V on rows of 8 and 4 bits. Next to
+our figures are those of the sources, on larger models: changes of the perplexity in percent of the
+full cache's, or for sparse V of that without a threshold. Texts of more than 512 tokens are read
+eight tokens at a time. Each table has a file of results, from which a later run continues.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ MODELS = Path(os.environ.get("MLX_H2O_MODELS", Path.home() / ".cache" / "mlx-h2o
 
 
 class Row(NamedTuple):
-    """An arm, and the change of the perplexity in percent that its source has; None: none."""
+    """An arm, and the change of perplexity in percent that its source states, if any."""
 
     arm: Arm
     said: float | None
 
 
 class Table(NamedTuple):
-    """Arms on so many texts of so many tokens; the first is what the others are compared with."""
+    """Arms, and the number and length of the texts; the first arm is the baseline."""
 
     source: str
     length: int
@@ -56,7 +56,7 @@ def _h2o(rows: int, said: float | None, heavy: int | None = None) -> Row:
 
 
 def _sum(name: str, length: int, heavy: float, recent: float) -> Row:
-    """A fifth of the text, shared between heavy rows and recent ones."""
+    """A budget of a fifth of the text, divided into heavy and recent rows."""
     rows = length // 5
     sizes = {"heavy_size": int(heavy * rows), "recent_size": max(1, int(recent * rows))}
     settings = alone(policy="h2o-sum", sink_size=0, max_kv_size=sum(sizes.values()), **sizes)

@@ -1,17 +1,17 @@
-"""The server under a mixed load: does it grow, is every answer the right one, does it end well?
+"""The server under a mixed load: does memory grow, is every answer right, does it end cleanly?
 
     nox -s soak -- 10000 --json benchmarks/results/soak.json
 
-So many requests, and for --seconds at most, of sixteen clients, each the ``openai`` package in a
-thread of its own, to one server with a bounded cache: completions and chats, whole and as streams,
-prompts many times as long as the budget and longer than the model's context, prompts that begin
-with one of three texts, streams that are left in the middle, requests with a seed, and requests
-that are wrong. Each greedy request was asked alone before, of a server that did nothing else. Then
-SIGTERM while each client reads a stream. What counts: answers that are missing or other than alone,
+Sixteen clients, threads with the ``openai`` package, send this many requests, or for --seconds at
+most, to one server with a bounded cache: completions and chats, streamed or not, prompts many times
+as long as the budget and longer than the model's context, prompts that begin with one of three
+texts, streams that are abandoned halfway, requests with a seed, and invalid requests. Each greedy
+request has been answered before by the idle server. At the end the server gets SIGTERM while each
+client reads a stream. Measured are answers that are missing or differ from that of the idle server,
 the server's resident memory, and the time to the first token.
 
-Once rows were evicted, an answer depends on where reading went on from a prompt that is kept: it is
-compared with the one of as many ``cached_tokens``, and counted apart where there was none alone.
+Once rows have been evicted, an answer depends on how many tokens came from a kept prompt. It is
+compared with the idle server's for as many ``cached_tokens``, or counted apart if there is none.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ FLAGS = (
     "--decode-concurrency 12 --prompt-concurrency 4 --prompt-cache-size 128 --cache-size 40MB"
 )
 SHORT = 24
-"""Prompts that are asked most often: the first of :func:`requests`."""
+"""How many of the first :func:`requests` are asked most often."""
 BUDGET = 168
-"""Tokens of which all rows stay, so that an answer is the same however it was read."""
+"""Up to this many tokens all rows stay, so that answers do not depend on the cached tokens."""
 BLOCK = 300.0
-"""Seconds of samples that count as one: those that lie closer depend on each other."""
+"""Seconds of samples averaged into one, since samples that lie closer depend on each other."""
 
 
 class Request:
-    """What is asked, and what the answers alone were: a text by the number of cached tokens."""
+    """A request, and the idle server's answers to it: texts by the number of cached tokens."""
 
     def __init__(self, name: str, **body: Any) -> None:
         self.name, self.body = name, {"model": "default_model", "temperature": 0} | body
@@ -60,8 +60,8 @@ class Request:
 
 
 class Answer:
-    """Of a request: its text, tokens of it that were cached and all of them, seconds to the first
-    piece, whether it is whole."""
+    """The answer to a request: its text, cached tokens and all tokens, seconds to the first piece,
+    and whether it is complete."""
 
     def __init__(self) -> None:
         self.text, self.cached, self.total, self.first = "", 0, 0, None
@@ -81,7 +81,7 @@ def send(
     client: openai.OpenAI, request: Request, *, stream: bool = False, leave: int | None = None,
     found: Answer | None = None,
 ) -> Answer:  # fmt: skip
-    """The answer; of a stream that is left after so many pieces, their text."""
+    """The answer; for a stream that is abandoned after ``leave`` pieces, their text."""
     api = client.chat.completions if "messages" in request.body else client.completions
     found, begun = found or Answer(), time.perf_counter()
     if not stream:
@@ -99,7 +99,7 @@ def send(
 
 
 def requests() -> tuple[list[Request], list[tuple[Request, Request]]]:
-    """Completions, and chats of two turns, whose second one waits for the answer to the first."""
+    """Completions, and chats of two turns; the second needs the answer to the first."""
     _, tokenizer = mlx_h2o.load("demo")
     tokens = tokenizer.encode(mlx_h2o.demo.text())
 
@@ -131,7 +131,7 @@ def requests() -> tuple[list[Request], list[tuple[Request, Request]]]:
 
 
 def answer_alone(client: openai.OpenAI, texts: list[Request], chats: list[Any]) -> None:
-    """Ask for each answer while nobody else does; chats read anew, and gone on with."""
+    """Ask for each answer while the server is idle; chats both from the start and continued."""
 
     def ask(request: Request) -> str:
         found = send(client, request)
@@ -144,7 +144,7 @@ def answer_alone(client: openai.OpenAI, texts: list[Request], chats: list[Any]) 
     for first, second in chats:
         said = {"role": "assistant", "content": ask(first)}
         second.body["messages"].insert(2, said)
-    for request in texts + texts:  # which drive the first turns out of memory
+    for request in texts + texts:  # these drive the first turns out of memory
         ask(request)
     for first, second in chats:
         ask(second)
@@ -154,7 +154,7 @@ def answer_alone(client: openai.OpenAI, texts: list[Request], chats: list[Any]) 
 
 @contextmanager
 def server(folder: Path, *flags: str) -> Iterator[tuple[openai.OpenAI, subprocess.Popen[bytes]]]:
-    """A client of a server, and its process, which ends by itself after SIGTERM."""
+    """A client of a new server, and the server's process, which must end with status 0."""
     given = (*FLAGS.split(), "--cache-dir", str(folder / "prompts"), *flags)
     with servers.server(*given, log=folder / "log") as (port, process):
         yield (
@@ -168,7 +168,7 @@ def server(folder: Path, *flags: str) -> Iterator[tuple[openai.OpenAI, subproces
 
 
 class Load:
-    """Clients that ask until so many requests were answered, and what came of it."""
+    """Clients that ask until ``most`` requests were answered, and the results."""
 
     def __init__(
         self, client: openai.OpenAI, texts: list[Request], chats: list[Any], most: int
@@ -210,7 +210,7 @@ class Load:
         self.compare(self.any_text(rng), rng)
 
     def any_text(self, rng: random.Random) -> Request:
-        """A short one, mostly."""
+        """A text, usually a short one."""
         return rng.choice(self.texts[:SHORT] if rng.random() < 0.98 else self.texts)
 
     def chat(self, rng: random.Random) -> None:
@@ -240,7 +240,7 @@ class Load:
         self.take(found)
         expected = request.expected(found.cached)
         if leave is not None and not found.whole:
-            texts = request.alone.values()  # the usage, which says which one, comes at the end
+            texts = request.alone.values()  # the usage, which tells them apart, comes last
             if not any(text.startswith(found.text) for text in texts):
                 self.differs(request, found.text, str(expected))
         elif not found.whole or expected not in (None, found.text):
@@ -261,7 +261,7 @@ class Load:
 
 
 def watch(process: int, ended: threading.Event, found: list[tuple[float, float, int]]) -> None:
-    """Note four times a second: when, megabytes resident, open files."""
+    """Note four times a second: the time, megabytes resident, open files."""
     begun, over = time.monotonic(), False
     while not over:
         files = len(list(Path(f"/proc/{process}/fd").iterdir()))
@@ -271,7 +271,7 @@ def watch(process: int, ended: threading.Event, found: list[tuple[float, float, 
 
 
 def slope(times: Sequence[float], values: Sequence[float]) -> tuple[float, float, float]:
-    """Least squares: the slope, and its interval of 95 % by Student's distribution."""
+    """Least squares: the slope, and its 95 % interval by Student's distribution."""
     (found, _), covariance = np.polyfit(times, values, 1, cov=True)
     z, free = 1.959964, len(times) - 2
     t = z + (z**3 + z) / (4 * free) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * free**2)
@@ -280,11 +280,11 @@ def slope(times: Sequence[float], values: Sequence[float]) -> tuple[float, float
 
 
 def growth(samples: Sequence[tuple[float, float, int]], block: float) -> dict[str, float]:
-    """Megabytes per hour, by the means of blocks of samples; none of fewer than four."""
+    """Megabytes per hour, from means of blocks of samples; empty for fewer than four blocks."""
     blocks: dict[int, list[float]] = collections.defaultdict(list)
     for when, size, _ in samples:
         blocks[int(when / block)].append(size)
-    full = sorted(blocks)[:-1]  # the last one is not full
+    full = sorted(blocks)[:-1]  # the last block is incomplete
     if len(full) < 4:
         return {}
     found = slope([block / 3600 * one for one in full], [np.mean(blocks[one]) for one in full])
@@ -292,7 +292,7 @@ def growth(samples: Sequence[tuple[float, float, int]], block: float) -> dict[st
 
 
 def end(client: openai.OpenAI, process: Any, request: Request, clients: int) -> dict[str, Any]:
-    """SIGTERM while half of the clients read a stream and the others begin to: what they get."""
+    """Send SIGTERM while half of the clients read a stream and the others begin; what they get."""
     found = [Answer() for _ in range(clients)]
     threads = [
         threading.Thread(

@@ -3,12 +3,12 @@
     python benchmarks/sparse_v.py --json benchmarks/results/sparse_v.json
 
 Decode attention over packed keys and values, with thresholds from 1e-4 to 1e-8 against 0 (Turney
-2026, sections 3.2 and 4.8), on what the demo model computes over its text, and on synthetic long
-contexts whose logits are normal with a given standard deviation. A pair is skipped where its weight
-is below the threshold. The outputs come from the composed operation.
+2026, sections 3.2 and 4.8), on rows of the demo model over its text, and on synthetic long contexts
+whose logits are normal with a given standard deviation. A pair is skipped if its weight is below
+the threshold. The outputs come from the composed operation.
 
-A row counts as skipped where no query head of its KV head needs it, for then it need not be read.
-Nothing here is a time: the composition does not say how fast a GPU is.
+A row counts as skipped if no query head of its KV head needs it, because then it need not be read.
+Nothing is timed: the composition does not show how fast a GPU is.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from mlx_h2o.evaluation.report import markdown
 THRESHOLDS = (1e-4, 1e-5, 1e-6, 1e-7, 1e-8)
 GROUP_SIZE = 64
 WORST = ("worst_dropped_mass", "bound_of_dropped_mass", "worst_error")
-"""Of all samples; of other figures the mean is kept."""
+"""Figures whose maximum over all samples is kept; of others the mean."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def demo_samples(length: int, steps: int) -> Iterator[Sample]:
 
 
 def synthetic_samples(length: int, deviation: float, seeds: int) -> Iterator[Sample]:
-    """8 query heads on 2 KV heads of 128: logits with this standard deviation, in no order."""
+    """8 query heads on 2 KV heads of 128: logits with this standard deviation, in random order."""
     for seed in range(seeds):
         rng = np.random.default_rng(seed)
         queries = rng.standard_normal((1, 8, 1, 128))
@@ -147,7 +147,7 @@ def ablation(samples: list[Sample], bits: int) -> dict[str, Any]:
 
 
 def table(result: dict[str, Any], bits: int = 8, threshold: float = 1e-6) -> str:
-    """A line per sample, of one threshold."""
+    """A line per sample, for one threshold."""
     columns = {
         "pairs": "{pairs_below:.1%}", "rows": "{rows_skipped_exact:.1%}",
         "worst dropped mass": "{worst_dropped_mass:.1e}", "worst error": "{worst_error:.1e}",
@@ -163,7 +163,7 @@ def table(result: dict[str, Any], bits: int = 8, threshold: float = 1e-6) -> str
 
 
 def summary(result: dict[str, Any]) -> str:
-    """A line per threshold: the worst of all samples."""
+    """A line per threshold: the worst over all samples."""
     rows = []
     for threshold in THRESHOLDS:
         found = [

@@ -1,10 +1,10 @@
-"""Swift's time of one decoding step of one layer beside Python's, on one back end.
+"""Swift's time for one decoding step of one layer beside Python's, on one back end.
 
     swift build -c release --product mlx-h2o-parity
     python benchmarks/swift_host_time.py --json benchmarks/results/swift_host_time.json
 
-What is counted, and Python's side, are those of host_time.py: the graph of a step is built, and
-evaluated only between turns. The languages take turns of a process each.
+The measurement, and Python's side, are those of host_time.py: the graph of a step is built, but
+evaluated only between turns. The languages take turns, one process each.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ARMS = {
 
 
 def fields(name: str, turns: int, steps: int) -> dict[str, Any]:
-    """A case of the Swift command."""
+    """The JSON fields of a case for the Swift command."""
     config = H2OConfig.of(max_kv_size=host_time.ROWS, **ARMS[name])
     names = ("max_kv_size", "sink_size", "heavy_size", "recent_size", "evict_every")
     given = {name: config.named()[name] for name in (*names, "policy", "decay")}
@@ -46,7 +46,7 @@ def fields(name: str, turns: int, steps: int) -> dict[str, Any]:
 
 
 def swift(command: Path, backend: str, turns: int, steps: int) -> dict[str, list[float]]:
-    """Seconds of a step in each turn of every arm."""
+    """Seconds per step in each turn of every arm."""
     heads = {"queries": host_time.HEADS, "keys": host_time.KV_HEADS, "values": host_time.KV_HEADS}
     rows = {side: mx.random.normal((1, n, 1, host_time.SIZE)) for side, n in heads.items()}
     tensors = {f"{name}/{side}": array for name in ARMS for side, array in rows.items()}

@@ -1,12 +1,12 @@
-"""Our server beside mlx_lm's: answers of 1, 8 and 32 clients at once, and memory under load.
+"""Our server beside mlx_lm's: answers to 1, 8 and 32 clients at once, and memory under load.
 
     python benchmarks/throughput.py [--model demo] --json benchmarks/results/throughput.json
 
-Both servers run, and take turns: a round asks each of them the same, as many clients at once. Given
-are tokens a second of all clients together, and the median time to a first token, also as ratios to
-mlx_lm's of the same round, and how many clients were not answered. Then 64 clients of unlike
-lengths ask a server with `--memory`, on each back end of the CPU: the most that its MLX held, and
-kept prompts at the end. A model is a directory, or demo in float32: CPUs emulate others.
+Both servers run and take turns: in a round, as many clients ask each of them the same. Results are
+tokens per second of all clients together, the median time to the first token, both also as ratios
+to mlx_lm's in the same round, and how many clients got no answer. Then 64 clients with prompts of
+different lengths ask a server with `--memory`, on each CPU back end: its peak of MLX memory, and
+the kept prompts at the end. A model is a directory, or demo in float32: CPUs emulate other types.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ CLIENTS, TOKENS, ROUNDS, MEMORY = (1, 8, 32), 48, 11, 2**31
 
 
 def together(port: int, prompts: Sequence[str], tokens: int) -> tuple[float, float, int]:
-    """Tokens a second of all clients, the median time to a first token, and clients who got no
-    answer, whose connection was reset."""
+    """Tokens per second of all clients, the median time to the first token, and how many clients
+    got no answer because their connection was reset."""
 
     def one(prompt: str) -> tuple[float, int] | None:
         try:
@@ -58,7 +58,7 @@ def together(port: int, prompts: Sequence[str], tokens: int) -> tuple[float, flo
 
 
 def texts(count: int, start: int, more: int) -> list[str]:
-    """Prompts of 60 words and more, each of other words."""
+    """Prompts of 60 words and more, each with different words."""
     words = itertools.cycle(demo.text().split())
     found = []
     for place in range(start, start + count):
@@ -68,7 +68,7 @@ def texts(count: int, start: int, more: int) -> list[str]:
 
 
 def speeds(model: str) -> dict[str, Any]:
-    """By number of clients and server."""
+    """Results by number of clients and server."""
     with contextlib.ExitStack() as running:
         ports = {
             arm: running.enter_context(servers.server("--model", model, *flags, package=package))[0]
@@ -96,7 +96,7 @@ def _speeds(ports: dict[str, int], clients: int) -> dict[str, Any]:
 
 
 def in_float32(folder: Path) -> str:
-    """The demo with other weights, in a folder."""
+    """The demo model in ``folder``, with weights in float32."""
     shutil.copytree(Path(demo.__file__).parent / "model", folder, dirs_exist_ok=True)
     file = str(folder / "model.safetensors")
     weights = {name: array.astype(mx.float32) for name, array in mx.load(file).items()}

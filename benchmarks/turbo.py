@@ -1,17 +1,17 @@
-"""Codes of rotated rows beside affine rows: the error of attention, and the time of it.
+"""Codes of rotated rows beside affine rows: the error and the time of attention.
 
     python benchmarks/turbo.py --json benchmarks/results/turbo.json
 
-The error is that of the output of decode attention against float64 over the rows as they came,
-over the length of that output: the root of the mean square over all queries and heads. The rows are
-those of the demo model over its text, and random ones of 128 elements. Bytes count words, scales,
-biases and norms, of a key and its value, of rows in float16.
+The error compares the output of decode attention with float64 over the original rows, relative to
+the length of that output: the root mean square over all queries and heads. Rows are those of the
+demo model over its text, and random ones of 128 elements. Bytes count words, scales, biases and
+norms of a key and its value, for rows in float16.
 
-The time is that of one query over 16,384 rows, Hq = 16, Hkv = 8, D = 128, native, from caches of
-at least 256 MB in turn; arms take turns in rotating order, and a ratio compares the turns of one
-round with float16.
+The time is that of one query over 16,384 rows, Hq = 16, Hkv = 8, D = 128, native, cycling through
+at least 256 MB of KV caches; arms take turns in rotating order, and a ratio compares a turn with
+float16's turn in the same round.
 
-What this does to a model is measured by `mlx_h2o evaluate`, at equal bytes, with arms such as
+The effect on a model is measured by `mlx_h2o evaluate`, at equal bytes, with arms such as
 "turbo4: kv_format=turbo4 max_kv_size=None policy=window".
 """
 
@@ -47,11 +47,11 @@ ARMS = ("float16", *AFFINE, *FORMATS)
 ROWS = 16384
 
 Stored = tuple[Any, Any, dict[str, Any]]
-"""Keys, values, and what attention must be told of them."""
+"""Keys, values, and the arguments that tell attention how they are packed."""
 
 
 def stored(name: str, keys: mx.array, values: mx.array) -> Stored:
-    """Rows as the arm of this name keeps them."""
+    """Rows in the format of the arm with this name."""
     if name == "float16":
         return keys, values, {}
     bits, v_bits = AFFINE.get(name) or KV_FORMATS[name]
@@ -68,7 +68,7 @@ def stored(name: str, keys: mx.array, values: mx.array) -> Stored:
 
 
 def bytes_of_a_row(rows: Layer) -> float:
-    """Of a key and its value in one head."""
+    """Bytes of a key and its value in one head."""
     parts = arrays(rows)
     batch, heads, count = parts[0].shape[:3]
     return sum(part.nbytes for part in parts) / (batch * heads * count)
@@ -89,7 +89,7 @@ def _arrays(sample: Sample) -> tuple[mx.array, mx.array, mx.array]:
 
 
 def errors(samples: list[Sample]) -> dict[str, Any]:
-    """Bytes of a row and the error of each arm."""
+    """Bytes per row and the error of each arm."""
     found: dict[str, Any] = {}
     for name in ARMS:
         wrong = length = 0.0
@@ -110,7 +110,7 @@ def errors(samples: list[Sample]) -> dict[str, Any]:
 
 
 def _wide(rows: Stored) -> tuple[Any, Any]:
-    """Dense keys beside float32 queries are float32, too."""
+    """Keys and values; dense keys beside codes as float32, like the queries."""
     keys, values, settings = rows
     return keys.astype(mx.float32) if settings and isinstance(keys, mx.array) else keys, values
 

@@ -1,4 +1,4 @@
-"""What the benchmarks share: models, flags, lines to read, and the file of a result."""
+"""What the benchmarks share: models, flags, printed lines, and files of results."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LOAD = round(os.getloadavg()[0], 2)
 
 
 def qwen(**shape: Any) -> Any:
-    """Random weights in the shape of a Qwen3."""
+    """A Qwen3 of this shape with random weights."""
     mx.random.seed(0)
     given = {"rms_norm_eps": 1e-6, "max_position_embeddings": 4096, "rope_theta": 50000.0}
     return qwen3.Model(
@@ -58,12 +58,12 @@ def parameters(model: Any) -> int:
 
 
 def arguments(said: str, *bare: str, **flags: Any) -> argparse.Namespace:
-    """What a command line gives in the place of these defaults, and `--json FILE`.
+    """The command line's values of these flags, and of `--json FILE`.
 
     Args:
         said: the script's docstring.
-        bare: those that are given without their name.
-        flags: their defaults: numbers, texts, or several of one kind. At least 5 `repeats`.
+        bare: the flags that are positional.
+        flags: defaults: numbers, texts, or several of one kind. At least 5 `repeats`.
     """
     parser = argparse.ArgumentParser(description=said.partition("\n")[0])
     for name, default in flags.items():
@@ -81,13 +81,13 @@ def arguments(said: str, *bare: str, **flags: Any) -> argparse.Namespace:
 
 
 def memory(name: str, file: str = "self/status") -> int:
-    """Bytes that Linux says of a process: VmHWM or VmRSS, or Pss of its smaps_rollup."""
+    """Bytes that Linux reports for a process: VmHWM or VmRSS, or Pss of its smaps_rollup."""
     lines = (Path("/proc") / file).read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
 
 
 def in_a_process(*command: Any) -> dict[str, Any]:
-    """What a script prints, in a process of its own."""
+    """The JSON that a script prints, run in its own process."""
     given = [sys.executable, *map(str, command)]
     done = subprocess.run(given, stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, Any] = json.loads(done.stdout)
@@ -104,17 +104,17 @@ def show(name: str, figures: Mapping[str, Any]) -> None:
 
 
 def described(result: Mapping[str, Any]) -> dict[str, Any]:
-    """A result with the machine, the versions, and the load at first and now."""
+    """A result with the machine, the versions, and the load at the start and now."""
     load = [_LOAD, round(os.getloadavg()[0], 2)]
     return {"environment": environment(), "load_average_before_and_after": load, **result}
 
 
 def write(file: Path | None, content: Mapping[str, Any]) -> None:
-    """Where there is a file for it."""
+    """Write JSON, if there is a file."""
     if file is not None:
         file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 def save(file: Path | None, result: Mapping[str, Any]) -> None:
-    """Write a result, described."""
+    """Write a result with its description."""
     write(file, described(result))

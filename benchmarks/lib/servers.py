@@ -1,4 +1,4 @@
-"""A server in a process of its own, and a question to it."""
+"""Start a server in its own process, and ask it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["ask", "server"]
 def server(
     *flags: str, package: str = "mlx_h2o", log: str | Path = os.devnull, **environment: str
 ) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
-    """Port and process of one that has loaded its model; it is ended with SIGTERM."""
+    """Port and process of a server that has loaded its model; SIGTERM ends it."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
