@@ -69,5 +69,5 @@ def check_share(name: str, value: object, *, whole: bool = False) -> None:
 
 
 def check_known(name: str, value: object, known: Container[object]) -> None:
-    """Raises SettingError unless ``known`` contains ``value``."""
+    """Raises SettingError unless ``known`` contains ``value``, an int or a text."""
     check(type(value) in (int, str) and value in known, name, value, f"one of {known}")

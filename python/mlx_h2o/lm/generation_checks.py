@@ -65,8 +65,8 @@ def checked_tokens(operation: str, name: str, tokens: Any, models: Sequence[Modu
 
 def check_drafts(operation: str, caches: Any, model: Module, seen: int | None) -> None:
     """Raises ValueError if the model's caches, the first of these, cannot trim rejected drafts once
-    they have seen ``seen`` tokens (None: any number): full windows and states cannot. Or if it has
-    more or fewer caches than layers: mlx_lm looks behind its layers for those of the drafts."""
+    they have seen ``seen`` tokens (None: any number): full windows and states cannot. Also if there
+    is not one for each layer, since mlx_lm takes those of the draft model from there on."""
     most, tokens = math.inf, math.inf if seen is None else seen
     if (count := layers_of(model)) != (layers := len(cast(Any, model).layers)):
         said = f"{model_name(model)} has {count} caches for {layers} layers."
@@ -81,8 +81,8 @@ def check_drafts(operation: str, caches: Any, model: Module, seen: int | None) -
 
 def check_caches(operation: str, caches: Any, models: Sequence[Module], drafted: int = 0) -> None:
     """Raises ValueError unless these are one cache for each layer of the models, each made for that
-    layer and given once, all of a model after as many tokens, which can trim ``drafted`` tokens
-    even after evictions."""
+    layer and given once, all of a model after the same number of tokens, which can trim ``drafted``
+    tokens even after evictions."""
     counts = [(model_name(model), layers_of(model)) for model in models]
     expected = [f"{name} layer {layer}" for name, count in counts for layer in range(count)]
     known = isinstance(caches, list | tuple)
@@ -103,7 +103,7 @@ def check_caches(operation: str, caches: Any, models: Sequence[Module], drafted:
     rest = iter(caches)
     for _, count in counts:
         offsets = (getattr(one, "offset", None) for one in parts_of(islice(rest, count)))
-        if len(seen := {one for one in offsets if isinstance(one, int)}) > 1:  # arrays: of batches
+        if len(seen := {one for one in offsets if isinstance(one, int)}) > 1:  # batches have arrays
             said = f"prompt_cache has layers after {min(seen)} and after {max(seen)} tokens"
             wanted = "as many in all: a step was interrupted, make new caches"
             raise ValueError(f"[{operation}] {said}, expected {wanted}.")

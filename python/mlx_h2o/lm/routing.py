@@ -79,7 +79,7 @@ def routing_for(
 def check_given(
     operation: str, model: Any, draft_model: Any = None, length: int | None = None
 ) -> None:
-    """Raises ValueError where these are no models, or no number of tokens."""
+    """Raises ValueError unless these are models and a number of tokens."""
     for one in (model, model if draft_model is None else draft_model):
         if not hasattr(one, "modules"):
             said = f"found {one!r:.80}, expected a model, such as load returns."
