@@ -39,6 +39,8 @@ class Room:
         plans = [next((one for one in steps if one[0] >= end), last) for end in ends]
         self._lasting = [tokens for tokens, _ in plans]
         self.budgets = [rows - self._shared for _, rows in plans]
+        recent = self._config.recent_size or 0
+        self._recent = [max(recent * rows // self._most, self.reach) for _, rows in plans]
         most = max(self.budgets, default=0)
         self.tail_limit = tiers.tail_limit(self._config) if self._mixed else most
 
@@ -77,7 +79,7 @@ class Room:
             lengths = table.lengths
         if self.reach:
             settle(policy, table, seen + added - self.reach)
-        keeps = enumerate(map(self._kept, lengths, counts, self.budgets))
+        keeps = enumerate(map(self._kept, lengths, counts, self.budgets, self._recent))
         table = self._evict(table, {n: keep for n, keep in keeps if keep < lengths[n]}, counts)
         if self._mixed and added:
             full = [n for n, rows in enumerate(table.tail.rows) if rows >= self.tail_limit]
@@ -86,28 +88,24 @@ class Room:
             table.fit(self.tail_limit)
         return table
 
-    def _kept(self, rows: int, added: int, budget: int) -> int:
+    def _kept(self, rows: int, added: int, budget: int, recent: int) -> int:
         """How many of a sequence's rows stay when ``added`` rows are coming."""
         need = rows + added - budget
         if need <= 0 or not 0 < added <= self._few:
             return rows
         # Evict a whole group, but only rows that no range protects.
-        evictable = rows - self._sinks - max(0, self._recent_size(budget) - added)
+        evictable = rows - self._sinks - max(0, recent - added)
         return rows - max(need, min(self._group, evictable))
-
-    def _recent_size(self, budget: int) -> int:
-        share = (self._config.recent_size or 0) * (budget + self._shared) // self._most
-        return max(share, self.reach)
 
     def _evict(self, table: Table, keeps: dict[int, int], counts: Sequence[int]) -> Table:
         """Evict all but the best rows: ``keeps`` has how many stay, by sequence."""
         ends = [seen + new for seen, new in zip(table.tokens, counts, strict=True)]
-        for budget, keep in sorted({(self.budgets[n], keep) for n, keep in keeps.items()}):
+        for recent, keep in sorted({(self._recent[n], keep) for n, keep in keeps.items()}):
             self.certain = max(self.certain, ends[0] - self.reach)
-            due = [n for n in keeps if (self.budgets[n], keeps[n]) == (budget, keep)]
+            due = [n for n in keeps if (self._recent[n], keeps[n]) == (recent, keep)]
             eviction = Eviction(
                 table=table, config=self._config, due=due, keep=min(keep, table.width), ends=ends,
-                sinks=self._sinks, recent_size=self._recent_size(budget),
+                sinks=self._sinks, recent_size=recent,
                 tail=min(table.tail.rows[0], max(0, self.reach - max(counts))),
             )  # fmt: skip
             if self._mixed:
