@@ -77,8 +77,8 @@ def parsed_bytes(given: int | str) -> int:
     else:
         size = given if isinstance(given, int) and not isinstance(given, bool) else 0
     if size < 1:
-        wanted = "a size in bytes, expected e.g. 300MB or 64MiB"
-        raise ValueError(f"[fit_bytes] {given!r} is not {wanted}.")
+        said = f"{given!r} is not a size in bytes, expected e.g. 300MB or 64MiB."
+        raise ValueError(f"[fit_bytes] {said}")
     return size
 
 
