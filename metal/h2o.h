@@ -1,14 +1,14 @@
 // Device code shared by every kernel: the `header` text of metal_kernel and
 // cuda_kernel, and of the host emulator.  No includes; ASCII only.
 #if defined(__METAL_VERSION__)
-// The one way to allocate threadgroup memory: each platform's shim has its own.
+// The only way to allocate threadgroup memory: each platform's shim defines its own.
 #define H2O_THREADGROUP(T, name, count) threadgroup T name[count]
 #define H2O_UNROLL _Pragma("clang loop unroll(full)")
 #endif
 
 #define H2O_NEGATIVE_INFINITY (-metal::numeric_limits<float>::infinity())
 
-// Where running maxima start: finite, because -inf - -inf is NaN.
+// The initial value of running maxima: finite, because -inf - -inf is NaN.
 #define H2O_LOWEST (-metal::numeric_limits<float>::max())
 
 // Offset of [batch, head, row, element] in a strided buffer.
@@ -17,9 +17,9 @@ inline int64_t h2o_offset(S strides, int batch, int head, int row, int element) 
   return batch * strides[0] + head * strides[1] + row * strides[2] + element * strides[3];
 }
 
-// E elements of a row, widened to float.  The pointer type is deduced, so that
-// device and constant buffers both fit; neighbours in memory are the usual case
-// and a branch of their own, which the compiler turns into wide loads.
+// E elements of a row, widened to float.  The pointer type is deduced, to allow device
+// and constant buffers. Contiguous elements are the usual case, and get their own
+// branch, which the compiler turns into wide loads.
 template <int E, typename P>
 inline void h2o_load(P row, int64_t stride, thread float* values) {
   if (stride == 1) {
@@ -33,12 +33,12 @@ inline void h2o_load(P row, int64_t stride, thread float* values) {
   }
 }
 
-// E fields of BITS, from number `first` on, of a stream in words of 32, the lowest bit first.
+// E fields of BITS bits, from field `first` on, of a stream of 32-bit words, lowest first.
 template <int E, int BITS, typename W>
 inline void h2o_load_fields(W words, int64_t word_stride, int first, thread uint32_t* fields) {
   constexpr int LENGTH = E * BITS;
   constexpr int WORDS = (LENGTH + 31) / 32;
-  // Whether the lanes' parts begin and end anywhere within words.
+  // Whether a lane's part can begin and end anywhere within a word.
   constexpr bool CROSSES = LENGTH % 32 != 0 && 32 % LENGTH != 0;
   const int first_bit = first * BITS;
   const int first_word = first_bit / 32;
@@ -51,7 +51,7 @@ inline void h2o_load_fields(W words, int64_t word_stride, int first, thread uint
   if (CROSSES && first_word + WORDS <= (first_bit + LENGTH - 1) / 32) {
     part[WORDS] = words[(first_word + WORDS) * word_stride];
   }
-  // Shifted as a whole, so that every index and shift below is a constant.
+  // Shift all words at once, so that every index and shift below is a constant.
   if (LENGTH % 32 != 0) {
     for (int k = 0; k < WORDS; k++) {
       part[k] = (part[k] >> shift) | ((part[k + 1] << 1) << (31 - shift));
@@ -68,14 +68,14 @@ inline void h2o_load_fields(W words, int64_t word_stride, int first, thread uint
   }
 }
 
-// E elements, from `first` on, of a row that mx.quantize packed: fields of BITS, where each GROUP
-// elements have a scale and a bias.  Nothing but registers holds the result.
+// E elements, from `first` on, of a row packed by mx.quantize: fields of BITS bits,
+// with a scale and a bias for each GROUP elements.  The result stays in registers.
 template <int E, int BITS, int GROUP, typename W, typename S, typename B>
 inline void h2o_load_quantized(W words, int64_t word_stride, S scales, int64_t scale_stride,
                                B biases, int64_t bias_stride, int first, thread float* values) {
   uint32_t fields[E];
   h2o_load_fields<E, BITS>(words, word_stride, first, fields);
-  // E is below GROUP, so that a lane meets two groups at most.
+  // E is below GROUP, so a lane touches at most two groups.
   const int near_group = first / GROUP;
   const int near_count = (near_group + 1) * GROUP - first;
   const int far_group = GROUP % E == 0 ? near_group : (first + E - 1) / GROUP;
@@ -90,7 +90,7 @@ inline void h2o_load_quantized(W words, int64_t word_stride, S scales, int64_t s
   }
 }
 
-// The same of codes of a rotated row, which stand for levels of its norm: in the basis of the codes.
+// The same for codes of a rotated row, times its norm: levels in the basis of the codes.
 template <int E, int BITS, typename W, typename L>
 inline void h2o_load_codes(W words, int64_t word_stride, L levels, float norm, int first,
                            thread float* values) {
@@ -111,8 +111,8 @@ inline float h2o_dot(thread const float* a, thread const float* b) {
   return sum;
 }
 
-// Softmax over the keys seen so far: sum of exp(score - maximum) is `total`.
-// The weighted values stand beside it, in the caller's registers.
+// Softmax over the keys seen so far: `total` is the sum of exp(score - maximum). The
+// caller keeps the weighted sum of the values in registers.
 struct h2o_softmax {
   float maximum;
   float total;
@@ -125,7 +125,7 @@ inline h2o_softmax h2o_softmax_empty() {
   return state;
 }
 
-// A learned logit joins the denominator and brings no value.
+// A learned logit joins the denominator but has no value.
 inline void h2o_softmax_sink(thread h2o_softmax& state, float logit) {
   if (!(logit <= H2O_LOWEST)) {
     state.maximum = logit;
@@ -133,8 +133,8 @@ inline void h2o_softmax_sink(thread h2o_softmax& state, float logit) {
   }
 }
 
-// One more key (online softmax): its weight, which is relative to the maximum so
-// far.  The sums are faded to that maximum; h2o_add_row adds the value row.
+// Adds a key (online softmax) and returns its weight relative to the new maximum.
+// Rescales the sums to that maximum; h2o_add_row then adds the value row.
 template <int E>
 inline float h2o_softmax_weigh(thread h2o_softmax& state, thread float* sums, float score) {
   const float maximum = metal::max(state.maximum, score);
@@ -148,7 +148,7 @@ inline float h2o_softmax_weigh(thread h2o_softmax& state, thread float* sums, fl
   return weight;
 }
 
-// The same where no value stands beside the state, or it comes later.
+// The same without values, or when they follow later.
 inline void h2o_softmax_count(thread h2o_softmax& state, float score) {
   const float maximum = metal::max(state.maximum, score);
   const float fade = metal::fast::exp(state.maximum - maximum);
@@ -163,17 +163,17 @@ inline void h2o_add_row(thread float* sums, float weight, thread const float* va
   }
 }
 
-// One part of several, and what all of them make together: the sums of a part
-// count `share` times in the sums of the whole.
+// One of several parts, and the whole: the sums of a part count `share` times in the
+// sums of the whole.
 struct h2o_merged {
   float maximum;
   float total;
   float share;
 };
 
-// Merges partial softmaxes over different keys, one in each lane of a simdgroup;
-// a lane without one brings the empty one.  Simdgroups of a threadgroup and
-// blocks of the two-pass kernels meet here.
+// Merges partial softmaxes over different keys, one in each lane of a simdgroup; a lane
+// without a part passes the empty one.  Used for simdgroups of a threadgroup, and for
+// blocks of the two-pass kernels.
 inline h2o_merged h2o_softmax_merge(h2o_softmax part) {
   h2o_merged all;
   all.maximum = metal::simd_max(part.maximum);
@@ -182,20 +182,20 @@ inline h2o_merged h2o_softmax_merge(h2o_softmax part) {
   return all;
 }
 
-// The output, of the merged sums; 0 where no key took part.  NaN of a mask is in
-// the total, and no comparison may hide it.
+// The output from the merged sums; 0 if no key took part.  The total carries NaN from a
+// mask, and no comparison may hide it.
 inline float h2o_softmax_mean(float sum, float total) {
   return total == 0.0f ? 0.0f : sum / total;
 }
 
-// Log of the denominator; -inf where no key and no sink took part.
+// Log of the denominator; -inf without any key or sink.
 inline float h2o_softmax_lse(float maximum, float total) {
   return total == 0.0f ? H2O_NEGATIVE_INFINITY : maximum + metal::precise::log(total);
 }
 
-// The retention order of a row as a number of 64 bits in two words, higher is kept
-// longer: class (padding, unscored, scored, protected), score in the order of its
-// bits, then the lower position first; padding has its slot in the place of one.
+// The retention order of a row as a 64-bit number in two words; higher is kept longer:
+// class (padding, unscored, scored, protected), score in the order of its bits, then
+// the lower position first; padding uses its slot as position.
 struct h2o_retention {
   uint32_t upper;
   uint32_t lower;

@@ -1,9 +1,9 @@
-  // What rows have after a step: the mass they had, NaN of a new row counting as 0, and the
-  // weights that all queries of their KV head give them (Zhang et al. 2023).
+  // The mass of rows after a step: their previous mass (NaN, a new row, counts as 0)
+  // plus the weights from all queries of their KV head (Zhang et al. 2023).
   //   grid (rows / (NS * 32) rounded up * NS * 32, B * Hkv, 1), threadgroup (NS * 32, 1, 1)
   //   scores [B, Hq, Lq, N] of the first N rows, lse [B, Hq, Lq]
   constexpr int LANES = 32;
-  const int head = int(threadgroup_position_in_grid.y);  // of all sequences
+  const int head = int(threadgroup_position_in_grid.y);  // counted over all sequences
   const int heads = importance_shape[1];
   const int row_count = importance_shape[2];
   const int group = int(threadgroup_position_in_grid.x) * NS + int(simdgroup_index_in_threadgroup);
@@ -19,7 +19,7 @@
     const int queries = scores_shape[1] * scores_shape[2] / heads;
     const int64_t first = int64_t(head) * queries;
     for (int64_t query = first; query < first + queries; query++) {
-      // Of a query that sees nothing all scores are -inf.
+      // If a query sees nothing, all its scores are -inf.
       const float total = lse[query] == H2O_NEGATIVE_INFINITY ? 0.0f : lse[query];
       mass += metal::precise::exp(scores[query * scored + row] - total);
     }

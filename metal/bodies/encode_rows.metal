@@ -1,5 +1,5 @@
-  // Rows as codes of their rotated directions, and norms (docs/design.md).  A simdgroup
-  // serves one row, of which a lane holds E neighbouring elements.
+  // Encodes rows as codes of their rotated directions, and norms (docs/design.md).  A
+  // simdgroup serves one row; each lane holds E neighbouring elements.
   //   grid (rows * 32, 1, 1), threadgroup (32, 1, 1)
   //   T dtype of the rows, D elements of a row, BITS of a code; signs and levels as in the format
   constexpr int LANES = 32;
@@ -24,8 +24,8 @@
     elements[j] = elements[j] / metal::max(length, LEAST_NORM) * signs[lane * E + j];
   }
 
-  // The Walsh-Hadamard transform: sums and differences of elements whose indices differ in one
-  // bit, the lower bits within a lane, the upper ones between lanes.
+  // The Walsh-Hadamard transform: sums and differences of elements whose indices differ
+  // in one bit. Lower bits are within a lane, upper bits between lanes.
   H2O_UNROLL
   for (int bit = 1; bit < E; bit *= 2) {
     H2O_UNROLL
@@ -44,7 +44,7 @@
     }
   }
 
-  // A code is how many means of neighbouring levels the element exceeds.
+  // A code is the number of means of neighbouring levels that the element exceeds.
   const float scale = 1.0f / metal::precise::sqrt(float(D));
   ushort exceeded[E];
   for (int j = 0; j < E; j++) {
@@ -56,7 +56,7 @@
       exceeded[j] += elements[j] * scale > mean ? 1 : 0;
     }
   }
-  // The row that is read is as long as this one.
+  // Compute the norm that gives the decoded row the length of this one.
   for (int j = 0; j < E; j++) {
     elements[j] = levels[exceeded[j]];
   }
@@ -69,7 +69,7 @@
   }
   metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
 
-  // A lane fills a word: a stream of BITS per element, the lowest first.
+  // Each lane fills words: a stream of BITS per element, the lowest first.
   for (int word = lane; word < WORDS; word += LANES) {
     uint32_t filled = 0;
     for (int j = word * 32 / BITS; j * BITS < (word + 1) * 32; j++) {

@@ -1,10 +1,10 @@
-  // The rows that each head keeps: all but the `dropped` worst by the retention order
+  // The rows that each head keeps: all but the `dropped` lowest in the retention order
   // (docs/python.md), as slots in ascending order.  A threadgroup of NS simdgroups
-  // serves one head.  The order is that of a key of 64 bits, distinct in a head, in
-  // two words; the key of the worst row that stays is found bit by bit, by counting the
-  // rows below a candidate, so that nothing is sorted.
+  // serves one head.  The order is a key of 64 bits in two words, distinct within a
+  // head. The key of the lowest row that stays is found bit by bit, by counting the
+  // rows below a candidate, so nothing is sorted.
   //   grid (B * H * NS * 32, 1, 1), threadgroup (NS * 32, 1, 1)
-  //   zones = [first position that is no sink, dropped]; recent_starts = first
+  //   zones = [first position behind the sinks, dropped]; recent_starts = first
   //   position of the recent window of each sequence
   constexpr int LANES = 32;
   H2O_THREADGROUP(int, counts, NS);
@@ -22,8 +22,8 @@
   const int dropped = zones[1];
   const int kept_count = row_count - dropped;
 
-  // Bits 0 to 31 of the round are the upper word's, the highest first, then the lower's.
-  // So far: the threshold, the rows whose upper word is below it.
+  // Rounds 0 to 31 find the bits of the upper word, the highest first, then the rest
+  // those of the lower word.
   uint32_t upper = 0;
   uint32_t lower = 0;
   for (int round = 0; round < 64; round++) {
@@ -56,8 +56,8 @@
     }
   }
 
-  // A simdgroup has neighbouring rows; those that stay go behind those of the
-  // simdgroups before it.
+  // Each simdgroup scans consecutive rows; its rows that stay are written behind those
+  // of the simdgroups before it.
   const int part = (row_count + NS * LANES - 1) / (NS * LANES) * LANES;
   const int first = group * part;
   for (int pass = 0; pass < 2; pass++) {
@@ -75,7 +75,7 @@
             positions[positions_start + row * positions_strides[2]], row, sink_end, recent_start);
         stays = key.upper > upper || (key.upper == upper && key.lower >= lower) ? 1 : 0;
       }
-      // How many of this lane and those before it stay.
+      // How many rows of this lane and the lanes before it stay.
       int so_far = stays;
       for (int distance = 1; distance < LANES; distance *= 2) {
         const int other = metal::simd_shuffle(so_far, ushort(metal::max(lane - distance, 0)));

@@ -1,17 +1,17 @@
   // Decode attention (AtomGradient 2026, sec. 3.1 and 3.5).  A threadgroup of NS
-  // simdgroups serves one query row and every key, or, with `blocks`, one block
-  // of the keys: a second pass merges the blocks.  Simdgroups take the keys by
-  // turns; a lane holds neighbouring elements of the query and of the output.
+  // simdgroups serves one query row and all keys or, with `blocks`, one block of the
+  // keys; a second pass merges the blocks.  Simdgroups take keys in turn; a lane holds
+  // neighbouring elements of the query and of the output.
   //
-  // `sparse` kernels take two sweeps, the second over the values of the keys that
-  // count; the logits wait in `scores`.  With `blocks` the sweeps are two launches,
-  // `keys` and `values`, because a weight is final when every block has its total.
+  // `sparse` kernels take two sweeps, the second over the values of keys whose weights
+  // count; the logits are kept in `scores`.  With `blocks` the sweeps are two launches,
+  // `keys` and `values`, because weights are final only when every block has its total.
   //
   //   grid (B * Hq * NS * 32, Lq, blocks), threadgroup (NS * 32, 1, 1)
   //   T dtype of queries, dense keys and values, and out; D, V their last axes;
   //   KB, VB bits of keys and values, G elements that share a scale;
-  //   with codes of rotated rows T is float, scales are norms, and queries and
-  //   out are in the bases of the codes;
+  //   with codes of rotated rows T is float, scales are norms, and queries and out are
+  //   in the bases of the codes;
   //   params = [scale, mask threshold, sparse V threshold]
   constexpr int LANES = 32;
 #if keys
@@ -137,7 +137,7 @@
       scores[row * key_count + i] = H2O_NEGATIVE_INFINITY;
     }
 #endif
-    // The same for all lanes, so the collectives below are safe.
+    // Uniform across lanes, so the collectives below are safe.
     if (visible) {
       float key[KEY_PART];
 #if quantized
@@ -172,7 +172,7 @@
       float score = metal::simd_sum(h2o_dot<KEY_PART>(query, key));
 #if additive_mask
       score += bias;
-      // fast::exp promises nothing for NaN: carry one from the mask by hand.
+      // fast::exp may lose NaN, so carry a NaN of the mask into the total.
       state.total += bias - bias;
 #endif
 #if row_bias
@@ -209,13 +209,13 @@
     }
   }
 
-  // Merge the simdgroups.  Lane g of each simdgroup takes simdgroup g's part.
+  // Merge the simdgroups.  Lane g of each simdgroup takes the part of simdgroup g.
   if (lane == 0) {
     maxima[group] = state.maximum;
     totals[group] = state.total;
   }
 #if sparse
-  // The logits are for other lanes than the one that wrote them.
+  // Other lanes read the logits than the lane that wrote them.
   metal::threadgroup_barrier(metal::mem_flags::mem_device | metal::mem_flags::mem_threadgroup);
 #else
   metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);

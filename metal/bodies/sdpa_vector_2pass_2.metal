@@ -1,6 +1,6 @@
   // Second pass of decode attention: merges the blocks of the first.  A simdgroup
-  // serves 32 columns of one query row; lane b takes the softmax of block b, and
-  // there are at most 32.
+  // serves 32 columns of one query row; lane b takes the softmax of block b, so there
+  // are at most 32 blocks.
   //   grid (B * Hq * Lq * V, 1, 1), threadgroup (32, 1, 1)
   //   T dtype of out, V its last axis
   constexpr int LANES = 32;

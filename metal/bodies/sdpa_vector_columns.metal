@@ -1,8 +1,8 @@
-  // Ends sdpa_vector.metal: the sums of all simdgroups, and what is written.
+  // Ends sdpa_vector.metal: sums over all simdgroups, and writes the outputs.
 #if values
-  // Through threadgroup memory, one element of every lane at a time: a
-  // simdgroup then sums a column.  A row of 33 keeps the banks apart.  Unrolled, or
-  // the sums of a wide row would live in memory, where they can be indexed.
+  // Through threadgroup memory, one element of every lane at a time: a simdgroup then
+  // sums a column.  A row of 33 avoids bank conflicts.  Unrolled, because indexing the
+  // sums of a wide row would move them from registers to memory.
   H2O_UNROLL
   for (int j = 0; j < VALUE_PART; j++) {
     tile[group * (LANES + 1) + lane] = sums[j];
@@ -27,7 +27,7 @@
   }
 #if skipped
 #if sparse
-  // Counted before the barriers above.
+  // The counts were written before the barriers above.
   const float skipped_rows = metal::simd_sum(has_part ? counts[lane] : 0.0f);
   if (group == 0 && lane == 0) {
 #if blocks

@@ -1,8 +1,8 @@
-  // Continues sdpa_vector.metal, in `sparse` kernels: the second sweep, over the
-  // logits.  The value row of a pair whose weight is below params[2] is not read
-  // and adds nothing (Turney 2026, sec. 3.1); the denominator has counted it.
+  // Continues sdpa_vector.metal in `sparse` kernels: the second sweep, over the logits.
+  // The value row of a pair whose weight is below params[2] is not read and adds
+  // nothing (Turney 2026, sec. 3.1); the denominator includes it.
 #if !keys
-  // The blocks of the first launch, one in each lane.
+  // Each lane reads one block of the first launch.
   const bool has_part = lane < NS;
   h2o_softmax part = h2o_softmax_empty();
   if (lane < blocks) {
@@ -19,9 +19,9 @@
   const float maximum = merged.maximum;
   const float share = 1.0f;
 #endif
-  // Weights are relative to the maximum of what this threadgroup serves, and
-  // count `share` times in the whole.  Each lane weighs a key of its own; then
-  // all lanes together read the rows that count.
+  // Weights are relative to the maximum over the keys of this threadgroup; times
+  // `share`, they are relative to all keys.  Each lane computes the weight of one key;
+  // then all lanes together read the rows that count.
   const float least = params[2] * merged.total;
 #if skipped
   H2O_THREADGROUP(float, counts, NS);
@@ -32,7 +32,7 @@
     const float score =
         own_key < key_count ? scores[row * key_count + own_key] : H2O_NEGATIVE_INFINITY;
     float own_weight = 0.0f;
-    // Masked, or NaN of a mask, which is in the total anyway.
+    // Skip masked pairs, and NaN from a mask, which is in the total anyway.
     if (!(score <= H2O_LOWEST)) {
       own_weight = metal::fast::exp(score - maximum);
       if (own_weight * share < least) {
@@ -44,7 +44,7 @@
     }
     for (int from = 0, i = start; from < LANES && i < key_count; from++, i += key_step) {
       const float weight = metal::simd_shuffle(own_weight, ushort(from));
-      // The same for all lanes.
+      // Uniform across lanes.
       if (weight == 0.0f) {
         continue;
       }

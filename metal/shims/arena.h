@@ -1,5 +1,5 @@
-// Memory of a threadgroup: pages from the system, and the 32 KiB that its
-// threads share, poisoned before each run and with red zones between arrays.
+// Memory of a threadgroup: pages from the system, and the 32 KiB that its threads
+// share, poisoned before each run and with red zones between arrays.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace emulator {
 
-// Zeroed pages that cost nothing until they are touched.
+// Zeroed pages that take no memory until they are touched.
 class Pages {
  public:
   explicit Pages(size_t bytes) : bytes_(bytes) {
@@ -41,8 +41,8 @@ class Arena {
     used_ = 0;
   }
 
-  // Makes the index-th allocation or checks that it is the one that another
-  // thread made; what is wrong with it, or nothing.
+  // Makes the index-th allocation, or checks that it matches the one that another
+  // thread made. Returns an error message, or "".
   std::string problem(int index, const char* name, size_t bytes) {
     if (index < count_) {
       const bool same =
@@ -58,7 +58,7 @@ class Arena {
              ", the limit is " + std::to_string(kLimit);
     }
     arrays_[count_++] = {name, bytes, used_};
-    // NaN in every float format, so that a read before the first write shows.
+    // NaN in every float format, to expose a read before the first write.
     std::memset(pages_.begin() + used_, 0xFF, bytes);
     used_ += bytes;
     const size_t end = (used_ + 15) / 16 * 16 + kRedZone;
@@ -69,7 +69,7 @@ class Arena {
 
   void* allocation(int index) const { return pages_.begin() + arrays_[index].offset; }
 
-  // The name of an array that was written past its end, as an error.
+  // An error that names an array written past its end, or "".
   std::string overrun() const {
     for (int i = 0; i < count_; i++) {
       const size_t end = i + 1 < count_ ? arrays_[i + 1].offset : used_;
@@ -92,7 +92,7 @@ class Arena {
     size_t bytes, offset;
   };
 
-  // Twice the limit: overruns and red zones stay inside.
+  // Twice the limit, so that overruns and red zones stay inside.
   Pages pages_{2 * kLimit};
   Array arrays_[kMaxArrays];
   int count_ = 0;

@@ -1,6 +1,6 @@
-// The Metal vocabulary for a type check by clang, which runs nothing: address
-// spaces are real ones here, so that a pointer in the wrong one is an error.
-// C++14 without any header, as in Metal.
+// The Metal vocabulary for a type check by clang, which runs nothing. Address spaces
+// are real here, so a pointer to the wrong one is an error. C++14 without any header,
+// as in Metal.
 #pragma once
 
 typedef unsigned char uchar;
@@ -19,7 +19,7 @@ typedef half float16_t;
 #if __clang_major__ >= 17
 typedef __bf16 bfloat;
 #else
-typedef half bfloat;  // clang has no arithmetic type for it; the spaces are checked all the same
+typedef half bfloat;  // clang has no arithmetic type for it; address spaces are still checked
 #endif
 typedef bfloat bfloat16_t;
 
@@ -84,5 +84,5 @@ void threadgroup_barrier(mem_flags);
 
 }  // namespace metal
 
-// As in the preamble that MLX puts in front.
+// As in the preamble that MLX adds.
 using namespace metal;

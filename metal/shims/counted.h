@@ -1,4 +1,4 @@
-// A pointer to an input of a kernel that notes which bytes are read through it.
+// A pointer to a kernel input that records which bytes are read through it.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -8,7 +8,7 @@ namespace emulator {
 template <class T>
 class Counted {
  public:
-  // `seen` has a byte for each byte of the buffer, and 1 means read.
+  // `seen` has a byte for each byte of the buffer; 1 means read.
   Counted(const void* data, void* seen)
       : data_(static_cast<const T*>(data)), seen_(static_cast<unsigned char*>(seen)) {}
 

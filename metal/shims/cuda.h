@@ -1,10 +1,10 @@
-// The Metal vocabulary of the kernels on CUDA: stands before h2o.h in the
-// header text of cuda_kernel.  NVRTC compiles it, so no host header is used.
+// The Metal vocabulary of the kernels on CUDA; comes before h2o.h in the header text of
+// cuda_kernel.  NVRTC compiles it, so it includes no host header.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-// MLX's generated kernel has no launch bounds, and the compiler would then use
-// more registers than a group of 1024 threads may have.
+// MLX's generated kernel has no launch bounds; without them the compiler would use more
+// registers than a group of 1024 threads can have.
 #ifdef H2O_MAX_THREADS
 #undef __global__
 #define __global__ __attribute__((global)) __launch_bounds__(H2O_MAX_THREADS, 1)
@@ -57,7 +57,7 @@ __device__ inline float log(float x) { return ::logf(x); }
 __device__ inline float sqrt(float x) { return ::sqrtf(x); }
 }  // namespace precise
 
-// A warp is a simdgroup: 32 lanes, and all of them arrive.
+// A warp is a simdgroup: 32 lanes, which all take part.
 template <typename T>
 __device__ inline T simd_sum(T x) {
 #pragma unroll
@@ -93,7 +93,7 @@ __device__ inline uint thread_index() {
 
 }  // namespace metal
 
-// Metal passes these to the kernel; here they are names for expressions.
+// Metal passes these to the kernel; here the names are macros for expressions.
 #define threadgroup_position_in_grid (metal::position{blockIdx.x, blockIdx.y, blockIdx.z})
 #define threadgroups_per_grid (metal::position{gridDim.x, gridDim.y, gridDim.z})
 #define thread_position_in_threadgroup (metal::position{threadIdx.x, threadIdx.y, threadIdx.z})

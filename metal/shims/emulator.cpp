@@ -1,4 +1,4 @@
-// What runs the kernels: threads that meet, who goes on when one cannot, and a launch.
+// Runs the kernels: threads that meet, scheduling when one has to wait, and launches.
 #include "emulator.h"
 
 #include <atomic>
@@ -28,8 +28,8 @@ std::string describe(const Position& p) {
 
 size_t volume(const Position& p) { return size_t{p.x} * p.y * p.z; }
 
-// While it lives, a fault in kernel code ends that threadgroup with an error.
-// One at a time in a process: handlers of signals belong to all threads.
+// While it exists, a memory fault in kernel code ends that threadgroup with an error.
+// Only one at a time in a process: signal handlers belong to all threads.
 class FaultHandler {
  public:
   FaultHandler() {
@@ -49,7 +49,7 @@ class FaultHandler {
  private:
   static void handle(int signal) {
     if (running == nullptr) {
-      // Not kernel code: the fault repeats and ends the process.
+      // Not kernel code: let the fault repeat and end the process.
       ::signal(signal, SIG_DFL);
       return;
     }
@@ -101,7 +101,7 @@ unsigned Threadgroup::meet(Collective kind, const void* value, size_t bytes, con
   }
   simdgroup.arrived = 0;
   simdgroup.ready = kAllLanes;
-  // Other simdgroups may get ahead here on a GPU too.
+  // On a GPU, too, other simdgroups may get ahead here.
   if (schedule_ == Schedule::random && random() % 8 == 0) {
     const int next = choose_simdgroup();
     switch_to(next * kLanes + choose_lane(simdgroups_[next].ready));
@@ -128,7 +128,7 @@ int Threadgroup::choose_lane(uint32_t ready) {
   return 0;
 }
 
-// A simdgroup with a thread that can go on, or -1.
+// A simdgroup with a thread that can run, or -1.
 int Threadgroup::choose_simdgroup() {
   const int count = thread_count_ / kLanes;
   const int own = current_ / kLanes;
@@ -151,7 +151,7 @@ void Threadgroup::switch_to(int thread) {
   }
 }
 
-// The current thread waits, or has returned.
+// Switches away from the current thread, which waits or has returned.
 void Threadgroup::go_on_elsewhere() {
   const Simdgroup& own = own_simdgroup();
   if (own.ready != 0) {
@@ -196,7 +196,7 @@ void Threadgroup::leave() {
   __builtin_unreachable();
 }
 
-// Ends the run; the other fibres are abandoned where they are.
+// Ends the run and abandons the other fibres where they are.
 void Threadgroup::fail(const std::string& message) {
   error_ = message;
   leave();
@@ -243,7 +243,7 @@ void Threadgroup::prepare(Position id, Position threads, Position threadgroups) 
         .simdgroups = simdgroups};
     allocations_[i] = 0;
     rounds_[i] = 0;
-    // Tops at different offsets: equal ones would all compete for the same cache sets.
+    // Stagger the stack tops, or all would compete for the same cache sets.
     char* top = stacks_.begin() + (i + 1) * kStackBytes - i % 64 * 320;
     fibers_[i] = new_fiber(top, &Threadgroup::thread_main);
   }

@@ -1,10 +1,10 @@
-// Runs one GPU threadgroup at a time on a CPU thread, with a fibre for each GPU
-// thread.  Fibres switch only where GPU threads meet: in simdgroup collectives
-// (all 32 lanes arrive, at the same place in the source) and at barriers (all
-// threads arrive, at the same place).  Anything else is reported as an error.
-// The order in which threads get their turn must not matter: tests run several.
+// Runs one GPU threadgroup at a time on a CPU thread, with a fibre for each GPU thread.
+// Fibres switch only where GPU threads meet: in simdgroup collectives and at barriers,
+// where all 32 lanes, or all threads, must arrive at the same place in the source.
+// Anything else is reported as an error. Results must not depend on the order in which
+// threads run, so tests run several orders.
 //
-// Kernels are compiled against this header; what runs them is emulator.cpp, compiled once.
+// Kernels are compiled against this header, and run by emulator.cpp, compiled once.
 #pragma once
 #include <cstring>
 #include <functional>
@@ -24,7 +24,7 @@ struct Position {
   unsigned x, y, z;
 };
 
-// What a GPU thread can ask about itself.
+// The built-in values of a GPU thread.
 struct ThreadInfo {
   Position in_threadgroup, threadgroup, threads, threadgroups;
   unsigned index, lane, simdgroup, simdgroups;
@@ -39,19 +39,19 @@ class Threadgroup {
  public:
   Threadgroup(const Body& body, Schedule schedule, uint64_t seed);
 
-  // Runs all threads of threadgroup `id` to their end; throws what went wrong.
+  // Runs all threads of threadgroup `id` to the end; throws the first error.
   void run(Position id, Position threads, Position threadgroups);
 
-  // From here on: what kernel code calls, through the shim.
+  // From here on: functions that kernel code calls through the shim.
 
-  // All lanes hand in a value and get the combination of all of them.
+  // Every lane passes a value and gets the combination of all.
   template <Collective kind, class T>
   T combine(T value, const Site& site) {
     const unsigned round = meet(kind, &value, sizeof value, site, &reduce<kind, T>);
     return load<T>(own_simdgroup().combined[round]);
   }
 
-  // All lanes hand in a value and get the one of lane `from`.
+  // Every lane passes a value and gets the value of lane `from`.
   template <class T>
   T exchange(T value, int from, const Site& site) {
     static_assert(sizeof(T) <= kLargestValue);
@@ -62,10 +62,10 @@ class Threadgroup {
 
   void barrier(const Site& site);
 
-  // The current thread has touched a page that is nobody's.
+  // The current thread accessed an unmapped page.
   [[noreturn]] void memory_fault();
 
-  // The same bytes for all threads, in the order of their allocations.
+  // Returns the same memory to all threads, in the order of their allocations.
   void* allocate(const char* name, size_t bytes);
 
   int lane() const { return current_ % kLanes; }
@@ -76,11 +76,11 @@ class Threadgroup {
 
   struct Simdgroup {
     uint32_t alive;    // lanes that have not returned
-    uint32_t ready;    // lanes that can go on
+    uint32_t ready;    // lanes that can run
     uint32_t arrived;  // lanes in the collective
     Collective kind;
     Site site;
-    // By turns: a lane may hand in its next value before the last one has read.
+    // Alternating, so that a lane can pass a value before all have read the last one.
     alignas(16) unsigned char values[2][kLanes][kLargestValue];
     alignas(16) unsigned char combined[2][kLargestValue];
   };
@@ -100,7 +100,7 @@ class Threadgroup {
 
   using Reduce = void (*)(Simdgroup& simdgroup, unsigned round);
 
-  // The lane hands in a value and waits for the others, the last of which reduces; the turn.
+  // Passes the lane's value, waits for all lanes (the last one reduces); returns the round.
   unsigned meet(Collective kind, const void* value, size_t bytes, const Site& site, Reduce reduce);
   template <Collective kind, class T>
   static void reduce(Simdgroup& simdgroup, unsigned round);
@@ -140,7 +140,7 @@ class Threadgroup {
 // The threadgroup that this CPU thread is running.
 extern constinit thread_local Threadgroup* running;
 
-// A butterfly: the order of additions that hardware uses too.
+// A butterfly: hardware adds in the same order.
 template <Collective kind, class T>
 void Threadgroup::reduce(Simdgroup& simdgroup, unsigned round) {
   if constexpr (kind != Collective::exchange) {
@@ -171,7 +171,7 @@ struct Launch {
   int workers;
 };
 
-// Runs all threadgroups on a few CPU threads; throws what went wrong in one of them.
+// Runs all threadgroups on a few CPU threads; throws an error of one of them.
 void run(const Launch& launch, const Body& body);
 
 }  // namespace emulator

@@ -1,11 +1,11 @@
-// Switching between stacks of one CPU thread: saves what a called function must
-// preserve, takes the other stack, restores.  About 2 ns.
+// Switches between stacks on one CPU thread: saves the registers that a function must
+// preserve, changes the stack, restores them.  About 2 ns.
 #pragma once
 #include <cstdint>
 
 namespace emulator {
 
-// Saves the running fibre in *save and continues the one saved in `load`.
+// Saves the running fibre in *save and continues the fibre saved in `load`.
 __attribute__((visibility("hidden"))) void switch_fiber(void** save, void* load) asm(
     "h2o_emulator_switch_fiber");
 
@@ -71,7 +71,7 @@ inline constexpr int kEntryWord = 11;  // x30, the return address
 #error "The emulator has no stack switch for this processor; add one here."
 #endif
 
-// What to load to start `entry` on an empty stack that ends at `top`.
+// The value to load to start `entry` on an empty stack that ends at `top`.
 inline void* new_fiber(char* top, void (*entry)()) {
   void** saved = reinterpret_cast<void**>(reinterpret_cast<uintptr_t>(top) & ~uintptr_t{15});
   saved -= kSavedWords;

@@ -1,5 +1,5 @@
-// The Metal vocabulary of the kernels as C++20, for the emulator (g++ 12 or
-// clang 15 and later).  Kernel text comes between host_begin.h and host_end.h.
+// The Metal vocabulary of the kernels as C++20, for the emulator (g++ 12 or clang 15
+// and later).  Kernel text comes between host_begin.h and host_end.h.
 #pragma once
 #include <bit>
 #include <cmath>
@@ -18,7 +18,7 @@ using ulong = unsigned long;
 using half = _Float16;
 using float16_t = half;
 
-// As in Metal: widens to float by itself, is narrowed only by a cast.
+// As in Metal: converts to float implicitly, and from float only by a cast.
 struct bfloat {
   uint16_t bits;
 
@@ -59,7 +59,7 @@ template <class T>
 struct numeric_limits : std::numeric_limits<T> {};
 
 #ifdef H2O_LOOSE_NAN
-// What Metal leaves open about NaN, at its worst for a kernel that relies on it.
+// The worst NaN behaviour that Metal allows, for kernels that rely on more.
 inline float max(float a, float b) {
   return std::isnan(a) || std::isnan(b) ? a + b : (a < b ? b : a);
 }
@@ -90,8 +90,8 @@ inline T min(T a, T b) {
 
 inline float abs(float x) { return std::fabs(x); }
 
-// Collectives know where they stand in the kernel, so that the emulator can
-// tell lanes that are in different ones.
+// Collectives record their place in the kernel, so that the emulator notices lanes in
+// different collectives.
 using emulator::Collective;
 using emulator::Site;
 
@@ -128,7 +128,7 @@ inline void threadgroup_barrier(mem_flags, Site site = Site::current()) {
 
 #define H2O_UNROLL
 
-// The same bytes for every thread of the threadgroup.
+// The same memory for every thread of the threadgroup.
 #define H2O_THREADGROUP(T, name, count) \
   T(&name)                              \
   [count] = *static_cast<T(*)[count]>(emulator::running->allocate(#name, sizeof(T) * (count)))

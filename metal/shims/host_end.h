@@ -1,4 +1,4 @@
-// Comes after kernel text: what follows is C++ again.
+// Comes after kernel text: undefines the macros of host_begin.h.
 #undef device
 #undef constant
 #undef thread
