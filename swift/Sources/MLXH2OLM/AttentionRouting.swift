@@ -2,17 +2,16 @@ import MLX
 import MLXH2O
 import MLXLMCommon
 
-/// Append to the cache, if there is one, and attend; give the scores to a cache that asks for them.
+/// Append to the cache, if there is one, and attend; pass the scores to a cache that needs them.
 ///
-/// It has the name and the arguments of mlx-swift-lm's function, and hands every cache that is not
-/// ``H2OScoreTracking`` to that. A model evicts once its source says `import func
+/// It has the name and arguments of mlx-swift-lm's function, and calls that for every cache that is
+/// not ``H2OScoreTracking``. A model evicts once its source says `import func
 /// MLXH2OLM.attentionWithCacheUpdate`.
 ///
-/// Up to 8 queries one operation returns output and scores. A longer chunk takes its output from
-/// MLX's own attention, and what the policy counts of its scores beside it, so that no matrix of all
-/// queries by all rows is made. The scores are tied to the output: evaluating it evaluates them.
-/// What goes wrong is reported to MLX's error handler (`withError` throws it), and the queries are
-/// returned.
+/// Up to 8 queries, one operation returns output and scores. A longer chunk takes its output from
+/// MLX's own attention, and computes separately only what the policy needs, without a matrix of all
+/// queries by all rows. The scores are tied to the output: evaluating it evaluates them. Errors are
+/// reported to MLX's error handler (`withError` throws them), and the queries are returned.
 ///
 /// - Parameters:
 ///   - queries: [B, Hq, L, D]
@@ -41,7 +40,7 @@ public func attentionWithCacheUpdate(
     }
 }
 
-/// For caches of someone else that want scores.
+/// For other packages' caches that need scores.
 private func attend(
     _ queries: MLXArray, _ newKeys: MLXArray, _ newValues: MLXArray,
     _ cache: any H2OScoreTracking, _ scale: Float,

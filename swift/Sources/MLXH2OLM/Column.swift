@@ -1,11 +1,11 @@
 import MLX
 import MLXH2O
 
-/// How rows are kept that do not stay as they come.
+/// How packed rows are stored.
 enum RowPacking: Equatable {
-    /// In codes, and a scale and a bias for each group.
+    /// As codes with a scale and a bias for each group.
     case affine(bits: Int, groupSize: Int)
-    /// In codes of a rotated direction, and a norm; the rows come in `dtype`, which codes do not say.
+    /// As codes of a rotated direction, and a norm; codes do not record `dtype`, that of the rows.
     case codes(bits: Int, ofValues: Bool, dtype: DType)
 
     var bits: Int {
@@ -18,19 +18,18 @@ enum RowPacking: Equatable {
     var groupSize: Int? { if case .affine(_, let size) = self { size } else { nil } }
 }
 
-/// Keys or values as they are stored, whatever they are, for an operation.
+/// Stored keys or values in any format, as operations take them.
 struct StoredRows: CacheRows {
     let parts: [MLXArray]
 
     static func rows(of parts: [MLXArray]) -> StoredRows { StoredRows(parts: parts) }
 }
 
-/// Keys or values of one layer as they are kept: an array; words, scales and biases; or words and
-/// norms.
+/// Stored keys or values of one layer: an array; words, scales and biases; or words and norms.
 struct Column {
     /// Each [B, H, capacity, ...].
     let parts: [MLXArray]
-    /// Nil: rows stay as they come.
+    /// Nil: rows are unpacked.
     let packing: RowPacking?
 
     init(parts: [MLXArray], packing: RowPacking?) {
@@ -38,7 +37,7 @@ struct Column {
         self.packing = packing
     }
 
-    /// Of rows [B, H, N, D].
+    /// Stores rows [B, H, N, D].
     init(_ rows: MLXArray, _ packing: RowPacking?) throws {
         switch packing {
         case nil:
@@ -52,8 +51,8 @@ struct Column {
         }
     }
 
-    /// Of parts with 4 dimensions, packed to so many bits, of rows that come in `dtype`; nil where
-    /// they do not fit each other.
+    /// From parts with 4 dimensions, packed to `bits` bits, of rows in `dtype`; nil if they do not
+    /// fit each other.
     init?(stored parts: [MLXArray], bits: Int, ofValues: Bool, dtype: DType) {
         if parts.count == 1 {
             guard parts[0].dtype.isFloatingPoint else { return nil }
@@ -82,7 +81,7 @@ struct Column {
 
     var capacity: Int { parts[0].dim(2) }
 
-    /// The first rows, as they are stored.
+    /// The first rows, as stored.
     func first(_ length: Int) -> Column { with { $0.rows(upTo: length) } }
 
     /// All rows as an array.
@@ -90,7 +89,7 @@ struct Column {
         switch packing {
         case nil: return parts[0]
         case .affine(let bits, let groupSize):
-            // Contiguous: MLX has dequantised views of a larger buffer wrongly on some GPUs.
+            // Contiguous: on some GPUs MLX dequantised views of a larger buffer wrongly.
             let whole = parts.map { contiguous($0) }
             return dequantized(
                 whole[0], scales: whole[1], biases: whole[2], groupSize: groupSize, bits: bits)
@@ -99,7 +98,7 @@ struct Column {
         }
     }
 
-    /// What rows must look like to be stored here.
+    /// The layout that new rows must have.
     var layout: RowLayout {
         switch packing {
         case nil: RowLayout(parts[0])
@@ -109,7 +108,7 @@ struct Column {
         }
     }
 
-    /// The first `used` rows, `rows` behind them, and room for so many more: in new memory.
+    /// The first `used` rows, then `rows`, then room for `room` more, in new memory.
     func grown(used: Int, _ rows: MLXArray, room: Int) throws -> Column {
         let new = try Column(rows, packing).parts
         return Column(
@@ -121,7 +120,7 @@ struct Column {
             }, packing: packing)
     }
 
-    /// The same with `rows` [B, H, n, D], packed where these are, at `slots` [B, H, n].
+    /// The same with `rows` [B, H, n, D], packed like the others, at `slots` [B, H, n].
     func put(_ rows: MLXArray, at slots: MLXArray) throws -> Column {
         let new = try Column(rows, packing).parts
         let each = slots.expandedDimensions(axis: -1)
@@ -130,13 +129,13 @@ struct Column {
             packing: packing)
     }
 
-    /// The same with another of each part.
+    /// The same with every part changed.
     func with(_ change: (MLXArray) -> MLXArray) -> Column {
         Column(parts: parts.map(change), packing: packing)
     }
 }
 
-/// What rows of one kind have in common: everything but their number.
+/// The layout of rows: everything except their number.
 struct RowLayout: Equatable, CustomStringConvertible {
     let batch: Int
     let heads: Int
@@ -150,7 +149,7 @@ struct RowLayout: Equatable, CustomStringConvertible {
         self.size = size ?? rows.dim(3)
     }
 
-    /// The same of rows of another size.
+    /// The same with another row size.
     func with(size: Int) -> RowLayout { RowLayout(self, size: size) }
 
     private init(_ other: RowLayout, size: Int) {
@@ -161,7 +160,7 @@ struct RowLayout: Equatable, CustomStringConvertible {
     var description: String { "\(dtype) with B = \(batch), H = \(heads), row size \(size)" }
 }
 
-/// Whether rows of so many elements can be kept as codes.
+/// Whether rows of this size can be stored as codes.
 func hasCodes(_ size: Int) -> Bool {
     (32...1024).contains(size) && size.nonzeroBitCount == 1
 }

@@ -3,26 +3,26 @@ import MLXH2O
 import MLXLMCommon
 import MLXNN
 
-/// Caches for a model of mlx-swift-lm, one per layer, of which those that would keep every row
-/// evict.
+/// Caches for a model of mlx-swift-lm, one per layer. Caches that would keep every row evict
+/// instead.
 ///
-/// Layers with a sliding window and recurrent layers keep the caches that the model makes for them.
-/// Any model that is not refused is served by policies that need no scores, `.keydiff` among them;
-/// the others ask for a model that is ``H2ORouted``.
+/// Layers with a sliding window and recurrent layers keep the model's own caches. Policies that
+/// need no scores, such as `.keydiff`, work with any model that is not refused; the others need a
+/// model that is ``H2ORouted``.
 ///
 /// - Parameters:
 ///   - model: a model of mlx-swift-lm or of your own
-///   - configuration: the settings of every layer; where they name no `contextSize`, that of an
-///     ``H2OTransformer`` is what its settings say
-///   - ownPolicy: a policy of your own, in the place of the one that the settings name
-///   - budgets: rows of each layer that evicts, in order, or of each of its KV heads, as
-///     ``rowsPerLayer(contentsOf:)`` reads them of a file, in the place of `maxKVSize`. A model must
-///     then not make one array mask for all layers; mlx-swift-lm's do not, unless they ask a cache
-///     for an array
-/// - Throws: `H2OError` where the policy needs scores, or folds, or KV heads of a layer have
-///   different budgets, and the model is not routed; where no layer would keep every row; for a model
-///   that makes its masks in a way that rows which went do not fit; and for another number of budgets
-///   than layers that evict, or than KV heads of a layer
+///   - configuration: the settings of every layer; without a `contextSize`, an ``H2OTransformer``
+///     uses the one in its own settings
+///   - ownPolicy: your own policy, instead of the one that the settings name
+///   - budgets: instead of `maxKVSize`, rows of each layer that evicts, in order, or of each of its
+///     KV heads, as ``rowsPerLayer(contentsOf:)`` reads them from a file. The model must then not
+///     make one array mask for all layers; mlx-swift-lm's do not, unless they ask a cache for an
+///     array
+/// - Throws: `H2OError` if the policy needs scores, or folds, or KV heads of a layer have different
+///   budgets, and the model is not routed; if no layer would keep every row; for a model whose
+///   masks do not fit after evictions; and if the number of budgets differs from the layers that
+///   evict, or from the KV heads of a layer
 public func evictingCaches(
     for model: any LanguageModel, configuration: H2OConfiguration,
     policy ownPolicy: (any EvictionPolicy)? = nil, budgets: [LayerRows]? = nil
@@ -71,9 +71,9 @@ public func evictingCaches(
     }
 }
 
-/// The model with caches that evict: whoever asks it for a new cache gets one of
-/// ``evictingCaches(for:configuration:policy:budgets:)``, so that `generate` and every turn of a `ChatSession` keep
-/// the budget.
+/// The model with evicting caches: its `newCache` makes those of
+/// ``evictingCaches(for:configuration:policy:budgets:)``, so that `generate` and every turn of a
+/// `ChatSession` keep the budget.
 ///
 /// - Throws: as ``evictingCaches(for:configuration:policy:budgets:)``
 public func evicting(
@@ -86,7 +86,7 @@ public func evicting(
     return EvictingLanguageModel(model, configuration, policy, budgets)
 }
 
-/// A loaded model with caches that evict; the same of its model.
+/// A loaded model with evicting caches.
 ///
 ///     let context = try evicting(loaded, configuration: H2OConfiguration(.init(1024)))
 ///     let session = ChatSession(ModelContainer(context: context))
@@ -102,8 +102,8 @@ public func evicting(
     return context
 }
 
-/// Models that make one array mask for all layers from the number of tokens seen, and not from
-/// their caches, or take rows back themselves.
+/// Models that make one array mask for all layers from the number of tokens seen instead of from
+/// their caches, or that trim rows themselves.
 private let refused = [
     "Gemma2Model": "it makes its mask from the number of tokens seen",
     "Qwen3VL": "it makes its mask from the number of tokens seen",
@@ -111,7 +111,7 @@ private let refused = [
     "NemotronLabsDiffusionModel": "it takes rows back while it writes",
 ]
 
-/// Whether a cache keeps every row, as it comes.
+/// Whether a cache keeps every row, unquantised.
 private func isPlain(_ cache: any KVCache) -> Bool { type(of: cache) == KVCacheSimple.self }
 
 private func checked(_ caches: [any KVCache], _ name: String) throws -> [any KVCache] {
@@ -143,7 +143,7 @@ final class EvictingLanguageModel: Module, LanguageModel {
         super.init()
     }
 
-    /// `maxKVSize` and other settings of `parameters` are those of other caches.
+    /// Ignores `maxKVSize` and other settings of `parameters`, which are for other caches.
     func newCache(parameters: GenerateParameters?) -> [KVCache] {
         reported(else: []) {
             try evictingCaches(
@@ -167,7 +167,7 @@ final class EvictingLanguageModel: Module, LanguageModel {
         try model.prepare(input, cache: cache, windowSize: windowSize)
     }
 
-    /// The same as later versions of mlx-swift-lm ask for it.
+    /// The same, as later versions of mlx-swift-lm call it.
     func prepare<Prefill>(
         _ input: LMInput, cache: [KVCache], state: LMOutput.State?, prefill: Prefill
     ) throws -> PrepareResult {
@@ -175,9 +175,9 @@ final class EvictingLanguageModel: Module, LanguageModel {
     }
 }
 
-// mlx-swift-lm 3.31 reads prompts by `prepare(_:cache:windowSize:)`, later versions by
-// `prepare(_:cache:state:prefill:)`, whose last argument has a type that 3.31 does not know. Each
-// version has one of them; the other one is here, so that the sources fit both.
+// mlx-swift-lm 3.31 reads prompts with `prepare(_:cache:windowSize:)`, later versions with
+// `prepare(_:cache:state:prefill:)`, whose last argument has a type that 3.31 lacks. Each version
+// has one of them; the other is declared here, so that the sources compile with both.
 
 extension LanguageModel {
     @_disfavoredOverload
@@ -191,7 +191,7 @@ extension LanguageModel {
     ) throws -> PrepareResult {}
 }
 
-/// `prepare` of a model, whatever it takes last.
+/// Calls `prepare` of a model, whatever type its last argument has.
 private func prepared<Argument>(
     _ prepare: (LMInput, [KVCache], LMOutput.State?, Argument) throws -> PrepareResult,
     _ input: LMInput, _ cache: [KVCache], _ state: LMOutput.State?, _ argument: some Any

@@ -1,12 +1,12 @@
 import MLX
 
-/// What packed rows of a head are kept relative to: keys as `R (key - centre)`, values as `R value`.
+/// The frame of a head's packed rows: keys are stored as `R (key - centre)`, values as `R value`.
 ///
 /// R is the orthonormal Hadamard matrix, over blocks of the largest power of two that divides the
-/// size of a kept row: its own inverse. A row that 32 does not divide is kept with zeros behind it.
+/// stored size; it is its own inverse. Sizes that are not multiples of 32 are padded with zeros.
 /// The centre, [B, H, 1, D], is the mean of the first keys, at most 64; a frame never changes.
-/// Attention is the same in any frame: queries are rotated as keys are, the centre shifts all logits
-/// of a query alike, and the output is rotated back once.
+/// Attention does not depend on the frame: queries are rotated like keys, the centre shifts all
+/// logits of a query equally, and the output is rotated back once.
 struct Frame {
     let centre: MLXArray
     let valueSize: Int
@@ -19,36 +19,36 @@ struct Frame {
         self.valueSize = valueSize
     }
 
-    /// That of keys [B, H, L, D] and values, and of those to come.
+    /// The frame of keys [B, H, L, D] and values, and of later rows.
     init(of keys: MLXArray, _ values: MLXArray) {
         let first = keys.rows(upTo: min(keys.dim(2), Self.firstRows)).asType(.float32)
-        // Rounded to 8 bits, so that it does not depend on the order of a sum.
+        // Rounded to bfloat16, so that it does not depend on the order of the sum.
         let mean = first.mean(axis: 2, keepDims: true).asType(.bfloat16)
         self.init(centre: mean.asType(keys.dtype), valueSize: values.dim(3))
     }
 
-    /// Elements of a kept row, of those that have so many; of any number that a file may name.
+    /// The padded size of rows of this size; never overflows, as a file can name any number.
     static func keptSize(_ size: Int) -> Int { (size &+ (group - 1)) / group * group }
 
-    /// Rows as they are kept.
+    /// Rows as stored.
     func into(_ keys: MLXArray, _ values: MLXArray) -> (keys: MLXArray, values: MLXArray) {
         (Self.rotated(keys - centre), Self.rotated(values))
     }
 
-    /// Kept keys as they came.
+    /// Stored keys back to the original keys.
     func keysBack(_ keys: MLXArray) -> MLXArray {
         Self.rotatedBack(keys, size: centre.dim(3)) + centre
     }
 
-    /// Kept values as they came, or what attention made of them, [B, Hq, L, ...].
+    /// Stored values, or the attention output over them, [B, Hq, L, ...], rotated back.
     func valuesBack(_ values: MLXArray) -> MLXArray {
         Self.rotatedBack(values, size: valueSize)
     }
 
-    /// Queries [B, Hq, L, D] as kept keys are multiplied by them.
+    /// Queries [B, Hq, L, D], rotated for products with stored keys.
     func query(_ queries: MLXArray) -> MLXArray { Self.rotated(queries) }
 
-    /// float32 [B, Hq, L, 1]: what the logits of kept keys lack of those of the true keys.
+    /// float32 [B, Hq, L, 1]: the difference between logits of the original and of the stored keys.
     func shift(_ queries: MLXArray, scale: Float) -> MLXArray {
         let (batch, heads, length, size) = (
             queries.dim(0), queries.dim(1), queries.dim(2), queries.dim(3)

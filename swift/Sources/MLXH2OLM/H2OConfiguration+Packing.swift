@@ -1,22 +1,22 @@
 import MLX
 import MLXH2O
 
-// How the settings ask for rows to be kept.
+// How the settings ask for rows to be stored.
 extension H2OConfiguration.Format {
-    /// Arrays that keys are stored in, and values.
+    /// The number of arrays for stored keys, and for values.
     var parts: (keys: Int, values: Int) {
         guard let kvFormat else { return kvBits == nil ? (1, 1) : (3, 3) }
         return ([0: 1, 8: 3][kvFormat.keyBits] ?? 2, 2)
     }
 
-    /// Bits of these; 0: rows that stay as they come.
+    /// Their bits; 0: rows are not packed.
     var storedBits: (keys: Int, values: Int) {
         (kvFormat?.keyBits ?? kvBits ?? 0, kvFormat?.valueBits ?? valueBits ?? kvBits ?? 0)
     }
 
-    /// Of rows like these.
+    /// The packing for rows like these.
     ///
-    /// - Throws: `H2OError` that names the owner, where rows of their sizes cannot be kept so
+    /// - Throws: `H2OError` that names the owner, if rows of these sizes cannot be stored so
     func packing(
         of keys: MLXArray, _ values: MLXArray, owner: String
     ) throws -> (keys: RowPacking?, values: RowPacking?) {
@@ -48,7 +48,7 @@ extension H2OConfiguration.Format {
         return (own, try codes(kvFormat.valueBits, values, ofValues: true))
     }
 
-    /// `kvGroupSize`, or 32 for rows that it does not divide.
+    /// `kvGroupSize`, or 32 for sizes that it does not divide.
     private func groupSize(_ sizes: [Int], _ owner: String) throws -> Int {
         let fitting = [kvGroupSize, 32].first { size in sizes.allSatisfy { $0 % size == 0 } }
         guard let fitting else {

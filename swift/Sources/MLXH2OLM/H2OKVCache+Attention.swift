@@ -1,16 +1,16 @@
 import MLX
 import MLXH2O
 
-/// Up to here the kernels return output and scores together.
+/// Up to this many queries, the kernels return output and scores together.
 let maxDecodeQueries = 8
 
-// Attention over the rows of one cache: the output, and what the policy takes in of the scores.
+// Attention over the rows of one cache, and passing its scores to the policy.
 extension H2OKVCache {
     /// Append and attend.
     ///
-    /// Up to 8 queries packed rows are read as they are stored, and one operation serves attention
-    /// and what the policy wants of it where there is such an operation. A longer chunk takes its
-    /// output from MLX's own attention, and its scores beside it.
+    /// Up to 8 queries read packed rows as stored, and one operation computes attention and the new
+    /// importance if there is such an operation. A longer chunk takes its output from MLX's own
+    /// attention, and computes its scores separately.
     func attend(
         _ queries: MLXArray, _ newKeys: MLXArray, _ newValues: MLXArray, _ scale: Float,
         _ mask: MLXFast.ScaledDotProductAttentionMaskMode
@@ -32,7 +32,7 @@ extension H2OKVCache {
             } else {
                 output = try attention(queries, scale, mask, table)
             }
-            guard output.ndim == 4 else {  // nothing, where MLX has reported why
+            guard output.ndim == 4 else {  // an empty array, if MLX has reported an error
                 throw H2OError("H2OKVCache.attend", "\(described) could not be attended to.")
             }
             self.table = table
@@ -59,15 +59,15 @@ extension H2OKVCache {
         return output
     }
 
-    /// Whether one operation can take in what the policy accumulates: scores of rows in a frame lack
-    /// a shift, which takes the place of the mask. Weights do not know of it.
+    /// Whether one operation can also accumulate: scores of rows in a frame lack a shift, which
+    /// needs the mask argument for itself. Weights do not depend on the shift.
     private func accumulates(
         _ kind: ChunkScores, _ mask: MLXFast.ScaledDotProductAttentionMaskMode, _ table: RowTable
     ) -> Bool {
         if case .none = mask { true } else { kind == .mass || table.frame == nil }
     }
 
-    /// Attention that takes in what the policy accumulates.
+    /// Attention that also accumulates for the policy.
     private func attendAndAccumulate(
         _ queries: MLXArray, _ scale: Float,
         _ mask: MLXFast.ScaledDotProductAttentionMaskMode, _ kind: ChunkScores,
@@ -140,7 +140,7 @@ extension H2OKVCache {
     }
 }
 
-/// Promoted to one dtype, as MLX's own attention does.
+/// Converted to one dtype, as MLX's own attention does.
 func sameDType(_ arrays: [MLXArray]) -> [MLXArray] {
     guard Set(arrays.map(\.dtype)).count > 1 else { return arrays }
     return arrays.map { $0.asType(.float32) }

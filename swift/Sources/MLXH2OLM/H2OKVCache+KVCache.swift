@@ -18,15 +18,15 @@ extension H2OKVCache: KVCache {
 
     public func innerState() -> [MLXArray] { table?.arrays ?? [] }
 
-    /// As ``append(keys:values:)``; reports what that throws, and then returns the arguments.
+    /// As ``append(keys:values:)``; reports its errors, and then returns the arguments.
     public func update(keys: MLXArray, values: MLXArray) -> (MLXArray, MLXArray) {
         reported(else: (keys, values)) { try append(keys: keys, values: values) }
     }
 
-    /// None for one token; causal, bottom-right aligned, or as a bool array [n, rows + n], for
-    /// more.
+    /// The mask: none for one token; for more, causal, bottom-right aligned, or a bool array [n,
+    /// rows + n].
     ///
-    /// Slots do not tell how old a row is: a layer with a sliding window cannot be served, and a
+    /// Slots do not tell the age of a row, so layers with a sliding window cannot be served: a
     /// `windowSize` is reported as an error.
     public func makeMask(
         n: Int, windowSize: Int?, returnArray: Bool
@@ -49,19 +49,19 @@ extension H2OKVCache: KVCache {
         return .array(createCausalMask(n: n, offset: rowsLeft(of: size, for: n)))
     }
 
-    /// Whether ``trim(_:)`` is exact at any time: with `configuration.speculative`, for as many
-    /// tokens and one more. A caller that asks only at its start is refused otherwise.
+    /// Whether ``trim(_:)`` is exact at any time: only with `configuration.speculative`, for that
+    /// many tokens and one more, since a caller may check this only at the start.
     public var isTrimmable: Bool { reach > 0 }
 
-    /// Whether `positions` tokens can be taken back right after they came.
+    /// Whether `positions` tokens can be taken back right after they were appended.
     public func isTrimmable(after positions: Int) -> Bool { reach > 0 && positions <= reach }
 
-    /// Take back the last `n` tokens, or all where there are fewer; returns how many.
+    /// Take back the last `n` tokens, or all if there are fewer; returns how many.
     ///
-    /// With `configuration.speculative` that many and one more leave no trace, in one call or in
-    /// several. Else the rows are exact until the first eviction, and the scores that the taken back
-    /// queries gave to the others remain. More than can be restored is reported as an error, and
-    /// nothing changes.
+    /// With `configuration.speculative`, that many tokens and one more leave no trace, in one call
+    /// or several. Without it, rows are exact until the first eviction, and scores from the removed
+    /// queries remain. Trimming more than can be restored is reported as an error, and changes
+    /// nothing.
     @discardableResult
     public func trim(_ n: Int) -> Int { reported(else: 0) { try takeBack(n) } }
 
@@ -95,17 +95,17 @@ extension H2OKVCache: KVCache {
 
     // MARK: State
 
-    /// Keys, values, scores, biases where rows were folded, and positions, quantised keys and values
-    /// as words, scales and biases each, behind such keys the centre of their frame where there is
-    /// one; nothing while there are no rows. What was read stays unchanged by later updates.
-    /// Setting it puts ``offset`` behind the last position.
+    /// Keys, values, scores, biases if rows were folded, and positions. Quantised keys and values
+    /// are words, scales and biases each; the centre follows the keys if they have a frame. Empty
+    /// while there are no rows. Later updates do not change arrays read here. Setting it puts
+    /// ``offset`` behind the last position.
     public var state: [MLXArray] {
         get { table?.parts.flatMap { $0 } ?? [] }
         set { reported(else: ()) { try hold(newValue) } }
     }
 
-    /// These rows in the place of its own, which say what a state does not: the dtype in which rows
-    /// of codes come, and the size of values that are kept in more elements.
+    /// Replace the rows. `rows` also give what a state does not record: the dtype of coded rows,
+    /// and the original size of padded values.
     func hold(_ state: [MLXArray]) throws {
         let own = table?.layouts.values
         table = try RowTable(
@@ -115,9 +115,9 @@ extension H2OKVCache: KVCache {
         isUnscored = false
     }
 
-    /// Nothing: what a cache knows beyond its ``state`` is kept by ``save(_:to:metadata:)``. So a file
-    /// that mlx-swift-lm's `savePromptCache` wrote of these caches, as plain ones, is refused by its
-    /// `loadPromptCache`. Setting anything is reported as an error.
+    /// Empty: ``save(_:to:metadata:)`` saves everything beyond ``state``. So `loadPromptCache` of
+    /// mlx-swift-lm refuses files in which its `savePromptCache` wrote these caches as plain ones.
+    /// Setting anything else is reported as an error.
     public var metaState: [String] {
         get { [] }
         set {

@@ -1,20 +1,20 @@
 import MLX
 import MLXH2O
 
-// Speculation: the newest rows may be taken back, so they are not evicted, and what their queries
-// say of other rows waits beside the rows until it is certain.
+// Speculation: the newest rows may be taken back, so they are not evicted, and the scores of their
+// queries wait beside the rows until they are certain.
 
 extension H2OKVCache {
-    /// The newest tokens that ``trim(_:)`` takes back without a trace.
+    /// How many of the newest tokens ``trim(_:)`` takes back without a trace.
     var reach: Int { configuration.speculative == 0 ? 0 : configuration.speculative + 1 }
 
-    /// Take in what the queries of the last update say of the rows.
+    /// Accumulate the scores of the last update's queries.
     func takeIn(
         _ scores: MLXArray, lse: MLXArray?, isMasked: Bool, _ table: inout RowTable
     ) throws {
         guard policy.needsScores else { return }
         let length = scores.dim(2)
-        // Weights are made of as many queries as count, unless these are yet to be known.
+        // Only the queries that count get weights, unless some may still be taken back.
         let counted = reach > 0 ? length : min(length, policy.chunkQueries ?? length)
         let from = length - counted
         let seen = policy.seen(
@@ -31,7 +31,7 @@ extension H2OKVCache {
         wait(for: seen, last, &table)
     }
 
-    /// The same of a chunk whose attention returned no scores.
+    /// The same for a chunk whose attention returned no scores.
     func takeIn(
         chunk queries: MLXArray, keys: MLXArray, scale: Float,
         mask: MLXFast.ScaledDotProductAttentionMaskMode, _ table: inout RowTable
@@ -56,7 +56,7 @@ extension H2OKVCache {
         wait(for: policy.seen(scores, lse: nil), last, &table)
     }
 
-    /// What the last queries have seen waits.
+    /// Keep the scores of the last queries waiting.
     private func wait(for seen: MLXArray, _ last: Int, _ table: inout RowTable) {
         guard last > 0 else { return }
         table.waiting.append(
@@ -65,10 +65,10 @@ extension H2OKVCache {
                 heads: table.positions.dim(1), unseen: policy.unseen))
     }
 
-    /// Take in what queries before the position `border` say, which are certain by now.
+    /// Accumulate the scores of queries before the position `border`, which are now certain.
     func settle(before border: Int, in table: inout RowTable) throws {
         for one in table.waiting where one.start < border {
-            // The rows that were there when the last of them asked.
+            // The rows that existed at the last of these queries.
             let rows = table.length - (offset - min(border, one.end))
             let certain = one.part(0..<min(one.count, border - one.start)).byQuery
             table.setImportance(

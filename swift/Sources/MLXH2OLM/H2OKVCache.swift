@@ -2,20 +2,20 @@ import MLX
 import MLXH2O
 import MLXLMCommon
 
-/// Keys and values of one layer, dense or quantised, at most `configuration.maxKVSize` rows per head.
+/// Keys and values of one layer, dense or quantised: at most `configuration.maxKVSize` rows a head.
 ///
 /// `offset` counts the tokens seen and drives RoPE; ``size`` counts the rows stored (AtomGradient
-/// 2026, section 3.3). In the format `.affine` the rows are quantised: see
-/// ``QuantizedH2OKVCache``; in `.codes` they are kept as codes. Each (sequence, KV
-/// head) chooses its rows by itself. Below the budget the rows are in order; after evictions their
-/// order in memory means nothing, except that the rows of the last update are the last ones, in order.
+/// 2026, section 3.3). In the format `.affine` rows are quantised: see ``QuantizedH2OKVCache``; in
+/// `.codes` they are stored as codes. Each (sequence, KV head) chooses its own rows. Below the
+/// budget the rows are in order. After evictions their order in memory means nothing, except that
+/// the rows of the last update are at the end, in order.
 ///
-/// A step is: evict on the scores so far, append, attend, take in the scores. Nothing is evaluated
-/// here, ever, and properties change nothing. Members of the protocol `KVCache` cannot throw: they
-/// report to MLX's error handler, so that `withError` throws; ``append(keys:values:)``,
+/// A step is: evict by the scores so far, append, attend, accumulate the scores. Nothing here ever
+/// evaluates, and reading properties changes nothing. Members of the protocol `KVCache` cannot
+/// throw: they report to MLX's error handler, so that `withError` throws. ``append(keys:values:)``,
 /// ``accumulate(_:lse:isMasked:)`` and ``flush()`` throw themselves.
 public class H2OKVCache {
-    /// The settings, with values for all sizes.
+    /// The settings, with all sizes filled in.
     public let configuration: H2OConfiguration
     /// What error messages call this cache, such as "qwen3 layer 3".
     public let name: String
@@ -25,24 +25,23 @@ public class H2OKVCache {
     public var evicted: Int { offset - size }
 
     let policy: any EvictionPolicy
-    /// The policy, where it is not the one that the settings name.
+    /// The app's own policy, if it replaces the one that the settings name.
     let ownPolicy: (any EvictionPolicy)?
     var table: RowTable?
-    /// The last update still waits for its scores, or for attention that counts folded rows.
+    /// The last update still waits for its scores, or for attention that uses the row bias.
     var isUnscored = false
 
     typealias Contents = (table: RowTable?, offset: Int, isUnscored: Bool)
 
-    /// All that changes. Updates put new arrays in the place of these, and never change them.
+    /// All mutable state. Updates replace these arrays, and never change them.
     var contents: Contents {
         get { (table, offset, isUnscored) }
         set { (table, offset, isUnscored) = newValue }
     }
 
     /// - Parameters:
-    ///   - configuration: the settings
-    ///   - policy: a policy of your own, in the place of the one that the settings name; such a cache
-    ///     cannot be saved
+    ///   - policy: your own policy, instead of the one that the settings name; such a cache cannot
+    ///     be saved
     ///   - name: what error messages call this cache
     public init(
         _ configuration: H2OConfiguration, policy: (any EvictionPolicy)? = nil, name: String = ""
@@ -55,24 +54,24 @@ public class H2OKVCache {
 
     /// As ``init(_:policy:name:)``, with the default settings of `H2OConfiguration`.
     ///
-    /// - Throws: `H2OError` where the settings do not fit
+    /// - Throws: `H2OError` if the settings do not fit
     public convenience init(maxKVSize: Int = 256, name: String = "") throws {
         self.init(try H2OConfiguration(.init(maxKVSize)), name: name)
     }
 
-    /// Evict what must go, append the new rows and return all rows for attention.
+    /// Evict rows if needed, append the new rows and return all rows for attention.
     ///
-    /// One token in a full cache lets `configuration.evictEvery` rows of each head go, so that the
-    /// next ones find room. Several tokens are appended to what is there, and what is then beyond
-    /// the budget goes with the next update, or with ``flush()``.
+    /// If the cache is full, one token evicts `configuration.evictEvery` rows of each head, so that
+    /// the next tokens find room. Several tokens are appended first; the surplus is evicted by the
+    /// next update or ``flush()``.
     ///
     /// - Parameters:
     ///   - keys: [B, H, L, D] with RoPE applied, L at least 1
     ///   - values: [B, H, L, Dv]
-    /// - Returns: keys [B, H, N, D] and values [B, H, N, Dv]; the new rows are the last, in order,
-    ///   so that bottom-right causal masks fit, and as they came: what is packed is for later updates
-    /// - Throws: `H2OError` where the rows do not fit each other or the stored ones, or the policy
-    ///   needs scores, or folds, and the last update got none or no attention of ours
+    /// - Returns: keys [B, H, N, D] and values [B, H, N, Dv]; the new rows are last, in order, so
+    ///   that bottom-right causal masks fit, and unquantised: later updates read them packed
+    /// - Throws: `H2OError` if the rows do not fit each other or the stored rows, or if the policy
+    ///   needs scores, or folds, and the last update got none, or not our attention
     public func append(keys: MLXArray, values: MLXArray) throws -> (
         keys: MLXArray, values: MLXArray
     ) {
@@ -81,7 +80,7 @@ public class H2OKVCache {
         return (tied(rows.keys), rows.values)
     }
 
-    /// The same without handing out the rows.
+    /// The same without returning the rows.
     func appendRows(_ keys: MLXArray, _ values: MLXArray) throws {
         try checkRows(keys: keys, values: values, against: table)
         try checkScored()
@@ -104,24 +103,24 @@ public class H2OKVCache {
         isUnscored = policy.needsScores || policy.folds
     }
 
-    /// The array, such that evaluating it evaluates what is remembered of the rows: otherwise the
-    /// graph of every change would hang on the one before.
+    /// The array, such that evaluating it also evaluates scores, positions and biases: otherwise
+    /// each change would keep the graph of all earlier ones.
     func tied(_ array: MLXArray) -> MLXArray {
         guard let table, table.isChanged || !table.waiting.isEmpty else { return array }
         self.table?.isChanged = false
         return depends(input: array, dependencies: table.remembered)
     }
 
-    /// Take in the scores of the attention that followed an update. Policies that need none ignore
-    /// them.
+    /// Accumulate the scores of the attention that followed an update. Policies that need no scores
+    /// ignore them.
     ///
     /// - Parameters:
     ///   - scores: float32 [B, Hq, L, N], logits before the softmax, -inf where masked, the queries
-    ///     in order, N the rows stored. How many count, from the end, is the policy's choice
-    ///   - lse: float32 [B, Hq, L], where the policy wants weights, `exp(scores - lse)`; nil: of
-    ///     these scores, which is right for attention without sinks
+    ///     in order, N the rows stored. The policy decides how many of the last queries count
+    ///   - lse: float32 [B, Hq, L], for policies that need weights, `exp(scores - lse)`; nil: the
+    ///     lse of these scores, which is right for attention without sinks
     ///   - isMasked: false promises that no score is -inf, which saves work
-    /// - Throws: `H2OError` where there are no rows yet, or an argument has another shape or dtype
+    /// - Throws: `H2OError` if there are no rows yet, or an argument has another shape or dtype
     public func accumulate(
         _ scores: MLXArray, lse: MLXArray? = nil, isMasked: Bool = true
     ) throws {
@@ -131,44 +130,44 @@ public class H2OKVCache {
         isUnscored = isUnscored && !policy.needsScores
     }
 
-    /// Say that attention has read the last update and added ``rowBias``, where that is not nil: for
-    /// attention that is not this module's. A policy that folds waits for it.
+    /// For attention other than this module's: tell the cache that it has read the last update and
+    /// added ``rowBias``, if that is not nil. A policy that folds waits for this.
     public func attended() { isUnscored = isUnscored && policy.needsScores }
 
-    /// float32 [B, H, N]: what attention has to add to the logits of rows that others were folded
+    /// float32 [B, H, N]: attention must add this to the logits, for rows that others were folded
     /// into; nil while there are none.
     public var rowBias: MLXArray? { table?.bias }
 
-    /// float32 [B, H, N]: what the policy accumulated for each row, NaN before its first score.
+    /// float32 [B, H, N]: the accumulated importance, NaN before a row's first score.
     public var scores: MLXArray? { table?.importance }
 
-    /// int32 [B, H, N]: the place of each stored row in the sequence.
+    /// int32 [B, H, N]: the position of each stored row in the sequence.
     public var positions: MLXArray? { table?.positions }
 
-    /// The stored keys [B, H, N, D]; quantised ones dequantised.
+    /// The stored keys [B, H, N, D], dequantised.
     public var keys: MLXArray? { dense?.keys }
 
-    /// The stored values [B, H, N, Dv]; quantised ones dequantised.
+    /// The stored values [B, H, N, Dv], dequantised.
     public var values: MLXArray? { dense?.values }
 
     private var dense: (keys: MLXArray, values: MLXArray)? {
         reported(else: nil) { try table?.dense() }
     }
 
-    /// Rows stored per head, the surplus of a chunk included.
+    /// Rows stored per head, including the surplus of a chunk.
     public var size: Int { table?.length ?? 0 }
 
-    /// Bytes stored, room for further rows included: keys, values, scores and positions. Scores that
-    /// the policy does not need are not stored, nor positions of rows that came one after the other.
+    /// Bytes stored, including room for more rows: keys, values, scores and positions. Scores are
+    /// stored only if the policy needs them, positions only if rows are not consecutive.
     public var nbytes: Int { table?.nbytes ?? 0 }
 
     // MARK: Eviction
 
-    /// Let the surplus of the last chunk go, if there is any: what is beyond the budget.
+    /// Evict the surplus of the last chunk, beyond the budget, if there is any.
     ///
     /// The next update, a copy, and ``save(_:to:metadata:)`` do so themselves.
     ///
-    /// - Throws: `H2OError` where rows must go and the policy needs scores that have not come yet
+    /// - Throws: `H2OError` if rows must go and the policy still waits for scores
     public func flush() throws {
         guard hasSurplus, var table else { return }
         try checkScored()
@@ -176,19 +175,18 @@ public class H2OKVCache {
         self.table = table
     }
 
-    /// Rows of a chunk beyond the budget, to go at the next occasion.
+    /// Whether rows of a chunk exceed the budget, until the next eviction.
     var hasSurplus: Bool { size > budget(at: offset).rows }
 
-    /// The rows of each head while so many tokens have been seen, and how many of the newest are
-    /// protected.
+    /// The rows of each head after `tokens` tokens, and how many of the newest are protected.
     func budget(at tokens: Int) -> (rows: Int, recent: Int) {
         let shorter = configuration.budget.rowsAt?.first { $0[0] >= tokens }
         let rows = shorter?[1] ?? configuration.maxKVSize
         return (rows, max(configuration.recentSize * rows / configuration.maxKVSize, reach))
     }
 
-    /// Let go what must go before so many tokens come: the surplus of a chunk, and, of tokens that
-    /// come one by one or may be taken back, what they need room for.
+    /// Evict before `added` tokens come: the surplus of a chunk, and room for tokens that come one
+    /// by one or may be taken back.
     private func makeRoom(for added: Int, in table: inout RowTable) throws {
         let (rows, recent) = budget(at: offset + added)
         if table.length > rows {
@@ -203,26 +201,26 @@ public class H2OKVCache {
         if added <= max(1, reach) { table.fit(rows) }
     }
 
-    /// Of so many rows, how many stay when so many tokens come.
+    /// Of `rows` rows, how many stay when `added` tokens come.
     func rowsLeft(of rows: Int, for added: Int) -> Int {
         let (most, recent) = budget(at: offset + added)
         let rows = min(rows, most)
         let need = rows + min(added, most) - most
         guard need > 0, (1...max(1, reach)).contains(added) else { return rows }
-        // Of those that nothing protects, a whole group.
+        // Evict a whole group, of those that nothing protects.
         let free = rows - configuration.sinkSize - max(0, recent - added)
         return rows - max(need, min(configuration.evictEvery, configuration.heavySize + 1, free))
     }
 
-    /// Let all but `count` rows of each head go, before so many tokens come. The sinks are protected,
-    /// and the recent window; the newest rows that may be taken back are not even ranked.
+    /// Evict all but `count` rows of each head, before `added` tokens come. Sinks and the recent
+    /// window are protected; the newest rows, which may be taken back, are not even ranked.
     private func evict(
         to count: Int, recent: Int, before added: Int, in table: inout RowTable
     ) throws {
         let tail = min(table.length, max(0, reach - added))
         table.certain = max(table.certain, offset + added - reach)
         let recentStart = offset + added - recent
-        // Rows before it go first, while there can be any.
+        // Rows before this position are evicted first; nil while there can be none.
         let contextStart = configuration.contextSize.flatMap { size in
             let start = offset + added - size
             return size > 0 && start > configuration.sinkSize ? start : nil
@@ -234,8 +232,8 @@ public class H2OKVCache {
         table.fillHoles(keeping: slots, tail: tail)
     }
 
-    /// Slots of the best `count` rows of each head but the last `tail`, ascending; the others are
-    /// folded into them, where the policy does that.
+    /// Slots of the best `count` rows of each head except the last `tail`, ascending. If the policy
+    /// folds, the others are folded into them.
     private func kept(
         _ count: Int, of table: inout RowTable, tail: Int, recentStart: Int, contextStart: Int?
     ) throws -> MLXArray {
@@ -283,13 +281,13 @@ public class H2OKVCache {
     var described: String { name.isEmpty ? "this cache" : "the cache of \(name)" }
 }
 
-/// The array [B, H, N], with NaN for rows before `start`, of these positions.
+/// The array [B, H, N], with NaN for rows whose position is before `start`.
 func within(_ start: Int?, _ array: MLXArray, positions: MLXArray) -> MLXArray {
     guard let start else { return array }
     return which(positions .< MLXArray(Int32(start)), MLXArray(Float.nan), array)
 }
 
-/// What `body` makes of these caches; where it throws, they are as they were before.
+/// Runs `body`; if it throws, the caches get their earlier contents back.
 func allOrNothing<R>(_ caches: [H2OKVCache], _ body: () throws -> R) rethrows -> R {
     let before = caches.map(\.contents)
     do { return try body() } catch {
@@ -298,7 +296,7 @@ func allOrNothing<R>(_ caches: [H2OKVCache], _ body: () throws -> R) rethrows ->
     }
 }
 
-/// For members of protocols, which cannot throw: what `body` throws is reported.
+/// For protocol members, which cannot throw: reports errors of `body`.
 func reported<R>(else other: R, _ body: () throws -> R) -> R {
     do { return try body() } catch {
         H2OError.report(error)

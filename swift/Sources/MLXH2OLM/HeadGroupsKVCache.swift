@@ -2,26 +2,26 @@ import MLX
 import MLXH2O
 import MLXLMCommon
 
-/// The KV heads of one layer in groups, each with rows of its own number.
+/// The KV heads of one layer in groups, each group with its own number of rows.
 ///
-/// A cache holds as many rows of one head as of another, so heads that need many and heads that need
-/// few are in two. ``attentionWithCacheUpdate(queries:keys:values:cache:scale:mask:)`` of this module
-/// attends once for each, and puts the outputs back in the order of the heads. No other attention can:
-/// models have to be ``H2ORouted``. An update that fails changes nothing.
+/// A cache holds equally many rows of every head, so heads with different needs go to two caches.
+/// ``attentionWithCacheUpdate(queries:keys:values:cache:scale:mask:)`` of this module attends once
+/// for each, and puts the outputs back in the order of the heads. Other attention cannot: models
+/// must be ``H2ORouted``. An update that fails changes nothing.
 public final class HeadGroupsKVCache: KVCache {
     /// One for each group.
     public let caches: [H2OKVCache]
     /// The KV heads of each group, ascending.
     public let heads: [[Int]]
     private let indices: [MLXArray]
-    /// The places of the heads in the groups, one after the other.
+    /// The places of the heads in the concatenated groups.
     private let order: MLXArray
 
     /// - Parameters:
     ///   - caches: one for each group
-    ///   - heads: the KV heads of each group, ascending; together 0 up to their number
-    /// - Throws: `H2OError` where groups are not one for each cache, or miss or repeat a head, and for
-    ///   caches that have not seen the same tokens of these heads
+    ///   - heads: the KV heads of each group, ascending; together, every head once
+    /// - Throws: `H2OError` if there is not one group per cache, if groups miss or repeat a head,
+    ///   or if the caches have not seen the same tokens
     public init(_ caches: [H2OKVCache], heads: [[Int]]) throws {
         let given = heads.flatMap { $0 }
         let fits = zip(caches, heads).allSatisfy { cache, own in
@@ -43,7 +43,7 @@ public final class HeadGroupsKVCache: KVCache {
         order = MLXArray(given.indices.sorted { given[$0] < given[$1] }.map { Int32($0) })
     }
 
-    /// Append and attend, each group by itself; all heads [B, Hq, L, Dv].
+    /// Append and attend, each group separately; returns all heads [B, Hq, L, Dv].
     func attend(
         _ queries: MLXArray, _ keys: MLXArray, _ values: MLXArray, _ scale: Float,
         _ mask: MLXFast.ScaledDotProductAttentionMaskMode
@@ -89,7 +89,7 @@ public final class HeadGroupsKVCache: KVCache {
 
     public var offset: Int { caches[0].offset }
 
-    /// Rows of the heads that hold most.
+    /// Rows of the heads with the most.
     public var size: Int { caches.map(\.size).max() ?? 0 }
 
     /// Bytes of all groups.
@@ -100,10 +100,10 @@ public final class HeadGroupsKVCache: KVCache {
 
     public func innerState() -> [MLXArray] { caches.flatMap { $0.innerState() } }
 
-    /// As ``H2OKVCache/flush()``, of each group.
+    /// As ``H2OKVCache/flush()``, for each group.
     public func flush() throws { for cache in caches { try cache.flush() } }
 
-    /// Reports an error: rows of unequal numbers are no array.
+    /// Reports an error: heads with different numbers of rows do not fit one array.
     public func update(keys: MLXArray, values: MLXArray) -> (MLXArray, MLXArray) {
         report(
             "update",
@@ -112,7 +112,7 @@ public final class HeadGroupsKVCache: KVCache {
         return (keys, values)
     }
 
-    /// As of ``H2OKVCache``, but never an array, which would not fit all groups: asking for one is
+    /// As in ``H2OKVCache``, but never an array, which would not fit all groups: asking for one is
     /// reported as an error.
     public func makeMask(
         n: Int, windowSize: Int?, returnArray: Bool
@@ -121,14 +121,14 @@ public final class HeadGroupsKVCache: KVCache {
         return caches[0].makeMask(n: n, windowSize: windowSize, returnArray: false)
     }
 
-    /// As of ``H2OKVCache``, of every group.
+    /// As in ``H2OKVCache``, for every group.
     public var isTrimmable: Bool { caches.allSatisfy(\.isTrimmable) }
 
     public func isTrimmable(after positions: Int) -> Bool {
         caches.allSatisfy { $0.isTrimmable(after: positions) }
     }
 
-    /// As ``H2OKVCache/trim(_:)``. Where one group refuses, nothing changes.
+    /// As ``H2OKVCache/trim(_:)``. If one group refuses, nothing changes.
     @discardableResult
     public func trim(_ n: Int) -> Int {
         reported(else: 0) { try allOrNothing(caches) { try caches.map { try $0.takeBack(n) }[0] } }
@@ -141,11 +141,11 @@ public final class HeadGroupsKVCache: KVCache {
         (indices, order) = (other.indices, other.order)
     }
 
-    /// The state of each group, one after the other.
+    /// The state of each group, concatenated.
     public var state: [MLXArray] {
         get { caches.flatMap(\.state) }
         set {
-            // Positions, which alone are int32, are the last of a group.
+            // Positions, the only int32 array, end each group.
             let places = newValue.indices.filter { newValue[$0].dtype == .int32 }.map { $0 + 1 }
             let ends = newValue.isEmpty ? caches.map { _ in 0 } : places
             guard ends.count == caches.count, ends.last == newValue.count else {
@@ -166,7 +166,7 @@ public final class HeadGroupsKVCache: KVCache {
         }
     }
 
-    /// As of ``H2OKVCache``: nothing.
+    /// As in ``H2OKVCache``: empty.
     public var metaState: [String] {
         get { [] }
         set { caches[0].metaState = newValue }

@@ -2,13 +2,13 @@ import Foundation
 import MLXH2O
 import MLXLMCommon
 
-/// Rows of one layer: `24` for each of its KV heads, or a number for each, `[24, 8]`.
+/// Rows of one layer: `24` for each of its KV heads, or one number per head, `[24, 8]`.
 public enum LayerRows: Decodable, Equatable, Sendable, ExpressibleByIntegerLiteral,
     ExpressibleByArrayLiteral
 {
-    /// So many of every KV head.
+    /// The same number for every KV head.
     case each(Int)
-    /// Of each KV head, in order.
+    /// One number per KV head, in order.
     case heads([Int])
 
     public init(integerLiteral rows: Int) { self = .each(rows) }
@@ -25,10 +25,10 @@ public enum LayerRows: Decodable, Equatable, Sendable, ExpressibleByIntegerLiter
     }
 }
 
-/// The rows of each layer that a file of `mlx_h2o layers --output` holds: `{"budgets": [ROWS, ...]}`,
-/// where ROWS is a number, or a list with one for each KV head.
+/// The rows of each layer from a file of `mlx_h2o layers --output`: `{"budgets": [ROWS, ...]}`,
+/// where ROWS is a number, or a list with one per KV head.
 ///
-/// - Throws: `H2OError` where it holds none
+/// - Throws: `H2OError` if it holds none
 public func rowsPerLayer(contentsOf url: URL) throws -> [LayerRows] {
     struct File: Decodable { let budgets: [LayerRows] }
     do {
@@ -41,10 +41,10 @@ public func rowsPerLayer(contentsOf url: URL) throws -> [LayerRows] {
     }
 }
 
-/// Empty caches of a layer with these rows: one, or where KV heads differ a ``HeadGroupsKVCache`` of
-/// one for each number of rows, the fewest first.
+/// Empty caches for a layer with these rows: one cache, or if KV heads differ, a
+/// ``HeadGroupsKVCache`` with one cache for each number of rows, the fewest first.
 ///
-/// - Throws: `H2OError` where the rows do not suit the other settings, or there are none
+/// - Throws: `H2OError` if the rows do not suit the other settings, or there are none
 public func evictingCache(
     _ configuration: H2OConfiguration, rows: LayerRows, policy: (any EvictionPolicy)? = nil,
     name: String = ""

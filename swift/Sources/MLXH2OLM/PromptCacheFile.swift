@@ -2,7 +2,7 @@ import Foundation
 import MLX
 import MLXH2O
 
-/// Arrays and texts of a prompt cache, by layer, or group of one ("3.1"), and part.
+/// Arrays and texts of a prompt cache, by layer, or group of a layer ("3.1"), and part.
 struct PromptCacheFile {
     var arrays: [String: MLXArray] = [:]
     var classes: [String] = []
@@ -10,7 +10,7 @@ struct PromptCacheFile {
     private var others: [(part: String, kind: String)] = []
     private let name: String
 
-    /// Files of a higher format are refused.
+    /// Files of a later format are refused.
     private static let format = 5
     private static let entry = "mlx_h2o"
 
@@ -63,7 +63,7 @@ struct PromptCacheFile {
         let beside = url.deletingLastPathComponent().appending(
             path: ".\(url.lastPathComponent).\(UUID().uuidString).safetensors")
         defer { try? FileManager.default.removeItem(at: beside) }
-        // For this user alone: it holds what was said. Whether it is there, writing it tells.
+        // Only for this user: it holds a conversation. If this fails, so does the writing below.
         _ = FileManager.default.createFile(
             atPath: beside.path, contents: nil, attributes: [.posixPermissions: 0o600])
         try withError { try save(arrays: arrays, metadata: texts, url: beside) }
@@ -90,7 +90,7 @@ struct PromptCacheFile {
         for (key, text) in texts where key.hasPrefix("0.") {
             metadata[String(key.dropFirst(2))] = text
         }
-        // A file that mlx_lm itself wrote describes nothing.
+        // Files written by mlx_lm itself have no description.
         guard let text = metadata.removeValue(forKey: Self.entry) else { return }
         guard
             let found = try? JSONDecoder().decode(Description.self, from: Data(text.utf8))
@@ -103,8 +103,8 @@ struct PromptCacheFile {
         }
     }
 
-    /// The arrays of keys or values, packed or not, a centre included, or the one array of another
-    /// part; none where there is nothing.
+    /// The arrays of keys or values, packed or not, including a centre, or the single array of
+    /// another part; empty if there is none.
     func rows(_ layer: String, _ part: Int) -> [MLXArray] {
         let packed = (0..<4).compactMap { arrays["\(layer).\(part).\($0)"] }
         return packed.isEmpty
@@ -133,8 +133,7 @@ struct PromptCacheFile {
         return String(text)
     }
 
-    /// In which the rows of codes come, and the elements of values that are kept in more, as the
-    /// settings say.
+    /// The dtype of coded rows, and the original size of padded values, from the settings.
     func sizes(_ layer: String) throws -> (dtype: DType, valueSize: Int?) {
         struct Settings: Decodable {
             let dtype: String?
@@ -149,7 +148,7 @@ struct PromptCacheFile {
 
     /// The KV heads and the classes of a layer's groups.
     struct Groups: Codable {
-        /// What files call groups.
+        /// The class name of groups in files.
         static let name = "HeadGroups"
         let heads: [[Int]]
         let classes: [String]

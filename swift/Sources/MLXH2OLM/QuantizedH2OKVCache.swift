@@ -1,15 +1,15 @@
 import MLX
 import MLXH2O
 
-/// An ``H2OKVCache`` whose rows are quantised once, when they come, straight into their slots.
+/// An ``H2OKVCache`` that quantises rows once, when they are appended, straight into their slots.
 ///
-/// Rows are evicted, moved, saved and copied as they are packed; none is ever dequantised and
-/// quantised again. `attentionWithCacheUpdate` of this module gives up to 8 queries to the fused
-/// operation over packed rows; a longer chunk reads its own rows as they came. It is no `QuantizedKVCacheProtocol`, whose attention is not fused and
-/// returns no scores: `update(keys:values:)` returns arrays, in which the new rows are as they came.
+/// Rows are evicted, moved, saved and copied as they are packed, and quantised again only if other
+/// rows are folded into them. `attentionWithCacheUpdate` of this module passes up to 8 queries to
+/// the fused operation over packed rows; longer chunks read their own rows unquantised. Not a
+/// `QuantizedKVCacheProtocol`, whose attention returns no scores: its `update` returns arrays.
 public final class QuantizedH2OKVCache: H2OKVCache {
     /// - Parameters:
-    ///   - configuration: with `kvBits`; where that is nil, 8 bits
+    ///   - configuration: with `kvBits`; if that is nil, 8 bits
     ///   - policy: as in ``H2OKVCache``
     ///   - name: what error messages call this cache
     public override init(
@@ -23,10 +23,10 @@ public final class QuantizedH2OKVCache: H2OKVCache {
     /// Bits of the keys.
     public var bits: Int { configuration.format.kvBits ?? 8 }
 
-    /// Elements that share a scale and a bias, as stored; before the first row as set.
+    /// Elements that share a scale and a bias, as stored; before the first row, as set.
     public var groupSize: Int { table?.packing?.groupSize ?? configuration.format.kvGroupSize }
 
-    /// As ``H2OKVCache/append(keys:values:)``, but the rows are returned as they are stored.
+    /// As ``H2OKVCache/append(keys:values:)``, but returns the rows as stored.
     public func appendPacked(
         keys: MLXArray, values: MLXArray
     ) throws -> (keys: PackedRows, values: PackedRows) {
@@ -45,11 +45,11 @@ public final class QuantizedH2OKVCache: H2OKVCache {
     public var packedValues: PackedRows? { table.map { .rows(of: $0.fetch().values) } }
 }
 
-/// An empty cache of the class that the settings ask for.
+/// An empty cache of the class that suits the settings.
 ///
 /// - Parameters:
 ///   - configuration: the settings
-///   - policy: a policy of your own, in the place of the one that the settings name
+///   - policy: your own policy, instead of the one that the settings name
 ///   - name: what error messages call the cache
 public func evictingCache(
     _ configuration: H2OConfiguration, policy: (any EvictionPolicy)? = nil, name: String = ""

@@ -1,9 +1,9 @@
 import MLX
 import MLXH2O
 
-// What a cache is given. All throw H2OError that names what was found and what was expected.
+// Checks of a cache's inputs. All throw H2OError with what was found and what was expected.
 
-/// New rows [B, H, L, D] and [B, H, L, Dv] that fit each other and the stored ones.
+/// New rows [B, H, L, D] and [B, H, L, Dv] that fit each other and the stored rows.
 func checkRows(keys: MLXArray, values: MLXArray, against table: RowTable?) throws {
     let operation = "H2OKVCache.update"
     let found = (keys.shape, values.shape)
@@ -33,7 +33,7 @@ func checkRows(keys: MLXArray, values: MLXArray, against table: RowTable?) throw
     }
 }
 
-/// Scores float32 [B, Hq, L, N] of the stored rows, and lse float32 [B, Hq, L].
+/// Scores float32 [B, Hq, L, N] over the stored rows, and lse float32 [B, Hq, L].
 func checkScores(
     _ scores: MLXArray, _ lse: MLXArray?, against table: RowTable?
 ) throws -> RowTable {

@@ -2,8 +2,8 @@ import MLX
 import MLXH2O
 
 extension RowTable {
-    /// From the arrays of a cache's `state`; nil where there are none. `dtype` is that in which rows
-    /// come, where codes do not say it, and `valueSize` the elements of values that are kept in more.
+    /// From the arrays of a cache's `state`; nil if there are none. `dtype` is the dtype of the
+    /// rows, which codes do not record, and `valueSize` the original size of padded values.
     init?(
         state given: [MLXArray], _ format: H2OConfiguration.Format, dtype: DType = .float32,
         valueSize: Int? = nil
@@ -72,8 +72,8 @@ extension RowTable {
         return [keys + centre, values, [importance] + (bias.map { [$0] } ?? []), [positions]]
     }
 
-    /// Know which newest tokens have all their rows, in order, behind the others: those that a trim
-    /// may take back of rows that were stored.
+    /// Find the newest tokens whose rows are all there, in order, at the end: a trim may take these
+    /// back from stored rows.
     mutating func findCertain(of tokens: Int) {
         let (first, places) = (tokens - length, MLXArray(Int32(0)..<Int32(length)))
         let gone = which(positions - places .== Int32(clamping: first), Int32(0), places + Int32(1))

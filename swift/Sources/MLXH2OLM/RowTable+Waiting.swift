@@ -1,19 +1,19 @@
 import MLX
 import MLXH2O
 
-/// What some of the newest queries say of each row, as long as they may be taken back.
+/// Scores or weights from some of the newest queries, kept while these may be taken back.
 struct Waiting {
     /// The position of the first of these queries.
     let start: Int
     let count: Int
     /// [B, H, rows, count * G] of H KV heads with G query heads each.
     let seen: MLXArray
-    /// What stands for rows that come later, which these queries do not see.
+    /// The value for later rows, which these queries do not see.
     let unseen: Float
 
     var end: Int { start + count }
 
-    /// The same with other rows.
+    /// The same with changed rows.
     func with(_ change: (MLXArray) -> MLXArray) -> Waiting {
         Waiting(start: start, count: count, seen: change(seen), unseen: unseen)
     }
@@ -25,14 +25,14 @@ struct Waiting {
         return with { concatenated([$0, more], axis: 2) }
     }
 
-    /// As a policy takes it, [B, Hq, count, rows].
+    /// As policies take it, [B, Hq, count, rows].
     var byQuery: MLXArray {
         let shape = seen.shape
         return seen.reshaped(shape[0], shape[1], shape[2], count, -1).transposed(0, 1, 4, 3, 2)
             .reshaped(shape[0], -1, count, shape[2])
     }
 
-    /// Of some of the queries, counted from 0.
+    /// Only some of the queries, counted from 0.
     func part(_ queries: Range<Int>) -> Waiting {
         let group = seen.dim(3) / count
         return Waiting(
@@ -43,7 +43,7 @@ struct Waiting {
 }
 
 extension Waiting {
-    /// Of `seen` [B, Hq, count, rows].
+    /// From `seen` [B, Hq, count, rows].
     init(start: Int, byQuery seen: MLXArray, heads: Int, unseen: Float) {
         let shape = seen.shape
         let rows = seen.reshaped(shape[0], heads, -1, shape[2], shape[3])
@@ -53,7 +53,7 @@ extension Waiting {
 }
 
 extension RowTable {
-    /// What queries from the position `start` on say no longer counts.
+    /// Drop the scores of queries from the position `start` on, which were taken back.
     mutating func forget(from start: Int) {
         waiting = waiting.compactMap { one in
             let left = min(one.count, start - one.start)
@@ -61,7 +61,7 @@ extension RowTable {
         }
     }
 
-    /// What queries before the position `border` say has been taken in.
+    /// Drop the scores of queries before the position `border`, which the policy has accumulated.
     mutating func settled(before border: Int) {
         waiting = waiting.compactMap { one in
             let taken = max(0, border - one.start)

@@ -1,36 +1,35 @@
 import MLX
 import MLXH2O
 
-/// Rows of one layer as a table: a row is one slot of every column.
+/// Rows of one layer as a table: a row is one slot in every column.
 ///
-/// Rows are quantised when they come, straight into their slots, and moved as they are packed; rows
-/// that others are folded into are quantised anew.
-/// Whatever happens to rows is a choice of slots, and then `taken` or `put` of every column. Every
-/// update puts new array objects in the place of the old ones and keeps no other reference, so that
-/// MLX can reuse their buffers, and an array that someone else holds never changes. Nothing is
+/// New rows are quantised once, straight into their slots, and moved as packed rows; only rows that
+/// others are folded into are quantised again. Every event chooses slots, and then moves or writes
+/// them in every column. Every update makes new array objects and drops the old ones, so that MLX
+/// can reuse their buffers, and an array that something else holds never changes. Nothing is
 /// evaluated.
 struct RowTable {
-    /// With unused rows at the end, as the values.
+    /// With unused rows at the end, like `values`.
     private(set) var keys: Column
     private(set) var values: Column
-    /// What packed rows are kept relative to; nil: nothing.
+    /// The frame of packed rows; nil: none.
     private(set) var frame: Frame?
     private let isFramed: Bool
     /// Rows of each head in use.
     private(set) var length: Int
-    /// Of the first rows, float32; of the others it is NaN.
+    /// For the first rows, float32; NaN for the rest.
     private var scored: MLXArray
-    /// `ln n` of the n rows that each of the first rows stands for, float32; of the others it is 0.
-    /// Nil where none has been folded.
+    /// For the first rows, `ln n` of the n rows that each stands for, float32; 0 for the rest. Nil
+    /// if no row has been folded.
     private var biases: MLXArray?
-    /// Of the first rows, int32; the others follow each other up to `end`.
+    /// For the first rows, int32; the rest are consecutive up to `end`.
     private var placed: MLXArray
     private var end = 0
-    /// What queries say that may be taken back.
+    /// Scores of queries that may still be taken back.
     var waiting: [Waiting] = []
-    /// Rows of earlier tokens may have gone, so that no trim goes back beyond it.
+    /// Rows of earlier tokens may have been evicted, so no trim goes back beyond this position.
     var certain = 0
-    /// What is remembered of the rows has changed since attention was last tied to it.
+    /// Scores, positions or biases have changed since attention was last tied to them.
     var isChanged = true
 
     private static let step = 256
@@ -48,8 +47,8 @@ struct RowTable {
         placed = positions
     }
 
-    /// Stores nothing yet, for rows of these shapes and dtypes. Sizes that `kvGroupSize` does not
-    /// divide take groups of 32.
+    /// An empty table for rows of these shapes and dtypes. Sizes that `kvGroupSize` does not divide
+    /// use groups of 32.
     init(
         emptyFor keys: MLXArray, _ values: MLXArray, _ format: H2OConfiguration.Format,
         owner: String
@@ -69,7 +68,7 @@ struct RowTable {
             isFramed: format.isFramed)
     }
 
-    /// float32 [B, H, length]; NaN where not yet scored.
+    /// float32 [B, H, length]; NaN for unscored rows.
     var importance: MLXArray {
         get {
             guard scored.dim(2) < length else { return scored }
@@ -79,8 +78,8 @@ struct RowTable {
         set { scored = newValue }
     }
 
-    /// float32 [B, H, length]: `ln n` of the n rows that each stands for; nil where none has been
-    /// folded.
+    /// float32 [B, H, length]: `ln n` of the n rows that each row stands for; nil if no row has
+    /// been folded.
     var bias: MLXArray? {
         get {
             guard let biases, biases.dim(2) < length else { return biases }
@@ -101,7 +100,7 @@ struct RowTable {
     /// B and H.
     private var heads: [Int] { [placed.dim(0), placed.dim(1)] }
 
-    /// What operations must be told of packed rows; nil: all stay as they come.
+    /// The packing arguments of operations; nil: no rows are packed.
     var packing: (bits: Int, valueBits: Int, groupSize: Int)? {
         guard keys.packing != nil || values.packing != nil else { return nil }
         return (
@@ -110,13 +109,13 @@ struct RowTable {
         )
     }
 
-    /// Every stored array, those of the keys first.
+    /// Every stored array, keys first.
     var arrays: [MLXArray] { keys.parts + centre + values.parts + remembered }
 
-    /// That of the keys, where there is one.
+    /// The centre of the keys, if there is one.
     var centre: [MLXArray] { frame.map { [$0.centre] } ?? [] }
 
-    /// What is remembered of the rows.
+    /// Scores, positions, biases and waiting scores.
     var remembered: [MLXArray] {
         [scored, placed] + (biases.map { [$0] } ?? []) + waiting.map(\.seen)
     }
@@ -129,8 +128,8 @@ struct RowTable {
         (keys.first(length).parts, values.first(length).parts)
     }
 
-    /// The rows in use as arrays [B, H, length, D] and [B, H, length, Dv], as they came; the `newest`
-    /// of packed ones as they were before. Evaluating the keys then evaluates what is stored.
+    /// The rows in use as arrays [B, H, length, D] and [B, H, length, Dv]. `newest`, the last rows
+    /// before packing, replace them; evaluating the keys then evaluates the stored rows too.
     func dense(newest: (keys: MLXArray, values: MLXArray)? = nil) throws -> (
         keys: MLXArray, values: MLXArray
     ) {
@@ -150,7 +149,7 @@ struct RowTable {
         )
     }
 
-    /// What keys and values must look like to be stored here.
+    /// The layouts that new keys and values must have.
     var layouts: (keys: RowLayout, values: RowLayout) {
         guard let frame else { return (keys.layout, values.layout) }
         return (RowLayout(frame.centre), values.layout.with(size: frame.valueSize))
@@ -158,8 +157,7 @@ struct RowTable {
 
     // MARK: Rows that come
 
-    /// Add rows behind the others, at positions `offset` and up. `limit` is the length beyond which
-    /// no room is made in advance.
+    /// Append rows at positions `offset` and up. Beyond the length `limit`, no spare room is made.
     mutating func append(
         _ newKeys: MLXArray, _ newValues: MLXArray, offset: Int, limit: Int
     ) throws {
@@ -180,7 +178,7 @@ struct RowTable {
         waiting = waiting.map { $0.followed(by: added) }
     }
 
-    /// Into the slots behind the last row.
+    /// Write rows to the slots behind the last row.
     private mutating func write(_ newKeys: MLXArray, _ newValues: MLXArray) throws {
         guard let packing else {
             keys = keys.with { $0.writing(newKeys, from: length) }
@@ -199,8 +197,8 @@ struct RowTable {
 
     // MARK: Rows that go
 
-    /// Fold the `rows`, the first ones, that are not in the slots `kept` [B, H, n] into others, which
-    /// change in place. Neither sinks nor recent rows do, nor rows without a rank.
+    /// Fold those of the first `rows` that are not in the slots `kept` [B, H, n] into others, which
+    /// change in place. Sinks, recent rows and rows without a rank do not change.
     mutating func fold(
         _ rows: PolicyRows, _ policy: any EvictionPolicy, by ranks: MLXArray,
         keeping kept: MLXArray
@@ -222,21 +220,20 @@ struct RowTable {
         isChanged = true
     }
 
-    /// Keep only `slots` [B, H, n], ascending, and behind them the last `tail` rows, in order. Of the
-    /// other slots, those below slot n are overwritten by the rows that stay behind it.
-    /// O(length - n) rows moved.
+    /// Keep only `slots` [B, H, n], ascending, followed by the last `tail` rows, in order. Kept
+    /// rows behind slot n overwrite the other slots below it. O(length - n) rows move.
     mutating func fillHoles(keeping slots: MLXArray, tail: Int = 0) {
         let (kept, ranked) = (slots.dim(2), length - tail)
         let gone = ranked - kept
-        // 0, -1, -2, ... at the slots that go, and 1 at the others: sorted, they go from the last
-        // slot to the first.
+        // 0, -1, -2, ... at the lost slots, and 1 at the others: sorted, the lost slots come first,
+        // from the last to the first.
         let falling = MLXArray((0..<Int32(ranked)).map { -$0 })
         let marks = putAlong(
             broadcast(falling, to: slots.shape.dropLast() + [ranked]), slots,
             values: MLXArray(Int32(1)), axis: 2)
         let lost = argSort(marks, axis: 2)[0..., 0..., ..<gone]
-        // The holes are the last of the lost slots, and as many of the last that stay lie behind
-        // slot n. What the pairs before these write lies behind it too, where nothing is read.
+        // The holes are the last of the lost slots, and as many of the last kept rows lie behind
+        // slot n. Earlier pairs also write behind slot n, where nothing is read.
         let moves = min(kept, gone)
         let sources = slots[0..., 0..., (kept - moves)...]
         let targets = lost[0..., 0..., (gone - moves)...]
@@ -250,7 +247,7 @@ struct RowTable {
         truncate(to: kept + tail)
     }
 
-    /// Forget the rows from slot `count` on; their space stays.
+    /// Drop the rows from slot `count` on, but keep their space.
     mutating func truncate(to count: Int) {
         end -= length - count
         length = count
@@ -261,14 +258,14 @@ struct RowTable {
         isChanged = true
     }
 
-    /// Give up room for more than so many rows, where it is free.
+    /// Free the room for more than `limit` rows, if it is unused.
     mutating func fit(_ limit: Int) {
         guard length <= limit, keys.capacity > limit else { return }
         let copy = { (part: MLXArray) in contiguous(part.rows(upTo: limit)) }
         (keys, values) = (keys.with(copy), values.with(copy))
     }
 
-    /// The rows at `sources` [B, H, n] to the slots `targets` of the same shape.
+    /// Copy the rows at `sources` [B, H, n] to the slots `targets` of the same shape.
     private mutating func move(_ sources: MLXArray, to targets: MLXArray) {
         let (from, to) = (
             sources.expandedDimensions(axis: -1), targets.expandedDimensions(axis: -1)

@@ -3,22 +3,22 @@ import MLX
 import MLXH2O
 import MLXLMCommon
 
-// A file holds what mlx_lm's holds: for each layer the parts of a cache by number, "3.0" the keys of
-// layer 3, and in the metadata the texts of the user (0), the classes (1), and which of the parts
-// were no arrays (2). docs/python.md has the parts; `mlx_h2o.save_prompt_cache` is the other writer.
+// Files have mlx_lm's layout: for each layer the parts of a cache by number ("3.0" is the keys of
+// layer 3), and in the metadata the user's texts (0), the classes (1), and the parts that were not
+// arrays (2). docs/python.md lists the parts; `mlx_h2o.save_prompt_cache` writes the same.
 
 private typealias Groups = PromptCacheFile.Groups
 
 extension H2OKVCache {
-    /// Write the caches of a model to a safetensors file, which Python reads too; evaluates them. The
-    /// file is written beside its place and renamed, so that an interruption leaves the old one.
+    /// Write the caches of a model to a safetensors file, which Python can read; evaluates them. A
+    /// new file is written and then renamed, so that an interruption leaves the old file.
     ///
     /// - Parameters:
-    ///   - caches: one per layer, all of this class, ``QuantizedH2OKVCache`` or ``HeadGroupsKVCache``
+    ///   - caches: one per layer: this class, ``QuantizedH2OKVCache`` or ``HeadGroupsKVCache``
     ///   - url: a file that ends in .safetensors
-    ///   - metadata: texts to be read back by ``load(from:)``, by names without dots
-    /// - Throws: `H2OError` where there are no caches, one of another class, or another name, or what
-    ///   writing throws
+    ///   - metadata: texts that ``load(from:)`` returns, by names without dots
+    /// - Throws: `H2OError` if there are no caches, or for a cache of another class or a bad name;
+    ///   errors of writing
     public static func save(
         _ caches: [any KVCache], to url: URL, metadata: [String: String] = [:]
     ) throws {
@@ -50,8 +50,8 @@ extension H2OKVCache {
                 settings.append(one.configuration)
             }
         }
-        // What older readers would misread is a later format: budgets that differ, since one mask does
-        // not fit them, a context beyond which rows go first, and rows in a frame.
+        // Anything that older readers would misread gets a later format: unequal budgets, since one
+        // mask does not fit them, a context beyond which rows go first, and framed rows.
         let differ = Set(settings.map(\.budget)).count > 1
         let hasContext = settings.contains { $0.contextSize != nil }
         let isFramed = settings.contains { $0.format.isFramed }
@@ -59,11 +59,11 @@ extension H2OKVCache {
             to: url, metadata, format: isFramed ? 5 : hasContext ? 4 : differ ? 2 : 1)
     }
 
-    /// The caches, settings included, and the metadata of a file that ``save(_:to:metadata:)`` or
-    /// Python wrote: each an `H2OKVCache` or a ``HeadGroupsKVCache``.
+    /// The caches, with their settings, and the metadata of a file from ``save(_:to:metadata:)`` or
+    /// Python: each an `H2OKVCache` or a ``HeadGroupsKVCache``.
     ///
-    /// - Throws: `H2OError` where the file is another one, of a later format, damaged, or of settings
-    ///   that are not known here, or what reading throws
+    /// - Throws: `H2OError` if the file is not a prompt cache, of a later format, damaged, or has
+    ///   unknown settings; errors of reading
     public static func load(from url: URL) throws -> (
         caches: [any KVCache], metadata: [String: String]
     ) {
@@ -175,8 +175,8 @@ extension H2OKVCache {
     }
 }
 
-/// The settings, and what stored rows do not say: the dtype of those of codes, and the size of values
-/// that are kept in more elements.
+/// The settings, and what stored rows do not record: the dtype of coded rows, and the original size
+/// of padded values.
 private struct StoredSettings: Encodable {
     private let configuration: H2OConfiguration
     private let dtype: DType?

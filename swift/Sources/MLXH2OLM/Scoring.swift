@@ -1,19 +1,19 @@
 import MLX
 import MLXH2O
 
-// What a policy makes of the scores of one attention: of scores that are there, or of a chunk.
+// How a policy accumulates the scores of one attention: existing scores, or those of a chunk.
 
 extension EvictionPolicy {
-    /// What ``accumulate(_:scores:positions:isMasked:)`` takes of scores, [B, Hq, L, N]: themselves,
-    /// or weights where the policy wants them.
+    /// The input of ``accumulate(_:scores:positions:isMasked:)`` for scores [B, Hq, L, N]: the
+    /// scores, or weights if the policy needs them.
     func seen(_ scores: MLXArray, lse: MLXArray?) -> MLXArray {
         needsWeights ? weights(of: scores, lse: lse) : scores
     }
 
-    /// What stands for a row that a query does not see.
+    /// The value for a row that a query does not see.
     var unseen: Float { needsWeights ? 0 : -.infinity }
 
-    /// The importance of rows, float32 [B, H, N], after what queries have ``seen(_:lse:)`` of them.
+    /// The importance of rows, float32 [B, H, N], after accumulating ``seen(_:lse:)``.
     func folded(
         _ importance: MLXArray, _ positions: MLXArray, seen: MLXArray, isMasked: Bool
     ) throws -> MLXArray {
@@ -22,7 +22,7 @@ extension EvictionPolicy {
             importance, seen[0..., 0..., first...], positions: positions, isMasked: isMasked)
     }
 
-    /// What the policy made of them, which may be one of an app.
+    /// Accumulates and checks the result, since the policy may be an app's own.
     private func accumulated(
         _ importance: MLXArray, _ seen: MLXArray, positions: MLXArray, isMasked: Bool
     ) throws -> MLXArray {
@@ -37,7 +37,7 @@ extension EvictionPolicy {
         return found
     }
 
-    /// The same after a long chunk whose attention returned no scores; where the policy allows it
+    /// The same after a long chunk whose attention returned no scores; if the policy allows it,
     /// without a matrix of all queries by all keys.
     func folded(
         _ importance: MLXArray, _ positions: MLXArray, chunk queries: MLXArray, keys: MLXArray,
@@ -61,13 +61,13 @@ extension EvictionPolicy {
     }
 }
 
-/// `exp(scores - lse)`, 0 where a query sees nothing; without an lse that of these scores.
+/// `exp(scores - lse)`, 0 for a query that sees nothing; without lse, with the lse of these scores.
 private func weights(of scores: MLXArray, lse: MLXArray?) -> MLXArray {
     if let lse = lse?.expandedDimensions(axis: -1) {
         return which(lse .== -Float.infinity, Float(0), (scores - lse).exp())
     }
     let greatest = scores.max(axis: -1, keepDims: true)
-    // Where a query sees nothing, -inf - -inf would be NaN.
+    // If a query sees nothing, -inf - -inf would be NaN.
     let peak = which(greatest .== -Float.infinity, Float(0), greatest)
     let parts = (scores - peak).exp()
     let total = parts.sum(axis: -1, keepDims: true)
@@ -81,7 +81,7 @@ func lastScores(
 ) throws -> MLXArray {
     let length = queries.dim(2)
     let first = max(0, length - count)
-    // The composed back end is lazy: its output, and so the values, are never computed.
+    // The composed back end is lazy: it never computes the output, and so needs no real values.
     return try withBackend(.composed) {
         try MLXFast.scaledDotProductAttentionWithScores(
             queries: queries[0..., 0..., first...], keys: keys, values: keys, scale: scale,
@@ -90,8 +90,7 @@ func lastScores(
     }
 }
 
-/// The part of a mask that concerns some of the queries, and the first `rows`; causal ones fit as
-/// they are.
+/// The part of a mask for some of the queries and the first `rows`; causal masks stay as they are.
 func part(
     of mask: MLXFast.ScaledDotProductAttentionMaskMode, _ queries: Range<Int>, of length: Int,
     rows: Int? = nil

@@ -4,21 +4,21 @@ import MLXH2O
 import MLXLMCommon
 import MLXNN
 
-/// A model whose attention calls ``attentionWithCacheUpdate(queries:keys:values:cache:scale:mask:)``
-/// of this module in every layer, so that a cache sees its queries: any policy will do.
+/// A model that calls ``attentionWithCacheUpdate(queries:keys:values:cache:scale:mask:)`` of this
+/// module in every layer, so that a cache sees its queries: any policy works.
 ///
 /// A model of your own conforms once its source imports that function by name.
 public protocol H2ORouted: LanguageModel {}
 
-/// Llama or Qwen3 that evicts by any policy.
+/// Llama or Qwen3, evicting by any policy.
 ///
-/// Other models of mlx-swift-lm evict by the policies that need no scores: see
-/// ``evictingCaches(for:configuration:policy:budgets:)``. Weights and their names are those of the original models.
+/// Other models of mlx-swift-lm evict by policies that need no scores: see
+/// ``evictingCaches(for:configuration:policy:budgets:)``. Weights have their original names.
 public final class H2OTransformer: Module, H2ORouted, KVCacheDimensionProvider {
     public let kvHeads: [Int]
-    /// Tokens that there are.
+    /// The size of the vocabulary.
     public let vocabularySize: Int
-    /// Tokens that it was trained for, if its settings say so.
+    /// Tokens that the model was trained for, if its settings say so.
     public let contextSize: Int?
     /// Elements of a key.
     public let headSize: Int
@@ -26,7 +26,7 @@ public final class H2OTransformer: Module, H2ORouted, KVCacheDimensionProvider {
     let model: TransformerBody
     @ModuleInfo(key: "lm_head") var head: Linear?
 
-    /// A model of random weights, for those of a file to be put in.
+    /// A model with random weights, to be replaced by those of a file.
     public init(_ configuration: H2OTransformerConfiguration) {
         kvHeads = Array(repeating: configuration.kvHeads, count: configuration.layers)
         vocabularySize = configuration.vocabularySize
@@ -40,8 +40,8 @@ public final class H2OTransformer: Module, H2ORouted, KVCacheDimensionProvider {
         }
     }
 
-    /// Have models of these types made as ``H2OTransformer`` from now on: `LLMTypeRegistry.shared` of
-    /// MLXLLM is the registry that its model factory asks.
+    /// Register these types, so that models are made as ``H2OTransformer`` from now on: MLXLLM's
+    /// model factory uses the registry `LLMTypeRegistry.shared`.
     public static func register(in registry: ModelTypeRegistry<any LanguageModel>) async {
         for type in H2OTransformerConfiguration.modelTypes {
             await registry.registerModelType(type) { file in
@@ -57,8 +57,7 @@ public final class H2OTransformer: Module, H2ORouted, KVCacheDimensionProvider {
         return head.map { $0(hidden) } ?? model.embeddings.asLinear(hidden)
     }
 
-    /// Without rotary frequencies, which are computed, and without an output layer that the
-    /// embeddings stand for.
+    /// Drops rotary frequencies, which are computed, and an output layer tied to the embeddings.
     public func sanitize(weights: [String: MLXArray]) -> [String: MLXArray] {
         weights.filter { name, _ in
             !name.contains("rotary_emb.inv_freq") && (head != nil || !name.hasPrefix("lm_head."))
@@ -78,7 +77,7 @@ public final class H2OTransformer: Module, H2ORouted, KVCacheDimensionProvider {
         return .tokens(LMInput.Text(tokens: rest))
     }
 
-    /// The same as later versions of mlx-swift-lm ask for it; of `prefill` the `stepSize` counts.
+    /// The same, as later versions of mlx-swift-lm call it; only `stepSize` of `prefill` matters.
     public func prepare<Prefill>(
         _ input: LMInput, cache: [KVCache], state: LMOutput.State?, prefill: Prefill
     ) throws -> PrepareResult {

@@ -21,10 +21,10 @@ public struct H2OTransformerConfiguration: Decodable, Sendable {
     let ropeScaling: [String: StringOrNumber]?
     let maxPositions: Int?
 
-    /// The values of `model_type` that are served.
+    /// The supported values of `model_type`.
     public static let modelTypes = ["llama", "qwen3"]
 
-    /// Whether queries and keys are normalised before rotary positions.
+    /// Whether queries and keys are normalised before the rotary embedding.
     var normalisesHeads: Bool { modelType == "qwen3" }
 
     private enum Key: String, CodingKey {
@@ -46,8 +46,8 @@ public struct H2OTransformerConfiguration: Decodable, Sendable {
         case maxPositions = "max_position_embeddings"
     }
 
-    /// - Throws: `H2OError` for another type of model, sizes that fit no model, or rotary positions
-    ///   that are not served; `DecodingError` where a value is missing
+    /// - Throws: `H2OError` for another type of model, impossible sizes, or an unsupported rotary
+    ///   embedding; `DecodingError` if a value is missing
     public init(from decoder: any Decoder) throws {
         let values = try decoder.container(keyedBy: Key.self)
         modelType = try values.decode(String.self, forKey: .modelType)
@@ -86,7 +86,7 @@ public struct H2OTransformerConfiguration: Decodable, Sendable {
         mlpBias = try flag(.mlpBias, false)
         tiesEmbeddings = try flag(.tiesEmbeddings, modelType == "llama")
         ropeTraditional = try flag(.ropeTraditional, false)
-        // As the original models have it.
+        // The default of the original models.
         let usual: Float = modelType == "qwen3" ? 1_000_000 : 10_000
         ropeBase = try values.decodeIfPresent(Float.self, forKey: .ropeBase) ?? usual
         maxPositions = try values.decodeIfPresent(Int.self, forKey: .maxPositions)
