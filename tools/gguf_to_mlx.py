@@ -1,7 +1,7 @@
 """A GGUF file of a Llama or a Gemma 3 as a folder that mlx_lm loads: `gguf_to_mlx.py FILE FOLDER`.
 
-Weights become float32: MLX multiplies packed ones on a CPU at a seventh of the speed. One tensor at
-a time is in memory.
+Weights become float32, because MLX on a CPU multiplies by packed weights at a seventh of the speed.
+Only one tensor at a time is in memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gguf_tokenizer import write_tokenizer
 __all__ = ["convert", "metadata"]
 
 _ROWS = 8192
-"""Of a tensor, dequantised at a time."""
+"""Rows of a tensor that are dequantised at a time."""
 
 _PARTS = {
     "attn_norm": "input_layernorm",
@@ -50,7 +50,7 @@ _WHOLE = {
 
 
 class Array(NamedTuple):
-    """One of the arrays to write, made when it is its turn, in parts along the first axis."""
+    """An array to write, which is made only when it is due, in parts along the first axis."""
 
     name: str
     shape: tuple[int, ...]
@@ -76,7 +76,7 @@ def convert(source: Path, folder: Path) -> None:
 
 
 def metadata(reader: GGUFReader) -> dict[str, Any]:
-    """What the file says of itself, by name."""
+    """The metadata of the file, by name."""
     return {name: field.contents() for name, field in reader.fields.items()}
 
 
@@ -94,7 +94,7 @@ def _array(tensor: ReaderTensor, about: Mapping[str, Any]) -> Array:
             rows = dequantize(tensor.data[start : start + step], tensor.tensor_type)
             if heads is not None:
                 rows = _halves(rows, heads)
-            # RMSNorm of a Gemma multiplies by 1 + weight.
+            # Gemma's RMSNorm multiplies by 1 + weight.
             yield rows - 1 if architecture == "gemma3" and len(shape) == 1 else rows
 
     return Array(_name(tensor.name, architecture), shape, parts)
@@ -109,7 +109,7 @@ def _name(name: str, architecture: str) -> str:
 
 
 def _halves(rows: np.ndarray, heads: int) -> np.ndarray:
-    """Rows of queries or keys, of which the file has the two halves of each head interleaved."""
+    """Rows of query or key weights; the file interleaves the two halves of each head."""
     split = rows.reshape(heads, -1, 2, *rows.shape[1:])
     return np.ascontiguousarray(split.swapaxes(1, 2)).reshape(rows.shape)
 
@@ -135,7 +135,7 @@ def _write(file: BinaryIO, arrays: Sequence[Array]) -> None:
 
 
 def _config(about: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
-    """config.json, as transformers has it."""
+    """The content of config.json, as in transformers."""
     architecture = about["general.architecture"]
 
     def of(name: str, default: Any = None) -> Any:

@@ -13,7 +13,7 @@ from tokenizers import processors as after
 __all__ = ["write_tokenizer"]
 
 _NORMAL, _CONTROL = 1, 3
-"""Types of tokens that are made of others, and that text cannot spell."""
+"""Token types: made by merging others, and special tokens that text cannot spell."""
 
 _SPACE = "\u2581"
 """How SentencePiece writes a space."""
@@ -22,7 +22,7 @@ _SPACE = "\u2581"
 def write_tokenizer(about: Mapping[str, Any], folder: Path) -> None:
     """Write both files. ``about`` is the file's metadata.
 
-    Raises ValueError for a kind that is neither byte-level BPE of SmolLM nor SentencePiece.
+    Raises ValueError for kinds other than SmolLM's byte-level BPE and SentencePiece.
     """
     told = {name[15:]: each for name, each in about.items() if name.startswith("tokenizer.ggml.")}
     tokens, kind = told["tokens"], (told["model"], told.get("pre", "default"))
@@ -57,7 +57,7 @@ def write_tokenizer(about: Mapping[str, Any], folder: Path) -> None:
 
 
 def _byte_level(tokens: list[str], merges: list[str]) -> Tokenizer:
-    """GPT-2's, with each digit by itself."""
+    """GPT-2's tokenizer, but with each digit as a separate word."""
     pairs = [tuple(merge.split(" ")) for merge in merges]
     made = Tokenizer(models.BPE(_numbered(tokens), pairs))
     made.pre_tokenizer = pre_tokenizers.Sequence(
@@ -73,8 +73,8 @@ def _byte_level(tokens: list[str], merges: list[str]) -> Tokenizer:
 def _sentence_piece(
     tokens: list[str], types: list[int], scores: list[float], unknown: str
 ) -> Tokenizer:
-    """BPE whose merges the file does not list: two pieces merge where their sum is a piece, the
-    one of the best score first."""
+    """BPE whose merges the file does not list: two pieces merge if their concatenation is a piece,
+    the one with the best score first."""
     numbered = _numbered(tokens)
     splits = []
     for number, (token, type_) in enumerate(zip(tokens, types, strict=True)):

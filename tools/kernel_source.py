@@ -1,10 +1,10 @@
 """Read metal/: the table of kernels, and the bodies with their flags.
 
 A body is Metal text with lines `#if flag`, `#if !flag`, `#else` and `#endif`
-for the flags and traits of variants.toml. Nothing of the preprocessor's other
-syntax is allowed there. What comes of it is a list of segments, each with the flags
-and traits it needs, so that any language resolves a kernel by joining the segments
-that hold.
+for the flags and traits of variants.toml. No other syntax of the preprocessor
+is allowed there. The result is a list of segments, each with the flags and
+traits that it needs, so that any language can build a kernel by joining the
+segments that apply.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-# C compilers need only take string literals of this many characters.
+# C compilers need not accept string literals longer than this.
 LONGEST_SEGMENT = 4000
 
-# The operation of attention that takes every number that there is.
+# The attention operation that takes every numeric option.
 MOST_NUMBERS = "scaled_dot_product_attention_quantized_with_scores"
 
 
 class KernelSourceError(Exception):
-    """The text in metal/ breaks a rule of the dialect; the message has the place."""
+    """The text in metal/ breaks a rule of the dialect; the message says where."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Family:
     outputs: tuple[Buffer, ...]
     segments: tuple[Segment, ...]
     kernels: dict[str, tuple[str, ...]]
-    """What is always on in each kernel: its traits, and some flags."""
+    """Traits and flags that are always on, by kernel."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def read_table(metal: Path) -> KernelTable:
 
 
 def _numbers(path: Path) -> tuple[str, ...]:
-    """The numbers of attention: one that is not 0 is a flag, if a body asks for it."""
+    """The numeric options of attention: one that is not 0 sets a flag, if a body tests it."""
     if not path.exists():
         return ()
     operation = tomllib.loads(path.read_text("ascii"))[MOST_NUMBERS]
@@ -110,7 +110,7 @@ def _numbers(path: Path) -> tuple[str, ...]:
 def resolve_flags(lines: list[tuple[str, str]], flags: tuple[str, ...]) -> list[Segment]:
     """Flatten `#if` lines over `flags` into segments; `lines` are (place, text)."""
     segments: list[Segment] = []
-    open_conditions: list[tuple[str, bool]] = []  # flag (with "!"), is an #else seen
+    open_conditions: list[tuple[str, bool]] = []  # flag (maybe with "!"), #else seen
     for place, line in lines:
         directive = line.strip()
         if not directive.startswith("#"):
@@ -139,7 +139,7 @@ def _append(segments: list[Segment], condition: str, text: str) -> None:
 
 
 def _read_lines(path: Path) -> list[tuple[str, str]]:
-    """The lines of a file that say something, without comments, each with its place."""
+    """The lines of a file that are not empty or comments, each with its place."""
     try:
         text = path.read_text("ascii")
     except UnicodeDecodeError as error:

@@ -2,10 +2,10 @@
 
     python tools/mutation.py [FILE ...] [--sample 150] [--seed 0] [--lines FILE] [--json FILE]
 
-The changes are cosmic-ray's operators, one drawn for each place in a function that some of them can
-change. Many are tried in one process, in which the code of the function is exchanged: to start one
-for each takes longer than its tests, and mutmut's forks wait forever where MLX has computed. A new
-process goes on where a mutant ends one or leaves something behind in it.
+The changes are cosmic-ray's operators; for each place in a function that some operators can change,
+one is drawn. One process tries many mutants by exchanging the code of functions: starting a process
+for each would take longer than its tests, and mutmut's forks hang once MLX has computed. If a
+mutant ends the process or leaves something behind, a new process continues.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ SECONDS = 60
 
 
 class Mutant(NamedTuple):
-    """A change: its file, line and operator, and the file as it would be."""
+    """A change: its file, line and operator, and the changed text of the file."""
 
     file: str
     line: int
@@ -58,9 +58,9 @@ class Mutant(NamedTuple):
 
 
 def changeable(text: str) -> Iterator[tuple[tuple[int, int], str, int]]:
-    """The places, operators and occurrences of cosmic-ray within functions, but for types.
+    """cosmic-ray's places, operators and occurrences within functions, except in annotations.
 
-    Nor is a comparison made one of identity: small integers are the same objects.
+    Comparisons do not become identity tests either: small integers are the same objects.
     """
     bodies, ignored = [], []
     for node in ast.walk(ast.parse(text)):
@@ -86,7 +86,7 @@ def _span(first: Any, last: Any) -> tuple[tuple[int, int], tuple[int, int]]:
 
 
 def mutants(files: list[Path], sample: int, seed: int) -> tuple[list[Mutant], Counter[str]]:
-    """So many, each of another place, and how many places each file has."""
+    """``sample`` mutants, each at a different place, and the number of places in each file."""
     drawn, places = random.Random(seed), []
     for file in files:
         text, operators = file.read_text("utf-8"), defaultdict(list)
@@ -97,7 +97,7 @@ def mutants(files: list[Path], sample: int, seed: int) -> tuple[list[Mutant], Co
     for file, text, (line, _), operators in drawn.sample(places, len(places)):
         name, occurrence = drawn.choice(operators)
         changed = mutate_code(text, get_operator(name)(), occurrence)
-        if compile(changed, "", "exec") != compile(text, "", "exec"):  # equal: folded constants
+        if compile(changed, "", "exec") != compile(text, "", "exec"):  # equal by constant folding
             found.append(Mutant(str(file.relative_to(ROOT)), line, name.split("/")[-1], changed))
         if len(found) == sample:
             break
@@ -114,7 +114,7 @@ def functions_of(code: CodeType) -> Iterator[tuple[tuple[str, int], CodeType]]:
 
 @contextmanager
 def exchanged(mutant: Mutant) -> Iterator[None]:
-    """The package with a mutant's code in its functions, and nothing remembered."""
+    """The package with a mutant's code in its functions, and with empty caches."""
     file = str(ROOT / mutant.file)
     code = dict(functions_of(compile(mutant.text, file, "exec", dont_inherit=True)))
     changed = []
@@ -135,7 +135,7 @@ def exchanged(mutant: Mutant) -> Iterator[None]:
 
 
 def forget() -> None:
-    """Empty what the functions of the package remember."""
+    """Empty the caches of the package's functions."""
     modules = [vars(module) for name, module in sys.modules.items() if name.startswith("mlx_h2o.")]
     for one in [one for module in modules for one in module.values()]:
         if isinstance(one, functools._lru_cache_wrapper):
@@ -144,7 +144,7 @@ def forget() -> None:
 
 
 class Lines:
-    """Which tests run which lines, in a file of coverage."""
+    """Which tests run which lines, from a coverage file."""
 
     def __init__(self, file: Path) -> None:
         self._file, self._of = file, defaultdict(lambda: defaultdict(set))
@@ -173,8 +173,8 @@ class Lines:
         recorded.save()
 
     def tests(self, mutant: Mutant) -> list[str]:
-        """The names of tests that run the line: one setting of each, then a second one, and so on,
-        those first that run the fewest lines."""
+        """The names of tests that run the line: one setting of each test, then a second one, and so
+        on; tests that run the fewest lines come first."""
         found = self._of[mutant.file][mutant.line]
         settings = defaultdict(list)
         for test in sorted(found, key=lambda test: (self._length[test], test)):
@@ -200,7 +200,7 @@ def fails(item: pytest.Item) -> bool:
 
 
 class Mutation:
-    """A plugin of pytest: the mutants in the place of its loop over the tests."""
+    """A plugin of pytest that replaces its loop over the tests by one over mutants."""
 
     def __init__(self, chosen: list[Mutant], given: argparse.Namespace) -> None:
         self._chosen, self._given, self._lines = chosen, given, Lines(given.lines)
@@ -219,8 +219,8 @@ class Mutation:
         return True
 
     def _fate(self, mutant: Mutant, tests: list[pytest.Item], first: bool) -> str:
-        """Which test notices. Where it fails without the mutant too, something was left behind: by
-        an earlier mutant, unless this is the first."""
+        """Which test notices. If it then fails without the mutant too, something was left behind:
+        unless the mutant is the first of its process, a new process tries it again."""
         with exchanged(mutant):
             noticed = next(filter(fails, tests), None)
         if noticed is None:
@@ -231,7 +231,7 @@ class Mutation:
 
 
 def fates(chosen: list[Mutant], given: argparse.Namespace) -> list[str]:
-    """What became of the mutants, in as many processes as it takes."""
+    """The fates of the mutants, tried in as many processes as it takes."""
     given.fates.unlink(missing_ok=True)
     end = time.monotonic() + 60 * given.minutes
     said: list[str] = []
@@ -242,7 +242,7 @@ def fates(chosen: list[Mutant], given: argparse.Namespace) -> list[str]:
         except subprocess.TimeoutExpired:
             status = 0
         known = given.fates.read_text("utf-8").splitlines() if given.fates.exists() else []
-        if len(known) == len(said) and status:  # the first of a process ended it
+        if len(known) == len(said) and status:  # the first mutant ended its process
             if not given.lines.exists():
                 raise SystemExit("[mutation] no lines were recorded")
             with given.fates.open("a") as file:
@@ -252,7 +252,7 @@ def fates(chosen: list[Mutant], given: argparse.Namespace) -> list[str]:
 
 
 def change_of(mutant: Mutant) -> list[str]:
-    """The lines that go, and those that come."""
+    """The removed lines and the added ones."""
     before = (ROOT / mutant.file).read_text("utf-8").splitlines()
     lines = difflib.unified_diff(before, mutant.text.splitlines(), n=0, lineterm="")
     return [line for line in lines if not line.startswith(("---", "+++", "@@"))]
@@ -307,7 +307,7 @@ def main() -> None:
     given.fates = given.lines.with_suffix(".fates")
     if given.first is not None:
         suites = [str(ROOT / "tests" / name) for name in given.suites.split(",")]
-        # One example that fails is enough: to find the smallest takes minutes.
+        # One failing example is enough: finding the smallest takes minutes.
         phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
         hypothesis.settings.register_profile("brief", phases=phases, derandomize=True)
         hypothesis.settings.load_profile("brief")

@@ -11,12 +11,12 @@ KINDS = ("array", "mask", "rows", "number", "integer", "per_sequence", "one_of")
 
 
 def read_operations(metal: Path) -> dict[str, dict[str, Any]]:
-    """Of each operation its arguments by name, and the rules of its "sizes"."""
+    """For each operation, its arguments by name and the rules of its "sizes"."""
     return tomllib.loads((metal / "operations.toml").read_text("ascii"))
 
 
 def python_module(operations: dict[str, dict[str, Any]]) -> str:
-    """`python/mlx_h2o/operations/_operation_table.py`, from which `arguments.py` checks."""
+    """`python/mlx_h2o/operations/_operation_table.py`, which `arguments.py` reads."""
     parts = [f'"""{NOTICE}"""\n\nfrom typing import Any\n\n']
     parts.append("OPERATIONS: dict[str, dict[str, Any]] = {\n")
     for name, arguments in operations.items():
@@ -26,11 +26,11 @@ def python_module(operations: dict[str, dict[str, Any]]) -> str:
 
 
 def cpp_header(operations: dict[str, dict[str, Any]]) -> str:
-    """`core/src/cpu/operation_table.h`: what `arguments.cpp` there checks from."""
+    """`core/src/cpu/operation_table.h`, which `arguments.cpp` there reads."""
     parts = [f"// {NOTICE}\n// clang-format off\n#pragma once\n\n", _CPP_TYPES]
     rows = []
     for name, arguments in operations.items():
-        names: list[str] = []  # of the sizes, each of which has a number from here on
+        names: list[str] = []  # of sizes, which the header refers to by index
         lines = []
         for argument, given in arguments.items():
             if argument != "sizes":

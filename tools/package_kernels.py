@@ -36,7 +36,7 @@ def generated_files(root: Path = ROOT) -> dict[str, str]:
 
 
 def out_of_step(root: Path = ROOT) -> dict[str, str]:
-    """Difference of each generated file that is not what metal/ says, by path."""
+    """The differences of generated files that do not match metal/, by path."""
     differences = {}
     for path, expected in generated_files(root).items():
         file = root / path
@@ -54,7 +54,7 @@ def out_of_step(root: Path = ROOT) -> dict[str, str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Write or check the generated files; the exit status is 1 where a check fails."""
+    """Write or check the generated files; the exit status is 1 if a check fails."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""Hooks of mkdocs.yml: what GitHub does with the documents by itself, for the site."""
+"""Hooks of mkdocs.yml: for the site, do what GitHub does with the documents by itself."""
 
 import os
 import re
@@ -14,7 +14,7 @@ _ROLE = re.compile(r":(?:class|func|meth|mod):(?=<code>)")
 
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> str:
-    """A link to a file outside of docs/, such as a result, leads to a copy of it in the site."""
+    """Let links to files outside of docs/, such as results, lead to copies in the site."""
     source = Path(page.file.abs_src_path)
 
     def lead(found: re.Match[str]) -> str:
@@ -22,7 +22,7 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> st
         if target.is_relative_to(config.docs_dir) or not target.is_file():
             return found[0]  # mkdocs says what is wrong with it, if anything is
         copy = f"repository/{target.relative_to(ROOT).as_posix()}"
-        if target.suffix == ".md":  # else it is taken for a page, behind the making of pages
+        if target.suffix == ".md":  # else mkdocs would take it for a page, too late
             copy += ".txt"
         if files.get_file_from_path(copy) is None:
             files.append(File.generated(config, copy, abs_src_path=str(target)))
@@ -32,5 +32,5 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> st
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """The roles of Sphinx that docstrings have are names here, as they are to a reader of them."""
+    """Turn the Sphinx roles of docstrings into plain names."""
     return _ROLE.sub("", html)

