@@ -1,7 +1,7 @@
-"""How this project is checked, built and shown: `nox --list` says what there is.
+"""How this project is checked, built and shown: `nox --list` lists the sessions.
 
-Sessions that need MLX share one environment, `.nox/work`: MLX is installed and the package built
-once. A session whose toolchain is missing says so loudly and is skipped; with CI=true it fails.
+Sessions that need MLX share one environment, `.nox/work`, so MLX is installed and the package built
+only once. A session whose toolchain is missing warns and is skipped; with CI=true it fails.
 """
 
 import concurrent.futures
@@ -23,11 +23,11 @@ WORK = ROOT / ".nox" / "work"
 BUILD = ROOT / "build"
 WHEEL = BUILD / "wheel"
 REPORTS = ROOT / "reports"
-# For modules of tests/ as commands.
+# To run modules of tests/ as commands.
 TEST_IMPORTS = {"PYTHONPATH": f"{ROOT / 'tests'}{os.pathsep}{ROOT / 'tests' / 'lib'}"}
 PYTHON = str(WORK / "bin" / "python")
 CI = os.environ.get("CI") == "true"
-# Another nox has built what tests call and installed the package, and others test beside this one.
+# Another nox has built and installed everything, and others may run tests at the same time.
 INSTALLED = os.environ.get("MLX_H2O_INSTALLED") == "1"
 
 PROJECT = nox.project.load_toml("pyproject.toml")
@@ -39,12 +39,12 @@ LINT_TOOLS = [line for line in EXTRAS["dev"] if line.startswith(("ruff", "clang-
 # NVRTC compiles the kernels' CUDA form; no GPU and no toolkit needed.
 CUDA_COMPILER = [f"nvidia-cuda-{part}==13.0.*" for part in ("nvrtc", "runtime", "crt", "cccl")]
 QEMU = ("qemu-aarch64", "-L", "/usr/aarch64-linux-gnu")
-# Tests share nothing but what they build, so that they run side by side; who has none left takes
-# of another's.
+# Tests share nothing but what they build, so they can run in parallel; a process without work takes
+# tests of another.
 SIDE_BY_SIDE = ("-n", str(min(4, os.cpu_count() or 1)), "--dist", "worksteal")
 # The quick tests and the slow ones.
 UNSEEDED = "not faults and not exhaustive and not real"
-# Of real models, but for lm-evaluation-harness's.
+# Tests of real models, without those of lm-evaluation-harness.
 REAL = [f"tests/evaluation/test_{part}.py" for part in ("yardsticks", "real_check")]
 REAL += ["tests/lm/test_rows_by_head.py", "tests/lm/test_ranks.py"]
 REAL += ["tests/languages/test_swift_generate.py"]
@@ -53,19 +53,19 @@ C_SOURCES = (
     *("core", "mlx-c", "python/bindings", "examples/c"),
     *("tests/allocation", "tests/fuzz", "tests/native"),
 )
-# Not asked of the pure wheel: C and Swift, and that a compiler that is there was used.
+# Not for the pure wheel: C and Swift, and tests that need the compiled parts.
 WITHOUT_BUILT = ["--ignore=tests/languages", "--ignore=tests/allocation"]
 WITHOUT_BUILT += ["--deselect=tests/operations/test_native_module.py::"
                   "test_the_extension_is_there_where_it_can_be_built"]  # fmt: skip
-# MLX and mlx_lm: the oldest and the newest that pyproject.toml promises, and each with the other's.
+# MLX and mlx_lm: the oldest and the newest that pyproject.toml allows, in all combinations.
 RELEASES = (("0.32.3", "0.32.0"), ("0.32.4", "0.32.2"), ("0.32.3", "0.32.2"), ("0.32.4", "0.32.0"))
-# What calls mlx_lm and is called by it, and what these tests are installed with.
+# Tests of what calls mlx_lm and is called by it, and what they need to be installed.
 CALLS = ["tests/commands/test_server.py"]
 CALLS += [
     f"tests/lm/test_{part}.py" for part in ("upstream", "generate", "batch_generate", "downstream")
 ]
 RELEASE_TESTS = ("pytest", "pytest-xdist", "hypothesis", *BUILD_REQUIREMENTS[:2], *EXTRAS["server"])
-# What converts real models; the package does not need it.
+# Converts real models; the package does not need it.
 GGUF = "gguf==0.19.0"
 MUTATION_TOOLS = ("cosmic-ray==8.7.0", "coverage")
 
@@ -84,8 +84,8 @@ def absent(session: nox.Session, what: str) -> None:
 
 
 def fetched(session: nox.Session, *models: str) -> list[str]:
-    """The folders of real models, fetched and converted where they were not there; none where they
-    cannot be had."""
+    """The folders of real models, fetched and converted unless they exist; empty if they cannot be
+    fetched."""
     found = ""
     for command in (("-m", "pip", "install", "-q", GGUF), ("tools/yardsticks.py", *models)):
         tried = subprocess.run((PYTHON, *command), cwd=ROOT, stdout=subprocess.PIPE, text=True)
@@ -97,28 +97,28 @@ def fetched(session: nox.Session, *models: str) -> list[str]:
 
 
 def part(count: int) -> str:
-    """Which of so many parts of a long list of tests a commit takes in CI, as "3/16"; else what
-    MLX_H2O_PART says, or all of them."""
+    """Which of ``count`` parts of a long list of tests to run, such as "3/16": in CI it depends on
+    the commit; else MLX_H2O_PART says it, or all run."""
     commit = os.environ.get("MLX_H2O_COMMIT")
     whole = os.environ.get("MLX_H2O_PART", "0/1")
     return whole if commit is None else f"{int(commit) % count}/{count}"
 
 
 def fast_blas(session: nox.Session, threads: str | None = None) -> dict[str, str | None]:
-    """The environment in which MLX multiplies with OpenBLAS, where it is installed, on so many
-    threads; None: on all."""
+    """The environment in which MLX multiplies with OpenBLAS, if it is installed, on ``threads``
+    threads (None: all)."""
     found = next(Path("/").glob("usr/lib/*/openblas-pthread/libopenblas.so.0"), None)
     if found is None:
         session.warn("OpenBLAS not found (Debian: libopenblas0-pthread): this takes far longer")
         return {}
-    # As the processor and not as the machine's settings have it.
+    # OpenBLAS should detect the processor instead of using the machine's settings.
     unset = dict.fromkeys(("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE"))
     return {"LD_PRELOAD": str(found), "OPENBLAS_NUM_THREADS": threads, **unset}
 
 
 @contextlib.contextmanager
 def beside(session: nox.Session, name: str, *command: str, env: dict[str, str]) -> Iterator[None]:
-    """Run the command while the block runs; show what it said, and fail where it fails, after."""
+    """Run the command while the block runs; afterwards show its output, and fail if it failed."""
     session.log("beside what follows: " + " ".join(command))
     REPORTS.mkdir(exist_ok=True)
     said = REPORTS / f"{name}.log"
@@ -145,8 +145,8 @@ def python(
 
 
 def ahead(session: nox.Session, *what: str, into: str = PYTHON) -> None:
-    """What pip is asked for next, with uv where nox has it (`pip install nox[uv]`), in a tenth
-    of its processor time or less. pip installs what uv could not."""
+    """Install what pip is asked for next with uv, if nox has it (`pip install nox[uv]`), in a tenth
+    of pip's processor time or less. pip installs what uv could not."""
     if importlib.util.find_spec("uv") is not None:
         command = (sys.executable, "-m", "uv", "pip", "install", "-q", "--python", into)
         session.run(*command, *what, external=True, success_codes=range(256))
@@ -172,16 +172,16 @@ def work(session: nox.Session) -> None:
 
 
 def native_settings(strict: str = "ON") -> list[str]:
-    """What pip builds the native part with, in the shared environment and only where it changed."""
+    """pip's settings to build the native part in the shared environment, incrementally."""
     settings = {
         "build-dir": WHEEL,
         "build.targets": "_core",
-        # Not built here: c_library() goes on from these objects of core/.
+        # Not built here; c_library() later reuses these objects of core/.
         "cmake.define.MLX_H2O_BUILD_C": "ON",
         "cmake.define.MLX_H2O_WARNINGS_AS_ERRORS": strict,
     }
-    # Without isolation: built against the MLX that it will run with. The short form of
-    # --config-settings is newer than Debian 12.
+    # Without isolation, so that it is built against the MLX that it will run with. Debian 12's pip
+    # does not know the short form of --config-settings.
     given = [f"--config-settings={name}={value}" for name, value in settings.items()]
     return ["--no-build-isolation", *given]
 
@@ -194,7 +194,7 @@ def package(session: nox.Session) -> None:
     asked = f".[{','.join(WORK_EXTRAS)}]"
     for strict in ("ON", "OFF"):
         python(session, "-m", "pip", "install", "-q", *native_settings(strict), asked)
-        # A build that fails leaves a pure package, without a word from a quiet pip.
+        # A failed build leaves a pure package, and a quiet pip does not mention it.
         ask = "import mlx_h2o; print(mlx_h2o.backends()['native'].reason)"
         reason = session.run(PYTHON, "-c", ask, external=True, silent=True).strip()
         if not reason or sys.platform == "darwin":
@@ -227,7 +227,7 @@ def find_swift() -> str | None:
 
 
 def swift_or_warn(session: nox.Session) -> str | None:
-    """Swift, or None after a loud word; in CI its absence is an error."""
+    """Swift, or None after a warning; in CI its absence is an error."""
     swift = find_swift()
     if swift is None and CI:
         session.error("swift not found; with CI=true this is an error")
@@ -242,7 +242,7 @@ def swift_lint(session: nox.Session, swift: str) -> None:
 
 
 def swift_build_command(session: nox.Session, swift: str) -> tuple[str, ...]:
-    """What builds the Swift package and its tests against the shared environment's MLX."""
+    """The command that builds the Swift package and its tests with the shared environment's MLX."""
     work(session)
     link = ROOT / ".mlx"
     find_mlx = "import mlx.core; print(mlx.core.__file__)"
@@ -269,8 +269,8 @@ def c_library(session: nox.Session) -> dict[str, str]:
 
 
 def legs(session: nox.Session, swift: str | None) -> dict[str, str]:
-    """Build what tests call beside the package, once; returns the environment variables that name
-    it."""
+    """Build once what tests call in addition to the package; returns environment variables that
+    name it."""
     if _legs:
         return dict(_legs)
     command = swift_build_command(session, swift) if swift and not INSTALLED else ()
@@ -285,12 +285,12 @@ def legs(session: nox.Session, swift: str | None) -> dict[str, str]:
 def pytest(
     session: nox.Session, *arguments: str, env: Mapping[str, str | None] | None = None
 ) -> None:
-    """Run pytest with these arguments and those behind ``--``."""
+    """Run pytest with these arguments and those after ``--``."""
     python(session, "-m", "pytest", "-q", *arguments, *session.posargs, env=env)
 
 
 def parity_command(*options: str) -> tuple[str, ...]:
-    """What runs parity, in the environment of ``parity_env``."""
+    """The command that runs parity."""
     return PYTHON, "-m", "parity", "--json", str(REPORTS / "parity.json"), *options
 
 
@@ -334,14 +334,14 @@ def site(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def tidy(session: nox.Session) -> None:
     """clang-tidy 14, Debian 12's (what is clean differs by version), on the C and C++ sources."""
-    # Many sources at a time: to look at MLX's headers takes most of it.
+    # Many sources at a time, since MLX's headers take most of the time.
     clang_tidy(session, "tidy", "-clang-analyzer-*", "-DMLX_H2O_UNITY_BUILD=ON")
 
 
 @nox.session(venv_backend="none")
 def analyze(session: nox.Session) -> None:
     """clang's static analyzer on the same sources: every path through them (10 minutes)."""
-    # One at a time: the analyzer passes over what is included.
+    # One at a time, since the analyzer skips included sources.
     clang_tidy(session, "analyze", "-*,clang-analyzer-*", "-DMLX_H2O_UNITY_BUILD=OFF")
 
 
@@ -355,7 +355,7 @@ def clang_tidy(session: nox.Session, folder: str, checks: str, *settings: str) -
     listed = "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON"
     build = cmake(session, folder, *parts, *settings, listed, make=False)
     commands = json.loads((build / "compile_commands.json").read_text("utf-8"))
-    # The longest first: attention's kernel.
+    # The slowest file, attention's kernel, comes first.
     sources = sorted({each["file"] for each in commands}, key=lambda file: "attention" not in file)
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         command = (found, "--quiet", f"--checks={checks}", "-p", str(build))
@@ -385,14 +385,14 @@ def tests(session: nox.Session) -> None:
         return
     swift = swift_or_warn(session)
     env = legs(session, swift)
-    # Parity is one process, most of which is one thread. The composed operations through C and
-    # Swift are legs of `exhaustive`.
+    # Parity is one process and mostly one thread. `exhaustive` also runs the legs of composed
+    # operations through C and Swift.
     compared = "reference,composed,native,emulator,c,swift"
     command = parity_command("--emulate", "24", "--legs", compared)
     with beside(session, "parity", *command, env=parity_env(env)):
         if swift is not None:
             run_swift(session, swift)
-        # The reference BLAS takes several times as long for the same models; parity has it.
+        # The reference BLAS takes several times as long for the same models; parity uses it.
         pytest(session, *SIDE_BY_SIDE, env=env | fast_blas(session, "1"))
 
 
@@ -408,7 +408,7 @@ def slow(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def yardsticks(session: nox.Session) -> None:
-    """Fetch and convert the real models that claims are measured on, and read a text with each."""
+    """Fetch and convert the real models that claims are measured on, and test each on a text."""
     package(session)
     if not fetched(session):
         session.skip("the real models cannot be had")
@@ -465,12 +465,12 @@ def exhaustive(session: nox.Session) -> None:
     env = legs(session, swift_or_warn(session))
     env |= {"MLX_H2O_EXHAUSTIVE": "1", "MLX_H2O_PART": own}
     install(session, *CUDA_COMPILER)
-    # To emulate every case takes an hour; `tests` emulates some.
+    # Emulating every case takes an hour; `tests` emulates some.
     emulator = ",emulator" if own == "0/1" else ""
     command = parity_command("--legs", f"reference,composed,c-composed,swift-composed{emulator}")
     with beside(session, "parity", *command, env=parity_env(env)):
         pytest(session, *SIDE_BY_SIDE, "-m", "exhaustive or examples", env=env)
-    if own.startswith("0/"):  # ten minutes, of the first part
+    if own.startswith("0/"):  # ten minutes, in the first part only
         run_parity(session, env, "--long", "--cases", "long-*", "--legs", "native,swift")
 
 
@@ -546,7 +546,7 @@ def sanitize_c(session: nox.Session) -> None:
         *("-DMLX_H2O_SANITIZE=address,undefined", "-DCMAKE_CXX_FLAGS_RELEASE=-O1"),
         f"-DCMAKE_CXX_COMPILER={compiler}",
     )
-    # Before Python itself, and with the C++ library, whose exceptions ASan must find at its start.
+    # Loaded before Python, and with the C++ library, whose exceptions ASan must find at its start.
     libraries = ("libasan.so", "libubsan.so", "libstdc++.so.6")
     command = [(compiler, f"-print-file-name={name}") for name in libraries]
     found = [session.run(*ask, external=True, silent=True).strip() for ask in command]
@@ -554,14 +554,14 @@ def sanitize_c(session: nox.Session) -> None:
         "MLX_H2O_C_LIBRARY": str(build / "libmlxh2oc.so"),
         "LD_PRELOAD": " ".join(found),
         # Python leaks by design, and one test watches resident memory, which a quarantine fills.
-        # LSan looks at the program of test_c_api_leaks.py.
+        # LSan checks the program of test_c_api_leaks.py.
         "ASAN_OPTIONS": "detect_leaks=0:quarantine_size_mb=2",
         "UBSAN_OPTIONS": "print_stacktrace=1",
     }
     # The other C tests build libraries and programs of their own.
     parts = ("", "_config", "_errors", "_leaks", "_operation_errors", "_operations")
     tests = [f"tests/languages/test_c_api{part}.py" for part in parts]
-    # Not captured, or what a sanitizer says as it ends the process would be lost.
+    # Not captured: the last words of a sanitizer that ends the process would be lost.
     pytest(session, "--capture=no", "-m", UNSEEDED, *tests, env=env)
 
 
@@ -637,7 +637,7 @@ def packages(session: nox.Session) -> None:
     if sys.platform == "linux":
         python(session, *wheel, *native_settings(), ".")
         (found,) = made.glob("*-linux_*.whl")
-        # The tag of MLX's own wheels, whose library it finds beside itself.
+        # The tag of MLX's own wheels, since the package loads the library beside it.
         platform = f"manylinux_2_35_{os.uname().machine}"
         options = ("--plat", platform, "--exclude", "libmlx.so", "--wheel-dir", str(made))
         path = os.pathsep.join((str(WORK / "bin"), os.environ["PATH"]))
@@ -647,8 +647,8 @@ def packages(session: nox.Session) -> None:
 
 
 def try_wheels(session: nox.Session, wheels: list[Path]) -> None:
-    """Install each where no program is but Python's, and run the README's commands: the pure wheel
-    in a new environment, and the native one in its place."""
+    """Install each wheel where Python is the only program, and run the README's commands: the pure
+    wheel in a new environment, then the native one instead."""
     folder = Path(session.create_tmp()).resolve() / "alone"
     shutil.rmtree(folder, ignore_errors=True)
     session.run(sys.executable, "-m", "venv", str(folder), external=True)
@@ -656,7 +656,7 @@ def try_wheels(session: nox.Session, wheels: list[Path]) -> None:
     alone = str(folder / "bin" / "python")
     pip = (alone, "-m", "pip", "install", "-q")
     extra, asked = ("", ()) if sys.platform == "darwin" else ("[cpu]", ("--extra=cpu",))
-    # What the wheels ask for, for pip to find.
+    # The requirements of the wheels, so that pip finds them installed.
     ahead(session, "--only-binary=:all:", "-r", "pyproject.toml", *asked, into=alone)
     tool = str(ROOT / "tools" / "try_wheel.py")
     for wheel in wheels:
@@ -668,7 +668,7 @@ def try_wheels(session: nox.Session, wheels: list[Path]) -> None:
         session.run(alone, tool, *(() if pure else ("native",)), env=env, external=True)
         if session.posargs and pure:
             session.run(*pip, f"{wheel}[test]", env=env, external=True)
-            # What was not built is skipped, in CI too.
+            # Skips what was not built, in CI too.
             command = ("-m", "pytest", "-q", *SIDE_BY_SIDE, *WITHOUT_BUILT, *session.posargs)
             session.run(alone, *command, env={"CI": None}, external=True)
 
@@ -705,7 +705,7 @@ def schemathesis(session: nox.Session) -> None:
 @nox.session(python=["3.11", "3.12", "3.13"], reuse_venv=True)
 @nox.parametrize(("mlx", "mlx_lm"), RELEASES)
 def versions(session: nox.Session, mlx: str, mlx_lm: str) -> None:
-    """What calls mlx_lm and is called by it, with each release; composed operations, not native."""
+    """Tests around mlx_lm, with each release of it and of MLX; composed operations, not native."""
     backend = "" if sys.platform == "darwin" else "[cpu]"
     session.install("-q", f"mlx{backend}=={mlx}", f"mlx-lm=={mlx_lm}", *RELEASE_TESTS)
     session.install("-q", "--no-build-isolation", "--config-settings=wheel.cmake=false", ".")
