@@ -1,4 +1,4 @@
-"""The back ends of the CPU that run here, and others that a test brings."""
+"""The CPU back ends that run here, and back ends that a test adds."""
 
 import contextlib
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ NATIVE = pytest.mark.skipif("native" not in BACKENDS, reason=module.unavailable_
 
 @contextlib.contextmanager
 def registered(name: str, backend: Operations) -> Iterator[None]:
-    """There is one more, which serves calls that name it."""
+    """Register one more back end, for calls that name it."""
     with mock.patch.dict(backends._registered, {name: backend}):
         try:
             yield

@@ -13,12 +13,12 @@ from paths import ROOT
 
 @contextmanager
 def script(name: str, folder: str = "benchmarks") -> Iterator[ModuleType]:
-    """``folder``/``name``.py, which finds the modules beside it within the context."""
+    """``folder``/``name``.py as a module, which can import its neighbours within the context."""
     beside = str(ROOT / folder)
     sys.path.insert(0, beside)
     spec = importlib.util.spec_from_file_location(f"{name}_benchmark", f"{beside}/{name}.py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look for it
+    sys.modules[spec.name] = module  # dataclasses look for it there
     try:
         spec.loader.exec_module(module)
         yield module

@@ -35,12 +35,12 @@ DEFAULTS = {
     "mask": None, "kind": "ema", "decay": 0.95, "masked": True, "counted_queries": 128,
     "bits": 8, "group_size": 64, "sparse_v_threshold": 0.0, "sink_size": 0, "share": 1.0,
 }  # fmt: skip
-"""Of what is neither an array nor optional."""
+"""The C types of arguments that are neither arrays nor optional."""
 
 _FFI = cffi.FFI()
 
-# What the error handler received. One list and one handler that lives as long as the process: a
-# library that tests link over another one shares that one's handler.
+# What the error handler received. One list and one handler for the whole process, because a library
+# that tests link over another one shares its handler.
 _messages: list[str] = []
 
 
@@ -54,7 +54,7 @@ class CError(ValueError):
 
 
 def library_path(build: Path | None = None) -> Path | None:
-    """The library to test, or None where there is none; ``build`` is where it may be."""
+    """The library to test, or None if there is none; ``build`` is the folder to look in."""
     named = os.environ.get(ENVIRONMENT)
     if named:
         return Path(named)
@@ -65,7 +65,7 @@ def library_path(build: Path | None = None) -> Path | None:
 
 @functools.cache
 def parameters() -> dict[str, list[tuple[str, str]]]:
-    """Type and name of each, by the function of ours that returns a status, as the headers say."""
+    """Type and name of each parameter, for our functions that return a status, from the headers."""
     text = " ".join(re.sub(r"/\*.*?\*/", "", declarations(), flags=re.DOTALL).split())
     found = {}
     for name, given in re.findall(r"int (mlx_h2o_\w+)\(([^)]*)\);", text):
@@ -75,7 +75,7 @@ def parameters() -> dict[str, list[tuple[str, str]]]:
 
 
 class Handle:
-    """An owned mlx-c handle; ``value`` is the struct, ``pointer`` the place for a result."""
+    """An owned mlx-c handle; ``value`` is the struct, ``pointer`` is where to put a result."""
 
     def __init__(self, library: Library, kind: str, value: Any = None) -> None:
         self.pointer = library.ffi.new(f"{kind}*")
@@ -119,8 +119,8 @@ class Library:
         assert not text, f"success, yet the handler received: {text}"
 
     def array(self, values: Any, dtype: str | None = None) -> Handle:
-        """A C array of the values of an mlx.core or NumPy array; ``dtype`` converts NumPy's. A view
-        of MLX's stays one, with all that lies between its elements."""
+        """A C array of the values of an mlx.core or NumPy array; ``dtype`` converts NumPy's. An MLX
+        view stays a view, strides included."""
         if isinstance(values, mx.array):
             dtype = str(values.dtype).removeprefix("mlx.core.")
             data = np.asarray(values.view(mx.uint16) if values.dtype == mx.bfloat16 else values)
@@ -169,7 +169,7 @@ class Library:
 
     @contextlib.contextmanager
     def using(self, backend: str) -> Iterator[None]:
-        """Name the back end of this thread's calls; "" is the automatic choice."""
+        """Select the back end for this thread's calls; "" is the automatic choice."""
         self.check(self.c.mlx_h2o_set_backend(backend.encode()))
         try:
             yield
@@ -184,10 +184,10 @@ class Library:
         return available[0], self.ffi.string(self.c.mlx_string_data(reason.value)).decode()
 
     def call(self, op: str, *, without: Sequence[str] = (), **given: Any) -> dict[str, Any]:
-        """Call ``mlx_h2o_`` and this, by the names of the header; the results, by theirs.
+        """Call ``mlx_h2o_`` + ``op`` with arguments named as in the header; results by name.
 
         Arrays are handles, or what ``array`` takes; rows are arrays or tuples; a mask is None,
-        "causal" or an array, under "mask". Results ``without`` are not asked for.
+        "causal" or an array, under "mask". Results named in ``without`` are not requested.
         """
         results: dict[str, Handle] = {}
         held = {name: self._handles(value) for name, value in given.items()}
@@ -251,14 +251,14 @@ class Library:
 
 @functools.cache
 def load(path: Path | None = None) -> Library | None:
-    """The library under test, or None where it is not built."""
+    """The library under test, or None if it is not built."""
     path = path or library_path()
     return None if path is None else Library(path)
 
 
 def missing(reason: str) -> NoReturn:
-    """Skip a test for want of something; in CI it fails."""
-    import pytest  # the parity runner does without
+    """Skip a test because something is missing; in CI it fails."""
+    import pytest  # not at the top: the parity runner does not need it
 
     (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
 
@@ -275,7 +275,7 @@ BACKENDS = ("composed", "native")
 
 
 def named(library: Library, backend: str):
-    """Name a back end of this build; one that it lacks skips the test, or fails it in CI."""
+    """Select a back end; if the build lacks it, the test is skipped, or fails in CI."""
     available, reason = library.backend_status(backend)
     if not available:
         missing(reason)

@@ -1,8 +1,7 @@
 """Builds of the H2O part of the C interface for tests: with faults, or with fakes before mlx-c.
 
-The sources see nothing but public mlx-c headers, as they do against the mlx-c of mlx-swift. A
-library made here brings its own copies of what it compiles and takes the rest, mlx-c included,
-from the library under test.
+The sources see only public mlx-c headers, as with the mlx-c of mlx-swift. A library made here has
+its own copies of what it compiles, and takes the rest, mlx-c included, from the library under test.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ def link(directory: Path, name: str, objects: Sequence[Path]) -> c_api.Library:
 
 
 def faked(factory: pytest.TempPathFactory, *fakes: str, declared: str) -> c_api.Library:
-    """The H2O part over these stand-ins, which have functions of their own."""
+    """The H2O part linked with these fakes, which declare additional functions."""
     folder = factory.mktemp("faked")
     units = [compile_one(FAKES / f"{name}.cpp", folder / f"{name}.o") for name in fakes]
     built = link(folder, fakes[0], [*units, *whole(factory)])
@@ -82,7 +81,7 @@ def whole(factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def objects(factory: pytest.TempPathFactory) -> list[Path]:
-    """An object of each of the H2O sources, of which a fault changes one."""
+    """One object for each H2O source; a fault changes one of them."""
     sources = sorted(SOURCES.glob("*.cpp"))
 
     def make(folder: Path) -> None:

@@ -11,7 +11,7 @@ HEADER = "mlx_h2o/c/h2o.h"
 
 
 def declarations(header: str = HEADER) -> str:
-    """The declarations of a public header and of all that it includes, for cffi."""
+    """The declarations of a public header and everything it includes, for cffi."""
     seen: set[str] = set()
 
     def expand(name: str) -> str:

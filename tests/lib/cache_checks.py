@@ -1,6 +1,6 @@
-"""Small caches, fed with random tokens as a model feeds them, and checks that several suites use.
+"""Small caches, fed with random tokens as by a model, and checks that several suites use.
 
-Each check takes what it checks as an argument and raises AssertionError.
+Each check takes its subject as an argument and raises AssertionError.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ SHAPE = {"batch": 2, "heads": 2, "group": 2, "size": 16}
 
 
 def small(policy="h2o-ema", **given) -> H2OKVCache:
-    """A cache of 16 rows, 2 sinks and 4 recent, one out for one in, or as given."""
+    """A cache of 16 rows, with 2 sinks and 4 recent rows, that evicts row by row; or as given."""
     chosen = {"max_kv_size": 16, "sink_size": 2, "recent_size": 4, "evict_every": 1}
     return H2OKVCache(H2OConfig.of(**chosen | {"policy": policy} | given), name="tiny layer 0")
 
 
 def filled(policy="h2o-ema", tokens=40, **given):
-    """A cache that has seen some tokens one by one, and the generator of more."""
+    """A cache that has seen some tokens one by one, and the random generator for more."""
     rng = np.random.default_rng(9)
     cache = small(policy, **given)
     for _ in range(tokens):
@@ -45,7 +45,7 @@ def rows_by_position(cache) -> tuple[dict, dict]:
 
 
 def same_states(one, other) -> None:
-    """Caches of the same types in the same state."""
+    """Check that caches have the same types and states."""
     for a, b in zip(one, other, strict=True):
         assert type(a) is type(b)
         found, expected = (tree_flatten(each.state) for each in (a, b))
@@ -64,7 +64,7 @@ def random_tokens(
 
 
 def step(cache, queries, keys, values, *, array_mask: bool = False) -> np.ndarray:
-    """One update with its attention, whose scores are given to the cache."""
+    """One update and its attention, the scores of which the cache gets."""
     length = keys.shape[2]
     mask = cache.make_mask(length, return_array=array_mask)
     k, v = cache.update_and_fetch(mx.array(keys), mx.array(values))
@@ -85,12 +85,12 @@ def step(cache, queries, keys, values, *, array_mask: bool = False) -> np.ndarra
 
 
 def address(array: mx.array) -> int:
-    """Of its first byte."""
+    """The address of its first byte."""
     return np.asarray(array.view(mx.uint8)).__array_interface__["data"][0]
 
 
 def edges(arrays) -> int:
-    """How many inputs the operations have that wait to be evaluated for these arrays."""
+    """The number of inputs of all pending operations that these arrays depend on."""
     found = [array for _, array in tree_flatten(arrays)]
     with tempfile.NamedTemporaryFile("r", suffix=".dot") as file:
         mx.export_to_dot(file.name, *found)

@@ -1,4 +1,4 @@
-"""The ways in which a cache may keep its rows, and what a stored row may differ from the given."""
+"""The row formats of a cache, and how far a stored row may differ from the given one."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from mlx_h2o.config import KV_FORMATS
 from mlx_h2o.operations.composed import turbo
 
 SIZE = 32
-"""Elements of a key and of a value: one group."""
+"""Elements of a key and of a value, which form one group."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """Settings that ask for rows of one kind."""
+    """Settings that choose one row format."""
 
     settings: dict[str, Any]
     mixed: bool = False
@@ -29,7 +29,7 @@ class Column:
 
 
 class Codes(NamedTuple):
-    """How rows are packed as codes of rotated directions, in the place of bits."""
+    """How rows are packed as codes of rotated directions; stands where others have bits."""
 
     bits: int
     seed: int
@@ -57,8 +57,7 @@ COLUMNS = {
 
 
 FOLDING = tuple(name for name in policies.names() if policies.known(name)().folds)
-"""Policies whose rows become others: what a test says of a row that stays as it came is not for
-them."""
+"""Policies that change rows by folding, so that tests of unchanged rows do not apply to them."""
 
 EVICTING = tuple(name for name in policies.names() if name not in FOLDING)
 
@@ -75,7 +74,7 @@ def new_cache(config: H2OConfig, name: str = "tiny layer 0") -> H2OKVCache:
 
 
 def packings(config: H2OConfig) -> tuple[int | Codes | None, int | Codes | None]:
-    """How keys and values are packed: bits, codes, or None where they stay as they come."""
+    """How keys and values are packed: bits, codes, or None for dense rows."""
     if config.kv_format is not None:
         bits, v_bits = KV_FORMATS[config.kv_format]
         keys = {0: None, 8: 8}.get(bits, Codes(bits, turbo.KEYS))
@@ -86,7 +85,7 @@ def packings(config: H2OConfig) -> tuple[int | Codes | None, int | Codes | None]
 def rounded(
     rows: np.ndarray, bits: int | Codes | None, centre: np.ndarray | None = None
 ) -> np.ndarray:
-    """Rows quantised and read again, each by itself and once; in a frame around ``centre``."""
+    """Rows after quantisation, each on its own and once; in a frame around ``centre``."""
     if bits is None or 0 in rows.shape:
         return rows
     if centre is not None:
@@ -118,7 +117,7 @@ def stored_rows(cache) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _alone(parts: Any) -> Any:
-    """Rows as an update hands them out: an array where they are not packed."""
+    """Rows as an update returns them: an array if they are not packed."""
     return parts[0] if len(parts) == 1 else parts
 
 
@@ -129,7 +128,7 @@ def _unpacked(config: H2OConfig, sides: Any, centres: Any) -> list[np.ndarray]:
         if isinstance(rows, tuple) and isinstance(width, Codes):
             rows = TurboColumn(*width, mx.float32).decode(rows)
         elif isinstance(rows, tuple):
-            if rows[0].shape[2] == 0:  # MLX unpacks no rows of none
+            if rows[0].shape[2] == 0:  # MLX refuses empty arrays
                 rows = mx.zeros((*rows[1].shape[:3], SIZE))
             else:
                 rows = mx.dequantize(*rows, group_size=SIZE, bits=width)
@@ -140,8 +139,8 @@ def _unpacked(config: H2OConfig, sides: Any, centres: Any) -> list[np.ndarray]:
 
 
 def step_of(row: np.ndarray, bits: int | Codes, centre: np.ndarray | None = None) -> float:
-    """The largest error of a row of one group; MLX moves the scale so that 0 is a level. That of
-    codes, and of rows in a frame, is spread over all elements."""
+    """The largest error of a row of one group; MLX shifts the scale so that 0 is a level. For codes
+    and for rows in a frame, the error spreads over all elements."""
     if centre is not None:
         kept = reference_frame.kept(row[None].astype(np.float32), centre)[0]
         return step_of(kept, bits) * float(np.sqrt(row.size))
@@ -153,8 +152,8 @@ def step_of(row: np.ndarray, bits: int | Codes, centre: np.ndarray | None = None
 def check_mixed(
     found: np.ndarray, came: np.ndarray, dense: bool, coarsest: int, centre: np.ndarray
 ) -> None:
-    """A stored row of mixed precision, in a frame: as it came but for the turns there and back, or
-    within a step of the fewest bits."""
+    """Check a stored row of mixed precision, in a frame: equal to the given one except for rounding
+    by the rotations, or within a step of the fewest bits."""
     if dense:
         np.testing.assert_allclose(found, came, rtol=0, atol=2e-6)
     else:

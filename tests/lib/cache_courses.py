@@ -1,7 +1,7 @@
-"""What happens to a cache, and the same told to the slow reference: after each event they agree.
+"""Events that happen to a cache and to the slow reference: after each event the two must agree.
 
-A course has one cache and a reference for each of its sequences. Everything goes through what is
-public of a cache.
+A course has one cache, and one reference for each sequence. It changes the cache only through its
+public interface.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ SCALE = 0.25
 __all__ = ["HEADS", "SCALE", "SMALL", "Course", "Sequence"]
 
 BY_ROWS = ("keydiff", "value-aware", "mix", "h2o")
-"""Policies that rank rows by what is stored of them."""
+"""Policies that rank rows by their stored keys or values."""
 
 SMALL = {"max_kv_size": 14, "sink_size": 2, "recent_size": 5}
 
 
 class Course:
-    """A cache of ``batch`` sequences, and what befalls it.
+    """A cache of ``batch`` sequences, and the events that happen to it.
 
-    ``batch`` None: one sequence in a cache of its own; a number with ``equal``: so many in a cache
-    with one clock; else a merged batch whose sequences may be of any length.
+    ``batch`` None: one sequence in a cache of its own; a number with ``equal``: that many sequences
+    of equal length in one cache; else a merged batch whose sequences may have any length.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Course:
         self.sequences = [Sequence(self.config, 97 * seed + i) for i in range(batch or 1)]
         self.windows = [0] * len(self.sequences)  # where protected rows begin
         self.coming = [0] * len(self.sequences)  # padding on the left
-        self.followed = 0  # folds that float32 may choose otherwise
+        self.followed = 0  # close folds, followed from the cache
         self.cache: Any = new_cache(self.config)
         if self.ragged:
             self.cache = H2OKVCache.merge([new_cache(self.config) for _ in self.sequences])
@@ -69,7 +69,7 @@ class Course:
 
     @property
     def shareable(self) -> int:
-        """How many first rows of a sequence others may have too."""
+        """How many first rows of a sequence can be shared."""
         config, cache = self.config, self.cache
         changing = self.column.mixed or self.column.latents
         several = len(self.sequences) > 1 and not self.ragged
@@ -79,24 +79,24 @@ class Course:
 
     @property
     def bits(self) -> tuple[Any, Any]:
-        """Of keys and of values; None: as they come."""
+        """Bits of keys and of values; None: dense."""
         keys, values = packings(self.config)
         return keys, None if self.column.latents else values
 
     # Events
 
     def tokens(self, count: int) -> None:
-        """Tokens one by one."""
+        """Add tokens one by one."""
         for _ in range(count):
             self.chunk(1)
 
     def chunk(self, length: int, drafts: int = 0) -> None:
-        """As many tokens of every sequence in one update."""
+        """Add ``length`` tokens of every sequence in one update."""
         parts = [sequence.next(length, drafts) for sequence in self.sequences]
         self._forward(parts, [(0, length + drafts)] * len(parts))
 
     def prompts(self, lengths: list[int], *, step: int = 64, left: bool = False) -> None:
-        """A prompt for each sequence, padded to the longest, in steps, as mlx_lm feeds them."""
+        """Add a prompt for each sequence, padded to the longest, in steps, as mlx_lm does."""
         longest = max(lengths)
         padding = [longest - length for length in lengths]
         if left:
@@ -122,7 +122,7 @@ class Course:
             self.check()
 
     def draft(self, accepted: int, rejected: int, *, at_once: bool = True) -> None:
-        """Drafts, of which the first are accepted, and the others taken back."""
+        """Add draft tokens, the first of which are accepted, and take the others back."""
         if at_once:
             self.chunk(accepted, rejected)
         else:
@@ -145,17 +145,17 @@ class Course:
 
     @property
     def surplus(self) -> bool:
-        """Whether rows of a chunk are due to go, by what the references say."""
+        """Whether the references hold rows of a chunk beyond the budget."""
         return any(reference.surplus for reference in self.references)
 
     @property
     def held(self) -> int:
-        """Rows per head; looks only at what changes nothing."""
+        """Rows per head, read without making the cache evict anything."""
         table = self.cache._table
         return max(table.lengths, default=0) + self.cache.prefix_rows
 
     def filter(self, indices: list[int]) -> None:
-        """Only these sequences stay, in this order."""
+        """Keep only these sequences, in this order."""
         self.flush()
         self.cache.filter(indices)
         self.sequences = [self.sequences[index] for index in indices]
@@ -164,8 +164,8 @@ class Course:
         self.check()
 
     def share(self, rows: int, count: int) -> Course:
-        """A batch of so many sequences that hold their first rows once, together: this one, and
-        others that go on differently."""
+        """A batch of ``count`` sequences that share their first rows: this one, and others that
+        continue differently."""
         self.flush()
         alone = copy.deepcopy(self.cache)
         alone.share(rows)
@@ -181,7 +181,7 @@ class Course:
         return found
 
     def extend(self, other: Course) -> None:
-        """The sequences of another course join."""
+        """Add the sequences of another course."""
         self.flush()
         other.flush()
         self.cache.extend(other.cache)
@@ -191,7 +191,7 @@ class Course:
         self.check()
 
     def extract(self, index: int) -> Course:
-        """A course of its own for one sequence; this one goes on with it too."""
+        """A course of its own for one sequence, which also stays in this one."""
         self.flush()
         found = copy.copy(self)
         found.cache, found.ragged = self.cache.extract(index), False
@@ -201,7 +201,7 @@ class Course:
         return found
 
     def merged(self, order: list[int]) -> Course:
-        """A course of a batch that is merged anew, of these sequences in caches of their own."""
+        """A course with a new batch, merged from these sequences after extracting each."""
         self.flush()
         found = copy.copy(self)
         found.cache = H2OKVCache.merge([self.cache.extract(index) for index in order])
@@ -212,8 +212,8 @@ class Course:
         return found
 
     def copied(self, how: str = "copy") -> Course:
-        """A course that goes on with a copy of the cache, or with its state in another object, or
-        with what a file has of it."""
+        """A course that continues with a copy of the cache, with its state in another object, or
+        with the cache loaded from a file."""
         self.flush()
         found = copy.copy(self)
         found.sequences = copy.deepcopy(self.sequences)
@@ -223,7 +223,7 @@ class Course:
             with tempfile.TemporaryDirectory() as folder:
                 save_prompt_cache(Path(folder) / "cache", [self.cache])
                 (found.cache,) = load_prompt_cache(Path(folder) / "cache")
-                mx.eval(found.cache.state)  # while the file is there
+                mx.eval(found.cache.state)  # while the file exists
         else:
             found.cache = type(self.cache).from_state(self.cache.state)
         assert type(found.cache) is type(self.cache)
@@ -233,7 +233,7 @@ class Course:
         return found
 
     def under(self, policy: str) -> Course:
-        """A course that goes on with the same rows, ranked by another policy that evicts."""
+        """A course that continues with the same rows under another policy."""
         found = self.copied()
         state = list(found.cache.state)
         place = -2 if found.cache.prefix_rows else -1
@@ -248,13 +248,13 @@ class Course:
         found.check()
         return found
 
-    # What both sides do of an event, and whether they agree
+    # What both sides do at an event, and whether they agree
 
     def _forward(self, parts: list[list[np.ndarray]], spans: list[tuple[int, int]]) -> None:
-        """One forward of a layer; ``spans`` says which of the tokens are a sequence's own."""
+        """One forward pass of a layer; ``spans`` says which tokens are a sequence's own."""
         cache = self.cache
         if self.config.folds or (self.column.mixed and self.config.policy.name in BY_ROWS):
-            self.flush()  # else rows are made or packed between two evictions of one update
+            self.flush()  # else rows are folded or packed between two evictions of one update
         queries, keys, values = (np.stack(arrays) for arrays in zip(*parts, strict=True))
         length = queries.shape[2]
         mask = cache.make_mask(length)
@@ -283,18 +283,18 @@ class Course:
                 if not self.column.latents:
                     found = np.array(out[b, :, start:stop])
                     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=3e-5)
-        if not (self.surplus and self.references[0].offset % 2):  # else it goes as more comes
+        if not (self.surplus and self.references[0].offset % 2):  # else the next update evicts it
             self.check(newest=[stop - start for start, stop in spans])
 
     def _rest(self) -> None:
-        """The references do as the cache has done, of which somebody has seen the bytes."""
+        """Let the references evict as the cache has done when its bytes were read."""
         for reference in self.references:
             reference.flush()
         self._take_rows()
 
     def _take_rows(self) -> None:
-        """Of mixed precision the references go on with the rows as the cache has packed them; of
-        rows that were folded, as it has made them."""
+        """Let the references continue with the cache's own rows where these were packed again
+        (mixed precision) or folded."""
         if self.config.folds and self.held:
             self.followed += take_folded(self.cache, self.references)
         if not self.column.mixed or self.held == 0:
@@ -310,10 +310,10 @@ class Course:
                         row.key, row.value = keys[b, h, slot], values[b, h, slot]
 
     def check(self, newest: list[int] | None = None) -> None:
-        """The same rows, scores, offsets and counts as the references, and the invariants."""
+        """Check rows, scores, offsets and counts against the references, and the invariants."""
         cache, references, surplus = self.cache, self.references, self.surplus
         table = cache._table
-        cache.size()  # which lets what waits go
+        cache.size()  # this evicts the surplus
         if surplus or cache._table is not table:
             self._rest()
             newest = None  # rows have moved
@@ -344,7 +344,7 @@ class Course:
                 self._check_rows(b, h, (keys[b, h, slots], values[b, h, slots]))
 
     def _check_scores(self, reference, rows, found: np.ndarray, where: str) -> None:
-        """Of the rows that no trim can reach, and that may go: a prefix has none while shared."""
+        """Check scores of evictable rows out of reach of trims; shared rows have no scores."""
         first = 0 if self.column.mixed else self.config.prefix_size
         final = [first <= row.position < reference.offset - reference.tail for row in rows]
         expected = np.array([row.score for row in rows])[final]

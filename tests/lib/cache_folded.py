@@ -1,9 +1,9 @@
-"""Rows that were folded: whether a cache made what the slow reference made, which goes on so.
+"""Folded rows: compare those of a cache with the slow reference, which then continues with them.
 
-A mean in float32 and in float64 differ in the last place, packed ones by a code. So that this does
-not add up, the references take the cache's rows once they are compared. Where the reference says
-that a choice was close, float32 may have made another: what holds of any choice is checked, and
-the reference follows it.
+Means in float32 and float64 differ in the last place, or by a code if they are packed. The
+references take over the cache's rows after each comparison, so that this does not accumulate. If
+the reference reports a close choice, float32 may have chosen differently: then only properties of
+any choice are checked, and the reference follows the cache.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from mlx_h2o.policies.h2o import H2O
 from reference_cache import ReferenceCache, Row
 
 MADE = 2e-5
-"""Of a mean of float32 rows; 2e-6 was seen."""
+"""Largest error of a mean of float32 rows; 2e-6 was seen."""
 
 
 @contextlib.contextmanager
 def everything_folds() -> Iterator[None]:
-    """Not the nearer half alone: then no token is lost."""
+    """Fold all evicted rows and not only the nearer half, so that no token is lost."""
     with (
         mock.patch.object(H2O, "fold_share", 1.0),
         mock.patch.object(reference_folding, "SHARE", 1.0),
@@ -34,7 +34,7 @@ def everything_folds() -> Iterator[None]:
 
 
 def counts_of(cache) -> np.ndarray:
-    """How many rows each stands for, [B, H, N]."""
+    """How many rows each row stands for, [B, H, N]."""
     if cache.row_bias is None:
         return np.ones(cache.positions.shape)
     rows = cache.positions.shape[2] - cache.prefix_rows
@@ -44,9 +44,9 @@ def counts_of(cache) -> np.ndarray:
 
 
 def take_folded(cache, references: list[ReferenceCache]) -> int:
-    """Compare, and let the references have the cache's rows; how many of them had a close choice.
+    """Compare, then let the references take the cache's rows; returns how many choices were close.
 
-    Raises AssertionError where a row is not what it has to be.
+    Raises AssertionError if a row is wrong.
     """
     positions, counts = np.array(cache.positions), counts_of(cache)
     keys, values = stored_rows(cache)
@@ -80,7 +80,7 @@ def _take(config, row: Row, key: np.ndarray, value: np.ndarray, centres, followe
         if followed:
             continue
         if row.fresh:
-            # Each of two packings is a step off at most.
+            # Each of two packings is off by a step at most.
             wrong = MADE if width is None else (1 + row.fresh) * step_of(expected, width, centre)
             np.testing.assert_allclose(found, expected, rtol=0, atol=wrong)
         elif not np.array_equal(found, expected):  # NumPy's check takes far longer

@@ -1,4 +1,4 @@
-"""What holds of an evicting cache at any time, as code. Raises AssertionError."""
+"""Invariants of an evicting cache, as code that raises AssertionError."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def arrays_of(state: Any) -> list[mx.array]:
 
 
 def seen_from_outside(cache) -> dict[str, Any]:
-    """What every getter says."""
+    """The values of all getters."""
     found = {
         "size": cache.size(),
         "nbytes": cache.nbytes,
@@ -33,10 +33,10 @@ def seen_from_outside(cache) -> dict[str, Any]:
 
 
 def check_same(one: dict[str, Any], other: dict[str, Any]) -> None:
-    """Two answers of ``seen_from_outside``."""
+    """Check that two results of ``seen_from_outside`` are equal."""
     assert one.keys() == other.keys()
     for name, value in one.items():
-        # Most are the same to the bit, which NumPy's check takes far longer to say.
+        # Most are bitwise equal, which NumPy's check would take far longer to find.
         if not _same_bits(value, other[name]):
             np.testing.assert_array_equal(value, other[name], err_msg=name)
 
@@ -55,20 +55,20 @@ def check_invariants(
     window: Sequence[int] | None = None,
     offsets: Sequence[int] | None = None,
 ) -> None:
-    """Of a cache between two events.
+    """Check the invariants of a cache between two events.
 
     Args:
-        cache: of float32 rows or packed ones.
-        newest: rows of each sequence that came with the event, which lie in its last slots.
+        cache: with float32 or packed rows.
+        newest: rows of each sequence that the event added, which are in its last slots.
         window: where the protected rows of each sequence begin; None: the recent window.
         offsets: tokens that each sequence has seen; None: as the cache says.
     """
     config = cache.config
     mixed = bool(config.light_bits or config.dense_rows)
     if config.preallocate and not cache.empty():
-        seen_from_outside(cache)  # its bytes are the pages that were touched, by readers too
+        seen_from_outside(cache)  # reading touches pages, which count as its bytes
     seen = seen_from_outside(cache)
-    check_same(seen, seen_from_outside(cache))  # looking at it changes nothing
+    check_same(seen, seen_from_outside(cache))  # reading changes nothing
     if cache.empty():
         assert (cache.size(), cache.nbytes) == (0, 0)
         return
@@ -79,7 +79,7 @@ def check_invariants(
     assert cache.size() == lengths.max()
     assert cache.size() <= config.max_kv_size
     for b, offset in enumerate(offsets):
-        (length,) = set(lengths[b].tolist())  # as many in every head
+        (length,) = set(lengths[b].tolist())  # equal in all heads
         start = offset - config.recent_size if window is None else window[b]
         first = max(config.budget.sink_size, config.prefix_size)
         protected = {*range(min(first, offset)), *range(max(0, start), offset)}
@@ -91,11 +91,11 @@ def check_invariants(
             assert len(set(rows)) == length and max(rows, default=-1) < offset
             assert protected <= set(rows), f"gone: {protected - set(rows)}"
             if length == offset and not mixed:
-                assert rows == list(range(offset))  # in order before anything went
+                assert rows == list(range(offset))  # in order before the first eviction
             if newest is not None:
                 assert rows[length - newest[b] :] == list(range(offset - newest[b], offset))
     held = sum(array.nbytes for array in held_arrays(cache._table))
-    if cache.prefix_rows:  # once, for all sequences
+    if cache.prefix_rows:  # counted once for all sequences
         held += sum(array.nbytes for _, array in tree_flatten(list(cache._table.prefix.state)))
     else:
         rows = [array for _, array in tree_flatten([cache.keys, cache.values])]
@@ -104,8 +104,8 @@ def check_invariants(
 
 
 def held_arrays(table: Any) -> list[mx.array]:
-    """Every array that the attributes of a table lead to, but for what attention has just read and
-    what is shared."""
+    """Every array that a table's attributes lead to, except what attention has just read and what
+    is shared."""
     found: dict[int, mx.array] = {}
     if table is None:  # all rows are shared
         return []

@@ -1,4 +1,4 @@
-"""A sequence of random tokens that a cache and the slow reference are both told."""
+"""A sequence of random tokens for a cache and for the slow reference."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ class Sequence:
         self.centres: list[np.ndarray | None] = [None, None]
 
     def random(self, count: int) -> list[np.ndarray]:
-        """Queries, keys and values [heads, count, SIZE] of tokens that nobody accepted."""
+        """Queries, keys and values [heads, count, SIZE] of tokens that are not accepted yet."""
         heads = HEADS * GROUP, HEADS, HEADS
         return [self.rng.standard_normal((h, count, SIZE)).astype(np.float32) for h in heads]
 
     def goes_on_differently(self, number: int) -> None:
-        """Other tokens come than come so far."""
+        """Continue with other random tokens than before."""
         self.rng = np.random.default_rng([number, self.reference.offset])
         for rows, new in zip(self.accepted, self.random(420), strict=True):
             rows[:, self.reference.offset :] = new[:, self.reference.offset :]
 
     def next(self, count: int, drafts: int = 0) -> list[np.ndarray]:
-        """The next tokens of the sequence, and drafts behind them that are other ones."""
+        """The next tokens of the sequence, followed by drafts that differ from it."""
         start = self.reference.offset
         parts = zip(self.accepted, self.random(drafts), strict=True)
         return [np.concatenate([a[:, start : start + count], d], axis=1) for a, d in parts]
 
     def takes(self, rows: list[np.ndarray]) -> None:
-        """Remember which keys and values come next, before which what is due goes."""
+        """Remember the keys and values that come next, after the evictions that they make due."""
         start, added = self.reference.offset, rows[0].shape[1]
         if added:
             self.reference.make_room(added)

@@ -17,13 +17,13 @@ from mlx_h2o.demo import model_path
 
 @dataclass(frozen=True)
 class Family:
-    """One that people run.
+    """A family of chat models.
 
     special: its special tokens, the last of which ends an answer.
-    template: of its chats.
+    template: its chat template.
     holds: parts of a prompt, in order.
     answer: what such a model writes.
-    content, reasoning: what of that a client is told.
+    content, reasoning: the parts of the answer that a client gets.
     calls: whether tools are served, and the answer calls one.
     thinks: whether the prompt itself begins a thought.
     """
@@ -42,7 +42,7 @@ _TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 
 
 def _whole(text: str) -> str:
-    """With the parts that it names."""
+    """The text with its named parts inserted."""
     return re.sub(r"@(\w+)", lambda part: _whole(_TABLE["parts"][part[1]]), text)
 
 

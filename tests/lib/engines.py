@@ -1,4 +1,4 @@
-"""An engine in this process, and requests that wait for their answers."""
+"""An engine in this process, and requests that collect their answers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SAID = "It was a dark night, and the wind was in the trees. The captain looked a
 
 @functools.cache
 def tiny() -> tuple[Any, Any]:
-    """A model of random weights, and a tokenizer of words."""
+    """A model with random weights, and a tokenizer of words."""
     return tiny_qwen3(), TokenizerWrapper(tiny_tokenizer())
 
 
@@ -43,7 +43,7 @@ def engine_of(
     models: list[Any] | None = None, tokenizer: Any = None, *, limits: dict[str, Any] | None = None,
     memory: int = 4 << 30, kept: int = 1 << 28, store: Any = None, **settings: Any,
 ) -> Iterator[Engine]:  # fmt: skip
-    """One whose caches have these settings; unbounded where they say nothing."""
+    """An engine whose caches have these settings; unbounded by default."""
     models = models or [tiny()[0]]
     given = {"max_kv_size": None, "layers": "equal"} | settings
 
@@ -60,7 +60,7 @@ def engine_of(
 
 
 class Asked:
-    """A request, and what came of it."""
+    """A request and its outcome."""
 
     def __init__(self, engine: Engine, prompt: str | list[int], **given: Any) -> None:
         self.engine, self.events = engine, []

@@ -15,11 +15,11 @@ import mlx_h2o
 PACKAGE = str(Path(mlx_h2o.__file__).parent)
 
 OPERATIONS = ("CALL", "BINARY", "STORE_SUBSCR", "BUILD", "LIST", "FORMAT", "UNPACK")
-"""What instructions that may allocate begin with."""
+"""Prefixes of instructions that may allocate."""
 
 
 class Failing:
-    """``struck`` once the operation has failed."""
+    """Makes one operation fail; ``struck`` is set once it has."""
 
     def __init__(self, number: int) -> None:
         self.left = number
@@ -49,7 +49,7 @@ class Failing:
 
 @contextmanager
 def failing(number: int) -> Iterator[Failing]:
-    """Within it the operation of this number, from 0, is the one that fails, if there are as
+    """Within the context, the operation with this number (from 0) fails, if there are that
     many."""
     found, before = Failing(number), sys.gettrace()
     sys.settrace(found.called)

@@ -1,4 +1,4 @@
-"""The models that `nox -s yardsticks` fetches, each loaded once; what is not there is skipped."""
+"""The models that `nox -s yardsticks` fetches, each loaded once; tests of missing ones skip."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["fetched", "loaded"]
 
 
 def fetched(name: str) -> str:
-    """A model's folder; skips the test that calls it where the model was not fetched."""
+    """A model's folder; skips the calling test if the model was not fetched."""
     with script("yardsticks", "tools") as tool:
         folder = tool.models_folder() / name
     if not (folder / "yardstick.json").exists():
@@ -23,7 +23,7 @@ def fetched(name: str) -> str:
 
 
 def loaded(name: str) -> tuple[Any, Any]:
-    """Model and tokenizer; skips as ``fetched``."""
+    """Model and tokenizer; skips like ``fetched``."""
     return _load(fetched(name))
 
 

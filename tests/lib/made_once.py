@@ -1,4 +1,4 @@
-"""What a run of the tests builds once, though several processes share its tests."""
+"""What a test run builds once, though several processes share its tests."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import pytest
 
 
 def what_is_missing() -> str:
-    """Empty where a compiler and Python's headers are there."""
+    """What is missing; empty if there are a compiler and Python's headers."""
     if not any(map(shutil.which, ("c++", "g++", "clang++"))):
         return "no C++ compiler (Debian: g++)"
     if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
@@ -20,7 +20,7 @@ def what_is_missing() -> str:
 
 
 def need() -> None:
-    """Skip the calling test, with the reason, where the extension cannot be built; fail in CI."""
+    """Skip the calling test, with the reason, if the extension cannot be built; fail in CI."""
     missing = what_is_missing()
     if missing and os.environ.get("CI") == "true":
         pytest.fail(f"{missing}; with CI=true this is an error")

@@ -18,7 +18,7 @@ import mlx.core as mx
 from mlx_h2o.operations.gpu import cuda
 from mlx_h2o.operations.gpu.launches import Launch
 
-# What MLX puts before every custom kernel; its header has more, of which kernels use nothing.
+# What MLX puts before every custom kernel; kernels do not use the rest of its header.
 MLX_UTILS = """
 #include <cuda/std/array>
 #include <cuda_bf16.h>
@@ -41,19 +41,19 @@ TYPES = {
 
 
 def function_name(launch: Launch) -> str:
-    """A name for the function of a launch, from the kernel's and its template arguments."""
+    """A name for the function of a launch, from the kernel's name and template arguments."""
     words = (str(value).removeprefix("mlx.core.") for _, value in launch.template)
     return "_".join(("custom_kernel", launch.kernel.name, *words))
 
 
 def generated_header(launch: Launch) -> str:
-    """What stands before a function in the text that MLX generates for cuda_kernel."""
+    """The text before a function in what MLX generates for cuda_kernel."""
     own = cuda.BACKEND.header(launch.threadgroup[0])
     return f'#include "{MLX_UTILS_NAME}"\n#include <cooperative_groups.h>\n{own}'
 
 
 def generated_function(launch: Launch, inputs: list[mx.array]) -> str:
-    """The function as MLX 0.32 writes it; without a CUDA build it cannot be asked to."""
+    """The function as MLX 0.32 writes it; only a CUDA build of MLX could write it itself."""
     kernel = launch.kernel
     parameters = []
     for name, array in zip(kernel.inputs, inputs, strict=True):
@@ -88,7 +88,7 @@ class Resources:
 def compile_cuda(text: str, architecture: str) -> dict[str, Resources]:
     """Compile, as MLX does, and return the resources of each kernel by its name in the binary.
 
-    Raises RuntimeError with the compiler's log where it refuses the text or warns.
+    Raises RuntimeError with the compiler's log if it refuses the text or warns.
     """
     nvrtc = _library()
     program = ctypes.c_void_p()
@@ -176,7 +176,7 @@ def toolkit() -> Path:
 
 @cache
 def _library() -> ctypes.CDLL:
-    # NVRTC asks the loader for its second library by name alone: it must be there already.
+    # NVRTC loads its second library by name alone, so it must have been loaded already.
     libraries = [
         ctypes.CDLL(str(sorted((toolkit() / "lib").glob(pattern))[0]))
         for pattern in ("libnvrtc-builtins.so*", "libnvrtc.so*")

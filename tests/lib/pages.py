@@ -18,7 +18,7 @@ SESSIONS = {
     for node in ast.parse((ROOT / "noxfile.py").read_text()).body
     if isinstance(node, ast.FunctionDef) and node.decorator_list
 }
-"""Of nox, and what each says of itself."""
+"""The sessions of nox and their docstrings."""
 
 _FENCE = re.compile(
     r"^(?:<!-- not run: (?P<reason>[^\n]+) -->\n)?```(?P<language>[^\n]*)\n(?P<text>.*?)^```$",
@@ -27,7 +27,7 @@ _FENCE = re.compile(
 
 
 class Block(NamedTuple):
-    """A block of code: where it is, what it is, why it is not run, and the output shown below."""
+    """A block of code: its place, language and text, why it is not run, and its expected output."""
 
     page: str
     line: int
@@ -45,10 +45,10 @@ def name_of(page: Path) -> str:
 
 
 def blocks_of(page: str, text: str) -> list[Block]:
-    """The blocks of a page. A block of ``text`` is what the one before it prints.
+    """The blocks of a page. A block of ``text`` is the output of the block before it.
 
-    Raises ValueError for a block that stands for no output, one without a language, and for code
-    that is indented in place of fenced, which has no language either.
+    Raises ValueError for a block of output that follows no code, for a block without a language,
+    and for code that is indented instead of fenced, which has no language either.
     """
     found: list[Block] = []
     end = 0
@@ -73,7 +73,7 @@ BLOCKS = [block for page in PAGES for block in blocks_of(name_of(page), page.rea
 
 
 def blocks(language: str, page: str | None = None) -> list[Block]:
-    """Those that are to be run, of one page or of all."""
+    """The blocks that are to be run, from one page or all."""
     return [
         block
         for block in BLOCKS
@@ -82,7 +82,7 @@ def blocks(language: str, page: str | None = None) -> list[Block]:
 
 
 def commands_of(block: Block) -> list[list[str]]:
-    """The words of each command of a shell's block, without comments."""
+    """The words of each command in a shell block, without comments."""
     lines = block.text.replace("\\\n", " ").splitlines()
     parts = [part for line in lines for part in line.split(" && ")]
     return [words for part in parts if (words := shlex.split(part, comments=True))]

@@ -1,4 +1,4 @@
-"""Where things are, and what modules of tests/ are found by in a child process."""
+"""Paths, and the import path with which a child process finds modules of tests/."""
 
 import os
 from pathlib import Path

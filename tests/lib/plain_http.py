@@ -1,4 +1,4 @@
-"""httpx for addresses without TLS: for others every call of it reads all certificates."""
+"""httpx for addresses without TLS, because otherwise every call reads all certificates."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""Prompts with one beginning, and caches that stand on its rows."""
+"""Prompts with a common prefix, and caches that share its rows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def alone(model, prompt, count: int = 24, step: int = 24, **given) -> list[int]:
 
 
 def standing(model, count: int = 3, **given) -> list[list]:
-    """Caches of several sequences, which have read the prefix and stand on it."""
+    """Caches of several sequences, which have read the prefix and share its rows."""
     caches = make_prompt_cache(model, **SMALL | given)
     read_prompt(model, caches, PREFIX, 24)
     share(caches)

@@ -1,4 +1,4 @@
-"""Programs that are run to their end."""
+"""Run programs to their end."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from typing import Any
 def ended(
     *command: object, environment: dict[str, str] | None = None, **given: Any
 ) -> subprocess.CompletedProcess[str]:
-    """A program that has ended, and what it wrote; ``environment`` is added to this one's."""
+    """Run a program; returns its status and output. ``environment`` is added to this one's."""
     given |= {"env": {**os.environ, **(environment or {})}, "capture_output": True, "text": True}
     return subprocess.run([*map(str, command)], check=False, **given)

@@ -25,7 +25,7 @@ LONGEST = 1200
 
 @pytest.fixture(scope="module")
 def pausing(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The environment in which processes wait for others without taking their processor."""
+    """An environment in which waiting processes leave the processor to others."""
     if sys.platform != "linux" or shutil.which("cc") is None:
         return {}
     made = tmp_path_factory.mktemp("yielding") / "yielding.so"
@@ -37,8 +37,8 @@ def pausing(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def started(
     count: int, folder: Path, environment: dict[str, str], *command: str
 ) -> list[subprocess.Popen[str]]:
-    """So many processes of one group on this machine; {rank} in a command is that of each. One is a
-    process by itself."""
+    """Start ``count`` processes of one group on this machine; in the command, {rank} becomes the
+    rank of each. A single process is in no group."""
     with ExitStack() as stack:
         ports = [stack.enter_context(socket.socket()) for _ in range(count)]
         for one in ports:
@@ -62,7 +62,7 @@ def started(
 
 
 def ended(processes: list[subprocess.Popen[str]]) -> list[tuple[str, str]]:
-    """What each of them said, on standard output and error; none outlives the test."""
+    """The standard output and error of each; no process outlives the test."""
     try:
         return [one.communicate(timeout=LONGEST) for one in processes]
     finally:

@@ -1,8 +1,8 @@
-"""What one process of a group makes of small models, in JSON: run by tests/lm/test_ranks.py.
+"""The results of one process of a group with small models, as JSON: run by tests/lm/test_ranks.py.
 
     python ranks_program.py FILE [FOLDER]
 
-With the folder of a model on disk, what it makes of that.
+With the folder of a model on disk, its results with that model instead.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ MODELS = {
 
 
 def kept(caches: list[Any]) -> list[Any]:
-    """Positions of the rows of each KV head of this process, of each layer, in order."""
+    """Positions of the rows of each KV head of this process, for each layer, in order."""
     found = []
     for cache in caches:
         rows: dict[int, list[int]] = {}
@@ -67,7 +67,7 @@ def kept(caches: list[Any]) -> list[Any]:
 
 
 def answered(model: Any, **settings: Any) -> dict[str, Any]:
-    """Tokens behind a prompt, and the rows that stay."""
+    """Tokens generated after a prompt, and the rows that stay."""
     caches = mlx_h2o.make_prompt_cache(model, **({"max_kv_size": 40} | settings))
     prompt, tokenizer = random_prompt(100), TokenizerWrapper(tiny_tokenizer())
     stream = mlx_h2o.stream_generate(model, tokenizer, prompt, COUNT, prompt_cache=caches)
@@ -91,10 +91,10 @@ def main(group: Any) -> dict[str, Any]:
         for settings, given in SETTINGS.items():
             own[settings] = answered(model, **given)
         own["batch"] = {"texts": batch(model)}
-        # As large as the share of one process.
+        # The share of one process.
         share = 40_000 // ranks_of(model).size
         own["bytes"] = {"settings": asdict(fit_bytes(model, share, length=400).config)}
-    # Ranks whose logits say something else take what the first one chooses.
+    # Ranks with other logits must take the tokens that the first rank chooses.
     ranks, tokenizer = ranks_of(model), TokenizerWrapper(tiny_tokenizer())
     chooses = ranks.agreed(partial(mx.argmin if ranks.rank else mx.argmax, axis=-1))
     given = {"max_kv_size": 40, "sampler": chooses}
@@ -102,7 +102,7 @@ def main(group: Any) -> dict[str, Any]:
     found["agreed"] = [one.token for one in stream]
     probed = layers.probe(model)
     found["probe"] = {"gives": probed.gives, "errors": probed.errors}
-    # Heads of which one retrieves, and those of other processes do not.
+    # In each layer only one process holds heads that retrieve.
     uneven = layers.Probe(((0.9, 0.0, 0.0, 0.0), (0.0, 0.0, 0.5, 0.5)))
     layers._known.update({place: (held, uneven) for place, (held, _) in layers._known.items()})
     found["by head"] = {"h2o": answered(model, policy="h2o")}
@@ -110,7 +110,7 @@ def main(group: Any) -> dict[str, Any]:
 
 
 def of_folder(folder: str, group: Any) -> dict[str, Any]:
-    """Tokens that a real model writes behind a text, in caches of four kinds."""
+    """Tokens that a real model writes after a text, with caches of four kinds."""
     model, tokenizer = mlx_h2o.load(folder, group=group)
     tokens, found = tokenizer.encode(demo.text())[:100], {}
     for name in ("window", "keydiff", "h2o", "packed"):

@@ -1,4 +1,4 @@
-"""One sequence read through caches by a model, our attention where they need it."""
+"""Run a model over one sequence with given caches, and with our attention if they need it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mlx_h2o.evaluation.reading import forced, read, routed
 
 
 def in_parts(model: Any, caches: list[Any], tokens: Sequence[int], *sizes: int) -> mx.array:
-    """The logits [1, L, V] of tokens that are read in parts of these sizes, the rest one by one."""
+    """The logits [1, L, V] of tokens that are read in parts of these sizes, then one by one."""
     ends = *accumulate(sizes, initial=0), *range(sum(sizes) + 1, len(tokens) + 1)
     found = []
     for start, end in pairwise(ends):

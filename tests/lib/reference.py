@@ -57,9 +57,9 @@ def float64(array: mx.array | np.ndarray) -> np.ndarray:
 
 
 def masked_pairs(mask, shape: tuple[int, ...], row_bias=None) -> tuple[np.ndarray, np.ndarray]:
-    """(masked, bias) of a mask and a bias of rows, both broadcast to ``shape`` = [B, Hq, Lq, N].
+    """(masked, bias) of a mask and a row bias, both broadcast to ``shape`` = [B, Hq, Lq, N].
 
-    What either of the two masks is masked, NaN or not.
+    A pair that either of the two masks is masked, even if the other is NaN.
     """
     masked, bias = _of_mask(mask, shape)
     if row_bias is None:
@@ -87,7 +87,7 @@ def _of_mask(mask, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def dequantized(words, scales, biases, *, bits: int, group_size: int) -> np.ndarray:
-    """Rows that ``mx.quantize`` packed, float64: a stream of bits, the lowest first."""
+    """Rows that ``mx.quantize`` packed, float64: a bit stream, lowest bit first."""
     stream = np.unpackbits(
         np.ascontiguousarray(np.array(words)).view(np.uint8), axis=-1, bitorder="little"
     )
@@ -132,7 +132,7 @@ def _weights(expected: Attention) -> np.ndarray:
 
 
 def dropped_mass(expected: Attention, sparse_v_threshold: float, least: float = 0.0) -> float:
-    """The largest sum of weights below the threshold, and from ``least`` on, of any query."""
+    """The largest sum, of any query, of its weights from ``least`` to below the threshold."""
     weights = _weights(expected)
     dropped = (weights < sparse_v_threshold) & (weights >= least)
     return float(np.where(dropped, weights, 0).sum(-1).max())
@@ -145,7 +145,7 @@ def skipped(expected: Attention, sparse_v_threshold: float) -> np.ndarray:
 
 
 def retention_order(scores, positions, *, sink_size=0, recent_start=None) -> list[int]:
-    """Slots of one head, the best first."""
+    """Slots of one head, best first."""
 
     def rank(slot: int) -> tuple[float, ...]:
         score, position = float(scores[slot]), int(positions[slot])
@@ -161,7 +161,7 @@ def retention_order(scores, positions, *, sink_size=0, recent_start=None) -> lis
 
 
 def of_sequence(numbers, sequence: int):
-    """The number of one sequence: the same for all, or one each. None stays None."""
+    """The number for one sequence, from one for all or one for each. None stays None."""
     if numbers is None:
         return None
     flat = np.array(numbers).reshape(-1)
@@ -169,7 +169,7 @@ def of_sequence(numbers, sequence: int):
 
 
 def keep_indices(scores, positions, *, keep, sink_size=0, recent_start=None) -> np.ndarray:
-    """Slots to keep, ascending, uint32 [B, H, keep]. recent_start: one number, or one each."""
+    """Slots to keep, ascending, uint32 [B, H, keep]. recent_start: one for all, or one for each."""
     s, p = np.array(scores), np.array(positions)
     kept = np.zeros((*s.shape[:2], keep), np.uint32)
     for head in np.ndindex(*s.shape[:2]):
@@ -200,7 +200,7 @@ def accumulate(seen, scores, *, decay, queries=EMA_QUERIES) -> np.ndarray:
 
 
 def key_diversity(keys) -> np.ndarray:
-    """Minus the cosine of each key with the mean of the normalised keys of its head."""
+    """The negated cosine of each key with the mean of the normalised keys of its head."""
     k = float64(keys)
     directions = k / np.maximum(np.linalg.norm(k, axis=-1, keepdims=True), 1e-12)
     mean = directions.mean(axis=2, keepdims=True)
@@ -222,7 +222,7 @@ def attention_mass(scores, lse, kv_heads: int) -> np.ndarray:
 
 
 def worst_error(found, expected) -> float:
-    """Largest absolute difference; infinite where shapes, NaN or infinities do not match."""
+    """Largest absolute difference; infinite if shapes, NaN or infinities do not match."""
     a, b = float64(found), float64(expected)
     if a.shape != b.shape or not np.array_equal(np.isnan(a), np.isnan(b)):
         return math.inf

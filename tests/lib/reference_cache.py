@@ -21,8 +21,8 @@ from cache_columns import packings, rounded
 class Row:
     """One stored row of one head; ``score`` is C, NaN before the first score.
 
-    Where rows are folded: it is ``count`` rows, and was made ``fresh`` times since somebody has
-    compared what became of it. One that ``leaves`` goes first, into none.
+    With folding, it stands for ``count`` rows, and has been changed ``fresh`` times since it was
+    last compared. A row that ``leaves`` is evicted first, and not folded.
     """
 
     position: int
@@ -36,7 +36,7 @@ class Row:
 
 @dataclass
 class Seen:
-    """What the queries of one update saw of one head: [group, L, N], of rows at ``positions``."""
+    """The scores of one update's queries in one head: [group, L, N], for rows at ``positions``."""
 
     start: int
     positions: list[int]
@@ -52,8 +52,8 @@ class ReferenceCache:
         self.held: list[list[Seen]] = [[] for _ in range(heads)]  # of queries that may be trimmed
         self.offset = self.evicted = self.committed = 0
         self.surplus = False
-        self.close = False  # rows were folded by a choice that float32 may make otherwise
-        self.centres = [None, None]  # [H, 1, D] of keys and of values, where rows have a frame
+        self.close = False  # whether folds chose between rows as near as float32 can tell
+        self.centres = [None, None]  # [H, 1, D] of keys and of values, if rows have a frame
 
     @property
     def tail(self) -> int:
@@ -65,7 +65,7 @@ class ReferenceCache:
         return len(self.heads[0])
 
     def update(self, keys: np.ndarray, values: np.ndarray) -> None:
-        """Rows go where that is due, then the new ones are appended."""
+        """Evict what is due, then append the new rows."""
         self.make_room(keys.shape[1])
         for head, rows in enumerate(self.heads):
             rows += [
@@ -75,7 +75,7 @@ class ReferenceCache:
         self.surplus = self.size > self.config.max_kv_size
 
     def make_room(self, added: int) -> None:
-        """What is due goes before so many rows come; at once again, nothing."""
+        """Evict what is due before ``added`` rows are appended. Idempotent."""
         budget = self.config.max_kv_size
         self.flush()
         self.commit(self.offset + added - self.tail)
@@ -87,7 +87,7 @@ class ReferenceCache:
             self.evict(max(excess, min(group, free)), self.offset + added)
 
     def flush(self) -> None:
-        """The surplus of a chunk goes."""
+        """Evict the surplus of a chunk."""
         if self.surplus:
             self.commit(self.offset - self.tail)
             self.evict(self.size - self.config.max_kv_size, self.offset)
@@ -100,12 +100,12 @@ class ReferenceCache:
             row.score = np.nan
 
     def evict(self, count: int, end: int) -> None:
-        """``count`` rows of each head go; the newest before ``end`` are protected."""
+        """Evict ``count`` rows of each head; the newest before ``end`` are protected."""
         recent_start = end - max(self.config.recent_size, self.tail)
         context = self.config.context_size
         for row in (row for rows in self.heads for row in rows if context):
             row.leaves = row.position < end - context
-        # A prefix takes no part where rows lie as they came.
+        # A prefix is left out if rows are in order.
         prefix = 0 if self.config.mixed else self.config.prefix_size
         ranked = [
             [row for row in rows if prefix <= row.position and self.settled(row, end)]
@@ -139,11 +139,11 @@ class ReferenceCache:
             rows[:] = [rows[slot] for slot in stay]
 
     def settled(self, row: Row, end: int) -> bool:
-        """Whether no trim can reach it."""
+        """Whether no trim can reach the row."""
         return not self.tail or row.position < end - self.tail
 
     def store(self, head: int, key: np.ndarray, value: np.ndarray) -> list[np.ndarray]:
-        """A row that was made, as the cache keeps it."""
+        """A changed row, in the form that the cache stores."""
         made = (row.astype(np.float32)[None] for row in (key, value))
         found = []
         for row, width, centres in zip(made, packings(self.config), self.centres, strict=True):
@@ -152,7 +152,7 @@ class ReferenceCache:
         return found
 
     def trim(self, count: int) -> None:
-        """The last tokens go, and what their queries saw, as far as it was not taken in."""
+        """Remove the last tokens, and the scores of their queries that are not accumulated yet."""
         if self.offset - count < self.committed and (self.evicted or self.surplus):
             raise ValueError(f"{count} tokens reach behind {self.committed}")
         self.offset -= count
@@ -164,7 +164,7 @@ class ReferenceCache:
         self.surplus = self.size > self.config.max_kv_size
 
     def commit(self, border: int) -> None:
-        """Take in what queries before ``border`` saw of the rows that were there for the last."""
+        """Accumulate scores of queries before ``border``, for rows that the last of them saw."""
         self.committed = max(self.committed, border)
         for head, waiting in enumerate(self.held):
             for seen in waiting:
@@ -182,13 +182,13 @@ class ReferenceCache:
             waiting[:] = [seen for seen in waiting if seen.values.shape[1]]
 
     def attend(self, queries: np.ndarray, scale: float, *came: np.ndarray) -> np.ndarray:
-        """Attention of the last L tokens [Hq, L, D], over those that ``came``; what they saw."""
+        """Attention of the last L tokens [Hq, L, D], over the rows that ``came``; keeps scores."""
         group, length = len(queries) // len(self.heads), queries.shape[1]
         outs = []
         for head, rows in enumerate(self.heads):
             positions = np.array([row.position for row in rows])
             seen = positions[None] <= np.arange(self.offset - length, self.offset)[:, None]
-            if self.config.folds:  # a row of n counts as n
+            if self.config.folds:  # a row that stands for n counts n times
                 logs = np.log([row.count for row in rows])
                 seen = np.where(seen, logs, -np.inf).astype(np.float32)
             read = [np.array([getattr(row, side) for row in rows]) for side in ("key", "value")]
@@ -206,7 +206,7 @@ class ReferenceCache:
         return np.concatenate(outs)
 
     def absorb(self, scores: np.ndarray) -> None:
-        """Take in scores [Hq, L, T] given by position, for all positions of the sequence."""
+        """Accumulate scores [Hq, L, T] for all positions of the sequence, in order."""
         group = len(scores) // len(self.heads)
         for head, rows in enumerate(self.heads):
             positions = [row.position for row in rows]
@@ -223,5 +223,5 @@ class ReferenceCache:
         return [[row.position for row in rows] for rows in self.heads]
 
     def scores(self) -> list[list[float]]:
-        """C of each row, in the order of ``positions``."""
+        """C of each row, in order of ``positions``."""
         return [[row.score for row in rows] for rows in self.heads]

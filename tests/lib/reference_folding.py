@@ -1,6 +1,6 @@
-"""Rows that go are folded into rows that stay: NumPy, float64, one head at a time.
+"""Evicted rows are folded into rows that stay: NumPy, float64, one head at a time.
 
-Written from docs/design.md and shared with no code of the package.
+Written from docs/design.md; shares no code with the package.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from typing import Any
 import numpy as np
 
 SHARE = 0.5
-"""Of the rows that go together, those that are folded: the nearest."""
+"""The share of rows evicted together that is folded: the nearest ones."""
 
 LEAST = 1e-9
-"""Of a weight in a mean."""
+"""Lower bound of a weight in a mean."""
 
 
 def for_good(config) -> int:
-    """The first positions, which stay as they are: sinks, or a prefix that they begin."""
+    """How many first positions never change: the sinks, or the prefix if it is longer."""
     return max(config.budget.sink_size, config.prefix_size)
 
 
 def features(keys: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """What is near when attention can hardly tell it apart, [N, D + Dv]."""
+    """Vectors [N, D + Dv] that are near if attention can hardly tell the rows apart."""
     size = keys.shape[1]
     of_keys = np.sqrt(np.square(keys).sum(axis=1).mean()) / size
     of_values = np.sqrt(np.square(values).sum(axis=1).mean())
-    with np.errstate(invalid="ignore"):  # NaN of infinite ones
+    with np.errstate(invalid="ignore"):  # infinite rows give NaN
         return np.concatenate([keys * of_keys, values / max(of_values, 1e-6)], axis=1)
 
 
@@ -39,8 +39,8 @@ def targets(
     kept: list[int],
     share: float,
 ) -> tuple[dict[int, int], bool]:
-    """Of each slot that goes the one that it is folded into, which is its own where there is none;
-    and whether another is as near as float32 can tell."""
+    """For each evicted slot, the slot that it is folded into, or its own if there is none; and
+    whether another one is as near as float32 can tell."""
     vectors, found, close = features(keys, values), {}, False
     stay = [slot for slot in kept if eligible[slot] and np.isfinite(vectors[slot]).all()]
     least: dict[int, float] = {}
@@ -66,17 +66,17 @@ def targets(
 
 
 def folded(array: np.ndarray, weights: np.ndarray, into: dict[int, int], slot: int) -> np.ndarray:
-    """The mean by weight of the row at ``slot`` of ``array`` [N, ...] and of all that are folded
-    into it."""
+    """The weighted mean of the row at ``slot`` of ``array`` [N, ...] and of all rows folded into
+    it."""
     group = [slot, *(one for one, other in into.items() if other == slot != one)]
     shares = np.maximum(np.nan_to_num(weights[group]), LEAST)
     return shares @ array[group] / shares.sum()
 
 
 def fold(rows: list[Any], ranks: np.ndarray, kept: list[int], config, recent_start: int, store):
-    """The rows at ``kept``, of which some are changed by those that go; whether a choice was close.
+    """The rows at ``kept``, with the evicted ones folded in; and whether a choice was close.
 
-    ``store(key, value)`` gives a row as the cache keeps it.
+    ``store(key, value)`` returns a row in the form that the cache stores.
     """
     keys, values = np.array([row.key for row in rows]), np.array([row.value for row in rows])
     eligible = [

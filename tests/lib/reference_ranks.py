@@ -1,7 +1,7 @@
-"""What each policy makes of scores, and how it ranks rows: NumPy, float64, one head at a time.
+"""How each policy accumulates scores and ranks rows: NumPy, float64, one head at a time.
 
-Written from docs/design.md, and sharing no code with the package. Rows are in the order of
-their positions; scores [heads of the group, L, N] are logits, -inf where masked.
+Written from docs/design.md; shares no code with the package. Rows are in order of position; scores
+[heads of the group, L, N] are logits, -inf where masked.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import reference
 from reference_folding import for_good
 
 WEIGHTS = ("h2o", "h2o-sum", "snapkv", "tova", "value-aware", "mix")
-"""Policies whose ``C`` is made of attention weights."""
+"""Policies whose ``C`` accumulates attention weights."""
 
 
 def accumulate(config, before: np.ndarray, scores: np.ndarray) -> np.ndarray:
@@ -21,7 +21,7 @@ def accumulate(config, before: np.ndarray, scores: np.ndarray) -> np.ndarray:
 
 
 def seen(config, scores: np.ndarray) -> np.ndarray:
-    """What the policy is told of logits: themselves, or the weights that the softmax makes."""
+    """What the policy accumulates: the logits, or their softmax."""
     if config.policy.name not in WEIGHTS:
         return scores
     with np.errstate(invalid="ignore"):
@@ -32,7 +32,7 @@ def seen(config, scores: np.ndarray) -> np.ndarray:
 
 
 def take_in(config, before: np.ndarray, given: np.ndarray) -> np.ndarray:
-    """The new C [N] of a head, of what ``seen`` made [heads of the group, L, N]."""
+    """The new C [N] of a head, from the result of ``seen``, [heads of the group, L, N]."""
     if config.policy.name == "h2o-ema":
         decay = config.policy.decay
         return reference.accumulate(before[None, None], given[None], decay=decay)[0, 0]
@@ -55,7 +55,7 @@ def _snapkv(before: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 
 def ranks(config, head: int, rows: list, keep: int, recent_start: int) -> np.ndarray:
-    """The rank [N] of the rows of a head, of which ``keep`` stay; higher is kept."""
+    """The ranks [N] of the rows of a head, ``keep`` of which stay; higher is kept."""
     scores = np.array([row.score for row in rows])
     if config.policy.name in ("h2o-ema", "h2o-sum", "tova", "snapkv"):
         return scores
@@ -74,8 +74,8 @@ def ranks(config, head: int, rows: list, keep: int, recent_start: int) -> np.nda
 
 
 def _h2o(config, mass: np.ndarray, rows: list, keep: int, recent_start: int) -> np.ndarray:
-    """Mass times the length of the value over the greatest, and 2 more for the rows that are among
-    the most diverse, or right before one where none is folded, of those that no range protects."""
+    """Mass times value norm, over the greatest, plus 2 for the most diverse unprotected rows;
+    without folding, a row counts as diverse as the best of itself and the next two."""
     heavy = mass * np.array([np.linalg.norm(row.value) for row in rows])
     found = heavy / max(np.nan_to_num(heavy).max(initial=0), 1e-9)
     stays = [row.position < for_good(config) or row.position >= recent_start for row in rows]
@@ -95,7 +95,7 @@ def _key_diversity(rows: list) -> np.ndarray:
 
 
 def _places(values: np.ndarray) -> np.ndarray:
-    """0 to N - 1; NaN is least, and of equals the later."""
+    """Places 0 to N - 1; NaN is least, and among equals the later row."""
     order = sorted(range(len(values)), key=lambda i: (np.nan_to_num(values[i], nan=-np.inf), -i))
     places = np.empty(len(values))
     places[order] = np.arange(len(values))

@@ -1,4 +1,4 @@
-"""Codes of rotated rows as docs/design.md says, in NumPy and float64, without our code."""
+"""Codes of rotated rows, written from docs/design.md in NumPy and float64, without our code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MERGED = {
 
 @cache
 def levels(size: int, bits: int) -> np.ndarray:
-    """By sums over a fine grid: 100 steps of Lloyd's from the middles of equal shares."""
+    """The levels, from sums over a fine grid: 100 Lloyd steps from the middles of equal shares."""
     grid = np.linspace(-1, 1, 2**19 + 1)
     weights = (1 - grid**2) ** ((size - 3) / 2)
 
@@ -41,7 +41,7 @@ def levels(size: int, bits: int) -> np.ndarray:
 
 @cache
 def rotation(size: int, seed: int) -> np.ndarray:
-    """The matrix of which a direction is the product with a row."""
+    """The matrix that turns a row into a direction."""
     matrix = np.ones((1, 1))
     while matrix.shape[0] < size:
         matrix = np.kron(np.array([[1, 1], [1, -1]]), matrix)
@@ -65,7 +65,7 @@ def rows(words, norms, *, bits: int, side: str) -> np.ndarray:
 
 
 def stored(given, *, bits: int, side: str) -> np.ndarray:
-    """The rows that the codes of the ``given`` ones stand for, float64."""
+    """The rows that the codes of ``given`` rows stand for, float64."""
     norms, directions = _polar(given, side)
     size = directions.shape[-1]
     coded = levels(size, bits)[np.searchsorted(_between(size, bits), directions)]
@@ -73,7 +73,7 @@ def stored(given, *, bits: int, side: str) -> np.ndarray:
 
 
 def flips(given, *, bits: int, side: str) -> float:
-    """By how much a row may be off them where float32 takes the next code of two elements."""
+    """How far a row may be off ``stored`` if float32 takes the next code of two elements."""
     norms, directions = _polar(given, side)
     size = directions.shape[-1]
     gap = np.diff(levels(size, bits)).max() / np.sqrt(size)
@@ -81,8 +81,8 @@ def flips(given, *, bits: int, side: str) -> float:
 
 
 def check_packed(words, norms, given, *, bits: int, side: str) -> None:
-    """Words and norms are those of the ``given`` rows; a code may be the next one where an element
-    lies at the mean of two levels as closely as float32 tells. A row is as long as its codes."""
+    """Check words and norms of the ``given`` rows. A code may be the next one if, for float32, an
+    element lies at the midpoint of two levels. Norms match the codes."""
     exact, directions = _polar(given, side)
     between, off = _between(directions.shape[-1], bits), 2e-6
     low, high = (np.searchsorted(between, directions + sign * off) for sign in (-1, 1))
@@ -105,5 +105,5 @@ def _lengths(rows: np.ndarray) -> np.ndarray:
 
 
 def _between(size: int, bits: int) -> np.ndarray:
-    """The means of neighbouring levels."""
+    """The midpoints of neighbouring levels."""
     return levels(size, bits)[1:] / 2 + levels(size, bits)[:-1] / 2

@@ -1,4 +1,4 @@
-"""What mlx_lm must look like after every context, and tools of the routing tests."""
+"""Checks that mlx_lm is unchanged after every context, and tools of the routing tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import mlx_lm.models.base
 from mlx_h2o import stream_generate
 from tiny_models import random_prompt, tiny_llama, tiny_qwen3, tiny_tokenizer
 
-tiny_qwen3(), tiny_llama()  # what they import is there before any test
+tiny_qwen3(), tiny_llama()  # so that their imports precede all tests
 SETTINGS = {"policy": "h2o-ema", "sink_size": 1, "recent_size": 4}
 
 
@@ -37,7 +37,7 @@ def order_of_globals() -> dict[str, list[str]]:
 
 @contextlib.contextmanager
 def mlx_lm_stays_as_it_is():
-    """Each global is afterwards the very object that it was."""
+    """Check that each global is the same object afterwards."""
     before, order = everything_of_mlx_lm(), order_of_globals()
     yield
     gc.collect()
@@ -46,17 +46,17 @@ def mlx_lm_stays_as_it_is():
     assert not changed
     now = order_of_globals()
     assert all(now[name][: len(names)] == names for name, names in order.items())
-    # By its name in the source: it passes itself off as the original.
+    # By its name in the source, because it takes over the name of the original.
     codes = (getattr(value, "__code__", None) for value in after.values())
     assert not any("_routed" in code.co_qualname for code in codes if code)
     modules = {name for name, _ in before}
     added = {key for key in after.keys() - before.keys() if key[0] in modules}
-    # A submodule that was imported meanwhile is bound to its package.
+    # Submodules imported in the meantime are bound in their packages.
     assert not {key for key in added if not isinstance(after[key], types.ModuleType)}
 
 
 def patched(module) -> bool:
-    """Whether the module's attention is a replacement: they say what they wrap."""
+    """Whether the module's attention is a replacement, which names the function it wraps."""
     return hasattr(vars(module)["scaled_dot_product_attention"], "__wrapped__")
 
 
@@ -66,7 +66,7 @@ base = mlx_lm.models.base
 
 
 def stream(model, tokens=200, **given):
-    """Responses of a budget of 16 rows."""
+    """Responses with a budget of 16 rows."""
     settings = {"max_kv_size": 16, **SETTINGS, **given}
     prompt = random_prompt(20)
     return stream_generate(model, tiny_tokenizer(), prompt, max_tokens=tokens, **settings)

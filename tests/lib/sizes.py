@@ -1,4 +1,4 @@
-"""How much ``nox -s exhaustive`` tries, and how many of the random examples a plain run."""
+"""Which part of its tests ``nox -s exhaustive`` runs, and how many random examples are tried."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tiny random models of mlx_lm's own classes, and the greedy tokens that stock mlx_lm makes."""
+"""Tiny random models of mlx_lm's own classes, and the greedy tokens of stock mlx_lm."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def tiny_llama(*, heads: int = 4, kv_heads: int = 4, width: int = 32, seed: int 
 def tiny_gemma3(
     *, layers: int = 3, heads: int = 2, head_dim: int = 16, window: int = 8, pattern: int = 3
 ):
-    """A Gemma 3 of which every layer but each ``pattern``-th has a sliding window."""
+    """A Gemma 3 with sliding windows in all layers except every ``pattern``-th."""
     mx.random.seed(1)
     args = gemma3_text.ModelArgs(
         model_type="gemma3_text", hidden_size=32, num_hidden_layers=layers,
@@ -76,10 +76,10 @@ def spread(model):
 
 
 def random_prompt(length: int, *, seed: int = 3) -> list[int]:
-    """Token ids of the tiny models."""
+    """Random token ids for the tiny models."""
     return mx.random.randint(1, VOCABULARY, (length,), key=mx.random.key(seed)).tolist()
 
 
 def stock_tokens(model, prompt: list[int], count: int) -> list[int]:
-    """What mlx_lm itself generates greedily behind ``prompt``."""
+    """What mlx_lm itself generates greedily after ``prompt``."""
     return [int(t) for t, _ in generate_step(mx.array(prompt), model, max_tokens=count)]

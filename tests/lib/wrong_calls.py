@@ -1,7 +1,7 @@
-"""Wrong calls of the operations: what is changed of a right one, and how the error begins.
+"""Wrong calls of the operations: what is changed in a valid call, and how the error begins.
 
-Python's own words, which the native module and C repeat: ``wrong_calls.toml``, and here what only
-Python can be given.
+The messages are Python's, and the native module and C use the same: ``wrong_calls.toml``, and here
+calls that only Python can make.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ OF_C_ALONE = ("fold", "encode_rows", "decode_rows")
 
 
 def zeros(text: str) -> mx.array:
-    """Of a dtype and sizes, "float32 1 2 5"."""
+    """Zeros from a dtype and sizes, such as "float32 1 2 5"."""
     dtype, *sizes = text.split()
     return mx.zeros([*map(int, sizes)], getattr(mx, dtype.replace("bool", "bool_")))
 
 
 def read(value: Any) -> Any:
-    """An argument as the table has it."""
+    """An argument from its form in the table."""
     if isinstance(value, list):
         return tuple(map(read, value))
     if isinstance(value, str) and ARRAY.fullmatch(value):
@@ -91,8 +91,8 @@ _TYPES: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
 def wrong_calls(
     types: bool = False, of_c_alone: bool = False
 ) -> list[tuple[str, str, dict[str, Any]]]:
-    """Operation, what its error begins with, and the arguments; ``types``: those of types that only
-    Python can be given, as well."""
+    """The operation, the beginning of its error, and the arguments; with ``types`` also calls with
+    types that only Python can pass."""
     found = []
     for op in [op for op in TABLE["right"] if (op in OF_C_ALONE) == of_c_alone]:
         shared = TABLE["wrong"]["shared"] if "scale" in TABLE["right"][op] else []
