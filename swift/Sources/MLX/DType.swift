@@ -51,13 +51,13 @@ public enum DType: Hashable, Sendable, CaseIterable {
     public var size: Int { mlx_dtype_size(cmlxDtype) }
 }
 
-/// A value that an operation takes in the place of an array.
+/// A value that operations accept in place of an array.
 public protocol ScalarOrArray {
-    /// The value as an array. A scalar takes `dtype`, that of the other operand, where it fits.
+    /// The value as an array. A scalar takes `dtype`, the dtype of the other operand, if it fits.
     func asMLXArray(dtype: DType?) -> MLXArray
 }
 
-/// A Swift type that is the element type of some array.
+/// A Swift type that can be the element type of an array.
 public protocol HasDType: ScalarOrArray {
     static var dtype: DType { get }
 }
@@ -72,7 +72,7 @@ extension Bool: HasDType {
 }
 
 extension Int: HasDType {
-    /// 64 bits as an element of memory; an `Int` that becomes an array is int32, as in mlx-swift.
+    /// 64-bit elements in memory; but an `Int` that becomes an array is int32, as in mlx-swift.
     public static var dtype: DType { .int64 }
     public func asMLXArray(dtype: DType?) -> MLXArray { MLXArray(self).asType(dtype ?? .int32) }
 }

@@ -38,7 +38,7 @@ public final class Device: @unchecked Sendable {
     }
 }
 
-/// A queue of work on a device. MLX's streams belong to the thread that they were made on.
+/// A queue of work on a device. MLX's streams belong to the thread that created them.
 public final class Stream: @unchecked Sendable {
     let ctx: mlx_stream
 
@@ -65,7 +65,7 @@ public final class Stream: @unchecked Sendable {
     deinit { mlx_stream_free(ctx) }
 }
 
-/// Where an operation runs: the last argument of every one.
+/// Where an operation runs: the last argument of every operation.
 public struct StreamOrDevice: Sendable {
     public let stream: Stream
 
@@ -73,7 +73,7 @@ public struct StreamOrDevice: Sendable {
         self.stream = stream
     }
 
-    /// The default stream of this thread. It is looked up anew each time: see ``Stream``.
+    /// The default stream of this thread, looked up each time: see ``Stream``.
     public static var `default`: StreamOrDevice { StreamOrDevice(Stream()) }
     public static var cpu: StreamOrDevice { device(.cpu) }
     public static var gpu: StreamOrDevice { device(.gpu) }

@@ -13,7 +13,7 @@ public enum MLXError: LocalizedError, Sendable, Equatable {
     }
 }
 
-/// Keeps the first of the errors that were reported inside a block.
+/// Keeps the first error reported inside a block.
 public final class ErrorBox: Sendable {
     private let first = Mutex<(any Error)?>(nil)
 
@@ -28,8 +28,8 @@ public final class ErrorBox: Sendable {
     }
 }
 
-/// What is told of errors. A class, and no closure itself: optimised code of Swift 6.3 for Linux
-/// crashes where the value of a task is an optional closure.
+/// Receives errors. A class instead of a closure: optimised code of Swift 6.3 for Linux crashes if
+/// the value of a task-local is an optional closure.
 private final class Handler: Sendable {
     let tell: @Sendable (String) -> Void
 
@@ -42,18 +42,18 @@ private enum Handlers {
     static let installed: Void = mlx_set_error_handler(
         { message, _ in
             let text = message.map { String(cString: $0) } ?? ""
-            // As in mlx-swift, an error that nobody waits for is fatal.
+            // As in mlx-swift, an error that nobody handles is fatal.
             guard let handler = Handlers.current else { fatalError(text) }
             handler.tell(text)
         }, nil, nil)
 }
 
-/// Install the handler, once; before the first call that can fail.
+/// Install the handler once, before the first call that can fail.
 func initError() {
     _ = Handlers.installed
 }
 
-/// Run `body` and give every error that MLX reports inside it to `handler`.
+/// Run `body` and pass every error that MLX reports inside it to `handler`.
 public func withErrorHandler<R>(
     _ handler: @escaping @Sendable (String) -> Void, _ body: () throws -> R
 ) rethrows -> R {
@@ -62,7 +62,7 @@ public func withErrorHandler<R>(
 }
 
 /// Run `body` and throw the first error that MLX reports inside it, at its end or at
-/// ``ErrorBox/check()``. Blocks may nest; each sees its own errors.
+/// ``ErrorBox/check()``. Blocks can be nested; each sees its own errors.
 public func withError<R>(_ body: (ErrorBox) throws -> R) throws -> R {
     let box = ErrorBox()
     return try withErrorHandler({ box.firstError = MLXError.caught($0) }) {

@@ -1,6 +1,6 @@
 import Cmlx
 
-/// An object that consists of arrays that can be evaluated.
+/// An object made of arrays that can be evaluated.
 public protocol Evaluatable {
     /// The arrays inside it.
     func innerState() -> [MLXArray]
@@ -22,7 +22,7 @@ public func eval(_ arrays: MLXArray...) {
     eval(arrays)
 }
 
-/// Start the evaluation and return; reading the values waits for it.
+/// Start the evaluation and return; reading values waits for it.
 public func asyncEval(_ arrays: some Collection<MLXArray>) {
     withVector(arrays) { _ = mlx_async_eval($0) }
 }

@@ -1,7 +1,7 @@
 import Cmlx
 
 extension [Int] {
-    /// As the C functions take sizes and axes.
+    /// Sizes and axes as the C functions take them.
     var int32: [Int32] { map { Int32($0) } }
 }
 
@@ -13,7 +13,7 @@ extension MLXArray {
     /// An int32 array: `value` must fit.
     public convenience init(_ value: Int) { self.init(Int32(value)) }
 
-    /// A copy of `values`, of the shape given, or one axis.
+    /// A copy of `values`, with the given shape, or one axis.
     public convenience init<T: HasDType>(
         _ values: [T], _ shape: (some Collection<Int>)? = [Int]?.none
     ) {

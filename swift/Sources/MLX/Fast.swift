@@ -32,8 +32,8 @@ public enum MLXFast {
             (mask.mask ?? .mlxNone).ctx, (sinks ?? .mlxNone).ctx, stream.ctx)
         return MLXArray(result)
     }
-    /// Rotary positions of the last axis, the first `dimensions` of it; the rows of the axis before
-    /// it are at `offset` and up. The original's name begins with a capital.
+    /// Rotary embedding of the first `dimensions` elements of the last axis; the rows of the axis
+    /// before it are at positions `offset` and up. The original's name begins with a capital.
     package static func rope(
         _ array: MLXArray, dimensions: Int, traditional: Bool, base: Float?, scale: Float,
         offset: Int, freqs: MLXArray? = nil, stream: StreamOrDevice = .default

@@ -1,7 +1,7 @@
 import Cmlx
 import Foundation
 
-/// A file that cannot be read or written here.
+/// A file that cannot be read or written.
 public enum LoadSaveError: LocalizedError, Sendable {
     case unknownExtension(String)
 

@@ -1,7 +1,7 @@
 import Cmlx
 
-/// What stands at one place of `array[...]`: of mlx-swift's forms, `...` over several axes
-/// (`.ellipsis`), a new axis, and ranges.
+/// One index of `array[...]`. Of mlx-swift's forms: `...` over several axes (`.ellipsis`), a new
+/// axis, and ranges.
 public enum MLXArrayIndexOperation {
     case ellipsis
     case newAxis
@@ -46,7 +46,7 @@ extension PartialRangeUpTo<Int>: MLXArrayIndex {
     }
 }
 
-/// One slice per axis of an array, as C takes them.
+/// One slice per axis of an array, as the C functions take them.
 private struct Slices {
     var start: [Int32] = []
     var stop: [Int32] = []
@@ -66,7 +66,7 @@ private struct Slices {
                 for _ in sliced..<shape.count { append(nil, nil, size: shape[start.count]) }
             }
         }
-        // The axes that were not named are taken whole.
+        // Axes that were not named are taken whole.
         for size in shape[start.count...] { append(nil, nil, size: size) }
     }
 
@@ -82,7 +82,7 @@ private struct Slices {
 }
 
 extension MLXArray {
-    /// Read or write a part. Bounds beyond the array are cut off; a new axis cannot be written to.
+    /// Read or write a part. Bounds beyond the array are clamped; a new axis cannot be written to.
     public subscript(
         indices: any MLXArrayIndex..., stream stream: StreamOrDevice = .default
     ) -> MLXArray {

@@ -2,8 +2,8 @@ import Cmlx
 
 /// An array of MLX: a node of a lazy graph, evaluated when its values are read.
 ///
-/// The part of mlx-swift's class of the same name that MLXH2O and its tests use, over mlx-c's
-/// handles, for platforms that mlx-swift does not serve.
+/// The part of mlx-swift's class of the same name that MLXH2O and its tests use, over mlx-c
+/// handles, for platforms that mlx-swift does not support.
 public final class MLXArray {
     /// The handle that C calls take.
     public internal(set) var ctx: mlx_array
@@ -16,10 +16,10 @@ public final class MLXArray {
 
     deinit { mlx_array_free(ctx) }
 
-    /// No array, where an argument is optional.
+    /// No array, for an optional argument.
     public static var mlxNone: MLXArray { MLXArray(mlx_array_new()) }
 
-    /// Become the array that `other` is.
+    /// Become the same array as `other`.
     package func become(_ other: MLXArray) {
         mlx_array_set(&ctx, other.ctx)
     }
@@ -63,8 +63,8 @@ public final class MLXArray {
 
     public func item<T: HasDType>() -> T { item(T.self) }
 
-    /// The values in row-major order, converted to `type`; evaluates the array.
-    /// Empty, with an error reported, where it cannot be evaluated.
+    /// The values in row-major order, converted to `type`; evaluates the array. Empty, after
+    /// reporting an error, if it cannot be evaluated.
     public func asArray<T: HasDType>(_ type: T.Type) -> [T] {
         let rows = contiguous(asType(type.dtype))
         guard mlx_array_eval(rows.ctx) == 0, let data = rows.data(of: type.dtype) else { return [] }

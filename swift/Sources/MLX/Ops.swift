@@ -270,7 +270,7 @@ extension MLXArray {
         return MLXArray(result)
     }
 
-    /// The axes in another order.
+    /// The axes in the given order.
     public func transposed(
         axes: some Collection<Int>, stream: StreamOrDevice = .default
     ) -> MLXArray {
@@ -279,7 +279,7 @@ extension MLXArray {
         return MLXArray(result)
     }
 
-    /// The same; without axes they are reversed.
+    /// The same; without arguments the axes are reversed.
     public func transposed(_ axes: Int..., stream: StreamOrDevice = .default) -> MLXArray {
         transposed(axes: axes.isEmpty ? (0..<ndim).reversed() : axes, stream: stream)
     }

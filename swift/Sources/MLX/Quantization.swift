@@ -22,7 +22,7 @@ public func quantized(
     return (parts[0], parts[1], parts[2])
 }
 
-/// What ``quantized(_:groupSize:bits:mode:stream:)`` packed, in the dtype of the scales.
+/// Unpacks the result of ``quantized(_:groupSize:bits:mode:stream:)``, in the dtype of the scales.
 public func dequantized(
     _ w: MLXArray, scales: MLXArray, biases: MLXArray?, groupSize: Int = 64, bits: Int = 4,
     mode: QuantizationMode = .affine, stream: StreamOrDevice = .default

@@ -2,17 +2,17 @@ import CMLXH2O
 import Cmlx
 import MLX
 
-/// What attention with scores returns.
+/// The results of attention with scores.
 public struct AttentionWithScores {
     /// [B, Hq, Lq, Dv], in the dtype of the queries.
     public let output: MLXArray
     /// float32 [B, Hq, Lq, N]: `scale * q.k + mask + rowBias`, -inf where masked.
     public let scores: MLXArray
-    /// float32 [B, Hq, Lq]: the weights are `exp(scores - lse)`. It includes the sink, and is -inf
-    /// where nothing is unmasked and there is no sink.
+    /// float32 [B, Hq, Lq]: the weights are `exp(scores - lse)`. Includes the sink; -inf if
+    /// everything is masked and there is no sink.
     public let lse: MLXArray
 
-    /// What attention of your own found.
+    /// Wraps the results of your own attention.
     public init(output: MLXArray, scores: MLXArray, lse: MLXArray) {
         (self.output, self.scores, self.lse) = (output, scores, lse)
     }
@@ -22,8 +22,8 @@ extension MLXFast {
     /// Scaled dot product attention and the logits that went into its softmax (AtomGradient 2026,
     /// section 3.1).
     ///
-    /// A fully masked query gives zeros. NaN in an additive mask makes the output of that query
-    /// NaN, and of no other. The result is lazy: nothing is evaluated here.
+    /// A fully masked query gives zeros. NaN in an additive mask makes only the output of its query
+    /// NaN. The result is lazy: nothing is evaluated here.
     ///
     /// - Parameters:
     ///   - queries: [B, Hq, Lq, D], float32, float16 or bfloat16
@@ -31,14 +31,14 @@ extension MLXFast {
     ///   - values: [B, Hkv, N, Dv] in the dtype of the queries; Dv may differ from D
     ///   - scale: finite factor of the products, usually 1 / sqrt(D)
     ///   - mask: `.causal` is bottom-right aligned. An array broadcasts to [B, Hq, Lq, N] and is
-    ///     bool, true where a query sees a key, or float to be added, where a value at or below
-    ///     half of the lowest finite one of its dtype masks the pair
+    ///     bool, true where a query sees a key, or float and added: a value at or below half of the
+    ///     lowest finite one of its dtype masks the pair
     ///   - sinks: learned logits [Hq], which join the denominator and have no row
     ///   - rowBias: float32 [B, Hkv, N], added to the products of every query of the KV head: a row
     ///     of bias log(n) counts as n rows; -inf masks the row
     ///   - stream: stream or device to evaluate on
     /// - Returns: output and scores
-    /// - Throws: ``H2OError`` where an argument is not as above, or the named back end cannot serve
+    /// - Throws: ``H2OError`` if an argument is not as above, or the named back end cannot serve
     ///   the call
     public static func scaledDotProductAttentionWithScores(
         queries: MLXArray, keys: MLXArray, values: MLXArray, scale: Float,
@@ -50,8 +50,7 @@ extension MLXFast {
     }
 
     /// As ``scaledDotProductAttentionWithScores(queries:keys:values:scale:mask:sinks:rowBias:stream:)``,
-    /// with the logarithm of the denominator, by which outputs over parts of the keys can be
-    /// merged.
+    /// with the logarithm of the denominator, which allows merging outputs over parts of the keys.
     public static func scaledDotProductAttentionWithScoresAndLse(
         queries: MLXArray, keys: MLXArray, values: MLXArray, scale: Float,
         mask: ScaledDotProductAttentionMaskMode = .none, sinks: MLXArray? = nil,
@@ -61,8 +60,8 @@ extension MLXFast {
         return AttentionWithScores(output: found[0], scores: found[1], lse: found[2])
     }
 
-    /// The first `count` of output, scores and lse. The output alone of more than 8 queries is that of
-    /// MLX's own attention on a GPU: a query that sees nothing gives a mean of the values.
+    /// The first `count` of output, scores and lse. On a GPU, MLX's own attention computes the
+    /// output alone of more than 8 queries: a fully masked query then gives a mean of the values.
     package static func attention(
         _ count: Int, _ queries: MLXArray, _ keys: MLXArray, _ values: MLXArray, _ scale: Float,
         _ mask: ScaledDotProductAttentionMaskMode, _ sinks: MLXArray?, _ rowBias: MLXArray?,
@@ -79,8 +78,8 @@ extension MLXFast {
 }
 
 extension MLXFast {
-    /// Attention with its scores over packed keys and values, which are dequantised in registers:
-    /// ``PackedRows``, or ``CodedRows``, beside which keys may also be dense.
+    /// Attention with scores over packed keys and values, dequantised in registers: ``PackedRows``,
+    /// or ``CodedRows``, whose keys may also be dense.
     ///
     /// It gives what
     /// ``scaledDotProductAttentionWithScores(queries:keys:values:scale:mask:sinks:rowBias:stream:)`` gives
@@ -101,7 +100,7 @@ extension MLXFast {
     ///     value need not be read (Turney 2026). 0 is off; 1e-6 is a good value; below 1
     ///   - stream: stream or device to evaluate on
     /// - Returns: output and scores
-    /// - Throws: ``H2OError`` where an argument is not as above, or the named back end cannot serve
+    /// - Throws: ``H2OError`` if an argument is not as above, or the named back end cannot serve
     ///   the call
     public static func scaledDotProductAttentionQuantizedWithScores<
         Keys: CacheRows, Values: CacheRows
@@ -117,8 +116,8 @@ extension MLXFast {
         return (found[0], found[1])
     }
 
-    /// The same with the logarithm of the denominator, and `skipped`, float32 [B, Hq, Lq]: the share
-    /// of the N rows that added nothing because their weight was below the threshold.
+    /// The same with the logarithm of the denominator, and `skipped`, float32 [B, Hq, Lq]: the
+    /// share of the N rows that added nothing because their weight was below the threshold.
     public static func scaledDotProductAttentionQuantizedWithScoresAndLse<
         Keys: CacheRows, Values: CacheRows
     >(
@@ -166,7 +165,7 @@ public struct AccumulatedAttention {
     public let importance: MLXArray
 }
 
-/// Attention whose scores rows accumulate; a back end need not store them.
+/// Attention that also accumulates its scores per row; a back end need not store them.
 ///
 /// - Parameters:
 ///   - queries: [B, Hq, Lq, D]; at most ``maxScoredQueries``
@@ -174,19 +173,19 @@ public struct AccumulatedAttention {
 ///   - values: [B, Hkv, N, Dv]
 ///   - importance: float32 [B, Hkv, N], as in ``accumulateScores(_:scores:decay:isMasked:stream:)``
 ///   - scale: finite factor of the products
-///   - kind: `.ema`: the moving average, as there; `.mass`: to the importance are added the weights
-///     of all queries and of the query heads of the KV head (Zhang et al. 2023, H2O), where NaN
-///     counts as 0
+///   - kind: `.ema`: the moving average, as there; `.mass`: adds to the importance the weights of
+///     all queries and of the query heads of the KV head (Zhang et al. 2023, H2O), where NaN counts
+///     as 0
 ///   - decay: for `.ema`
 ///   - mask: as for dense rows
 ///   - sinks: learned logits [Hq]
 ///   - rowBias: float32 [B, Hkv, N], as for dense rows
-///   - bits: of packed keys: 2, 3, 4, 5, 6 or 8; of codes 2, 3 or 4
-///   - groupSize: of packed rows: 32, 64 or 128
-///   - valueBits: of packed values; nil: `bits`
-///   - sparseVThreshold: of packed rows, below 1: weights below it add nothing to the output
+///   - bits: for packed keys: 2, 3, 4, 5, 6 or 8; for codes 2, 3 or 4
+///   - groupSize: for packed rows: 32, 64 or 128
+///   - valueBits: for packed values; nil: `bits`
+///   - sparseVThreshold: for packed rows, below 1: weights below it add nothing to the output
 ///   - stream: stream or device to evaluate on
-/// - Throws: ``H2OError`` where an argument is not as above
+/// - Throws: ``H2OError`` if an argument is not as above
 public func attentionAndAccumulate<Keys: CacheRows, Values: CacheRows>(
     queries: MLXArray, keys: Keys, values: Values, importance: MLXArray, scale: Float,
     kind: ChunkScores = .ema, decay: Double = 0.95,

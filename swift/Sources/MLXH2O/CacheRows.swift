@@ -11,7 +11,7 @@ public struct PackedRows {
     /// As the scales.
     public let biases: MLXArray
 
-    /// Parts of the same rows; an operation that takes them checks them.
+    /// From parts of the same rows; the operation that takes them checks them.
     public init(words: MLXArray, scales: MLXArray, biases: MLXArray) {
         self.words = words
         self.scales = scales
@@ -19,15 +19,15 @@ public struct PackedRows {
     }
 }
 
-/// Rows as codes of rotated directions and norms (docs/design.md): 2, 3 or 4 bits, of rows of a
-/// power of two of elements from 32 to 1,024.
+/// Rows as codes of rotated directions and norms (docs/design.md): 2, 3 or 4 bits, for rows whose
+/// size is a power of two from 32 to 1,024.
 public struct CodedRows {
     /// uint32 [B, H, N, D * bits / 32].
     public let words: MLXArray
     /// float32 [B, H, N, 1].
     public let norms: MLXArray
 
-    /// Parts of the same rows; an operation that takes them checks them.
+    /// From parts of the same rows; the operation that takes them checks them.
     public init(words: MLXArray, norms: MLXArray) {
         self.words = words
         self.norms = norms
@@ -36,13 +36,13 @@ public struct CodedRows {
 
 /// Keys or values of a cache: an array [B, H, N, D], ``PackedRows`` or ``CodedRows``.
 ///
-/// An operation returns keys and values as they came. Both are of the same kind; only beside
-/// ``CodedRows`` the others may be of any.
+/// An operation returns keys and values in the format that it got. Both have the same format,
+/// except that either of them can be combined with ``CodedRows``.
 public protocol CacheRows {
     /// The array, or words, scales and biases, or words and norms.
     var parts: [MLXArray] { get }
 
-    /// The rows of so many parts.
+    /// The rows with these parts.
     static func rows(of parts: [MLXArray]) -> Self
 }
 
@@ -73,8 +73,8 @@ extension CodedRows: CacheRows {
 }
 
 extension MLXArray {
-    /// The first rows of [B, H, N, ...]: all where there are not more. As a range in brackets says,
-    /// without the time of that, which every step would take several times.
+    /// The first rows of [B, H, N, ...], or all if there are not more. Like a range subscript, but
+    /// faster, which counts because every step does this several times.
     package func rows(upTo count: Int, stream: StreamOrDevice = .default) -> MLXArray {
         guard dim(2) > count else { return self }
         var stop = shape.map { Int32(clamping: $0) }
@@ -85,7 +85,7 @@ extension MLXArray {
         return MLXArray(result)
     }
 
-    /// Another array, with `rows` from slot `start` on.
+    /// Another array, with `rows` written from slot `start` on.
     package func writing(
         _ rows: MLXArray, from start: Int, stream: StreamOrDevice = .default
     ) -> MLXArray {

@@ -4,8 +4,8 @@ import MLX
 
 // How the operations of this module call C: places for results, vectors, optional numbers.
 
-/// Runs a C operation with `count` places for arrays, on the back end of this task; what it reports
-/// is thrown.
+/// Runs a C operation with places for `count` arrays, on the back end of this task, and throws what
+/// it reports.
 func results(
     _ count: Int, _ body: (UnsafeMutablePointer<mlx_array>) -> Int32
 ) throws -> [MLXArray] {
@@ -32,7 +32,7 @@ func withVector<R>(_ arrays: [MLXArray], _ body: (mlx_vector_array) throws -> R)
     return try body(vector)
 }
 
-/// Calls `body` with two places for vectors, and returns the arrays that it left there.
+/// Calls `body` with places for two vectors, and returns the arrays that it wrote there.
 func vectorResults<R>(
     _ body: (UnsafeMutablePointer<mlx_vector_array>, UnsafeMutablePointer<mlx_vector_array>) throws
         -> R
@@ -60,7 +60,7 @@ func optional(_ number: Int?) -> mlx_optional_int {
 }
 
 extension MLXFast.ScaledDotProductAttentionMaskMode {
-    /// The mode and the array as C takes them.
+    /// The mode and the array as the C functions take them.
     var arguments: (mode: String, array: MLXArray) {
         mask.map { ("array", $0) } ?? (mode, .mlxNone)
     }

@@ -7,9 +7,9 @@ import MLX
 /// - Parameters:
 ///   - rows: [B, H, N, D], float32, float16 or bfloat16; D is a power of two from 32 to 1,024
 ///   - bits: 2, 3 or 4
-///   - ofValues: whether they are values; keys have other signs
+///   - ofValues: whether the rows are values; keys have other signs
 ///   - stream: stream or device to evaluate on
-/// - Throws: ``H2OError`` where an argument is not as above
+/// - Throws: ``H2OError`` if an argument is not as above
 public func encodeRows(
     _ rows: MLXArray, bits: Int, ofValues: Bool, stream: StreamOrDevice = .default
 ) throws -> CodedRows {
@@ -20,7 +20,7 @@ public func encodeRows(
         })
 }
 
-/// The rows that codes stand for, float32 [B, H, N, D]; the other arguments and errors are those of
+/// The rows that codes stand for, float32 [B, H, N, D]; arguments and errors as in
 /// ``encodeRows(_:bits:ofValues:stream:)``.
 public func decodeRows(
     _ rows: CodedRows, bits: Int, ofValues: Bool, stream: StreamOrDevice = .default

@@ -1,22 +1,22 @@
-// Settings in files, by their names in Python.
+// Settings in files, under their Python names.
 
 extension H2OConfiguration: Codable {
-    /// Settings of Python, or of earlier versions, that are not known here, and their values that
-    /// change nothing.
+    /// Settings of Python, or of earlier versions, that Swift does not have, and their neutral
+    /// values.
     private static let unserved = [
         "light_bits": ["null"], "dense_size": ["null", "0"], "kv_handed": ["'packed'"],
         "sparse_v": ["0"], "unequal_budgets": ["true", "false"], "turbo_guard": ["0"],
         "shared_heads": ["false"],
-        // Of rows that are stored as codes, which do not say it.
+        // Of coded rows, which do not record it.
         "dtype": ["'float32'", "'float16'", "'bfloat16'"],
     ]
 
-    /// Those known here, and what Python says of stored rows and of a policy that is not.
+    /// The known settings, and those that Python saves for stored rows and unnamed policies.
     private static let served = Set(
         Budget.CodingKeys.allCases.map(\.rawValue) + Format.CodingKeys.allCases.map(\.rawValue)
             + Policy.CodingKeys.allCases.map(\.rawValue) + ["value_size", "random_seed"])
 
-    /// A value as a message shows it.
+    /// A value as messages show it.
     private struct Shown: Decodable {
         let text: String
 
@@ -34,8 +34,8 @@ extension H2OConfiguration: Codable {
         }
     }
 
-    /// Reads the names of the Python settings. Checked as in the other initialisers; settings of
-    /// Python that are not served here are refused by name.
+    /// Reads settings under their Python names. Checks them like the other initialisers; refuses
+    /// Python settings that Swift does not support, by name.
     public init(from decoder: any Decoder) throws {
         for (name, value) in try [String: Shown](from: decoder).sorted(by: { $0.key < $1.key })
         where !Self.served.contains(name) {
@@ -51,7 +51,7 @@ extension H2OConfiguration: Codable {
             Budget(from: decoder), Format(from: decoder), policy: Policy(from: decoder))
     }
 
-    /// All by their names in Python, side by side.
+    /// All settings under their Python names, in one container.
     public func encode(to encoder: any Encoder) throws {
         try budget.encode(to: encoder)
         try format.encode(to: encoder)
@@ -94,7 +94,7 @@ extension H2OConfiguration.Policy {
         let values = try decoder.container(keyedBy: CodingKeys.self)
         let name = try values.decode(PolicyName.self, forKey: .name)
         let diversity = try values.decodeIfPresent(Double.self, forKey: .diversity)
-        // Files of versions without `diversity` call the moving average "h2o".
+        // In files from before `diversity`, "h2o" is the moving average.
         self.init(
             diversity == nil && name == .h2o ? .h2oEma : name, diversity: diversity ?? 0.5,
             decay: try values.decode(Double.self, forKey: .decay),

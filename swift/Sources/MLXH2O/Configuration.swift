@@ -1,18 +1,18 @@
 import CMLXH2O
 
-/// Settings of an evicting cache: how many rows stay, in which format, and by which policy. Checked
-/// once, when they are made, as in Python and C.
+/// Settings of an evicting cache: how many rows stay, in which format, and by which policy. They
+/// are checked once, at creation, as in Python and C.
 ///
 /// Afterwards `sinkSize + heavySize + recentSize == maxKVSize` always holds.
 public struct H2OConfiguration: Sendable, Hashable {
-    /// How many rows each KV head keeps, with values for all sizes.
+    /// How many rows each KV head keeps, with all sizes filled in.
     public private(set) var budget: Budget
     /// How rows are stored.
     public private(set) var format: Format
     /// What ranks the rows.
     public let policy: Policy
 
-    /// - Throws: ``H2OError`` where a value is out of range or the sizes exceed the budget
+    /// - Throws: ``H2OError`` if a value is out of range or the sizes exceed the budget
     public init(
         _ budget: Budget = Budget(), _ format: Format = .dense, policy: Policy = .keydiff
     ) throws {
@@ -21,37 +21,37 @@ public struct H2OConfiguration: Sendable, Hashable {
         self.budget = try budget.checked(format, policy)
     }
 
-    /// The rows that each KV head keeps, and those among them that always stay.
+    /// The rows that each KV head keeps, and which of them always stay.
     public struct Budget: Sendable, Hashable, Encodable {
         /// Rows that each KV head keeps, at least 1.
         public var maxKVSize: Int
         /// Positions below it are never evicted; fewer than `maxKVSize`.
         public var sinkSize: Int
         /// Rows kept by score. Nil: half of the budget, or what the other two leave; for the policy
-        /// `h2o` all but the recent rows, a quarter of the budget, at least 32 of them and at most
-        /// half.
+        /// `h2o` all but the recent rows, which then are a quarter of the budget, at least 32 and
+        /// at most half.
         public var heavySize: Int?
-        /// The newest rows, never evicted. Nil, or where the three do not fill the budget: what the
-        /// other two leave.
+        /// The newest rows, never evicted. What the other two leave, if nil or if the three do not
+        /// fill the budget.
         public var recentSize: Int?
-        /// Rows of each head that leave a full cache together, so that a step in so many evicts: never
-        /// more than are not protected. With 1 a row goes for each that comes. Nil: one row of 32, as
-        /// measured.
+        /// Rows of each head that a full cache evicts together, so that only one step in so many
+        /// evicts; at most the unprotected rows. With 1, each new row evicts one. Nil: one row of
+        /// 32, as measured.
         public var evictEvery: Int?
-        /// Tokens that a draft model may propose at a time, which count in the budget. The last
+        /// Tokens that a draft model may propose at a time; they count in the budget. The last
         /// `speculative + 1` rows are then never evicted, and can be taken back without a trace.
         public var speculative: Int
-        /// Tokens that the model was trained for: rows further back than so many from the newest token
-        /// are the first to go, sinks excepted. Nil:
-        /// `evictingCaches(for:configuration:policy:budgets:)` takes what an `H2OTransformer` says; in
-        /// other caches, and with 0, only the policy decides.
+        /// Tokens that the model was trained for: rows further back than this from the newest token
+        /// are evicted first, except sinks. Nil:
+        /// `evictingCaches(for:configuration:policy:budgets:)` uses the value of an
+        /// `H2OTransformer`; in other caches, and with 0, only the policy decides.
         public var contextSize: Int?
-        /// Budgets of shorter texts, as Python shares rows out over KV heads: pairs of tokens,
-        /// ascending, and the rows while no more of them have been seen. Behind the last, and where
-        /// it is nil, `maxKVSize` rows.
+        /// Budgets of shorter texts, from Python's division of rows over KV heads: pairs of a
+        /// number of tokens, ascending, and the rows until more tokens have been seen. After the
+        /// last pair, and if nil, `maxKVSize` rows.
         public var rowsAt: [[Int]]?
 
-        /// Nothing is checked before the settings are made of it.
+        /// Not checked until the settings are made.
         public init(
             _ maxKVSize: Int = 256, sinkSize: Int = 4, heavySize: Int? = nil,
             recentSize: Int? = nil, evictEvery: Int? = nil, speculative: Int = 0,
@@ -79,25 +79,25 @@ public struct H2OConfiguration: Sendable, Hashable {
         }
     }
 
-    /// How rows are stored: as they come, affine, or as codes.
+    /// How rows are stored: unpacked, affine, or as codes.
     public struct Format: Sendable, Hashable, Encodable {
         /// Bits of each element of affine keys, and of the values unless ``valueBits`` differ.
         public private(set) var kvBits: Int?
         /// Bits of affine values; nil: ``kvBits``.
         public private(set) var valueBits: Int?
-        /// Whether affine rows are kept relative to the centre of the first keys of their head, and
-        /// rotated. Nil where there are none.
+        /// Whether affine rows are stored relative to the centre of their head's first keys, and
+        /// rotated. Nil if there are none.
         private(set) var kvFrame: Bool?
-        /// Elements that share a scale and a bias. Rows whose size it does not divide take 32.
+        /// Elements that share a scale and a bias. Row sizes that it does not divide use 32.
         public private(set) var kvGroupSize = 64
-        /// Of rows that are codes of rotated directions.
+        /// For rows as codes of rotated directions.
         public private(set) var kvFormat: KVFormat?
 
-        /// Rows stay as they come.
+        /// Rows stay unpacked.
         public static let dense = Format()
 
-        /// Rows of 2, 3, 4, 5, 6 or 8 bits, of which 32, 64 or 128 elements share a scale and a bias;
-        /// in a frame: relative to the centre of the first keys of their head, and rotated.
+        /// Rows of 2, 3, 4, 5, 6 or 8 bits; 32, 64 or 128 elements share a scale and a bias. In a
+        /// frame: relative to the centre of their head's first keys, and rotated.
         public static func affine(
             _ kvBits: Int, valueBits: Int? = nil, isFramed: Bool = true, groupSize: Int = 64
         ) -> Format {
@@ -111,9 +111,9 @@ public struct H2OConfiguration: Sendable, Hashable {
             Format(kvGroupSize: groupSize, kvFormat: kvFormat)
         }
 
-        /// The format that names, as of flags and files, ask for.
+        /// The format that names from flags or files describe.
         ///
-        /// - Throws: ``H2OError`` where they do not go together, or there is no such format
+        /// - Throws: ``H2OError`` if they do not fit together, or there is no such format
         public static func named(
             kvBits: Int? = nil, valueBits: Int? = nil, isFramed: Bool = true, groupSize: Int = 64,
             kvFormat: String? = nil
@@ -129,7 +129,7 @@ public struct H2OConfiguration: Sendable, Hashable {
             throw failure("kv_format is '\(kvFormat)', expected one of: \(known).")
         }
 
-        /// Whether rows are kept in a frame of their head.
+        /// Whether rows are stored in a frame of their head.
         public var isFramed: Bool { kvFrame ?? false }
 
         enum CodingKeys: String, CodingKey, CaseIterable {
@@ -145,27 +145,27 @@ public struct H2OConfiguration: Sendable, Hashable {
     public struct Policy: Sendable, Hashable, Encodable {
         /// Which policy it is.
         public let name: PolicyName
-        /// Of `h2o`: the share of the rows kept by rank that are kept for the diversity of their keys.
+        /// For `h2o`: the share of the rows kept by rank that goes to the diversity of their keys.
         public let diversity: Double
-        /// Of `h2o-ema`: `a` of the moving average `C = a*C + (1-a)*|s|`.
+        /// For `h2o-ema`: `a` of the moving average `C = a*C + (1-a)*|s|`.
         public let decay: Double
         private let fold: Bool?
-        /// Of `h2o`: whether rows that go are folded into others; else they are dropped.
+        /// For `h2o`: whether evicted rows are folded into others; else they are dropped.
         public var folds: Bool { fold ?? true }
 
-        /// The policy of this name; the settings of another one mean nothing.
+        /// The policy of this name; settings of other policies are ignored.
         public init(
             _ name: PolicyName, diversity: Double = 0.5, decay: Double = 0.95, folds: Bool = true
         ) {
             (self.name, self.diversity, self.decay) = (name, diversity, decay)
-            fold = folds ? nil : false  // as files of Python have it
+            fold = folds ? nil : false  // as Python's files have it
         }
 
         /// By the diversity of keys; needs no scores.
         public static let keydiff = Policy(.keydiff)
         /// By age; needs no scores.
         public static let window = Policy(.window)
-        /// By attention mass and the diversity of keys; folds rows that go into others.
+        /// By attention mass and the diversity of keys; folds evicted rows into others.
         public static let h2o = Policy(.h2o)
         /// By a moving average of scores, as published.
         public static let h2oEma = Policy(.h2oEma)
@@ -176,11 +176,11 @@ public struct H2OConfiguration: Sendable, Hashable {
         }
     }
 
-    /// Published splits of the budget (AtomGradient 2026, section 4.1): of 256 rows 4 are sinks and
-    /// 128, 64 or 32 are kept by score. The sinks do not scale with the budget; the recent window
-    /// takes what is left.
+    /// Published splits of the budget (AtomGradient 2026, section 4.1): with 256 rows, 4 are sinks
+    /// and 128, 64 or 32 are kept by score. The sinks do not scale with the budget; the recent
+    /// window takes the rest.
     public enum Preset: String, Sendable, CaseIterable {
-        /// A half is kept by score.
+        /// Half is kept by score.
         case heavy
         /// A quarter.
         case balanced
@@ -188,9 +188,9 @@ public struct H2OConfiguration: Sendable, Hashable {
         case recent
     }
 
-    /// What was published: the policy `h2o-ema`, and a split scaled to `maxKVSize`.
+    /// As published: the policy `h2o-ema`, and a split scaled to `maxKVSize`.
     ///
-    /// - Throws: ``H2OError`` where `maxKVSize` is out of range
+    /// - Throws: ``H2OError`` if `maxKVSize` is out of range
     public init(
         preset: Preset, maxKVSize: Int = 256, _ format: Format = .dense, policy: Policy = .h2oEma
     ) throws {
@@ -211,11 +211,11 @@ extension H2OConfiguration {
     public var heavySize: Int { budget.heavySize ?? 0 }
     /// The newest rows, which stay.
     public var recentSize: Int { budget.recentSize ?? 0 }
-    /// Rows of each head that leave together.
+    /// Rows of each head that are evicted together.
     public var evictEvery: Int { budget.evictEvery ?? 1 }
     /// Tokens that a draft model may propose at a time.
     public var speculative: Int { budget.speculative }
-    /// Tokens that the model was trained for; nil where that is not said.
+    /// Tokens that the model was trained for; nil if not set.
     public var contextSize: Int? { budget.contextSize }
 
     /// The same with affine rows of 8 bits.
@@ -225,17 +225,17 @@ extension H2OConfiguration {
         return found
     }
 
-    /// The same for a model that was trained for so many tokens, where ``contextSize`` is nil.
+    /// The same for a model trained for `tokens` tokens, if ``contextSize`` is nil.
     public func forModel(contextSize: Int?) -> H2OConfiguration {
         var found = self
         found.budget.contextSize = self.contextSize ?? contextSize.map { max(0, $0) }
         return found
     }
 
-    /// The same with another budget: what was not chosen follows it, else the share of heavy rows
-    /// stays, and so does an ``evictEvery`` of one row of 32.
+    /// The same with another budget: default sizes follow it; otherwise the share of heavy rows
+    /// stays the same, and so does an ``evictEvery`` of one row of 32.
     ///
-    /// - Throws: ``H2OError`` where the budget does not suit the other sizes
+    /// - Throws: ``H2OError`` if the budget does not suit the other sizes
     public func with(maxKVSize rows: Int) throws -> H2OConfiguration {
         let rows = Int(Int32(clamping: rows))
         let usual = try Budget(maxKVSize, sinkSize: sinkSize).checked(format, policy)
@@ -260,7 +260,7 @@ extension H2OConfiguration.Budget {
             evictEvery: Int(budget.evict_every.value), speculative: Int(budget.speculative))
     }
 
-    /// The same with values for all sizes.
+    /// The same with all sizes filled in.
     fileprivate func checked(
         _ format: H2OConfiguration.Format, _ policy: H2OConfiguration.Policy
     ) throws -> Self {

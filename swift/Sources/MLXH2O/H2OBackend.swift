@@ -1,12 +1,12 @@
 import CMLXH2O
 import Cmlx
 
-/// Which implementation serves the operations of this module.
+/// The implementations of this module's operations.
 ///
-/// All give the same results within the tolerances of docs/python.md. Unnamed, the best one that
-/// can serve a call does; a named one serves it or throws.
+/// All give the same results within the tolerances of docs/python.md. By default, the best one that
+/// can serve a call runs; a named one serves the call or throws.
 public enum H2OBackend: String, Sendable, CaseIterable {
-    /// The Metal kernels, on a GPU of Apple.
+    /// The Metal kernels, on an Apple GPU.
     case metal
     /// The same kernels on CUDA; no build of this package has them.
     case cuda
@@ -19,11 +19,11 @@ public enum H2OBackend: String, Sendable, CaseIterable {
     public struct Status: Sendable, Equatable {
         /// Whether calls may name it.
         public let isAvailable: Bool
-        /// Empty where it is available.
+        /// Empty if it is available.
         public let reason: String
     }
 
-    /// Asked of the library each time; never throws.
+    /// Looked up each time; never throws.
     public var status: Status {
         var available = false
         var reason = mlx_string_new()
@@ -42,19 +42,19 @@ public enum H2OBackend: String, Sendable, CaseIterable {
 
     @TaskLocal static var current: H2OBackend?
 
-    /// Choose the back end of all calls on this task; C keeps its choice per thread.
+    /// The back end of all calls in this task, passed to C, which keeps its choice per thread.
     static func applyCurrent() {
         mlx_h2o_set_backend(current?.rawValue ?? "")
     }
 }
 
-/// Name the back end of all calls made in `body`, in this task and its children.
+/// Name the back end of all calls in `body`, in this task and its children.
 ///
 /// - Parameters:
 ///   - backend: nil returns to the automatic choice
-///   - body: what calls operations
-/// - Throws: ``H2OError`` where the back end is not available, or what `body` throws; calls in
-///   `body` throw where the named back end cannot serve them.
+///   - body: the calls
+/// - Throws: ``H2OError`` if the back end is not available, and errors of `body`; calls in `body`
+///   throw if the named back end cannot serve them.
 public func withBackend<R>(_ backend: H2OBackend?, _ body: () throws -> R) throws -> R {
     if let backend {
         let status = backend.status

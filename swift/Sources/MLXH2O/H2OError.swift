@@ -7,7 +7,7 @@ public struct H2OError: LocalizedError, CustomStringConvertible, Sendable, Equat
     /// Begins with the name of the operation in brackets, as MLX's messages do.
     public let description: String
 
-    /// Of an operation, by its name without brackets.
+    /// For an operation, by its name without brackets.
     public init(_ operation: String, _ message: String) {
         description = "[\(operation)] \(message)"
     }
@@ -19,7 +19,7 @@ public struct H2OError: LocalizedError, CustomStringConvertible, Sendable, Equat
 
     public var errorDescription: String? { description }
 
-    /// mlx-c ends its messages with " at FILE:LINE" of its own sources.
+    /// mlx-c appends " at FILE:LINE" of its own sources.
     private static func withoutPlace(_ message: String) -> String {
         guard let place = message.range(of: " at ", options: .backwards),
             message[place.upperBound...].wholeMatch(of: #/\S+:\d+/#) != nil
@@ -27,13 +27,13 @@ public struct H2OError: LocalizedError, CustomStringConvertible, Sendable, Equat
         return String(message[..<place.lowerBound])
     }
 
-    /// Hand `error` to MLX's error handler, for members of protocols that cannot throw:
-    /// `withError` throws it; without one it is fatal, as every error of MLX is.
+    /// Pass `error` to MLX's error handler, for protocol members that cannot throw: `withError`
+    /// throws it; without `withError` it is fatal, like every error of MLX.
     public static func report(_ error: any Error) {
         mlx_h2o_swift_report("\(error)")
     }
 
-    /// Run C calls; what they report is thrown as an ``H2OError``.
+    /// Run C calls; throws what they report as an ``H2OError``.
     static func catching<R>(_ body: () -> R) throws -> R {
         do {
             return try withError { body() }

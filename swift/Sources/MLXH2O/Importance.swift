@@ -19,7 +19,7 @@ public let maxScoredQueries = 128
 ///   - isMasked: false promises that every score is finite
 ///   - stream: stream or device to evaluate on
 /// - Returns: float32 [B, H, N]. With one query the same bits on all CPU back ends
-/// - Throws: ``H2OError`` where an argument is not as above
+/// - Throws: ``H2OError`` if an argument is not as above
 public func accumulateScores(
     _ importance: MLXArray, scores: MLXArray, decay: Double, isMasked: Bool = true,
     stream: StreamOrDevice = .default
@@ -29,7 +29,7 @@ public func accumulateScores(
     }[0]
 }
 
-/// What a chunk's queries say of each key.
+/// How a chunk's queries score each key.
 public enum ChunkScores: String, Sendable, CaseIterable {
     /// The moving average over the last queries.
     case ema
@@ -37,7 +37,7 @@ public enum ChunkScores: String, Sendable, CaseIterable {
     case mass
 }
 
-/// What a chunk of queries says of each key, summed up per KV head, without a matrix of all queries
+/// The scores of a chunk of queries, summed up per key and KV head, without a matrix of all queries
 /// by all keys.
 ///
 /// - Parameters:
@@ -47,15 +47,15 @@ public enum ChunkScores: String, Sendable, CaseIterable {
 ///   - mask: for all Lq queries
 ///   - sinks: learned logits [Hq], for `.mass`
 ///   - rowBias: float32 [B, Hkv, N], as in attention
-///   - kind: `.ema`: exactly what ``accumulateScores(_:scores:decay:isMasked:stream:)`` gives of the
-///     last `countedQueries` queries; NaN where a row is still unscored. `.mass`: the sum of the
-///     weights over all queries, and over the query heads of the KV head
+///   - kind: `.ema`: the same as ``accumulateScores(_:scores:decay:isMasked:stream:)`` over the
+///     last `countedQueries` queries; NaN for rows still unscored. `.mass`: the sum of the weights
+///     over all queries, and over the query heads of the KV head
 ///   - importance: for `.ema`, the average so far, float32 [B, Hkv, N]; nil: no row has been scored
 ///   - decay: for `.ema`
 ///   - countedQueries: for `.ema`, at least 1
 ///   - stream: stream or device to evaluate on
 /// - Returns: float32 [B, Hkv, N]
-/// - Throws: ``H2OError`` where an argument is not as above
+/// - Throws: ``H2OError`` if an argument is not as above
 public func prefillScores(
     queries: MLXArray, keys: MLXArray, scale: Float,
     mask: MLXFast.ScaledDotProductAttentionMaskMode = .none, sinks: MLXArray? = nil,

@@ -4,23 +4,23 @@ import MLX
 
 /// Quantise new rows of keys and values straight into their slots.
 ///
-/// ``PackedRows`` equal those of `MLX.quantized` on the same device bit for bit. Of ``CodedRows`` a
-/// code may be the next one where an element lies at the mean of two levels as closely as float32
-/// tells. Keys and values may be of different kinds; dense ones are written as they come. Evaluating
-/// the first array of the keys evaluates all. The arrays that were passed never change.
+/// ``PackedRows`` equal those of `MLX.quantized` on the same device bit for bit. In ``CodedRows`` a
+/// code may differ by one for an element within float32 rounding of the mean of two levels. Keys
+/// and values may have different formats; dense rows are written unchanged. Evaluating the first
+/// array of the keys evaluates all. Input arrays never change.
 ///
 /// - Parameters:
 ///   - keys: of rows [B, H, N, D]
 ///   - values: of rows [B, H, N, Dv]
-///   - newKeys: [B, H, L, D], float32, float16 or bfloat16: the dtype of the scales, or of dense keys
-///   - newValues: [B, H, L, Dv], the same of the values
-///   - slots: uint32 [B, H, L], the rows to write, distinct within a head; one beyond the last row
-///     means the last row
+///   - newKeys: [B, H, L, D], float32, float16 or bfloat16: the dtype of scales, or of dense keys
+///   - newValues: [B, H, L, Dv], the same for the values
+///   - slots: uint32 [B, H, L], the rows to write, distinct within a head; a slot beyond the last
+///     row means the last row
 ///   - bits: of the keys: 2, 3, 4, 5, 6 or 8; of codes 2, 3 or 4
 ///   - groupSize: 32, 64 or 128; D and Dv of packed rows are multiples of it
 ///   - valueBits: of the values; nil: `bits`
 ///   - stream: stream or device to evaluate on
-/// - Throws: ``H2OError`` where an argument is not as above
+/// - Throws: ``H2OError`` if an argument is not as above
 public func quantizeAppend<Keys: CacheRows, Values: CacheRows>(
     keys: Keys, values: Values, newKeys: MLXArray, newValues: MLXArray, slots: MLXArray,
     bits: Int = 8, groupSize: Int = 64, valueBits: Int? = nil, stream: StreamOrDevice = .default

@@ -2,7 +2,7 @@ import CMLXH2O
 import Cmlx
 import MLX
 
-/// One number for all sequences, an `Int`, or one for each, int32 [B].
+/// One number for all sequences, an `Int`, or one per sequence, int32 [B].
 public protocol PerSequence {
     /// int32 [] or [B].
     var perSequence: MLXArray { get }
@@ -16,27 +16,27 @@ extension MLXArray: PerSequence {
     public var perSequence: MLXArray { self }
 }
 
-/// Slots of the rows that stay when a cache is cut down to `keep` rows per head.
+/// Slots of the rows that stay when a cache is reduced to `keep` rows per head.
 ///
 /// Best first: protected rows (0 <= position < `sinkSize`, or position >= `recentStart`); then
-/// scores, descending; then rows whose score is NaN; then padding. Among equals the lower position
-/// stays, of padding the lower slot.
+/// scores, descending; then rows whose score is NaN; then padding. In a tie the lower position
+/// stays, for padding the lower slot.
 ///
 /// - Parameters:
 ///   - scores: float32 [B, H, N], one per row
 ///   - positions: int32 [B, H, N], distinct within a head and below 2^30; negative: padding
 ///   - keep: rows to keep, 1 to N
-///   - sinkSize: the first positions, which are protected
-///   - recentStart: the first position of the protected recent window, an `Int`, or int32 [B]: one
-///     for each sequence; nil: no window
+///   - sinkSize: the number of first positions to protect
+///   - recentStart: the first position of the protected recent window, an `Int`, or int32 [B] with
+///     one per sequence; nil: no window
 ///   - stream: stream or device to evaluate on
 /// - Returns: uint32 [B, H, keep], ascending
-/// - Throws: ``H2OError`` where an argument is not as above
+/// - Throws: ``H2OError`` if an argument is not as above
 public func keepIndices(
     _ scores: MLXArray, positions: MLXArray, keep: Int, sinkSize: Int = 0,
     recentStart: (any PerSequence)? = nil, stream: StreamOrDevice = .default
 ) throws -> MLXArray {
-    // A number beyond int32 says the same as the nearest one inside.
+    // A number beyond int32 means the same as the nearest int32.
     let start = recentStart?.perSequence ?? .mlxNone
     return try results(1) { place in
         mlx_h2o_keep_indices(

@@ -23,9 +23,9 @@ public protocol KVCache: Evaluatable {
     var metaState: [String] { get set }
 
     var isTrimmable: Bool { get }
-    /// Whether the cache will be trimmable after `positions` more tokens.
+    /// Whether the cache will still be trimmable after `positions` more tokens.
     func isTrimmable(after positions: Int) -> Bool
-    /// Take back the last `n` tokens; returns how many were.
+    /// Take back the last `n` tokens; returns how many were taken back.
     @discardableResult
     func trim(_ n: Int) -> Int
 
@@ -34,7 +34,7 @@ public protocol KVCache: Evaluatable {
         n: Int, windowSize: Int?, returnArray: Bool
     ) -> MLXFast.ScaledDotProductAttentionMaskMode
 
-    /// A copy that shares nothing that changes.
+    /// A copy that shares no mutable state.
     func copy() -> any KVCache
 
     func prepare(lengths: [Int]?)
@@ -50,7 +50,7 @@ extension KVCache {
     public func finalize() {}
 }
 
-/// The part that caches share; subclasses bring `update` and `copy`.
+/// The part that caches have in common; subclasses add `update` and `copy`.
 open class BaseKVCache: KVCache {
     public var offset = 0
     public var maxSize: Int? { nil }
@@ -93,8 +93,8 @@ open class BaseKVCache: KVCache {
     }
 }
 
-/// bool [n, offset + n]: each of the last `n` positions sees itself and those before it, or the
-/// last `windowSize` of them.
+/// bool [n, offset + n]: each of the last `n` positions sees itself and those before it, or only
+/// the last `windowSize`.
 public func createCausalMask(n: Int, offset: Int, windowSize: Int? = nil) -> MLXArray {
     let columns = MLXArray(Int32(0)..<Int32(offset + n))[.newAxis]
     let rows = MLXArray(Int32(offset)..<Int32(offset + n))[0..., .newAxis]
@@ -113,7 +113,7 @@ func makeAttentionMask(
     return .causal
 }
 
-/// The mask for `n` new tokens, from the cache where there is one.
+/// The mask for `n` new tokens, from the cache if there is one.
 public func makeAttentionMask(
     n: Int, cache: KVCache?, windowSize: Int? = nil, returnArray: Bool = false
 ) -> MLXFast.ScaledDotProductAttentionMaskMode {

@@ -57,7 +57,7 @@ public class KVCacheSimple: BaseKVCache {
     public override func copy() -> any KVCache {
         let copy = KVCacheSimple()
         copy.step = step
-        // New array objects: `update` writes into the ones it holds.
+        // New array objects, since `update` writes into those that it holds.
         if offset > 0 { copy.state = state.map { $0[.ellipsis] } }
         return copy
     }

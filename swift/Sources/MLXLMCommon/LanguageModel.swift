@@ -2,7 +2,7 @@ import Foundation
 import MLX
 import MLXNN
 
-/// What a model reads.
+/// The input of a model.
 public struct LMInput {
     public let text: Text
 
@@ -24,12 +24,12 @@ public struct LMInput {
     }
 }
 
-/// What a model returns.
+/// The output of a model.
 public struct LMOutput {
     public let logits: MLXArray
     public let state: State?
 
-    /// What a model carries from step to step.
+    /// The state that a model carries from step to step.
     public struct State {
         public init() {}
     }
@@ -41,7 +41,7 @@ public struct LMOutput {
 }
 
 public enum PrepareResult {
-    /// Tokens that are left to be read.
+    /// Tokens that are still to be read.
     case tokens(LMInput.Text)
     case logits(LMOutput)
 }
@@ -54,9 +54,9 @@ public struct GenerateParameters: Sendable {
     public init(maxKVSize: Int? = nil) { self.maxKVSize = maxKVSize }
 }
 
-/// A model of weights.
+/// A model that loads weights.
 public protocol BaseLanguageModel: Module {
-    /// The weights of a file as the model names them.
+    /// The weights of a file under the model's names.
     func sanitize(weights: [String: MLXArray]) -> [String: MLXArray]
 }
 
@@ -88,20 +88,20 @@ extension LanguageModel {
     }
 }
 
-/// A model whose caches need no more than the number of heads.
+/// A model whose caches need only the number of heads.
 public protocol KVCacheDimensionProvider {
     /// Of each layer.
     var kvHeads: [Int] { get }
 }
 
 extension LanguageModel where Self: KVCacheDimensionProvider {
-    /// The original keeps `maxKVSize` rows by age, where that is set.
+    /// The original keeps `maxKVSize` rows by age, if that is set.
     public func newCache(parameters: GenerateParameters?) -> [KVCache] {
         kvHeads.map { _ in KVCacheSimple() }
     }
 }
 
-/// A model and what goes with it; the original's processor and tokenizer are not part of the Linux
+/// A model and what belongs to it; the original's processor and tokenizer are not part of the Linux
 /// build.
 public struct ModelContext {
     public var model: any LanguageModel
@@ -109,7 +109,7 @@ public struct ModelContext {
     public init(model: any LanguageModel) { self.model = model }
 }
 
-/// What makes a model of its `config.json`, by the name of its type.
+/// Makes models from their `config.json`, by the name of their type.
 public actor ModelTypeRegistry<T> {
     private var creators: [String: (Data) throws -> T] = [:]
 

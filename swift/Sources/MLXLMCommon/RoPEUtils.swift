@@ -39,7 +39,7 @@ public enum StringOrNumber: Codable, Equatable, Sendable {
 
 public typealias RoPELayer = OffsetLayer
 
-/// Rotary positions of a model; of the original's kinds "default", "linear" and "llama3".
+/// The rotary embedding of a model; supports the original's kinds "default", "linear" and "llama3".
 public func initializeRope(
     dims: Int, base: Float, traditional: Bool, scalingConfig: [String: StringOrNumber]?,
     maxPositionEmbeddings: Int?
@@ -58,7 +58,7 @@ public func initializeRope(
     }
 }
 
-/// Rotary positions whose low frequencies are lowered.
+/// A rotary embedding whose low frequencies are reduced.
 private final class Llama3RoPE: Module, OffsetLayer {
     private let dims: Int
     private let traditional: Bool
@@ -89,7 +89,7 @@ private final class Llama3RoPE: Module, OffsetLayer {
     }
 }
 
-/// Rotary positions from where a cache says that the rows are.
+/// Applies the rotary embedding at the positions that the cache gives.
 public func applyRotaryPosition(
     _ rope: any RoPELayer, to x: MLXArray, offset: RoPEOffset?
 ) -> MLXArray {
@@ -100,7 +100,7 @@ public func applyRotaryPosition(
     }
 }
 
-/// The mask of the next tokens `h` [B, L, ...], from the cache where there is one.
+/// The mask of the next tokens `h` [B, L, ...], from the cache if there is one.
 public func createAttentionMask(
     h: MLXArray, cache: KVCache?, windowSize: Int? = nil, returnArray: Bool = false
 ) -> MLXFast.ScaledDotProductAttentionMaskMode {

@@ -7,7 +7,7 @@ public protocol UnaryLayer: Module {
     func callAsFunction(_ x: MLXArray) -> MLXArray
 }
 
-/// A module whose result depends on where the rows are in their sequence.
+/// A module whose result depends on the positions of the rows in their sequence.
 public protocol OffsetLayer: Module {
     func callAsFunction(_ x: MLXArray, offset: Int) -> MLXArray
 }
@@ -38,7 +38,7 @@ open class Embedding: Module, UnaryLayer {
 
     open func callAsFunction(_ x: MLXArray) -> MLXArray { take(weight, x, axis: 0) }
 
-    /// The weight as the output layer of the model.
+    /// Uses the weight as the output layer of the model.
     open func asLinear(_ x: MLXArray) -> MLXArray { matmul(x, weight.transposed()) }
 }
 
@@ -57,7 +57,7 @@ open class RMSNorm: Module, UnaryLayer {
     }
 }
 
-/// Rotary positions.
+/// The rotary embedding.
 public final class RoPE: Module, OffsetLayer {
     private let dimensions: Int
     private let traditional: Bool

@@ -1,7 +1,7 @@
 import MLX
 
-/// A part of a model: it holds arrays, and other modules, under the names that its weights have in
-/// a file.
+/// A part of a model: it holds arrays and other modules, under the names that its weights have in a
+/// file.
 ///
 /// The part of mlx-swift's class of the same name that models of MLXH2OLM use. Names are those of
 /// the stored properties, or the `key` of ``ModuleInfo``.
@@ -28,9 +28,9 @@ open class Module: Evaluatable {
         public static let none = VerifyUpdate([])
     }
 
-    /// Put other arrays in the place of those of the same names.
+    /// Replace arrays by others of the same names.
     ///
-    /// - Throws: ``UpdateError`` where `verify` asks for what is not so
+    /// - Throws: ``UpdateError`` if a check in `verify` fails
     @discardableResult
     open func update(parameters: ModuleParameters, verify: VerifyUpdate) throws -> Self {
         let own = self.parameters().values
@@ -66,7 +66,7 @@ public struct ModuleParameters {
     public func flattened() -> [(String, MLXArray)] { values.map { ($0, $1) } }
 }
 
-/// Weights that are not those of the module.
+/// Weights that do not match those of the module.
 public enum UpdateError: Error, CustomStringConvertible {
     case unhandledKeys([String])
     case keyNotFound(String)
@@ -82,7 +82,7 @@ public enum UpdateError: Error, CustomStringConvertible {
     }
 }
 
-/// A module inside another one, and the name that it has there.
+/// A module inside another module, and its name there.
 @propertyWrapper public final class ModuleInfo<T>: NamedModule {
     private var module: T?
     let key: String?
@@ -96,7 +96,7 @@ public enum UpdateError: Error, CustomStringConvertible {
 
     public var wrappedValue: T {
         get {
-            // Of an optional T nil is a value.
+            // For an optional T, nil is a value.
             guard let module = module ?? Optional<Any>.none as? T else {
                 fatalError("\(key ?? "a module") was read before it was set")
             }

@@ -2,7 +2,7 @@ import Foundation
 import MLX
 import MLXH2O
 
-/// One case of a file: what its metadata says of it, and its tensors.
+/// One case of a file: its metadata and its tensors.
 struct Case {
     struct Fields: Decodable {
         let name: String
@@ -22,10 +22,10 @@ struct Case {
         let decay: Double?
         let prefill: [Int]?
         let steps: Int?
-        /// In place of `prefill` and `steps`: tokens that come together, and how many go back.
+        /// Instead of `prefill` and `steps`: tokens per update, and how many are taken back.
         let rounds: [[Int]]?
         let speculative: Int?
-        /// Where the cache comes from, and where it goes at the end.
+        /// Where the cache is loaded from, and where it is saved at the end.
         let load: String?
         let save: String?
         let replay: Bool?
@@ -46,7 +46,7 @@ struct Case {
         let kind: String?
         let share: Double?
         let queries: Int?
-        /// Largest error allowed of each result.
+        /// Largest allowed error of each result.
         let tolerance: [String: Float]?
     }
 
@@ -59,7 +59,7 @@ struct Case {
 
     var name: String { fields.name }
 
-    /// The cases of a file, in its order.
+    /// The cases of a file, in order.
     static func read(_ url: URL) throws -> [Case] {
         let (tensors, metadata) = try loadArraysAndMetadata(url: url)
         guard let list = metadata["cases"] else {
@@ -93,7 +93,7 @@ struct Case {
             biases: try rows("\(side)_biases"))
     }
 
-    /// Keys or values in as many arrays as the case has of them.
+    /// Keys or values, in as many arrays as the case has for them.
     func storedRows(_ side: String) throws -> StoredRows {
         for count in 1...3 where optionalTensor(partNames(side, count)[count - 1]) != nil {
             return StoredRows(parts: try partNames(side, count).map { try rows($0) })
@@ -113,7 +113,7 @@ struct Case {
         }
     }
 
-    /// Bits of keys and of values, and the size of a group.
+    /// Bits of keys and of values, and the group size.
     func packing() throws -> (bits: Int, valueBits: Int, groupSize: Int) {
         guard let bits = fields.bits, bits.count == 2 else {
             throw Malformed(description: "bits are missing")
@@ -130,20 +130,20 @@ struct Case {
     }
 }
 
-/// Rows of any kind.
+/// Rows in any format.
 struct StoredRows: CacheRows {
     let parts: [MLXArray]
 
     static func rows(of parts: [MLXArray]) -> StoredRows { StoredRows(parts: parts) }
 
-    /// By the names of their arrays; floats as float32.
+    /// Under the names of their arrays; floats as float32.
     func named(_ side: String) -> [String: MLXArray] {
         let floats = parts.map { $0.dtype == .uint32 ? $0 : $0.asType(.float32) }
         return Dictionary(uniqueKeysWithValues: zip(partNames(side, parts.count), floats))
     }
 }
 
-/// What a file calls the arrays of keys or values, of which there are so many.
+/// The names in a file of this many arrays of keys or values.
 private func partNames(_ side: String, _ count: Int) -> [String] {
     [[""], ["_words", "_norms"], ["_words", "_scales", "_biases"]][count - 1].map { side + $0 }
 }

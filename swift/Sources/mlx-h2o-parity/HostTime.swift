@@ -3,8 +3,8 @@ import MLX
 import MLXH2O
 import MLXH2OLM
 
-/// Seconds of a decoding step of one layer at a full budget, of each of `count` turns of `steps`
-/// steps: the graph is built, and evaluated only between turns, which is not counted.
+/// Seconds per decode step of one layer at a full budget, for each of `count` turns of `steps`
+/// steps: the graph is built, and evaluated only between turns, outside the measured time.
 func runHostTime(_ parity: Case) throws -> [String: MLXArray] {
     let cache = evictingCache(try configuration(of: parity), name: parity.name)
     let rows = try ["queries", "keys", "values"].map { try parity.tensor($0) }

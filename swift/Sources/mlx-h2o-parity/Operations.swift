@@ -21,7 +21,7 @@ func runAttention(_ parity: Case) throws -> [String: MLXArray] {
     return ["out": result.output.asType(.float32), "scores": result.scores, "lse": result.lse]
 }
 
-/// The same without scores, which only dense rows without lse can be asked for.
+/// The same without scores, which only dense rows without lse allow.
 func runWithoutScores(_ parity: Case) throws -> [String: MLXArray] {
     guard parity.fields.bits == nil, parity.fields.returnLse != true else {
         var found = try parity.fields.bits == nil ? runAttention(parity) : runQuantized(parity)

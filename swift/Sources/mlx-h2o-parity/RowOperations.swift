@@ -34,7 +34,7 @@ func runAppend(_ parity: Case) throws -> [String: MLXArray] {
     return found.keys.named("keys").merging(found.values.named("values")) { first, _ in first }
 }
 
-/// What the codes of rows stand for.
+/// The rows that codes stand for.
 func runCodes(_ parity: Case) throws -> [String: MLXArray] {
     let (bits, _, _) = try parity.packing()
     let ofValues = parity.fields.kind == "values"
@@ -58,7 +58,7 @@ func runPrefill(_ parity: Case) throws -> [String: MLXArray] {
     ]
 }
 
-/// The slots of the rows that change, and these rows.
+/// The slots of the changed rows, and these rows.
 func runFold(_ parity: Case) throws -> [String: MLXArray] {
     let found = try fold(
         keys: parity.tensor("keys"), values: parity.tensor("values"), bias: parity.tensor("bias"),

@@ -3,9 +3,9 @@ import MLX
 import MLXH2O
 import MLXH2OLM
 
-/// A whole cache trace: chunks, then one token at a time; or rounds, of which tokens go back. After
-/// each token or round the kept positions of every head, ascending, and C in the same order, are
-/// recorded, and its outputs.
+/// A whole cache trace: chunks, then one token at a time; or rounds, some of whose tokens are taken
+/// back. After each token or round, it records the kept positions of every head, ascending, C in
+/// the same order, and the outputs.
 func runTrace(_ parity: Case) throws -> [String: MLXArray] {
     let cache = try cache(of: parity)
     let tensors = try ["queries", "keys", "values"].map { try parity.tensor($0) }
@@ -44,7 +44,7 @@ private func cache(of parity: Case) throws -> H2OKVCache {
     return cache
 }
 
-/// What is known after each step.
+/// The results after each step.
 private struct Recorded {
     private var positions: [MLXArray] = []
     private var importance: [MLXArray] = []
@@ -75,8 +75,8 @@ private struct Recorded {
     }
 }
 
-/// One update and its attention, as a model is routed to it; or attention, and then its scores, or
-/// those that the case has recorded.
+/// One update and its attention, through routing as in a model; or attention followed by its
+/// scores, or by the recorded scores of the case.
 private func attended(
     _ parity: Case, _ part: [MLXArray], _ cache: H2OKVCache, step: Int
 ) throws -> MLXArray {
@@ -98,7 +98,7 @@ private func attended(
     return output
 }
 
-/// Appends and attends: a quantised cache hands out packed rows, for few queries.
+/// Appends and attends: for few queries, a quantised cache returns packed rows.
 private func attended(
     _ part: [MLXArray], _ cache: H2OKVCache, scale: Float,
     mask: MLXFast.ScaledDotProductAttentionMaskMode

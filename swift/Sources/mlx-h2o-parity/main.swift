@@ -1,6 +1,6 @@
-// Reads a file of parity cases and writes what this package makes of them:
+// Reads a file of parity cases and writes this package's results for them:
 //     mlx-h2o-parity [--backend NAME] INPUT.safetensors OUTPUT.safetensors
-// A case that fails is named, with its message, in the metadata "errors"; the others go on.
+// A case that fails is listed with its message in the metadata "errors"; the others go on.
 import Cmlx
 import Foundation
 import MLX

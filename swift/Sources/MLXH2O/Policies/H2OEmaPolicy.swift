@@ -3,8 +3,8 @@ import MLX
 /// Keep the rows whose logits have been large (AtomGradient 2026, section 3.2).
 ///
 /// A moving average of the absolute logit, `C = a*C + (1-a)*|s|`, where `s` is the mean over the
-/// query heads of the group. The first score sets `C = |s|`, where the paper starts at 0, because
-/// rows that leave a short recent window would be handicapped.
+/// query heads of the group. The first score sets `C = |s|`. The paper starts at 0, which would put
+/// rows at a disadvantage that leave a short recent window.
 public struct H2OEmaPolicy: EvictionPolicy {
     /// `a`, at least 0 and below 1.
     public let decay: Double

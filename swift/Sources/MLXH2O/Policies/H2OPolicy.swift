@@ -2,16 +2,16 @@ import MLX
 
 /// Attention mass times the length of the value; a share of the places by key diversity.
 ///
-/// The importance of a row is its attention mass: its weights, summed over all queries since it came
-/// and over the query heads of the KV head (Zhang et al. 2023, H2O). Ranks by mass are shares of the
-/// greatest of a head, at most 1; the rows that stay for their diversity have 2 more, and none is
-/// folded into them. Of the rows that go, the nearer half is folded into the nearest that stay,
-/// weighed by these ranks. Where none is folded, a row is as diverse as the most diverse of it and
-/// the next two.
+/// The importance of a row is its attention mass: its weights, summed over all queries since it was
+/// added and over the query heads of the KV head (Zhang et al. 2023, H2O). Ranks by mass are
+/// relative to the largest of the head, so at most 1; rows kept for their diversity get 2 more, and
+/// nothing is folded into them. Of the evicted rows, the nearer half is folded into the nearest
+/// rows that stay, weighted by these ranks. Without folding, the diversity of a row is the largest
+/// among it and the next two.
 public struct H2OPolicy: EvictionPolicy {
-    /// Of the rows that ranks decide about, the share that is kept for the diversity of their keys.
+    /// Of the rows that ranks decide about, the share kept for the diversity of their keys.
     public let diversity: Double
-    /// Whether rows that go are folded into others; else they are dropped.
+    /// Whether evicted rows are folded into others; else they are dropped.
     public let folds: Bool
 
     /// `diversity` is from 0 to 1; not checked here.
@@ -25,7 +25,7 @@ public struct H2OPolicy: EvictionPolicy {
     public var kind: ChunkScores? { .mass }
     public var foldShare: Double { 0.5 }
 
-    /// None is folded into rows that stay for their diversity.
+    /// Nothing is folded into rows kept for their diversity.
     public func takes(_ ranks: MLXArray) -> MLXArray { ranks .<= Float(1) }
 
     public func accumulate(

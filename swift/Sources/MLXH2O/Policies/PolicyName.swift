@@ -1,4 +1,4 @@
-/// Names of the policies: see docs/design.md. The Python package has more, to compare with.
+/// Names of the policies: see docs/design.md. The Python package has more, for comparison.
 public enum PolicyName: String, Sendable, Codable, CaseIterable {
     /// ``H2OPolicy``
     case h2o
@@ -9,7 +9,7 @@ public enum PolicyName: String, Sendable, Codable, CaseIterable {
     /// ``KeyDiffPolicy``
     case keydiff
 
-    /// The policy of this name, as a command line or a file spells it.
+    /// The policy of this name, as a command line or a file writes it.
     ///
     /// - Throws: ``H2OError`` for another name
     public init(named name: String) throws {
@@ -28,7 +28,7 @@ public enum PolicyName: String, Sendable, Codable, CaseIterable {
 }
 
 extension H2OConfiguration {
-    /// The policy that is named, with its settings.
+    /// The named policy, with its settings.
     public func makePolicy() -> any EvictionPolicy {
         switch policy.name {
         case .h2o: H2OPolicy(diversity: policy.diversity, folds: policy.folds)

@@ -1,7 +1,7 @@
 import MLX
 
-/// The sinks and the newest rows stay (Xiao et al. 2024, StreamingLLM), whatever the split of heavy
-/// and recent rows.
+/// The sinks and the newest rows stay (Xiao et al. 2024, StreamingLLM), regardless of the split of
+/// heavy and recent rows.
 public struct WindowPolicy: EvictionPolicy {
     /// It has no settings.
     public init() {}
