@@ -145,12 +145,12 @@ size_t committed_bytes(const mlx::core::array& buffer);
 bool commits_pages();
 
 /// Fills the gaps of evicted rows with rows that stay, in place.
+///
 /// `buffer` is [B, H, C] or [B, H, C, width] of a dtype of two or four bytes. In the sequences
 /// `lines`, the rows in the slots `kept`, uint32 [b, H, K], ascending, stay: kept rows beyond slot
 /// K fill the free slots below it, the last row first. Then `tail` rows from slot `start` on follow
 /// them. Returns the buffer, written in the memory of the input if nothing else holds it; the
 /// contents behind the rows that stay are undefined.
-/// nothing else holds that; what is behind the rows that stay means nothing.
 mlx::core::array compact_rows(const mlx::core::array& buffer, const mlx::core::array& kept,
                               const std::vector<int>& lines, int start = 0, int tail = 0,
                               mlx::core::StreamOrDevice s = {});

@@ -11,29 +11,29 @@ extern "C" {
  */
 /**@{*/
 
-/** The rows that each KV head keeps, and those among them that always stay. */
+/** The rows that each KV head keeps, and which of them always stay. */
 typedef struct mlx_h2o_budget_ {
   int max_kv_size;              /**< rows that each KV head keeps, at least 1 */
   int sink_size;                /**< first positions, never evicted; fewer than max_kv_size */
   mlx_optional_int heavy_size;  /**< rows kept by score; no value: half; "h2o": the rest */
-  mlx_optional_int recent_size; /**< the newest rows, never evicted; no value: what is left */
-  mlx_optional_int evict_every; /**< rows that leave together; no value: one row of 32 */
-  int speculative;              /**< drafts that can be taken back */
-  int context_size;             /**< rows further back than so many tokens go first; 0: none do */
+  mlx_optional_int recent_size; /**< the newest rows, never evicted; no value: the rest */
+  mlx_optional_int evict_every; /**< rows evicted together; no value: one row of 32 */
+  int speculative;              /**< draft tokens that can be taken back */
+  int context_size;             /**< rows older than so many tokens go first; 0: no limit */
 } mlx_h2o_budget;
 
-/** How rows are stored: without kv_bits as they come, with them affine, as in mlx_quantize. */
+/** How rows are stored: affine with kv_bits bits, as in mlx_quantize; without kv_bits unpacked. */
 typedef struct mlx_h2o_format_ {
   mlx_optional_int kv_bits; /**< 2, 3, 4, 5, 6 or 8 */
-  mlx_optional_int v_bits;  /**< of values; no value: kv_bits */
+  mlx_optional_int v_bits;  /**< for values; no value: kv_bits */
   int kv_group_size;        /**< elements that share a scale and a bias: 32, 64 or 128 */
 } mlx_h2o_format;
 
-/** What ranks the rows, and the settings of the policies that have some. */
+/** The policy that ranks the rows, and its settings, if it has any. */
 typedef struct mlx_h2o_policy_ {
   const char* name; /**< a name of docs/design.md, such as "keydiff"; borrowed, not copied */
-  float diversity;  /**< of "h2o": share of the rows kept for the diversity of their keys, 0 to 1 */
-  float decay;      /**< of "h2o-ema": a of the moving average C = a*C + (1-a)*|s|, 0 <= a < 1 */
+  float diversity;  /**< for "h2o": share of rows kept for the diversity of their keys, 0 to 1 */
+  float decay;      /**< for "h2o-ema": a of the moving average C = a*C + (1-a)*|s|, 0 <= a < 1 */
 } mlx_h2o_policy;
 
 /** Python's H2OConfig, Swift's H2OConfiguration. */
