@@ -50,7 +50,7 @@ def _side(side: str) -> Any:
 
 
 class H2OKVCache:
-    """Keys and values of one layer, of which a policy keeps ``config.max_kv_size`` rows per head.
+    """Keys and values of one layer; a policy keeps ``config.max_kv_size`` rows per head.
 
     Replaces mlx_lm's KVCache without subclassing it: a subclass would inherit a batched form
     that does not evict. A step evicts by the scores so far, appends, attends, and accumulates the
@@ -117,6 +117,7 @@ class H2OKVCache:
             self._table.make_ahead(max(budget, wanted) + spare)
 
     # What the cache holds
+
     @property
     def offset(self) -> Any:
         """Number of tokens seen, the position of the next token for RoPE (AtomGradient 2026, sec.
@@ -175,6 +176,7 @@ class H2OKVCache:
         return not self._table.segments
 
     # Appending rows
+
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         """Evict rows if needed, append the new rows, and return all rows for attention.
 
@@ -198,7 +200,7 @@ class H2OKVCache:
         """
         like, held = (keys.shape, values.shape, keys.dtype, values.dtype), self._table
         if self._like != like:
-            if self.config.packs and keys.dtype != values.dtype:  # packed rows have one
+            if self.config.packs and keys.dtype != values.dtype:  # packing needs one dtype
                 common = mx.result_type(keys, values)
                 return self.update_and_fetch(keys.astype(common), values.astype(common))
             count = len(self._padding) if self._in_batch else None
@@ -329,7 +331,7 @@ class H2OKVCache:
         """Whether the model must run within ``mlx_h2o.routing``: to return scores, to read packed
         rows, or to use a separate mask for this layer."""
         served = self.config.packs or (self._in_batch and self.unequal_budgets)
-        own = self.config.kv_handed in ("grouped", "fused")  # own attention, over arrays
+        own = self.config.kv_handed in ("grouped", "fused")  # own attention reads arrays
         return self._needs_attention or (served and not own)
 
     def make_mask(
@@ -473,6 +475,7 @@ class H2OKVCache:
             settle(self.policy, table, table.tokens[0] - self._room.reach)
 
     # Taking tokens back
+
     def is_trimmable(self) -> bool:
         """Whether ``trim`` is possible: before the first eviction, and with speculation always."""
         return self._room.reach > 0 or not (self.evicted or self._room.surplus(self._table))
@@ -519,6 +522,7 @@ class H2OKVCache:
         return max(gone)
 
     # Shared rows
+
     def share(self, rows: int) -> None:
         """Share the first ``rows`` with copies of this cache instead of copying them.
 
@@ -669,6 +673,7 @@ class H2OKVCache:
         return f"the cache of {self.name}" if self.name else "this cache"
 
     # Batches
+
     @classmethod
     def merge(cls, caches: Sequence[Any]) -> BatchH2OKVCache:
         """A batch of the sequences of these caches, which hold one each, with equal settings.

@@ -48,8 +48,8 @@ class Eviction(NamedTuple):
 
     @property
     def skip(self) -> int:
-        """The first slots, of ``prefix_size`` rows that are neither ranked nor evicted. 0 in mixed
-        precision, where rows are not in order."""
+        """How many first slots hold rows of a prefix, which are neither ranked nor evicted. 0 in
+        mixed precision, where rows are not in order."""
         config = self.config
         return 0 if config.mixed else max(0, config.prefix_size - self.table.prefix_rows)
 

@@ -30,7 +30,7 @@ class Frame:
     R, its own inverse, is the orthonormal Hadamard matrix over blocks of the largest power of two
     that divides the size of a stored row. Rows are padded with zeros to a multiple of 32. A frame
     never changes, and is the same for all rows of a sequence. Values have no centre: the first
-    ones, those of attention sinks, are near zero, and would not be typical.
+    ones, those of attention sinks, are near zero, so their mean says nothing about the others.
 
     Args:
         centre: [B, H, 1, D], in the dtype of the rows.

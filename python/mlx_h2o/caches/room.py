@@ -21,7 +21,7 @@ class Room:
         budgets: how many of each sequence's own rows stay, per head.
         tail_limit: most dense rows in mixed precision; else the largest budget.
         reach: how many of the newest tokens can be taken back.
-        certain: the first tokens, whose rows may be evicted: they cannot be taken back.
+        certain: how many first tokens may have lost rows, and so cannot be taken back.
     """
 
     def __init__(self, config: H2OConfig, shared: int, tokens: Sequence[int]) -> None:

@@ -231,6 +231,7 @@ class Table:
         return mx.concatenate(parts)
 
     # Appending rows
+
     @property
     def ragged(self) -> bool:
         """Whether sequences have different numbers of rows in the tail."""
@@ -288,6 +289,7 @@ class Table:
         self.beside[name] = padded(array, self.packed_width + tail, FILLS[name])
 
     # Removing and moving rows
+
     def close_gaps(
         self,
         kept: mx.array,
