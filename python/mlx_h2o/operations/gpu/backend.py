@@ -1,4 +1,4 @@
-"""The operations as kernels, whichever machine runs these."""
+"""The base of back ends that run the operations as kernels."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Kernel launches: one, the plan of several that serve a request, and those of the operations on a
-cache's rows. Nothing here runs anything."""
+"""Kernel launches: a single one, a plan of several for one request, and those of the operations on
+a cache's rows. Nothing here runs anything."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Back end "metal": the decode kernels through ``mx.fast.metal_kernel``.
 
-MLX compiles a kernel when it is first used. How many threads a compiled kernel may run with
-depends on the registers it came to need and cannot be asked for, so the first use of a variant
-tries it, and halves the number of simdgroups until MLX takes it.
+MLX compiles a kernel when it is first used. How many threads a compiled kernel can run with
+depends on the registers that it needs, and cannot be queried. So the first use of a variant tries
+the preferred number of simdgroups, and halves it until MLX accepts it.
 """
 
 from typing import Any
