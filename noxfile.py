@@ -333,7 +333,7 @@ def site(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def tidy(session: nox.Session) -> None:
-    """clang-tidy 14, Debian 12's (what is clean differs by version), on the C and C++ sources."""
+    """clang-tidy 14 of Debian 12 (versions differ in their findings) on the C and C++ sources."""
     # Many sources at a time, since MLX's headers take most of the time.
     clang_tidy(session, "tidy", "-clang-analyzer-*", "-DMLX_H2O_UNITY_BUILD=ON")
 
@@ -445,7 +445,7 @@ def vlm(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def faults(session: nox.Session) -> None:
-    """Seeded faults, one at a time: the checks notice each of them (in CI: of a quarter)."""
+    """Seeded faults, one at a time: the checks notice each of them (in CI: a quarter of them)."""
     env = c_library(session) | {"MLX_H2O_PART": part(4)}
     pytest(session, *SIDE_BY_SIDE, "-m", "faults", *FAULTS, env=env)
 
@@ -476,7 +476,7 @@ def exhaustive(session: nox.Session) -> None:
 
 @nox.session(reuse_venv=True)
 def audit(session: nox.Session) -> None:
-    """Known vulnerabilities of what is installed beside the package; asks a public database."""
+    """Known vulnerabilities of the package's dependencies, from a public database."""
     package(session)
     said = session.run(PYTHON, "-m", "pip", "freeze", "--exclude", "mlx-h2o", external=True,
                        silent=True)  # fmt: skip

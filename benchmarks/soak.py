@@ -7,8 +7,8 @@ most, to one server with a bounded cache: completions and chats, streamed or not
 as long as the budget and longer than the model's context, prompts that begin with one of three
 texts, streams that are abandoned halfway, requests with a seed, and invalid requests. Each greedy
 request has been answered before by the idle server. At the end the server gets SIGTERM while each
-client reads a stream. Measured are answers that are missing or differ from that of the idle server,
-the server's resident memory, and the time to the first token.
+client reads a stream. The result counts answers that are missing or differ from the idle server's,
+and has the server's resident memory and the time to the first token.
 
 Once rows have been evicted, an answer depends on how many tokens came from a kept prompt. It is
 compared with the idle server's for as many ``cached_tokens``, or counted apart if there is none.

@@ -30,7 +30,7 @@ class Segment:
     """Text that is part of a variant when `condition` holds.
 
     The condition is a list of flags and traits separated by spaces, all of which must
-    be on, or off where there is a "!" before it. An empty one always holds.
+    be on, or off if a "!" precedes it. An empty condition always holds.
     """
 
     condition: str

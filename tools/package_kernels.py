@@ -1,7 +1,7 @@
 """Package the kernels and the table of operations of metal/ for Python and C.
 
     python tools/package_kernels.py           write the generated files
-    python tools/package_kernels.py --check   fail where one is out of step
+    python tools/package_kernels.py --check   fail if one is out of step
 
 Needs Python 3.11 and nothing else.
 """

@@ -20,7 +20,7 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> st
     def lead(found: re.Match[str]) -> str:
         target = (source.parent / found[1]).resolve()
         if target.is_relative_to(config.docs_dir) or not target.is_file():
-            return found[0]  # mkdocs says what is wrong with it, if anything is
+            return found[0]  # mkdocs reports what is wrong with it, if anything
         copy = f"repository/{target.relative_to(ROOT).as_posix()}"
         if target.suffix == ".md":  # else mkdocs would take it for a page, too late
             copy += ".txt"
