@@ -94,7 +94,7 @@ class ReferenceCache:
         self.surplus = False
 
     def take_policy(self, config, scored: bool) -> None:
-        """Rank the same rows by another policy, which goes on with the scores if it has any."""
+        """Rank the same rows by another policy, which continues with their scores, if any."""
         self.config, self.held = config, [[] for _ in self.heads]
         for row in (row for rows in self.heads for row in rows if not scored):
             row.score = np.nan
