@@ -1,5 +1,5 @@
-"""A process whose memory runs out in calls of the C interface: each array in turn has none, and
-the call says so. Loaded behind failing_malloc.c."""
+"""A process whose memory runs out in calls of the C interface: the allocation of each array fails
+in turn, and the call must report it. Loaded behind failing_malloc.c."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A process whose memory runs out: generations by the policies named, in which one array or another
-has none. Says how many arrays there were, and ends with 0 if all was as it has to be.
+"""A process whose memory runs out: generations with the named policies, in which the allocation of
+one array or another fails. Prints how many arrays there were; status 0 if all went as it should.
 
 Loaded behind failing_malloc.c."""
 

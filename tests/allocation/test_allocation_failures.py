@@ -1,4 +1,4 @@
-"""Memory that runs out in the native code: an error, and the next generation is as ever."""
+"""Memory that runs out in native code: an error is raised, and the next generation works again."""
 
 from __future__ import annotations
 

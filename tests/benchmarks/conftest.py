@@ -1,4 +1,4 @@
-"""The script that a suite names, as a module: ``SCRIPT`` of benchmarks/."""
+"""The benchmark script that a suite names in ``SCRIPT``, as a module."""
 
 import pytest
 

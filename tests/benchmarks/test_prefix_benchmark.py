@@ -1,4 +1,4 @@
-"""benchmarks/prefix_sharing.py: both arms answer as each prompt alone, and the result says so."""
+"""benchmarks/prefix_sharing.py: both arms give the answers of each prompt alone, and record it."""
 
 from __future__ import annotations
 

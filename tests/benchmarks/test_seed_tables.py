@@ -1,4 +1,4 @@
-"""benchmarks/seed_tables.py: changes are those against what each source compares with."""
+"""benchmarks/seed_tables.py: changes are relative to what each source compares with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""benchmarks/sparse_v.py: what is skipped, and what its result promises."""
+"""benchmarks/sparse_v.py: what counts as skipped, and what its committed result promises."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Every kind of cache through one life of events, against the slow reference after each of them.
+"""Every kind of cache through one series of events, against the slow reference after each event.
 
-Half of a set in which all pairs of column, policy, mode and group come up is tried in a plain run;
-the whole set, and all triples of the first three, in the exhaustive session.
+A plain run tries half of a set that contains all pairs of column, policy, mode and group; the
+exhaustive session tries the whole set, and all triples of the first three.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Batches: masks, bytes, what joining and leaving does to others, and what does not fit."""
+"""Batches: masks, bytes, that joining and leaving do not affect others, and what is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""H2OKVCache: the members that mlx_lm asks of a cache, masks, and errors."""
+"""H2OKVCache: the members that mlx_lm needs in a cache, masks, and errors."""
 
 from __future__ import annotations
 

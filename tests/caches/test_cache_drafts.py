@@ -1,4 +1,4 @@
-"""Drafts: the newest rows are a tail that a trim may cut at any time, and that leaves no trace."""
+"""Drafts: the newest rows can be trimmed at any time, which leaves no trace."""
 
 from __future__ import annotations
 

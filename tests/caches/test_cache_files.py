@@ -1,4 +1,4 @@
-"""Caches in files: every kind goes on as before, and files of earlier versions load."""
+"""Caches in files: every kind continues as before, and files of earlier versions load."""
 
 from __future__ import annotations
 

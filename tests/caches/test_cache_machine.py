@@ -1,4 +1,4 @@
-"""Any course of events: hypothesis draws them, the reference says after each what must be there."""
+"""Random series of events, drawn by hypothesis; the reference knows what each must leave."""
 
 from __future__ import annotations
 

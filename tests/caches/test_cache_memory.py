@@ -1,4 +1,4 @@
-"""Caches: nothing is copied at the budget, nothing handed out is held, and no graph grows."""
+"""Memory of caches: no copies at the budget, nothing handed out stays alive, no graph grows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""QuantizedH2OKVCache: each row is packed once, moved as it is, and handed out as it is stored."""
+"""QuantizedH2OKVCache: each row is packed once, moved in packed form, and handed out as stored."""
 
 from __future__ import annotations
 

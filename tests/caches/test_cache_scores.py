@@ -1,4 +1,4 @@
-"""Scores that are given to a cache: what they decide, ties, chunks, and what happens without."""
+"""Scores that a cache is given: what they decide, ties, chunks, and what happens without scores."""
 
 from __future__ import annotations
 

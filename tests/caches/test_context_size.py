@@ -1,4 +1,4 @@
-"""Rows further back than the context that a model was trained for: they go first."""
+"""Rows beyond the context that a model was trained for are evicted first."""
 
 from __future__ import annotations
 

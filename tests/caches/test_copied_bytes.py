@@ -1,10 +1,10 @@
-"""The cache within mlx_lm's asynchronous loop: nothing held changes, nothing is copied for nothing.
+"""The cache within mlx_lm's asynchronous loop: arrays in use never change, no copy is needless.
 
-generate_step computes token n + 1 while token n is looked at, and MLX decides whether a buffer is
-written in place or copied when it schedules an operation, so asking for an address in the usual
-way, which waits, would change what is asked about. `_core.buffer_address` reads the address of a
-buffer that is being computed, and neither waits nor holds it. An array that is copied twice within
-one token, back to where it was, would be missed.
+generate_step computes token n + 1 while token n is processed, and MLX decides whether to write a
+buffer in place or copy it when it schedules an operation. Reading an address in the usual way would
+wait, and so change the behaviour under test. `_core.buffer_address` reads the address of a buffer
+that is being computed, and neither waits nor holds it. An array that is copied twice within
+one token, back to its old place, would be missed.
 """
 
 from __future__ import annotations

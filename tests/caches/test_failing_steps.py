@@ -1,4 +1,4 @@
-"""A step in the middle of which memory runs out: the cache refuses to go on, or is right."""
+"""Memory that runs out in the middle of a step: the cache refuses to continue, or is right."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What bounded caches lose: a small model on the package's caches, and on the slow reference."""
+"""The loss of bounded caches: a small model on the package's caches, and on the slow reference."""
 
 from __future__ import annotations
 

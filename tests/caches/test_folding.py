@@ -1,6 +1,6 @@
-"""Rows that are folded: none is lost, none that is protected changes, and duplicates cost nothing.
+"""Folded rows: no token is lost, no protected row changes, and duplicates cost nothing.
 
-That each step is the slow reference's is what the suites of all policies say.
+The suites of all policies check that each step agrees with the slow reference.
 """
 
 from __future__ import annotations

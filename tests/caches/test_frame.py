@@ -1,4 +1,4 @@
-"""Packed rows in a frame of their head: what is kept, and that attention does not see the frame."""
+"""Packed rows in a frame of their head: what is stored, and that attention is the same."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A row format that the package does not know: one column, and all that a cache does works.
+"""A row format that the package does not know: with one new column, a cache does everything.
 
-It is docs/design.md's, "Adding a storage format", as far as it needs no kernel: several
+It follows "Adding a storage format" in docs/design.md, as far as that needs no kernel: several
 arrays for each row, which attention gets unpacked.
 """
 

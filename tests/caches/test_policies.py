@@ -1,4 +1,4 @@
-"""Policies: what each accumulates and how it ranks."""
+"""Policies: what each accumulates and how it ranks rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every policy by the same rules: one table, one set of tests."""
+"""Every policy against the same rules: one table, one set of tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Room for all rows at once: the same rows, nothing allocated for them, pages given back."""
+"""Slots allocated ahead: the same rows, no further allocations, and pages are given back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sequences that share the rows of a prefix: each is as it is alone, the rows are there once."""
+"""Sequences that share the rows of a prefix: each is as it is alone, and rows are stored once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompt caches in files: what comes back, what is refused, and that nothing is half done."""
+"""Prompt caches in files: what is restored, what is refused, and that nothing is done by halves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a command says of a mistake."""
+"""Run a command that refuses its arguments, and read its error line."""
 
 from collections.abc import Callable
 

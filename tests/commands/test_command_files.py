@@ -1,4 +1,4 @@
-"""Files and streams that a command cannot read or write: one line that names them."""
+"""Files and streams that a command cannot read or write: one line names them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands around generate: saved prompts, a draft model, mlx_lm's chat, what is refused."""
+"""Commands around generate: saved prompts, a draft model, mlx_lm's chat, and refusals."""
 
 from __future__ import annotations
 

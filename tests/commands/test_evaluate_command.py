@@ -1,4 +1,4 @@
-"""`mlx_h2o evaluate`: files, what it says meanwhile, and what it refuses."""
+"""`mlx_h2o evaluate`: files, messages about progress, and what it refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m mlx_h2o.hardware`: every operation and kernel has a case, and a wrong one is seen."""
+"""`python -m mlx_h2o.hardware`: every operation and kernel has a case, and faults are found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong on the command line is told in one line, in the names that were typed."""
+"""Mistakes on the command line are reported in one line, in the names that the user typed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`mlx_h2o plan`: its bytes are those that are measured, and its table is what happens."""
+"""`mlx_h2o plan`: its bytes match measurements, and its table matches what happens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `server`, asked over HTTP."""
+"""The command `server`, tested over HTTP."""
 
 from __future__ import annotations
 

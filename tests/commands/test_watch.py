@@ -1,4 +1,4 @@
-"""What commands say while they work: lines in a log, a bar in a terminal."""
+"""What commands print while they work: lines in a log, a bar in a terminal."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@
 The modules, in the order of a call: ``text`` asks MLX for the text, ``build`` compiles it with
 the shims of metal/shims, ``memory`` holds its buffers between guard pages, ``kernel`` joins them
 under the call contract of ``mx.fast.metal_kernel``, ``backend`` is the back end.
-docs/internals/kernels.md says what all this can find and what it cannot.
+docs/internals/kernels.md says what the emulator can find and what it cannot.
 """
 
 from emulator.backend import EmulatorBackend

@@ -1,6 +1,6 @@
 """Compiles generated Metal text with the host shims into a shared object, and keeps it.
 
-Objects lie in a cache directory (MLX_H2O_CACHE, else ~/.cache/mlx-h2o) under a key made of
+Objects are kept in a cache directory (MLX_H2O_CACHE, else ~/.cache/mlx-h2o) under a key of
 everything that goes into them: text, shims, compiler, flags.
 """
 

@@ -1,4 +1,4 @@
-"""An emulated kernel, called as the object is that ``mx.fast.metal_kernel`` returns."""
+"""An emulated kernel, called like the object that ``mx.fast.metal_kernel`` returns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Buffers that end at a page nobody may touch, filled with a poison that shows when read."""
+"""Buffers that end at a guard page, filled with a poison that shows up when it is read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows for the tests of the kernels on a cache's rows, and the schedules they run in."""
+"""Rows for the tests of kernels on a cache's rows, and the schedules that these run in."""
 
 from __future__ import annotations
 

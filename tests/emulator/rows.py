@@ -1,4 +1,4 @@
-"""Launches on a cache's rows, one of each variant, for the checks that only compile."""
+"""Launches on a cache's rows, one for each variant, for checks that only compile."""
 
 from __future__ import annotations
 

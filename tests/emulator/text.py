@@ -1,6 +1,6 @@
 """The text that MLX generates for a kernel call, without a Metal device.
 
-Exporting a function records the kernel's primitive, text included, and runs nothing.
+Exporting a function records the kernel's primitive, including its text, but runs nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every variant of the kernels, for the checks that only compile."""
+"""Every variant of the kernels, for checks that only compile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An evaluation from end to end: bytes, tasks, statistics, results taken up again, tables."""
+"""An evaluation from end to end: bytes, tasks, statistics, continuing from results, tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""lm-evaluation-harness with our caches: unbounded, it has the numbers of mlx_lm's own wrapper."""
+"""lm-evaluation-harness with our unbounded caches has the same numbers as mlx_lm's own wrapper."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What caches lose on a real model is what benchmarks/results/real_check.json says."""
+"""What caches lose on a real model matches benchmarks/results/real_check.json."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The real models are what they were converted from: perplexity, and a sentence, of each.
+"""The real models match their originals: the perplexity, and one sentence, of each.
 
 `nox -s yardsticks` fetches them.
 """

@@ -1,4 +1,4 @@
-"""Everything in this folder is marked ``faults``, which a plain run of pytest leaves out."""
+"""Marks everything in this folder ``faults``, which a plain run of pytest leaves out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults in the compositions of the C interface: a golden or a drawn case fails for each."""
+"""Faults in the compositions of the C interface: a golden or a random case fails for each."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Faults in the native kernels, each of which the native test driver must catch: those of this
-machine, and NEON's, built for AArch64 and run under QEMU.
+machine, and those of NEON, built for AArch64 and run under QEMU.
 
 Only the kernels that read the changed file are compiled again.
 """

@@ -1,6 +1,6 @@
 """Faults of the Python package, one for each promise of the docs: its own tests notice them.
 
-A fault replaces a name where it is used, by what ``wrap`` makes of the original.
+A fault replaces a name where it is used by ``wrap`` of the original.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
     Edit("Piece::kv_head", "kv_head + 1 ... ;", "kv_head ... ;")
 
-``find`` is compared token by token, so that neither spaces, line breaks nor comments matter; its
-``...`` is anything within a statement, and is the same text again in ``put``. The place is the
-name of a function, a struct or a namespace, as far as it must be qualified, "" for a whole text
-(the body of a kernel), or a comment of the line that is meant, "// fault: its name". A find that
-is not in its place, or is there more than once, is a PlaceError. The ``*.toml`` files here are
+``find`` is compared token by token, so spaces, line breaks and comments do not matter; its
+``...`` matches anything within a statement, and stands for the same text in ``put``. The place is
+the name of a function, struct or namespace, qualified as far as necessary, "" for a whole text
+(the body of a kernel), or a comment on the line in question, "// fault: its name". A ``find`` that
+is not in its place, or occurs more than once, is a PlaceError. The ``*.toml`` files here are
 tables of such edits, by what is wrong.
 """
 

@@ -1,6 +1,6 @@
-"""Anything as arguments, settings and files: an error that says why, or the right result.
+"""Arbitrary arguments, settings and files: an error that says why, or the right result.
 
-A few examples of each here; ``nox -s fuzz -- SECONDS`` goes on until the time is over.
+A few examples of each here; ``nox -s fuzz -- SECONDS`` continues until the time is over.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Building blocks of parity cases: seeded inputs, and what the float64 reference says of them."""
+"""Building blocks of parity cases: seeded inputs, and the results of the float64 reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The golden cases, and further ones that the parity runner draws afresh."""
+"""The golden cases, and further ones that the parity runner draws at random."""
 
 from __future__ import annotations
 

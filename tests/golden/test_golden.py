@@ -1,4 +1,4 @@
-"""The committed golden vectors are those that their generator makes."""
+"""The committed golden vectors match what their generator makes."""
 
 from __future__ import annotations
 

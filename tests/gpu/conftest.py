@@ -1,4 +1,4 @@
-"""The back ends of GPUs, with the emulator in the place of what MLX would launch."""
+"""The GPU back ends, with the emulator in place of MLX's launches."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""NVRTC compiles the kernels with the CUDA shim; nothing of this runs on a GPU.
+"""NVRTC compiles the kernels with the CUDA shim; nothing here runs on a GPU.
 
-MLX without CUDA does not give out the text that it would generate; tests/lib/nvrtc.py imitates it.
+MLX without CUDA does not show the text that it would generate; tests/lib/nvrtc.py imitates it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tests of the CPU's back ends, again on the emulator."""
+"""Tests of the CPU back ends, repeated on the emulator."""
 
 from __future__ import annotations
 

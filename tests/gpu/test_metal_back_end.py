@@ -1,4 +1,4 @@
-"""The Metal back end with the emulator in the place of MLX's launches, and both on CPU streams."""
+"""The Metal back end with the emulator in place of MLX's launches, and both on CPU streams."""
 
 from __future__ import annotations
 

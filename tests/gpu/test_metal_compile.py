@@ -1,4 +1,4 @@
-"""Apple's compiler on every variant of the kernels, as MLX hands them to Metal at run time."""
+"""Apple's compiler on every variant of the kernels, as MLX passes them to Metal at run time."""
 
 from __future__ import annotations
 

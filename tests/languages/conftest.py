@@ -1,4 +1,4 @@
-"""The C library, which must be built in CI."""
+"""The C library, which must exist in CI."""
 
 import pytest
 

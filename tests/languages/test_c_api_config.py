@@ -1,4 +1,4 @@
-"""The settings in C: the same values, and the same words for wrong ones, as Python's H2OConfig."""
+"""The settings in C: the same values as in Python's H2OConfig, and the same error messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the C interface refuses: the texts, what stays untouched, and that nothing leaks."""
+"""What the C interface refuses: messages, untouched outputs, and no leaks."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """CMake builds the H2O part of the C interface on an installed mlx-c, and installs it.
 
-The installed mlx-c is the subset of this repository, which has mlx-c's names, under a prefix of its
-own: that of an mlx-c, as far as a program that uses it can see.
+The installed mlx-c is the subset in this repository, which uses mlx-c's names, under its own
+prefix: a program that uses it sees no difference.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The last error of each thread in C, and that messages do not name a place on the machine."""
+"""The last error of each thread in C, and that messages contain no paths of the machine."""
 
 from __future__ import annotations
 

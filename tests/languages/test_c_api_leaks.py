@@ -1,7 +1,7 @@
-"""A C++ program on the library: the last error of each thread, and nothing lost at its end.
+"""A C++ program on the library: the last error of each thread, and no leaks at its end.
 
-LeakSanitizer looks on, with ASan and UBSan where they are in the library (`nox -s sanitize_c`).
-Nothing is suppressed: neither MLX nor the C++ library loses anything.
+LeakSanitizer checks it, with ASan and UBSan if they are in the library (`nox -s sanitize_c`).
+Nothing is suppressed: neither MLX nor the C++ library leaks.
 """
 
 from __future__ import annotations

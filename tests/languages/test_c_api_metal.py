@@ -1,4 +1,4 @@
-"""The Metal path of the C interface on a device that records: its launches are Python's."""
+"""The Metal path of the C interface on a recording device: its launches match Python's."""
 
 from __future__ import annotations
 

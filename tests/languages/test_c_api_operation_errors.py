@@ -1,4 +1,4 @@
-"""What the C operations on packed rows and on the rows of a cache refuse: Python's own words."""
+"""What the C operations on packed rows and on a cache's rows refuse, with Python's messages."""
 
 from __future__ import annotations
 

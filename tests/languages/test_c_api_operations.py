@@ -1,4 +1,4 @@
-"""The C operations on packed rows and the rows of a cache: results."""
+"""The C operations on packed rows and on a cache's rows: results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The C interface as source: headers, public calls only, failures half-way, example."""
+"""The C interface as source: headers, public calls only, failures halfway, the example."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Caches of the Swift package against Python: drafts, and files in both directions.
 
-Traces of 1,000 steps are parity's: `nox -s parity`.
+`nox -s parity` compares traces of 1,000 steps.
 """
 
 from __future__ import annotations

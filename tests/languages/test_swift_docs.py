@@ -1,4 +1,4 @@
-"""Every public name of the Swift modules is documented, and DocC finds nothing amiss."""
+"""Every public name of the Swift modules is documented, and DocC has no complaints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""mlx_lm's own batch generation with caches that evict: each sequence as it is alone."""
+"""mlx_lm's own batch generation with evicting caches: each sequence is as it is alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers that have their own budgets: a list of them, a file, and the masks that they need."""
+"""Layers with different budgets: a list of them, a file, and the masks that they need."""
 
 from __future__ import annotations
 

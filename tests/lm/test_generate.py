@@ -1,4 +1,4 @@
-"""Generation with evicting caches: loading, arguments, equality with stock, refusals."""
+"""Generation with evicting caches: loading, arguments, equality with stock mlx_lm, refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Thousands of steps of mlx_lm's own loop: memory is flat but for what the caches hold."""
+"""Thousands of steps of mlx_lm's own loop: memory grows only by what the caches hold."""
 
 from __future__ import annotations
 

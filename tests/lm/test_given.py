@@ -1,4 +1,4 @@
-"""What generation refuses to take, in one sentence, before anything is computed with it."""
+"""What generation refuses, in one sentence, before it computes anything."""
 
 from __future__ import annotations
 

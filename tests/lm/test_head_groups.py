@@ -1,4 +1,4 @@
-"""KV heads of a layer with budgets of their own: two caches that are one to the model."""
+"""KV heads of a layer with different budgets: two caches that the model sees as one."""
 
 from __future__ import annotations
 

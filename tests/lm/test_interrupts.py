@@ -1,4 +1,4 @@
-"""What is interrupted leaves nothing behind: Ctrl-C, a reader or a client that goes away."""
+"""Interruptions leave nothing behind: Ctrl-C, or a reader or client that goes away."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quantised caches under whole models: routed or not, in mlx_lm's own loops, and their peak."""
+"""Quantised caches under whole models: with and without routing, in mlx_lm's loops, peak memory."""
 
 from __future__ import annotations
 

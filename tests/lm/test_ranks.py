@@ -1,4 +1,4 @@
-"""Several processes that share a model make what one makes, and end together."""
+"""Several processes that share a model give the results of a single one, and end together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Routing: which cache gets which scores, what is refused, and that mlx_lm is left as it was."""
+"""Routing: which cache gets which scores, what is refused, and that mlx_lm is restored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Routing contexts: counted, and closed by exceptions, collectors and threads alike."""
+"""Routing contexts: counted, and closed by exceptions, garbage collection and threads alike."""
 
 from __future__ import annotations
 

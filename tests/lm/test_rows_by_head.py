@@ -1,4 +1,4 @@
-"""KV heads that retrieve: how they are found, what rows they get, and where all get the same."""
+"""KV heads that retrieve: how they are found, how many rows they get, and when all get the same."""
 
 from __future__ import annotations
 

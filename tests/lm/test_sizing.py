@@ -1,4 +1,4 @@
-"""Budgets in bytes: never exceeded, and one row more would not fit."""
+"""Budgets in bytes: they are never exceeded, and one more row would not fit."""
 
 from __future__ import annotations
 

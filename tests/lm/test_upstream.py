@@ -1,4 +1,4 @@
-"""What is replaced in mlx_lm, and what of it is used by name: a new version breaks this."""
+"""What we replace in mlx_lm, and which names we use: fails if a new version changes them."""
 
 from __future__ import annotations
 

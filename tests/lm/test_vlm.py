@@ -1,4 +1,4 @@
-"""mlx-vlm with evicting caches: a family that mlx_lm has not, and the prompt cache of mlx-vlm."""
+"""mlx-vlm with evicting caches: a model family that mlx_lm lacks, and mlx-vlm's prompt cache."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """``python -m models``: our caches on every architecture of mlx_lm, the table of docs/models.md.
 
-Each is tried in a process of its own. Writes the table with ``--write``; without, fails where
-the committed one differs, and always where a promise is broken.
+Each runs in its own process. Writes the table with ``--write``; otherwise fails if the committed
+one differs. Always fails if a promise is broken.
 """
 
 from __future__ import annotations

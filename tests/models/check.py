@@ -1,4 +1,4 @@
-"""What is asked of the caches on one model, and the verdict.
+"""The requirements on our caches with one model, and the verdict.
 
 ``python -m models.check NAME`` prints the verdict on one architecture as JSON.
 """

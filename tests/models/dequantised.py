@@ -1,4 +1,4 @@
-"""The reference of quantised caches: rows that went through quantisation once, kept dense."""
+"""The reference of quantised caches: rows that were quantised and dequantised once, kept dense."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verdicts in Markdown: what is supported, and why the others are partly, refused or not tried."""
+"""Verdicts in Markdown: what is supported, and why others are partly so, refused or not tried."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operations of mlx_h2o.fast, by the dispatch and by each back end that runs here."""
+"""The operations of mlx_h2o.fast, by dispatch and on each back end that runs here."""
 
 from __future__ import annotations
 

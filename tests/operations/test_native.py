@@ -1,7 +1,7 @@
 """The native back end against the float64 reference: sizes, strides, masks, NaN, selection.
 
-`test_native_simd.py` runs this file again on every lower SIMD target. The rest of the kernels'
-inner variety (every size with every mask on memory of exact size) is in tests/native/.
+`test_native_simd.py` runs this file again on every lower SIMD target. tests/native/ covers the
+rest of the kernels' variants: every size with every mask, on memory of exact size.
 """
 
 import math

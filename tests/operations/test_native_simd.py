@@ -1,4 +1,4 @@
-"""Every SIMD target of this machine, forced by MLX_H2O_SIMD in a process of its own."""
+"""Every SIMD target of this machine, forced by MLX_H2O_SIMD in a separate process."""
 
 import subprocess
 import sys

@@ -1,6 +1,6 @@
-"""The cases that all languages answer (tests/parity), on the back ends of the CPU.
+"""The cases of all languages (tests/parity), on the CPU back ends.
 
-Golden vectors, and every flag, packing and length astride a boundary, against the float64
+Golden vectors, and every flag, packing and length on both sides of a boundary, against the float64
 reference.
 """
 

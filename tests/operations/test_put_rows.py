@@ -1,4 +1,4 @@
-"""Rows into slots, and rows that close gaps."""
+"""Putting rows into slots, and filling gaps with rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""quantize_append: equal to mx.quantize bit for bit, in its slots, in place where it may be."""
+"""quantize_append: equal to mx.quantize bit for bit, in its slots, in place where possible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reference against what was not written here: stock MLX, and results worked out by hand."""
+"""The reference against independent results: stock MLX, and examples worked out by hand."""
 
 from __future__ import annotations
 

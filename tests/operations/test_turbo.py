@@ -1,4 +1,4 @@
-"""Rows as codes of rotated directions: the format, attention over them, and what is refused."""
+"""Rows as codes of rotated directions: the format, attention over them, and refusals."""
 
 from __future__ import annotations
 

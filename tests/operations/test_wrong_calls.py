@@ -1,4 +1,4 @@
-"""What the operations refuse, word for word where a person will read it."""
+"""What the operations refuse, word for word, because people will read the messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``python -m parity``: the same cases through every implementation; fails with the case named."""
+"""``python -m parity``: the same cases through every implementation; names the cases that fail."""
 
 from __future__ import annotations
 

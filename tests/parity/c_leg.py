@@ -1,4 +1,4 @@
-"""The C leg: the package on the operations of the C library, by cffi."""
+"""The C leg: the package on the operations of the C library, through cffi."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls of attention of every kind: random inputs, and the rows as they dequantise."""
+"""Attention calls of every kind: random inputs, and their rows dequantised."""
 
 from __future__ import annotations
 

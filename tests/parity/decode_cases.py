@@ -1,6 +1,6 @@
-"""Cases of the decode kernels beyond plain attention, drawn afresh by the runner.
+"""Random cases of the decode kernels beyond plain attention.
 
-Packed keys and values, sparse V, calls that ask for no scores, and lengths astride the
+Packed keys and values, sparse V, calls that request no scores, and lengths on both sides of the
 boundaries at which a launch changes.
 """
 

@@ -1,5 +1,4 @@
-"""Cases of rows that are folded, drawn until no choice is close: then all legs have to make the
-same."""
+"""Cases of folded rows, drawn until no choice is close, so that all legs must agree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compare what a leg found in a case, traces apart, with what is expected."""
+"""Compare what a leg found in a case with what is expected, except for traces."""
 
 from __future__ import annotations
 

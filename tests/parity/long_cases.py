@@ -1,6 +1,6 @@
-"""Traces of 1,000 steps with every policy, for languages that drive the same back end.
+"""Traces of 1,000 steps with every policy, for languages that use the same back end.
 
-They keep the same rows at every step. Legs of other back ends would part where a choice is close.
+They keep the same rows at every step. Legs of other back ends would diverge at close choices.
 """
 
 from __future__ import annotations

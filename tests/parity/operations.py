@@ -1,7 +1,7 @@
-"""The operations: how a leg of the package runs a case of each.
+"""How a leg of the package runs a case of each operation.
 
-A back end that has no function of its own for one shows "n/a", in C and Swift too: its column
-would only repeat another's.
+A back end without its own function for an operation shows "n/a", also in C and Swift: its column
+would only repeat another one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a leg makes of a case, and what the runner makes of that."""
+"""The result of a leg in a case, and the runner's verdict on it."""
 
 from __future__ import annotations
 

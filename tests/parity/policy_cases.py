@@ -1,4 +1,4 @@
-"""Cache traces of every policy that all languages have, as a routed model sees them."""
+"""Cache traces of every policy that all languages have, as in a routed model."""
 
 from __future__ import annotations
 

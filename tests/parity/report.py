@@ -1,4 +1,4 @@
-"""The table on the terminal, and the same as JSON."""
+"""The table on the terminal, and the same table as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cases of the operations on a cache's rows, and of the scores of a long chunk, drawn afresh."""
+"""Random cases of the operations on a cache's rows, and of the scores of a long chunk."""
 
 from __future__ import annotations
 

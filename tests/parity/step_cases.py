@@ -1,4 +1,4 @@
-"""Cases of a decode step: attention whose scores, or weights, go into C."""
+"""Cases of a decode step: attention whose scores or weights are accumulated in C."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Swift leg: an executable that reads a file of cases and writes one of results."""
+"""The Swift leg: an executable that reads a file of cases and writes a file of results."""
 
 from __future__ import annotations
 

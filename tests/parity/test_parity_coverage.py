@@ -1,4 +1,4 @@
-"""Every kernel and both sides of every flag have a parity case on the emulator leg."""
+"""Every kernel and both settings of every flag have a parity case on the emulator leg."""
 
 from __future__ import annotations
 

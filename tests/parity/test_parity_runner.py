@@ -1,4 +1,4 @@
-"""The parity runner finds a fault in a leg and names its cases; what cannot run, it says."""
+"""The parity runner finds a fault in a leg and names its cases; it reports what cannot run."""
 
 from __future__ import annotations
 

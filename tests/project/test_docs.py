@@ -1,4 +1,4 @@
-"""Every block of code on the pages is run, compiled or parsed; those that are not are listed."""
+"""Every block of code on the pages is run, compiled or parsed; exceptions are listed."""
 
 from __future__ import annotations
 

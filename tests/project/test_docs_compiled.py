@@ -1,4 +1,4 @@
-"""The blocks of C, CMake and Swift on the pages compile, or are parts of a program that does."""
+"""The blocks of C, CMake and Swift on the pages compile, alone or as parts of a program."""
 
 from __future__ import annotations
 

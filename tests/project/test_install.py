@@ -1,4 +1,4 @@
-"""The package builds with a compiler, and without one is whole but for the native part."""
+"""The package builds with a compiler, and without one is complete except for the native part."""
 
 import importlib.util
 import os

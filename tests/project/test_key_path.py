@@ -1,7 +1,7 @@
 """How far a new key travels: through which files, from ``update_and_fetch`` to where it is stored.
 
-An ordinary step, and one in which rows are evicted first. A file counts where a function in it is
-given the key, up to the operation that stores it.
+For an ordinary step, and one that evicts rows first. A file counts if a function in it gets the
+key, up to the operation that stores it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The folders of the package import in one direction, and its modules in no circle."""
+"""The folders of the package import in one direction, and its modules without cycles."""
 
 from __future__ import annotations
 

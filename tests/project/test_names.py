@@ -1,4 +1,4 @@
-"""A public name of the package means one thing: each is defined once, and so is each file name."""
+"""A public name of the package means one thing: each is defined once, and file names are unique."""
 
 from __future__ import annotations
 

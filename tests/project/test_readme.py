@@ -1,4 +1,4 @@
-"""The README and the documents: what they show is run, what they name exists."""
+"""The README and the documents: the code that they show runs, and what they name exists."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""How large each room of the project may be, in lines of code that was written by hand.
+"""How large each room of the project may be, in lines of handwritten code.
 
-A room that grows takes something out elsewhere; a number here only falls.
+A room that grows must shrink elsewhere; a number here only falls.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A server of the demo model, for the tests of a file."""
+"""A server with the demo model, for the tests of a file."""
 
 from collections.abc import Iterator
 

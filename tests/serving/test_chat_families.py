@@ -1,4 +1,4 @@
-"""Templates, calls of tools and thoughts of the common families, in generate, chat and server."""
+"""Templates, tool calls and thoughts of the common families, in generate, chat and server."""
 
 from __future__ import annotations
 

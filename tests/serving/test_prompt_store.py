@@ -1,4 +1,4 @@
-"""Prompt caches on disk: which one is found, what goes, and what an accident leaves."""
+"""Prompt caches on disk: which one is found, which are removed, and what accidents leave."""
 
 from __future__ import annotations
 

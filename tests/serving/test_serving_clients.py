@@ -1,4 +1,4 @@
-"""LangChain's client, which asks as its users have it ask; openai's is in test_serving_http.py."""
+"""LangChain's client, used as its users do; test_serving_http.py covers openai's client."""
 
 from __future__ import annotations
 

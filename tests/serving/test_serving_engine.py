@@ -1,4 +1,4 @@
-"""The engine: answers are those alone, and a request that fails fails alone."""
+"""The engine: answers are the same as alone, and a failing request fails alone."""
 
 from __future__ import annotations
 

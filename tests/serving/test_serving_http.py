@@ -1,4 +1,4 @@
-"""The server over HTTP: what it answers, what it refuses, and in which words."""
+"""The server over HTTP: what it answers, what it refuses, and its messages."""
 
 from __future__ import annotations
 

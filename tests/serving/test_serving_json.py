@@ -1,4 +1,4 @@
-"""Answers in JSON: of any object, or of a schema; beside others, streamed, sampled, with drafts."""
+"""Answers in JSON, of any object or of a schema: in batches, streamed, sampled, with drafts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept under tokens, and snapshots among it, against a scan of all that is there."""
+"""Caches kept by their tokens, including snapshots, against a scan of everything that is kept."""
 
 from __future__ import annotations
 

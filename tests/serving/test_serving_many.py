@@ -1,4 +1,4 @@
-"""256 clients at once, 40 of them hostile: each of the others gets what it gets alone."""
+"""256 clients at once, 40 of them hostile: the others get the same answers as alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server of several processes says what one of one process says, and all end together."""
+"""A server of several processes answers like one of a single process, and all end together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Snapshots: the longest beginning is found, and none says more than it holds."""
+"""Snapshots: the longest prefix is found, and none claims more than it holds."""
 
 from __future__ import annotations
 
