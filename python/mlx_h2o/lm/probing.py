@@ -181,18 +181,20 @@ def _reading(original: Callable[..., Any]) -> Callable[..., Any]:
         if len(caches) != 1 or not caches[0].offset:
             return original(layer, *args, **given)
         (cache,), like = caches, next(one.shape for one in every if isinstance(one, mx.array))
+        axis = len(like) - 3  # in gemma3n several streams are before the batch
 
         def wide(one: Any) -> Any:  # hidden states, and in talkie embeddings too
             text = isinstance(one, mx.array) and one.shape == like
-            return mx.repeat(one, 1 + cache.heads, axis=0) if text else one
+            return mx.repeat(one, 1 + cache.heads, axis=axis) if text else one
 
         args, given = cast(Any, tree_map)(wide, (args, given))
         found = original(layer, *args, **given)
         out, *more = found if isinstance(found, tuple) else (found,)  # more: for other layers
+        out, others = mx.split(out, [1], axis)
         # Without the first tokens, where the model cannot know yet that this is the second copy.
-        change, size = (_norm(rows[:, 8:]) for rows in (out[1:] - out[:1], out[:1]))
-        cache.gives = (change / size).mean(axis=1)
-        return (out[:1], *more) if more else out[:1]
+        change, size = (_norm(rows[..., 8:, :]) for rows in (others - out, out))
+        cache.gives = mx.moveaxis(change / size, axis, 0).flatten(1).mean(axis=1)
+        return (out, *more) if more else out
 
     return call
 
