@@ -50,6 +50,13 @@ def figures(result, arm, task="loss"):
     return found["figures"]
 
 
+def test_a_text_that_is_too_short_is_told_before_anything_is_measured(tiny):
+    said, more = [], {"tasks": ("loss", "facts"), "settings": replace(SETTINGS, lengths=(4000,))}
+    with pytest.raises(ValueError, match="one has 700 tokens, expected at least 8,000"):
+        evaluated(tiny, watch=lambda *what: said.append(what), **more)
+    assert not said
+
+
 # Bytes
 
 

@@ -92,7 +92,7 @@ def evaluate(
     result: Result = {**what, "records": _known(file, what)}
     _turn(model)
     sizes = sizes or Sizes(model, settings.seed)
-    for case in cases(model, tokenizer, texts, tasks, settings):
+    for case in [*cases(model, tokenizer, texts, tasks, settings)]:  # or a refusal comes late
         whole = sizes.full(case.tokens)
         for arm, share in _pairs(arms, shares):
             part = None if share is None else str(share)

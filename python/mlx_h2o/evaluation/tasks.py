@@ -61,15 +61,11 @@ def cases(
     tasks: Sequence[str],
     settings: Settings,
 ) -> Iterator[Case]:
-    """All cases of the tasks, in order. Their texts are made when they are first needed.
+    """All cases of the tasks, in order.
 
     Raises ValueError if the texts are too short, or facts do not fit.
     """
     count, length = settings.documents, settings.length
-    if "ruler" in tasks:  # read before anything is measured
-        if settings.ruler is None:
-            raise ValueError("ruler needs a file of RULER's samples")
-        asked = samples(tokenizer, settings.ruler, count)
     if "loss" in tasks or "chunks" in tasks:
         read_of = windows(tokenizer, texts, count=count, length=length)
         losses = _Losses(model, read_of)
@@ -85,6 +81,9 @@ def cases(
             turns = chats(tokenizer, texts, of, settings)
             yield Case("turns", of, partial(_answered, model, turns))
     if "ruler" in tasks:
+        if settings.ruler is None:
+            raise ValueError("ruler needs a file of RULER's samples")
+        asked = samples(tokenizer, settings.ruler, count)
         longest = max(len(sample.text) + len(sample.asked[0][0]) for sample in asked)
         yield Case("ruler", longest, partial(_answered, model, asked))
     if "writing" in tasks:
