@@ -55,20 +55,14 @@ class Life(RuleBasedStateMachine):
         first = max(sinks, prefix)
         budget = max(first + recent + heavy, first + speculative + 3)
         self.course = Course(
-            column,
-            data.draw(st.sampled_from(policies.names()), "policy"),
-            data.draw(self.batch, "batch"),
-            equal=not isinstance(self, RaggedLife),
-            max_kv_size=budget,
-            sink_size=sinks,
-            prefix_size=prefix,
-            recent_size=budget - first - heavy,
-            heavy_size=heavy,
-            speculative=speculative,
+            column, data.draw(st.sampled_from(policies.names()), "policy"),
+            data.draw(self.batch, "batch"), equal=not isinstance(self, RaggedLife),
+            max_kv_size=budget, sink_size=sinks, prefix_size=prefix,
+            recent_size=budget - first - heavy, heavy_size=heavy, speculative=speculative,
             evict_every=data.draw(st.sampled_from([1, 2, 4, 16]), "evict_every"),
             context_size=data.draw(st.sampled_from([None, 8, 24]), "context_size"),
             preallocate=not COLUMNS[column].mixed and data.draw(st.booleans(), "preallocate"),
-        )
+        )  # fmt: skip
 
     @property
     def room(self) -> bool:

@@ -135,14 +135,9 @@ class EmulatedKernel:
 
 
 def metal_kernel(
-    name: str,
-    input_names: Sequence[str],
-    output_names: Sequence[str],
-    source: str,
-    header: str = "",
-    ensure_row_contiguous: bool = True,
-    run: Run | None = None,
-) -> EmulatedKernel:
+    name: str, input_names: Sequence[str], output_names: Sequence[str], source: str,
+    header: str = "", ensure_row_contiguous: bool = True, run: Run | None = None,
+) -> EmulatedKernel:  # fmt: skip
     """Stands in for ``mx.fast.metal_kernel``; ``ensure_row_contiguous`` must be off."""
     if ensure_row_contiguous:
         raise ValueError("the emulator passes strides on; it makes no contiguous copies")

@@ -73,26 +73,14 @@ def _codes() -> Iterator[Variant]:
 
 
 def _variant(
-    index: int,
-    two: bool,
-    mask: str,
-    *,
-    dtype: str = "",
-    sinks: bool,
-    sparse: str = "",
+    index: int, two: bool, mask: str, *, dtype: str = "", sinks: bool, sparse: str = "",
     **given: Any,
-) -> Variant:
+) -> Variant:  # fmt: skip
     """Its name begins with the dtype, and names what is not as in a plain call."""
     dtype = dtype or [*DTYPES][index % 3]
     case = Case(
-        dtype=dtype,
-        heads=(8, 2),
-        rows=40,
-        mask=f"add-{dtype}" if mask == "additive" else mask,
-        sinks=dtype if sinks else "",
-        bias=index % 5 % 2 == 1,
-        sparse=1e-6 if sparse else 0.0,
-        skipped=sparse == "skipped",
-        **given,
-    )
+        dtype=dtype, heads=(8, 2), rows=40, mask=f"add-{dtype}" if mask == "additive" else mask,
+        sinks=dtype if sinks else "", bias=index % 5 % 2 == 1, sparse=1e-6 if sparse else 0.0,
+        skipped=sparse == "skipped", **given,
+    )  # fmt: skip
     return f"{dtype}-{case}{'-two passes' * two}", case.request(), 2 if two else None

@@ -32,13 +32,9 @@ def features(keys: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 def targets(
-    keys: np.ndarray,
-    values: np.ndarray,
-    weights: np.ndarray,
-    eligible: np.ndarray,
-    kept: list[int],
-    share: float,
-) -> tuple[dict[int, int], bool]:
+    keys: np.ndarray, values: np.ndarray, weights: np.ndarray, eligible: np.ndarray,
+    kept: list[int], share: float,
+) -> tuple[dict[int, int], bool]:  # fmt: skip
     """For each evicted slot, the slot that it is folded into, or its own if there is none; and
     whether another one is as near as float32 can tell."""
     vectors, found, close = features(keys, values), {}, False

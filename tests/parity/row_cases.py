@@ -182,14 +182,9 @@ def _prefills(seed: int) -> Iterator[Case]:
 
 
 def prefill_case(
-    name: str,
-    *,
-    kind: str,
-    before: bool = False,
-    counted: int = reference.EMA_QUERIES,
-    seed: int = 0,
-    **given: Any,
-) -> Case:
+    name: str, *, kind: str, before: bool = False, counted: int = reference.EMA_QUERIES,
+    seed: int = 0, **given: Any,
+) -> Case:  # fmt: skip
     """What a chunk, a ``Call``, says of its keys; ``before`` gives C an earlier value."""
     rng, decay = generator(name, seed), 0.95
     call = Call(**{"sizes": (32, 32), "heads": (4, 2)} | given)

@@ -65,13 +65,9 @@ def _every_case(seed: int) -> tuple[Case, ...]:
 
 
 def run(
-    cases: Sequence[Case],
-    names: Iterable[str],
-    build: Path,
-    *,
-    say=lambda text: None,
+    cases: Sequence[Case], names: Iterable[str], build: Path, *, say=lambda text: None,
     emulate: int = 1,
-) -> Report:
+) -> Report:  # fmt: skip
     """The verdicts of all legs on all cases; the emulator serves every ``emulate``-th alone."""
     left = {case.name for index, case in enumerate(cases) if index % emulate}
     report, outcomes = Report(list(cases)), {}
