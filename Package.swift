@@ -55,7 +55,6 @@ let platformTargets: [Target] = [
             "src/folding/folding_kernel.cpp",
             "src/attention/prefill_kernel.cpp",
             "src/quantized/quantization_kernel.cpp",
-            "src/rows/row_kernel.cpp",
             "src/rows/selection_kernel.cpp",
             "src/cpu/thread_count.cpp",
             "src/cpu/thread_pool.cpp",

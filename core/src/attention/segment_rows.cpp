@@ -11,7 +11,7 @@
 #include "cpu/new_arrays.h"
 #include "cpu/thread_pool.h"
 #include "mlx_h2o/ops.h"
-#include "rows/row_kernel.h"
+#include "quantized/quantization_kernel.h"
 
 namespace mx = mlx::core;
 
@@ -20,10 +20,18 @@ namespace {
 
 using kernels::ElementType;
 using kernels::PackedRow;
-using kernels::StoredRows;
 
 constexpr const char* kSegmentRows = "segment_rows";
 constexpr size_t kPerTier = 3;  // words, scales and biases
+
+/// Keys or values [heads, rows, width] of a cache, contiguous: dense, or packed where `dense` is
+/// null. `type` is that of dense elements, or of scales and biases.
+struct StoredRows {
+  ElementType type;
+  int width;
+  void* dense = nullptr;
+  PackedRow packed = {};  // the first row
+};
 
 uint32_t code(const PackedRow& row, int element) {
   const int bit = element * row.bits;
@@ -69,7 +77,8 @@ void copy_row(const StoredRows& from, int64_t row, const StoredRows& to, int64_t
       return;
     }
     std::vector<float> numbers(static_cast<size_t>(to.width));
-    kernels::read_row(from, row, numbers.data());
+    const PackedRow source = kernels::packed_row(to.type, from.packed, to.width, row);
+    kernels::dequantize_row(to.type, source, to.width, numbers.data());
     return kernels::round_row(to.type, numbers.data(), to.width, result);
   }
   const PackedRow result = kernels::packed_row(to.type, to.packed, to.width, at);

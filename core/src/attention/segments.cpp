@@ -9,6 +9,7 @@
 #include "cpu/half.h"
 #include "cpu/new_arrays.h"
 #include "mlx_h2o/ops.h"
+#include "quantized/quantization_kernel.h"
 
 namespace mx = mlx::core;
 
@@ -91,17 +92,9 @@ class MergeSegments : public NewArrays {
           const auto lses_from = inputs.begin() + static_cast<std::ptrdiff_t>(count);
           const std::vector<Flat> outs(inputs.begin(), lses_from);
           const std::vector<Flat> lses(lses_from, inputs.end());
-          switch (element_type(outputs[0].dtype())) {
-            case kernels::ElementType::float32:
-              merge_outputs<float>(outs, lses, outputs[0], outputs[1]);
-              break;
-            case kernels::ElementType::float16:
-              merge_outputs<kernels::Float16>(outs, lses, outputs[0], outputs[1]);
-              break;
-            case kernels::ElementType::bfloat16:
-              merge_outputs<kernels::BFloat16>(outs, lses, outputs[0], outputs[1]);
-              break;
-          }
+          kernels::with_type(element_type(outputs[0].dtype()), [&](auto zero) {
+            merge_outputs<decltype(zero)>(outs, lses, outputs[0], outputs[1]);
+          });
         });
   }
 

@@ -31,9 +31,6 @@ class CpuPrimitive : public mlx::core::Primitive {
          "the native back end cannot be vmapped; use the batch axis, or the composed back end.");
   }
 
- protected:
-  const char* operation() const { return operation_; }
-
  private:
   const char* operation_;
 };

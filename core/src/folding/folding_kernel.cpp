@@ -8,6 +8,7 @@
 
 #include "cpu/half.h"
 #include "cpu/thread_pool.h"
+#include "quantized/quantization_kernel.h"
 
 namespace mlx_h2o::kernels {
 namespace {
@@ -176,24 +177,14 @@ void fold_head(const Head& head, SimdTarget target) {
   }
 }
 
-template <typename T>
-void fold_all(const FoldingArguments& a, SimdTarget target) {
-  parallel_for(int64_t{a.batch} * a.heads, [&](int64_t index) {
-    fold_head<T>(Head{a, index / a.heads, index % a.heads}, target);
-  });
-}
-
 }  // namespace
 
-void fold(const FoldingArguments& arguments, SimdTarget target) {
-  switch (arguments.type) {
-    case ElementType::float32:
-      return fold_all<float>(arguments, target);
-    case ElementType::float16:
-      return fold_all<Float16>(arguments, target);
-    case ElementType::bfloat16:
-      return fold_all<BFloat16>(arguments, target);
-  }
+void fold(const FoldingArguments& a, SimdTarget target) {
+  with_type(a.type, [&](auto zero) {
+    parallel_for(int64_t{a.batch} * a.heads, [&](int64_t index) {
+      fold_head<decltype(zero)>(Head{a, index / a.heads, index % a.heads}, target);
+    });
+  });
 }
 
 }  // namespace mlx_h2o::kernels

@@ -50,8 +50,6 @@ class BitWriter {
 #include "cpu/simd_each_target.h"
 #undef MLX_H2O_SWEEPS
 
-int64_t size_of(ElementType type) { return type == ElementType::float32 ? 4 : 2; }
-
 template <typename T>
 void dequantize_groups(const PackedRow& row, int width, float* to) {
   const T* scales = static_cast<const T*>(row.scales);
@@ -68,6 +66,15 @@ void dequantize_groups(const PackedRow& row, int width, float* to) {
 }
 
 }  // namespace
+
+int64_t element_size(ElementType type) { return type == ElementType::float32 ? 4 : 2; }
+
+void round_row(ElementType type, const float* from, int width, void* to) {
+  with_type(type, [&](auto zero) {
+    using T = decltype(zero);
+    for (int i = 0; i < width; ++i) static_cast<T*>(to)[i] = round_to<T>(from[i]);
+  });
+}
 
 void quantize_row(ElementType type, const void* from, int width, const PackedRow& to,
                   SimdTarget target) {
@@ -88,7 +95,7 @@ void dequantize_row(ElementType type, const PackedRow& row, int width, float* to
 
 PackedRow packed_row(ElementType type, const PackedRow& first, int width, int64_t row) {
   const int64_t words = static_cast<int64_t>(width) * first.bits / 32;
-  const int64_t group_bytes = width / first.group_size * size_of(type);
+  const int64_t group_bytes = width / first.group_size * element_size(type);
   PackedRow result = first;
   result.words += row * words;
   if (first.codes != nullptr) {
@@ -111,9 +118,9 @@ void quantize_rows(const QuantizationArguments& a, SimdTarget target) {
     const int64_t slot = head * a.rows + static_cast<int64_t>(std::min(wanted, last));
     const int64_t from = batch * a.from_strides[0] + head % a.heads * a.from_strides[1] +
                          new_row * a.from_strides[2];
-    const char* row = static_cast<const char*>(a.from) + from * size_of(a.type);
+    const char* row = static_cast<const char*>(a.from) + from * element_size(a.type);
     if (a.dense != nullptr) {
-      const int64_t bytes = a.width * size_of(a.type);
+      const int64_t bytes = a.width * element_size(a.type);
       std::memcpy(static_cast<char*>(a.dense) + slot * bytes, row, static_cast<size_t>(bytes));
       return;
     }

@@ -21,6 +21,12 @@ void with_type(ElementType type, const Use& use) {
   }
 }
 
+/// Bytes of one element.
+int64_t element_size(ElementType type);
+
+/// Converts `width` elements to the dtype of rows.
+void round_row(ElementType type, const float* from, int width, void* to);
+
 /// One packed row: element i takes the bits [i * bits, (i + 1) * bits) of its words, counted from
 /// the lowest bit of the first; each `group_size` elements share a scale and a bias.
 struct PackedRow {

@@ -11,7 +11,6 @@
 #include "cpu/thread_pool.h"
 #include "mlx_h2o/ops.h"
 #include "quantized/quantization_kernel.h"
-#include "rows/row_kernel.h"
 
 namespace mx = mlx::core;
 
