@@ -13,6 +13,7 @@ import sys
 
 import pytest
 from mlx_lm.generate import DEFAULT_MODEL
+from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 import mlx_h2o
 from mlx_h2o import (
@@ -284,8 +285,12 @@ def test_a_saved_prompt_without_the_words_of_mlx_lm(tmp_path, capsys, monkeypatc
     stream = stream_generate(model, tokenizer, TEXT, max_tokens=2, prompt_cache=caches)
     assert len(list(stream)) == 2
     save_prompt_cache(file, caches)
-    flags = ["-p", "x", "-m", "2", "--prompt-cache-file", file]
+    flags, told = ["-p", "x", "-m", "2", "--prompt-cache-file", file], []
+    monkeypatch.setattr(
+        TokenizerWrapper, "encode", lambda *_, **how: told.append(how) or [5], raising=False
+    )
     assert cli.main(["generate", *flags, "--model", "demo"]) == 0
+    assert told[0] == {"add_special_tokens": False}  # no token begins the text twice
     assert "KV cache: keydiff, 6 of 6" in capsys.readouterr().out
     assert len(read) == 1  # all of the file, and once
 

@@ -53,6 +53,9 @@ def test_the_server_reads_what_the_template_says(served: Any) -> None:
         at = text.index(part, at) + len(part)
     assert state == ("reasoning" if family.thinks else "normal")
     assert tokens[0] != tokens[1]  # no token begins it twice
+    asked = body(family)
+    asked.messages[0].role = "developer"  # which templates do not know
+    assert asked.encoded(tokenizer, {})[0][0] == tokens
 
 
 def told(served: Any, count: int = sys.maxsize, *stops: str) -> tuple[dict[str, Any], list[Any]]:
@@ -110,6 +113,7 @@ def test_the_server_tells_thoughts_text_and_calls_apart(served: Any) -> None:
 
 def test_tools_are_refused_where_nothing_reads_their_calls(served: Any) -> None:
     family, _, tokenizer = served
+    assert not body(family, tool_choice="none").tools_given
     if not family.calls:
         with pytest.raises(ValueError, match="knows no tools"):
             body(family, tools=TOOLS).encoded(tokenizer, {})

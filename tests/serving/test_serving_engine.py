@@ -21,6 +21,7 @@ from mlx_h2o import batch_generate
 from mlx_h2o.serving.answers import Choice
 from mlx_h2o.serving.request import BusyError, Event
 from mlx_h2o.serving.sampling import Sampling
+from mlx_h2o.serving.schema import CompletionBody
 from mlx_h2o.serving.snapshots import Snapshots
 from mlx_h2o.serving.text import TokenLogprob, Writer, logprobs_of, token_text
 from models.tiny import build
@@ -300,7 +301,8 @@ def test_it_ends_with_answers_or_says_how_many_are_lost(caplog):
 
 
 def test_penalties_see_the_cached_part():
-    penalties = {"repetition_penalty": 1.5, "repetition_context_size": 1 << 30}
+    penalties = CompletionBody(prompt="a", repetition_penalty=1.5).penalties()
+    assert penalties == {"repetition_penalty": 1.5, "repetition_context_size": 1 << 30}
     with engine_of() as engine:
         expected = ask(engine, TEXT, penalties=penalties)
         again = ask(engine, TEXT, penalties=penalties)

@@ -228,7 +228,8 @@ def named() -> Iterator[str]:
 
 def test_an_api_key_and_a_limit_of_bytes(named):
     check_refused(post(named, {"prompt": "a"}), "the API key is missing", 401)
-    check_refused(post(named, {"prompt": "a"}, Authorization="Bearer other"), "API key", 401)
+    for wrong in ("Bearer other", "Bearer asecret", "Bearer secret2", "Basic secret"):
+        check_refused(post(named, {"prompt": "a"}, Authorization=wrong), "API key", 401)
     check_refused(httpx.get(f"{named}/metrics"), "API key", 401)
     assert httpx.get(f"{named}/health").status_code == 200
     check_refused(post(named, {"prompt": "a" * 2000}, **KEY), "expected at most 1,000", 413)
