@@ -12,7 +12,7 @@ import pytest
 from cache_columns import COLUMNS, stored_rows
 from cache_courses import Course
 from cache_invariants import check_same, seen_from_outside
-from mlx_h2o import H2OKVCache, QuantizedH2OKVCache, load_prompt_cache, save_prompt_cache
+from mlx_h2o import H2OConfig, H2OKVCache, QuantizedH2OKVCache, load_prompt_cache, save_prompt_cache
 
 EARLIER = Path(__file__).parent / "old_caches"
 """Files of version 0.1.0 with ``evict_every=1``, and in next.safetensors what that version made of
@@ -48,6 +48,13 @@ def test_a_state_remembers_that_scores_are_due():
     again = H2OKVCache.from_state(course.cache.state)
     with pytest.raises(RuntimeError, match="got no scores"):
         again.update_and_fetch(keys, values)
+
+
+def test_codes_come_back_in_the_dtype_of_their_rows():
+    cache, rows = H2OKVCache(H2OConfig.of(kv_format="turbo3")), mx.ones((1, 2, 9, 32), mx.bfloat16)
+    cache.update_and_fetch(rows, rows)
+    keys, values = H2OKVCache.from_state(cache.state).update_and_fetch(rows, rows)
+    assert keys.dtype == values.dtype == mx.bfloat16
 
 
 def test_states_of_another_kind_are_refused():

@@ -7,6 +7,7 @@ import math
 import random
 from dataclasses import replace
 from fractions import Fraction
+from types import SimpleNamespace
 
 import mlx.core as mx
 import numpy as np
@@ -206,6 +207,15 @@ def test_questions_are_of_every_wording_and_their_answers_stand_in_the_text(demo
         assert all(tokenizer.decode(list(answer)).strip() in said for _, answer in asked.asked)
         for words in (" is", "number of", "password", "magic number"):
             assert sum(words in prompt for prompt in prompts) >= 2, words
+
+
+def test_what_begins_a_text_begins_each_window_and_counts():
+    def encode(text, add_special_tokens=True):
+        return [1] * add_special_tokens + [7] * len(text)
+
+    tokenizer = SimpleNamespace(bos_token_id=1, encode=encode)
+    found = questions.windows(tokenizer, [("a", "b" * 50)], count=2, length=20)
+    assert found == [(1, *[7] * 19)] * 2
 
 
 def test_a_wrong_token_does_not_count_for_those_behind_it():

@@ -22,22 +22,14 @@ from parity.calls import Call, drawn_case
 # The combinations that bring both sides of every flag: mask, sinks, scores, lse. Those at even
 # places have a bias of rows in one pass, the others in two.
 COVERING = (
-    ("", False, True, True),
-    ("causal", True, True, False),
-    ("bool", False, False, True),
-    ("additive", True, True, True),
-    ("", True, False, False),
-    ("bool", True, True, False),
-)
+    ("", False, True, True), ("causal", True, True, False), ("bool", False, False, True),
+    ("additive", True, True, True), ("", True, False, False), ("bool", True, True, False),
+)  # fmt: skip
 # Head sizes, bits of keys and of values, group.
 PACKED = (
-    ((64, 64), (8, 8), 64),
-    ((64, 32), (4, 4), 32),
-    ((128, 128), (8, 4), 128),
-    ((64, 128), (4, 8), 64),
-    ((96, 64), (6, 3), 32),
-    ((128, 128), (2, 5), 128),
-)
+    ((64, 64), (8, 8), 64), ((64, 32), (4, 4), 32), ((128, 128), (8, 4), 128),
+    ((64, 128), (4, 8), 64), ((96, 64), (6, 3), 32), ((128, 128), (2, 5), 128),
+)  # fmt: skip
 PASSES = {"one-pass": 37, "two-pass": 1030}
 # Where the launch takes a second pass, and where the blocks of the widest launch become four.
 BLOCK_BOUNDARIES = (1023, 1024, 1025, 2047, 2048, 2049)

@@ -233,14 +233,7 @@ def _fold(case: Case) -> dict[str, np.ndarray]:
 
 
 _RUN: dict[str, Callable[[Case], dict[str, np.ndarray]]] = {
-    "attention": _attention,
-    "keep": _keep,
-    "quantized": _quantized,
-    "without_scores": _without_scores,
-    "accumulate": _accumulate,
-    "attend": _attend,
-    "append": _append,
-    "codes": _codes,
-    "prefill": _prefill,
-    "fold": _fold,
-}
+    "attention": _attention, "keep": _keep, "quantized": _quantized,
+    "without_scores": _without_scores, "accumulate": _accumulate, "attend": _attend,
+    "append": _append, "codes": _codes, "prefill": _prefill, "fold": _fold,
+}  # fmt: skip

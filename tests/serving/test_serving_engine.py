@@ -92,15 +92,17 @@ def test_filters_leave_what_mlx_lm_leaves(name):
     value = {"top_p": 0.6, "top_k": 7, "min_p": 0.2, "xtc_probability": 1.0}[name]
     logprobs = mx.random.normal((3, 50), key=mx.random.key(2)) * 3
     logprobs -= mx.logsumexp(logprobs, axis=-1, keepdims=True)
-    found = Sampling(**{name: value})._filtered(logprobs, mx.random.key(0), [4])
+    spared = [int(mx.argmax(logprobs[0]).item())]
+    found = Sampling(**{name: value})._filtered(logprobs, mx.random.key(0), spared)
     if name == "xtc_probability":
-        rows = [sample_utils.apply_xtc(row[None], 1.0, 0.1, [4]) for row in logprobs]
+        rows = [sample_utils.apply_xtc(row[None], 1.0, 0.1, spared) for row in logprobs]
         expected = mx.concatenate(rows)
     else:
         expected = getattr(sample_utils, f"apply_{name}")(logprobs, value)
     assert mx.array_equal(mx.isinf(found), mx.isinf(expected))
     bare = Sampling(**{name: value})._filtered(logprobs, mx.random.key(0), [])
     assert (mx.isinf(bare) >= mx.isinf(expected)).all()
+    assert (mx.isinf(bare) > mx.isinf(expected)).any().item() == (name == "xtc_probability")
 
 
 # Failures
