@@ -306,8 +306,7 @@ def test_penalties_see_the_cached_part():
     penalties = CompletionBody(prompt="a", repetition_penalty=1.5).penalties()
     assert penalties == {"repetition_penalty": 1.5, "repetition_context_size": 1 << 30}
     with engine_of() as engine:
-        expected = ask(engine, TEXT, penalties=penalties)
-        again = ask(engine, TEXT, penalties=penalties)
+        expected, again = (ask(engine, TEXT, penalties=penalties) for _ in range(2))
         assert expected.request.cached == 0 and again.request.cached > 0
         assert again.answer == expected.answer != alone(TEXT)
         assert {*ask(engine, TEXT, penalties={"logit_bias": {7: 100.0}}).answer} == {7}
@@ -379,15 +378,16 @@ def test_a_long_answer_that_is_cut_goes_on_from_its_middle():
 
 
 def test_what_many_begin_with_is_read_once():
-    """By requests that come at once; none waits for a text that is much longer than what it has."""
+    """By requests that come at once; none waits for texts that are much longer than its own."""
     long = TEXT * 8
     with engine_of() as engine:
         asked = [submit(engine, [*long, n, n + 1]) for n in range(6)]
         assert all(one.wait().answer for one in asked)
         assert engine.counts["read"] <= len(long) + 6 * 4
-        other = submit(engine, [*PROMPTS[1] * 30, *TEXT * 600])
-        assert ask(engine, [*PROMPTS[1] * 30, 5], max_tokens=1).answer and not other.request.answer
-        engine.leave([other.request])
+        others = [submit(engine, [*PROMPTS[1] * 30, n, *TEXT * 600]) for n in range(8)]
+        assert ask(engine, [*PROMPTS[1] * 30, 9], max_tokens=1).answer
+        assert not any(one.request.answer for one in others)
+        engine.leave([one.request for one in others])
 
 
 def test_stops_and_logprobs_of_a_model_of_bytes():

@@ -116,11 +116,9 @@ class Engine:
             check_drafts("server", self._fresh, self.model, count)
         request._nbytes = needed = self.memory.of_request(count)
         if needed > self.memory.free:
-            raise ValueError(
-                f"max_tokens is {request.max_tokens:,} and the prompt has "
-                f"{len(request.tokens):,} tokens, which takes {needed:,} bytes: expected at most "
-                f"{self.memory.free:,}, the server's --memory without weights."
-            )
+            said = f"{len(request.tokens):,} tokens, which takes {needed:,} bytes: expected at most"
+            said = f"max_tokens is {request.max_tokens:,} and the prompt has {said}"
+            raise ValueError(f"{said} {self.memory.free:,}, the server's --memory without weights.")
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Queue requests that were checked, all or none.
@@ -248,7 +246,11 @@ class Engine:
         for request in [*self._waiting]:
             if self.running >= self.memory.decode or not self._give_way(request):
                 break
-            if not self._is_read_by_another(request):
+            # Texts of more than a chunk take half of the places, or short ones waited for them.
+            reading = [one for one in self._running.values() if not one.answer]
+            long = [one for one in (*reading, request) if len(one.tokens) > self.memory.step]
+            crowded = request in long and len(long) > max(1, self.memory.prompts // 2)
+            if not (crowded or self._is_read_by_another(request)):
                 self._waiting.remove(request)
                 self._join(request)
 
@@ -420,9 +422,8 @@ def _stay_behind(life: list[Callable[[], None]]) -> None:
 
 def _have_batches(caches: Sequence[Any]) -> bool:
     """Whether such caches can be merged into a batch."""
-    try:
+    with suppress(AttributeError, ValueError):
         for one in caches:
             one.merge([one, one])
-    except (AttributeError, ValueError):
-        return False
-    return True
+        return True
+    return False

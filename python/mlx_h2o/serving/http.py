@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any
 
-import prometheus_client
 from anyio import CapacityLimiter, to_thread
 from fastapi import FastAPI, HTTPException
 from fastapi import Request as HttpRequest
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import create_model
 from starlette.exceptions import HTTPException as AnyHTTPException
 
@@ -106,8 +106,7 @@ class _Asking:
         return JSONResponse({"status": "ok"})
 
     async def tell_metrics(self) -> Response:
-        text = prometheus_client.generate_latest(self.metrics.registry)
-        return Response(text, media_type=prometheus_client.CONTENT_TYPE_LATEST)
+        return Response(generate_latest(self.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     async def models(self) -> dict[str, Any]:
         return {"object": "list", "data": [await self.model(self.settings.name)]}
