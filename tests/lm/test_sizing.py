@@ -266,6 +266,11 @@ def test_what_is_no_number_of_bytes(given):
         parsed_bytes(given)
 
 
+def test_caches_of_which_nothing_is_known():
+    with pytest.raises(ValueError, match=r"^\[Outline\] the model makes a LayerCache, expected"):
+        fit_bytes(tiny.build("deepseek_v41"), "1MB")
+
+
 def test_what_is_refused(model):
     with pytest.raises(ValueError, match=r"max_kv_bytes is 100, expected at least [\d,]+: 6 rows"):
         fit_bytes(model, 100)

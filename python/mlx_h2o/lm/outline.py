@@ -97,6 +97,9 @@ def _kept(cache: Any, narrow: bool) -> Any:
         return [_kept(part, narrow) for part in cache.caches]
     if isinstance(cache, mlx_lm_cache.ArraysCache):
         return cache.state
+    if not hasattr(cache, "keys"):
+        said = f"the model makes a {type(cache).__name__}, expected caches of mlx_lm.models.cache"
+        raise ValueError(f"[Outline] {said}: the bytes of others cannot be counted.")
     wide = narrow and cache.keys is not None and cache.keys.dtype == mx.float32
     queries = getattr(cache, "queries", None)
     kept = cache.keys, cache.values, cache.keys if queries is None else queries
