@@ -212,19 +212,11 @@ def trace_case(
         recorded = rng.standard_normal((steps, batch, heads[0], total)).astype(np.float32)
         tensors["recorded"] = mx.array(recorded)
     fields = {
-        "name": name,
-        "op": "trace",
-        "policy": policy,
-        "max_kv_size": sum(zones),
-        "sink_size": zones[0],
-        "heavy_size": zones[1],
-        "recent_size": zones[2],
-        "decay": decay,
-        "prefill": list(prefill),
-        "steps": steps,
-        "scale": float(np.float32(size**-0.5)),
+        "name": name, "op": "trace", "policy": policy, "max_kv_size": sum(zones),
+        "sink_size": zones[0], "heavy_size": zones[1], "recent_size": zones[2], "decay": decay,
+        "prefill": list(prefill), "steps": steps, "scale": float(np.float32(size**-0.5)),
         "replay": replay,
-    }
+    }  # fmt: skip
     beside = {"routed": (routed, False), "fold": (fold, True), "evict_every": (evict_every, 1)}
     beside["context_size"] = context_size, None
     fields |= {name: given for name, (given, usual) in beside.items() if given != usual}
