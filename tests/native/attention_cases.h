@@ -146,9 +146,7 @@ inline AttentionArguments AttentionCase::sizes(Random& random, ElementType type)
 }
 
 inline void AttentionCase::pack(Random& random, AttentionArguments& a) {
-  static constexpr ElementType kTypes[] = {ElementType::float32, ElementType::float16,
-                                           ElementType::bfloat16};
-  a.key_packing.type = a.value_packing.type = random.choose(kTypes);
+  a.key_packing.type = a.value_packing.type = random.choose(kElementTypes);
   a.key_packing.group_size = a.value_packing.group_size = random.choose<int>({32, 64, 128});
   a.key_packing.bits = random.choose<int>({2, 3, 4, 5, 6, 8, 4, 8});
   a.value_packing.bits = random.choose<int>({2, 3, 4, 5, 6, 8, 4, 8});
@@ -170,9 +168,9 @@ inline void AttentionCase::code(Random& random, kernels::Packing& packing, int& 
 }
 
 inline void AttentionCase::make_mask(Random& random) {
-  static constexpr MaskType kTypes[] = {MaskType::none, MaskType::boolean, MaskType::float32,
+  static constexpr MaskType kMasks[] = {MaskType::none, MaskType::boolean, MaskType::float32,
                                         MaskType::float16, MaskType::bfloat16};
-  a_.mask_type = random.choose(kTypes);
+  a_.mask_type = random.choose(kMasks);
   if (a_.mask_type == MaskType::none) return;
   const int sizes[4] = {a_.batch, a_.query_heads, a_.query_count, a_.key_count};
   int64_t count = 1;
@@ -395,9 +393,7 @@ inline void AttentionCase::check_step(Random& random, SimdTarget target, Report&
   whole.query_count = a.query_count;
   whole.rows = a.key_count;
   whole.scores = scores.data();
-  whole.score_strides[2] = a.key_count;
-  whole.score_strides[1] = whole.score_strides[2] * a.query_count;
-  whole.score_strides[0] = whole.score_strides[1] * a.query_heads;
+  set_strides(whole.score_strides, a.key_count, a.query_count, a.query_heads);
   whole.importance = expected.data();
   whole.decay = a.decay;
   kernels::accumulate_scores(whole, target);
@@ -447,10 +443,8 @@ inline void AttentionCase::check_threads(SimdTarget target, Report& report, cons
 
 inline void test_attention(Random& random, int cases, Report& report) {
   kernels::set_thread_count(3);
-  static constexpr ElementType kTypes[] = {ElementType::float32, ElementType::float16,
-                                           ElementType::bfloat16};
   for (int i = 0; i < cases; ++i) {
-    AttentionCase one(random, kTypes[i % 3]);
+    AttentionCase one(random, kElementTypes[i % 3]);
     for (SimdTarget target : kernels::kSimdTargets) {
       if (!kernels::is_supported(target)) continue;
       one.check(target, report);

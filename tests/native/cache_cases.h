@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "check.h"
+#include "elements.h"
 #include "quantized/quantization_kernel.h"
 #include "rows/accumulation_kernel.h"
 #include "rows/key_diversity_kernel.h"
@@ -28,9 +29,7 @@ inline void test_accumulation(Random& random, int cases, Report& report) {
     a.rows = rows;
     a.decay = kernels::Decay::of(decay);
     const int64_t query = rows + random.between(0, 2);
-    a.score_strides[2] = query;
-    a.score_strides[1] = query * a.query_count;
-    a.score_strides[0] = a.score_strides[1] * a.heads * a.group;
+    set_strides(a.score_strides, query, a.query_count, a.heads * a.group);
     // Ends with the last row that may be read.
     const int64_t slack = query - rows;
     std::vector<float> scores(static_cast<size_t>(a.batch * a.score_strides[0] - slack));
@@ -86,8 +85,7 @@ inline void test_key_diversity(Random& random, int cases, Report& report) {
     a.width = random.between(1, 40);
     a.type = kernels::ElementType::float32;
     const int64_t stride = a.width + random.between(0, 3);
-    a.key_strides[2] = stride;
-    a.key_strides[1] = stride * a.rows;
+    set_strides(a.key_strides, stride, a.rows, a.heads);
     std::vector<float> keys(static_cast<size_t>(a.heads * a.key_strides[1] - (stride - a.width)));
     for (float& value : keys) value = random.normal() + 0.5f;
     a.keys = keys.data();
@@ -141,10 +139,8 @@ inline void test_quantization(Random& random, int cases, Report& report) {
     a.width = group_size * random.between(1, 3);
     const int bits = random.choose(kBits);
     a.type = kernels::ElementType::float32;
-    a.from_strides[2] = a.width;
-    a.from_strides[1] = static_cast<int64_t>(a.width) * a.new_rows;
-    a.slot_strides[2] = 1;
-    a.slot_strides[1] = a.new_rows;
+    set_strides(a.from_strides, a.width, a.new_rows, a.heads);
+    set_strides(a.slot_strides, 1, a.new_rows, a.heads);
     std::vector<float> from(static_cast<size_t>(a.heads * a.from_strides[1]));
     for (float& value : from) value = random.normal();
     std::vector<uint32_t> slots;
@@ -172,12 +168,8 @@ inline void test_quantization(Random& random, int cases, Report& report) {
                                        static_cast<uint32_t>(a.rows - 1));
         const size_t stored = static_cast<size_t>(head * a.rows) + slot;
         for (int d = 0; d < a.width; ++d) {
-          const int bit = d * bits;
-          const size_t word =
-              stored * static_cast<size_t>(words_per_row) + static_cast<size_t>(bit / 32);
-          uint64_t pair = words[word];
-          if (bit % 32 + bits > 32) pair |= static_cast<uint64_t>(words[word + 1]) << 32;
-          const auto level = static_cast<double>((pair >> (bit % 32)) & ((1u << bits) - 1));
+          const double level =
+              entry(words.data() + stored * static_cast<size_t>(words_per_row), d, bits);
           const size_t group =
               stored * static_cast<size_t>(groups) + static_cast<size_t>(d / group_size);
           const float value =

@@ -1,6 +1,7 @@
 // Inputs of the native test: typed elements on memory of exactly their size, NaN around the blocks.
 #pragma once
 
+#include <cstdint>
 #include <cstring>
 #include <limits>
 #include <vector>
@@ -12,6 +13,26 @@
 namespace mlx_h2o::test {
 
 using kernels::ElementType;
+
+inline constexpr ElementType kElementTypes[] = {ElementType::float32, ElementType::float16,
+                                                ElementType::bfloat16};
+
+/// The strides of row-major [batch, heads, rows, ...], of which a row has so many elements.
+inline void set_strides(int64_t* strides, int64_t row, int rows, int heads) {
+  strides[2] = row;
+  strides[1] = row * rows;
+  strides[0] = strides[1] * heads;
+}
+
+/// An entry of packed words, whose bits may go on in the next word.
+inline unsigned entry(const uint32_t* words, int index, int bits) {
+  unsigned found = 0;
+  for (int bit = 0; bit < bits; ++bit) {
+    const int at = index * bits + bit;
+    found |= (words[at / 32] >> (at % 32) & 1u) << bit;
+  }
+  return found;
+}
 
 /// Elements of one type in memory of exactly their size, and the same values in float64.
 class Elements {
@@ -71,9 +92,7 @@ struct Block {
       : elements(type, 0) {
     const int slack_rows = random.one_in(2) ? random.between(1, 3) : 0;
     const int slack_width = random.one_in(2) ? random.between(1, 9) : 0;
-    strides[2] = width + slack_width;
-    strides[1] = strides[2] * (rows + slack_rows);
-    strides[0] = strides[1] * heads;
+    set_strides(strides, width + slack_width, rows + slack_rows, heads);
     // The last row of the last head ends the memory: nothing may be read behind it.
     const int64_t count =
         (batch - 1) * strides[0] + (heads - 1) * strides[1] + (rows - 1) * strides[2] + width;

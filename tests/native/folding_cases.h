@@ -74,17 +74,12 @@ inline void test_folding(Random& random, int cases, Report& report) {
         --left;
       }
     }
-    const auto strides = [&](int64_t* to, int rows, int64_t width) {
-      to[2] = width;
-      to[1] = width * rows;
-      to[0] = to[1] * a.heads;
-    };
-    strides(a.key_strides, a.rows, a.width);
-    strides(a.value_strides, a.rows, a.value_width);
+    set_strides(a.key_strides, a.width, a.rows, a.heads);
+    set_strides(a.value_strides, a.value_width, a.rows, a.heads);
     for (int64_t* each : {a.bias_strides, a.mass_strides, a.weight_strides, a.eligible_strides}) {
-      strides(each, a.rows, 1);
+      set_strides(each, 1, a.rows, a.heads);
     }
-    strides(a.kept_strides, a.keep, 1);
+    set_strides(a.kept_strides, 1, a.keep, a.heads);
     a.keys = keys.elements.data();
     a.values = values.elements.data();
     a.bias = bias.data();

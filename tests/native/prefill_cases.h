@@ -12,12 +12,10 @@
 namespace mlx_h2o::test {
 
 inline void test_prefill(Random& random, int cases, Report& report) {
-  static constexpr ElementType kTypes[] = {ElementType::float32, ElementType::float16,
-                                           ElementType::bfloat16};
   for (int i = 0; i < cases; ++i) {
     kernels::PrefillArguments call{};
     kernels::AttentionArguments& a = call.attention;
-    a.type = random.choose(kTypes);
+    a.type = random.choose(kElementTypes);
     a.batch = random.between(1, 2);
     a.kv_heads = random.between(1, 2);
     const int group = random.between(1, 5);

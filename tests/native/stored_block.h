@@ -65,9 +65,7 @@ class StoredBlock {
  private:
   void pack(Random& random, int batch, int heads, int rows, int width) {
     const int words = width * packing_.bits / 32;
-    strides_[2] = words + (random.one_in(2) ? random.between(1, 3) : 0);
-    strides_[1] = strides_[2] * rows;
-    strides_[0] = strides_[1] * heads;
+    set_strides(strides_, words + (random.one_in(2) ? random.between(1, 3) : 0), rows, heads);
     const int64_t count = batch * strides_[0] - (strides_[2] - words);
     for (int64_t i = 0; i < count; ++i) {
       words_.push_back(static_cast<uint32_t>(random.between(0, 0x7fffffff)) * 2654435769u);
@@ -98,12 +96,7 @@ class StoredBlock {
   double unpacked(int b, int h, int row, int d) {
     if (packing_.bits == 0) return dense_.elements[dense_.at(b, h, row) + d];
     const int64_t first = b * strides_[0] + h * strides_[1] + row * strides_[2];
-    unsigned level = 0;
-    for (int bit = 0; bit < packing_.bits; ++bit) {
-      const int at = d * packing_.bits + bit;
-      const uint32_t word = words_[static_cast<size_t>(first + at / 32)];
-      level |= (word >> (at % 32) & 1u) << bit;
-    }
+    const unsigned level = entry(words_.data() + first, d, packing_.bits);
     const int group = d / packing_.group_size;
     if (packing_.codes != nullptr) {
       const double norm = scales_.elements[scales_.at(b, h, row)];

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "check.h"
+#include "elements.h"
 #include "quantized/turbo_kernel.h"
 
 namespace mlx_h2o::test {
@@ -56,11 +57,7 @@ inline void test_coded_row(Random& random, int size, int bits, uint32_t seed, Re
   std::vector<double> levels(count);
   double coded_squares = 0;
   for (size_t i = 0; i < count; ++i) {
-    unsigned code = 0;
-    for (int bit = 0; bit < bits; ++bit) {
-      const size_t at = i * static_cast<size_t>(bits) + static_cast<size_t>(bit);
-      code |= (words[at / 32] >> (at % 32) & 1u) << bit;
-    }
+    const unsigned code = entry(words.data(), static_cast<int>(i), bits);
     const auto edge = [&](unsigned k) {
       return (static_cast<double>(book.levels[k]) + static_cast<double>(book.levels[k + 1])) / 2;
     };
