@@ -37,6 +37,12 @@ def saved(model, tmp_path):
     return file, caches
 
 
+def refused(file, said, **given) -> None:
+    """Check that a file is not loaded, and that the error says why."""
+    with pytest.raises(ValueError, match=said):
+        load_prompt_cache(file, **given)
+
+
 def test_what_was_saved_comes_back(model, saved):
     file, caches = saved
     loaded, metadata = load_prompt_cache(file, return_metadata=True, model=model)
@@ -75,8 +81,7 @@ def test_a_file_without_caches_that_evict_is_left_to_mlx_lm(tmp_path):
     cache.update_and_fetch(mx.ones((1, 1, 3, 4)), mx.ones((1, 1, 3, 4)))
     file = str(tmp_path / "theirs.safetensors")
     mlx_lm_cache.save_prompt_cache(file, [cache], {"a": "b"})
-    with pytest.raises(ValueError, match="holds no cache that evicts"):
-        load_prompt_cache(file)
+    refused(file, "holds no cache that evicts")
 
 
 # Files that are not what they should be
@@ -89,11 +94,9 @@ def test_truncated_files_are_refused(saved, left):
     whole = file.read_bytes()
     file.write_bytes(whole[:left])
     message = r"^\[load_prompt_cache\] .*cache.safetensors is damaged or no safetensors file"
-    with pytest.raises(ValueError, match=message):
-        load_prompt_cache(file)
+    refused(file, message)
     file.write_bytes(whole + b"\0")
-    with pytest.raises(ValueError, match=message):
-        load_prompt_cache(file)
+    refused(file, message)
 
 
 @pytest.mark.parametrize("part", range(8))
@@ -107,8 +110,7 @@ def test_any_flipped_bit_is_noticed(saved, part):
         damaged[place] ^= 1 << place % 8
         file.write_bytes(damaged)
         if place not in named:  # else it is a file that mlx_lm wrote, or one without a checksum
-            with pytest.raises(ValueError, match=r"^\[load_prompt_cache\]"):
-                load_prompt_cache(file)
+            refused(file, r"^\[load_prompt_cache\]")
     file.write_bytes(whole)
     same_states(caches, load_prompt_cache(file))
 
@@ -116,11 +118,9 @@ def test_any_flipped_bit_is_noticed(saved, part):
 def test_other_files_are_refused(tmp_path):
     text = tmp_path / "text.safetensors"
     text.write_text("no arrays in here, only a few words that are longer than a header")
-    with pytest.raises(ValueError, match="is damaged or no safetensors file"):
-        load_prompt_cache(text)
+    refused(text, "is damaged or no safetensors file")
     mx.save_safetensors(str(text), {"weight": mx.ones(3)})
-    with pytest.raises(ValueError, match="is no prompt cache"):
-        load_prompt_cache(text)
+    refused(text, "is no prompt cache")
     with pytest.raises(FileNotFoundError):
         load_prompt_cache(tmp_path / "missing.safetensors")
 
@@ -147,11 +147,9 @@ def test_files_of_a_later_format_are_refused(saved):
 
     rewritten(file, later)
     said = f"has format {FORMAT + 1}, written by mlx_h2o 9.0: expected at most {FORMAT}"
-    with pytest.raises(ValueError, match=said):
-        load_prompt_cache(file)
+    refused(file, said)
     rewritten(file, lambda texts: texts.update({"0.mlx_h2o": "{"}))
-    with pytest.raises(ValueError, match="has a damaged entry 'mlx_h2o'"):
-        load_prompt_cache(file)
+    refused(file, "has a damaged entry 'mlx_h2o'")
 
 
 def unequal_caches(model):
@@ -202,11 +200,9 @@ def test_settings_of_the_budget_come_back(settings, model, tmp_path):
 def test_unknown_classes_are_refused(saved):
     file, _ = saved
     rewritten(file, lambda texts: texts.update({"1.0": "TurboKVCache"}))
-    with pytest.raises(ValueError, match="holds a 'TurboKVCache', expected caches of mlx_lm and"):
-        load_prompt_cache(file)
+    refused(file, "holds a 'TurboKVCache', expected caches of mlx_lm and")
     rewritten(file, lambda texts: texts.update({"1.0": "KVCache"}))
-    with pytest.raises(ValueError, match="cannot be read: "):
-        load_prompt_cache(file)
+    refused(file, "cannot be read: ")
 
 
 @pytest.mark.parametrize(
@@ -230,32 +226,25 @@ def test_settings_of_another_version(saved, monkeypatch, settings, said):
     if not said:
         assert load_prompt_cache(file)[0].config == caches[0].config
         return
-    with pytest.raises(ValueError, match=f"cannot be read: .*{said}"):
-        load_prompt_cache(file)
+    refused(file, f"cannot be read: .*{said}")
 
 
 def test_caches_of_another_model_are_refused(saved, tmp_path):
     file, caches = saved
-    with pytest.raises(ValueError, match="is of the model qwen3, expected llama"):
-        load_prompt_cache(file, model=tiny_llama())
-    with pytest.raises(ValueError, match="holds 2 layers, expected 3 as qwen3 has"):
-        load_prompt_cache(file, model=tiny_qwen3(layers=3))
-    with pytest.raises(ValueError, match="qwen3 model with num_attention_heads = 4, expected 8"):
-        load_prompt_cache(file, model=tiny_qwen3(heads=8))
+    refused(file, "is of the model qwen3, expected llama", model=tiny_llama())
+    refused(file, "holds 2 layers, expected 3 as qwen3 has", model=tiny_qwen3(layers=3))
+    refused(file, "qwen3 model with num_attention_heads = 4, expected 8", model=tiny_qwen3(heads=8))
     other = tiny_qwen3()
     other.args.rope_theta *= 2
-    with pytest.raises(ValueError, match="is of a qwen3 model with rope_theta = "):
-        load_prompt_cache(file, model=other)
+    refused(file, "is of a qwen3 model with rope_theta = ", model=other)
     unknown = tmp_path / "unknown.safetensors"
     other.set_dtype(mx.float16)
     save_prompt_cache(unknown, caches, model=other)
     other.set_dtype(mx.float32)  # the same numbers, and rows of another kind
-    with pytest.raises(ValueError, match='dtypes = .*float16"], expected .*float32"]'):
-        load_prompt_cache(unknown, model=other)
+    refused(unknown, 'dtypes = .*float16"], expected .*float32"]', model=other)
     save_prompt_cache(unknown, caches)  # only the names of the caches tell
     assert len(load_prompt_cache(unknown, model=tiny_qwen3(heads=8))) == 2
-    with pytest.raises(ValueError, match="is of the model qwen3, expected llama"):
-        load_prompt_cache(unknown, model=tiny_llama())
+    refused(unknown, "is of the model qwen3, expected llama", model=tiny_llama())
 
 
 def test_files_of_earlier_versions_say_less_of_their_model(model, saved):
@@ -266,8 +255,7 @@ def test_files_of_earlier_versions_say_less_of_their_model(model, saved):
         rewritten(file, lambda texts, about=about: texts.update({"0.mlx_h2o": json.dumps(about)}))
         if told != "0" * 32:
             assert len(load_prompt_cache(file, model=model)) == len(caches)
-    with pytest.raises(ValueError, match='fingerprint of weights = "0'):
-        load_prompt_cache(file, model=model)
+    refused(file, 'fingerprint of weights = "0', model=model)
 
 
 # Saving
