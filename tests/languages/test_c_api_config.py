@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -60,16 +61,16 @@ def outcome_of_c(library: Library, values: dict[str, Any]) -> Any:
     return result
 
 
-def outcome_of_python(values: dict[str, Any]) -> Any:
+def outcome_of_python(make: Callable[..., H2OConfig], *given: Any, **values: Any) -> Any:
     try:
-        config = H2OConfig.of(**values)
+        config = make(*given, **values)
     except ValueError as error:
         return str(error)
     return {name: config.named()[name] for name in (*PLAIN, *SIZES, "policy")}
 
 
 def test_the_defaults_are_pythons(library):
-    assert outcome_of_c(library, {}) == outcome_of_python({})
+    assert outcome_of_c(library, {}) == outcome_of_python(H2OConfig.of)
 
 
 INTS = st.integers(-3, 300) | st.sampled_from([2**31 - 1, -(2**31)])
@@ -101,7 +102,7 @@ INTS = st.integers(-3, 300) | st.sampled_from([2**31 - 1, -(2**31)])
 @example(values={"recent_size": 2**30 + 1})
 @settings(max_examples=examples(400), deadline=None)
 def test_any_settings_come_out_as_in_python(library, values):
-    assert outcome_of_c(library, values) == outcome_of_python(values)
+    assert outcome_of_c(library, values) == outcome_of_python(H2OConfig.of, **values)
 
 
 @pytest.mark.parametrize("name", ["", "lru", "%s%n", "snapkv"])
@@ -123,18 +124,12 @@ def test_sizes_beyond_the_budget_are_named(library):
 @pytest.mark.parametrize("budget", [256, 64, 6, 5, 4, 0])
 def test_presets_are_pythons(library, name, budget):
     config = library.ffi.new("mlx_h2o_config*")
-    fields = (*PLAIN, *SIZES, "policy")
-    try:
-        preset = H2OConfig.preset(name, budget)
-        expected: Any = {field: preset.named()[field] for field in fields}
-    except ValueError as error:
-        expected = str(error)
     try:
         library.check(library.c.mlx_h2o_config_preset(config, name.encode(), budget))
         found: Any = read(library, config)
     except CError as error:
         found = str(error)
-    assert found == expected
+    assert found == outcome_of_python(H2OConfig.preset, name, budget)
 
 
 def test_no_place_is_an_error(library):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -194,12 +194,10 @@ def test_handlers_are_replaced_while_threads_fail(library: Library) -> None:
         for _ in range(calls):
             assert library.c.mlx_array_ndim(library.nothing) == 0
 
-    threads = [threading.Thread(target=fail) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for _ in range(calls):
-        library.install_handler()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        failing = [pool.submit(fail) for _ in range(4)]
+        for _ in range(calls):
+            library.install_handler()
+    assert [one.result() for one in failing] == [None] * 4
     assert len(library.messages) - before == 4 * calls
     library.messages.clear()

@@ -28,9 +28,7 @@ def cmake() -> str:
 @pytest.fixture(scope="module")
 def build() -> Path:
     """The build directory of the library under test."""
-    c_api.required()
-    library = c_api.library_path()
-    assert library is not None
+    library = c_api.required().path
     if not (library.parent / "libmlxc.so").exists():
         c_api.missing(f"no CMake build with the subset of mlx-c around {library}")
     return library.parent

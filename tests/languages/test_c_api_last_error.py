@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,10 @@ def fail(library: Library, name: str) -> str:
     )
 
 
-def on_a_thread(body: Any) -> Any:
+def on_a_thread(body: Callable[[], Any]) -> Any:
     """What ``body`` returns on a thread of its own, whose last error is still none."""
-    results: list[Any] = []
-    thread = threading.Thread(target=lambda: results.append(body()))
-    thread.start()
-    thread.join()
-    return results[0]
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(body).result()
 
 
 def test_it_is_what_the_handler_was_told(library: Library) -> None:

@@ -24,10 +24,7 @@ CORPUS = TESTS / "fuzz" / "corpus"
 
 @pytest.fixture(scope="module")
 def base() -> Path:
-    c_api.required()
-    path = c_api.library_path()
-    assert path is not None
-    return path.resolve()
+    return c_api.required().path.resolve()
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import c_api
 import c_api_build
 from c_api import CError, Library
 from c_api_headers import INCLUDE, ROOT, declarations
@@ -98,8 +97,7 @@ def test_a_failure_in_the_middle_is_reported_once(
 
 def test_the_example_builds_and_runs(library: Library, tmp_path: Path) -> None:
     source = ROOT / "examples" / "c" / "attention.c"
-    base = c_api.library_path()
-    assert base is not None
+    base = library.path
     for compiler in c_api_build.compilers("c"):
         program = tmp_path / "attention"
         flags = ("-std=c99", *c_api_build.WARNINGS, *(f"-I{path}" for path in INCLUDE))

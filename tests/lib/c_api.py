@@ -96,7 +96,7 @@ class Library:
     """A loaded libmlxh2oc; errors of its functions become CError."""
 
     def __init__(self, path: Path) -> None:
-        self.ffi = cffi.FFI()
+        self.path, self.ffi = path, cffi.FFI()
         self.ffi.cdef(declarations())
         self.c: Any = self.ffi.dlopen(str(path))
         self.messages = _messages

@@ -46,8 +46,7 @@ def run(*command: str | Path) -> str:
 
 def link(directory: Path, name: str, objects: Sequence[Path]) -> c_api.Library:
     """Load a library of these objects over the library under test."""
-    base = c_api.library_path()
-    assert base is not None
+    base = c_api.required().path
     path = directory / f"lib{name}.so"
     run(compiler(), "-shared", "-o", path, *objects, base.resolve(), f"-Wl,-rpath,{base.parent}")
     return c_api.Library(path)
