@@ -83,9 +83,7 @@ class Report:
     def write(self, path: Path) -> None:
         found = {
             "machine": {
-                "system": platform.system(),
-                "machine": platform.machine(),
-                "release": platform.release(),
+                name: getattr(platform, name)() for name in ("system", "machine", "release")
             },
             "legs": {
                 leg: {"versions": self.versions.get(leg, {}), "not_run": self.not_run.get(leg, "")}
