@@ -17,18 +17,14 @@ ROWS = 40
 SETTINGS = {"max_kv_size": ROWS, "sink_size": 2, "recent_size": 8}
 CHUNKS = (30, 30, 7, 64, 1, 20, 2)
 """The first stays below the budget, of which mixed precision packs some all the same."""
+HEADS = {"budgets": [[24, ROWS], [ROWS, 24]], "recent_size": None}
 MODES: dict[str, dict[str, Any]] = {
     "drafts": {"speculative": 2, "policy": "h2o-ema"},
     "drafts, mixed": {"speculative": 2, "policy": "h2o-ema"} | COLUMNS["8 and 4"].settings,
     "one by one": {"evict_every": 1, "policy": "h2o"},
     "short context": {"context_size": 50, "policy": "h2o", "kv_bits": 4, "kv_group_size": 32},
-    "heads": {"budgets": [[24, ROWS], [ROWS, 24]], "policy": "h2o", "recent_size": None},
-    "heads, packed": {
-        "budgets": [[24, ROWS], [ROWS, 24]],
-        "recent_size": None,
-        "kv_bits": 8,
-        "kv_group_size": 32,
-    },
+    "heads": HEADS | {"policy": "h2o"},
+    "heads, packed": HEADS | {"kv_bits": 8, "kv_group_size": 32},
 }
 BOTH = [
     pytest.param(COLUMNS[column].settings | {"policy": policy}, id=f"{column}, {policy}")

@@ -63,14 +63,8 @@ def _codes() -> Iterator[Case]:
             dtype=dtype, kv_format=kv_format, sizes=sizes, group=32, rows=35, slack=index % 3
         )
         yield case
-        mask = ("causal", "bool", f"add-{dtype}")[index % 3]
-        flags = {
-            "mask": mask,
-            "sinks": dtype,
-            "queries": 2,
-            "heads": (4, 2),
-            "bias": index % 2 == 0,
-        }
+        mask, biased = ("causal", "bool", f"add-{dtype}")[index % 3], index % 2 == 0
+        flags = {"mask": mask, "sinks": dtype, "queries": 2, "heads": (4, 2), "bias": biased}
         yield replace(case, blocks=(None, 3)[index % 2], rows=70, batch=2, **flags)
         yield replace(
             case, sparse=3e-3, skipped=True, rows=100, blocks=(3, None)[index % 2], **flags

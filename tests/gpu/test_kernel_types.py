@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,8 +25,6 @@ FLAGS += ["-nostdinc", "-nostdinc++", "-fsyntax-only", "-Wall", "-Wextra", "-Wer
 # Attributes and unused parameters of the generated signature.
 FLAGS += ["-Wno-unknown-attributes", "-Wno-unused-parameter"]
 
-VARIANTS = {name: (request, blocks) for name, request, blocks in every_variant()}
-
 
 def clang() -> str | None:
     """Clang on the path, or the one that lies beside swift."""
@@ -43,6 +42,18 @@ def compiler() -> str:
     return path
 
 
+def texts_of(dtype: str) -> Iterator[list[MetalText]]:
+    """Of every variant, a few at a time: one unit of all of them takes gigabytes."""
+    texts = [
+        text
+        for name, request, blocks in every_variant()
+        if name.startswith(f"{dtype}-")
+        for text in EmulatorBackend(blocks=blocks).texts(request)
+    ]
+    assert len(texts) >= 32 + 2 * 10 + 42
+    return (texts[start : start + 32] for start in range(0, len(texts), 32))
+
+
 def complaints(compiler: str, *texts: MetalText) -> str:
     """What clang says to the texts, which may not share a name."""
     unit = [f'#include "{SHIMS / "check.h"}"']
@@ -57,16 +68,8 @@ def complaints(compiler: str, *texts: MetalText) -> str:
 @pytest.mark.matrix(1)
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 def test_every_variant_has_its_types_right(compiler: str, dtype: str) -> None:
-    texts = [
-        text
-        for name, (request, blocks) in VARIANTS.items()
-        if name.startswith(f"{dtype}-")
-        for text in EmulatorBackend(blocks=blocks).texts(request)
-    ]
-    assert len(texts) >= 32 + 2 * 10 + 42
-    # A few at a time: one unit of all of them takes gigabytes.
-    for start in range(0, len(texts), 32):
-        assert complaints(compiler, *texts[start : start + 32]) == ""
+    for texts in texts_of(dtype):
+        assert complaints(compiler, *texts) == ""
 
 
 def test_kernels_on_rows_have_their_types_right(compiler: str) -> None:

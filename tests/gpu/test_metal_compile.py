@@ -12,7 +12,7 @@ import pytest
 from emulator import EmulatorBackend
 from emulator.rows import every_row_launch
 from emulator.text import MetalText
-from emulator.variants import every_variant
+from gpu.test_kernel_types import texts_of
 from programs import ended
 
 pytestmark = pytest.mark.skipif(
@@ -37,14 +37,8 @@ def complaints(*texts: MetalText) -> str:
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 def test_every_variant_compiles(dtype: str) -> None:
-    texts = [
-        text
-        for name, request, blocks in every_variant()
-        if name.startswith(f"{dtype}-")
-        for text in EmulatorBackend(blocks=blocks).texts(request)
-    ]
-    for start in range(0, len(texts), 32):
-        assert complaints(*texts[start : start + 32]) == ""
+    for texts in texts_of(dtype):
+        assert complaints(*texts) == ""
 
 
 def test_kernels_on_rows_compile() -> None:

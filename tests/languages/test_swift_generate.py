@@ -25,7 +25,7 @@ from programs import ended
 
 pytestmark = pytest.mark.swift
 
-CHUNK = 64
+CHUNK, TEXT = 64, demo.text()[300:900]
 CACHES: dict[str, dict[str, Any]] = {
     "full": {"max_kv_size": None},
     "8 bits": {"max_kv_size": 48, "kv_bits": 8, "policy": "h2o-ema"},
@@ -55,6 +55,12 @@ def tokens(*words: object) -> list[int]:
     return [int(token) for token in done.stdout.split()]
 
 
+def written(prompt: str, count: int, *words: object) -> list[int]:
+    """So many tokens after a text that is read in chunks."""
+    asked = "--prompt", prompt, "--max-tokens", count, "--prefill-step-size", CHUNK
+    return tokens(*asked, *words)
+
+
 def in_python(prompt: list[int], count: int, of: Any = None, **settings: Any) -> list[int]:
     given = mlx_h2o.stream_generate(
         *(of or demo_model()), prompt, max_tokens=count, prefill_step_size=CHUNK, **settings
@@ -74,10 +80,8 @@ def flags(settings: dict[str, Any]) -> list[str]:
 def test_writes_what_python_writes(name: str) -> None:
     """To the last token, or to one at which Python itself wavers: with its own sums in another
     order (plain operations) it then writes what Swift writes."""
-    text = demo.text()[300:900]
-    words = "--prompt", text, "--max-tokens", 200, "--prefill-step-size", CHUNK
-    found = tokens(*words, *flags(CACHES[name]))
-    asked, settings = demo_model()[1].encode(text), {"layers": "equal", **CACHES[name]}
+    found = written(TEXT, 200, *flags(CACHES[name]))
+    asked, settings = demo_model()[1].encode(TEXT), {"layers": "equal", **CACHES[name]}
     if found != in_python(asked, 200, **settings):
         with mlx_h2o.use_backend("composed"):
             assert found == in_python(asked, 200, **settings)
@@ -98,10 +102,8 @@ FORMATS: dict[str, dict[str, Any]] = {
 def test_a_real_model_writes_what_python_writes(kind: str) -> None:
     """SmolLM2, all of 200 tokens."""
     of, settings = loaded(SMOLLM2), {"max_kv_size": 128, **FORMATS[kind]}
-    text = demo.text()[300:900]
-    line = "--prompt", text, "--max-tokens", 200, "--prefill-step-size", CHUNK, *flags(settings)
-    found = tokens("--model", fetched(SMOLLM2), *line)
-    assert found == in_python(of[1].encode(text), 200, of, layers="equal", **settings)
+    found = written(TEXT, 200, "--model", fetched(SMOLLM2), *flags(settings))
+    assert found == in_python(of[1].encode(TEXT), 200, of, layers="equal", **settings)
     assert len(found) == 200
     assert len(set(found)) > 10
 
@@ -123,10 +125,9 @@ def test_heads_have_the_rows_of_a_file(more: dict[str, Any], tmp_path: Path) -> 
     rows.write_text(json.dumps({"budgets": HEADS["budgets"]}))
     whole, back = mlx_h2o.make_prompt_cache(ours, **settings), tmp_path / "back.safetensors"
     assert [isinstance(one, mlx_h2o.HeadGroups) for one in whole] == GROUPED
-    expected = in_python(tokenizer.encode(demo.text()[300:900]), 100, prompt_cache=whole)
-    line = "--prompt", demo.text()[300:900], "--max-tokens", 100, "--prefill-step-size", CHUNK
-    line = *line, *flags(settings | {"budgets": rows}), "--save-prompt-cache", back
-    assert tokens(*line) == expected
+    expected = in_python(tokenizer.encode(TEXT), 100, prompt_cache=whole)
+    given = *flags(settings | {"budgets": rows}), "--save-prompt-cache", back
+    assert written(TEXT, 100, *given) == expected
     read = mlx_h2o.load_prompt_cache(back, model=ours)
     assert budgets_of(read) == budgets_of(whole)
     assert [one.offset for one in read] == [one.offset for one in whole]
@@ -190,7 +191,7 @@ def test_goes_on_from_files_of_either_language(settings: dict[str, Any], tmp_pat
     ours, tokenizer = demo_model()
     cache = mlx_h2o.make_prompt_cache(ours, **settings)
     whole = mlx_h2o.make_prompt_cache(ours, **settings)
-    first, last = tokenizer.encode(demo.text()[300:900]), tokenizer.encode(" And he said")
+    first, last = tokenizer.encode(TEXT), tokenizer.encode(" And he said")
     given, written = tmp_path / "given.safetensors", tmp_path / "written.safetensors"
     for one in (cache, whole):
         in_python(first, 5, prompt_cache=one)
@@ -238,7 +239,6 @@ def test_llamas_of_every_kind(kind: str, tmp_path: Path) -> None:
     settings = {"max_kv_size": 24, "policy": "h2o-ema"}
     text = demo.text()[:200]
     expected = in_python(tokenizer.encode(text), 60, (ours, tokenizer), **settings)
-    words = "--prompt", text, "--max-tokens", 60, "--prefill-step-size", CHUNK
-    found = tokens("--model", tmp_path, *words, *flags(settings))
+    found = written(text, 60, "--model", tmp_path, *flags(settings))
     assert found == expected
     assert len(set(found)) > 10

@@ -7,9 +7,9 @@ from contextlib import nullcontext
 
 import mlx.core as mx
 import pytest
-from mlx.utils import tree_flatten
 from mlx_lm.generate import generate_step
 
+from cache_checks import edges
 from mlx_h2o import make_prompt_cache, routing
 from tiny_models import random_prompt, tiny_qwen3
 
@@ -25,7 +25,7 @@ ROWS = {"dense": {}, "8 bits": PACKED, "8 and 4": PACKED | {"light_bits": 4}}
 @pytest.mark.parametrize("evicts", [False, True])
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("policy", ["h2o-ema", "window", "keydiff"])
-def test_memory_is_flat_but_for_nbytes(policy, rows, evicts, tmp_path):
+def test_memory_is_flat_but_for_nbytes(policy, rows, evicts):
     """Dense rows of window and keydiff in plain mlx_lm, unrouted; below the budget the same."""
     dense = rows == "dense"
     count = 2000 if dense else 600
@@ -40,18 +40,10 @@ def test_memory_is_flat_but_for_nbytes(policy, rows, evicts, tmp_path):
         for index, _ in enumerate(steps):
             if index % 50 == 49:
                 held = mx.get_active_memory() - sum(cache.nbytes for cache in caches)
-                samples.append((held, graph_edges(caches, tmp_path)))
-    memory, edges = zip(*samples, strict=True)
+                samples.append((held, edges([cache.state[:4] for cache in caches])))
+    memory, pending = zip(*samples, strict=True)
     assert (caches[0].offset, caches[0].evicted > 0) == (count + 16, evicts)
     assert max(memory) - min(memory) < SLACK
     # The arrays of the cache are a step away from what has been computed, not thousands; packed
     # rows that leave in groups are a longer step, which is over with the next.
-    assert max(edges) < (150 if dense else 1000)
-
-
-def graph_edges(caches, tmp_path) -> int:
-    """Edges of the graph that has not been computed yet behind the caches' arrays."""
-    file = tmp_path / "graph.dot"
-    arrays = [array for cache in caches for _, array in tree_flatten(list(cache.state[:4]))]
-    mx.export_to_dot(str(file), *arrays)
-    return file.read_text().count("->")
+    assert max(pending) < (150 if dense else 1000)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from contextlib import nullcontext
+from functools import partial
 
 import mlx.core as mx
 import numpy as np
@@ -33,16 +34,9 @@ def test_policies_without_scores_are_right_outside_of_routing(policy, backend):
         logits(model, make_prompt_cache(model, 24, **given), [4], routed=False)
     model = tiny_qwen3(head_dim=32)
     chunks = [20, *[1] * 20, 5, 12, 1, 1]
+    fresh = partial(make_prompt_cache, model, 24, **given, **SETTINGS)
     with use_backend(backend):
-        found = [
-            logits(
-                model,
-                make_prompt_cache(model, max_kv_size=24, **given, **SETTINGS),
-                chunks,
-                routed=routed,
-            )
-            for routed in (True, False)
-        ]
+        found = [logits(model, fresh(), chunks, routed=routed) for routed in (True, False)]
     np.testing.assert_allclose(*found, rtol=0, atol=1e-3 * np.abs(found[0]).max())
 
 
@@ -57,14 +51,13 @@ def test_keys_and_values_of_unlike_dtypes_are_packed(given, norms):
     for layer in model.layers:
         for name in norms:
             layer.self_attn[name].set_dtype(mx.float32)
-    found = [logits(model, make_prompt_cache(model, 40, **given, **SETTINGS), [20, 3, *[1] * 9])]
+    fresh, chunks = partial(make_prompt_cache, model, 40, **given, **SETTINGS), [20, 3, *[1] * 9]
+    found = [logits(model, fresh(), chunks)]
     late = make_prompt_cache(model, 40, **SETTINGS)
     logits(model, late, [9])
     logits(model, [one.to_quantized(32, 8) for one in late], [3, 1])
     model.set_dtype(mx.float32)
-    found.append(
-        logits(model, make_prompt_cache(model, 40, **given, **SETTINGS), [20, 3, *[1] * 9])
-    )
+    found.append(logits(model, fresh(), chunks))
     np.testing.assert_allclose(*found, rtol=0, atol=0.1 * np.abs(found[0]).max())
 
 

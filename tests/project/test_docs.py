@@ -10,6 +10,7 @@ import io
 import json
 import re
 import urllib.request
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -204,19 +205,15 @@ def test_the_server_answers(tmp_path: Path) -> None:
             flags += words[3:]
     (curl,) = (words for _, words in COMMANDS if words[0] == "curl")
     where, data = curl[1], curl[curl.index("-d") + 1]
+    headers = dict(line.split(": ") for option, line in pairwise(curl) if option == "-H")
     at = flags.index("--port")
     _, shown = flags.pop(at), flags.pop(at)
     assert where.startswith(f"http://127.0.0.1:{shown}/")
     said = " ".join(flags).replace("~", str(tmp_path))
     with serving(tmp_path, said) as server:
         url = where.replace(shown, str(server.port))
-        request = urllib.request.Request(url, data.encode(), headers_of(curl))
+        request = urllib.request.Request(url, data.encode(), headers)
         with urllib.request.urlopen(request, timeout=60) as answer:
             usage = json.load(answer)["usage"]
     assert usage["completion_tokens"] == json.loads(data)["max_tokens"]
     assert (tmp_path / ".cache" / "prompts").is_dir()
-
-
-def headers_of(curl: list[str]) -> dict[str, str]:
-    lines = [curl[at + 1] for at, word in enumerate(curl) if word == "-H"]
-    return dict(line.split(": ") for line in lines)
