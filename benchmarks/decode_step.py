@@ -1,16 +1,21 @@
-"""Speed of decoding at the full budget, against mlx_lm's RotatingKVCache.
+r"""Speed of decoding at the full budget, against mlx_lm's RotatingKVCache and against ``keydiff``.
 
-    python benchmarks/decode_step.py --json benchmarks/results/decode_step.json
+    python benchmarks/decode_step.py --models demo random-100m smollm2-135m-instruct \
+        --json benchmarks/results/decode_step.json
 
-Each arm decodes with mlx_lm's own generate_step, and all but the full cache evict at every token.
-The arms take turns of a few tokens within one process. A ratio compares a turn with the
-RotatingKVCache's turn in the same round: above 1 is faster.
+The last model is a directory that `nox -s yardsticks` makes.
+
+Each arm decodes with mlx_lm's own generate_step, and all but the full cache evict. The arms take
+turns of a few tokens within one process. A ratio compares two turns of the same round: with the
+RotatingKVCache's, above 1 is faster; to ``keydiff``'s time, and to that of the same policy over
+dense rows that folds, below 1 is faster.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -20,12 +25,14 @@ import mlx_h2o
 from lib import common
 from mlx_h2o.evaluation.speed import Make, timed
 from mlx_h2o.evaluation.statistics import ratios, spread
-from mlx_h2o.policies import names
 
-ROTATING = "rotating"
-FULL = "full"
-PACKED = {f"{policy}, 8 bits": policy for policy in ("keydiff", "h2o", "window")}
-"""Arms that are also compared with the same policy over dense rows."""
+ROTATING, FULL, KEYDIFF = "rotating", "full", "keydiff"
+POLICIES = (KEYDIFF, "h2o", "h2o-ema", "window")
+ARMS: dict[str, dict[str, Any]] = {
+    **{policy: {"policy": policy} for policy in POLICIES},
+    "h2o, fold=False": {"policy": "h2o", "fold": False},
+    **{f"{policy}, 8 bits": {"policy": policy, "kv_bits": 8} for policy in POLICIES},
+}
 
 
 def maker(name: str, model: Any, budget: int) -> Make:
@@ -34,8 +41,7 @@ def maker(name: str, model: Any, budget: int) -> Make:
         return lambda: [KVCache() for _ in model.layers]
     if name == ROTATING:
         return lambda: [RotatingKVCache(budget, keep=4) for _ in model.layers]
-    settings = {"policy": PACKED[name], "kv_bits": 8} if name in PACKED else {"policy": name}
-    return partial(mlx_h2o.make_prompt_cache, model, budget, **settings)
+    return partial(mlx_h2o.make_prompt_cache, model, budget, **ARMS[name])
 
 
 def prompt_of(model: Any, budget: int) -> mx.array:
@@ -57,18 +63,18 @@ def measure(
             "milliseconds_per_token": spread([1e3 * one / tokens for one in seconds]),
             "ratio_to_rotating": ratios(turns[ROTATING], seconds),
         }
-        if PACKED.get(arm) in turns:
-            results[arm]["ratio_to_dense"] = ratios(turns[PACKED[arm]], seconds)
+        of = {KEYDIFF, arm.partition(",")[0]} & turns.keys() - {arm}
+        results[arm]["time_of"] = {other: ratios(seconds, turns[other]) for other in sorted(of)}
         common.show(f"{name}, {arm}", results[arm])
     return {
-        "model": name, "parameters": common.parameters(model), "max_kv_size": budget,
+        "model": Path(name).name, "parameters": common.parameters(model), "max_kv_size": budget,
         "tokens_per_turn": tokens, "repeats": repeats, "arms": results,
     }  # fmt: skip
 
 
 def main() -> None:
     args = common.arguments(
-        __doc__, models=(*common.MODELS,), arms=(FULL, ROTATING, *names(), *PACKED),
+        __doc__, models=(*common.MODELS,), arms=(FULL, ROTATING, *ARMS),
         max_kv_size=256, tokens=5, repeats=40,
     )  # fmt: skip
     runs = []

@@ -65,21 +65,17 @@ def process_bytes(result: dict[str, Any]) -> str:
 
 
 def decode_step(result: dict[str, Any]) -> str:
-    """Speed of decoding as a multiple of RotatingKVCache's."""
-    runs = result["runs"]
-    rows = []
-    for name in runs[0]["arms"]:
-        if name in ("rotating", "ragged mlx_lm"):
-            continue
-        rows.append([name])
-        for arm in (run["arms"].get(name) for run in runs):
-            ratio = arm["ratio_to_rotating"] if arm else None
-            rows[-1].append(spread_text(ratio) if ratio else "-")
-    models = [
-        f"{run['model']}, {run['parameters'] / 1e6:.1f}M parameters, {run['repeats']} turns"
-        for run in runs
-    ]
-    return markdown(["cache or policy", *models], rows)
+    """Speed of decoding as a multiple of RotatingKVCache's, and time as one of keydiff's."""
+    runs, head = result["runs"], ["cache or policy"]
+    rows = [[name] for name in runs[0]["arms"] if name != "rotating"]
+    for run in runs:
+        model = f"{run['model']}, {run['parameters'] / 1e6:.1f}M parameters, {run['repeats']} turns"
+        head += [model, "time, keydiff's = 1"]
+        for row in rows:
+            arm = run["arms"][row[0]]
+            spreads = arm["ratio_to_rotating"], arm["time_of"].get("keydiff")
+            row += [spread_text(one) if one else "-" for one in spreads]
+    return markdown(head, rows)
 
 
 def prefix_sharing(result: dict[str, Any]) -> str:

@@ -45,8 +45,8 @@ MODELS: dict[str, Callable[[], Any]] = {
 
 
 def loaded(name: str) -> Any:
-    """A model of MODELS, in float32."""
-    model = MODELS[name]()
+    """A model of MODELS, or in a directory, in float32."""
+    model = MODELS[name]() if name in MODELS else mlx_h2o.load(name)[0]
     model.set_dtype(mx.float32)
     mx.eval(model.parameters())
     return model
