@@ -40,8 +40,8 @@ public class H2OKVCache {
     }
 
     /// - Parameters:
-    ///   - policy: your own policy, instead of the one that the settings name; such a cache cannot
-    ///     be saved
+    ///   - configuration: the settings
+    ///   - policy: your own policy, instead of the settings'; such a cache cannot be saved
     ///   - name: what error messages call this cache
     public init(
         _ configuration: H2OConfiguration, policy: (any EvictionPolicy)? = nil, name: String = ""
