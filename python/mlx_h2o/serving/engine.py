@@ -116,9 +116,9 @@ class Engine:
             check_drafts("server", self._fresh, self.model, count)
         request._nbytes = needed = self.memory.of_request(count)
         if needed > self.memory.free:
-            said = f"{len(request.tokens):,} tokens, which takes {needed:,} bytes: expected at most"
-            said = f"max_tokens is {request.max_tokens:,} and the prompt has {said}"
-            raise ValueError(f"{said} {self.memory.free:,}, the server's --memory without weights.")
+            said = f"the prompt has {len(request.tokens):,} tokens, which takes {needed:,} bytes"
+            wanted = f"at most {self.memory.free:,}, the server's --memory without weights"
+            raise ValueError(f"max_tokens is {request.max_tokens:,} and {said}: expected {wanted}.")
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Queue requests that were checked, all or none.
@@ -243,13 +243,13 @@ class Engine:
         if self._waiting and self._waiting[0]._suspect:
             self._join(self._waiting.popleft())
             return
+        step, most = self.memory.step, max(1, self.memory.prompts // 2)  # others are for short ones
         for request in [*self._waiting]:
             if self.running >= self.memory.decode or not self._give_way(request):
                 break
-            # Texts of more than a chunk take half of the places, or short ones waited for them.
-            reading = [one for one in self._running.values() if not one.answer]
-            long = [one for one in (*reading, request) if len(one.tokens) > self.memory.step]
-            crowded = request in long and len(long) > max(1, self.memory.prompts // 2)
+            crowded = len(request.tokens) > step and most <= sum(
+                len(one.tokens) > step for one in self._running.values() if not one.answer
+            )
             if not (crowded or self._is_read_by_another(request)):
                 self._waiting.remove(request)
                 self._join(request)
