@@ -10,7 +10,7 @@ from ..lm.generate import load
 from ..lm.layers import probe
 from ..lm.prompt_cache import budgets_of, make_prompt_cache
 from ..lm.ranks import Ranks
-from .flags import cache_parser
+from .flags import ROWS, cache_parser
 from .options import CacheSettings
 from .parsing import OneLineParser
 
@@ -22,7 +22,7 @@ def parser() -> OneLineParser:
         "Find the KV heads of a model that retrieve, by reading random tokens twice, and show the "
         "rows of each. The file is for --budgets.", "", {"": "model output"},
         "max-kv-size sink-size context-size", model=...,
-        max_kv_size=(int, argparse.SUPPRESS, "ROWS", "mean rows per head (default: 256)"),
+        max_kv_size=(int, argparse.SUPPRESS, "ROWS", ROWS),
     )  # fmt: skip
 
 
