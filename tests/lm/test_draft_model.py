@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 import pytest
 
 from mlx_h2o import H2OConfig, batch_generate, generate, make_prompt_cache, stream_generate
@@ -15,10 +17,9 @@ pytestmark = [pytest.mark.downstream, pytest.mark.usefixtures("mlx_lm_stays_as_i
 PROMPT = random_prompt(20)
 
 
-def drafted(model, draft, caches, tokens=40, number=3, **given):
-    """Responses of the whole generation."""
-    given |= {"max_tokens": tokens, "draft_model": draft, "num_draft_tokens": number}
-    return [*stream_generate(model, tiny_tokenizer(), PROMPT, prompt_cache=caches, **given)]
+def drafting(model, draft, caches, tokens=40):
+    given = {"max_tokens": tokens, "draft_model": draft, "num_draft_tokens": 3}
+    return stream_generate(model, tiny_tokenizer(), PROMPT, prompt_cache=caches, **given)
 
 
 def both(model, draft, size, **given):
@@ -33,7 +34,7 @@ def both(model, draft, size, **given):
 def test_below_the_budget_the_tokens_are_those_of_mlx_lm(layers, policy):
     """With a draft model that is mostly wrong, and with one that never is."""
     model, draft = tiny_qwen3(), tiny_qwen3(layers=layers)
-    responses = drafted(model, draft, both(model, draft, 256, policy=policy))
+    responses = [*drafting(model, draft, both(model, draft, 256, policy=policy))]
     assert [r.token for r in responses][:40] == stock_tokens(model, PROMPT, 40)
     taken = sum(response.from_draft for response in responses)
     assert taken == 30 if layers == 2 else taken < 30
@@ -55,6 +56,19 @@ def test_the_settings_make_caches_for_both_models():
     assert len(texts[0].split()) == 30
 
 
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("number", range(3, 8))
+def test_the_caches_hold_the_whole_answer(layers, number):
+    """Whole or ended by the caller, with a draft model that is mostly wrong, and one never so."""
+    model, draft = tiny_qwen3(), tiny_qwen3(layers=layers)
+    for tokens in (number, 40):
+        caches = both(model, draft, 256)
+        said = [one.token for one in islice(drafting(model, draft, caches, tokens), number)]
+        assert {one.offset for one in caches} == {len(PROMPT) + number}
+        more = [one.token for one in drafting(model, draft, caches, 8)]
+        assert more == stock_tokens(model, [*PROMPT, *said, *PROMPT], 8)
+
+
 def test_a_token_that_the_draft_model_does_not_know_is_not_chosen():
     model, prompt = tiny_qwen3(), [token % 40 for token in PROMPT]
     given = {"draft_model": tiny.build("qwen3", vocab_size=40), "max_tokens": 12}
@@ -74,9 +88,9 @@ def test_budgets_are_those_of_the_target_model():
 def test_a_model_of_the_two_that_shows_no_scores():
     hidden, other = tiny.build("gemma2", vocab_size=VOCABULARY), tiny_qwen3()
     for pair in ((hidden, other), (other, hidden)):
-        assert len(drafted(*pair, both(*pair, 16, policy="keydiff"), tokens=30)) == 30
+        assert len([*drafting(*pair, both(*pair, 16, policy="keydiff"), tokens=30)]) == 30
         with pytest.raises(ValueError, match=r"\[routing\] gemma2 does not call"):
-            drafted(*pair, both(*pair, 16))
+            next(drafting(*pair, both(*pair, 16)))
 
 
 @pytest.mark.parametrize(("kind", "most"), [("windows", 23), ("hybrid", 0)])
@@ -92,7 +106,7 @@ def test_caches_that_could_not_take_back_are_refused_at_the_start():
     for given in ({"speculative": 0}, {"speculative": 2}, {"speculative": 0, "policy": "window"}):
         caches = both(model, draft, 16, **given)
         with pytest.raises(ValueError, match=r"\[stream_generate\] .*speculative=3 or"):
-            drafted(model, draft, caches)
+            drafting(model, draft, caches)
         assert all(cache.empty() for cache in caches)
     with pytest.raises(ValueError, match=r"\[batch_generate\] draft_model is given, expected None"):
         batch_generate(model, tiny_tokenizer(), [PROMPT], draft_model=draft)

@@ -94,9 +94,8 @@ def texts_of(path: str, op: str, what: str = "prompt cache") -> dict[str, str]:
         with open(path, "rb"), safe_open(path, "np") as file:  # open's error names a folder
             return dict(file.metadata() or {})
     except SafetensorError as error:
-        raise ValueError(
-            f"[{op}] {path} is damaged or no safetensors file, expected a {what}: {error}."
-        ) from error
+        said = f"{path} is damaged or no safetensors file, expected a {what}: {error}."
+        raise ValueError(f"[{op}] {said}") from error
 
 
 def write_checksum(path: str | os.PathLike[str]) -> None:

@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from functools import partial
 from inspect import signature
 from operator import add
@@ -26,10 +26,10 @@ from ..demo import DEMO, model_path
 from ..errors import check, check_int
 from .files import texts_of
 from .generation_checks import COUNTS, check_caches, check_drafts, checked_tokens, within_all
-from .models import is_padded
+from .models import by_model, is_padded
 from .prompt_cache import NAMES, make_prompt_cache
 from .ranks import dealt_out
-from .routing import args_of, check_given, context_length, model_name, routing_for
+from .routing import args_of, check_given, context_length, held_tokens, model_name, routing_for
 from .sharing import share, shareable
 
 
@@ -135,13 +135,7 @@ def stream_generate(
             is below the number of drafts; a ``quantized_kv_start`` above 0; an unsupported model.
     """
     kwargs["max_tokens"] = max_tokens
-    prompt = _prepared("stream_generate", model, tokenizer, prompt, kwargs)
-
-    def stream() -> Iterator[GenerationResponse]:
-        with routing_for(model, kwargs["prompt_cache"], kwargs.get("draft_model")):
-            yield from mlx_lm.stream_generate(model, tokenizer, prompt, **kwargs)
-
-    return stream()
+    return _stream("stream_generate", model, tokenizer, prompt, kwargs)
 
 
 def generate(
@@ -152,10 +146,21 @@ def generate(
     Arguments and errors are those of :func:`stream_generate`; ``verbose`` prints the text and
     the timings during generation.
     """
-    prompt = _prepared("generate", model, tokenizer, prompt, kwargs)
-    with routing_for(model, kwargs["prompt_cache"], kwargs.get("draft_model")):
-        # If it is verbose and generates nothing, mlx_lm returns None.
-        return mlx_lm.generate(model, tokenizer, prompt, verbose=verbose, **kwargs) or ""
+    say: Callable[..., None] = partial(print, flush=True) if verbose else lambda *_, **__: None
+    pieces, text = _stream("generate", model, tokenizer, prompt, kwargs), ""
+    say("=" * 10)
+    for last in pieces:
+        say(last.text, end="")
+        text += last.text
+    say("\n" + "=" * 10)
+    if not text:
+        say("No text generated for this prompt")
+        return text
+    for what in ("prompt", "generation"):
+        tokens, speed = (getattr(last, f"{what}_{of}") for of in ("tokens", "tps"))
+        say(f"{what.capitalize()}: {tokens} tokens, {speed:.3f} tokens-per-sec")
+    say(f"Peak memory: {last.peak_memory:.3f} GB")
+    return text
 
 
 def read(model: Any, caches: list[Any], tokens: mx.array, chunk: int) -> mx.array:
@@ -278,10 +283,10 @@ def tokens_ahead(tokens: Sequence[int], max_tokens: int) -> int | None:
     return None if max_tokens < 0 else max_tokens + len(tokens)
 
 
-def _prepared(
+def _stream(
     operation: str, model: Module, tokenizer: Any, prompt: Any, kwargs: dict[str, Any]
-) -> str | list[int]:
-    """Check the prompt and ``kwargs``, and add caches to ``kwargs``; returns the prompt."""
+) -> Iterator[GenerationResponse]:
+    """Check the prompt and ``kwargs``, add caches to ``kwargs``, and generate."""
     draft, limit = kwargs.get("draft_model"), kwargs.setdefault("max_tokens", 256)
     if type(limit) is not int or limit != -1:
         check_int(operation, "max_tokens", limit, more=", or -1 for no limit")
@@ -300,7 +305,29 @@ def _prepared(
         kwargs["logits_processors"] = [*(kwargs.get("logits_processors") or ()), *cut]
     settings, given = _taken(operation, models, kwargs), kwargs.get("prompt_cache")
     kwargs["prompt_cache"] = _caches(operation, models, settings, given, ahead, drafted)
-    return prompt if isinstance(prompt, str) else tokens
+    return _answer(models, tokenizer, prompt if isinstance(prompt, str) else tokens, kwargs)
+
+
+def _answer(
+    models: list[Module], tokenizer: Any, prompt: str | list[int], kwargs: dict[str, Any]
+) -> Iterator[GenerationResponse]:
+    """Generate; the caches then hold every token of the answer."""
+    caches, said = kwargs["prompt_cache"], list[int]()
+    begun = [(*pair, max(held_tokens(pair[1]), default=0)) for pair in by_model(models, caches)]
+    with routing_for(models[0], caches, *models[1:]):
+        answer: Any = mlx_lm.stream_generate(models[0], tokenizer, prompt, **kwargs)
+        try:
+            with closing(answer):
+                for piece in answer:
+                    said.append(piece.token)
+                    yield piece
+        except GeneratorExit:  # the caller wants no more, but may go on from the caches
+            pass
+        for model, own, start in begun:
+            seen = start + piece.prompt_tokens + len(said)
+            missing = seen - max(held_tokens(own), default=seen)
+            if missing > 0:  # mlx_lm's loop with drafts reads a token only for the next one
+                read(model, own, mx.array([said[-missing:]]), missing)
 
 
 def _taken(operation: str, models: Any, kwargs: dict[str, Any]) -> dict[str, Any]:

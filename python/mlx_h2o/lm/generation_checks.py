@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import islice
 from typing import Any, cast
 
 import numpy as np
 from mlx.nn.layers.base import Module
-from mlx_lm.models import cache as mlx_lm_cache
 
-from .routing import evicting_caches, int_setting, model_name, parts_of
+from .models import by_model, layers_of
+from .routing import evicting_caches, held_tokens, int_setting, model_name, parts_of
 
 COUNTS = {"prefill_step_size", "num_draft_tokens", "prefill_batch_size", "completion_batch_size"}
 """Arguments of mlx_lm's generation that are counts."""
@@ -29,11 +28,6 @@ def within_all(models: Sequence[Any]) -> list[Callable[..., Any]]:
     return [lambda _, logits: logits[..., : min(rows)]] if len(rows) > 1 else []
 
 
-def layers_of(model: Any) -> int:
-    """The number of a model's caches."""
-    return len(mlx_lm_cache.make_prompt_cache(model))
-
-
 def checked_tokens(operation: str, name: str, tokens: Any, models: Sequence[Module]) -> list[int]:
     """The token ids of a list or an array.
 
@@ -43,9 +37,8 @@ def checked_tokens(operation: str, name: str, tokens: Any, models: Sequence[Modu
     """
     rows = [vocabulary(model) for model in models]
     if max(rows) - min(rows) >= 1024:  # a smaller difference is padding
-        raise ValueError(
-            f"[{operation}] draft_model knows {rows[1]} tokens, expected {rows[0]} as the model."
-        )
+        said = f"draft_model knows {rows[1]} tokens, expected {rows[0]} as the model."
+        raise ValueError(f"[{operation}] {said}")
     try:
         found = np.array(tokens)  # of Python's ints if one exceeds 64 bits
     except (TypeError, ValueError):  # lists of different lengths
@@ -88,10 +81,9 @@ def check_caches(operation: str, caches: Any, models: Sequence[Module], drafted:
     known = isinstance(caches, list | tuple)
     if not known or len(caches) != len(expected):
         found = f"{len(caches)} caches" if known else f"a {type(caches).__name__}"
-        raise ValueError(
-            f"[{operation}] prompt_cache is {found}, expected {len(expected)} caches, one for each "
-            f"layer of {' and '.join(name for name, _ in counts)}."
-        )
+        wanted = f"{len(expected)} caches, one for each layer of"
+        both = " and ".join(name for name, _ in counts)
+        raise ValueError(f"[{operation}] prompt_cache is {found}, expected {wanted} {both}.")
     for layer, (cache, of) in enumerate(zip(caches, expected, strict=True)):
         own = (one.name.partition(" KV heads ")[0] for one in evicting_caches([cache]))
         names = {name for name in own if " layer " in name} - {of}  # Swift's names differ
@@ -100,17 +92,14 @@ def check_caches(operation: str, caches: Any, models: Sequence[Module], drafted:
             said = "there twice" if twice else f"of {min(names)}" if names else repr(cache)
             found = f"prompt_cache[{layer}] is {said}"
             raise ValueError(f"[{operation}] {found}, expected a cache of {of}.")
-    rest = iter(caches)
-    for _, count in counts:
-        offsets = (getattr(one, "offset", None) for one in parts_of(islice(rest, count)))
-        if len(seen := {one for one in offsets if isinstance(one, int)}) > 1:  # batches have arrays
+    for _, layers in by_model(models, caches):
+        if len(seen := {*held_tokens(layers)}) > 1:
             said = f"prompt_cache has layers after {min(seen)} and after {max(seen)} tokens"
             wanted = "as many in all: a step was interrupted, make new caches"
             raise ValueError(f"[{operation}] {said}, expected {wanted}.")
     for cache in evicting_caches(caches):
         if (allowed := cache.config.speculative) < drafted:
-            raise ValueError(
-                f"[{operation}] the prompt cache holds a {type(cache).__name__} with "
-                f"speculative={allowed}, whose evicted rows cannot come back when {drafted} drafts "
-                f"are rejected: expected caches made with speculative={drafted} or more."
-            )
+            said = f"the prompt cache holds a {type(cache).__name__} with speculative={allowed}"
+            why = f"whose evicted rows cannot come back when {drafted} drafts are rejected"
+            wanted = f"caches made with speculative={drafted} or more"
+            raise ValueError(f"[{operation}] {said}, {why}: expected {wanted}.")

@@ -67,10 +67,8 @@ def layer_configs(config: H2OConfig, budgets: Budgets, layers: int) -> list[list
     given: Any = read_budgets(budgets) if isinstance(budgets, str | PathLike) else budgets
     count = len(given) if isinstance(given, list | tuple) else f"{given!r} as"
     if count != layers:
-        raise ValueError(
-            f"[make_prompt_cache] found {count} budgets, expected one for each of the {layers} "
-            "layers that evict."
-        )
+        said = f"found {count} budgets, expected one for each of the {layers} layers that evict."
+        raise ValueError(f"[make_prompt_cache] {said}")
     lists = (own if isinstance(own, list | tuple) and own else [own] for own in given)
     return [[_config(config, one) for one in own] for own in lists]
 
@@ -230,9 +228,8 @@ def _two_levels(share: Any) -> Any:
     """The shares of a layer's heads, reduced to at most two levels with the same sum."""
 
     def spread(level: float) -> float:
-        return sum(
-            float(part.var() * part.size) for part in (share[share < level], share[share >= level])
-        )
+        parts = share[share < level], share[share >= level]
+        return sum(float(part.var() * part.size) for part in parts)
 
     levels = sorted({*share.tolist()})
     upper = share >= min(levels[1:], key=spread, default=levels[0])

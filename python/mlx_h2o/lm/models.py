@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
+from itertools import islice
 from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
+from mlx_lm.models import cache as mlx_lm_cache
 
 from .routing import args_of, calls_attention, modules_of
 
@@ -49,6 +52,17 @@ def computes_with_keys(model: Any) -> bool:
     return bool({_FORMS.get(file) for file in _files(model)} & {"arrays", "latents"})
 
 
+def layers_of(model: Any) -> int:
+    """The number of a model's caches."""
+    return len(mlx_lm_cache.make_prompt_cache(model))
+
+
+def by_model(models: Sequence[Any], caches: Sequence[Any]) -> list[tuple[Any, list[Any]]]:
+    """Each model with its caches, which follow those of the one before."""
+    rest = iter(caches)
+    return [(one, [*islice(rest, layers_of(one))]) for one in models]
+
+
 def handed(model: Any, packs: bool) -> str:
     """The form in which a model gets its rows, and masks; ``packs``: rows are quantised."""
     known = {_FORMS.get(file) for file in _files(model)}
@@ -68,8 +82,7 @@ def _files(model: Any) -> set[str]:
 def facts_of(model: Any) -> dict[str, str]:
     """What the rows of a model depend on, as JSON: its settings, the scales of adapters, dtypes,
     and the fingerprint of its weights."""
-    parts = modules_of(model)
-    own = args_of(model)
+    parts, own = modules_of(model), args_of(model)
     found = {} if own is model else dict(vars(own))
     found["scales of adapters"] = sorted({one.scale for one in parts if "lora_a" in one})
     found["dtypes"] = sorted({str(one.weight.dtype) for one in parts if "weight" in one})

@@ -127,8 +127,7 @@ def _feed(cache: Any, kept: Any, tokens: int) -> None:
             cache.maybe_trim_front()
         rows = [mx.zeros((1, one.shape[1], tokens, one.shape[3]), one.dtype) for one in kept]
         keys, values = cache.update_and_fetch(*rows[:2])
-        ours = list(evicting_caches([cache]))
-        if ours:
+        if ours := list(evicting_caches([cache])):
             if isinstance(keys, tuple) and ours[0].config.kv_handed == "latents":
                 values = keys
             # Scores have the same shape for any number of queries; few keep the graph short.

@@ -68,17 +68,13 @@ class _Watched(cast(Any, mlx_lm_cache.KVCache)):  # type: ignore[misc]
         length, rows = queries.shape[2], keys.shape[2]
         query, row = mx.arange(rows - length, rows)[:, None], mx.arange(rows)
         mask = given["mask"]
-
-        def seeing(rows: mx.array) -> mx.array:
-            seen = (row <= query) & rows
-            if isinstance(mask, mx.array):
-                seen = seen & mask if mask.dtype == mx.bool_ else mx.where(seen, mask, -mx.inf)
-            return cast(mx.array, attention(**{**given, "mask": seen}))
-
+        seen = (row <= query) & (mx.abs(row - (query - length)) > AROUND)
+        if isinstance(mask, mx.array):
+            seen = seen & mask if mask.dtype == mx.bool_ else mx.where(seen, mask, -mx.inf)
+        other: mx.array = attention(**given | {"mask": seen})
         self.squares = _packing_errors(
             functools.partial(stock, queries[:1], cache=self, **given), keys, values, every
         )
-        other = seeing(mx.abs(row - (query - length)) > AROUND)
         self.copies = (_norm(every - other) / _norm(every)).mean(axis=2).max()
         here = self.heads // self.ranks.size
         own = mx.arange(queries.shape[1]) // (queries.shape[1] // here) + self.ranks.rank * here

@@ -80,27 +80,22 @@ def make_prompt_cache(
     check_given("make_prompt_cache", model, draft_model, length)
     wanted = f"one of: {', '.join(LAYERS)}"
     check(layers in LAYERS, "layers", layers, wanted, operation="make_prompt_cache")
+    of: dict[str, Any] = {"layers": layers, "length": length}
     if max_kv_bytes is not None:
         if max_kv_size is not ... or budgets is not None:
-            raise ValueError(
-                f"[make_prompt_cache] found max_kv_bytes = {max_kv_bytes!r} beside max_kv_size or "
-                "budgets, expected one of them."
-            )
-        max_kv_size = fit_bytes(
-            model, max_kv_bytes, draft_model=draft_model, layers=layers, length=length, **settings
-        ).config
-        settings = {}
+            beside = "beside max_kv_size or budgets, expected one of them."
+            raise ValueError(f"[make_prompt_cache] found max_kv_bytes = {max_kv_bytes!r} {beside}")
+        fitted = fit_bytes(model, max_kv_bytes, draft_model=draft_model, **of, **settings)
+        max_kv_size, settings = fitted.config, {}
     if draft_model is not None:
-        settings |= {"layers": layers, "length": length}
+        settings |= of
         own = make_prompt_cache(model, max_kv_size, budgets=budgets, **settings)
         return own + make_prompt_cache(draft_model, max_kv_size, **settings)
     config = _config(max_kv_size, settings)
     name = model_name(model)
     if why := refusal(model):
-        raise ValueError(
-            f"[make_prompt_cache] {name} cannot be served: {why}. Expected another model, or "
-            "mlx_lm's own caches."
-        )
+        wanted = "Expected another model, or mlx_lm's own caches."
+        raise ValueError(f"[make_prompt_cache] {name} cannot be served: {why}. {wanted}")
     context, form = context_length(model), functools.cache(partial(handed, model))
 
     def for_model(config: H2OConfig) -> H2OConfig:
@@ -114,10 +109,9 @@ def make_prompt_cache(
     stock = mlx_lm_cache.make_prompt_cache(model)
     count = sum(type(part) is mlx_lm_cache.KVCache for part in parts_of(stock))
     if not count:
-        raise ValueError(
-            f"[make_prompt_cache] {name} makes no plain KVCache, expected at least one layer "
-            "whose rows could be evicted, outside of evicting(model)."
-        )
+        wanted = "at least one layer whose rows could be evicted, outside of evicting(model)"
+        said = f"{name} makes no plain KVCache, expected {wanted}."
+        raise ValueError(f"[make_prompt_cache] {said}")
     if budgets is None and layers == "probe" and config.max_kv_size is not None:
         budgets = rows_by_head(model, config, count, length)
     heads = [[config]] * count if budgets is None else layer_configs(config, budgets, count)
@@ -274,10 +268,8 @@ def beyond_context(made_for: int | None, tokens: int) -> str:
     empty."""
     if made_for is None or tokens <= made_for:
         return ""
-    return (
-        f"The text has {tokens:,} tokens, and the model was trained on {made_for:,}: quality "
-        "beyond that may be poor, however many rows the cache holds."
-    )
+    said = f"The text has {tokens:,} tokens, and the model was trained on {made_for:,}: quality"
+    return f"{said} beyond that may be poor, however many rows the cache holds."
 
 
 def rows_held(caches: Iterable[Any]) -> tuple[int, int]:
@@ -328,10 +320,8 @@ def _config(
 ) -> H2OConfig:
     if isinstance(max_kv_size, H2OConfig):
         if settings:
-            raise ValueError(
-                f"[make_prompt_cache] found an H2OConfig and the settings {sorted(settings)}, "
-                "expected one or the other."
-            )
+            said = f"an H2OConfig and the settings {sorted(settings)}, expected one or the other."
+            raise ValueError(f"[make_prompt_cache] found {said}")
         return max_kv_size
     rows = {} if max_kv_size is ... else {"max_kv_size": max_kv_size}
     return H2OConfig.of(**settings | rows)

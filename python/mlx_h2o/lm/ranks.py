@@ -42,10 +42,8 @@ class Ranks:
     def own(self, heads: Sequence[_T]) -> Sequence[_T]:
         """This rank's part of a sequence with one item for each KV head of the model."""
         if len(heads) % self.size:
-            raise ValueError(
-                f"[make_prompt_cache] found {len(heads)} KV heads, expected as many for each of "
-                f"{self.size} processes."
-            )
+            said = f"{len(heads)} KV heads, expected as many for each of {self.size} processes."
+            raise ValueError(f"[make_prompt_cache] found {said}")
         each = len(heads) // self.size
         return heads[self.rank * each : (self.rank + 1) * each]
 
@@ -122,7 +120,6 @@ def dealt_out(group: Any, folder: str, **given: Any) -> tuple[Any, ...]:
     own = (getattr(one, name, 1) for one in modules_of(found[0]) for name in names)
     if heads % size or 0 in own:
         of_keys = int_setting(found[0], "num_key_value_heads") or heads
-        raise ValueError(
-            f"it has {heads} heads and {of_keys} KV heads, which {size} processes do not divide"
-        )
+        said = f"it has {heads} heads and {of_keys} KV heads"
+        raise ValueError(f"{said}, which {size} processes do not divide")
     return found

@@ -52,10 +52,9 @@ def routing(model: Module | None = None) -> contextlib.AbstractContextManager[No
     """
     namespaces = _callers(model) if model is not None else _naming(_loaded("mlx_lm.models."))
     if not namespaces:
-        raise ValueError(
-            f"[routing] {model_name(model)} does not call mlx_lm's attention function, so its "
-            "scores cannot be had: expected another model, or a policy that needs none."
-        )
+        why = "does not call mlx_lm's attention function, so its scores cannot be had"
+        wanted = "another model, or a policy that needs none"
+        raise ValueError(f"[routing] {model_name(model)} {why}: expected {wanted}.")
     return replaced(namespaces)
 
 
@@ -139,6 +138,12 @@ def parts_of(caches: Iterable[Any]) -> Iterator[Any]:
     """The caches, with their parts in place of those that contain others."""
     for cache in caches:
         yield from parts_of(cache.caches) if hasattr(cache, "caches") else [cache]
+
+
+def held_tokens(caches: Sequence[Any]) -> list[int]:
+    """How many tokens each cache has seen, of the caches that know it and are no batches."""
+    seen = (getattr(one, "offset", None) for one in parts_of(caches))
+    return [one for one in seen if isinstance(one, int)]
 
 
 def evicting_caches(caches: Iterable[Any]) -> Iterator[H2OKVCache]:

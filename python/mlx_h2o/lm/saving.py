@@ -22,8 +22,7 @@ from ..caches.cache import BatchH2OKVCache, H2OKVCache, QuantizedH2OKVCache
 from ..caches.heads import HeadGroups
 from ..version import __version__
 from .files import UNKNOWN, is_whole, replacing, texts_of, write_checksum
-from .generation_checks import layers_of
-from .models import WEIGHTS, facts_of
+from .models import WEIGHTS, facts_of, layers_of
 from .prompt_cache import with_own_rows
 from .routing import check_given, evicting_caches, model_name
 
@@ -78,15 +77,12 @@ def save_prompt_cache(
         if not (isinstance(name, str) and isinstance(text, str)) or name == _ENTRY or "." in name
     ]
     if wrong:
-        raise ValueError(
-            f"{op} metadata holds {wrong}, expected texts named by texts without dots, none of "
-            f"them {_ENTRY!r}."
-        )
+        wanted = f"texts named by texts without dots, none of them {_ENTRY!r}"
+        raise ValueError(f"{op} metadata holds {wrong}, expected {wanted}.")
     for layer, one in enumerate(cache):
         if not hasattr(one, "state") or not hasattr(type(one), "from_state"):
-            raise ValueError(
-                f"{op} layer {layer} is a {type(one).__name__}, expected a cache with a state."
-            )
+            said = f"layer {layer} is a {type(one).__name__}, expected a cache with a state."
+            raise ValueError(f"{op} {said}")
     cache = with_own_rows(cache)
     about: dict[str, Any] = {"format": FORMAT, "version": __version__, "layers": len(cache)}
     about["checksum"] = UNKNOWN
@@ -200,11 +196,8 @@ def _description(path: str, text: str) -> dict[str, Any]:
     except (KeyError, TypeError, ValueError) as error:
         raise _unfit(path, f"has a damaged entry {_ENTRY!r}: {text!r}") from error
     if format_ > FORMAT:
-        raise _unfit(
-            path,
-            f"has format {format_}, written by mlx_h2o {found.get('version')}: expected at most "
-            f"{FORMAT}, or a newer mlx_h2o to read it",
-        )
+        said = f"has format {format_}, written by mlx_h2o {found.get('version')}"
+        raise _unfit(path, f"{said}: expected at most {FORMAT}, or a newer mlx_h2o to read it")
     return found
 
 

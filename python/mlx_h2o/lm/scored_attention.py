@@ -55,10 +55,8 @@ def scored_attention(
             raise ValueError(f"[mlx_h2o] {said} {_EARLY} layers='equal'.")
         if isinstance(cache, H2OKVCache):
             owner = cache
-            if owner.prefix_rows:
-                said = (
-                    f"{owner.name or 'a cache'} shares its first {owner.prefix_rows} rows, and its"
-                )
+            if shared := owner.prefix_rows:
+                said = f"{owner.name or 'a cache'} shares its first {shared} rows, and its"
                 raise ValueError(f"[mlx_h2o] {said} {_EARLY} share_prefix=False.")
         elif hasattr(cache, "attend_for_probe"):
             foreign: mx.array = cache.attend_for_probe(

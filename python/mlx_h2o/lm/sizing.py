@@ -48,10 +48,8 @@ class Sizing:
     def __str__(self) -> str:
         why = f" ({self.why})" if self.why else ""
         drafts = f", {self.draft_nbytes:,} of them the draft model's" if self.draft_nbytes else ""
-        return (
-            f"{described(self.config)}{why}: {self.nbytes:,} bytes{drafts}, at most "
-            f"{self.peak_nbytes:,} while a prompt is read"
-        )
+        most = f"at most {self.peak_nbytes:,} while a prompt is read"
+        return f"{described(self.config)}{why}: {self.nbytes:,} bytes{drafts}, {most}"
 
 
 def described(config: H2OConfig, rows: str = "") -> str:
@@ -119,7 +117,6 @@ def most_rows(measure: Callable[[int], int], least: int, limit: int) -> int:
 
     Raises ValueError if the fewest rows take more, or the settings allow no number of rows.
     """
-
     nbytes, enough = partial(measured, measure), least + 64
     measure(enough)  # raises if settings are wrong
     low = next((rows for rows in range(least, enough) if nbytes(rows) < math.inf), enough)

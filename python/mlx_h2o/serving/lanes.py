@@ -19,7 +19,8 @@ from mlx_lm.generate import (
 )  # fmt: skip
 
 from ..lm.generate import read
-from ..lm.generation_checks import layers_of, within_all
+from ..lm.generation_checks import within_all
+from ..lm.models import by_model
 
 
 @dataclass
@@ -41,8 +42,7 @@ class Lanes:
     """
 
     def __init__(self, models: Sequence[Any], step: int, drafts: int) -> None:
-        self._models, self._layers = models, [*map(layers_of, models)]
-        self._step, self._drafts = step, drafts
+        self._models, self._step, self._drafts = models, step, drafts
         self._cut = within_all(models)
         self._lanes: dict[int, _Lane] = {}
         self._numbers = itertools.count(1)
@@ -85,11 +85,12 @@ class Lanes:
         logits_processors: Sequence[Callable[..., mx.array]], stop_sequences: Any,
     ) -> Iterator[Any]:  # fmt: skip
         *parts, last = segments
+        pairs = by_model(self._models, lane.caches)
         for part in (*parts, last[:-1]):
             for start in range(0, len(part), self._step):
-                chunk, caches = part[start : start + self._step], iter(lane.caches)
-                for model, count in zip(self._models, self._layers, strict=True):
-                    read(model, [*itertools.islice(caches, count)], mx.array([chunk]), len(chunk))
+                chunk = part[start : start + self._step]
+                for model, caches in pairs:
+                    read(model, caches, mx.array([chunk]), len(chunk))
                 lane.tokens = lane.tokens + chunk
                 whole = start + len(chunk) == len(part)
                 yield PromptProcessingBatch.Response(uid, (len(lane.tokens),) * 2, whole, False)

@@ -15,7 +15,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..lm.ranks import ALONE, Ranks
-from ..lm.routing import evicting_caches, parts_of
+from ..lm.routing import evicting_caches, held_tokens, parts_of
 from .kept import Entry, Kept, key_of
 
 LEAST = 32  # tokens between two places at least
@@ -107,11 +107,6 @@ def is_cuttable(caches: Sequence[Any]) -> bool:
         one.is_trimmable() and not (getattr(one, "evicted", 0) or getattr(one, "start_position", 0))
         for one in parts_of(caches)
     )
-
-
-def held_tokens(caches: Sequence[Any]) -> list[int]:
-    """How many tokens each cache has seen, of the caches that know it."""
-    return [int(one.offset) for one in parts_of(caches) if hasattr(one, "offset")]
 
 
 def _cut(caches: Sequence[Any], length: int) -> bool:
