@@ -384,9 +384,12 @@ def test_what_many_begin_with_is_read_once():
         asked = [submit(engine, [*long, n, n + 1]) for n in range(6)]
         assert all(one.wait().answer for one in asked)
         assert engine.counts["read"] <= len(long) + 6 * 4
+        room, give_way = [], engine._give_way
+        engine._give_way = lambda *joining: room.extend(joining) or give_way(*joining)
         others = [submit(engine, [*PROMPTS[1] * 30, n, *TEXT * 600]) for n in range(8)]
         assert ask(engine, [*PROMPTS[1] * 30, 9], max_tokens=1).answer
         assert not any(one.request.answer for one in others)
+        assert len(room) == 5  # only who joins takes it: half of the long ones, and the short one
         engine.leave([one.request for one in others])
 
 

@@ -245,14 +245,17 @@ class Engine:
             return
         step, most = self.memory.step, max(1, self.memory.prompts // 2)  # others are for short ones
         for request in [*self._waiting]:
-            if self.running >= self.memory.decode or not self._give_way(request):
+            if self.running >= self.memory.decode:
                 break
             crowded = len(request.tokens) > step and most <= sum(
                 len(one.tokens) > step for one in self._running.values() if not one.answer
             )
-            if not (crowded or self._is_read_by_another(request)):
-                self._waiting.remove(request)
-                self._join(request)
+            if crowded or self._is_read_by_another(request):
+                continue
+            if not self._give_way(request):  # only who joins takes the room of snapshots
+                break
+            self._waiting.remove(request)
+            self._join(request)
 
     def _give_way(self, *joining: Request) -> bool:
         """Drop snapshots until the running and the joining requests fit; returns whether they
