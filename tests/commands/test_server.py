@@ -215,7 +215,7 @@ def test_a_long_step_keeps_nobody_waiting_when_it_ends(tmp_path):
     assert "ended: answers were lost" in server.log.read_text()
 
 
-def test_caches_on_disk_are_of_a_model_and_of_settings():
+def test_caches_on_disk_are_of_a_model_settings_and_a_format(monkeypatch):
     found = set()
     for layers in (1, 2):
         models = [tiny_qwen3(layers=layers)]
@@ -231,7 +231,8 @@ def test_caches_on_disk_are_of_a_model_and_of_settings():
     for kind in (mx.float16, mx.float32):  # the same numbers, and rows of another kind
         models[0].set_dtype(kind)
         found.add(_name(models, make))
-    assert len(found) == 11
+    monkeypatch.setattr("mlx_h2o.commands.server.FORMAT", 99)
+    assert len(found | {_name(models, make)}) == 12
 
 
 def test_as_many_prompts_and_answers_at_a_time_as_fit(tmp_path, refused):

@@ -18,6 +18,7 @@ from ..lm.models import facts_of
 from ..lm.prompt_cache import budgets_of
 from ..lm.ranks import Ranks
 from ..lm.routing import evicting_caches
+from ..lm.saving import FORMAT
 from .flags import cache_parser
 from .options import CacheSettings, loaded
 from .parsing import number, told
@@ -97,11 +98,10 @@ def run(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None
 
 
 def _name(models: list[Any], make: Any) -> str:
-    """A name that is equal for equal models and cache settings."""
+    """A name that is equal for equal models, cache settings and formats of files."""
     caches = make()
     settings = [one.config for one in evicting_caches(caches)], budgets_of(caches)
-    asked = repr((*settings, *map(facts_of, models)))
-    return hashlib.sha256(asked.encode()).hexdigest()
+    return hashlib.sha256(repr((FORMAT, *settings, *map(facts_of, models))).encode()).hexdigest()
 
 
 def parser() -> argparse.ArgumentParser:
