@@ -240,7 +240,9 @@ def test_as_many_prompts_and_answers_at_a_time_as_fit(tmp_path, refused):
     asked for is kept or refused."""
     with serving(tmp_path, "--memory 600MB") as server:
         assert server.ask(TEXT)["usage"]["completion_tokens"] == 12
-        assert "memory of 600,000,000 bytes: 1 prompts are read" in server.log.read_text()
+        said = server.log.read_text()
+        assert "memory of 600,000,000 bytes: 1 prompts are read" in said
+        assert "demo has no chat template: chats become lines like user: hello" in said
     given = ["--model", "demo", "--port", "0", "--memory", "600MB", "--prompt-concurrency", "8"]
     assert "reading prompts, 8 at a time, takes" in refused("server", *given)
 

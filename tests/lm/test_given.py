@@ -276,6 +276,13 @@ def test_weights_that_are_damaged(folder):
             load(str(folder))
 
 
+def test_a_tokenizer_that_is_missing(folder):
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+    with pytest.raises(ValueError, match=f"{folder} cannot be loaded: its tokenizer knows no text"):
+        load(folder)
+
+
 def test_settings_that_are_of_no_model(folder):
     for text, said in (("{}", "model_type"), ('{"model_type": "none"}', "none not supported")):
         (folder / "config.json").write_text(text)

@@ -53,11 +53,9 @@ def run(args: argparse.Namespace, settings: options.CacheSettings, ranks: Ranks)
     prompt, templated = _prompt(args, tokenizer, text)
     tokens = tokenizer.encode(prompt, add_special_tokens=not (templated or saved))
     draft = load(args.draft_model) if drafted else None
-    if draft is not None and draft[1].vocab_size != tokenizer.vocab_size:
-        raise ValueError(
-            f"--draft-model has a tokenizer of {draft[1].vocab_size} tokens, expected "
-            f"{tokenizer.vocab_size} as the model"
-        )
+    if draft is not None and draft[1].vocab_size != (size := tokenizer.vocab_size):
+        said = f"--draft-model has a tokenizer of {draft[1].vocab_size} tokens"
+        raise ValueError(f"{said}, expected {size} as the model")
     chooses = options.sampler(args, model, tokenizer)
     if saved:
         caches = load_prompt_cache(args.prompt_cache_file, model=model)

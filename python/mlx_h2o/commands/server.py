@@ -82,6 +82,8 @@ def run(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None
             args.model, sampling, args.max_tokens, args.chat_template_args, args.api_key,
             args.allowed_hosts, args.allowed_origins, args.max_body,
         )  # fmt: skip
+        if not tokenizer.has_chat_template:
+            _LOG.warning("%s has no chat template: chats become lines like user: hello", args.model)
         if listener is None:  # the first rank handles signals
             for one in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(one, signal.SIG_IGN)

@@ -55,8 +55,9 @@ def check_writable(path: str | os.PathLike[str]) -> None:
 def check_folder(path: str) -> None:
     """Raises OSError unless this is a folder that can be written to; a missing one is created, for
     this user alone."""
-    os.makedirs(path, mode=0o700, exist_ok=True)
-    tempfile.TemporaryFile(dir=path).close()
+    with writing(path):
+        os.makedirs(path, mode=0o700, exist_ok=True)
+        tempfile.TemporaryFile(dir=path).close()
 
 
 @contextlib.contextmanager

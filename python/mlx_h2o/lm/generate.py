@@ -55,6 +55,8 @@ def load(path_or_hf_repo: str | Path, *args: Any, group: Any = None, **kwargs: A
     with loading(name, given.get("adapter_path")) as folder:
         read = mlx_lm.load if group is None else partial(dealt_out, group)
         model, tokenizer, config = read(str(folder), **given | {"return_config": True})
+        if tokenizer.get_vocab().keys() <= {*tokenizer.all_special_tokens}:
+            raise ValueError("its tokenizer knows no text, expected a file such as tokenizer.json")
     # Without a limit, transformers does not warn of long texts, which bounded caches are for.
     getattr(tokenizer, "_tokenizer", tokenizer).model_max_length = int(1e30)
     widen(model)
@@ -156,9 +158,9 @@ def generate(
     if not text:
         say("No text generated for this prompt")
         return text
-    for what in ("prompt", "generation"):
-        tokens, speed = (getattr(last, f"{what}_{of}") for of in ("tokens", "tps"))
-        say(f"{what.capitalize()}: {tokens} tokens, {speed:.3f} tokens-per-sec")
+    say(f"Prompt: {last.prompt_tokens} tokens, {last.prompt_tps:.3f} tokens-per-sec")
+    speed = f"{last.generation_tps:.3f} tokens-per-sec"
+    say(f"Generation: {last.generation_tokens} tokens, {speed}")
     say(f"Peak memory: {last.peak_memory:.3f} GB")
     return text
 

@@ -280,9 +280,8 @@ def _read(file: Path, layers: int) -> Probe | None:
     """The probe in a file, if there is one of this many layers."""
     try:
         said = json.loads(file.read_text(encoding="utf-8"))
-        given, errors = (
-            tuple(tuple(map(float, one)) for one in said[name]) for name in ("gives", "errors")
-        )
+        both = said["gives"], said["errors"]
+        given, errors = (tuple(tuple(map(float, one)) for one in side) for side in both)
     except (OSError, ValueError, TypeError, KeyError):
         return None
     whole = len(given) == layers and [*map(len, errors)] == [len(BITS)] * 2

@@ -275,8 +275,7 @@ def beyond_context(made_for: int | None, tokens: int) -> str:
 def rows_held(caches: Iterable[Any]) -> tuple[int, int]:
     """Rows per head of the fullest evicting cache, and the evicted rows of all caches."""
     evicting = list(evicting_caches(caches))
-    rows = max((cache.size() for cache in evicting), default=0)
-    return rows, sum(cache.evicted for cache in evicting)
+    return max((one.size() for one in evicting), default=0), sum(one.evicted for one in evicting)
 
 
 def summary(caches: Sequence[Any], model: Module | None = None) -> str:

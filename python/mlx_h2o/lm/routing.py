@@ -167,8 +167,7 @@ def args_of(model: Any) -> Any:
 def int_setting(model: Any, *names: str) -> int | None:
     """The first number in range of these names in the settings of a model, in a ``config.json``, or
     in their text part."""
-    own = args_of(model)
-    parts = (own, _of(own, "text_config"))
+    parts = (own := args_of(model), _of(own, "text_config"))
     numbers = (_of(settings, name) for name in names for settings in parts)
     return next((found for found in numbers if type(found) is int and 0 < found <= LARGEST), None)
 
