@@ -203,8 +203,11 @@ def test_files_of_others_are_left_alone(tmp_path):
 
 
 def test_an_entry_that_is_not_opened_stays(tmp_path, monkeypatch):
-    """As where a process has too many open files."""
+    """As where a process has too many open files; if it cannot be marked as used, it serves."""
     store = kept(tmp_path, 30)
+    with monkeypatch.context() as read_only:
+        read_only.setattr("os.utime", lambda *_: os.stat("/none"))
+        check_found(store, 40, 30)
     with monkeypatch.context() as full:
         full.setattr("mlx_h2o.lm.saving.texts_of", lambda *_: os.stat("/none"))
         check_found(store, 40, 0)

@@ -75,7 +75,8 @@ class PromptStore:
                     return [], 0
                 self.known.use(found.key)
             try:
-                os.utime(found.content)  # also if memory has it: it counts as used
+                with contextlib.suppress(OSError):  # of a disk that has become read-only
+                    os.utime(found.content)  # also if memory has it: it counts as used
                 if length <= more_than:
                     return [], 0
                 caches = load_prompt_cache(found.content)
