@@ -42,18 +42,12 @@ def test_below_the_budget_the_tokens_are_those_of_mlx_lm(layers, policy):
 
 @pytest.mark.slow
 def test_the_settings_make_caches_for_both_models():
-    model, draft, tokenizer = tiny_qwen3(), tiny_qwen3(layers=1), tiny_tokenizer()
-    config = H2OConfig.of(max_kv_size=16, **SETTINGS)
-    texts = [
-        generate(model, tokenizer, PROMPT, max_tokens=30, draft_model=draft, **given)
-        for given in (
-            {"max_kv_size": 16, **SETTINGS},
-            {"max_kv_size": config},
-            {"max_kv_size": 16, **SETTINGS, "num_draft_tokens": 2, "speculative": 2},
-        )
-    ]
-    assert texts[0] == texts[1] == texts[2]
-    assert len(texts[0].split()) == 30
+    of, usual = (tiny_qwen3(), tiny_tokenizer()), {"max_kv_size": 16, **SETTINGS}
+    more = {"num_draft_tokens": 2, "speculative": 2}
+    each = usual, {"max_kv_size": H2OConfig.of(**usual)}, usual | more
+    given = {"max_tokens": 30, "draft_model": tiny_qwen3(layers=1)}
+    (text,) = {generate(*of, PROMPT, **given | one) for one in each}
+    assert len(text.split()) == 30
 
 
 @pytest.mark.parametrize("layers", [1, 2])

@@ -63,11 +63,14 @@ def test_tokens_that_are_none(prompt, message, demo, caches):
     assert caches[0].offset == 0
 
 
-def test_texts_for_a_batch(demo):
+def test_texts_and_numbers_for_a_batch(demo):
     said = "prompts[0] is 'a text', expected token ids, such as tokenizer.encode returns"
     refused(lambda: batch_generate(*demo, ["a text"]), said)
     with pytest.raises(ValueError, match="surrogates not allowed"):
         generate(*demo, "half \ud83d of a character")
+    said = "found 1 numbers of max_tokens, expected 2, one for each prompt"
+    refused(lambda: batch_generate(*demo, [[1], [2]], max_tokens=[3]), said)
+    refused(lambda: batch_generate(*demo, [[1]], max_tokens=-1), "max_tokens is -1")
 
 
 @pytest.mark.parametrize("kind", [list, np.array, mx.array])
@@ -88,12 +91,6 @@ def test_numbers_of_tokens(value, demo, caches):
         refused(lambda limits=limits: batch_generate(*demo, [[1], [2]], max_tokens=limits), said)
 
 
-def test_as_many_limits_as_prompts(demo):
-    said = "found 1 numbers of max_tokens, expected 2, one for each prompt"
-    refused(lambda: batch_generate(*demo, [[1], [2]], max_tokens=[3]), said)
-    refused(lambda: batch_generate(*demo, [[1]], max_tokens=-1), "max_tokens is -1")
-
-
 @pytest.mark.parametrize("name", sorted(COUNTS))
 @pytest.mark.parametrize("value", [0, -1, "8", True, None])
 def test_counts(name, value, demo, caches):
@@ -105,14 +102,13 @@ def test_counts(name, value, demo, caches):
 @pytest.mark.parametrize("draft", [False, True])
 def test_without_a_limit(draft, demo):
     """-1 is no limit, with a draft model too."""
-    drafts = {"draft_model": demo[0]} if draft else {}
-    found = stream_generate(*demo, [1, 2], max_tokens=-1, **drafts)
+    found = stream_generate(*demo, [1, 2], max_tokens=-1, draft_model=demo[0] if draft else None)
     parts = [next(found) for _ in range(7)]
     found.close()
     assert {part.finish_reason for part in parts} == {None}
 
 
-def test_caches_that_do_not_fit(demo, caches):
+def test_caches_and_drafts_that_do_not_fit(demo, caches):
     other = make_prompt_cache(tiny_llama(), 64)
     for given, message in (
         (caches[:3], "is 3 caches, expected 6 caches, one for each layer of qwen3"),
@@ -131,21 +127,16 @@ def test_caches_that_do_not_fit(demo, caches):
         refused(lambda given=given: read_prompt(demo[0], given, [1]), message)
     said = "is 6 caches, expected 12 caches, one for each layer of qwen3 and qwen3"
     refused(lambda: generate(*demo, [1], prompt_cache=caches, draft_model=demo[0]), said)
+    said = f"tokens, expected {KNOWN} as the model"
+    refused(lambda: generate(*demo, [1], draft_model=tiny_qwen3()), said)
     assert caches[0].offset == 0
     assert generate(*demo, [1], max_tokens=2, prompt_cache=mlx_lm_cache.make_prompt_cache(demo[0]))
 
 
 def test_caches_of_heads_apart_fit(demo):
     """Caches within groups and lists have the name of their layer too."""
-    model, tokenizer = demo
-    made = make_prompt_cache(model, 32, budgets=[[40, 20], 30, 30, 30, 30, 30])
-    assert generate(model, tokenizer, [1, 2], max_tokens=2, prompt_cache=made)
-    assert generate(model, tokenizer, [1, 2], max_tokens=2, prompt_cache=made)
-
-
-def test_drafts_of_another_vocabulary(demo):
-    said = f"tokens, expected {KNOWN} as the model"
-    refused(lambda: generate(*demo, [1], draft_model=tiny_qwen3()), said)
+    made = make_prompt_cache(demo[0], 32, budgets=[[40, 20], 30, 30, 30, 30, 30])
+    assert all(generate(*demo, [1, 2], max_tokens=2, prompt_cache=made) for _ in range(2))
 
 
 @pytest.mark.parametrize("given", ["demo", None, 5])
@@ -165,21 +156,17 @@ def test_what_is_no_model(given, demo, caches):
 
 @pytest.mark.parametrize("length", [0, "5", 1.5])
 def test_lengths(length, demo):
-    for call in (lambda **given: make_prompt_cache(demo[0], **given), fit_bytes):
-        given = (demo[0], "1MB") if call is fit_bytes else ()
-        said = f"length is {length!r}, expected an int of at least 1"
-        refused(lambda call=call, given=given: call(*given, length=length), said)
+    said = f"length is {length!r}, expected an int of at least 1"
+    refused(lambda: make_prompt_cache(demo[0], length=length), said)
+    refused(lambda: fit_bytes(demo[0], "1MB", length=length), said)
 
 
-def test_budgets_that_are_none(demo, tmp_path):
+def test_budgets_and_numbers_of_rows_that_are_none(demo, tmp_path):
     refused(lambda: make_prompt_cache(demo[0], budgets=5), "found 5 as budgets, expected one")
     file = tmp_path / "budgets.json"
     file.write_bytes(b"\xff\xfe")
     refused(lambda: make_prompt_cache(demo[0], budgets=file), f"{file} is not JSON")
-
-
-def test_more_rows_than_arrays_have(demo):
-    said = f"max_kv_size is {10**30}, expected at most"
+    said = f"max_kv_size is {10**30}, expected at most"  # which arrays can have
     refused(lambda: make_prompt_cache(demo[0], 10**30), said)
 
 
@@ -189,11 +176,10 @@ def test_more_bytes_than_any_rows_have(demo):
 
 
 def test_settings_that_no_file_could_keep():
+    of = mlx_h2o.H2OConfig.of
     for given in (np.int64(8), mx.array(8), [8]):
-        refused(
-            lambda given=given: mlx_h2o.H2OConfig.of(kv_bits=given), "expected one of (2, 3, 4, 5"
-        )
-    refused(lambda: mlx_h2o.H2OConfig.of(max_kv_size=mx.array(8)), "expected an int of at least 1")
+        refused(lambda given=given: of(kv_bits=given), "expected one of (2, 3, 4, 5")
+    refused(lambda: of(max_kv_size=mx.array(8)), "expected an int of at least 1")
     refused(lambda: mlx_h2o.H2OKVCache(256), "[H2OKVCache] config is 256, expected an H2OConfig")
 
 
@@ -203,19 +189,16 @@ def test_settings_that_no_file_could_keep():
 @pytest.mark.parametrize("settings", [{}, {"kv_bits": 8}, {"preallocate": 500}])
 def test_none_is_no_limit(settings, demo):
     """As in mlx_lm; what is not given is the default."""
-    model, tokenizer = demo
-    made = make_prompt_cache(model, max_kv_size=None, **settings)
-    with routing(model):
+    made = make_prompt_cache(demo[0], max_kv_size=None, **settings)
+    with routing(demo[0]):
         for _ in range(3):
-            mx.eval(model(mx.array([random_prompt(100)]), cache=made))
+            mx.eval(demo[0](mx.array([random_prompt(100)]), cache=made))
     assert {one.size() for one in made} == {300}
     assert summary(made).startswith("0 of 6 layers evict, 300 rows, 0 evicted")
-    (default,) = {one.config.max_kv_size for one in make_prompt_cache(model, layers="equal")}
+    (default,) = {one.config.max_kv_size for one in make_prompt_cache(demo[0], layers="equal")}
     assert default == 256
     given = {"max_kv_size": None, "return_prompt_caches": True, **settings}
-    ((cache, *_),) = batch_generate(
-        model, tokenizer, [random_prompt(300)], max_tokens=2, **given
-    ).caches
+    ((cache, *_),) = batch_generate(*demo, [random_prompt(300)], max_tokens=2, **given).caches
     assert (cache.size(), cache.config.max_kv_size) == (302, None)
 
 

@@ -34,8 +34,7 @@ def model() -> Any:
 def held(model: Any, config: H2OConfig, tokens: int) -> int:
     """The most bytes that the caches hold behind a prompt and in so many steps."""
     caches = mlx_h2o.make_prompt_cache(model, config)
-    rows = config.max_kv_size or 1
-    most = 0
+    rows, most = config.max_kv_size or 1, 0
     with mlx_h2o.routing(model):
         for length in (rows + 9, *[1] * tokens):
             mx.eval(model(mx.ones((1, length), mx.int32), cache=caches))
@@ -61,10 +60,9 @@ def held(model: Any, config: H2OConfig, tokens: int) -> int:
 def test_the_bytes_are_met(model, settings):
     limit = 120_000
     found = fit_bytes(model, limit, **settings)
-    rows = found.config.max_kv_size
     assert found.nbytes <= limit < found.peak_nbytes
     assert held(model, found.config, 2 * found.config.group + 8) == found.nbytes
-    more = found.config.scaled(rows + 1)
+    more = found.config.scaled(found.config.max_kv_size + 1)
     assert held(model, more, 2 * more.group + 8) > limit
 
 
@@ -111,8 +109,7 @@ def test_bytes_of_few_rows_are_said_to_be_of_no_use(capsys):
     model = tiny_qwen3()
     for size, few in ((5_000, True), (60_000, False)):
         asked = {"max_kv_bytes": size, "kv_group_size": 32, "layers": "equal"}
-        found = CacheSettings(asked).fitted(model)
-        assert (found.config.max_kv_size < FEW_ROWS) == few
+        assert (CacheSettings(asked).fitted(model).config.max_kv_size < FEW_ROWS) == few
         assert ("rows a head are too few to be useful" in capsys.readouterr().err) == few
 
 
@@ -135,11 +132,9 @@ def test_bits_are_the_fewest_that_change_little():
 
 def test_bits_follow_what_the_model_shows():
     model = mlx_h2o.load("demo")[0]
-    errors = probe(model).errors
-    keys, values = fewest_bits(errors)
+    keys, values = fewest_bits(errors := probe(model).errors)
     for side, bits in zip(errors, (keys, values), strict=True):
-        at = BITS.index(bits)
-        assert side[at] <= FREE < side[at - 1]
+        assert side[BITS.index(bits)] <= FREE < side[BITS.index(bits) - 1]
     full = 300_000
     many, few = fit_bytes(model, full, length=500), fit_bytes(model, full // 4, length=1500)
     assert (many.config.kv_bits, many.config.v_bits) == (keys, values)
