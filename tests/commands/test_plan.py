@@ -9,6 +9,7 @@ import tomllib
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import mlx.core as mx
 import pytest
@@ -167,6 +168,8 @@ def test_weights_that_are_not_there_are_estimated_from_the_settings(quantised, t
     assert there.weights < 0.4 * outlined(small_model(LLAMA)[1]).weights
     assert estimated.nbytes(TOKENS) == pytest.approx(there.nbytes(TOKENS), rel=0.01)
     assert 13.5e9 < outline_of("gpt-oss-20b").weights < 14e9  # its experts are packed
+    packed = {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128}}
+    assert 6.1e9 < outlined(CONFIGS["Qwen/Qwen3-8B"] | packed).weights < 6.2e9
 
 
 def test_a_whole_model_is_planned_and_nothing_is_computed(capsys):
@@ -235,6 +238,7 @@ def test_a_model_that_is_refused_says_why_and_what_it_takes(capsys):
         ('{"model_type": "nothing"}', "Model type nothing not supported"),
         ('{"hidden_size": 8}', "cannot be loaded: KeyError('model_type')"),
         ('{"model_type": "llama"}', "cannot be loaded: "),
+        ('{"model_type": "qwen3", "n_layers": 1000000}', "n_layers is 1000000, expected at most"),
     ],
 )
 def test_a_folder_without_a_model_says_what_is_wrong(refused, tmp_path, text, message):
@@ -244,15 +248,10 @@ def test_a_folder_without_a_model_says_what_is_wrong(refused, tmp_path, text, me
 
 
 def test_a_model_of_the_hub_is_planned_from_its_settings(capsys, quantised, monkeypatch):
-    asked = []
-
-    def fetch(name: str, allow_patterns: list[str]) -> str:
-        asked.append((name, allow_patterns))
-        return str(quantised)
-
+    fetch = Mock(return_value=str(quantised))
     monkeypatch.setattr(mlx_h2o.lm.plan, "snapshot_download", fetch)
     assert "layers that grow: 2 of 2" in said(capsys, "someone/llama-4bit", "--memory", "1GB")
-    assert asked == [("someone/llama-4bit", ["*.json", "*.jinja"])]
+    fetch.assert_called_once_with("someone/llama-4bit", allow_patterns=["*.json", "*.jinja"])
 
 
 def test_the_command_has_the_name_on_the_hub(capsys):

@@ -233,10 +233,8 @@ def batch_generate(
     if kwargs.pop("draft_model", None) is not None:
         said = "draft_model is given, expected None: there is no speculative decoding of batches."
         raise ValueError(f"[{operation}] {said}")
-    own = [
-        checked_tokens(operation, f"prompts[{place}]", prompt, [model])
-        for place, prompt in enumerate(prompts)
-    ]
+    named = ((f"prompts[{place}]", prompt) for place, prompt in enumerate(prompts))
+    own = [checked_tokens(operation, *prompt, [model]) for prompt in named]
     limits: Any = max_tokens if isinstance(max_tokens, list) else [max_tokens] * len(own)
     for limit in limits:
         check_int(operation, "max_tokens", limit)

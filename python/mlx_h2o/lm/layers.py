@@ -32,25 +32,18 @@ from .routing import calls_attention, context_length, int_setting, model_name
 
 LAYERS = ("probe", "equal")
 """How rows are shared out over layers and KV heads that have no budgets of their own."""
-
 TOKENS = 128
 """Random tokens that the probe reads twice."""
-
 FLOOR = 0.55
 """Least rows of any head, relative to the mean. It matters: the losses of heads do not add up."""
-
 FLOOR_BESIDE_WINDOWS = 0.2
 """The same in a model with sliding-window layers, which hold recent tokens already."""
-
 BEST = 0.1
 """A head retrieves if it gives at least this part of what the best head gives."""
-
 APART = 1.5
 """Heads become a group of their own if they need this many times the rows of their layer's rest."""
-
 GROWTH = 1.125
 """Rows are shared out anew whenever a text has grown by this factor: wide heads get more."""
-
 
 _Own = int | H2OConfig
 Budgets = Sequence[_Own | Sequence[_Own]] | str | PathLike[str]

@@ -23,8 +23,13 @@ from .outline import Outline, total_bytes
 from .prompt_cache import make_prompt_cache
 from .routing import context_length
 
-_METHODS: dict[Any, Any] = {"mxfp4": {"group_size": 32, "bits": 4, "mode": "mxfp4"}}
+_METHODS: dict[Any, Any] = {
+    "mxfp4": {"group_size": 32, "bits": 4, "mode": "mxfp4"},
+    "mxfp8": {"group_size": 32, "bits": 8, "mode": "mxfp8"},
+} | {name: {"group_size": 128, "bits": 4} for name in ("awq", "gptq")}
 """How mlx_lm reads weights of other quantisation methods that it leaves packed."""
+_DEPTHS, _MOST = ("num_hidden_layers", "num_layers", "n_layers", "n_layer"), 1000
+"""What settings call the number of layers, and more than any model has: it would not be built."""
 _FAR = 1 << 20
 """Tokens after which windows are full."""
 _STEP = 256
@@ -118,13 +123,18 @@ def random_model(name: str) -> Any | None:
 
 
 def _built(config: dict[str, Any]) -> Any:
+    for name, count in (config | (config.get("text_config") or {})).items():
+        if name in _DEPTHS and isinstance(count, int) and count > _MOST:
+            raise ValueError(f"{name} is {count}, expected at most {_MOST}.")
     model_class, args = _get_classes(config)
     model = model_class(args.from_dict(config))
     model.set_dtype(mx.bfloat16)
     packed = config.get("quantization_config") or {}
-    if said := config.get("quantization") or _METHODS.get(packed.get("quant_method")):
+    method = _METHODS.get(packed.get("quant_method"), {})
+    if said := config.get("quantization") or (method and method | packed):
         size, bits, mode = said["group_size"], said["bits"], said.get("mode", "affine")
         dense = [f"{name}*" for name in packed.get("modules_to_not_convert") or ()]
+        dense += ["*embed*", "*lm_head"] if method else []
 
         def fits(path: str, module: Any) -> Any:
             kept = any(fnmatch(path, name) for name in dense) or not hasattr(module, "to_quantized")

@@ -61,8 +61,8 @@ class _Watched(cast(Any, mlx_lm_cache.KVCache)):  # type: ignore[misc]
         self, stock: Any, queries: mx.array, keys: mx.array, values: mx.array, **given: Any
     ) -> mx.array:
         """mlx_lm's attention, ``stock``, for the whole batch."""
-        attention = functools.partial(stock, queries[:1], keys, values, cache=self)
-        every: mx.array = attention(**given)
+        attention = functools.partial(stock, queries[:1], cache=self, **given)
+        every: mx.array = attention(keys, values)
         if queries.shape[0] == 1:
             return every
         length, rows = queries.shape[2], keys.shape[2]
@@ -71,10 +71,8 @@ class _Watched(cast(Any, mlx_lm_cache.KVCache)):  # type: ignore[misc]
         seen = (row <= query) & (mx.abs(row - (query - length)) > AROUND)
         if isinstance(mask, mx.array):
             seen = seen & mask if mask.dtype == mx.bool_ else mx.where(seen, mask, -mx.inf)
-        other: mx.array = attention(**given | {"mask": seen})
-        self.squares = _packing_errors(
-            functools.partial(stock, queries[:1], cache=self, **given), keys, values, every
-        )
+        other: mx.array = attention(keys, values, mask=seen)
+        self.squares = _packing_errors(attention, keys, values, every)
         self.copies = (_norm(every - other) / _norm(every)).mean(axis=2).max()
         here = self.heads // self.ranks.size
         own = mx.arange(queries.shape[1]) // (queries.shape[1] // here) + self.ranks.rank * here
