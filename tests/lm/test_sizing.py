@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 import mlx_h2o
 from mlx_h2o import H2OConfig, cli
 from mlx_h2o.commands.options import FEW_ROWS, CacheSettings
+from mlx_h2o.lm import sizing
 from mlx_h2o.lm.layers import probe
 from mlx_h2o.lm.outline import Outline, total_bytes
 from mlx_h2o.lm.probing import BITS
@@ -219,29 +222,23 @@ def test_the_search_finds_the_last_budget_that_fits(start, slope, step, first, l
 def test_where_the_search_begins(settings, rows):
     """Where there are so many rows, or a few more, the settings go together."""
     assert least_rows(settings) == rows
-    packed = {"kv_bits": 8} if "dense_size" in settings else {}
-    assert any(_fits(settings | packed | {"max_kv_size": rows + more}) for more in range(5))
-
-
-def _fits(settings):
-    try:
-        H2OConfig.of(**settings)
-    except ValueError:
-        return False
-    return True
+    settings = settings | ({"kv_bits": 8} if "dense_size" in settings else {})
+    served = partial(sizing.measured, lambda n: H2OConfig.of(**settings, max_kv_size=n).max_kv_size)
+    assert min(served(rows + more) for more in range(5)) < math.inf
 
 
 def test_the_command_says_what_it_picked(capsys):
     arguments = ["--model", "demo", "--prompt", "The ship", "--max-tokens", "2"]
-    for tokens, bits in ((2, "by h2o, in 5 bits"), (30, "by keydiff, unquantised:")):  # all fit
+    packed, dense = ("0.02 MB", "by h2o, in 8 bits"), ("0.4 MB", "by keydiff, unquantised:")
+    for tokens, (size, bits) in ((2, packed), (2, dense), (30, dense)):  # all fit
         arguments[-1] = str(tokens)
-        assert cli.main(["generate", *arguments, "--max-kv-bytes", "0.4 MB"]) == 0
+        assert cli.main(["generate", *arguments, "--max-kv-bytes", size]) == 0
         assert f"rows a head {bits}" in capsys.readouterr().err
     arguments[-1] = "2"
-    sizes = "--max-kv-bytes", "5MB", "--recent-size", "300", "--preallocate"  # of no 256 rows
+    sizes = "--max-kv-bytes", "1MB", "--recent-size", "300", "--preallocate"  # of no 256 rows
     assert cli.main(["generate", *arguments, *sizes]) == 0
-    assert "rows a head by h2o, in 5 bits" in (said := capsys.readouterr()).err
-    assert int(said.out.partition(" evicted, ")[2].partition(" bytes")[0].replace(",", "")) < 5e6
+    assert "rows a head by h2o, in 8 bits" in (said := capsys.readouterr()).err
+    assert int(said.out.partition(" evicted, ")[2].partition(" bytes")[0].replace(",", "")) < 1e6
     assert str(CacheSettings({"budgets": "a.json"})).startswith("KV cache: rows by layer as in a")
 
 

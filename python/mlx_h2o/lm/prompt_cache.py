@@ -201,7 +201,8 @@ def fit_bytes(
         return ranks_of(model).least(most_rows(partial(nbytes, bits), least, limit))[0]
 
     least, context, why = least_rows(settings), context_length(model), ""
-    longest = min((tokens for tokens in (length, context) if tokens), default=0)
+    # No cache has fewer rows than the least.
+    longest = min((max(tokens, least) for tokens in (length, context) if tokens), default=0)
     bits: _Bits = settings.get("kv_bits"), None
     known = "kv_bits" in settings or "kv_format" in settings
     free: _Bits = bits if known else sizing.fewest_bits(probe(model).errors)
