@@ -93,6 +93,9 @@ def test_other_programs_end_in_one_line_too(program, monkeypatch, capsys):
             runpy.run_module(f"mlx_h2o.{program}", run_name="__main__")
         said = capsys.readouterr().err.split(f"python -m mlx_h2o.{program}: ")[1]
         assert "interrupted" in said or "No space left on device: 'figures.json'" in said
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    with pytest.raises(SystemExit, match=r"lm_eval.*, expected pip install 'mlx-h2o\[eval\]'"):
+        runpy.run_module("mlx_h2o.evaluation.harness", run_name="__main__")
 
 
 def generating(*arguments: str, **pipes: int) -> subprocess.Popen[str]:

@@ -101,10 +101,8 @@ def parsed(text: str) -> Arm:
     name, colon, rest = (part.strip() for part in text.partition(":"))
     if not colon:
         if name not in ARMS:
-            raise ValueError(
-                f"arm {name!r} is unknown, expected one of {', '.join(ARMS)}, or "
-                "'NAME: SETTING=VALUE ...'"
-            )
+            wanted = f"one of {', '.join(ARMS)}, or 'NAME: SETTING=VALUE ...'"
+            raise ValueError(f"arm {name!r} is unknown, expected {wanted}")
         return ARMS[name]
     settings = {}
     for part in rest.split():

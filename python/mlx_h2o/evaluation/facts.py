@@ -75,10 +75,8 @@ def draw(tokenizer: Any, wording: str, count: int, chance: random.Random) -> lis
                 found.append(fact)
                 break
     if len(found) < count:
-        raise ValueError(
-            f"[draw] found {len(found)} facts in the wording {wording!r}, expected {count}: the "
-            "tokenizer has too few words for keys."
-        )
+        said = f"found {len(found)} facts in the wording {wording!r}, expected {count}"
+        raise ValueError(f"[draw] {said}: the tokenizer has too few words for keys.")
     return found
 
 

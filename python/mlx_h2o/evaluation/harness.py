@@ -7,14 +7,21 @@ command with this model: ``--model mlx_h2o --model_args pretrained=NAME,max_kv_b
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Sequence
 from typing import Any, cast
 
 import mlx.core as mx
-from lm_eval.__main__ import cli_evaluate
-from lm_eval.api.model import LM
-from lm_eval.api.registry import register_model
-from mlx_lm import evaluate as mlx_lm_evaluate
+
+try:
+    from lm_eval.__main__ import cli_evaluate
+    from lm_eval.api.model import LM
+    from lm_eval.api.registry import register_model
+    from mlx_lm import evaluate as mlx_lm_evaluate
+except ImportError as _missing:
+    if __name__ != "__main__":
+        raise
+    sys.exit(f"{_missing}, expected pip install 'mlx-h2o[eval]'")
 
 from ..caches.cache import PROMPT_CHUNK
 from ..errors import check_int

@@ -115,10 +115,8 @@ def samples(tokenizer: Any, file: str, count: int) -> list[Asked]:
                 sample = json.loads(line)
                 said, answer = sample["input"], sample["outputs"][0]
             except (ValueError, KeyError, IndexError, TypeError) as error:
-                raise ValueError(
-                    f"{file}: line {number} is no sample of RULER, expected JSON with input "
-                    "and outputs"
-                ) from error
+                said = f"{file}: line {number} is no sample of RULER"
+                raise ValueError(f"{said}, expected JSON with input and outputs") from error
             text, newline, question = said.rpartition("\n")
             asked = encode(tokenizer, question)
             wanted = encode(tokenizer, f"{question} {answer}")[len(asked) :]

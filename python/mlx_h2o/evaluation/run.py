@@ -166,7 +166,6 @@ def _known(file: Path | None, what: dict[str, Any]) -> list[dict[str, Any]]:
         raise ValueError(f"{file} is not a result of evaluate, expected one, or no file") from error
     for name in ("model", "texts", "settings", "environment", "fingerprint", "ruler", "arm"):
         if found.get(name) != what[name]:
-            raise ValueError(
-                f"{file} holds measurements of another {name}, expected the same, or another file"
-            )
+            said = f"{file} holds measurements of another {name}"
+            raise ValueError(f"{said}, expected the same, or another file")
     return records
