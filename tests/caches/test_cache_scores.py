@@ -145,7 +145,7 @@ def test_an_update_without_scores_is_an_error_at_the_next():
     cache, rng = filled()
     keys = mx.array(random_tokens(rng, 1)[1])
     cache.update_and_fetch(keys, keys)
-    with pytest.raises(RuntimeError, match=r"tiny layer 0 got no scores.*'h2o-ema'.*routing"):
+    with pytest.raises(RuntimeError, match=r"layer 0 got no scores.*'h2o-ema'.*routing.*interrupt"):
         cache.update_and_fetch(keys, keys)
     assert cache.offset == 41  # the second one did nothing
 

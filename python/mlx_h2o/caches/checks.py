@@ -71,14 +71,11 @@ def check_scored(cache: Any) -> None:
         return
     wanted, them = ("scores", "them") if policy.needs_scores else ("attention of mlx_h2o's", "it")
     found = f"[H2OKVCache] {cache._described()} got no {wanted} for its last update, and"
+    why, other = f"shares its first {table.prefix_rows} rows, which need it", ""
     if policy.needs_attention:
-        raise RuntimeError(
-            f"{found} the policy {policy.name!r} needs {them}: {_ROUTED}, or choose a policy that "
-            "needs none."
-        )
-    raise RuntimeError(
-        f"{found} shares its first {table.prefix_rows} rows, which need it: {_ROUTED}."
-    )
+        why, other = f"the policy {policy.name!r} needs {them}", ", or choose one that needs none"
+    again = "if a step was interrupted, make new caches"
+    raise RuntimeError(f"{found} {why}: {_ROUTED}{other}; {again}.")
 
 
 def check_stock_attention(cache: Any, packed: bool, own_mask: bool) -> None:
