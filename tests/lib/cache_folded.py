@@ -37,10 +37,7 @@ def counts_of(cache) -> np.ndarray:
     """How many rows each row stands for, [B, H, N]."""
     if cache.row_bias is None:
         return np.ones(cache.positions.shape)
-    rows = cache.positions.shape[2] - cache.prefix_rows
-    own = np.exp(np.array(cache.row_bias, np.float64))[:, :, :rows]
-    before = np.ones((*own.shape[:2], cache.prefix_rows))
-    return np.concatenate([before, own], axis=2)
+    return np.exp(np.array(cache.row_bias, np.float64))[:, :, : cache.positions.shape[2]]
 
 
 def take_folded(cache, references: list[ReferenceCache]) -> int:

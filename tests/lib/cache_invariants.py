@@ -78,6 +78,7 @@ def check_invariants(
     lengths = (positions >= 0).sum(axis=2)
     assert cache.size() == lengths.max()
     assert cache.size() <= config.max_kv_size
+    assert cache.row_bias is None or cache.row_bias.shape[2] >= cache.size()
     for b, offset in enumerate(offsets):
         (length,) = set(lengths[b].tolist())  # equal in all heads
         start = offset - config.recent_size if window is None else window[b]

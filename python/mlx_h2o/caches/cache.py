@@ -136,7 +136,7 @@ class H2OKVCache:
     def row_bias(self) -> mx.array | None:
         """float32 [B, H, at least N]: what attention adds to the logits of a row, ``log(n)`` if it
         stands for n rows; None until rows have been folded."""
-        return self._table.beside.get(BIAS)
+        return self._table.whole.beside.get(BIAS)
 
     @property
     def positions(self) -> mx.array | None:
