@@ -269,9 +269,10 @@ def test_samples_of_ruler(demo, tmp_path):
     decode = demo[1].decode
     assert decode(list(found.text)) == "One is: 12.\nTwo is: 34.\n"
     assert (decode(list(prompt)), decode(list(answer))) == ("What is One? One is", " 12")
-    for text, wrong in (("{}\n", "line 1 is no sample of RULER"), ("", "has no samples of RULER")):
+    for text in ("{}", json.dumps(sample | {"input": "all\n"}), ""):
         file.write_text(text)
-        with pytest.raises(ValueError, match=wrong):
+        said = "line 1 is no sample of RULER" if text else "has no samples of RULER"
+        with pytest.raises(ValueError, match=said):
             questions.samples(demo[1], str(file), 3)
 
 

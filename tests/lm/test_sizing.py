@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -224,7 +223,7 @@ def test_where_the_search_begins(settings, rows):
     assert least_rows(settings) == rows
     settings = settings | ({"kv_bits": 8} if "dense_size" in settings else {})
     served = partial(sizing.measured, lambda n: H2OConfig.of(**settings, max_kv_size=n).max_kv_size)
-    assert min(served(rows + more) for more in range(5)) < math.inf
+    assert min(served(rows + more) for more in range(5)) < float("inf")
 
 
 def test_the_command_says_what_it_picked(capsys):

@@ -113,13 +113,13 @@ def samples(tokenizer: Any, file: str, count: int) -> list[Asked]:
         for number, line in enumerate(islice(lines, count), 1):
             try:
                 sample = json.loads(line)
-                said, answer = sample["input"], sample["outputs"][0]
-            except (ValueError, KeyError, IndexError, TypeError) as error:
-                said = f"{file}: line {number} is no sample of RULER"
-                raise ValueError(f"{said}, expected JSON with input and outputs") from error
-            text, newline, question = said.rpartition("\n")
-            asked = encode(tokenizer, question)
-            wanted = encode(tokenizer, f"{question} {answer}")[len(asked) :]
+                text, newline, question = sample["input"].rpartition("\n")
+                asked = encode(tokenizer, question)
+                wanted = encode(tokenizer, f"{question} {sample['outputs'][0]}")[len(asked) :]
+                _ = text[0], asked[0], wanted[0]  # none of them is empty
+            except (AttributeError, ValueError, LookupError, TypeError) as error:
+                said = f"{file}: line {number} is no sample of RULER, expected JSON with input, a"
+                raise ValueError(f"{said} text whose last line asks, and outputs") from error
             read = (*_front(tokenizer), *encode(tokenizer, text + newline))
             found.append(Asked(read, ((asked, wanted),)))
     if not found:
