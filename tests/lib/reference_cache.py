@@ -113,7 +113,9 @@ class ReferenceCache:
         ]
         self.evicted += count
         ranks = [
-            reference_ranks.ranks(self.config, head, rows, len(rows) - count, recent_start)
+            reference_ranks.ranks(
+                self.config, head, rows, len(rows) - count, recent_start, self.offset
+            )
             for head, rows in enumerate(ranked)
         ]
         for head, rows in enumerate(self.heads):

@@ -54,8 +54,8 @@ def _snapkv(before: np.ndarray, weights: np.ndarray) -> np.ndarray:
     return before
 
 
-def ranks(config, head: int, rows: list, keep: int, recent_start: int) -> np.ndarray:
-    """The ranks [N] of the rows of a head, ``keep`` of which stay; higher is kept."""
+def ranks(config, head: int, rows: list, keep: int, recent_start: int, offset: int) -> np.ndarray:
+    """The ranks [N] of a head's rows after ``offset`` tokens; the ``keep`` highest stay."""
     scores = np.array([row.score for row in rows])
     if config.policy.name in ("h2o-ema", "h2o-sum", "tova", "snapkv"):
         return scores
@@ -64,7 +64,8 @@ def ranks(config, head: int, rows: list, keep: int, recent_start: int) -> np.nda
     if config.policy.name == "random":
         return np.array([_hash(config.policy.random_seed, head, row.position) for row in rows])
     if config.policy.name == "h2o":
-        return _h2o(config, scores, rows, keep, recent_start)
+        age = offset - np.array([row.position for row in rows])
+        return _h2o(config, scores / age, rows, keep, recent_start)
     if config.policy.name == "keydiff":
         return _key_diversity(rows)
     if config.policy.name == "value-aware":
@@ -73,10 +74,10 @@ def ranks(config, head: int, rows: list, keep: int, recent_start: int) -> np.nda
     return 4 * _places(_key_diversity(rows)) + _places(scores) + 0 * scores
 
 
-def _h2o(config, mass: np.ndarray, rows: list, keep: int, recent_start: int) -> np.ndarray:
-    """Mass times value norm, over the greatest, plus 2 for the most diverse unprotected rows;
-    without folding, a row counts as diverse as the best of itself and the next two."""
-    heavy = mass * np.array([np.linalg.norm(row.value) for row in rows])
+def _h2o(config, mean: np.ndarray, rows: list, keep: int, recent_start: int) -> np.ndarray:
+    """Mean weight times value norm, over the greatest, plus 2 for the most diverse unprotected
+    rows; without folding, a row counts as diverse as the best of itself and the next two."""
+    heavy = mean * np.array([np.linalg.norm(row.value) for row in rows])
     found = heavy / max(np.nan_to_num(heavy).max(initial=0), 1e-9)
     stays = [row.position < for_good(config) or row.position >= recent_start for row in rows]
     free = [place for place, protected in enumerate(stays) if not protected]

@@ -70,6 +70,6 @@ def ranks(case: Case, head: tuple[int, ...], scores: dict[int, float]) -> dict[i
     config = config_of(case)
     end = max(scores) + 1
     found = reference_ranks.ranks(
-        config, head[1], rows, len(rows) - config.group, end - config.recent_size
+        config, head[1], rows, len(rows) - config.group, end - config.recent_size, end
     )
     return dict(zip(scores, found, strict=True))

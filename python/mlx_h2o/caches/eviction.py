@@ -62,8 +62,8 @@ class Eviction(NamedTuple):
             if self.keep == 0:
                 table.truncate(rows)
                 continue
-            ranked = table.lengths[due[0]] - self.tail
-            first = Ranked(self, due, ranked)
+            ranked = numbers[0] - self.tail
+            first = Ranked(self, due, numbers[0], self.tail)
             ranks = self.ranks(first)
             kept = self.kept(first, ranks)
             if first.keep and self.config.folds:
@@ -95,24 +95,21 @@ class Eviction(NamedTuple):
 
 
 class Ranked:
-    """``Rows`` for a policy: the first ``count`` rows of the sequences in ``due``, which are alike,
-    without those to skip; read lazily, and once. ``whole``: the positions of all rows."""
+    """``Rows`` for a policy: of the sequences in ``due``, which each have ``held`` rows, all but
+    the last ``tail`` and those to skip; read lazily, and once. ``whole``: the positions of all."""
 
-    def __init__(self, eviction: Eviction, due: Sequence[int], count: int) -> None:
-        table, held = eviction.table, eviction.table.lengths[due[0]]
-        tail = max(0, held - count)
-        keep = max(0, min(eviction.keep, held) - tail)
+    def __init__(self, eviction: Eviction, due: Sequence[int], held: int, tail: int) -> None:
+        table, keep = eviction.table, max(0, min(eviction.keep, held) - tail)
         recent = max(0, eviction.protected[due[0]] - tail)
-        self._table, self._end, self.skip, self.due = table, count, eviction.skip, due
+        self._table, self._end, self.skip, self.due = table, held - tail, eviction.skip, due
         self.sequences = None if len(due) == len(table.tokens) else mx.array(list(due))
         self.whole = table.positions
         self.positions = self._some(self.whole)
-        self.offset = max(table.tokens)
+        self.offset = _of_each(table.tokens, due)
         self.keep = keep - eviction.skip
         self.places = max(0, keep - eviction.sinks - recent)
         self.sink_size = eviction.config.protected
-        starts = [end - eviction.recent_size for end in eviction.ends]
-        self.recent_start = _of_each(starts, due)
+        self.recent_start = _of_each(eviction.ends, due) - eviction.recent_size
 
     def _some(self, array: mx.array) -> mx.array:
         whole = not self.skip and array.shape[2] == self._end

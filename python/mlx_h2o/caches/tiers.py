@@ -67,12 +67,12 @@ def _arranged(eviction: Eviction) -> Table:
     """``pack_older``, if all sequences are due and have the same numbers of rows."""
     table, keep, config = eviction.table, eviction.keep, eviction.config
     tail = eviction.tail
-    rows = Ranked(eviction, eviction.due, table.width)
+    rows = Ranked(eviction, eviction.due, table.width, 0)
     positions, ranks = rows.whole, eviction.ranks(rows)
     if keep == table.width:
         slots = mx.broadcast_to(mx.arange(keep, dtype=mx.uint32), positions.shape)
     else:
-        ranked = Ranked(eviction, eviction.due, table.width - tail) if tail else rows
+        ranked = Ranked(eviction, eviction.due, table.width, tail) if tail else rows
         slots = eviction.kept(ranked, eviction.ranks(ranked) if tail else ranks)
     if tail and keep < table.width:
         newest = mx.arange(table.width - tail, table.width, dtype=mx.uint32)

@@ -21,7 +21,7 @@ class Rows:
         values: [B, H, N, Dv].
         importance: float32 [B, H, N], the result of ``accumulate``; NaN for unscored rows.
         positions: int32 [B, H, N], the position of each row in the sequence.
-        offset: number of tokens that the cache has seen, the position of the next row.
+        offset: number of tokens that each sequence has seen, the position of its next row.
         keep: number of rows to keep in each head.
         places: how many of these are unprotected, and so chosen by rank.
         sink_size: number of first positions that are protected.
@@ -32,7 +32,7 @@ class Rows:
     values: mx.array
     importance: mx.array
     positions: mx.array
-    offset: int
+    offset: PerSequence
     keep: int = 0
     places: int = 0
     sink_size: int = 0

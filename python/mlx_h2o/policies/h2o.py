@@ -8,6 +8,7 @@ import mlx.core as mx
 
 from ..errors import check_bool, check_share
 from ..operations.backends import resolve
+from ..operations.composed import beside_rows
 from .base import Rows
 from .h2o_sum import H2OSum
 from .weights import greatest_near
@@ -23,11 +24,12 @@ _LEAST = 1e-9
 class H2O(H2OSum):
     """Ranks rows by attention mass times value norm, and keeps a share of them for key diversity.
 
-    Mass alone loses rows that no query has needed yet, diversity alone loses the text. Ranks by
-    mass are relative to the largest of the head, so at most 1; rows kept for their diversity get 2
-    more, and nothing is folded into them. Of the evicted rows, the nearer half is folded into the
-    nearest rows that stay, weighted by these ranks. Without folding, the diversity of a row is the
-    largest among it and the next two rows.
+    A row's mass is divided by its age, the number of queries that could see it: so old rows have no
+    advantage. Mass alone loses rows that no query has needed yet, diversity alone loses the text.
+    Ranks by mass are relative to the largest of the head, so at most 1; rows kept for their
+    diversity get 2 more, and nothing is folded into them. Of the evicted rows, the nearer half is
+    folded into the nearest rows that stay, weighted by these ranks. Without folding, the diversity
+    of a row is the largest among it and the next two rows.
 
     Args:
         diversity: the share of the rows kept by rank that are kept for the diversity of their keys,
@@ -57,7 +59,8 @@ class H2O(H2OSum):
         return max(rows // 4, min(FEWEST_RECENT, rows // 2))
 
     def rank(self, rows: Rows) -> mx.array:
-        heavy = rows.importance * mx.linalg.norm(rows.values.astype(mx.float32), axis=3)
+        age = beside_rows(rows.offset) - rows.positions
+        heavy = rows.importance / age * mx.linalg.norm(rows.values.astype(mx.float32), axis=3)
         known = mx.where(heavy > _LEAST, heavy, _LEAST)  # NaN is not
         ranks = heavy / mx.max(known, axis=2, keepdims=True)
         diverse = int(self.diversity * rows.places)
