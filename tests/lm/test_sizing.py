@@ -144,6 +144,7 @@ def test_bits_follow_what_the_model_shows():
     assert few.config.max_kv_size * 5 < 1500 <= many.config.max_kv_size * 15
     assert "(the fewest that cost nothing)" in str(many)
     assert "less than a fifth of the tokens stay" in str(few)
+    assert "in 6 bits (more, since over half" in str(fit_bytes(model, full, length=400))
     assert fit_bytes(model, full, kv_bits=4).config.v_bits is None
 
 

@@ -159,8 +159,7 @@ def generate(
         say("No text generated for this prompt")
         return text
     say(f"Prompt: {last.prompt_tokens} tokens, {last.prompt_tps:.3f} tokens-per-sec")
-    speed = f"{last.generation_tps:.3f} tokens-per-sec"
-    say(f"Generation: {last.generation_tokens} tokens, {speed}")
+    say(f"Generation: {last.generation_tokens} tokens, {last.generation_tps:.3f} tokens-per-sec")
     say(f"Peak memory: {last.peak_memory:.3f} GB")
     return text
 
@@ -315,9 +314,8 @@ def _answer(
     caches, said = kwargs["prompt_cache"], list[int]()
     begun = [(*pair, max(held_tokens(pair[1]), default=0)) for pair in by_model(models, caches)]
     with routing_for(models[0], caches, *models[1:]):
-        answer: Any = mlx_lm.stream_generate(models[0], tokenizer, prompt, **kwargs)
         try:
-            with closing(answer):
+            with closing(mlx_lm.stream_generate(models[0], tokenizer, prompt, **kwargs)) as answer:
                 for piece in answer:
                     said.append(piece.token)
                     yield piece

@@ -216,8 +216,9 @@ def fit_bytes(
         tokens = min(length or sizing.SOME, context or sizing.SOME)
         if (rows := most(bits)) * sizing.SCARCE < tokens:
             bits, why = _one_size(bits, -1), "few, since less than a fifth of the tokens stay"
-            rows = most(bits)
-        few = bits
+        elif rows < longest < rows * sizing.PLENTY:
+            bits, why = _one_size(bits, 1), "more, since over half of the tokens stay"
+        rows = most(bits)
         while 0 < longest <= rows:
             keys, values = _one_size(bits, 1)
             larger = [(keys, values), (keys, bits[1]), (bits[0], values)]
@@ -225,7 +226,7 @@ def fit_bytes(
             if more == bits:
                 break
             bits, why = more, "the most that hold every token"
-        rows = rows if bits == few else most(bits)
+        rows = most(bits)
     full, peak = each_nbytes(bits, rows), sum(each_nbytes(bits, rows, PROMPT_CHUNK))
     return Sizing(config_of(bits, rows), sum(full), peak, sum(full[1:]), why)
 

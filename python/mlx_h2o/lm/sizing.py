@@ -19,8 +19,8 @@ FREE = 0.04
 docs/internals/quality.md."""
 UNMEASURED = 8, 5
 """Bits of keys and of values if the errors of a model cannot be measured."""
-SCARCE = 5
-"""If fewer than one in this many tokens stay, rows are worth more than bits."""
+SCARCE, PLENTY = 5, 2
+"""Rows are worth more than bits if fewer than one in 5 tokens stay, less if more than one in 2."""
 SOME = 1000
 """Tokens of a text if its length is not known."""
 _EVENLY = 8
