@@ -71,11 +71,8 @@ class H2O(H2OSum):
         if not self.fold:  # rows before a diverse one help to find it
             apart = greatest_near(apart, rows.positions, 0, 2)
         stay = operations.keep_indices(
-            apart,
-            rows.positions,
-            keep=rows.keep - rows.places + diverse,
-            sink_size=rows.sink_size,
-            recent_start=rows.recent_start,
-        )
+            apart, rows.positions, keep=rows.keep - rows.places + diverse,
+            sink_size=rows.sink_size, recent_start=rows.recent_start,
+        )  # fmt: skip
         more = mx.put_along_axis(mx.zeros(ranks.shape), stay, mx.array(2.0), axis=2)
         return ranks + more
