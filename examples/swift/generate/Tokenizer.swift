@@ -6,8 +6,9 @@ struct Tokenizer {
     private let vocabulary: [String: Int]
     /// Pairs of pieces, and which of them are joined first.
     private let ranks: [[String]: Int]
-    /// Text of special tokens, longest first.
-    private let added: [(text: String, token: Int)]
+    /// Special tokens by their texts, and what finds these in a text.
+    private let added: [String: Int]
+    private let addedTexts: NSRegularExpression
     /// What is a word of its own, one after the other.
     private let splits: [NSRegularExpression]
     /// What stands before a text.
@@ -48,12 +49,17 @@ struct Tokenizer {
             }, uniquingKeysWith: { first, _ in first })
         joinsWholeWords = model["ignore_merges"] as? Bool ?? false
         splits = try Self.splits(root["pre_tokenizer"])
-        let special = (root["added_tokens"] as? [[String: Any]] ?? []).compactMap { entry in
-            (entry["content"] as? String).flatMap { text in
-                (entry["id"] as? Int).map { (text: text, token: $0) }
-            }
-        }
-        added = special.sorted { $0.text.count > $1.text.count }
+        added = Dictionary(
+            (root["added_tokens"] as? [[String: Any]] ?? []).compactMap { entry in
+                (entry["content"] as? String).flatMap { text in
+                    (entry["id"] as? Int).map { (text, $0) }
+                }
+            }, uniquingKeysWith: { first, _ in first })
+        // Of several at one place, the longest.
+        let texts = added.keys.sorted { $0.count > $1.count }
+            .map(NSRegularExpression.escapedPattern)
+        addedTexts = try NSRegularExpression(
+            pattern: texts.isEmpty ? "(?!)" : texts.joined(separator: "|"))
         opening = Self.opening(root["post_processor"])
         var pieces: [Int: Data] = [:]
         for (piece, token) in vocabulary {
@@ -67,21 +73,14 @@ struct Tokenizer {
     func bytes(of token: Int) -> Data { pieces[token] ?? Data() }
 
     func encode(_ text: String) throws -> [Int] {
-        var tokens = opening
-        var rest = Substring(text)
-        while !rest.isEmpty {
-            let found = added.compactMap { special in
-                rest.range(of: special.text).map { ($0, special.token) }
-            }.min { $0.0.lowerBound < $1.0.lowerBound }
-            let end = found?.0.lowerBound ?? rest.endIndex
-            let text = String(rest[..<end])
-            tokens += try words(composes ? text.precomposedStringWithCanonicalMapping : text)
-                .flatMap(encode(word:))
-            guard let found else { break }
-            tokens.append(found.1)
-            rest = rest[found.0.upperBound...]
-        }
-        return tokens
+        try opening
+            + Self.parts(of: text, by: addedTexts).flatMap { part in
+                if let token = added[part] { return [token] }
+                let part = composes ? part.precomposedStringWithCanonicalMapping : part
+                return try splits.reduce([part]) { words, split in
+                    words.flatMap { Self.parts(of: $0, by: split) }
+                }.flatMap(encode(word:))
+            }
     }
 
     // MARK: Words
@@ -114,40 +113,46 @@ struct Tokenizer {
         }
     }
 
-    /// The words of a text, which follow each other.
-    private func words(_ text: String) -> [String] {
-        splits.reduce([text].filter { !$0.isEmpty }) { words, split in
-            words.flatMap { word in
-                let whole = NSRange(word.startIndex..., in: word)
-                var parts: [String] = []
-                var end = word.startIndex
-                for match in split.matches(in: word, range: whole) {
-                    guard let range = Range(match.range, in: word), !range.isEmpty else { continue }
-                    if range.lowerBound > end { parts.append(String(word[end..<range.lowerBound])) }
-                    parts.append(String(word[range]))
-                    end = range.upperBound
-                }
-                if end < word.endIndex { parts.append(String(word[end...])) }
-                return parts
-            }
+    /// What matches in a text and what lies between, in order.
+    private static func parts(of text: String, by pattern: NSRegularExpression) -> [String] {
+        // By UTF-16, since a match may end within a character, such as before an accent.
+        let whole = text as NSString
+        var parts: [String] = []
+        var end = 0
+        func add(upTo next: Int) {
+            guard next > end else { return }
+            parts.append(whole.substring(with: NSRange(end..<next)))
+            end = next
         }
+        for match in pattern.matches(in: text, range: NSRange(0..<whole.length)) {
+            add(upTo: match.range.location)
+            add(upTo: match.range.upperBound)
+        }
+        add(upTo: whole.length)
+        return parts
     }
 
-    /// Join the pair of least rank until no pair is left that may be joined.
+    /// Join the pair of least rank, the first of several, until no pair is left that may be joined.
     private func encode(word: String) throws -> [Int] {
-        var parts = word.utf8.map { String(Self.characters[Int($0)]) }
-        if joinsWholeWords, let token = vocabulary[parts.joined()] { return [token] }
-        while parts.count > 1 {
-            let pairs = parts.indices.dropLast().compactMap { place in
-                ranks[[parts[place], parts[place + 1]]].map { (rank: $0, place: place) }
-            }
-            guard let best = pairs.min(by: { ($0.rank, $0.place) < ($1.rank, $1.place) }) else {
-                break
-            }
-            parts.replaceSubrange(
-                best.place...best.place + 1, with: [parts[best.place] + parts[best.place + 1]])
+        let characters = word.utf8.map { String(Self.characters[Int($0)]) }
+        if joinsWholeWords, let token = vocabulary[characters.joined()] { return [token] }
+        var pieces = Pieces(characters)
+        var pairs = Heap()
+        func rank(_ place: Int) -> Int? {
+            pieces.after(place).flatMap { ranks[[pieces.texts[place], pieces.texts[$0]]] }
         }
-        return try parts.map { part in
+        func add(_ place: Int?) {
+            guard let place, let rank = rank(place) else { return }
+            pairs.push((rank, place))
+        }
+        for place in characters.indices { add(place) }
+        while let (least, place) = pairs.pop() {
+            guard rank(place) == least else { continue }  // one of the two has been joined
+            pieces.join(place)
+            add(pieces.before(place))
+            add(place)
+        }
+        return try pieces.texts.filter { !$0.isEmpty }.map { part in
             guard let token = vocabulary[part] else {
                 throw Unserved(description: "the vocabulary has no token for '\(part)'")
             }
