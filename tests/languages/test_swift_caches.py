@@ -188,6 +188,7 @@ FILES: dict[str, dict[str, Any]] = {
     "codes beside dense keys": {"kv_format": "turbo0v4"},
     "drafts": {"speculative": 3},
     "dropped": {"fold": False},
+    "sparse V": PACKED | {"sparse_v": 0.04},
 }
 
 
@@ -224,7 +225,6 @@ def test_settings_that_swift_lacks_are_refused_by_name(swift: Leg, tmp_path: Pat
     lacking: dict[str, dict[str, Any]] = {
         "light_bits is 4": {"kv_bits": 8, "light_bits": 4},
         "dense_size is 2": {"kv_bits": 8, "dense_size": 2},
-        "sparse_v is 1e-06": {"kv_bits": 8, "sparse_v": 1e-6},
         "kv_handed is 'arrays'": {"kv_bits": 8, "kv_handed": "arrays"},
         "max_kv_size is null": {"max_kv_size": None},
     }

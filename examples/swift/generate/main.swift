@@ -68,25 +68,7 @@ private func caches(_ arguments: Arguments, _ model: H2OTransformer) throws -> [
     guard !arguments.namesSettings else {
         throw Usage(description: "--prompt-cache-file brings the settings of the cache")
     }
-    let caches = try H2OKVCache.load(from: URL(fileURLWithPath: file)).caches
-    guard caches.count == model.kvHeads.count else {
-        throw Usage(
-            description:
-                "\(file) holds \(caches.count) layers, expected \(model.kvHeads.count) as the model has"
-        )
-    }
-    for (layer, cache) in caches.enumerated() {
-        let parts: [any KVCache] = (cache as? HeadGroupsKVCache)?.caches ?? [cache]
-        let keys = parts.compactMap { ($0 as? H2OKVCache)?.keys?.shape }
-        let found = [keys.reduce(0) { $0 + $1[1] }, keys.first?[3] ?? 0]
-        let expected = [model.kvHeads[layer], model.headSize]
-        guard keys.isEmpty || found == expected else {
-            throw Usage(
-                description: "\(file) holds \(found[0]) KV heads of \(found[1]) elements in layer "
-                    + "\(layer), expected \(expected[0]) of \(expected[1]) as the model has")
-        }
-    }
-    return caches
+    return try H2OKVCache.load(from: URL(fileURLWithPath: file), for: model).caches
 }
 
 private func main() throws {

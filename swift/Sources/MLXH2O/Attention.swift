@@ -111,8 +111,8 @@ extension MLXFast {
         rowBias: MLXArray? = nil, sparseVThreshold: Float = 0, stream: StreamOrDevice = .default
     ) throws -> (output: MLXArray, scores: MLXArray) {
         let found = try quantized(
-            queries, keys.parts, values.parts, scale, bits, groupSize, valueBits, mask, sinks,
-            rowBias, sparseVThreshold, stream, returnsAll: false)
+            2, queries, keys.parts, values.parts, scale, bits, groupSize, valueBits, mask, sinks,
+            rowBias, sparseVThreshold, stream)
         return (found[0], found[1])
     }
 
@@ -127,28 +127,30 @@ extension MLXFast {
         rowBias: MLXArray? = nil, sparseVThreshold: Float = 0, stream: StreamOrDevice = .default
     ) throws -> (attention: AttentionWithScores, skipped: MLXArray) {
         let found = try quantized(
-            queries, keys.parts, values.parts, scale, bits, groupSize, valueBits, mask, sinks,
-            rowBias, sparseVThreshold, stream, returnsAll: true)
+            4, queries, keys.parts, values.parts, scale, bits, groupSize, valueBits, mask, sinks,
+            rowBias, sparseVThreshold, stream)
         return (
             AttentionWithScores(output: found[0], scores: found[1], lse: found[2]),
             skipped: found[3]
         )
     }
 
-    private static func quantized(
-        _ queries: MLXArray, _ keys: [MLXArray], _ values: [MLXArray], _ scale: Float, _ bits: Int,
-        _ groupSize: Int, _ valueBits: Int?, _ mask: ScaledDotProductAttentionMaskMode,
-        _ sinks: MLXArray?, _ rowBias: MLXArray?, _ sparseVThreshold: Float,
-        _ stream: StreamOrDevice, returnsAll: Bool
+    /// The first `count` of output, scores, lse and skipped.
+    package static func quantized(
+        _ count: Int, _ queries: MLXArray, _ keys: [MLXArray], _ values: [MLXArray],
+        _ scale: Float, _ bits: Int, _ groupSize: Int, _ valueBits: Int?,
+        _ mask: ScaledDotProductAttentionMaskMode, _ sinks: MLXArray?, _ rowBias: MLXArray?,
+        _ sparseVThreshold: Float, _ stream: StreamOrDevice = .default
     ) throws -> [MLXArray] {
         let (mode, array) = mask.arguments
         // Codes have no biases, dense keys no scales either.
         let none = [MLXArray](repeating: .mlxNone, count: 3)
         let (k, v) = (keys + none, values + none)
-        return try results(4) { place in
+        return try results(count) { place in
             mlx_h2o_scaled_dot_product_attention_quantized_with_scores(
-                place, place + 1, returnsAll ? place + 2 : nil, returnsAll ? place + 3 : nil,
-                queries.ctx, k[0].ctx, k[1].ctx, k[2].ctx, v[0].ctx, v[1].ctx, v[2].ctx, scale,
+                place, count > 1 ? place + 1 : nil, count > 2 ? place + 2 : nil,
+                count > 3 ? place + 3 : nil, queries.ctx, k[0].ctx, k[1].ctx, k[2].ctx, v[0].ctx,
+                v[1].ctx, v[2].ctx, scale,
                 Int32(clamping: bits), Int32(clamping: groupSize), optional(valueBits), mode,
                 array.ctx, (sinks ?? .mlxNone).ctx, (rowBias ?? .mlxNone).ctx, sparseVThreshold,
                 stream.ctx)

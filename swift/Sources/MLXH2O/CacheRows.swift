@@ -56,10 +56,9 @@ extension PackedRows: CacheRows {
     public var parts: [MLXArray] { [words, scales, biases] }
 
     public static func rows(of parts: [MLXArray]) -> PackedRows {
-        guard parts.count == 3 else {
-            return PackedRows(words: .mlxNone, scales: .mlxNone, biases: .mlxNone)
-        }
-        return PackedRows(words: parts[0], scales: parts[1], biases: parts[2])
+        parts.count == 3
+            ? PackedRows(words: parts[0], scales: parts[1], biases: parts[2])
+            : PackedRows(words: .mlxNone, scales: .mlxNone, biases: .mlxNone)
     }
 }
 

@@ -5,7 +5,7 @@ extension H2OConfiguration: Codable {
     /// values.
     private static let unserved = [
         "light_bits": ["null"], "dense_size": ["null", "0"], "kv_handed": ["'packed'"],
-        "sparse_v": ["0"], "unequal_budgets": ["true", "false"], "turbo_guard": ["0"],
+        "unequal_budgets": ["true", "false"], "turbo_guard": ["0"],
         "shared_heads": ["false"],
         // Of coded rows, which do not record it.
         "dtype": ["'float32'", "'float16'", "'bfloat16'"],
@@ -47,8 +47,7 @@ extension H2OConfiguration: Codable {
                     "\(name) is \(value.text), expected \(same[0]): that is not served in Swift.")
             }
         }
-        try self.init(
-            Budget(from: decoder), Format(from: decoder), policy: Policy(from: decoder))
+        try self.init(Budget(from: decoder), Format(from: decoder), policy: Policy(from: decoder))
     }
 
     /// All settings under their Python names, in one container.
@@ -86,6 +85,7 @@ extension H2OConfiguration.Format {
             isFramed: values.decodeIfPresent(Bool.self, forKey: .kvFrame) ?? false,
             groupSize: values.decodeIfPresent(Int.self, forKey: .kvGroupSize) ?? 64,
             kvFormat: values.decodeIfPresent(String.self, forKey: .kvFormat))
+        sparseV = try values.decodeIfPresent(Float.self, forKey: .sparseV) ?? 0
     }
 }
 

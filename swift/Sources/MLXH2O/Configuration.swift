@@ -92,6 +92,8 @@ public struct H2OConfiguration: Sendable, Hashable {
         public private(set) var kvGroupSize = 64
         /// For rows as codes of rotated directions.
         public private(set) var kvFormat: KVFormat?
+        /// Of packed rows: attention does not read values whose weight is below it. From files.
+        public internal(set) var sparseV: Float = 0
 
         /// Rows stay unpacked.
         public static let dense = Format()
@@ -138,6 +140,7 @@ public struct H2OConfiguration: Sendable, Hashable {
             case kvFrame = "kv_frame"
             case kvGroupSize = "kv_group_size"
             case kvFormat = "kv_format"
+            case sparseV = "sparse_v"
         }
     }
 

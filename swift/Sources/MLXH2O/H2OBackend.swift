@@ -25,19 +25,17 @@ public enum H2OBackend: String, Sendable, CaseIterable {
 
     /// Looked up each time; never throws.
     public var status: Status {
-        var available = false
-        var reason = mlx_string_new()
+        var (available, reason) = (false, mlx_string_new())
         defer { mlx_string_free(reason) }
-        let text: String
         do {
-            text = try H2OError.catching {
+            let text = try H2OError.catching {
                 mlx_h2o_backend_status(rawValue, &available, &reason)
                 return mlx_string_data(reason).map { String(cString: $0) } ?? ""
             }
+            return Status(isAvailable: available, reason: available ? "" : text)
         } catch {
             return Status(isAvailable: false, reason: "\(error)")
         }
-        return Status(isAvailable: available, reason: available ? "" : text)
     }
 
     @TaskLocal static var current: H2OBackend?
@@ -59,9 +57,8 @@ public func withBackend<R>(_ backend: H2OBackend?, _ body: () throws -> R) throw
     if let backend {
         let status = backend.status
         guard status.isAvailable else {
-            throw H2OError(
-                "withBackend",
-                "back end '\(backend.rawValue)' is not available: \(status.reason)")
+            let found = "back end '\(backend.rawValue)' is not available: \(status.reason)"
+            throw H2OError("withBackend", found)
         }
     }
     return try H2OBackend.$current.withValue(backend, operation: body)

@@ -1,4 +1,4 @@
-import CMLXH2OReport
+import CMLXH2OSupport
 import Foundation
 import MLX
 

@@ -43,8 +43,7 @@ public func attentionWithCacheUpdate(
 /// For other packages' caches that need scores.
 private func attend(
     _ queries: MLXArray, _ newKeys: MLXArray, _ newValues: MLXArray,
-    _ cache: any H2OScoreTracking, _ scale: Float,
-    _ mask: MLXFast.ScaledDotProductAttentionMaskMode
+    _ cache: any H2OScoreTracking, _ scale: Float, _ mask: MLXFast.ScaledDotProductAttentionMaskMode
 ) throws -> MLXArray {
     let (keys, values) = cache.update(keys: newKeys, values: newValues)
     let rows = sameDType([queries, keys, values])
@@ -59,7 +58,6 @@ private func attend(
         scores = try lastScores(
             rows[0], rows[1], scale: scale, mask: mask, bias: nil, count: maxScoredQueries)
     }
-    let isMasked = if case .none = mask { false } else { true }
-    cache.updateScores(scores, isMasked: isMasked)
+    cache.updateScores(scores, isMasked: mask.masks)
     return depends(input: output, dependencies: cache.trackedState)
 }

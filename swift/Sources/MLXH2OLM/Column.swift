@@ -65,8 +65,7 @@ struct Column {
             guard hasCodes(size), parts[1].dtype == .float32, parts[1].dim(3) == 1 else {
                 return nil
             }
-            self.init(
-                parts: parts, packing: .codes(bits: bits, ofValues: ofValues, dtype: dtype))
+            self.init(parts: parts, packing: .codes(bits: bits, ofValues: ofValues, dtype: dtype))
             return
         }
         guard parts[1].dim(3) > 0, parts[1].shape == parts[2].shape,
@@ -80,6 +79,8 @@ struct Column {
     }
 
     var capacity: Int { parts[0].dim(2) }
+
+    var stored: StoredRows { StoredRows(parts: parts) }
 
     /// The first rows, as stored.
     func first(_ length: Int) -> Column { with { $0.rows(upTo: length) } }
@@ -139,7 +140,7 @@ struct Column {
 struct RowLayout: Equatable, CustomStringConvertible {
     let batch: Int
     let heads: Int
-    let size: Int
+    var size: Int
     let dtype: DType
 
     init(_ rows: MLXArray, size: Int? = nil, dtype: DType? = nil) {
@@ -147,14 +148,6 @@ struct RowLayout: Equatable, CustomStringConvertible {
         heads = rows.dim(1)
         self.dtype = dtype ?? rows.dtype
         self.size = size ?? rows.dim(3)
-    }
-
-    /// The same with another row size.
-    func with(size: Int) -> RowLayout { RowLayout(self, size: size) }
-
-    private init(_ other: RowLayout, size: Int) {
-        (batch, heads, dtype) = (other.batch, other.heads, other.dtype)
-        self.size = size
     }
 
     var description: String { "\(dtype) with B = \(batch), H = \(heads), row size \(size)" }

@@ -29,8 +29,7 @@ public func evictingCaches(
 ) throws -> [any KVCache] {
     let model = (model as? EvictingLanguageModel)?.model ?? model
     let name = "\(type(of: model))"
-    let configuration = configuration.forModel(
-        contextSize: (model as? H2OTransformer)?.contextSize)
+    let configuration = configuration.forModel(contextSize: (model as? H2OTransformer)?.contextSize)
     let policy = ownPolicy ?? configuration.makePolicy()
     let heads = budgets?.contains(where: \.differ) == true
     if policy.needsScores || policy.folds || heads, !(model is any H2ORouted) {
@@ -45,8 +44,15 @@ public func evictingCaches(
     if let reason = refused[name] {
         throw H2OError("evictingCaches", "\(name) cannot be served: \(reason).")
     }
-    let caches = try checked(model.newCache(parameters: nil), name)
+    let caches = model.newCache(parameters: nil)
     let plain = caches.indices.filter { isPlain(caches[$0]) }
+    guard !plain.isEmpty else {
+        let kinds = Set(caches.map { "\(type(of: $0))" }).sorted().joined(separator: ", ")
+        throw H2OError(
+            "evictingCaches",
+            "\(name) has layers of \(kinds.isEmpty ? "no kind" : kinds), expected a KVCacheSimple "
+                + "that evicting caches can replace.")
+    }
     if let budgets, budgets.count != plain.count {
         throw H2OError(
             "evictingCaches",
@@ -113,17 +119,6 @@ private let refused = [
 
 /// Whether a cache keeps every row, unquantised.
 private func isPlain(_ cache: any KVCache) -> Bool { type(of: cache) == KVCacheSimple.self }
-
-private func checked(_ caches: [any KVCache], _ name: String) throws -> [any KVCache] {
-    guard caches.contains(where: isPlain) else {
-        let kinds = Set(caches.map { "\(type(of: $0))" }).sorted().joined(separator: ", ")
-        throw H2OError(
-            "evictingCaches",
-            "\(name) has layers of \(kinds.isEmpty ? "no kind" : kinds), expected a KVCacheSimple "
-                + "that evicting caches can replace.")
-    }
-    return caches
-}
 
 /// A model whose caches evict.
 final class EvictingLanguageModel: Module, LanguageModel {

@@ -13,12 +13,9 @@ struct Frame {
 
     private static let group = 32
     private static let firstRows = 64
+}
 
-    init(centre: MLXArray, valueSize: Int) {
-        self.centre = centre
-        self.valueSize = valueSize
-    }
-
+extension Frame {
     /// The frame of keys [B, H, L, D] and values, and of later rows.
     init(of keys: MLXArray, _ values: MLXArray) {
         let first = keys.rows(upTo: min(keys.dim(2), Self.firstRows)).asType(.float32)

@@ -22,15 +22,22 @@ extension H2OKVCache {
             if queries.dim(2) > maxDecodeQueries {
                 let rows = try table.dense(newest: (newKeys, newValues))
                 output = try attendByChunk(queries, rows, scale, mask, &table)
-            } else if let kind = policy.kind, reach == 0, accumulates(kind, mask, table) {
+            } else if let kind = policy.kind, reach == 0,
+                // Scores of rows in a frame lack a shift, which needs the mask argument for itself.
+                // Weights do not depend on the shift.
+                !mask.masks || kind == .mass || table.frame == nil
+            {
                 output = try attendAndAccumulate(queries, scale, mask, kind, &table)
             } else if policy.needsScores || table.bias != nil {
-                let found = try attentionWithScores(queries, scale, mask, table)
-                let isMasked = if case .none = mask { false } else { true }
-                try takeIn(found.scores, lse: found.lse, isMasked: isMasked, &table)
-                output = found.output
+                let found = try attention(3, queries, scale, mask, table)
+                try takeIn(found[1], lse: found[2], isMasked: mask.masks, &table)
+                output = found[0]
+            } else if table.packing == nil {
+                let rows = try promoted(queries, table)
+                output = MLXFast.scaledDotProductAttention(
+                    queries: rows[0], keys: rows[1], values: rows[2], scale: scale, mask: mask)
             } else {
-                output = try attention(queries, scale, mask, table)
+                output = try attention(1, queries, scale, mask, table)[0]
             }
             guard output.ndim == 4 else {  // an empty array, if MLX has reported an error
                 throw H2OError("H2OKVCache.attend", "\(described) could not be attended to.")
@@ -48,8 +55,7 @@ extension H2OKVCache {
         let arrays = sameDType([queries, rows.keys, rows.values])
         let output =
             if let bias = table.bias {
-                try MLXFast.attention(
-                    1, arrays[0], arrays[1], arrays[2], scale, mask, nil, bias)[0]
+                try MLXFast.attention(1, arrays[0], arrays[1], arrays[2], scale, mask, nil, bias)[0]
             } else {
                 MLXFast.scaledDotProductAttention(
                     queries: arrays[0], keys: arrays[1], values: arrays[2], scale: scale, mask: mask
@@ -57,14 +63,6 @@ extension H2OKVCache {
             }
         try takeIn(chunk: arrays[0], keys: arrays[1], scale: scale, mask: mask, &table)
         return output
-    }
-
-    /// Whether one operation can also accumulate: scores of rows in a frame lack a shift, which
-    /// needs the mask argument for itself. Weights do not depend on the shift.
-    private func accumulates(
-        _ kind: ChunkScores, _ mask: MLXFast.ScaledDotProductAttentionMaskMode, _ table: RowTable
-    ) -> Bool {
-        if case .none = mask { true } else { kind == .mass || table.frame == nil }
     }
 
     /// Attention that also accumulates for the policy.
@@ -80,57 +78,35 @@ extension H2OKVCache {
         let shift = kind == .ema ? frame?.shift(queries, scale: scale) : nil
         let mask = shift.map { .array($0) } ?? mask
         let found = try attentionAndAccumulate(
-            queries: asked, keys: StoredRows(parts: rows.map { [$0[1]] } ?? keys),
-            values: StoredRows(parts: rows.map { [$0[2]] } ?? values),
+            queries: asked, keys: rows.map { StoredRows(parts: [$0[1]]) } ?? keys,
+            values: rows.map { StoredRows(parts: [$0[2]]) } ?? values,
             importance: table.importance, scale: scale, kind: kind,
             decay: policy.averageDecay ?? 0, mask: mask, rowBias: table.bias,
             bits: packing?.bits ?? 8, groupSize: packing?.groupSize ?? 64,
-            valueBits: packing?.valueBits)
+            valueBits: packing?.valueBits, sparseVThreshold: configuration.format.sparseV)
         table.importance = found.importance
         return frame?.valuesBack(found.output) ?? found.output
     }
 
-    /// Attention without scores: MLX's own, or the fused one over packed rows.
+    /// The first `count` of output, scores and lse over the stored rows.
     private func attention(
-        _ queries: MLXArray, _ scale: Float, _ mask: MLXFast.ScaledDotProductAttentionMaskMode,
-        _ table: RowTable
-    ) throws -> MLXArray {
+        _ count: Int, _ queries: MLXArray, _ scale: Float,
+        _ mask: MLXFast.ScaledDotProductAttentionMaskMode, _ table: RowTable
+    ) throws -> [MLXArray] {
+        let (bias, frame) = (table.bias, table.frame)
         guard let packing = table.packing else {
             let rows = try promoted(queries, table)
-            return MLXFast.scaledDotProductAttention(
-                queries: rows[0], keys: rows[1], values: rows[2], scale: scale, mask: mask)
+            return try MLXFast.attention(count, rows[0], rows[1], rows[2], scale, mask, nil, bias)
         }
         let (keys, values) = table.fetch()
-        let output = try MLXFast.scaledDotProductAttentionQuantizedWithScores(
-            queries: table.frame?.query(queries) ?? queries, keys: StoredRows(parts: keys),
-            values: StoredRows(parts: values), scale: scale, bits: packing.bits,
-            groupSize: packing.groupSize, valueBits: packing.valueBits, mask: mask
-        ).0
-        return table.frame?.valuesBack(output) ?? output
-    }
-
-    private func attentionWithScores(
-        _ queries: MLXArray, _ scale: Float, _ mask: MLXFast.ScaledDotProductAttentionMaskMode,
-        _ table: RowTable
-    ) throws -> AttentionWithScores {
-        guard let packing = table.packing else {
-            let rows = try promoted(queries, table)
-            return try MLXFast.scaledDotProductAttentionWithScoresAndLse(
-                queries: rows[0], keys: rows[1], values: rows[2], scale: scale, mask: mask,
-                rowBias: table.bias)
-        }
-        let (keys, values) = table.fetch()
-        let found = try MLXFast.scaledDotProductAttentionQuantizedWithScoresAndLse(
-            queries: table.frame?.query(queries) ?? queries, keys: StoredRows(parts: keys),
-            values: StoredRows(parts: values), scale: scale, bits: packing.bits,
-            groupSize: packing.groupSize, valueBits: packing.valueBits, mask: mask,
-            rowBias: table.bias
-        ).0
-        guard let frame = table.frame else { return found }
+        var found = try MLXFast.quantized(
+            count, frame?.query(queries) ?? queries, keys.parts, values.parts, scale, packing.bits,
+            packing.groupSize, packing.valueBits, mask, nil, bias, configuration.format.sparseV)
+        guard let frame else { return found }
+        found[0] = frame.valuesBack(found[0])
+        guard count > 1 else { return found }
         let shift = frame.shift(queries, scale: scale)
-        return AttentionWithScores(
-            output: frame.valuesBack(found.output), scores: found.scores + shift,
-            lse: found.lse + shift.squeezed(axis: -1))
+        return [found[0], found[1] + shift, found[2] + shift.squeezed(axis: -1)]
     }
 
     /// Queries, keys and values of a dense table in one dtype.
@@ -138,6 +114,10 @@ extension H2OKVCache {
         let (keys, values) = try table.dense()
         return sameDType([queries, keys, values])
     }
+}
+
+extension MLXFast.ScaledDotProductAttentionMaskMode {
+    var masks: Bool { if case .none = self { false } else { true } }
 }
 
 /// Converted to one dtype, as MLX's own attention does.

@@ -23,10 +23,9 @@ extension H2OKVCache {
         if last < length {
             let rows = table.length - last
             let certain = last == 0 ? seen : seen[0..., 0..., ..<(length - last), ..<rows]
-            table.setImportance(
-                try policy.folded(
-                    table.importance.rows(upTo: rows), table.positions.rows(upTo: rows),
-                    seen: certain, isMasked: isMasked))
+            try table.accumulate(upTo: rows) {
+                try policy.folded($0, $1, seen: certain, isMasked: isMasked)
+            }
         }
         wait(for: seen, last, &table)
     }
@@ -41,14 +40,13 @@ extension H2OKVCache {
         let last = min(reach, length)
         if last < length {
             let rows = table.length - last
-            table.setImportance(
+            let mask = last == 0 ? mask : part(of: mask, 0..<length - last, of: length, rows: rows)
+            let bias = table.bias?.rows(upTo: rows)
+            try table.accumulate(upTo: rows) {
                 try policy.folded(
-                    table.importance.rows(upTo: rows), table.positions.rows(upTo: rows),
-                    chunk: queries.rows(upTo: length - last), keys: keys.rows(upTo: rows),
-                    scale: scale,
-                    mask: last == 0
-                        ? mask : part(of: mask, 0..<length - last, of: length, rows: rows),
-                    bias: table.bias?.rows(upTo: rows)))
+                    $0, $1, chunk: queries.rows(upTo: length - last), keys: keys.rows(upTo: rows),
+                    scale: scale, mask: mask, bias: bias)
+            }
         }
         guard last > 0 else { return }
         let scores = try lastScores(
@@ -71,10 +69,9 @@ extension H2OKVCache {
             // The rows that existed at the last of these queries.
             let rows = table.length - (offset - min(border, one.end))
             let certain = one.part(0..<min(one.count, border - one.start)).byQuery
-            table.setImportance(
-                try policy.folded(
-                    table.importance.rows(upTo: rows), table.positions.rows(upTo: rows),
-                    seen: certain[.ellipsis, ..<rows], isMasked: true))
+            try table.accumulate(upTo: rows) {
+                try policy.folded($0, $1, seen: certain[.ellipsis, ..<rows], isMasked: true)
+            }
         }
         table.settled(before: border)
     }

@@ -94,8 +94,7 @@ public class H2OKVCache {
         }
         var table =
             try self.table
-            ?? RowTable(
-                emptyFor: keys, values, configuration.format, owner: described)
+            ?? RowTable(emptyFor: keys, values, configuration.format, owner: described)
         try makeRoom(for: added, in: &table)
         try table.append(keys, values, offset: offset, limit: budget(at: end).rows)
         self.table = table
@@ -249,8 +248,7 @@ public class H2OKVCache {
         let rows = PolicyRows(
             keys: first(keys), values: first(values), importance: first(table.importance),
             positions: positions, offset: offset, keep: count,
-            places: max(
-                0, count - configuration.sinkSize - max(0, offset - recentStart - tail)),
+            places: max(0, count - configuration.sinkSize - max(0, offset - recentStart - tail)),
             sinkSize: configuration.sinkSize, recentStart: recentStart)
         let known = within(contextStart, try policy.rank(rows), positions: positions)
         let slots = try keepIndices(

@@ -1,3 +1,4 @@
+import CMLXH2OSupport
 import Foundation
 import MLX
 import MLXH2O
@@ -7,16 +8,21 @@ struct PromptCacheFile {
     var arrays: [String: MLXArray] = [:]
     var classes: [String] = []
     private(set) var metadata: [String: String] = [:]
-    private var others: [(part: String, kind: String)] = []
+    /// Parts that are not arrays, and their kinds.
+    private var kinds: [(part: String, kind: String)] = []
+    /// What Python says of the model that the rows belong to, as JSON.
+    private(set) var facts: [String: String] = [:]
     private let name: String
 
-    /// Files of a later format are refused.
+    /// Files of a later format are refused. Raised when older readers would misread a file.
     private static let format = 5
     private static let entry = "mlx_h2o"
 
-    private struct Description: Codable {
+    private struct Description: Decodable {
         let format: Int
         let layers: Int
+        let checksum: String?
+        let facts: [String: String]?
     }
 
     init() { name = "" }
@@ -29,7 +35,11 @@ struct PromptCacheFile {
 
     mutating func set(_ layer: String, _ part: Int, _ array: MLXArray, _ kind: String) {
         arrays["\(layer).\(part)"] = array
-        others.append(("\(layer).\(part)", kind))
+        kinds.append(("\(layer).\(part)", kind))
+    }
+
+    mutating func setNone(_ layer: String, _ part: Int) {
+        set(layer, part, MLXArray.zeros([0], dtype: .float32), "none")
     }
 
     mutating func set(_ layer: String, _ part: Int, _ text: String) {
@@ -41,7 +51,7 @@ struct PromptCacheFile {
         set(layer, part, String(decoding: try JSONEncoder().encode(json), as: UTF8.self))
     }
 
-    func write(to url: URL, _ metadata: [String: String], format: Int) throws {
+    func write(to url: URL, _ metadata: [String: String]) throws {
         var texts = ["2.0": ""]
         for (name, text) in metadata {
             guard !name.contains("."), name != Self.entry, !name.isEmpty else {
@@ -52,13 +62,12 @@ struct PromptCacheFile {
             }
             texts["0.\(name)"] = text
         }
-        let description = Description(format: format, layers: classes.count)
-        texts["0.\(Self.entry)"] = String(
-            decoding: try JSONEncoder().encode(description), as: UTF8.self)
+        let unknown = String(repeating: "0", count: 64)
+        texts["0.\(Self.entry)"] =
+            #"{"format": \#(Self.format), "layers": \#(classes.count), "checksum": "\#(unknown)"}"#
         for (layer, name) in classes.enumerated() { texts["1.\(layer)"] = name }
-        for (index, other) in others.enumerated() {
-            texts["2.\(index + 1).0"] = other.part
-            texts["2.\(index + 1).1"] = other.kind
+        for (index, (part, kind)) in kinds.enumerated() {
+            (texts["2.\(index + 1).0"], texts["2.\(index + 1).1"]) = (part, kind)
         }
         let beside = url.deletingLastPathComponent().appending(
             path: ".\(url.lastPathComponent).\(UUID().uuidString).safetensors")
@@ -67,7 +76,7 @@ struct PromptCacheFile {
         _ = FileManager.default.createFile(
             atPath: beside.path, contents: nil, attributes: [.posixPermissions: 0o600])
         try withError { try save(arrays: arrays, metadata: texts, url: beside) }
-        guard rename(beside.path, url.path) == 0 else {
+        guard mlx_h2o_swift_seal(beside.path), rename(beside.path, url.path) == 0 else {
             throw H2OError(
                 "H2OKVCache.save",
                 "\(url.path) cannot be written: \(String(cString: strerror(errno))).")
@@ -78,20 +87,19 @@ struct PromptCacheFile {
 
     init(contentsOf url: URL) throws {
         name = url.lastPathComponent
-        var read: ([String: MLXArray], [String: String]) = ([:], [:])
-        try withError {
-            read = try loadArraysAndMetadata(url: url)
-            eval(Array(read.0.values))
-        }
-        arrays = read.0
-        let texts = read.1
+        let (lazy, texts) = try withError { try loadArraysAndMetadata(url: url) }
         while let name = texts["1.\(classes.count)"] { classes.append(name) }
         guard !classes.isEmpty else { throw unfit("is no prompt cache: it names no cache classes") }
         for (key, text) in texts where key.hasPrefix("0.") {
             metadata[String(key.dropFirst(2))] = text
         }
         // Files written by mlx_lm itself have no description.
-        guard let text = metadata.removeValue(forKey: Self.entry) else { return }
+        if let text = metadata.removeValue(forKey: Self.entry) { try readDescription(text, url) }
+        try withError { eval(Array(lazy.values)) }
+        arrays = lazy
+    }
+
+    private mutating func readDescription(_ text: String, _ url: URL) throws {
         guard
             let found = try? JSONDecoder().decode(Description.self, from: Data(text.utf8))
         else { throw unfit("has a damaged entry '\(Self.entry)': \(text)") }
@@ -101,6 +109,10 @@ struct PromptCacheFile {
         guard found.layers == classes.count else {
             throw unfit("holds \(classes.count) layers, expected \(found.layers)")
         }
+        guard found.checksum.map({ mlx_h2o_swift_is_whole(url.path, $0) }) ?? true else {
+            throw unfit("is damaged: it is not what was written")
+        }
+        facts = found.facts ?? [:]
     }
 
     /// The arrays of keys or values, packed or not, including a centre, or the single array of
@@ -119,31 +131,13 @@ struct PromptCacheFile {
     }
 
     func text(_ layer: String, _ part: Int) throws -> String {
-        guard let array = arrays["\(layer).\(part)"], array.size < 1 << 20 else {
+        let array = arrays["\(layer).\(part)"].flatMap { $0.size < 1 << 20 ? $0 : nil }
+        let numbers = array.map { $0.size == 0 ? [] : $0.asType(.int32).asArray(Int32.self) }
+        let scalars = numbers?.compactMap { UInt32(exactly: $0).flatMap(Unicode.Scalar.init) }
+        guard let scalars, scalars.count == numbers?.count else {
             throw unfit("layer \(layer) has no text as its part \(part)")
         }
-        guard array.size > 0 else { return "" }
-        var text = String.UnicodeScalarView()
-        for number in array.asType(.int32).asArray(Int32.self) {
-            guard let scalar = UInt32(exactly: number).flatMap(Unicode.Scalar.init) else {
-                throw unfit("layer \(layer) has no text as its part \(part)")
-            }
-            text.append(scalar)
-        }
-        return String(text)
-    }
-
-    /// The dtype of coded rows, and the original size of padded values, from the settings.
-    func sizes(_ layer: String) throws -> (dtype: DType, valueSize: Int?) {
-        struct Settings: Decodable {
-            let dtype: String?
-            let valueSize: Int?
-        }
-        let decoder = JSONDecoder()
-        decoder.keyDecodingStrategy = .convertFromSnakeCase
-        let found = try decoder.decode(Settings.self, from: Data(text(layer, 8).utf8))
-        let dtype = [DType.float16, .bfloat16].first { "\($0)" == found.dtype } ?? .float32
-        return (dtype, found.valueSize)
+        return String(String.UnicodeScalarView(scalars))
     }
 
     /// The KV heads and the classes of a layer's groups.
@@ -154,22 +148,15 @@ struct PromptCacheFile {
         let classes: [String]
     }
 
-    func groups(_ layer: String) throws -> Groups {
-        let text = try text(layer, 0)
-        guard let found = try? JSONDecoder().decode(Groups.self, from: Data(text.utf8)) else {
-            throw unfit("layer \(layer) has groups of KV heads that cannot be read: \(text)")
-        }
-        return found
-    }
-
-    func settings(_ layer: String) throws -> H2OConfiguration {
-        let text = try text(layer, 8)
+    /// `what` a text holds as JSON.
+    func json<T: Decodable>(_ layer: String, _ part: Int, _ what: String) throws -> T {
+        let text = try text(layer, part)
         do {
-            return try JSONDecoder().decode(H2OConfiguration.self, from: Data(text.utf8))
+            return try JSONDecoder().decode(T.self, from: Data(text.utf8))
         } catch let error as H2OError {
             throw unfit("layer \(layer): \(error.description)")
         } catch {
-            throw unfit("layer \(layer) has settings that cannot be read: \(text)")
+            throw unfit("layer \(layer) has \(what) that cannot be read: \(text)")
         }
     }
 }

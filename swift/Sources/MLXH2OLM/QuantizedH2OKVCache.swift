@@ -35,14 +35,14 @@ public final class QuantizedH2OKVCache: H2OKVCache {
             throw H2OError("QuantizedH2OKVCache.appendPacked", "there are no rows.")
         }
         let (keys, values) = table.fetch()
-        return (.rows(of: [tied(keys[0])] + keys[1...]), .rows(of: values))
+        return (.rows(of: [tied(keys.parts[0])] + keys.parts[1...]), .rows(of: values.parts))
     }
 
     /// The stored keys.
-    public var packedKeys: PackedRows? { table.map { .rows(of: $0.fetch().keys) } }
+    public var packedKeys: PackedRows? { table.map { .rows(of: $0.fetch().keys.parts) } }
 
     /// The stored values.
-    public var packedValues: PackedRows? { table.map { .rows(of: $0.fetch().values) } }
+    public var packedValues: PackedRows? { table.map { .rows(of: $0.fetch().values.parts) } }
 }
 
 /// An empty cache of the class that suits the settings.

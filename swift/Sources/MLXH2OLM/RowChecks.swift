@@ -16,17 +16,14 @@ func checkRows(keys: MLXArray, values: MLXArray, against table: RowTable?) throw
     guard !found.0.contains(0), !found.1.contains(0) else {
         throw H2OError(operation, "keys have shape \(found.0), expected sizes of at least 1.")
     }
-    for (name, rows) in [("keys", keys), ("values", values)] {
-        guard [.float32, .float16, .bfloat16].contains(rows.dtype) else {
-            throw H2OError(
-                operation, "\(name) are \(rows.dtype), expected float32, float16 or bfloat16.")
-        }
-    }
-    guard let table else { return }
     for (name, new, stored) in [
-        ("keys", keys, table.layouts.keys), ("values", values, table.layouts.values),
+        ("keys", keys, table?.layouts.keys), ("values", values, table?.layouts.values),
     ] {
-        guard RowLayout(new) == stored else {
+        guard [.float32, .float16, .bfloat16].contains(new.dtype) else {
+            throw H2OError(
+                operation, "\(name) are \(new.dtype), expected float32, float16 or bfloat16.")
+        }
+        if let stored, stored != RowLayout(new) {
             throw H2OError(
                 operation, "\(name) are \(RowLayout(new)), expected \(stored) as the stored rows.")
         }

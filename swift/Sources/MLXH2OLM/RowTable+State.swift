@@ -11,8 +11,7 @@ extension RowTable {
         if given.isEmpty { return nil }
         var state = given
         let place = format.parts.keys
-        let centre =
-            format.isFramed && state.count > place ? state.remove(at: place) : nil
+        let centre = format.isFramed && state.count > place ? state.remove(at: place) : nil
         let shapes = state.map(\.shape)
         let (keyParts, valueParts) = format.parts
         let sides = keyParts + valueParts
@@ -25,8 +24,8 @@ extension RowTable {
         else {
             throw H2OError(
                 "H2OKVCache.state",
-                "found arrays of shapes \(shapes), expected \(Self.expected(keyParts, valueParts)), "
-                    + "scores float32 [B, H, N], biases like them where rows were folded, and "
+                "found arrays of shapes \(shapes), expected \(Self.stored(keyParts))keys and "
+                    + "\(Self.stored(valueParts))values, [B, H, N, ...] each, scores float32 [B, H, N], biases like them where rows were folded, and "
                     + "positions int32 [B, H, N].")
         }
         let bits = format.storedBits
@@ -62,14 +61,15 @@ extension RowTable {
         }
         self.init(
             keys: keys, values: values, importance: state[sides],
-            positions: state[state.count - 1], frame: frame, isFramed: format.isFramed)
+            positions: state[state.count - 1], frame: frame)
         if beside == 3 { bias = state[sides + 1] }
     }
 
     /// Keys, values, scores and positions of the rows in use, each in as many arrays as it has.
     var parts: [[MLXArray]] {
         let (keys, values) = fetch()
-        return [keys + centre, values, [importance] + (bias.map { [$0] } ?? []), [positions]]
+        let scores = [importance] + (bias.map { [$0] } ?? [])
+        return [keys.parts + centre, values.parts, scores, [positions]]
     }
 
     /// Find the newest tokens whose rows are all there, in order, at the end: a trim may take these
@@ -80,14 +80,8 @@ extension RowTable {
         certain = first + gone.reshaped(-1).max(axis: 0).item(Int.self)
     }
 
-    private static func expected(_ keyParts: Int, _ valueParts: Int) -> String {
-        func side(_ name: String, _ parts: Int) -> String {
-            [
-                "\(name)", "words and norms of the \(name)",
-                "words, scales and biases of the \(name)",
-            ][
-                parts - 1]
-        }
-        return "\(side("keys", keyParts)) and \(side("values", valueParts)), [B, H, N, ...] each"
+    /// What comes before the name of a side that has so many parts.
+    private static func stored(_ parts: Int) -> String {
+        [2: "words and norms of the ", 3: "words, scales and biases of the "][parts] ?? ""
     }
 }

@@ -19,10 +19,7 @@ struct Waiting {
     }
 
     func followed(by rows: Int) -> Waiting {
-        var shape = seen.shape
-        shape[2] = rows
-        let more = MLXArray.full(shape, values: MLXArray(unseen), dtype: seen.dtype)
-        return with { concatenated([$0, more], axis: 2) }
+        with { $0.rows(filledTo: $0.dim(2) + rows, with: unseen) }
     }
 
     /// As policies take it, [B, Hq, count, rows].
@@ -69,9 +66,11 @@ extension RowTable {
         }
     }
 
-    /// Set the importance of the first rows.
-    mutating func setImportance(_ first: MLXArray) {
-        let rows = first.dim(2)
+    /// Set the importance of the first `rows` to what `change` makes of it and their positions.
+    mutating func accumulate(
+        upTo rows: Int, _ change: (MLXArray, MLXArray) throws -> MLXArray
+    ) rethrows {
+        let first = try change(importance.rows(upTo: rows), positions.rows(upTo: rows))
         isChanged = true
         importance =
             rows == length

@@ -14,7 +14,6 @@ struct RowTable {
     private(set) var values: Column
     /// The frame of packed rows; nil: none.
     private(set) var frame: Frame?
-    private let isFramed: Bool
     /// Rows of each head in use.
     private(set) var length: Int
     /// For the first rows, float32; NaN for the rest.
@@ -36,10 +35,9 @@ struct RowTable {
 
     init(
         keys: Column, values: Column, importance: MLXArray, positions: MLXArray,
-        frame: Frame? = nil, isFramed: Bool = false
+        frame: Frame? = nil
     ) {
         self.frame = frame
-        self.isFramed = isFramed
         self.keys = keys
         self.values = values
         length = positions.dim(2)
@@ -54,38 +52,26 @@ struct RowTable {
         owner: String
     ) throws {
         let packing = try format.packing(of: keys, values, owner: owner)
-        func column(_ rows: MLXArray, _ packing: RowPacking?) throws -> Column {
-            try Column(rows[0..., 0..., ..<1], packing).first(0)
-        }
         let heads = Array(keys.shape.prefix(2))
         let frame = format.isFramed ? Frame(of: keys, values) : nil
         let kept = frame?.into(keys, values) ?? (keys: keys, values: values)
         self.init(
-            keys: try column(kept.keys, packing.keys),
-            values: try column(kept.values, packing.values),
+            keys: try Column(kept.keys[0..., 0..., ..<1], packing.keys).first(0),
+            values: try Column(kept.values[0..., 0..., ..<1], packing.values).first(0),
             importance: .zeros(heads + [0], dtype: .float32),
-            positions: .zeros(heads + [0], dtype: .int32), frame: frame,
-            isFramed: format.isFramed)
+            positions: .zeros(heads + [0], dtype: .int32), frame: frame)
     }
 
     /// float32 [B, H, length]; NaN for unscored rows.
     var importance: MLXArray {
-        get {
-            guard scored.dim(2) < length else { return scored }
-            let shape = heads + [length - scored.dim(2)]
-            return concatenated([scored, broadcast(MLXArray(Float.nan), to: shape)], axis: 2)
-        }
+        get { scored.rows(filledTo: length, with: .nan) }
         set { scored = newValue }
     }
 
     /// float32 [B, H, length]: `ln n` of the n rows that each row stands for; nil if no row has
     /// been folded.
     var bias: MLXArray? {
-        get {
-            guard let biases, biases.dim(2) < length else { return biases }
-            let more = MLXArray.zeros(heads + [length - biases.dim(2)], dtype: .float32)
-            return concatenated([biases, more], axis: 2)
-        }
+        get { biases?.rows(filledTo: length, with: 0) }
         set { biases = newValue }
     }
 
@@ -124,8 +110,8 @@ struct RowTable {
     var nbytes: Int { arrays.reduce(0) { $0 + $1.nbytes } }
 
     /// The rows in use, as they are stored.
-    func fetch() -> (keys: [MLXArray], values: [MLXArray]) {
-        (keys.first(length).parts, values.first(length).parts)
+    func fetch() -> (keys: StoredRows, values: StoredRows) {
+        (keys.first(length).stored, values.first(length).stored)
     }
 
     /// The rows in use as arrays [B, H, length, D] and [B, H, length, Dv]. `newest`, the last rows
@@ -151,8 +137,10 @@ struct RowTable {
 
     /// The layouts that new keys and values must have.
     var layouts: (keys: RowLayout, values: RowLayout) {
-        guard let frame else { return (keys.layout, values.layout) }
-        return (RowLayout(frame.centre), values.layout.with(size: frame.valueSize))
+        var found = (keys: keys.layout, values: values.layout)
+        guard let frame else { return found }
+        (found.keys, found.values.size) = (RowLayout(frame.centre), frame.valueSize)
+        return found
     }
 
     // MARK: Rows that come
@@ -162,7 +150,7 @@ struct RowTable {
         _ newKeys: MLXArray, _ newValues: MLXArray, offset: Int, limit: Int
     ) throws {
         let added = newKeys.dim(2)
-        if isFramed, length == 0 { frame = Frame(of: newKeys, newValues) }
+        if frame != nil, length == 0 { frame = Frame(of: newKeys, newValues) }
         let (newKeys, newValues) = frame?.into(newKeys, newValues) ?? (newKeys, newValues)
         let rows = length + added
         if rows > min(keys.capacity, values.capacity) {
@@ -187,8 +175,7 @@ struct RowTable {
         }
         let slots = MLXArray(UInt32(length)..<UInt32(length + newKeys.dim(2)))
         let (packedKeys, packedValues) = try quantizeAppend(
-            keys: StoredRows(parts: keys.parts), values: StoredRows(parts: values.parts),
-            newKeys: newKeys, newValues: newValues,
+            keys: keys.stored, values: values.stored, newKeys: newKeys, newValues: newValues,
             slots: broadcast(slots, to: newKeys.shape.prefix(3)), bits: packing.bits,
             groupSize: packing.groupSize, valueBits: packing.valueBits)
         keys = Column(parts: packedKeys.parts, packing: keys.packing)
@@ -200,8 +187,7 @@ struct RowTable {
     /// Fold those of the first `rows` that are not in the slots `kept` [B, H, n] into others, which
     /// change in place. Sinks, recent rows and rows without a rank do not change.
     mutating func fold(
-        _ rows: PolicyRows, _ policy: any EvictionPolicy, by ranks: MLXArray,
-        keeping kept: MLXArray
+        _ rows: PolicyRows, _ policy: any EvictionPolicy, by ranks: MLXArray, keeping kept: MLXArray
     ) throws {
         let (count, places) = (rows.positions.dim(2), rows.positions)
         let free =
@@ -267,13 +253,10 @@ struct RowTable {
 
     /// Copy the rows at `sources` [B, H, n] to the slots `targets` of the same shape.
     private mutating func move(_ sources: MLXArray, to targets: MLXArray) {
-        let (from, to) = (
-            sources.expandedDimensions(axis: -1), targets.expandedDimensions(axis: -1)
-        )
+        let wide = [sources, targets].map { $0.expandedDimensions(axis: -1) }
         change {
-            $0.ndim == 3
-                ? putAlong($0, targets, values: takeAlong($0, sources, axis: 2), axis: 2)
-                : putAlong($0, to, values: takeAlong($0, from, axis: 2), axis: 2)
+            let places = $0.ndim == 3 ? [sources, targets] : wide
+            return putAlong($0, places[1], values: takeAlong($0, places[0], axis: 2), axis: 2)
         }
     }
 
@@ -285,5 +268,15 @@ struct RowTable {
         waiting = waiting.map { $0.with(column) }
         length = placed.dim(2)
         isChanged = true
+    }
+}
+
+extension MLXArray {
+    /// The rows of [B, H, N, ...], and more with the same `value` up to so many.
+    func rows(filledTo count: Int, with value: Float) -> MLXArray {
+        guard dim(2) < count else { return self }
+        var shape = shape
+        shape[2] = count - dim(2)
+        return concatenated([self, .full(shape, values: MLXArray(value), dtype: dtype)], axis: 2)
     }
 }

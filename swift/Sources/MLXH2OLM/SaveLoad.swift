@@ -16,7 +16,7 @@ extension H2OKVCache {
     /// - Parameters:
     ///   - caches: one per layer: this class, ``QuantizedH2OKVCache`` or ``HeadGroupsKVCache``
     ///   - url: a file that ends in .safetensors
-    ///   - metadata: texts that ``load(from:)`` returns, by names without dots
+    ///   - metadata: texts that ``load(from:for:)`` returns, by names without dots
     /// - Throws: `H2OError` if there are no caches, or for a cache of another class or a bad name;
     ///   errors of writing
     public static func save(
@@ -31,7 +31,6 @@ extension H2OKVCache {
                 "the file is \(url.lastPathComponent), expected a name that ends in .safetensors.")
         }
         var file = PromptCacheFile()
-        var settings: [H2OConfiguration] = []
         for (layer, cache) in caches.enumerated() {
             let groups = cache as? HeadGroupsKVCache
             let own = groups?.caches ?? [cache].compactMap { $0 as? H2OKVCache }
@@ -47,44 +46,44 @@ extension H2OKVCache {
             }
             for (index, one) in own.enumerated() {
                 try one.write(to: &file, groups == nil ? "\(layer)" : "\(layer).\(index + 1)")
-                settings.append(one.configuration)
             }
         }
-        // Anything that older readers would misread gets a later format: unequal budgets, since one
-        // mask does not fit them, a context beyond which rows go first, and framed rows.
-        let differ = Set(settings.map(\.budget)).count > 1
-        let hasContext = settings.contains { $0.contextSize != nil }
-        let isFramed = settings.contains { $0.format.isFramed }
-        try file.write(
-            to: url, metadata, format: isFramed ? 5 : hasContext ? 4 : differ ? 2 : 1)
+        try file.write(to: url, metadata)
     }
 
     /// The caches, with their settings, and the metadata of a file from ``save(_:to:metadata:)`` or
     /// Python: each an `H2OKVCache` or a ``HeadGroupsKVCache``.
     ///
-    /// - Throws: `H2OError` if the file is not a prompt cache, of a later format, damaged, or has
-    ///   unknown settings; errors of reading
-    public static func load(from url: URL) throws -> (
-        caches: [any KVCache], metadata: [String: String]
-    ) {
+    /// - Parameters:
+    ///   - url: the file
+    ///   - model: the model to use the caches with. A file of other layers, KV heads or sizes of
+    ///     heads is refused; with an ``H2OTransformer`` also one that Python saved with other
+    ///     weights or another rotary embedding
+    /// - Throws: `H2OError` if the file is not a prompt cache, of a later format, damaged, of
+    ///   another model, or has unknown settings; errors of reading
+    public static func load(
+        from url: URL, for model: (any LanguageModel)? = nil
+    ) throws -> (caches: [any KVCache], metadata: [String: String]) {
         let file = try PromptCacheFile(contentsOf: url)
         func read(_ place: String, _ name: String) throws -> H2OKVCache {
             guard ["\(H2OKVCache.self)", "\(QuantizedH2OKVCache.self)"].contains(name) else {
                 throw file.unfit("layer \(place) is a \(name), expected an H2OKVCache")
             }
-            let cache = evictingCache(try file.settings(place), name: try file.text(place, 7))
+            let settings: StoredSettings = try file.json(place, 8, "settings")
+            let cache = evictingCache(settings.configuration, name: try file.text(place, 7))
             guard name == "\(type(of: cache))" else {
                 throw file.unfit("layer \(place) is a \(name), expected a \(type(of: cache))")
             }
-            try cache.read(file, place)
+            try cache.read(file, place, settings)
             return cache
         }
         let caches: [any KVCache] = try file.classes.enumerated().map { layer, name in
             guard name == Groups.name else { return try read("\(layer)", name) }
-            let found = try file.groups("\(layer)")
+            let found: Groups = try file.json("\(layer)", 0, "groups of KV heads")
             let caches = try found.classes.enumerated().map { try read("\(layer).\($0 + 1)", $1) }
             return try HeadGroupsKVCache(caches, heads: found.heads)
         }
+        if let model { try file.check(caches, for: model) }
         return (caches, file.metadata)
     }
 
@@ -95,16 +94,11 @@ extension H2OKVCache {
                 "layer \(layer) evicts by \(policyName), expected a policy that has a name.")
         }
         try flush()
-        if let table {
-            for (part, arrays) in table.parts.enumerated() {
-                for (index, array) in arrays.enumerated() {
-                    let name = "\(layer).\(part)" + (arrays.count == 1 ? "" : ".\(index)")
-                    file.arrays[name] = array
-                }
-            }
-        } else {
-            for part in 0..<4 {
-                file.set(layer, part, MLXArray.zeros([0], dtype: .float32), "none")
+        for (part, arrays) in (table?.parts ?? [[], [], [], []]).enumerated() {
+            if arrays.isEmpty { file.setNone(layer, part) }
+            for (index, array) in arrays.enumerated() {
+                let name = "\(layer).\(part)" + (arrays.count == 1 ? "" : ".\(index)")
+                file.arrays[name] = array
             }
         }
         file.set(layer, 4, MLXArray(Int32(offset)), "scalar")
@@ -115,7 +109,7 @@ extension H2OKVCache {
         guard reach > 0 else { return }
         let waiting = table?.waiting ?? []
         if waiting.isEmpty {
-            file.set(layer, 9, MLXArray.zeros([0], dtype: .float32), "none")
+            file.setNone(layer, 9)
         } else {
             file.arrays["\(layer).9"] = concatenated(waiting.map(\.byQuery), axis: 2)
         }
@@ -123,12 +117,14 @@ extension H2OKVCache {
             layer, 10, "[\(waiting.map { "[\($0.start), \($0.count)]" }.joined(separator: ", "))]")
     }
 
-    private func read(_ file: PromptCacheFile, _ layer: String) throws {
+    private func read(
+        _ file: PromptCacheFile, _ layer: String, _ settings: StoredSettings
+    ) throws {
         func unfit(_ problem: String) -> H2OError { file.unfit("layer \(layer) \(problem)") }
         let rows = (0..<4).flatMap { file.rows(layer, $0) }
-        let (dtype, valueSize) = try file.sizes(layer)
+        let dtype = [DType.float16, .bfloat16].first { "\($0)" == settings.dtype } ?? .float32
         let table = try RowTable(
-            state: rows, configuration.format, dtype: dtype, valueSize: valueSize)
+            state: rows, configuration.format, dtype: dtype, valueSize: settings.valueSize)
         let offset = try file.number(layer, 4)
         let evicted = try file.number(layer, 5)
         let count = table?.length ?? 0
@@ -177,10 +173,10 @@ extension H2OKVCache {
 
 /// The settings, and what stored rows do not record: the dtype of coded rows, and the original size
 /// of padded values.
-private struct StoredSettings: Encodable {
-    private let configuration: H2OConfiguration
-    private let dtype: DType?
-    private let valueSize: Int?
+private struct StoredSettings: Codable {
+    let configuration: H2OConfiguration
+    let dtype: String?
+    let valueSize: Int?
 
     private enum CodingKeys: String, CodingKey {
         case dtype
@@ -189,16 +185,23 @@ private struct StoredSettings: Encodable {
 
     init(_ configuration: H2OConfiguration, _ table: RowTable?) {
         self.configuration = configuration
-        dtype = if case .codes(_, _, let dtype) = table?.values.packing { dtype } else { nil }
+        dtype = if case .codes(_, _, let dtype) = table?.values.packing { "\(dtype)" } else { nil }
         valueSize = table?.frame.flatMap {
             $0.valueSize == table?.values.layout.size ? nil : $0.valueSize
         }
     }
 
+    init(from decoder: any Decoder) throws {
+        configuration = try H2OConfiguration(from: decoder)
+        let more = try decoder.container(keyedBy: CodingKeys.self)
+        dtype = try more.decodeIfPresent(String.self, forKey: .dtype)
+        valueSize = try more.decodeIfPresent(Int.self, forKey: .valueSize)
+    }
+
     func encode(to encoder: any Encoder) throws {
         try configuration.encode(to: encoder)
         var more = encoder.container(keyedBy: CodingKeys.self)
-        try more.encodeIfPresent(dtype.map { "\($0)" }, forKey: .dtype)
+        try more.encodeIfPresent(dtype, forKey: .dtype)
         try more.encodeIfPresent(valueSize, forKey: .valueSize)
     }
 }

@@ -56,8 +56,7 @@ extension EvictionPolicy {
         }
         let scores = try lastScores(
             queries, keys, scale: scale, mask: mask, bias: bias, count: chunkQueries)
-        return try folded(
-            importance, positions, seen: seen(scores, lse: nil), isMasked: true)
+        return try folded(importance, positions, seen: seen(scores, lse: nil), isMasked: true)
     }
 }
 

@@ -181,6 +181,68 @@ import Testing
         }
     }
 
+    /// Files say what their model has; the test of `h2o-generate` compares real weights.
+    @Test func filesOfOtherModelsAreRefused() throws {
+        let url = temporaryFile()
+        defer { try? FileManager.default.removeItem(at: url) }
+        let model = try routed()
+        let evicting = try evicting(model, configuration: H2OConfiguration(.init(12)))
+        let cache = evicting.newCache(parameters: nil)
+        try withError { _ = read(evicting, cache, turns: 20) }
+        try H2OKVCache.save(cache, to: url)
+        #expect(try H2OKVCache.load(from: url, for: evicting).caches.count == 2)
+        #expect(try H2OKVCache.load(from: url, for: Unmodified()).caches.count == 2)
+        let (arrays, texts) = try contents(of: url)
+        for (from, to, said) in [
+            ("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3", "holds 2 layers, expected 3"),
+            ("\"num_key_value_heads\": 2", "\"num_key_value_heads\": 4", "expected 4 of 32"),
+            ("\"head_dim\": 32", "\"head_dim\": 64", "2 KV heads of 32 elements in layer 0"),
+        ] {
+            let other = try routed(config("llama").replacingOccurrences(of: from, with: to))
+            let error = #expect(throws: H2OError.self) {
+                try H2OKVCache.load(from: url, for: other)
+            }
+            #expect(error?.description.contains(said) == true, "\(error?.description ?? "")")
+        }
+        for (fact, value, refused) in [
+            ("rope_theta", "100", false), ("rope_theta", "10000.0", true),
+            ("rope_scaling", "null", false), ("rope_scaling", #"{"type": "default"}"#, false),
+            ("rope_scaling", #"{"type": "yarn", "factor": 4.0}"#, true),
+            ("fingerprint of weights", "\"0\"", true), ("anything else", "1", false),
+        ] {
+            let facts = try JSONEncoder().encode([fact: value])
+            let about =
+                #"{"format": 5, "layers": 2, "facts": \#(String(decoding: facts, as: UTF8.self))}"#
+            try save(
+                arrays: arrays, metadata: texts.merging(["0.mlx_h2o": about]) { $1 }, url: url)
+            _ = try H2OKVCache.load(from: url)
+            let found = Result { try H2OKVCache.load(from: url, for: evicting) }
+            #expect((try? found.get()) == nil || !refused, "\(fact) = \(value)")
+            #expect((try? found.get()) != nil || refused, "\(fact) = \(value)")
+        }
+    }
+
+    /// Files of transformers 5 name the rotary embedding in one setting.
+    @Test func theRotaryEmbeddingIsReadFromEitherPlace() throws {
+        let tokens = MLXArray([Int32(1), 2, 3, 4]).expandedDimensions(axis: 0)
+        func said(_ rope: String) throws -> [Float] {
+            let settings = config("qwen3").replacingOccurrences(
+                of: "\"rope_theta\": 100", with: rope)
+            return try routed(settings)(tokens, cache: nil).asArray(Float.self)
+        }
+        let nested = try said(#""rope_parameters": {"rope_type": "default", "rope_theta": 77}"#)
+        #expect(try nested == said("\"rope_theta\": 77"))
+        #expect(try nested != said("\"rope_theta\": 78"))
+        let halved = try said(
+            #""rope_parameters": {"rope_type": "linear", "factor": 2, "rope_theta": 77}"#)
+        #expect(
+            try halved
+                == said(#""rope_theta": 77, "rope_scaling": {"type": "linear", "factor": 2}"#))
+        #expect(throws: H2OError.self) {
+            try said(#""rope_theta": 77, "rope_parameters": {"rope_type": "yarn"}"#)
+        }
+    }
+
     @Test func cachesHaveTheContextThatAModelNames() throws {
         let named = config("llama").replacingOccurrences(
             of: "\"vocab_size\"", with: "\"max_position_embeddings\": 99, \"vocab_size\"")

@@ -71,9 +71,7 @@ import Testing
             let cache = H2OKVCache(settings)
             try withError { eval(attend(Tokens(count: 9, seed: 1), 0..<9, cache)) }
             try H2OKVCache.save([cache], to: url)
-            let (arrays, texts) = try loadArraysAndMetadata(url: url)
-            eval(Array(arrays.values))
-            let whole = arrays
+            let (whole, texts) = try contents(of: url)
             func number(_ value: Float) -> MLXArray { MLXArray(value).asType(.int64) }
             func text(_ text: String) -> MLXArray {
                 MLXArray(text.unicodeScalars.map { Int32($0.value) })
@@ -119,9 +117,7 @@ import Testing
             let rows = MLXArray.zeros([1, 2, 3, 80], dtype: .float32)
             _ = try cache.append(keys: rows, values: rows)
             try H2OKVCache.save([cache], to: url)
-            let (whole, texts) = try loadArraysAndMetadata(url: url)
-            var arrays = whole
-            eval(Array(arrays.values))
+            var (arrays, texts) = try contents(of: url)
             let codes = arrays["0.8"]?.asArray(Int32.self) ?? []
             let settings = String(String.UnicodeScalarView(codes.compactMap { .init(UInt32($0)) }))
             for size in [Int.max, Int.min, -1, 0, 64, 97] {

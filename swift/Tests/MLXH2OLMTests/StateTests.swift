@@ -228,7 +228,7 @@ import Testing
         #expect(throws: H2OError.self) { try H2OKVCache.load(from: url) }
         let cache = try filled(3, small(), Tokens(count: 3, seed: 1))
         try H2OKVCache.save([cache], to: url)
-        let (arrays, texts) = try loadArraysAndMetadata(url: url)
+        let (arrays, texts) = try contents(of: url)
         let whole = try Data(contentsOf: url)
         // Of mlx_lm's, or of a batch, which have other parts.
         for name in ["KVCache", "BatchH2OKVCache"] {
@@ -239,6 +239,13 @@ import Testing
         }
         try whole.prefix(whole.count / 2).write(to: url)
         #expect(throws: (any Error).self) { try H2OKVCache.load(from: url) }
+        var flipped = whole
+        flipped[whole.count - 9] ^= 1
+        try flipped.write(to: url)
+        let error = #expect(throws: H2OError.self) { try H2OKVCache.load(from: url) }
+        #expect(error?.description.contains("is damaged: it is not what was written") == true)
+        try whole.write(to: url)
+        _ = try H2OKVCache.load(from: url)
     }
 
     /// Of a cache without rows, a file may still name queries that saw some.
@@ -247,7 +254,7 @@ import Testing
         defer { try? FileManager.default.removeItem(at: url) }
         let settings = try H2OConfiguration(.init(12, speculative: 2), policy: .h2o)
         try H2OKVCache.save([H2OKVCache(settings)], to: url)
-        let (arrays, texts) = try loadArraysAndMetadata(url: url)
+        let (arrays, texts) = try contents(of: url)
         let seen = ["0.9": MLXArray.zeros([0, 1, 0, 0], dtype: .float32)]
         try save(arrays: arrays.merging(seen) { $1 }, metadata: texts, url: url)
         #expect(throws: H2OError.self) { try H2OKVCache.load(from: url) }

@@ -15,8 +15,7 @@ public enum PolicyName: String, Sendable, Codable, CaseIterable {
     public init(named name: String) throws {
         guard let found = PolicyName(rawValue: name) else {
             let known = Self.allCases.map(\.rawValue).joined(separator: ", ")
-            throw H2OError(
-                "H2OConfig", "policy is '\(name)', expected one of: \(known).")
+            throw H2OError("H2OConfig", "policy is '\(name)', expected one of: \(known).")
         }
         self = found
     }

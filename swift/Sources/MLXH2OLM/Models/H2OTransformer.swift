@@ -15,23 +15,21 @@ public protocol H2ORouted: LanguageModel {}
 /// Other models of mlx-swift-lm evict by policies that need no scores: see
 /// ``evictingCaches(for:configuration:policy:budgets:)``. Weights have their original names.
 public final class H2OTransformer: Module, H2ORouted, KVCacheDimensionProvider {
-    public let kvHeads: [Int]
+    public var kvHeads: [Int] { model.layers.map { _ in configuration.kvHeads } }
     /// The size of the vocabulary.
-    public let vocabularySize: Int
+    public var vocabularySize: Int { configuration.vocabularySize }
     /// Tokens that the model was trained for, if its settings say so.
-    public let contextSize: Int?
+    public var contextSize: Int? { configuration.maxPositions }
     /// Elements of a key.
-    public let headSize: Int
+    public var headSize: Int { configuration.headSize }
 
+    let configuration: H2OTransformerConfiguration
     let model: TransformerBody
     @ModuleInfo(key: "lm_head") var head: Linear?
 
     /// A model with random weights, to be replaced by those of a file.
     public init(_ configuration: H2OTransformerConfiguration) {
-        kvHeads = Array(repeating: configuration.kvHeads, count: configuration.layers)
-        vocabularySize = configuration.vocabularySize
-        contextSize = configuration.maxPositions
-        headSize = configuration.headSize
+        self.configuration = configuration
         model = TransformerBody(configuration)
         super.init()
         if !configuration.tiesEmbeddings {

@@ -27,30 +27,20 @@ public struct H2OTransformerConfiguration: Decodable, Sendable {
     /// Whether queries and keys are normalised before the rotary embedding.
     var normalisesHeads: Bool { modelType == "qwen3" }
 
-    private enum Key: String, CodingKey {
-        case modelType = "model_type"
-        case hiddenSize = "hidden_size"
-        case intermediateSize = "intermediate_size"
-        case layers = "num_hidden_layers"
-        case heads = "num_attention_heads"
-        case kvHeads = "num_key_value_heads"
-        case headSize = "head_dim"
-        case vocabularySize = "vocab_size"
-        case normEps = "rms_norm_eps"
-        case attentionBias = "attention_bias"
-        case mlpBias = "mlp_bias"
-        case tiesEmbeddings = "tie_word_embeddings"
-        case ropeBase = "rope_theta"
-        case ropeTraditional = "rope_traditional"
-        case ropeScaling = "rope_scaling"
-        case maxPositions = "max_position_embeddings"
+    private struct Key: CodingKey, ExpressibleByStringLiteral {
+        let stringValue: String
+        let intValue: Int? = nil
+
+        init(stringLiteral name: String) { stringValue = name }
+        init?(stringValue name: String) { stringValue = name }
+        init?(intValue: Int) { nil }
     }
 
     /// - Throws: `H2OError` for another type of model, impossible sizes, or an unsupported rotary
     ///   embedding; `DecodingError` if a value is missing
     public init(from decoder: any Decoder) throws {
         let values = try decoder.container(keyedBy: Key.self)
-        modelType = try values.decode(String.self, forKey: .modelType)
+        modelType = try values.decode(String.self, forKey: "model_type")
         guard Self.modelTypes.contains(modelType) else {
             throw H2OError(
                 "H2OTransformer",
@@ -61,43 +51,52 @@ public struct H2OTransformerConfiguration: Decodable, Sendable {
             guard let found, found >= 1, found <= most else {
                 throw H2OError(
                     "H2OTransformer",
-                    "\(key.rawValue) is \(found.map(String.init) ?? "missing"), expected 1 to "
+                    "\(key.stringValue) is \(found.map(String.init) ?? "missing"), expected 1 to "
                         + "\(most).")
             }
             return found
         }
-        hiddenSize = try size(.hiddenSize)
-        intermediateSize = try size(.intermediateSize)
-        layers = try size(.layers)
-        heads = try size(.heads)
-        kvHeads = try size(.kvHeads, heads)
-        headSize = try size(.headSize, hiddenSize / heads, most: Int(Int32.max) / heads)
-        vocabularySize = try size(.vocabularySize)
+        hiddenSize = try size("hidden_size")
+        intermediateSize = try size("intermediate_size")
+        layers = try size("num_hidden_layers")
+        heads = try size("num_attention_heads")
+        kvHeads = try size("num_key_value_heads", heads)
+        headSize = try size("head_dim", hiddenSize / heads, most: Int(Int32.max) / heads)
+        vocabularySize = try size("vocab_size")
         guard heads % kvHeads == 0 else {
             throw H2OError(
                 "H2OTransformer",
                 "num_attention_heads is \(heads), expected a multiple of \(kvHeads).")
         }
-        func flag(_ key: Key, _ fallback: Bool) throws -> Bool {
-            try values.decodeIfPresent(Bool.self, forKey: key) ?? fallback
-        }
-        normEps = try values.decode(Float.self, forKey: .normEps)
-        attentionBias = try flag(.attentionBias, false)
-        mlpBias = try flag(.mlpBias, false)
-        tiesEmbeddings = try flag(.tiesEmbeddings, modelType == "llama")
-        ropeTraditional = try flag(.ropeTraditional, false)
+        func flag(_ key: Key) throws -> Bool? { try values.decodeIfPresent(Bool.self, forKey: key) }
+        normEps = try values.decode(Float.self, forKey: "rms_norm_eps")
+        attentionBias = try flag("attention_bias") ?? false
+        mlpBias = try flag("mlp_bias") ?? false
+        tiesEmbeddings = try flag("tie_word_embeddings") ?? (modelType == "llama")
+        ropeTraditional = try flag("rope_traditional") ?? false
         // The default of the original models.
         let usual: Float = modelType == "qwen3" ? 1_000_000 : 10_000
-        ropeBase = try values.decodeIfPresent(Float.self, forKey: .ropeBase) ?? usual
-        maxPositions = try values.decodeIfPresent(Int.self, forKey: .maxPositions)
-        // Null in many files.
-        ropeScaling = try values.decodeIfPresent(
-            [String: StringOrNumber].self, forKey: .ropeScaling)
-        let kind = ropeScaling.flatMap { $0["type"] ?? $0["rope_type"] } ?? .string("default")
-        guard ["default", "linear", "llama3"].contains(where: { kind == .string($0) }) else {
+        maxPositions = try values.decodeIfPresent(Int.self, forKey: "max_position_embeddings")
+        // Null in many files. Files of transformers 5 name both in "rope_parameters".
+        let given = try (["rope_parameters", "rope_scaling"] as [Key]).compactMap { key in
+            try values.decodeIfPresent([String: StringOrNumber].self, forKey: key)
+        }
+        ropeBase =
+            try values.decodeIfPresent(Float.self, forKey: "rope_theta")
+            ?? given.first?["rope_theta"]?.asFloat() ?? usual
+        ropeScaling = given.last?.scaling
+        guard let kind = ropeScaling?.kind else { return }
+        guard ["linear", "llama3"].contains(where: { kind == .string($0) }) else {
             throw H2OError(
                 "H2OTransformer",
                 "rope_scaling is of the kind \(kind), expected default, linear or llama3.")
         }
     }
+}
+
+extension [String: StringOrNumber] {
+    fileprivate var kind: StringOrNumber { self["type"] ?? self["rope_type"] ?? .string("default") }
+
+    /// The same settings of a rotary embedding, or nil if they scale nothing.
+    var scaling: Self? { kind == .string("default") ? nil : self }
 }
