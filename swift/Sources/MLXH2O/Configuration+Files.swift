@@ -22,15 +22,12 @@ extension H2OConfiguration: Codable {
 
         init(from decoder: any Decoder) throws {
             let value = try decoder.singleValueContainer()
-            if value.decodeNil() {
-                text = "null"
-            } else if let flag = try? value.decode(Bool.self) {
-                text = "\(flag)"
-            } else if let number = try? value.decode(Double.self) {
-                text = Int(exactly: number).map(String.init) ?? "\(number)"
-            } else {
-                text = (try? value.decode(String.self)).map { "'\($0)'" } ?? "a list"
+            let flag = (try? value.decode(Bool.self)).map { "\($0)" }
+            let number = (try? value.decode(Double.self)).map { number in
+                Int(exactly: number).map(String.init) ?? "\(number)"
             }
+            let word = (try? value.decode(String.self)).map { "'\($0)'" }
+            text = value.decodeNil() ? "null" : flag ?? number ?? word ?? "a list"
         }
     }
 

@@ -110,7 +110,7 @@ extension H2OKVCache: KVCache {
         let own = table?.layouts.values
         table = try RowTable(
             state: state, configuration.format, dtype: own?.dtype ?? .float32, valueSize: own?.size)
-        offset = (table?.positions.reshaped(-1).max(axis: 0).item(Int.self) ?? -1) + 1
+        offset = (table?.lastPosition ?? -1) + 1
         table?.findCertain(of: offset)
         isUnscored = false
     }

@@ -63,7 +63,18 @@ extension RowTable {
             keys: keys, values: values, importance: state[sides],
             positions: state[state.count - 1], frame: frame)
         if beside == 3 { bias = state[sides + 1] }
+        let sorted = sorted(positions, axis: 2)
+        let next = sorted[0..., 0..., 1...] .> sorted[0..., 0..., ..<(length - 1)]
+        guard next.asArray(Bool.self).allSatisfy({ $0 }), lastPosition < Int(Int32.max),
+            sorted[0..., 0..., ..<1].asArray(Int32.self).allSatisfy({ $0 >= 0 })
+        else {
+            throw H2OError(
+                "H2OKVCache.state",
+                "found positions that are equal, negative or 2^31 - 1, expected \(length) others.")
+        }
     }
+
+    var lastPosition: Int { positions.reshaped(-1).max(axis: 0).item(Int.self) }
 
     /// Keys, values, scores and positions of the rows in use, each in as many arrays as it has.
     var parts: [[MLXArray]] {

@@ -70,10 +70,9 @@ extension RowTable {
     mutating func accumulate(
         upTo rows: Int, _ change: (MLXArray, MLXArray) throws -> MLXArray
     ) rethrows {
-        let first = try change(importance.rows(upTo: rows), positions.rows(upTo: rows))
+        let all = importance
+        let new = try change(all.rows(upTo: rows), positions.rows(upTo: rows))
         isChanged = true
-        importance =
-            rows == length
-            ? first : concatenated([first, importance[0..., 0..., rows...]], axis: 2)
+        importance = rows == length ? new : concatenated([new, all[0..., 0..., rows...]], axis: 2)
     }
 }

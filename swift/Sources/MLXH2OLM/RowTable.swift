@@ -34,8 +34,7 @@ struct RowTable {
     private static let step = 256
 
     init(
-        keys: Column, values: Column, importance: MLXArray, positions: MLXArray,
-        frame: Frame? = nil
+        keys: Column, values: Column, importance: MLXArray, positions: MLXArray, frame: Frame? = nil
     ) {
         self.frame = frame
         self.keys = keys

@@ -131,18 +131,11 @@ extension H2OKVCache {
         guard (0...Int(Int32.max)).contains(offset), evicted >= 0, offset - evicted == count else {
             throw unfit("has seen \(offset) tokens and evicted \(evicted), and holds \(count) rows")
         }
-        if let table {
-            let sorted = sorted(table.positions, axis: 2)
-            let next = sorted[0..., 0..., 1...] .> sorted[0..., 0..., ..<(count - 1)]
-            let (least, most) = (sorted[0..., 0..., ..<1], sorted[0..., 0..., (count - 1)...])
-            guard next.asArray(Bool.self).allSatisfy({ $0 }),
-                least.asArray(Int32.self).allSatisfy({ $0 >= 0 }),
-                most.asArray(Int32.self).allSatisfy({ $0 < offset })
-            else { throw unfit("has positions that are not \(count) of \(offset) tokens") }
+        guard (table?.lastPosition ?? -1) < offset else {
+            throw unfit("has positions that are not \(count) of \(offset) tokens")
         }
-        self.table = table
+        (self.table, self.offset) = (table, offset)
         self.table?.findCertain(of: offset)
-        self.offset = offset
         isUnscored = try file.number(layer, 6) != 0
         if reach > 0, let seen = file.rows(layer, 9).first {
             try readWaiting(seen, file.text(layer, 10), unfit)

@@ -50,14 +50,21 @@ import Testing
     @Test func tokensBeyondThePositions() async {
         await #expect(processExitsWith: .success) {
             let cache = H2OKVCache(try H2OConfiguration())
-            for last in [Int32.min, Int32.max, Int32.max - 1] {
-                try withError {
-                    cache.state = [
-                        rows(1), rows(1), MLXArray.zeros([1, 2, 1], dtype: .float32),
-                        MLXArray([last, last], [1, 2, 1]),
-                    ]
-                }
+            let places = [Int32.max - 1, .max, .min, -1]
+            func set(_ place: Int32) {
+                let scores = MLXArray.zeros([1, 2, 1], dtype: .float32)
+                cache.state = [rows(1), rows(1), scores, MLXArray([place, place], [1, 2, 1])]
             }
+            for place in places[1...] { try reported { set(place) } }
+            try withError { set(places[0]) }
+            // Two rows of one token.
+            let twice = [
+                MLXArray.zeros([1, 2, 2], dtype: .float32), .zeros([1, 2, 2], dtype: .int32),
+            ]
+            try reported { cache.state = [rows(2), rows(2)] + twice }
+            let url = temporaryFile()
+            try H2OKVCache.save([cache], to: url)
+            try FileManager.default.removeItem(at: url)
             try refused { try cache.append(keys: rows(1), values: rows(1)) }
             try reported { _ = cache.update(keys: rows(3), values: rows(3)) }
         }
@@ -145,6 +152,12 @@ import Testing
                 try H2OKVCache(H2OConfiguration()).append(keys: rows(1, .bool), values: rows(1))
             }
             try refused { try cache.accumulate(MLXArray(Float(1))) }
+            for diversity in [Double.nan, 1e30, -1] {
+                let cache = H2OKVCache(
+                    try H2OConfiguration(.init(8)), policy: H2OPolicy(diversity: diversity))
+                try withError { eval(attend(Tokens(count: 9, seed: 1), 0..<9, cache)) }
+                try refused("\(diversity)") { try cache.flush() }
+            }
             try reported { cache.state = [MLXArray(Float(1))] }
             try reported { cache.metaState = ["1", "2"] }
             try refused { try H2OKVCache.save([], to: URL(fileURLWithPath: "/none/a.safetensors")) }

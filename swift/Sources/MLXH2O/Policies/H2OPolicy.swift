@@ -41,6 +41,9 @@ public struct H2OPolicy: EvictionPolicy {
         let heavy = rows.importance / age * sqrt((values * values).sum(axis: 3))
         let greatest = which(isNaN(heavy), Float(0), heavy).max(axis: 2, keepDims: true)
         let ranks = heavy / maximum(greatest, Float(1e-9))
+        guard (0...1).contains(diversity) else {
+            throw failure("diversity is \(diversity), expected 0 to 1.")
+        }
         let diverse = Int(diversity * Double(rows.places))
         guard diverse > 0 else { return ranks }
         var apart = try keyDiversity(rows.keys)

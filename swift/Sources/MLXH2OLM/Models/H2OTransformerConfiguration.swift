@@ -81,9 +81,8 @@ public struct H2OTransformerConfiguration: Decodable, Sendable {
         let given = try (["rope_parameters", "rope_scaling"] as [Key]).compactMap { key in
             try values.decodeIfPresent([String: StringOrNumber].self, forKey: key)
         }
-        ropeBase =
-            try values.decodeIfPresent(Float.self, forKey: "rope_theta")
-            ?? given.first?["rope_theta"]?.asFloat() ?? usual
+        let nested = given.first?["rope_theta"]?.asFloat()
+        ropeBase = try values.decodeIfPresent(Float.self, forKey: "rope_theta") ?? nested ?? usual
         ropeScaling = given.last?.scaling
         guard let kind = ropeScaling?.kind else { return }
         guard ["linear", "llama3"].contains(where: { kind == .string($0) }) else {
