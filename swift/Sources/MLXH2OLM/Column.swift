@@ -53,7 +53,7 @@ struct Column {
 
     /// From parts with 4 dimensions, packed to `bits` bits, of rows in `dtype`; nil if they do not
     /// fit each other.
-    init?(stored parts: [MLXArray], bits: Int, ofValues: Bool, dtype: DType) {
+    init?(stored parts: [MLXArray], bits: Int, ofValues: Bool, dtype: DType?) {
         if parts.count == 1 {
             guard parts[0].dtype.isFloatingPoint else { return nil }
             self.init(parts: parts, packing: nil)
@@ -62,10 +62,9 @@ struct Column {
         let size = parts[0].dim(3) * 32 / bits
         guard parts[0].dtype == .uint32, size * bits == parts[0].dim(3) * 32 else { return nil }
         if parts.count == 2 {
-            guard hasCodes(size), parts[1].dtype == .float32, parts[1].dim(3) == 1 else {
-                return nil
-            }
-            self.init(parts: parts, packing: .codes(bits: bits, ofValues: ofValues, dtype: dtype))
+            let (norms, own) = (parts[1], dtype ?? .float32)
+            guard hasCodes(size), norms.dtype == .float32, norms.dim(3) == 1 else { return nil }
+            self.init(parts: parts, packing: .codes(bits: bits, ofValues: ofValues, dtype: own))
             return
         }
         guard parts[1].dim(3) > 0, parts[1].shape == parts[2].shape,

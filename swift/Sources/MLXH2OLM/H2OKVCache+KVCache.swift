@@ -109,7 +109,7 @@ extension H2OKVCache: KVCache {
     func hold(_ state: [MLXArray]) throws {
         let own = table?.layouts.values
         table = try RowTable(
-            state: state, configuration.format, dtype: own?.dtype ?? .float32, valueSize: own?.size)
+            state: state, configuration.format, dtype: own?.dtype, valueSize: own?.size)
         offset = (table?.lastPosition ?? -1) + 1
         table?.findCertain(of: offset)
         isUnscored = false

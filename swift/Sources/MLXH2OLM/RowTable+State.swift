@@ -2,10 +2,10 @@ import MLX
 import MLXH2O
 
 extension RowTable {
-    /// From the arrays of a cache's `state`; nil if there are none. `dtype` is the dtype of the
-    /// rows, which codes do not record, and `valueSize` the original size of padded values.
+    /// From the arrays of a cache's `state`; nil if there are none. Codes do not record `dtype`,
+    /// that of the rows (nil: of the keys), and padded values not their original `valueSize`.
     init?(
-        state given: [MLXArray], _ format: H2OConfiguration.Format, dtype: DType = .float32,
+        state given: [MLXArray], _ format: H2OConfiguration.Format, dtype: DType? = nil,
         valueSize: Int? = nil
     ) throws {
         if given.isEmpty { return nil }
@@ -34,7 +34,7 @@ extension RowTable {
                 stored: Array(state[..<keyParts]), bits: bits.keys, ofValues: false, dtype: dtype),
             let values = Column(
                 stored: Array(state[keyParts..<sides]), bits: bits.values, ofValues: true,
-                dtype: dtype),
+                dtype: dtype ?? keys.layout.dtype),
             valueParts == 2 || keys.packing?.groupSize == values.packing?.groupSize
         else {
             throw H2OError(

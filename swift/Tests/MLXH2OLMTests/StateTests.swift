@@ -100,6 +100,7 @@ import Testing
         let half = rows[.ellipsis, ..<64].asType(.float16)
         for (format, rows) in [
             (H2OConfiguration.Format.codes(.turbo3), half), (.affine(8), rows), (.dense, half),
+            (.codes(.turbo0v4), half),
         ] {
             let cache = evictingCache(try H2OConfiguration(.init(), format))
             _ = try cache.append(keys: rows, values: rows)
@@ -109,6 +110,10 @@ import Testing
             #expect((cache.offset, cache.size) == (3, 3))
             _ = try cache.append(keys: rows, values: rows)
             #expect(try #require(cache.values).shape == [1, 2, 6, rows.dim(3)])
+            guard format == .codes(.turbo0v4) else { continue }
+            let other = evictingCache(try H2OConfiguration(.init(), format))
+            other.state = before  // keys say of which dtype the codes are
+            _ = try other.append(keys: rows, values: rows)
         }
     }
 
