@@ -18,15 +18,8 @@ enum RowPacking: Equatable {
     var groupSize: Int? { if case .affine(_, let size) = self { size } else { nil } }
 }
 
-/// Stored keys or values in any format, as operations take them.
-struct StoredRows: CacheRows {
-    let parts: [MLXArray]
-
-    static func rows(of parts: [MLXArray]) -> StoredRows { StoredRows(parts: parts) }
-}
-
 /// Stored keys or values of one layer: an array; words, scales and biases; or words and norms.
-struct Column {
+struct Column: CacheRows {
     /// Each [B, H, capacity, ...].
     let parts: [MLXArray]
     /// Nil: rows are unpacked.
@@ -36,6 +29,9 @@ struct Column {
         self.parts = parts
         self.packing = packing
     }
+
+    /// As operations return rows, which do not record their packing.
+    static func rows(of parts: [MLXArray]) -> Column { Column(parts: parts, packing: nil) }
 
     /// Stores rows [B, H, N, D].
     init(_ rows: MLXArray, _ packing: RowPacking?) throws {
@@ -79,8 +75,6 @@ struct Column {
 
     var capacity: Int { parts[0].dim(2) }
 
-    var stored: StoredRows { StoredRows(parts: parts) }
-
     /// The first rows, as stored.
     func first(_ length: Int) -> Column { with { $0.rows(upTo: length) } }
 
@@ -91,8 +85,12 @@ struct Column {
         case .affine(let bits, let groupSize):
             // Contiguous: on some GPUs MLX dequantised views of a larger buffer wrongly.
             let whole = parts.map { contiguous($0) }
+            // On a CPU MLX rounds 16-bit products and their sums; the operations round only once.
+            let type = Device.defaultDevice().deviceType == .cpu ? .float32 : parts[1].dtype
             return dequantized(
-                whole[0], scales: whole[1], biases: whole[2], groupSize: groupSize, bits: bits)
+                whole[0], scales: whole[1].asType(type), biases: whole[2].asType(type),
+                groupSize: groupSize, bits: bits
+            ).asType(parts[1].dtype)
         case .codes(let bits, let ofValues, let dtype):
             return try decodeRows(.rows(of: parts), bits: bits, ofValues: ofValues).asType(dtype)
         }

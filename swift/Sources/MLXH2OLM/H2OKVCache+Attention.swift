@@ -78,8 +78,8 @@ extension H2OKVCache {
         let shift = kind == .ema ? frame?.shift(queries, scale: scale) : nil
         let mask = shift.map { .array($0) } ?? mask
         let found = try attentionAndAccumulate(
-            queries: asked, keys: rows.map { StoredRows(parts: [$0[1]]) } ?? keys,
-            values: rows.map { StoredRows(parts: [$0[2]]) } ?? values,
+            queries: asked, keys: rows.map { Column.rows(of: [$0[1]]) } ?? keys,
+            values: rows.map { Column.rows(of: [$0[2]]) } ?? values,
             importance: table.importance, scale: scale, kind: kind,
             decay: policy.averageDecay ?? 0, mask: mask, rowBias: table.bias,
             bits: packing?.bits ?? 8, groupSize: packing?.groupSize ?? 64,

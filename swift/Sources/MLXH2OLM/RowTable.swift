@@ -109,9 +109,7 @@ struct RowTable {
     var nbytes: Int { arrays.reduce(0) { $0 + $1.nbytes } }
 
     /// The rows in use, as they are stored.
-    func fetch() -> (keys: StoredRows, values: StoredRows) {
-        (keys.first(length).stored, values.first(length).stored)
-    }
+    func fetch() -> (keys: Column, values: Column) { (keys.first(length), values.first(length)) }
 
     /// The rows in use as arrays [B, H, length, D] and [B, H, length, Dv]. `newest`, the last rows
     /// before packing, replace them; evaluating the keys then evaluates the stored rows too.
@@ -174,7 +172,7 @@ struct RowTable {
         }
         let slots = MLXArray(UInt32(length)..<UInt32(length + newKeys.dim(2)))
         let (packedKeys, packedValues) = try quantizeAppend(
-            keys: keys.stored, values: values.stored, newKeys: newKeys, newValues: newValues,
+            keys: keys, values: values, newKeys: newKeys, newValues: newValues,
             slots: broadcast(slots, to: newKeys.shape.prefix(3)), bits: packing.bits,
             groupSize: packing.groupSize, valueBits: packing.valueBits)
         keys = Column(parts: packedKeys.parts, packing: keys.packing)

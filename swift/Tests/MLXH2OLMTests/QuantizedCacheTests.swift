@@ -120,4 +120,22 @@ import Testing
             #expect(outputs[0] == outputs[1])
         }
     }
+
+    /// Rows in 16 bits are rounded once, as in Python and in the operations over packed rows.
+    @Test(arguments: [DType.float16, .bfloat16]) func rowsAreRoundedOnce(dtype: DType) throws {
+        let rows = MLXRandom.normal([1, 2, 40, 64], dtype: .float32, key: MLXRandom.key(1))
+        let cache = QuantizedH2OKVCache(
+            try H2OConfiguration(.init(64), .affine(5, isFramed: false)))
+        _ = try cache.append(keys: (rows * Float(3)).asType(dtype), values: rows.asType(dtype))
+        let packed = try #require(cache.packedKeys)
+        let exact = dequantized(
+            packed.words, scales: packed.scales.asType(.float32),
+            biases: packed.biases.asType(.float32), groupSize: 64, bits: 5)
+        let found = try #require(cache.keys)
+        #expect(found.dtype == dtype)
+        guard Device.defaultDevice().deviceType == .cpu else { return }
+        #expect(
+            found.asType(.float32).asArray(Float.self)
+                == exact.asType(dtype).asType(.float32).asArray(Float.self))
+    }
 }
