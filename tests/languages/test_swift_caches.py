@@ -188,7 +188,7 @@ FILES: dict[str, dict[str, Any]] = {
     "codes beside dense keys": {"kv_format": "turbo0v4"},
     "drafts": {"speculative": 3},
     "dropped": {"fold": False},
-    "sparse V": PACKED | {"sparse_v": 0.04},
+    "prefix and sparse V": PACKED | {"prefix_size": 9, "sparse_v": 0.04},
 }
 
 

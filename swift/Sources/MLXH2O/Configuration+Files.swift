@@ -5,8 +5,7 @@ extension H2OConfiguration: Codable {
     /// values.
     private static let unserved = [
         "light_bits": ["null"], "dense_size": ["null", "0"], "kv_handed": ["'packed'"],
-        "unequal_budgets": ["true", "false"], "turbo_guard": ["0"],
-        "shared_heads": ["false"],
+        "unequal_budgets": ["true", "false"], "turbo_guard": ["0"], "shared_heads": ["false"],
         // Of coded rows, which do not record it.
         "dtype": ["'float32'", "'float16'", "'bfloat16'"],
     ]
@@ -70,6 +69,7 @@ extension H2OConfiguration.Budget {
             speculative: try values.decodeIfPresent(Int.self, forKey: .speculative) ?? 0,
             contextSize: try values.decodeIfPresent(Int.self, forKey: .contextSize),
             rowsAt: try values.decodeIfPresent([[Int]].self, forKey: .rowsAt))
+        prefixSize = try values.decodeIfPresent(Int.self, forKey: .prefixSize)
     }
 }
 

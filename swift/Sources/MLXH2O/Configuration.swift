@@ -50,6 +50,9 @@ public struct H2OConfiguration: Sendable, Hashable {
         /// number of tokens, ascending, and the rows until more tokens have been seen. After the
         /// last pair, and if nil, `maxKVSize` rows.
         public var rowsAt: [[Int]]?
+        /// Like `sinkSize`, for a text that many prompts begin with: its rows are not even ranked.
+        /// From files.
+        package var prefixSize: Int?
 
         /// Not checked until the settings are made.
         public init(
@@ -76,6 +79,7 @@ public struct H2OConfiguration: Sendable, Hashable {
             case speculative
             case contextSize = "context_size"
             case rowsAt = "rows_at"
+            case prefixSize = "prefix_size"
         }
     }
 
@@ -210,6 +214,8 @@ extension H2OConfiguration {
     public var maxKVSize: Int { budget.maxKVSize }
     /// Of these, the first positions, which always stay.
     public var sinkSize: Int { budget.sinkSize }
+    /// The first positions that always stay.
+    package var protectedSize: Int { max(sinkSize, budget.prefixSize ?? 0) }
     /// Rows kept by rank.
     public var heavySize: Int { budget.heavySize ?? 0 }
     /// The newest rows, which stay.
@@ -267,9 +273,10 @@ extension H2OConfiguration.Budget {
     fileprivate func checked(
         _ format: H2OConfiguration.Format, _ policy: H2OConfiguration.Policy
     ) throws -> Self {
+        let first = min(sinkSize, prefixSize ?? 0) < 0 ? -1 : max(sinkSize, prefixSize ?? 0)
         var config = mlx_h2o_config_new()
         config.budget = mlx_h2o_budget(
-            max_kv_size: Int32(clamping: maxKVSize), sink_size: Int32(clamping: sinkSize),
+            max_kv_size: Int32(clamping: maxKVSize), sink_size: Int32(clamping: first),
             heavy_size: optional(heavySize), recent_size: optional(recentSize),
             evict_every: optional(evictEvery), speculative: Int32(clamping: speculative),
             context_size: Int32(clamping: contextSize ?? 0))
@@ -283,8 +290,9 @@ extension H2OConfiguration.Budget {
             _ = try H2OError.catching { mlx_h2o_config_resolve(&config) }
         }
         var found = Self(config)
-        found.contextSize = contextSize
+        (found.contextSize, found.prefixSize) = (contextSize, prefixSize)
         found.rowsAt = try checkedRows(least: found.sinkSize + 1)
+        found.sinkSize = sinkSize
         return found
     }
 

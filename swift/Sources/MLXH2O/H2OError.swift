@@ -12,20 +12,12 @@ public struct H2OError: LocalizedError, CustomStringConvertible, Sendable, Equat
         description = "[\(operation)] \(message)"
     }
 
-    /// From the message of a C call.
+    /// From the message of a C call; mlx-c appends " at FILE:LINE" of its own sources.
     init(reported message: String) {
-        description = H2OError.withoutPlace(message)
+        description = message.replacing(#/ at \S+:\d+$/#, with: "")
     }
 
     public var errorDescription: String? { description }
-
-    /// mlx-c appends " at FILE:LINE" of its own sources.
-    private static func withoutPlace(_ message: String) -> String {
-        guard let place = message.range(of: " at ", options: .backwards),
-            message[place.upperBound...].wholeMatch(of: #/\S+:\d+/#) != nil
-        else { return message }
-        return String(message[..<place.lowerBound])
-    }
 
     /// Pass `error` to MLX's error handler, for protocol members that cannot throw: `withError`
     /// throws it; without `withError` it is fatal, like every error of MLX.

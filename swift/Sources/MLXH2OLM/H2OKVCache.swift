@@ -207,7 +207,7 @@ public class H2OKVCache {
         let need = rows + min(added, most) - most
         guard need > 0, (1...max(1, reach)).contains(added) else { return rows }
         // Evict a whole group, of those that nothing protects.
-        let free = rows - configuration.sinkSize - max(0, recent - added)
+        let free = rows - configuration.protectedSize - max(0, recent - added)
         return rows - max(need, min(configuration.evictEvery, configuration.heavySize + 1, free))
     }
 
@@ -222,7 +222,7 @@ public class H2OKVCache {
         // Rows before this position are evicted first; nil while there can be none.
         let contextStart = configuration.contextSize.flatMap { size in
             let start = offset + added - size
-            return size > 0 && start > configuration.sinkSize ? start : nil
+            return size > 0 && start > configuration.protectedSize ? start : nil
         }
         guard count > 0 else { return table.truncate(to: 0) }
         let slots = try kept(
@@ -236,28 +236,30 @@ public class H2OKVCache {
     private func kept(
         _ count: Int, of table: inout RowTable, tail: Int, recentStart: Int, contextStart: Int?
     ) throws -> MLXArray {
-        let length = table.length
+        // Rows of a prefix lie in the first slots.
+        let (skip, end) = (configuration.budget.prefixSize ?? 0, table.length - tail)
         func first(_ rows: MLXArray) -> MLXArray {
-            tail == 0 ? rows : rows.rows(upTo: length - tail)
+            skip == 0 ? rows.rows(upTo: end) : rows[0..., 0..., skip..<end]
         }
         let positions = first(table.positions)
-        guard count > 0 else {
-            return MLXArray.zeros(positions.shape.dropLast() + [0], dtype: .uint32)
-        }
+        let prefix = broadcast(
+            MLXArray(UInt32(0)..<UInt32(skip)), to: positions.shape.dropLast() + [skip])
+        guard count > skip else { return prefix }
         let (keys, values) = try table.dense()
         let rows = PolicyRows(
             keys: first(keys), values: first(values), importance: first(table.importance),
-            positions: positions, offset: offset, keep: count,
-            places: max(0, count - configuration.sinkSize - max(0, offset - recentStart - tail)),
-            sinkSize: configuration.sinkSize, recentStart: recentStart)
+            positions: positions, offset: offset, keep: count - skip,
+            places: max(
+                0, count - configuration.protectedSize - max(0, offset - recentStart - tail)),
+            sinkSize: configuration.protectedSize, recentStart: recentStart)
         let known = within(contextStart, try policy.rank(rows), positions: positions)
         let slots = try keepIndices(
-            known, positions: positions, keep: count, sinkSize: configuration.sinkSize,
+            known, positions: positions, keep: rows.keep, sinkSize: rows.sinkSize,
             recentStart: recentStart)
-        if policy.folds, count < positions.dim(2) {
-            try table.fold(rows, policy, by: known, keeping: slots)
+        if policy.folds, rows.keep < positions.dim(2) {
+            try table.fold(rows, policy, by: known, keeping: slots, behind: skip)
         }
-        return slots
+        return skip == 0 ? slots : concatenated([prefix, slots + UInt32(skip)], axis: 2)
     }
 
     private func checkScored() throws {

@@ -181,10 +181,11 @@ struct RowTable {
 
     // MARK: Rows that go
 
-    /// Fold those of the first `rows` that are not in the slots `kept` [B, H, n] into others, which
-    /// change in place. Sinks, recent rows and rows without a rank do not change.
+    /// Fold those of `rows`, behind the first `skip`, that are not in the slots `kept` [B, H, n] of
+    /// them into others, which change in place. Sinks, recent rows and rows without a rank do not.
     mutating func fold(
-        _ rows: PolicyRows, _ policy: any EvictionPolicy, by ranks: MLXArray, keeping kept: MLXArray
+        _ rows: PolicyRows, _ policy: any EvictionPolicy, by ranks: MLXArray,
+        keeping kept: MLXArray, behind skip: Int
     ) throws {
         let (count, places) = (rows.positions.dim(2), rows.positions)
         let free =
@@ -192,14 +193,15 @@ struct RowTable {
             .&& (places .< MLXArray(Int32(clamping: rows.recentStart))) .&& policy.takes(ranks)
         let biases = bias ?? .zeros(heads + [length], dtype: .float32)
         let found = try MLXH2O.fold(
-            keys: rows.keys, values: rows.values, bias: biases.rows(upTo: count),
+            keys: rows.keys, values: rows.values, bias: biases[0..., 0..., skip..<skip + count],
             mass: rows.importance, weights: ranks, eligible: free, kept: kept,
             share: policy.foldShare)
         let made = frame?.into(found.keys, found.values) ?? (keys: found.keys, values: found.values)
-        keys = try keys.put(made.keys, at: found.into)
-        values = try values.put(made.values, at: found.into)
-        importance = putAlong(importance, found.into, values: found.mass, axis: 2)
-        bias = putAlong(biases, found.into, values: found.bias, axis: 2)
+        let into = skip == 0 ? found.into : found.into + UInt32(skip)
+        keys = try keys.put(made.keys, at: into)
+        values = try values.put(made.values, at: into)
+        importance = putAlong(importance, into, values: found.mass, axis: 2)
+        bias = putAlong(biases, into, values: found.bias, axis: 2)
         isChanged = true
     }
 

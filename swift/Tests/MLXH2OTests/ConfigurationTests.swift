@@ -181,4 +181,25 @@ private typealias Make = @Sendable () throws -> H2OConfiguration
             }
         }
     }
+
+    /// Settings of Python's that have no argument here go through a file.
+    @Test func filesMayNameAPrefixAndSparseV() throws {
+        let usual = try JSONEncoder().encode(H2OConfiguration(.init(64), .affine(8)))
+        let text = String(decoding: usual, as: UTF8.self).replacing("\"sparse_v\":0,", with: "")
+            .replacing("\"recent_size\":28", with: "\"recent_size\":23")
+        func read(_ more: String) throws -> H2OConfiguration {
+            try JSONDecoder().decode(
+                H2OConfiguration.self, from: Data("{\(more), \(text.dropFirst())".utf8))
+        }
+        let found = try read("\"prefix_size\": 9")
+        #expect((found.budget.prefixSize, found.sinkSize, found.protectedSize) == (9, 4, 9))
+        #expect(try read("\"sparse_v\": 0.5").format.sparseV == 0.5)
+        for given in [found, try read("\"sparse_v\": 0.5")] {
+            let again = try JSONEncoder().encode(given)
+            #expect(try JSONDecoder().decode(H2OConfiguration.self, from: again) == given)
+        }
+        for size in [-1, 64, Int.max, Int.min] {
+            #expect(throws: H2OError.self) { try read("\"prefix_size\": \(size)") }
+        }
+    }
 }
