@@ -121,12 +121,12 @@ let package = Package(
             name: "CMLXH2O", dependencies: cBindings, path: "mlx-c/h2o", sources: ["unity"],
             publicHeadersPath: "include", cxxSettings: cBindingSettings),
         .target(
-            name: "CMLXH2OSupport", dependencies: cmlx, path: "swift/Sources/CMLXH2OSupport"),
+            name: "CMLXH2OReport", dependencies: cmlx, path: "swift/Sources/CMLXH2OReport"),
         .target(
-            name: "MLXH2O", dependencies: [mlx, "CMLXH2O", "CMLXH2OSupport"],
+            name: "MLXH2O", dependencies: [mlx, "CMLXH2O", "CMLXH2OReport"],
             path: "swift/Sources/MLXH2O", swiftSettings: warningsAreErrors),
         .target(
-            name: "MLXH2OLM", dependencies: [mlx, mlxNN, mlxLMCommon, "MLXH2O", "CMLXH2OSupport"],
+            name: "MLXH2OLM", dependencies: [mlx, mlxNN, mlxLMCommon, "MLXH2O"],
             path: "swift/Sources/MLXH2OLM", swiftSettings: warningsAreErrors),
         .testTarget(
             name: "MLXH2OTests", dependencies: [mlx, "MLXH2O", "mlx-h2o-parity"],

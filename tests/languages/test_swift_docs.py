@@ -28,7 +28,7 @@ def test_every_public_name_is_documented(module: str, tmp_path: Path) -> None:
         pytest.skip("the Swift package is not built: swift build")
     headers = [ROOT / "mlx-c" / "include", ROOT / "mlx-c" / "h2o" / "include"]
     given = [f"-I{folder}" for folder in headers]
-    for folder in (*headers, built.parent / "CMLXH2OSupport.build"):
+    for folder in (*headers, built.parent / "CMLXH2OReport.build"):
         given.append(f"-fmodule-map-file={folder / 'module.modulemap'}")
     tool, graphs = Path(swift).with_name, tmp_path / "graphs"
     graphs.mkdir()

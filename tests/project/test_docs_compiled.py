@@ -84,6 +84,6 @@ def test_swift_compiles(tmp_path: Path) -> None:
         file.write_text(f"{head}\n{where}\n{body}\n#sourceLocation()\n}}\n", encoding="utf-8")
         files.append(file)
     maps = [f"-I{path}" for path in INCLUDE]
-    made = modules.parent / "CMLXH2OSupport.build" / "module.modulemap"  # by SwiftPM
+    made = modules.parent / "CMLXH2OReport.build" / "module.modulemap"  # by SwiftPM
     maps += ["-Xcc", f"-fmodule-map-file={made}"]
     run(swift, "-typecheck", "-parse-as-library", f"-I{modules}", *maps, *files)

@@ -1,4 +1,4 @@
-import CMLXH2OSupport
+import CMLXH2OReport
 import Foundation
 import MLX
 

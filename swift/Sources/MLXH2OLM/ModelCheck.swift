@@ -1,8 +1,5 @@
-import CMLXH2OSupport
 import Foundation
-import MLX
 import MLXLMCommon
-import MLXNN
 
 // Whether the rows of a file are those of a model.
 
@@ -28,45 +25,18 @@ extension PromptCacheFile {
             }
         }
         guard let own else { return }
-        try compare("fingerprint of weights", own.fingerprint)
         try compare("rope_theta", own.configuration.ropeBase)
         try compare("rope_scaling", own.configuration.ropeScaling) { $0?.scaling }
     }
 
     /// Throws if Python says something else of the file's model.
     private func compare<T: Decodable & Equatable>(
-        _ fact: String, _ own: @autoclosure () -> T, _ used: (T) -> T = { $0 }
+        _ fact: String, _ own: T, _ used: (T) -> T = { $0 }
     ) throws {
         guard let json = facts[fact] else { return }
-        let (own, found) = (own(), try? JSONDecoder().decode(T.self, from: Data(json.utf8)))
+        let found = try? JSONDecoder().decode(T.self, from: Data(json.utf8))
         guard found.map(used) == own else {
             throw unfit("is of a model with \(fact) = \(json), expected \(own)")
         }
-    }
-}
-
-extension H2OTransformer {
-    /// As in Python, SHA-256 of the name, shape, kind and at most 16 evenly spread elements of each
-    /// weight, in the order of their names; all floats count as float32.
-    fileprivate var fingerprint: String {
-        var text = Data()
-        for (name, array) in parameters().flattened().sorted(by: { $0.0 < $1.0 }) {
-            let kind = array.dtype.isFloatingPoint ? "float" : "mlx.core.\(array.dtype)"
-            let shape = array.shape.map { "\($0)" }.joined(separator: ", ")
-            text += Data("('\(name)', (\(shape)\(array.ndim == 1 ? "," : "")), '\(kind)')".utf8)
-            let places = stride(from: 0, to: array.size, by: max(1, array.size / 16)).prefix(16)
-            let some = take(array.reshaped(-1), MLXArray(places.map { UInt32($0) }), axis: 0)
-            func bytes<T: HasDType>(_ type: T.Type) -> Data {
-                some.asArray(type).withUnsafeBytes { Data($0) }
-            }
-            switch array.dtype {
-            case .uint8: text += bytes(UInt8.self)
-            case .uint32: text += bytes(UInt32.self)
-            default: text += bytes(Float.self)
-            }
-        }
-        var digest = [CChar](repeating: 0, count: 65)
-        text.withUnsafeBytes { mlx_h2o_swift_sha256($0.baseAddress, $0.count, &digest) }
-        return String(decoding: digest.prefix(32).map { UInt8($0) }, as: UTF8.self)
     }
 }

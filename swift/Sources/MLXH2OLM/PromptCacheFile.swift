@@ -1,4 +1,3 @@
-import CMLXH2OSupport
 import Foundation
 import MLX
 import MLXH2O
@@ -21,7 +20,6 @@ struct PromptCacheFile {
     private struct Description: Decodable {
         let format: Int
         let layers: Int
-        let checksum: String?
         let facts: [String: String]?
     }
 
@@ -62,9 +60,7 @@ struct PromptCacheFile {
             }
             texts["0.\(name)"] = text
         }
-        let unknown = String(repeating: "0", count: 64)
-        texts["0.\(Self.entry)"] =
-            #"{"format": \#(Self.format), "layers": \#(classes.count), "checksum": "\#(unknown)"}"#
+        texts["0.\(Self.entry)"] = #"{"format": \#(Self.format), "layers": \#(classes.count)}"#
         for (layer, name) in classes.enumerated() { texts["1.\(layer)"] = name }
         for (index, (part, kind)) in kinds.enumerated() {
             (texts["2.\(index + 1).0"], texts["2.\(index + 1).1"]) = (part, kind)
@@ -76,7 +72,7 @@ struct PromptCacheFile {
         _ = FileManager.default.createFile(
             atPath: beside.path, contents: nil, attributes: [.posixPermissions: 0o600])
         try withError { try save(arrays: arrays, metadata: texts, url: beside) }
-        guard mlx_h2o_swift_seal(beside.path), rename(beside.path, url.path) == 0 else {
+        guard rename(beside.path, url.path) == 0 else {
             throw H2OError(
                 "H2OKVCache.save",
                 "\(url.path) cannot be written: \(String(cString: strerror(errno))).")
@@ -87,19 +83,19 @@ struct PromptCacheFile {
 
     init(contentsOf url: URL) throws {
         name = url.lastPathComponent
-        let (lazy, texts) = try withError { try loadArraysAndMetadata(url: url) }
+        let (arrays, texts) = try withError {
+            let read = try loadArraysAndMetadata(url: url)
+            eval(Array(read.0.values))
+            return read
+        }
+        self.arrays = arrays
         while let name = texts["1.\(classes.count)"] { classes.append(name) }
         guard !classes.isEmpty else { throw unfit("is no prompt cache: it names no cache classes") }
         for (key, text) in texts where key.hasPrefix("0.") {
             metadata[String(key.dropFirst(2))] = text
         }
         // Files written by mlx_lm itself have no description.
-        if let text = metadata.removeValue(forKey: Self.entry) { try readDescription(text, url) }
-        try withError { eval(Array(lazy.values)) }
-        arrays = lazy
-    }
-
-    private mutating func readDescription(_ text: String, _ url: URL) throws {
+        guard let text = metadata.removeValue(forKey: Self.entry) else { return }
         guard
             let found = try? JSONDecoder().decode(Description.self, from: Data(text.utf8))
         else { throw unfit("has a damaged entry '\(Self.entry)': \(text)") }
@@ -108,9 +104,6 @@ struct PromptCacheFile {
         }
         guard found.layers == classes.count else {
             throw unfit("holds \(classes.count) layers, expected \(found.layers)")
-        }
-        guard found.checksum.map({ mlx_h2o_swift_is_whole(url.path, $0) }) ?? true else {
-            throw unfit("is damaged: it is not what was written")
         }
         facts = found.facts ?? [:]
     }

@@ -57,8 +57,8 @@ extension H2OKVCache {
     /// - Parameters:
     ///   - url: the file
     ///   - model: the model to use the caches with. A file of other layers, KV heads or sizes of
-    ///     heads is refused; with an ``H2OTransformer`` also one that Python saved with other
-    ///     weights or another rotary embedding
+    ///     heads is refused; with an ``H2OTransformer`` also one that Python saved with another
+    ///     rotary embedding. Neither weights nor the checksum are compared
     /// - Throws: `H2OError` if the file is not a prompt cache, of a later format, damaged, of
     ///   another model, or has unknown settings; errors of reading
     public static func load(

@@ -244,13 +244,6 @@ import Testing
         }
         try whole.prefix(whole.count / 2).write(to: url)
         #expect(throws: (any Error).self) { try H2OKVCache.load(from: url) }
-        var flipped = whole
-        flipped[whole.count - 9] ^= 1
-        try flipped.write(to: url)
-        let error = #expect(throws: H2OError.self) { try H2OKVCache.load(from: url) }
-        #expect(error?.description.contains("is damaged: it is not what was written") == true)
-        try whole.write(to: url)
-        _ = try H2OKVCache.load(from: url)
     }
 
     /// Of a cache without rows, a file may still name queries that saw some.
