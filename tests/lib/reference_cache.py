@@ -112,10 +112,9 @@ class ReferenceCache:
             for rows in self.heads
         ]
         self.evicted += count
+        times = recent_start, self.offset
         ranks = [
-            reference_ranks.ranks(
-                self.config, head, rows, len(rows) - count, recent_start, self.offset
-            )
+            reference_ranks.ranks(self.config, head, rows, len(rows) - count, *times)
             for head, rows in enumerate(ranked)
         ]
         for head, rows in enumerate(self.heads):

@@ -15,13 +15,13 @@ GENERATED = {"_kernel_text.py", "kernel_text.h", "_operation_table.py", "operati
 CODE = {".py", ".pyi", ".h", ".c", ".cpp", ".metal", ".swift"}
 
 MOST = {
-    "python": 17_482,
-    "python/mlx_h2o/caches": 3_495,
+    "python": 17_475,
+    "python/mlx_h2o/caches": 3_489,
     "python/mlx_h2o/commands": 1_499,
     "python/mlx_h2o/demo": 203,
     "python/mlx_h2o/evaluation": 1_584,
     "python/mlx_h2o/hardware": 420,
-    "python/mlx_h2o/lm": 2_712,
+    "python/mlx_h2o/lm": 2_711,
     "python/mlx_h2o/operations": 2_993,
     "python/mlx_h2o/policies": 618,
     "python/mlx_h2o/serving": 2_519,
@@ -29,7 +29,7 @@ MOST = {
     "metal": 1_874,
     "mlx-c/h2o": 3_075,
     "swift/Sources/MLXH2O": 1_431,
-    "swift/Sources/MLXH2OLM": 2_892,
+    "swift/Sources/MLXH2OLM": 2_854,
     "benchmarks": 2_846,
     "tests": 29_781,
 }

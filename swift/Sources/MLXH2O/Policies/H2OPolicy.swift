@@ -57,9 +57,8 @@ public struct H2OPolicy: EvictionPolicy {
             apart = putAlong(apart, order, values: found, axis: 2)
         }
         let stay = try keepIndices(
-            apart, positions: rows.positions,
-            keep: rows.keep - rows.places + diverse, sinkSize: rows.sinkSize,
-            recentStart: rows.recentStart)
+            apart, positions: rows.positions, keep: rows.keep - rows.places + diverse,
+            sinkSize: rows.sinkSize, recentStart: rows.recentStart)
         let none = MLXArray.zeros(ranks.shape, dtype: .float32)
         return ranks + putAlong(none, stay, values: MLXArray(Float(2)), axis: 2)
     }
