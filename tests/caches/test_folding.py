@@ -201,7 +201,7 @@ def test_the_mean_is_weighted_by_mass_and_by_the_length_of_the_value():
         if n < 4:
             weights = np.exp(0.1 * keys[: n + 1] @ keys[n])
             mass[: n + 1] += weights / weights.sum()
-    ranks = mass / np.arange(4, 0, -1) * np.linalg.norm(values[:4], axis=1)
+    ranks = mass / np.sqrt(np.arange(4, 0, -1)) * np.linalg.norm(values[:4], axis=1)
     assert ranks[1:].argmin() == 1
     assert sorted(np.array(cache.positions)[0, 0].tolist()) == [0, 1, 3, 4]
     slot = int(np.argmax(np.array(cache.positions)[0, 0] == 1))

@@ -155,8 +155,8 @@ CHUNKS = [
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", [BACKEND, "composed"])
 def test_chunks_leave_the_rows_of_python(swift: Leg, backend: str) -> None:
-    """And what attention says of them: every policy, dense and packed, in groups of every kind. Names
-    draw the rows: in these, no code of a folded row lies so near an edge that rounding decides."""
+    """And what attention says of them: every policy, dense and packed, in groups of every kind. The
+    names draw the rows: none here folds so near the edge of a code that rounding decides."""
     small = {"max_kv_size": 20, "sink_size": 2, "heavy_size": 9}
     kinds: dict[str, dict[str, Any]] = {
         "dense": {},

@@ -65,7 +65,7 @@ def ranks(config, head: int, rows: list, keep: int, recent_start: int, offset: i
         return np.array([_hash(config.policy.random_seed, head, row.position) for row in rows])
     if config.policy.name == "h2o":
         age = offset - np.array([row.position for row in rows])
-        return _h2o(config, scores / age, rows, keep, recent_start)
+        return _h2o(config, scores / np.sqrt(age), rows, keep, recent_start)
     if config.policy.name == "keydiff":
         return _key_diversity(rows)
     if config.policy.name == "value-aware":
@@ -74,10 +74,10 @@ def ranks(config, head: int, rows: list, keep: int, recent_start: int, offset: i
     return 4 * _places(_key_diversity(rows)) + _places(scores) + 0 * scores
 
 
-def _h2o(config, mean: np.ndarray, rows: list, keep: int, recent_start: int) -> np.ndarray:
-    """Mean weight times value norm, over the greatest, plus 2 for the most diverse unprotected
+def _h2o(config, mass: np.ndarray, rows: list, keep: int, recent_start: int) -> np.ndarray:
+    """Aged mass times value norm, over the greatest, plus 2 for the most diverse unprotected
     rows; without folding, a row counts as diverse as the best of itself and the next two."""
-    heavy = mean * np.array([np.linalg.norm(row.value) for row in rows])
+    heavy = mass * np.array([np.linalg.norm(row.value) for row in rows])
     found = heavy / max(np.nan_to_num(heavy).max(initial=0), 1e-9)
     stays = [row.position < for_good(config) or row.position >= recent_start for row in rows]
     free = [place for place, protected in enumerate(stays) if not protected]

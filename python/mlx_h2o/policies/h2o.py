@@ -24,12 +24,12 @@ _LEAST = 1e-9
 class H2O(H2OSum):
     """Ranks rows by attention mass times value norm, and keeps a share of them for key diversity.
 
-    A row's mass is divided by its age, the number of queries that could see it: so old rows have no
-    advantage. Mass alone loses rows that no query has needed yet, diversity alone loses the text.
-    Ranks by mass are relative to the largest of the head, so at most 1; rows kept for their
-    diversity get 2 more, and nothing is folded into them. Of the evicted rows, the nearer half is
-    folded into the nearest rows that stay, weighted by these ranks. Without folding, the diversity
-    of a row is the largest among it and the next two rows.
+    A row's mass is divided by the root of its age, the number of queries that could see it: the sum
+    favours old rows, the mean forgets them. Mass alone loses rows that no query has needed yet,
+    diversity alone loses the text. Ranks by mass are relative to the head's largest, so at most 1;
+    rows kept for their diversity get 2 more, and nothing is folded into them. Of the evicted rows,
+    the nearer half is folded into the nearest rows that stay, weighted by these ranks. Without
+    folding, the diversity of a row is the largest among it and the next two rows.
 
     Args:
         diversity: the share of the rows kept by rank that are kept for the diversity of their keys,
@@ -60,7 +60,8 @@ class H2O(H2OSum):
 
     def rank(self, rows: Rows) -> mx.array:
         age = beside_rows(rows.offset) - rows.positions
-        heavy = rows.importance / age * mx.linalg.norm(rows.values.astype(mx.float32), axis=3)
+        squares = mx.sum(mx.square(rows.values.astype(mx.float32)), axis=3)
+        heavy = rows.importance * mx.sqrt(squares / age)
         known = mx.where(heavy > _LEAST, heavy, _LEAST)  # NaN is not
         ranks = heavy / mx.max(known, axis=2, keepdims=True)
         diverse = int(self.diversity * rows.places)
@@ -74,5 +75,4 @@ class H2O(H2OSum):
             apart, rows.positions, keep=rows.keep - rows.places + diverse,
             sink_size=rows.sink_size, recent_start=rows.recent_start,
         )  # fmt: skip
-        more = mx.put_along_axis(mx.zeros(ranks.shape), stay, mx.array(2.0), axis=2)
-        return ranks + more
+        return ranks + mx.put_along_axis(mx.zeros(ranks.shape), stay, mx.array(2.0), axis=2)

@@ -3,9 +3,9 @@ import MLX
 /// Attention mass times the length of the value; a share of the places by key diversity.
 ///
 /// The importance of a row is its attention mass: its weights, summed over all queries since it was
-/// added and over the query heads of the KV head (Zhang et al. 2023, H2O). It is divided by the age
-/// of the row, the number of queries that could see it. Ranks by mass are relative to the largest of
-/// the head, so at most 1; rows kept for their diversity get 2 more, and nothing is folded into
+/// added and over the query heads of the KV head (Zhang et al. 2023, H2O). It is divided by the root
+/// of the row's age, the number of queries that could see it. Ranks by mass are relative to the
+/// head's largest, so at most 1; rows kept for their diversity get 2 more, and nothing is folded into
 /// them. Of the evicted rows, the nearer half is folded into the nearest rows that stay, weighted by
 /// these ranks. Without folding, the diversity of a row is the largest among it and the next two.
 public struct H2OPolicy: EvictionPolicy {
@@ -38,7 +38,7 @@ public struct H2OPolicy: EvictionPolicy {
     public func rank(_ rows: PolicyRows) throws -> MLXArray {
         let values = try rows.values.asType(.float32)
         let age = Int32(rows.offset) - rows.positions
-        let heavy = rows.importance / age * sqrt((values * values).sum(axis: 3))
+        let heavy = rows.importance * sqrt((values * values).sum(axis: 3) / age)
         let greatest = which(isNaN(heavy), Float(0), heavy).max(axis: 2, keepDims: true)
         let ranks = heavy / maximum(greatest, Float(1e-9))
         guard (0...1).contains(diversity) else {
