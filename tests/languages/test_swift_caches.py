@@ -163,7 +163,7 @@ def test_chunks_leave_the_rows_of_python(swift: Leg, backend: str) -> None:
         "groups": {"evict_every": 16, "context_size": 0},
         "context": {"evict_every": 4, "context_size": 30},
         "shorter": {"evict_every": 4, "rows_at": SHORTER, "recent_size": 7},
-        "packed": {"evict_every": 4, **PACKED},
+        "packed rows": {"evict_every": 4, **PACKED},
         "packed, unframed": {"evict_every": 4, **PACKED, "kv_frame": False},
         "codes": {"evict_every": 5, **CODES},
         "dropped": {"evict_every": 4, "fold": False, **PACKED},
