@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.downstream, pytest.mark.usefixtures("mlx_lm_stays_as_i
 SETTINGS = {
     "small": SMALL,
     "8 bits": SMALL | PACKED,
-    "K8 V4": SMALL | PACKED | {"v_bits": 4, "sparse_v": 1e-6},
+    "K8 V4": SMALL | PACKED | {"v_bits": 4, "sparse_v": 1e-6, "evict_every": 5},
     "codes": SMALL | {"kv_format": "turbo3"},
     "large": {"max_kv_size": 400, "prefix_size": LENGTH},
     "protects more than is shared": {"max_kv_size": 80, "prefix_size": LENGTH + 9},
