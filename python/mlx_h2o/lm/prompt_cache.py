@@ -149,13 +149,13 @@ def fit_bytes(
     """The settings with the most rows whose caches take at most ``max_kv_bytes``.
 
     Without ``kv_bits`` and ``kv_format``, rows stay unquantised if all tokens fit (the smaller of
-    ``length`` and the model's context). Otherwise keys and values get the fewest bits that
-    hardly change this model's attention; one size fewer if less than a fifth of the tokens could
-    stay (of 1,000 if ``length`` is not given); or the most bits with which all tokens fit.
-    ``kv_bits=None`` leaves rows unquantised. Without ``policy``, quantised rows get the policy
-    "h2o" if the model and the other settings allow it; in models with sliding windows, which
-    already hold recent tokens, it drops rows instead of folding them. Apart from the model's
-    probe nothing is computed: the bytes are those of caches in a graph that is never evaluated.
+    ``length`` and the model's context). Otherwise keys and values get the fewest bits that hardly
+    change this model's attention: one size fewer if less than a fifth of the tokens could stay (of
+    1,000 if ``length`` is not given), one more if over half could; or the most bits with which all
+    tokens fit. ``kv_bits=None`` leaves rows unquantised. Without ``policy``, quantised rows get the
+    policy "h2o" if the model and the other settings allow it; in models with sliding windows, which
+    already hold recent tokens, it drops rows instead of folding them. Apart from the model's probe
+    nothing is computed: caches are sized in a graph that is never evaluated.
 
     Args:
         model: an mlx_lm model. If it is split over processes, all of them must call this, and the
