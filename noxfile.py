@@ -53,6 +53,7 @@ C_SOURCES = (
     *("core", "mlx-c", "python/bindings", "examples/c"),
     *("tests/allocation", "tests/fuzz", "tests/native"),
 )
+C_ONLY = ("-DMLX_H2O_BUILD_PYTHON=OFF", "-DMLX_H2O_BUILD_C=ON")
 # Not for the pure wheel: C and Swift, and tests that need the compiled parts.
 WITHOUT_BUILT = ["--ignore=tests/languages", "--ignore=tests/allocation"]
 WITHOUT_BUILT += ["--deselect=tests/operations/test_native_module.py::"
@@ -229,10 +230,9 @@ def find_swift() -> str | None:
 def swift_or_warn(session: nox.Session) -> str | None:
     """Swift, or None after a warning; in CI its absence is an error."""
     swift = find_swift()
-    if swift is None and CI:
-        session.error("swift not found; with CI=true this is an error")
     if swift is None:
-        session.warn("swift not found: Swift tests do NOT run; parity lacks its Swift legs.")
+        tell = session.error if CI else session.warn
+        tell("swift not found: Swift tests do NOT run; parity lacks its Swift legs.")
     return swift
 
 
@@ -294,12 +294,8 @@ def parity_command(*options: str) -> tuple[str, ...]:
     return PYTHON, "-m", "parity", "--json", str(REPORTS / "parity.json"), *options
 
 
-def parity_env(env: dict[str, str]) -> dict[str, str]:
-    return env | TEST_IMPORTS
-
-
 def run_parity(session: nox.Session, env: dict[str, str], *options: str) -> None:
-    session.run(*parity_command(*options), env=parity_env(env), external=True)
+    session.run(*parity_command(*options), env=env | TEST_IMPORTS, external=True)
 
 
 @nox.session(reuse_venv=True)
@@ -351,9 +347,8 @@ def clang_tidy(session: nox.Session, folder: str, checks: str, *settings: str) -
     if found is None:
         absent(session, "clang-tidy-14 not found (Debian 12: apt install clang-tidy)")
         return
-    parts = ("-DMLX_H2O_BUILD_PYTHON=OFF", "-DMLX_H2O_BUILD_C=ON")
     listed = "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON"
-    build = cmake(session, folder, *parts, *settings, listed, make=False)
+    build = cmake(session, folder, *C_ONLY, *settings, listed, make=False)
     commands = json.loads((build / "compile_commands.json").read_text("utf-8"))
     # The slowest file, attention's kernel, comes first.
     sources = sorted({each["file"] for each in commands}, key=lambda file: "attention" not in file)
@@ -389,7 +384,7 @@ def tests(session: nox.Session) -> None:
     # operations through C and Swift.
     compared = "reference,composed,native,emulator,c,swift"
     command = parity_command("--emulate", "24", "--legs", compared)
-    with beside(session, "parity", *command, env=parity_env(env)):
+    with beside(session, "parity", *command, env=env | TEST_IMPORTS):
         if swift is not None:
             run_swift(session, swift)
         # The reference BLAS takes several times as long for the same models; parity uses it.
@@ -408,11 +403,10 @@ def slow(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def yardsticks(session: nox.Session) -> None:
-    """Fetch and convert the real models that claims are measured on, and test each on a text."""
+    """Fetch and convert the real models that claims are measured on; `real` tests them."""
     package(session)
     if not fetched(session):
         session.skip("the real models cannot be had")
-    pytest(session, "-m", "real", "tests/evaluation/test_yardsticks.py", env=fast_blas(session))
 
 
 @nox.session(venv_backend="none")
@@ -468,7 +462,7 @@ def exhaustive(session: nox.Session) -> None:
     # Emulating every case takes an hour; `tests` emulates some.
     emulator = ",emulator" if own == "0/1" else ""
     command = parity_command("--legs", f"reference,composed,c-composed,swift-composed{emulator}")
-    with beside(session, "parity", *command, env=parity_env(env)):
+    with beside(session, "parity", *command, env=env | TEST_IMPORTS):
         pytest(session, *SIDE_BY_SIDE, "-m", "exhaustive or examples", env=env)
     if own.startswith("0/"):  # ten minutes, in the first part only
         run_parity(session, env, "--long", "--cases", "long-*", "--legs", "native,swift")
@@ -539,13 +533,7 @@ def sanitize_c(session: nox.Session) -> None:
         absent(session, "g++ on Linux not found: its sanitizers are what Python can preload")
         return
     package(session)
-    build = cmake(
-        session,
-        "sanitize-c",
-        *("-DMLX_H2O_BUILD_PYTHON=OFF", "-DMLX_H2O_BUILD_C=ON"),
-        *("-DMLX_H2O_SANITIZE=address,undefined", "-DCMAKE_CXX_FLAGS_RELEASE=-O1"),
-        f"-DCMAKE_CXX_COMPILER={compiler}",
-    )
+    build = sanitized_c(session, "sanitize-c", compiler)
     # Loaded before Python, and with the C++ library, whose exceptions ASan must find at its start.
     libraries = ("libasan.so", "libubsan.so", "libstdc++.so.6")
     command = [(compiler, f"-print-file-name={name}") for name in libraries]
@@ -579,19 +567,19 @@ def fuzz(session: nox.Session) -> None:
     if compiler is None:  # and its runtime; the build takes some minutes
         absent(session, "clang++ not found (Debian 12: apt install clang libclang-rt-14-dev)")
         return
-    build = cmake(
-        session,
-        "fuzz",
-        *("-DMLX_H2O_BUILD_PYTHON=OFF", "-DMLX_H2O_BUILD_C=ON", "-DMLX_H2O_BUILD_FUZZ=ON"),
-        *("-DMLX_H2O_SANITIZE=address,undefined", "-DCMAKE_CXX_FLAGS_RELEASE=-O1"),
-        f"-DCMAKE_CXX_COMPILER={compiler}",
-    )
+    build = sanitized_c(session, "fuzz", compiler, "-DMLX_H2O_BUILD_FUZZ=ON")
     found = BUILD / "fuzz" / "corpus"
     found.mkdir(exist_ok=True)
     limits = (f"-max_total_time={seconds / 2:.0f}", "-max_len=400")
     corpora = (str(found), str(ROOT / "tests" / "fuzz" / "corpus"))
     told = (f"-artifact_prefix={found.parent}/", "-print_final_stats=1")
     session.run(str(build / "h2o_fuzz_c"), *limits, *told, *corpora, external=True)
+
+
+def sanitized_c(session: nox.Session, folder: str, compiler: str, *settings: str) -> Path:
+    """The C library with ASan and UBSan; returns the build directory."""
+    settings += "-DMLX_H2O_SANITIZE=address,undefined", "-DCMAKE_CXX_FLAGS_RELEASE=-O1"
+    return cmake(session, folder, *C_ONLY, *settings, f"-DCMAKE_CXX_COMPILER={compiler}")
 
 
 def run_native(
@@ -610,15 +598,6 @@ def demo(session: nox.Session) -> None:
     for folder in fetched(session, "smollm2-135m-instruct"):
         command += ["--model", folder, "--length", "600", "--facts", "4", "--generate", "32"]
     python(session, *command, *session.posargs, env=fast_blas(session))
-
-
-@nox.session(venv_backend="none")
-def hardware(session: nox.Session) -> None:
-    """Parity, speed and memory on this machine's GPU or CPU (15 minutes on a Mac; -- --help)."""
-    package(session)
-    REPORTS.mkdir(exist_ok=True)
-    output = ("--output", str(REPORTS / "hardware.json"))
-    python(session, "-m", "mlx_h2o.hardware", *output, *session.posargs, env=fast_blas(session))
 
 
 @nox.session(venv_backend="none")
