@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 __all__ = ["main"]
 
 _COMMANDS = {
-    "generate": "write text from a prompt",
+    "generate": "generate text from a prompt",
     "chat": "talk to a model in the terminal",
     "server": "serve requests over HTTP, in batches",
-    "plan": "say what a model takes, and what fits",
+    "plan": "show how large the cache of a model is, and what fits",
     "cache_prompt": "read a prompt and save its cache",
-    "layers": "show which heads retrieve, and write the rows of each",
+    "layers": "show which heads retrieve, and the rows of each",
     "evaluate": "measure what smaller caches cost on your texts",
     "benchmark": "measure speed and memory",
 }
@@ -84,7 +84,7 @@ def _usage() -> str:
     commands = "\n".join(f"  {name:<13} {text}" for name, text in _COMMANDS.items())
     return f"""usage: mlx_h2o COMMAND [options]
 
-mlx_lm with KV caches of a fixed size.
+The models of mlx_lm, with KV caches of a fixed size.
 
 commands:
 {commands}
@@ -93,7 +93,7 @@ start with:
   mlx_h2o plan MODEL --memory 24GB            what fits, and the command to run
   mlx_h2o chat --model MODEL --max-kv-bytes 300MB
 
-Options are those of mlx_lm, and those of the cache: mlx_h2o COMMAND --help."""
+The flags are those of mlx_lm, and some for the cache: mlx_h2o COMMAND --help."""
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ def parser() -> OneLineParser:
     add = found.add_argument
     add_flags(found, "model", model=...)
     add("--texts", nargs="+", default=[], metavar="FILE",
-        help="text files, or - for standard input (default: a short one in here)")  # fmt: skip
+        help="text files, or - for standard input (default: a short embedded text)")  # fmt: skip
     add("--bytes", nargs="+", type=_share, default=SHARES, metavar="SHARE",
         help="shares of the full cache's bytes at the text's length (default: "
         f"{' '.join(map(str, SHARES))})")  # fmt: skip
@@ -94,7 +94,7 @@ def parser() -> OneLineParser:
     add("--tasks", nargs="+", choices=TASKS, default=TASKS[:1], metavar="TASK",
         help=f"{', '.join(TASKS)} (default: loss)")  # fmt: skip
     add("--output", type=new_file, metavar="FILE",
-        help="write all figures here as JSON, and go on from what is there")  # fmt: skip
+        help="write all figures here as JSON, and resume from what is there")  # fmt: skip
     add("--plot", type=new_file, metavar="FILE",
         help="draw loss against bytes: .svg, .png or .html (needs mlx-h2o[evaluate])")  # fmt: skip
     add = found.add_argument_group("texts and facts").add_argument

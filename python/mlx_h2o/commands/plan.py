@@ -37,19 +37,19 @@ def parser() -> OneLineParser:
     """The parser of its flags."""
     found = OneLineParser(
         "plan",
-        "Say what the KV cache of a model takes, what fits into a memory, and how to run it: from "
-        "its settings and the header of its weights, without loading it.",
+        "Show how large the KV cache of a model is, what fits into memory, and the command to run, "
+        "from its settings and the header of its weights, without loading it.",
         usage="%(prog)s MODEL [options]",
     )
     add, either = found.add_argument, found.add_mutually_exclusive_group(required=True).add_argument
     either("model", nargs="?", default=argparse.SUPPRESS, metavar="MODEL",
            help="a directory, a name on the hub or of docs/models.md, or demo")  # fmt: skip
-    either("--model", help="the same, as the other commands take it")
+    either("--model", help="the same, as in the other commands")
     add_flags(found, "memory prefill-step-size")
     add("--context", type=_tokens, metavar="TOKENS",
-        help="of a sequence, such as 128K (default: what the model was trained on)")  # fmt: skip
+        help="length of a sequence, such as 128K (default: the model's context)")  # fmt: skip
     add("--concurrency", type=number(1), default=1, metavar="N", help="sequences (default: 1)")
-    add("--table", action=Shows, nargs=0, const=model_table, help="show the models that people run")
+    add("--table", action=Shows, nargs=0, const=model_table, help="show a table of popular models")
     return found
 
 
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace, *_: Any) -> int:
 
 
 def model_table(*_: Any) -> str:
-    """A Markdown table of models that people run: what they take, and whether they are served."""
+    """A Markdown table of popular models: what they take, and whether they are served."""
     far, rows = CONTEXTS["128K"], []
     head = ["model", "served", "layers that grow", "KB a token", *CONTEXTS, "a quarter of 128K"]
     for name, config in configs().items():
