@@ -79,12 +79,12 @@ _FLAGS: dict[str, tuple[Any, ...]] = {
     "--log-level": (_LEVEL, "INFO", "LEVEL", "DEBUG, INFO, WARNING or ERROR"),
     "--chat-template": (str, None, "TEXT", "chat template instead of the model's"),
     "--chat-template-args": (json_object, {}, "JSON", 'such as {"enable_thinking": false}'),
-    "--memory": (nbytes, None, "BYTES", "for weights, caches and the rest (default: 3/4 of all)"),
+    "--memory": (nbytes, None, "BYTES", "for weights, caches and the rest (default: 3/4 of RAM)"),
     "--decode-concurrency": (number(1), None, "N", "answers generated together (32, if they fit)"),
     "--prompt-concurrency": (number(1), None, "N", "prompts read together (8, if they fit)"),
     "--max-queue": (number(1), 512, "N", "maximum requests waiting"),
     "--prompt-cache-size": (number(0), 1024, "N", "number of prompt prefixes to keep"),
-    "--prompt-cache-bytes": (nbytes, None, "BYTES", "of these (default: 1/4 beside the weights)"),
+    "--prompt-cache-bytes": (nbytes, None, "BYTES", "their size (default: 1/4 beside the weights)"),
     "--cache-dir": (_FOLDER, None, "DIR", "directory to keep prompts in across restarts"),
     "--cache-size": (nbytes, 10**10, "BYTES", "maximum size of that directory"),
     # Rows of the KV cache
@@ -96,9 +96,9 @@ _FLAGS: dict[str, tuple[Any, ...]] = {
     # Which rows stay
     "--policy": (policies.names(), _UNSAID, "POLICY", _RANKS),
     "--sink-size": (int, _UNSAID, "ROWS", f"first rows, kept (default: {_USUAL.budget.sink_size})"),
-    "--heavy-size": (int, _UNSAID, "ROWS", "rows kept by rank (default: half)"),
-    "--recent-size": (int, _UNSAID, "ROWS", "newest rows, kept (default: the rest)"),
-    "--context-size": (int, _UNSAID, "TOKENS", "evict rows further back first (0: off)"),
+    "--heavy-size": (int, _UNSAID, "ROWS", "rows kept by rank (default: half; h2o: the rest)"),
+    "--recent-size": (int, _UNSAID, "ROWS", "newest rows, kept (default: the rest; h2o: 1/4)"),
+    "--context-size": (int, _UNSAID, "TOKENS", "evict rows further back than this first (0: off)"),
     "--decay": (float, _UNSAID, "DECAY", f"of h2o-ema's scores (default: {policies.H2OEma.decay})"),
     "--evict-every": (int, _UNSAID, "ROWS", "rows evicted at a time (default: budget / 32)"),
     "--random-seed": (int, _UNSAID, "SEED", "seed of the policy random (default: 0)"),
@@ -109,7 +109,7 @@ _FLAGS: dict[str, tuple[Any, ...]] = {
     "--light-bits": (int, _UNSAID, "BITS", "bits of the lower-ranked half"),
     "--dense-size": (int, _UNSAID, "ROWS", "newest rows that stay unquantised"),
     "--kv-format": (tuple(KV_FORMATS), _UNSAID, "FORMAT", _FORMAT),
-    "--sparse-v": (float, _UNSAID, "WEIGHT", "skip values of less attention, such as 1e-6"),
+    "--sparse-v": (float, _UNSAID, "WEIGHT", "skip values of smaller weight, such as 1e-6"),
     "--quantized-kv-start": (int, _UNSAID, "0", "only 0: all rows are quantised, from the first"),
 }
 """For each flag: the type or choices, the default, the name of its value, the help text, and nargs
