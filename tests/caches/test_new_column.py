@@ -1,6 +1,6 @@
 """A row format that the package does not know: with one new column, a cache does everything.
 
-It follows "Adding a storage format" in docs/design.md, as far as that needs no kernel: several
+It follows "A row format" in docs/internals/extending.md, as far as that needs no kernel: several
 arrays for each row, which attention gets unpacked.
 """
 

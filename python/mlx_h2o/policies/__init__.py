@@ -1,7 +1,7 @@
 """Eviction policies: each ranks the stored rows, and the cache keeps those ranked highest.
 
 A policy is one short file with a class that derives from :class:`Policy`, and an entry in the
-table below. docs/design.md shows how to add one.
+table below. docs/internals/extending.md shows how to add one.
 """
 
 from __future__ import annotations
