@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Write the embedded demo model: `books-5m` as a small mlx-lm model directory.
 
-    python tools/make_demo_model.py                # --source DIR -> python/mlx_h2o/demo/model
-    python tools/make_demo_model.py --measure DIR  # perplexity, recall: float32, float16 weights
+    python tools/make_demo_model.py SOURCE                # writes python/mlx_h2o/demo/model
+    python tools/make_demo_model.py SOURCE --measure DIR  # perplexity and recall of both
 
 The weights are stored in float16, half the size, and used in float32 (`mlx_h2o.load("demo")`
 upcasts them): MLX's CPU back end is many times slower in float16. `--measure` shows what the
@@ -20,7 +20,6 @@ from pathlib import Path
 import mlx.core as mx
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCE = ROOT.parent / "shared" / "data" / "models" / "books-5m"
 TARGET = ROOT / "python" / "mlx_h2o" / "demo" / "model"
 WRITTEN_BY_HAND = ("LICENSE", "MODEL_CARD.md")
 
@@ -86,7 +85,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--source", type=Path, default=SOURCE)
+    parser.add_argument("source", type=Path, metavar="SOURCE", help="the model in float32")
     parser.add_argument("--target", type=Path, default=TARGET)
     parser.add_argument("--measure", type=Path, metavar="DIR", help="held-out books (*.txt)")
     arguments = parser.parse_args()
