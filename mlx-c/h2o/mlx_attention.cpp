@@ -6,9 +6,9 @@
 namespace mlx_h2o_c::metal {
 
 bool mlx_serves(const AttentionRequest& r) {
-  const bool more = r.return_scores || r.return_lse || r.return_skipped;
-  const bool adds = !r.mask.empty() && dtype_of(r.mask) != MLX_BOOL;
-  return r.length > longest_query && !more && !adds && !r.has_codes() && r.sparse_v_threshold == 0;
+  bool more = r.return_scores || r.return_lse || r.return_skipped || r.has_codes();
+  r.each([&](const char*, float value) { more |= value != 0; });
+  return r.length > longest_query && !more && (r.mask.empty() || dtype_of(r.mask) == MLX_BOOL);
 }
 
 AttentionResult mlx_attention(const AttentionRequest& r) {

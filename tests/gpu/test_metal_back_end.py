@@ -125,7 +125,9 @@ def test_rows_are_unpacked_where_that_is_faster(
 
 @pytest.mark.parametrize("queries", [1, 20])
 @pytest.mark.parametrize("asked", ["scores", "lse", "skipped", "mask", "bias", "sparse", "codes"])
-def test_mlx_does_not_serve_where_more_is_asked_for(asked: str, queries: int) -> None:
+def test_mlx_does_not_serve_where_more_is_asked_for(
+    asked: str, queries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain = {"bits": (8, 8), "scores": False, "lse": False, "queries": queries}
     changed: dict[str, Any] = {
         "mask": {"mask": "bool" if queries == 1 else "add-f32"}, "sparse": {"sparse": 1e-3},
@@ -133,6 +135,8 @@ def test_mlx_does_not_serve_where_more_is_asked_for(asked: str, queries: int) ->
     }  # fmt: skip
     assert mlx_attention.serves(Case(**plain).request())
     assert not mlx_attention.serves(Case(**plain | changed.get(asked, {asked: True})).request())
+    monkeypatch.setattr(mlx_attention, "NUMBERS", ("scale",))  # a new number, and not 0
+    assert not mlx_attention.serves(Case(**plain).request())
 
 
 @pytest.mark.parametrize("case", CHUNKS, ids=str)

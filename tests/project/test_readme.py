@@ -32,13 +32,10 @@ def test_readme_has_what_it_must() -> None:
 @pytest.mark.slow
 def test_the_python_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     example = blocks("python", "README.md")[0].text
-    source = (ROOT / "examples" / "python" / "generate.py").read_text()
-    assert example in source
+    assert example in (ROOT / "examples" / "python" / "generate.py").read_text()
     exec(compile(example, "README.md", "exec"), {})
-    printed = capsys.readouterr().out
-    rows = re.fullmatch(r"4821 from (\d+) of 449 rows\n", printed)
-    assert rows, printed
-    assert 50 < int(rows[1]) <= 128
+    rows = re.fullmatch(r"4821 from (\d+) of 449 rows\n", printed := capsys.readouterr().out)
+    assert rows and 50 < int(rows[1]) <= 128, printed
 
 
 @pytest.mark.slow
@@ -114,9 +111,8 @@ def test_the_reference_is_complete(page: str, module: ModuleType) -> None:
 @pytest.mark.parametrize("document", PAGES, ids=lambda path: path.name)
 def test_links_and_names_lead_somewhere(document: Path) -> None:
     text = document.read_text(encoding="utf-8")
-    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):
-        if not target.startswith("https://"):
-            assert (document.parent / target).exists(), f"{document.name}: {target}"
+    for target in re.findall(r"\]\((?!https://)([^)#]+)(?:#[^)]*)?\)", text):
+        assert (document.parent / target).exists(), f"{document.name}: {target}"
     for name in re.findall(rf"(?<![\w/.(-])((?:{'|'.join(MAPPED)})/[\w/.-]*+)(?![*<])", text):
         assert (ROOT / name.rstrip(".")).exists(), f"{document.name}: {name}"
 

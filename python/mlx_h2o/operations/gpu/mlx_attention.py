@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import mlx.core as mx
 
-from mlx_h2o.operations.arguments import placed
+from mlx_h2o.operations.arguments import NUMBERS, placed
 from mlx_h2o.operations.composed import masked
 from mlx_h2o.operations.gpu.launch import LONGEST_QUERY
 from mlx_h2o.operations.requests import (
@@ -34,7 +34,7 @@ def serves(request: AttentionRequest) -> bool:
     """Whether MLX's own attention can serve the request, which must need the output alone."""
     asked = request.return_scores or request.return_lse or request.return_skipped
     bias, mask = request.row_bias, request.mask
-    if asked or request.has_codes or request.sparse_v_threshold:
+    if asked or request.has_codes or any(getattr(request, name) for name in NUMBERS):
         return False
     if is_chunk(request):
         hides = bias is not None and request.bias_masks
