@@ -153,7 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ("--seed", 0, 0, "draws the facts"),
     ):
         add(name, type=number(least), default=default, metavar="N", help=meaning)
-    add("--model", default=DEMO, help="a folder, unless too slow here (default: the package's)")
+    add("--model", default=DEMO, help="a directory; demo stands in for one that is too slow")
     add("--max-kv-bytes", type=nbytes, metavar="SIZE", help="what the bounded caches may hold, "
         "such as 200KB (default: a tenth of the full cache)")  # fmt: skip
     add("--json", type=new_file, metavar="FILE", help="write the figures, unrounded, to FILE")

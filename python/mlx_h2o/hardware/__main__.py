@@ -29,8 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "-4bit: its shape, random weights")  # fmt: skip
     add("--lengths", type=number(64), nargs="+", default=LENGTHS, metavar="N",
         help="tokens of prompts (default: 2048 8192 32768)")  # fmt: skip
-    add("--repeats", type=number(1), default=5, metavar="N", help="of each ratio")
-    add("--tokens", type=number(1), default=16, metavar="N", help="that are written in a turn")
+    add("--repeats", type=number(1), default=5, metavar="N", help="repeats of each ratio")
+    add("--tokens", type=number(1), default=16, metavar="N", help="tokens written in a turn")
     add("--output", type=new_file, default=Path("hardware.json"), metavar="FILE",
         help="figures; their table is beside it, as .md")  # fmt: skip
     args, say = parser.parse_args(arguments), partial(print, file=sys.stderr, flush=True)
