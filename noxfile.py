@@ -403,10 +403,11 @@ def slow(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def yardsticks(session: nox.Session) -> None:
-    """Fetch and convert the real models that claims are measured on; `real` tests them."""
+    """Fetch and convert the real models that claims are measured on, and test each on a text."""
     package(session)
     if not fetched(session):
         session.skip("the real models cannot be had")
+    pytest(session, "-m", "real", "tests/evaluation/test_yardsticks.py", env=fast_blas(session))
 
 
 @nox.session(venv_backend="none")
@@ -598,6 +599,15 @@ def demo(session: nox.Session) -> None:
     for folder in fetched(session, "smollm2-135m-instruct"):
         command += ["--model", folder, "--length", "600", "--facts", "4", "--generate", "32"]
     python(session, *command, *session.posargs, env=fast_blas(session))
+
+
+@nox.session(venv_backend="none")
+def hardware(session: nox.Session) -> None:
+    """Parity, speed and memory on this machine's GPU or CPU (15 minutes on a Mac; -- --help)."""
+    package(session)
+    REPORTS.mkdir(exist_ok=True)
+    output = ("--output", str(REPORTS / "hardware.json"))
+    python(session, "-m", "mlx_h2o.hardware", *output, *session.posargs, env=fast_blas(session))
 
 
 @nox.session(venv_backend="none")
