@@ -87,9 +87,10 @@ def test_a_token_that_ends_answers_and_is_none_of_the_models():
         assert len(ask(engine, TEXT, sampling=taken).answer) == 12
 
 
-@pytest.mark.parametrize("name", ["top_p", "top_k", "min_p", "xtc_probability"])
-def test_filters_leave_what_mlx_lm_leaves(name):
-    value = {"top_p": 0.6, "top_k": 7, "min_p": 0.2, "xtc_probability": 1.0}[name]
+@pytest.mark.parametrize(
+    ("name", "value"), [("top_p", 0.6), ("top_k", 7), ("min_p", 0.2), ("xtc_probability", 1.0)]
+)
+def test_filters_leave_what_mlx_lm_leaves(name, value):
     logprobs = mx.random.normal((3, 50), key=mx.random.key(2)) * 3
     logprobs -= mx.logsumexp(logprobs, axis=-1, keepdims=True)
     spared = [int(mx.argmax(logprobs[0]).item())]
@@ -330,11 +331,14 @@ def test_drafts_change_nothing(penalties):
 
 
 def test_drafts_that_a_model_could_not_take_back_are_refused():
-    windows, several = tiny_gemma3(window=24), build("iquestloopcoder")
-    for model, said in ((windows, "makes 24 t"), (several, "has 8 caches for 4")):
-        models = [model, build("qwen3", vocab_size=model.args.vocab_size)]
-        with engine_of(models, speculative=3) as engine, pytest.raises(ValueError, match=said):
-            submit(engine, TEXT, max_tokens=6)
+    for model, said in ((tiny_gemma3(window=24), "makes 24 t"), (build("jamba"), "at most 0")):
+        pair = [model, build("qwen3", vocab_size=model.args.vocab_size)]
+        for both in (pair, pair[::-1]):  # as the model, and as the draft model
+            with engine_of(both, speculative=3) as engine, pytest.raises(ValueError, match=said):
+                submit(engine, TEXT, max_tokens=6)
+    pair[0] = build("iquestloopcoder")
+    with engine_of(pair) as engine, pytest.raises(ValueError, match="has 8 caches for 4"):
+        submit(engine, TEXT, max_tokens=6)
 
 
 def test_a_token_that_the_draft_model_does_not_know_is_not_chosen():
