@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import signal
 import socket
@@ -37,10 +38,11 @@ TEXT = "It was a dark night, and the wind was in the trees. The captain looked a
 class Server:
     """One that answers."""
 
+    port: int
     process: subprocess.Popen[bytes]
 
-    def __init__(self, port: int, log: Path) -> None:
-        self.port, self.log = port, log
+    def __init__(self, log: Path) -> None:
+        self.log = log
 
     def ask(self, prompt: str, **settings: Any) -> dict[str, Any]:
         """The answer to a completion, or what the server says is wrong."""
@@ -53,34 +55,24 @@ class Server:
         place = f"http://127.0.0.1:{self.port}/v1/completions"
         return httpx.stream("POST", place, json=body, timeout=60)
 
-    def wait(self, said: str = "") -> None:
-        """Until it answers, or its log says this."""
-        while said and said not in self.log.read_text():
-            assert self.process.poll() is None, self.log.read_text()
+    def wait(self, said: str = "startup complete") -> None:
+        """Until its log says this."""
+        while said not in (log := self.log.read_text()):
+            assert self.process.poll() is None, log
             time.sleep(0.01)
-        for _ in range(0 if said else 600):
-            try:
-                httpx.get(f"http://127.0.0.1:{self.port}/health")
-                return
-            except httpx.TransportError:  # it does not listen yet, or loads its model
-                assert self.process.poll() is None, self.log.read_text()
-                time.sleep(0.1)
+        self.port = int(re.findall(r"on http://\S+:(\d+)", log)[0])
 
 
 @contextmanager
-def serving(folder: Path, flags: str, given: str = FLAGS, said: str = "") -> Iterator[Server]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
-    server = Server(port, folder / "log")
-    arguments = f"--model demo --port {port} {given} {flags}".split()
+def serving(folder: Path, flags: str, given: str = FLAGS, **until: str) -> Iterator[Server]:
+    server, arguments = Server(folder / "log"), f"--model demo --port 0 {given} {flags}".split()
     with server.log.open("w") as file:
         server.process = subprocess.Popen(
             [sys.executable, "-m", "mlx_h2o", "server", *arguments], stdout=file, stderr=file,
             env={**os.environ, "HF_HUB_OFFLINE": "1"},
         )  # fmt: skip
     try:
-        server.wait(said)
+        server.wait(**until)
         yield server
     finally:
         server.process.terminate()
@@ -213,6 +205,16 @@ def test_a_long_step_keeps_nobody_waiting_when_it_ends(tmp_path):
         assert server.process.wait(20) == 0
         half.close()
     assert "ended: answers were lost" in server.log.read_text()
+
+
+@pytest.mark.slow
+def test_a_template_that_refuses_a_single_message(tmp_path):
+    with serving(tmp_path, "--chat-template {{raise_exception('alone')}}") as server:
+        assert "the chat template refuses a single message: alone" in server.log.read_text()
+        assert server.ask(TEXT)["usage"]["completion_tokens"] == 12
+        place, chat = f"http://127.0.0.1:{server.port}/v1/chat/completions", [{"role": "user"}]
+        refused = httpx.post(place, json={"messages": chat}).json()["error"]["message"]
+        assert refused == "messages do not suit the model's chat template: alone."
 
 
 def test_caches_on_disk_are_of_a_model_settings_and_a_format(monkeypatch):

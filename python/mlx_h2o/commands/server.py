@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import mlx.core as mx
+from jinja2 import TemplateSyntaxError
 
 from ..lm.generate import load
 from ..lm.models import facts_of
@@ -34,15 +35,11 @@ def run(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None
         raise ValueError("--host or --api-key is empty, expected a text")
     logging.basicConfig(level=args.log_level, format="%(asctime)s %(levelname)s %(message)s")
     try:
-        from ..serving import disk, http, request, schema
+        from ..serving import disk, http, memory, request, sampling, schema, snapshots
         from ..serving.engine import Engine
         from ..serving.listening import listen, serve
-    except ImportError as error:
-        missing = f"{error.name} is missing, expected pip install 'mlx-h2o[server]'"
-        raise ValueError(missing) from error
-    from ..serving.memory import Memory, usual_bytes
-    from ..serving.sampling import Sampling
-    from ..serving.snapshots import Snapshots
+    except ImportError as why:
+        raise ValueError(f"{why.name} is missing, expected pip install 'mlx-h2o[server]'") from why
 
     with contextlib.ExitStack() as stack:
         # Fail on a port that is taken before the model is loaded.
@@ -52,34 +49,38 @@ def run(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None
         models = [model] if args.draft_model is None else [model, load(args.draft_model)[0]]
         mx.eval([one.parameters() for one in models])
         make = partial(settings.fitted(*models).caches, *models)
-        memory = Memory(
-            models, make, args.memory or usual_bytes(), decode=args.decode_concurrency,
+        room = memory.Memory(
+            models, make, args.memory or memory.usual_bytes(), decode=args.decode_concurrency,
             prompts=args.prompt_concurrency, queue=args.max_queue, step=args.prefill_step_size,
             drafts=args.num_draft_tokens,
         )  # fmt: skip
-        if memory.lowered:
+        if room.lowered:
             said = "memory of %s bytes: %d prompts are read, and %d answers generated, at a time"
-            _LOG.warning(said, f"{memory.limit:,}", memory.prompts, memory.decode)
-        most = memory.free // 4 if args.prompt_cache_bytes is None else args.prompt_cache_bytes
+            _LOG.warning(said, f"{room.limit:,}", room.prompts, room.decode)
+        most = room.free // 4 if args.prompt_cache_bytes is None else args.prompt_cache_bytes
         store: disk.PromptStore | None = None
         if args.cache_dir is not None:
             store = disk.PromptStore(args.cache_dir, args.cache_size, _name(models, make))
             stack.enter_context(contextlib.closing(store))
-        engine = Engine(tokenizer, memory, Snapshots(most, args.prompt_cache_size, ranks), store)
+        kept = snapshots.Snapshots(most, args.prompt_cache_size, ranks)
+        engine = Engine(tokenizer, room, kept, store)
         stack.callback(engine.close, 1)
-        memory.apply()
-        sampling = Sampling(args.temp, args.top_p, args.top_k, args.min_p)
+        room.apply()
+        defaults = sampling.Sampling(args.temp, args.top_p, args.top_k, args.min_p)
         # Refuse settings that cannot answer any request now, not at the first one.
         hello = schema.ChatBody.model_validate({"messages": [{"role": "user", "content": "hello"}]})
         try:
-            [(tokens, _)] = hello.encoded(tokenizer, args.chat_template_args)
-            engine.check(request.Request(tokens, print, args.max_tokens, sampling))
+            engine.check(request.Request([0], print, args.max_tokens, defaults))
+            hello.encoded(tokenizer, args.chat_template_args)
         except ValueError as error:
-            field, _, said = told(error).replace("_kwargs ", "_args ", 1).partition(" ")
-            flag = f"--{field.replace('_', '-')}" if field in vars(args) else field
-            raise ValueError(f"{flag} {said}") from error
+            cause = error.__cause__  # if the chat template refused: other chats may suit it
+            if cause is None or isinstance(cause, TemplateSyntaxError):
+                field, _, said = told(error).replace("_kwargs ", "_args ", 1).partition(" ")
+                flag = f"--{field.replace('_', '-')}" if field in vars(args) else field
+                raise ValueError(f"{flag} {said}") from error
+            _LOG.warning("the chat template refuses a single message: %s", cause)
         asked = http.ServerSettings(
-            args.model, sampling, args.max_tokens, args.chat_template_args, args.api_key,
+            args.model, defaults, args.max_tokens, args.chat_template_args, args.api_key,
             args.allowed_hosts, args.allowed_origins, args.max_body,
         )  # fmt: skip
         if not tokenizer.has_chat_template:
@@ -90,7 +91,7 @@ def run(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None
             engine.ended.wait()
         else:
             host, port = listener.getsockname()[:2]
-            where = args.model, f"[{host}]" if ":" in host else host, port, f"{memory.free:,}"
+            where = args.model, f"[{host}]" if ":" in host else host, port, f"{room.free:,}"
             _LOG.info("%s on http://%s:%d, %s bytes beside the weights%s", *where, ranks)
             serve(http.make_app(engine, asked), engine, listener, args.grace)
         if engine.error is not None:
@@ -111,8 +112,7 @@ def parser() -> argparse.ArgumentParser:
     groups = {
         "": "model adapter-path trust-remote-code host port api-key allowed-hosts allowed-origins "
         "max-body grace log-level use-default-chat-template",
-        "defaults of requests": "max-tokens temp top-p top-k min-p chat-template "
-        "chat-template-args",
+        "request defaults": "max-tokens temp top-p top-k min-p chat-template chat-template-args",
         "memory and speed": "memory decode-concurrency prompt-concurrency prefill-step-size "
         "max-queue prompt-cache-size prompt-cache-bytes cache-dir cache-size draft-model "
         "num-draft-tokens",
