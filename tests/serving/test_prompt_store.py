@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -146,6 +147,19 @@ def test_what_is_too_large_is_not_kept(tmp_path, caplog):
     assert "expected at most 1,000" in caplog.text
 
 
+def test_a_full_disk_takes_what_was_used_longest_ago(tmp_path, monkeypatch, caplog):
+    def usage(folder: Path) -> SimpleNamespace:
+        return SimpleNamespace(free=disk - sum(one.stat().st_size for one in folder.iterdir()))
+
+    disk = (1 << 24) + int(2.5 * kept(tmp_path, 30).known.nbytes)
+    monkeypatch.setattr("shutil.disk_usage", usage)
+    kept(tmp_path, 31, 32)
+    assert sorted(lengths_in(tmp_path)) == [31, 32] and not caplog.records
+    disk = 1 << 20  # of which others have taken the rest
+    kept(tmp_path, 33)
+    assert sorted(lengths_in(tmp_path)) == [31, 32] and "expected at most 0" in caplog.text
+
+
 def flipped(file: Path) -> None:
     found = bytearray(file.read_bytes())
     found[-3] ^= 1
@@ -218,7 +232,9 @@ def test_damage_while_it_runs_leaves_the_next_best(tmp_path, caplog):
     check_found(store, 40, 10)
     for file in tmp_path.iterdir():
         file.unlink()  # as another server does whose limit is lower
+    caplog.clear()
     check_found(store, 40, 0)
+    assert not caplog.records
 
 
 @pytest.mark.slow

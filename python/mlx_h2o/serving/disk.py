@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import threading
 import time
 from collections.abc import Sequence
@@ -28,6 +29,7 @@ from .kept import Entry, Kept, key_of
 
 _LOG = logging.getLogger("mlx_h2o")
 _ENTRY = re.compile(r"[0-9a-f]{32}\.prompt\.safetensors")  # other files are left alone
+_SPARE = 1 << 24  # bytes of the disk that are left to others, and to headers of files
 _BEGUN = re.compile(rf"\.{_ENTRY.pattern}\..+")  # being written, or left by a process that ended
 
 
@@ -113,11 +115,12 @@ class PromptStore:
 
     def _write(self, tokens: list[int], caches: list[Any]) -> None:
         try:
-            size = sum(int(one.nbytes) for one in caches)
-            if size > self.max_bytes:
-                raise ValueError(f"it has {size:,} bytes, expected at most {self.max_bytes:,}")
             self._look()
-            self._shrink(self.max_bytes - size)
+            size, free = sum(int(one.nbytes) for one in caches), shutil.disk_usage(self.folder).free
+            room = min(self.max_bytes, max(0, self.known.nbytes + free - _SPARE))
+            if size > room:
+                raise ValueError(f"it has {size:,} bytes, expected at most {room:,}")
+            self._shrink(room - size)
             file = self._path(_key(self.of, tokens))
             save_prompt_cache(file, caches, {"of": self.of, "tokens": json.dumps(tokens)})
             self._add(file)
@@ -166,10 +169,12 @@ def _key(of: str, tokens: Sequence[int]) -> bytes:
 
 
 def _refuse(file: Path, error: Exception) -> None:
-    """Log an entry that cannot be used, and remove it unless only opening it failed."""
-    _LOG.warning("a prompt cache on disk is not used: %s: %r", file, error)
-    if not isinstance(error, OSError):
-        _remove(file)
+    """Log an entry that cannot be used, unless another process has just removed it, and remove it
+    unless only opening it failed."""
+    if os.path.exists(file):  # also in a folder that may not be read any more
+        _LOG.warning("a prompt cache on disk is not used: %s: %r", file, error)
+        if not isinstance(error, OSError):
+            _remove(file)
 
 
 def _remove(file: Path) -> None:
