@@ -18,18 +18,9 @@ from mlx_h2o.serving.answers import ChatChoice
 from mlx_h2o.serving.request import Event, Request
 from mlx_h2o.serving.schema import ChatBody
 from mlx_h2o.serving.text import Writer
+from serving.test_serving_http import CHATS
 
-CITY = {"type": "object", "properties": {"city": {"type": "string"}}}
-TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": CITY}}]
-ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Rain?"}]
-CALLED = {"name": "weather", "arguments": json.dumps({"city": "Bonn"})}
-TURNS = [
-    {
-        "role": "assistant", "reasoning": "A tool.",
-        "tool_calls": [{"id": "c1", "type": "function", "function": CALLED}],
-    },
-    {"role": "tool", "tool_call_id": "c1", "content": "sunny"},
-]  # fmt: skip
+TOOLS, ASKED, TURNS = (CHATS[name] for name in ("tools", "asked", "turns"))
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -141,22 +132,13 @@ def test_a_template_can_be_told_not_to_think(tmp_path: Path) -> None:
     assert asked.encoded(tokenizer, {})[0][1] == "normal"  # nobody thinks yet
 
 
-CALL = '<tool_call>{"name": "weather", "arguments": {}}'
-WRONG = ("[1]", '"sunny"', '{"a": NaN}', r'{"a": "\ud83d"}', r'{}, "name": "a\udc00"')
-"""Arguments that a client could not read, or not send back."""
-
-
 @pytest.mark.parametrize(
     ("tools", "text"),
-    [
-        (TOOLS, "Now<tool_call>{</tool_call>."), (TOOLS, CALL), ([], f"{CALL}</tool_call>."),
-        (TOOLS, "<tool_call>[]</tool_call>"),
-        *((TOOLS, f"{CALL.replace('{}', one)}</tool_call>") for one in WRONG),
-    ],
-)  # fmt: skip
+    [([], f"{CHATS['no calls'][1]}</tool_call>."), *((TOOLS, text) for text in CHATS["no calls"])],
+)
 def test_what_is_no_call_is_text(tools: Any, text: str, tmp_path: Path, caplog: Any) -> None:
-    """One that cannot be read, here or there, that ends before its own end, or that nobody asked
-    for."""
+    """One that nobody asked for, that ends before its own end, or with arguments that cannot be
+    read, here or by a client, or not be sent back."""
     tokenizer = mlx_h2o.load(saved(FAMILIES["qwen2.5"], tmp_path))[1]
     writer, choice = Writer(tokenizer, ()), ChatChoice(0, tokenizer, tools)
     for token in tokenizer.encode(text, add_special_tokens=False):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import threading
@@ -12,6 +13,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 import uvicorn
@@ -21,6 +23,7 @@ from pydantic import ValidationError
 import plain_http as httpx
 from engines import SAID as TEXT
 from engines import demo, engine_of, fail
+from mlx_h2o.serving.guard import Guard
 from mlx_h2o.serving.http import ServerSettings, make_app
 from mlx_h2o.serving.listening import listen
 from mlx_h2o.serving.schema import ChatBody, CompletionBody
@@ -140,6 +143,7 @@ def test_null_is_absent(url):
     assert pieces(post(url, body | {"stream": True, "stream_options": {}}))
 
 
+CHATS = json.loads(Path(__file__).with_name("chats.json").read_text("ascii"))
 REFUSED = json.loads(Path(__file__).with_name("wrong_requests.json").read_text("ascii"))
 WRONG = REFUSED["completions"]
 WRONG_CHATS = [({"messages": CHAT} | body, said) for body, said in REFUSED["chats"]]
@@ -173,6 +177,19 @@ def check_refused(answer: httpx.Response, message: str, status: int = 400) -> An
 def test_a_body_that_is_no_request(url, content, message):
     answer = httpx.post(f"{url}/v1/completions", content=content.encode("latin-1"), headers=JSON)
     assert check_refused(answer, message)["param"] == ("prompt" if "NaN" in content else None)
+
+
+def test_a_body_of_too_many_values_is_refused(url, monkeypatch):
+    """Others would wait while they are checked. A text is one value, wherever it is cut."""
+    monkeypatch.setattr("mlx_h2o.serving.guard._MOST", 1000)
+    for values in ([1] * 1001, ["a"] * 112, [[]] * 112, [{}] * 31):
+        check_refused(post(url, {"prompt": values}), "values or more, expected at most 1,000", 413)
+    text = json.dumps({"prompt": '\\",{["' * 300, "stop": "\\"}).encode()
+    for size in (1, 2, 7, len(text)):
+        parts = [{"body": text[at : at + size]} for at in range(0, len(text), size)]
+        receive = Guard(None, [], [], None, 1 << 20)._counted(AsyncMock(side_effect=parts))
+        for _ in parts:
+            asyncio.run(receive())
 
 
 def test_a_body_of_any_depth_is_refused_in_a_sentence(url):
@@ -221,7 +238,7 @@ KEY = {"Authorization": "Bearer secret"}
 
 @pytest.fixture(scope="module")
 def named() -> Iterator[str]:
-    hosts, origins = ["My.Host:80", "https://a.host"], ["https://page.example", "other.example"]
+    hosts, origins = ["My.Host:80", "https://a.host"], ["https://Page.example/", "other.example"]
     with app_of(hosts=hosts, origins=origins, api_key="secret", most_bytes=1000) as (url, _):
         yield url
 
@@ -238,6 +255,9 @@ def test_an_api_key_and_a_limit_of_bytes(named):
     check_refused(answer, "expected at most 1,000", 413)
     with raw_of(named, b"Content-Length: 900\r\n\r\n{") as raw:  # the rest never comes
         assert b" 401 " in raw.recv(100)
+    with socket.create_connection(("127.0.0.1", int(named.rpartition(":")[2]))) as raw:
+        raw.sendall(b"GET /health HTTP/1.0\r\n\r\n")  # as load balancers ask, without a host
+        assert b" 200 " in raw.recv(100)
     asked = {"Origin": "https://page.example", "Access-Control-Request-Method": "POST"}
     assert httpx.options(f"{named}/v1/completions", headers=asked).status_code == 200
 
@@ -253,8 +273,10 @@ def raw_of(url: str, more: bytes) -> socket.socket:
     return raw
 
 
-def test_an_answer_that_is_not_read_is_given_up(monkeypatch):
-    monkeypatch.setattr("mlx_h2o.serving.http._UNREAD", 200)
+@pytest.mark.parametrize(("limit", "most", "is_all"), [("_UNREAD", 200, 1), ("_PATIENCE", 1, 0)])
+def test_an_answer_that_is_not_read_is_given_up(limit, most, is_all, monkeypatch):
+    """With so many pieces, or seconds."""
+    monkeypatch.setattr(f"mlx_h2o.serving.http.{limit}", most)
     with app_of() as (url, engine):
         body = {"prompt": "a", "n": 16, "max_tokens": 20_000, "stream": True, "logprobs": 20}
         sent = json.dumps(body).encode()
@@ -265,7 +287,8 @@ def test_an_answer_that_is_not_read_is_given_up(monkeypatch):
                 assert time.monotonic() - begun < 60
             while b"[DONE]" not in told[-100:]:
                 told += raw.recv(1 << 20)
-        assert b"generation failed: 200 pieces of it were not read" in told
+        assert b" pieces of it were not read" in told.partition(b"generation failed: ")[2]
+        assert is_all == (b"generation failed: 200 pieces of it were not read" in told)
 
 
 def test_failures_are_told_and_the_server_goes_on(monkeypatch):

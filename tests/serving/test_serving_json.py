@@ -15,13 +15,7 @@ from mlx_h2o.serving.grammar import matcher, vocabulary_of
 from models.tiny import build
 from serving.test_serving_http import CHAT, REFUSED, app_of, chat, check_refused, pieces, post
 
-SCHEMA = {
-    "type": "object", "required": ["name", "age", "kind"], "additionalProperties": False,
-    "properties": {
-        "name": {"type": "string", "maxLength": 8}, "kind": {"enum": ["ship", "sea"]},
-        "age": {"type": "integer", "minimum": 0, "maximum": 99},
-    },
-}  # fmt: skip
+SCHEMA = REFUSED["schema"]
 FORMAT = {"type": "json_schema", "json_schema": {"name": "thing", "schema": SCHEMA}}
 MUCH = {"max_tokens": 120, "response_format": FORMAT}
 

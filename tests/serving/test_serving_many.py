@@ -12,33 +12,11 @@ from typing import Any
 import httpx
 import pytest
 
-from serving.test_serving_http import (
-    CHAT,
-    REFUSED,
-    TEXT,
-    WRONG,
-    WRONG_CHATS,
-    app_of,
-    as_json,
-    pieces,
-)
+from serving.test_serving_http import CHATS, REFUSED, TEXT, WRONG_CHATS, app_of, as_json, pieces
 
-ASKED: list[dict[str, Any]] = [
-    {"prompt": TEXT},
-    {"prompt": TEXT[:40], "stop": ["e"]},
-    {"prompt": f"{TEXT} the ship", "logprobs": 2},
-    {"prompt": "The ship was", "temperature": 0.9, "seed": 5},
-    {"prompt": TEXT, "repetition_penalty": 1.3, "logit_bias": {"7": -3}},
-    {"messages": CHAT},
-    {"messages": [*CHAT, {"role": "assistant", "content": "Deep."}, *CHAT]},
-]
+ASKED = CHATS["at once"]
 LONG = [["ab"] * 64, "x" * 1000, ["ab"] * 20_000]
 EXTREME: list[dict[str, Any]] = [*REFUSED["extreme"], *({"stop": stop} for stop in LONG)]
-RAW = [
-    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
-    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n{",
-    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1e3\r\n\r\n{}",
-]
 
 
 def answer(client: httpx.Client, body: dict[str, Any], **more: Any) -> httpx.Response:
@@ -70,14 +48,14 @@ def hostile(client: httpx.Client) -> list[Callable[[], bool]]:
             client.post("completions", **body, timeout=0.5)
         return True
 
-    def breaks_off(sent: bytes) -> bool:
+    def breaks_off(sent: str) -> bool:
         with socket.create_connection((client.base_url.host, client.base_url.port)) as raw:
-            raw.sendall(sent)
+            raw.sendall(sent.encode("latin-1"))
         return True
 
     tried: list[tuple[Callable[[Any], bool], list[Any]]] = [
-        (refused, [body for body, _ in (*WRONG[::2], *WRONG_CHATS[::2])]),
-        (extreme, EXTREME), (breaks_off, RAW), (leaves, [False, True] * 4),
+        (refused, [body for body, _ in (*REFUSED["completions"][::2], *WRONG_CHATS[::2])]),
+        (extreme, EXTREME), (breaks_off, REFUSED["raw"]), (leaves, [False, True] * 4),
     ]  # fmt: skip
     return [partial(act, given) for act, all in tried for given in all][-40:]
 

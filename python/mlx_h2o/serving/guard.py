@@ -22,6 +22,7 @@ from .answers import failure
 
 _LOCAL = {"localhost", "127.0.0.1", "::1"}
 _OPEN = {"/health", "/openapi.json"}  # paths that need no key
+_MOST = 1 << 20  # values in a body; texts and lists count 8 times, objects 32 times
 
 
 class Guard(CORSMiddleware):
@@ -44,7 +45,8 @@ class Guard(CORSMiddleware):
         super().__init__(self._let_in, allow_origin_regex=".*", **anything)
         self._behind, self.key, self.most = app, key, most
         names = (one if "://" in one else f"//{one}" for one in hosts)
-        self.hosts, self.origins = _LOCAL | {*map(_host_of, names)}, set(origins)
+        self.hosts = _LOCAL | {*map(_host_of, names)}
+        self.origins = {one.lower().rstrip("/") for one in origins}  # as browsers write them
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -65,7 +67,7 @@ class Guard(CORSMiddleware):
 
     def _refusal(self, headers: Headers) -> str:
         host, origin = _host_of(f"//{headers.get('host', '')}"), headers.get("origin")
-        known: Any = {"*", host} & self.hosts
+        known: Any = {"*", host} & self.hosts or "host" not in headers  # every browser names one
         with contextlib.suppress(ValueError):  # an address cannot be rebound, as a name can
             known = known or ipaddress.ip_address(host)
         if not known:
@@ -76,15 +78,25 @@ class Guard(CORSMiddleware):
         return f"the origin {origin!r} is not served: expected --allowed-origins to name it."
 
     def _counted(self, receive: Any) -> Any:
-        seen = 0
+        size = values = within = 0  # within: 1 if a text goes on in the next part of the body
+        begun = b""  # of an escape
 
         async def counted() -> Any:
-            nonlocal seen
+            nonlocal size, values, within, begun
             message = await receive()
-            seen += len(message.get("body", b""))
-            if seen > self.most:
-                said = f"the body has {seen:,} bytes or more, expected at most {self.most:,}."
-                raise HTTPException(413, failure(said))
+            part = message.get("body", b"")
+            plain = (begun + part).replace(rb"\\", b"")
+            begun = plain[-1:] if plain.endswith(b"\\") else b""
+            texts = plain.replace(rb"\"", b"").split(b'"')
+            rest = b"".join(texts[within::2])
+            within = (within + len(texts) - 1) % 2
+            size += len(part)
+            values += rest.count(b",") + 4 * (len(texts) - 1)
+            values += 8 * rest.count(b"[") + 32 * rest.count(b"{")
+            for found, most, what in ((size, self.most, "bytes"), (values, _MOST, "values")):
+                if found > most:
+                    said = f"the body has {found:,} {what} or more, expected at most {most:,}."
+                    raise HTTPException(413, failure(said))
             return message
 
         return counted

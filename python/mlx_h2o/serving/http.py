@@ -31,6 +31,7 @@ from .schema import Body, ChatBody, CompletionBody, what_is_wrong
 
 _LONG = 1 << 16  # a body of this many bytes must not hold up shorter ones
 _UNREAD = 1 << 13  # pieces that wait for a slow client before its answer fails
+_PATIENCE = 60  # seconds that pieces wait, and none is read, before it fails
 
 
 @dataclass(frozen=True)
@@ -78,15 +79,7 @@ def make_app(engine: Engine, settings: ServerSettings) -> FastAPI:
 _DETAIL: Any = dict.fromkeys(("message", "type"), (str, ...))
 _DETAIL |= dict.fromkeys(("param", "code"), (str | None, ...))
 _ERROR = create_model("Error", error=(create_model("ErrorDetail", **_DETAIL), ...))
-_RESPONSES: dict[int | str, dict[str, Any]] = {
-    status: {"model": _ERROR, "description": said}
-    for status, said in (
-        (400, "the request is invalid, and why"), (401, "no API key, or a wrong one"),
-        (403, "the host or origin is not allowed"), (404, "there is no such path or model"),
-        (413, "the body is too long"),
-        (500, "the answer failed"), (503, "too many requests wait, or the engine has ended"),
-    )
-}  # fmt: skip
+_RESPONSES: Any = {one: {"model": _ERROR} for one in (400, 401, 403, 404, 413, 500, 503)}
 
 
 class _Asking:
@@ -140,10 +133,8 @@ class _Asking:
             said = f"n is {body.n} for {prompts:,} prompts, which makes {count:,} answers: "
             raise ValueError(f"{said}expected at most {most:,}, the server's --max-queue.")
         is_long = int(asked.headers.get("content-length", _LONG)) >= _LONG
-        found = await to_thread.run_sync(
-            body.encoded, self.engine.tokenizer, self.settings.template,
-            limiter=self._long if is_long else self._short,
-        )  # fmt: skip
+        apart = partial(to_thread.run_sync, limiter=self._long if is_long else self._short)
+        found = await apart(body.encoded, self.engine.tokenizer, self.settings.template)
         grammar = None
         if isinstance(body, ChatBody) and body.answer_schema is not None:
             if found[0][1] != "normal":
@@ -164,8 +155,7 @@ class _Asking:
             )
             for place, (tokens, state) in enumerate(found) for choice in range(body.n)
         ]  # fmt: skip
-        for one in requests:
-            self.engine.check(one)
+        await apart(lambda: [*map(self.engine.check, requests)])
         self.engine.submit(requests)
         return requests
 
@@ -177,12 +167,17 @@ class _Asking:
         told: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
         requests: list[Request] = []
         loop = asyncio.get_running_loop()
+        waited, since = 1, came  # pieces after the last one came; when some were read last
 
         def tell(index: int, event: Event) -> None:
-            if told.qsize() >= _UNREAD:
-                event = Event(error=TimeoutError(f"{_UNREAD:,} pieces of it were not read"))
+            nonlocal waited, since
+            if (count := told.qsize()) < waited:
+                since = time.monotonic()
+            if count >= _UNREAD or time.monotonic() - since > _PATIENCE:
+                event = Event(error=TimeoutError(f"{count:,} pieces of it were not read"))
                 self.engine.leave(requests)
             told.put_nowait((index, event))
+            waited = count + 1
 
         def sink(index: int, event: Event) -> None:
             with contextlib.suppress(RuntimeError):  # the loop has ended, and nobody listens
@@ -206,7 +201,8 @@ class _Asking:
         whole, piece = heads(self.settings.name, isinstance(body, ChatBody))
         pieces, took = self._pieces(requests, choices, told, came), partial(usage, requests, body.n)
         if body.stream:
-            events = _as_stream(piece, pieces, took if body.stream_options.include_usage else None)
+            wanted = body.stream_options.get("include_usage")
+            events = _as_stream(piece, pieces, took if wanted else None)
             return StreamingResponse(events, media_type="text/event-stream")
         leaving = asyncio.ensure_future(tell_of_leaving())
         try:

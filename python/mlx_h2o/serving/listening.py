@@ -53,6 +53,7 @@ class _Server(uvicorn.Server):
         # asyncio tries ``backlog`` accepts at once, and logs each without free files: it gets 1.
         for one in sockets or []:
             one.listen(_BACKLOG)
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)  # more hides who reads not
 
     async def on_tick(self, counter: int) -> bool:
         return await super().on_tick(counter) or self._engine.ended.is_set()

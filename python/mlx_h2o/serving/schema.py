@@ -50,14 +50,10 @@ class _Part(BaseModel):
             return given
         found = {name: value for name, value in given.items() if value is not None}
         if cls.model_config["extra"] == "forbid":
-            known = {field.alias or name for name, field in cls.model_fields.items()}
+            known = cls.__signature__.parameters  # computed once, with aliases
             for name in [name for name in found if name not in known][1:]:
                 del found[name]
         return found
-
-
-class StreamOptions(_Part):
-    include_usage: bool = False
 
 
 class JsonSchema(_Part):
@@ -141,7 +137,7 @@ class _Body(_Part):
     n: int = Field(1, ge=1, le=128)
     stop: _Stop | Annotated[_List[_Stop], Field(max_length=64)] = Field(default_factory=list)
     stream: bool = False
-    stream_options: StreamOptions = Field(default_factory=StreamOptions)
+    stream_options: dict[Literal["include_usage"], bool | None] = Field(default_factory=dict)
     logit_bias: dict[_Token, _Bias] = Field(default_factory=dict, fail_fast=True)
     repetition_penalty: float = Field(1.0, ge=0.01, le=100)
     presence_penalty: float = Field(0.0, ge=-100, le=100)
@@ -154,14 +150,15 @@ class _Body(_Part):
     @model_validator(mode="before")
     @classmethod
     def _is_text(cls, given: Any) -> Any:
-        for name, value in given.items() if isinstance(given, dict) else ():
+        found: Any = cls._plain(given)  # type: ignore[operator]
+        for name, value in found.items() if isinstance(found, dict) else ():
             try:
                 json.dumps([name, value], ensure_ascii=False).encode()
             except (UnicodeEncodeError, RecursionError) as error:
                 deep = isinstance(error, RecursionError)
                 said = "is nested too deeply" if deep else "has half of a surrogate pair"
                 raise ValueError(f"{ascii(name)[1:-1]:.80} {said}") from error
-        return given
+        return found
 
     def sampling(self, defaults: Sampling, choice: int) -> Sampling:
         """How to sample a choice; each choice has its own seed."""
