@@ -89,9 +89,10 @@ class Memory:
         self.free = beside - self.reserved
         if self.free <= 0:
             own = ", three quarters of this machine's" if limit == usual_bytes() else ""
+            needed = (limit - limit // _FREED - self.free) * _FREED // (_FREED - 1)
             raise ValueError(
-                f"--memory is {limit:,} bytes{own}, expected more than {limit - self.free:,}: the "
-                f"weights have {weights:,}, and reading prompts, {self.prompts} at a time, takes "
+                f"--memory is {limit:,} bytes{own}, expected more than {needed:,}: weights have "
+                f"{weights:,}, and reading prompts, {self.prompts} at a time, takes "
                 f"{self.reserved:,} (less with a smaller --prefill-step-size, or fewer at a time)."
             )
 
