@@ -38,11 +38,10 @@ TEXT = "It was a dark night, and the wind was in the trees. The captain looked a
 class Server:
     """One that answers."""
 
-    port: int
     process: subprocess.Popen[bytes]
 
     def __init__(self, log: Path) -> None:
-        self.log = log
+        self.log, self.port = log, 0
 
     def ask(self, prompt: str, **settings: Any) -> dict[str, Any]:
         """The answer to a completion, or what the server says is wrong."""
@@ -238,8 +237,7 @@ def test_caches_on_disk_are_of_a_model_settings_and_a_format(monkeypatch):
 
 
 def test_as_many_prompts_and_answers_at_a_time_as_fit(tmp_path, refused):
-    """Of the demo model in 600 MB there are fewer than usual, which is said; a number that was
-    asked for is kept or refused."""
+    """In 600 MB there are fewer than usual, which is said; one asked for is kept or refused."""
     with serving(tmp_path, "--memory 600MB") as server:
         assert server.ask(TEXT)["usage"]["completion_tokens"] == 12
         said = server.log.read_text()
@@ -255,6 +253,9 @@ def test_prompts_that_are_read_take_half_of_what_the_weights_leave():
     def fits(limit: int, **given: int) -> Memory:
         return Memory([model], lambda: make_prompt_cache(model), limit * 10**6, **given)
 
+    with pytest.raises(ValueError, match="expected more than") as error:
+        fits(100)
+    assert fits(int(re.findall(r"more than (\d+),", str(error.value))[0]) + 1).free > 0
     for limit, prompts in ((400, 1), (1000, 2), (8000, 8)):
         found = fits(limit)
         assert (found.prompts, found.lowered) == (prompts, prompts < 8)

@@ -75,8 +75,7 @@ def serving(
     count: int, model: str, folder: Path, environment: dict[str, str], *flags: str,
     dies: bool = False,
 ) -> Iterator[Group]:  # fmt: skip
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+    with socket.create_server(("127.0.0.1", 0)) as probe:
         port = int(probe.getsockname()[1])
     command = ["-m", "mlx_h2o", "server", "--model", model, "--port", str(port), *flags]
     command += ["--memory", "4GB", "--grace", "2"]

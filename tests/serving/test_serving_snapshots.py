@@ -14,6 +14,7 @@ from engines import tiny as tiny_model
 from mlx_h2o import make_prompt_cache
 from mlx_h2o.lm.routing import routing_for
 from mlx_h2o.serving.disk import PromptStore
+from mlx_h2o.serving.kept import key_of
 from mlx_h2o.serving.snapshots import Snapshots, held_tokens, places
 from models import tiny
 from tiny_models import random_prompt, tiny_gemma3, tiny_qwen3
@@ -33,7 +34,8 @@ def test_what_evicted_nothing_serves_every_beginning():
     kept.keep(TEXT, read(TEXT))
     for asked, length in ((TEXT, 17), (TEXT[:9], 8), ([*TEXT, 1], 18), ([*TEXT[:5], 63, 1], 5)):
         caches, found = kept.find(asked)
-        assert found == length == kept.longest(asked) and set(held_tokens(caches)) == {length}
+        assert found == length == kept.best(key_of(asked))[0]
+        assert set(held_tokens(caches)) == {length}
     assert kept.find([63, *TEXT]) == ([], 0)
     assert held_tokens(kept.find([*TEXT, 1])[0]) == [18, 18]  # the copies were cut, not it
 
@@ -41,8 +43,8 @@ def test_what_evicted_nothing_serves_every_beginning():
 def test_what_evicted_serves_what_goes_on_from_it():
     kept = Snapshots(1 << 30)
     kept.keep(TEXT, read(TEXT, max_kv_size=8, sink_size=1, policy="keydiff"))
-    assert kept.longest([*TEXT, 1]) == 18
-    assert kept.longest(TEXT) == kept.longest(TEXT[:9]) == 0
+    assert kept.best(key_of([*TEXT, 1]))[0] == 18
+    assert kept.best(key_of(TEXT))[0] == kept.best(key_of(TEXT[:9]))[0] == 0
 
 
 @pytest.mark.parametrize("more", [{"policy": "h2o"}, {"kv_bits": 8, "light_bits": 4}])
@@ -60,7 +62,7 @@ def test_ranks_are_those_of_the_text_alone(more):
 def test_a_key_never_says_more_than_its_caches():
     kept = Snapshots(1 << 30)
     assert kept.keep([*TEXT, 1, 2], read(TEXT)) == 18
-    assert kept.longest([*TEXT, 1, 2, 3]) == 18
+    assert kept.best(key_of([*TEXT, 1, 2, 3]))[0] == 18
     uneven = read(TEXT)
     uneven[1].trim(2)
     kept = Snapshots(1 << 30)

@@ -23,6 +23,7 @@ from ..lm.ranks import ranks_of
 from ..lm.routing import context_length, routing_for
 from ..lm.sharing import common
 from .disk import PromptStore
+from .kept import key_of
 from .lanes import Lanes
 from .memory import Memory, bounds
 from .request import BusyError, Event, Request
@@ -33,8 +34,7 @@ _LOG = logging.getLogger("mlx_h2o")
 _AGAIN = 3  # failed steps that a running request survives before it counts as their cause
 _EVERY = 256  # tokens of an answer between two snapshots, if its caches will evict rows
 _WORTH = 64  # shared tokens from which waiting for another request's prefill pays
-_BEAT = 0.02  # seconds between two looks of idle ranks for news from the first one
-_MOMENT = 0.02  # seconds to wait at most for requests that arrive together
+_MOMENT = 0.02  # seconds to wait at most for requests that arrive together, or for other ranks
 _News = tuple[list[Request], set[int], bool, bool]
 """New requests, the numbers of those whose client left, whether to end, and to give up."""
 
@@ -88,7 +88,6 @@ class Engine:
         self._running: dict[int, Request] = {}
         self._come: list[Request] = []  # filled by other threads
         self.expected = 0
-        self._numbers = itertools.count(1)
         self._waiting: deque[Request] = deque()  # those that ran when a step failed come first
         self._lone_failures = 0
         self._context = context_length(self.model)  # None once the warning is logged
@@ -131,8 +130,6 @@ class Engine:
                 raise BusyError("the server is shutting down")
             if self.waiting + len(requests) > self.memory.queue:
                 raise BusyError(f"{self.waiting:,} requests wait already")
-            for one in requests:
-                one.number = next(self._numbers)
             self._come += requests
             self._wake.notify()
 
@@ -140,8 +137,6 @@ class Engine:
         """Drop these requests: their client is gone."""
         for one in requests:
             one.left = True
-        with self._wake:
-            self._wake.notify()
 
     @property
     def running(self) -> int:
@@ -164,7 +159,7 @@ class Engine:
         with self._wake:
             self._closing = True
             self._wake.notify()
-        whole = self.ended.wait(timeout)
+        whole = self.ended.wait(timeout) or not (self.running or self.waiting)
         if not (whole or self.gave_up):
             _LOG.warning("%d requests were not completed", self.running + self.waiting)
             self.gave_up = True
@@ -217,7 +212,7 @@ class Engine:
         here = [*self._running.values(), *self._waiting]
         with self._wake:
             if not (here or untold):
-                self._wake.wait_for(lambda: self._come or self._closing, None if alone else _BEAT)
+                self._wake.wait_for(lambda: self._come or self._closing, None if alone else _MOMENT)
                 full = self.memory.queue
                 self._wake.wait_for(lambda: not self.expected or self.waiting >= full, _MOMENT)
             come, self._come = self._come, []
@@ -270,7 +265,7 @@ class Engine:
         better wait and reuse its snapshot."""
         if not self.snapshots.max_bytes:
             return False
-        enough = self.snapshots.longest(request.prompt) + _WORTH
+        enough = self.snapshots.best(key_of(request.prompt))[0] + _WORTH
         for one in self._running.values():
             if not one._places or one.answer:
                 continue
@@ -426,7 +421,5 @@ def _stay_behind(life: list[Callable[[], None]]) -> None:
 def _have_batches(caches: Sequence[Any]) -> bool:
     """Whether such caches can be merged into a batch."""
     with suppress(AttributeError, ValueError):
-        for one in caches:
-            one.merge([one, one])
-        return True
+        return bool([one.merge([one, one]) for one in caches])
     return False

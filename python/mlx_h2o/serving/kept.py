@@ -1,5 +1,4 @@
-"""A store keyed by token sequences: found by the longest shared prefix, and dropped in the order of
-last use."""
+"""A store keyed by tokens: found by the longest shared prefix, dropped in the order of last use."""
 
 from __future__ import annotations
 

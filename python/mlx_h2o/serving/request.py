@@ -50,7 +50,7 @@ class Request:
     grammar: Any = None  # a matcher, whose copy constrains the answer; None: nothing does
 
     left: bool = False  # set once no client waits for the answer any more
-    number: int = 0  # set by the engine, in the order of submission
+    number: int = field(default_factory=itertools.count(1).__next__)  # the same in all ranks
     cached: int | None = None  # prompt tokens taken from a snapshot, once that is known
     answer: list[int] = field(default_factory=list)
     failure: Exception | None = None

@@ -32,10 +32,6 @@ class Snapshots(Kept[list[Any]]):
         super().__init__(max_count)
         self.max_bytes, self.ranks = max_bytes, ranks
 
-    def longest(self, tokens: Sequence[int]) -> int:
-        """The length of the prefix that :meth:`find` would return; never all tokens."""
-        return self.best(key_of(tokens))[0]
-
     def find(self, tokens: Sequence[int]) -> tuple[list[Any], int]:
         """Copies of the caches of the longest prefix of ``tokens`` that is kept, and its length,
         which is less than ``len(tokens)``; ([], 0) if there are none."""
