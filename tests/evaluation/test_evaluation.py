@@ -372,7 +372,10 @@ def test_a_result_is_taken_up_again(tiny, tmp_path):
     file.write_text(json.dumps(again | {"environment": again["environment"] | {"mlx": "0.1"}}))
     with pytest.raises(ValueError, match="measurements of another environment"):
         evaluated(tiny, file=file)
-    for wrong in (b"[]", b"\xff"):
+    edits = {"bytes": "x"}, {"share": "1/0"}, {"arm": []}, {"tokens": "7"}, {"figures": {"loss": 1}}
+    records = ([again["records"][0] | edit] for edit in edits)
+    edited = (json.dumps(again | {"records": one}).encode() for one in (*records, ["figures"]))
+    for wrong in (b"[]", b"\xff", b"[" * 10**5, *edited):
         file.write_bytes(wrong)
         with pytest.raises(ValueError, match="is not a result of evaluate"):
             evaluated(tiny, file=file)

@@ -21,7 +21,7 @@ from .arms import ARMS, DEFAULT, Arm, Sizes
 from .environment import blas, environment
 from .questions import Settings
 from .reading import Progress
-from .report import Result
+from .report import Result, table
 from .tasks import Case, cases
 
 TaskProgress = Callable[[str, int, int], None]
@@ -156,13 +156,15 @@ def _known(file: Path | None, what: dict[str, Any]) -> list[dict[str, Any]]:
     try:
         found = json.loads(text)
         records = [record for record in found["records"] if "figures" in record]
+        # Raises if a record has not what the table of all of them will show.
+        _ = table({"records": records}), sum(one["bytes"] + one["tokens"] for one in records)
         own = {"lengths": what["settings"]["lengths"]}  # records say theirs
         found["settings"] = {**_said(Settings()), **found["settings"], **own}
         # Fields that earlier versions did not write count as equal; arms may differ.
         known = found.get("arm", {})
         found = {name: what[name] for name in ("fingerprint", "ruler")} | found
         found["arm"], what["arm"] = what["arm"] | known, known | what["arm"]
-    except (ValueError, KeyError, TypeError) as error:
+    except Exception as error:  # people may have edited anything in it
         raise ValueError(f"{file} is not a result of evaluate, expected one, or no file") from error
     for name in ("model", "texts", "settings", "environment", "fingerprint", "ruler", "arm"):
         if found.get(name) != what[name]:
