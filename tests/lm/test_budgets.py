@@ -181,6 +181,8 @@ def test_packed_rows_of_a_batch_are_read_outside_of_routing():
         ([12, "a"], "a budget is 'a', expected an int"),
         ([12, True], "a budget is True, expected an int"),
         ([12, 4], "a budget is 4, sink_size is 4, expected fewer than max_kv_size = 4"),
+        ([12, [12, 12, 12]], "budgets.1. is of 3 KV heads, expected 2 as qwen3 has"),
+        ([[12], 12], "budgets.0. is of 1 KV heads, expected 2 as qwen3 has"),
         ([12, H2OConfig.of(kv_bits=8)], "a budget has kv_bits 8, expected None"),
     ],
 )

@@ -51,11 +51,14 @@ Budgets = Sequence[_Own | Sequence[_Own]] | str | PathLike[str]
 or a file that holds them."""
 
 
-def layer_configs(config: H2OConfig, budgets: Budgets, layers: int) -> list[list[H2OConfig]]:
+def layer_configs(
+    model: Any, config: H2OConfig, budgets: Budgets, layers: int
+) -> list[list[H2OConfig]]:
     """The settings of each KV head of each evicting layer, or of all of its heads at once.
 
     Raises:
-        ValueError: not one budget for each layer, an invalid budget, or a file without any.
+        ValueError: not one budget for each layer, or for each KV head of one; an invalid budget, or
+            a file without any.
     """
     given: Any = read_budgets(budgets) if isinstance(budgets, str | PathLike) else budgets
     count = len(given) if isinstance(given, list | tuple) else f"{given!r} as"
@@ -63,6 +66,12 @@ def layer_configs(config: H2OConfig, budgets: Budgets, layers: int) -> list[list
         said = f"found {count} budgets, expected one for each of the {layers} layers that evict."
         raise ValueError(f"[make_prompt_cache] {said}")
     lists = (own if isinstance(own, list | tuple) and own else [own] for own in given)
+    counts = [len(own) if isinstance(own, list | tuple) else 0 for own in given]
+    known = [ranks_of(model).size * one for one in Outline(model).heads] if any(counts) else counts
+    for layer, (found, heads) in enumerate(zip(counts, known, strict=True)):
+        if found and heads not in (0, found):
+            said = f"budgets[{layer}] is of {found} KV heads, expected {heads}"
+            raise ValueError(f"[make_prompt_cache] {said} as {model_name(model)} has.")
     return [[_config(config, one) for one in own] for own in lists]
 
 

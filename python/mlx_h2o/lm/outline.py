@@ -56,6 +56,11 @@ class Outline:
         """Bytes of the weights."""
         return sum(array.nbytes for _, array in cast(Any, tree_flatten)(self.parameters()))
 
+    @property
+    def heads(self) -> list[int]:
+        """KV heads of each plain KVCache; 0 if its layer reads another layer's rows."""
+        return [*_heads(self.make_cache(), self.kept)]
+
     def make_cache(self) -> list[Any]:
         """mlx_lm's own caches."""
         return mlx_lm_cache.make_prompt_cache(self.model)
@@ -104,6 +109,14 @@ def _kept(cache: Any, narrow: bool) -> Any:
     queries = getattr(cache, "queries", None)
     kept = cache.keys, cache.values, cache.keys if queries is None else queries
     return [one.astype(mx.float16) for one in kept] if wide else kept
+
+
+def _heads(caches: Sequence[Any], kept: Sequence[Any]) -> Iterator[int]:
+    for cache, own in zip(caches, kept, strict=True):
+        if isinstance(cache, mlx_lm_cache.CacheList):
+            yield from _heads(cache.caches, own)
+        elif type(cache) is mlx_lm_cache.KVCache:
+            yield 0 if own[0] is None else own[0].shape[1]
 
 
 def _kind(cache: Any, kept: Any) -> Any:

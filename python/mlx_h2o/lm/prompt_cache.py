@@ -112,9 +112,11 @@ def make_prompt_cache(
         wanted = "at least one layer whose rows could be evicted, outside of evicting(model)"
         said = f"{name} makes no plain KVCache, expected {wanted}."
         raise ValueError(f"[make_prompt_cache] {said}")
-    if budgets is None and layers == "probe" and config.max_kv_size is not None:
-        budgets = rows_by_head(model, config, count, length)
-    heads = [[config]] * count if budgets is None else layer_configs(config, budgets, count)
+    heads = [[config]] * count
+    if budgets is not None:
+        heads = layer_configs(model, config, budgets, count)
+    elif layers == "probe" and config.max_kv_size is not None:
+        heads = rows_by_head(model, config, count, length) or heads
     unequal = len({one for own in heads for one in own}) > 1
     wrong = [one.kv_bits for own in heads for one in own if one.kv_bits != config.kv_bits]
     if wrong:
@@ -197,6 +199,7 @@ def fit_bytes(
     def held(bits: _Bits, rows: int) -> float:
         return measured(partial(nbytes, bits), rows)
 
+    @functools.cache
     def most(bits: _Bits) -> int:  # that fit on every rank
         return ranks_of(model).least(most_rows(partial(nbytes, bits), least, limit))[0]
 
@@ -209,24 +212,21 @@ def fit_bytes(
     if (unserved := held(free, least + 64) == math.inf) and chosen:
         chosen = {}
         unserved = held(free, least + 64) == math.inf
-    if known or unserved or (longest and held(bits, longest) <= limit):
-        rows = most(bits)
-    else:
+    if not (known or unserved or (longest and held(bits, longest) <= limit)):
         bits, why = free, "the fewest that cost nothing"
         tokens = min(length or sizing.SOME, context or sizing.SOME)
         if (rows := most(bits)) * sizing.SCARCE < tokens:
             bits, why = _one_size(bits, -1), "few, since less than a fifth of the tokens stay"
         elif rows < longest < rows * sizing.PLENTY:
             bits, why = _one_size(bits, 1), "more, since over half of the tokens stay"
-        rows = most(bits)
-        while 0 < longest <= rows:
+        while 0 < longest <= most(bits):
             keys, values = _one_size(bits, 1)
             larger = [(keys, values), (keys, bits[1]), (bits[0], values)]
             more = next((one for one in larger if held(one, longest) <= limit), bits)
             if more == bits:
                 break
             bits, why = more, "the most that hold every token"
-        rows = most(bits)
+    rows = most(bits)
     full, peak = each_nbytes(bits, rows), sum(each_nbytes(bits, rows, PROMPT_CHUNK))
     return Sizing(config_of(bits, rows), sum(full), peak, sum(full[1:]), why)
 
