@@ -7,6 +7,7 @@ from itertools import islice
 import pytest
 
 from mlx_h2o import H2OConfig, batch_generate, generate, make_prompt_cache, stream_generate
+from mlx_h2o.lm.layers import known_probe
 from models import tiny
 from routing_checks import SETTINGS
 from serving.test_serving_snapshots import MADE
@@ -89,10 +90,13 @@ def test_a_model_of_the_two_that_shows_no_scores():
 
 @pytest.mark.parametrize(("kind", "most"), [("windows", 23), ("hybrid", 0)])
 def test_a_model_that_cannot_take_back_so_many_tokens_is_refused(kind, most):
-    """Or its windows would keep drafts that were wrong, without a word."""
-    model, given = MADE[kind](), {"draft_model": tiny_qwen3(seed=9), "max_kv_size": None}
-    with pytest.raises(ValueError, match=f"expected at most {most} with a draft model"):
-        generate(model, tiny_tokenizer(), PROMPT, max_tokens=4, **given)
+    """Or its windows would keep drafts that were wrong, without a word. No model is probed."""
+    pair = MADE[kind](), tiny_qwen3(seed=9)
+    for (model, draft), of in ((pair, "gemma3_text|lfm2"), (pair[::-1], "the draft model")):
+        said = f"expected at most {most} with a draft model: the [RA].*Cache of ({of}) cannot take"
+        with pytest.raises(ValueError, match=said):
+            generate(model, tiny_tokenizer(), PROMPT, max_tokens=4, draft_model=draft)
+        assert known_probe(model) is None
 
 
 def test_caches_that_could_not_take_back_are_refused_at_the_start():

@@ -10,6 +10,8 @@ import mlx.core as mx
 from mlx_lm.generate import DEFAULT_MODEL
 
 from ..lm.generate import generate, load, tokens_ahead
+from ..lm.generation_checks import check_drafts
+from ..lm.models import stock_caches
 from ..lm.ranks import Ranks
 from ..lm.saving import load_prompt_cache, saved_texts
 from . import options
@@ -61,6 +63,8 @@ def run(args: argparse.Namespace, settings: options.CacheSettings, ranks: Ranks)
         caches = load_prompt_cache(args.prompt_cache_file, model=model)
     else:
         both = model, draft and draft[0], tokens_ahead(tokens, args.max_tokens)
+        if draft is not None:
+            check_drafts("generate", stock_caches(both[:2]), *both[::2])
         caches = settings.fitted(*both).caches(*both)
     drafts = {"draft_model": draft[0], "num_draft_tokens": drafted} if draft else {}
     with Watch() as watch:

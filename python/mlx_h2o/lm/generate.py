@@ -26,7 +26,7 @@ from ..demo import DEMO, model_path
 from ..errors import check, check_int
 from .files import texts_of
 from .generation_checks import COUNTS, check_caches, check_drafts, checked_tokens, within_all
-from .models import by_model, is_padded
+from .models import by_model, is_padded, stock_caches
 from .prompt_cache import NAMES, make_prompt_cache
 from .ranks import dealt_out
 from .routing import args_of, check_given, context_length, held_tokens, model_name, routing_for
@@ -351,6 +351,8 @@ def _caches(
         wanted = "expected one or the other: caches bring their own settings."
         raise ValueError(f"[{operation}] found prompt_cache and the settings {named}, {wanted}")
     if given is None:
+        if drafted:  # before the models are probed
+            check_drafts(operation, stock_caches(models), models[0], seen)
         usual: dict[str, Any] = {"length": seen, "draft_model": models[1] if models[1:] else None}
         config: Any = settings.get("max_kv_size")
         if drafted and not isinstance(config, H2OConfig):

@@ -57,19 +57,21 @@ def checked_tokens(operation: str, name: str, tokens: Any, models: Sequence[Modu
 
 
 def check_drafts(operation: str, caches: Any, model: Module, seen: int | None) -> None:
-    """Raises ValueError if a cache, of the model or of its draft model, cannot trim rejected drafts
-    once it has seen ``seen`` tokens (None: any number): full windows and states cannot. Also if
-    the model has not one for each layer, since mlx_lm takes the draft model's from there on."""
-    most, tokens = math.inf, math.inf if seen is None else seen
+    """Raises ValueError if these caches, of the model and then of its draft model, cannot trim
+    rejected drafts once they have seen ``seen`` tokens (None: any number): full windows and states
+    cannot. Also if the model has not one for each layer, since mlx_lm takes those of the draft
+    model from there on."""
     if (count := layers_of(model)) != (layers := len(cast(Any, model).layers)):
         said = f"{model_name(model)} has {count} caches for {layers} layers."
         raise ValueError(f"[{operation}] draft_model is given, expected None: {said}")
-    for one in parts_of(caches):
-        left = getattr(one, "max_size", math.inf) - 1 - one.offset if one.is_trimmable() else 0
-        most = min(most, left)
-    if tokens > most:
-        said = f"[{operation}] max_tokens makes {tokens:,} tokens with the prompt, expected at most"
-        raise ValueError(f"{said} {most:,} with a draft model: a cache cannot take back more.")
+    for whose, own in ((model_name(model), caches[:count]), ("the draft model", caches[count:])):
+        for one in parts_of(own):
+            most = getattr(one, "max_size", math.inf) - 1 - one.offset if one.is_trimmable() else 0
+            if (math.inf if seen is None else seen) > most:
+                many = "any number of" if seen is None else f"{seen:,}"
+                said = f"max_tokens makes {many} tokens with the prompt, expected at most {most:,}"
+                why = f"the {type(one).__name__} of {whose} cannot take back more"
+                raise ValueError(f"[{operation}] {said} with a draft model: {why}.")
 
 
 def check_caches(operation: str, caches: Any, models: Sequence[Module], drafted: int = 0) -> None:

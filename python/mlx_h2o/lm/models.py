@@ -54,13 +54,19 @@ def computes_with_keys(model: Any) -> bool:
 
 def layers_of(model: Any) -> int:
     """The number of a model's caches."""
-    return len(mlx_lm_cache.make_prompt_cache(model))
+    return len(stock_caches([model]))
+
+
+def stock_caches(models: Sequence[Any]) -> list[Any]:
+    """mlx_lm's own caches of each model, one after another."""
+    return [one for model in models for one in mlx_lm_cache.make_prompt_cache(model)]
 
 
 def by_model(models: Sequence[Any], caches: Sequence[Any]) -> list[tuple[Any, list[Any]]]:
     """Each model with its caches, which follow those of the one before."""
+    *first, last = models
     rest = iter(caches)
-    return [(one, [*islice(rest, layers_of(one))]) for one in models]
+    return [*((one, [*islice(rest, layers_of(one))]) for one in first), (last, [*rest])]
 
 
 def handed(model: Any, packs: bool) -> str:
