@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -34,6 +35,8 @@ def ended(called: str, run: Callable[[], int]) -> int:
     """Run a program and return its exit status; an error is printed in one line."""
     # If standard input is closed, MLX's files could get its number, 0, which MLX reads as failure.
     sys.stdin = sys.stdin or os.fdopen(os.open(os.devnull, os.O_RDONLY))
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a locale may lack what a model writes
+        sys.stdout.reconfigure(errors="replace")
     try:
         status = run()
         print(end="", flush=True)  # does nothing if standard output is closed

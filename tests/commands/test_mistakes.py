@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from chat_families import FAMILIES, saved
+from mlx_h2o import cli
 
 GENERATE = ("generate", "--model", "demo", "--prompt", "a")
 EVALUATE = ("evaluate", "--model", "demo")
@@ -56,6 +57,12 @@ def test_a_name_that_the_hub_does_not_give(monkeypatch, refused):
 def test_standard_input_that_is_no_text(monkeypatch, refused):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe text")))
     assert "--texts -: 'utf-8' codec can't decode" in refused(*EVALUATE, "--texts", "-")
+
+
+def test_a_locale_that_lacks_a_character_of_an_answer(monkeypatch):
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written := io.BytesIO(), "ascii"))
+    assert cli.ended("chat", lambda: print("a\u00b7b") or 0) == 0
+    assert written.getvalue() == b"a?b\n"
 
 
 def test_a_template_that_refuses_a_prompt_is_told(tmp_path, refused):
