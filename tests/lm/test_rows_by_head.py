@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 from unittest.mock import Mock
@@ -176,26 +177,27 @@ def test_a_model_is_probed_once_and_files_remember_it(demo, folder, monkeypatch,
     again = mlx_h2o.load("demo")[0]  # another object of the same weights
     assert probe(demo) is first and probe(again) == first and len(calls) == 1
     (file,) = folder.rglob("*.json")
-    for text in ("", "[]", '{"format": 2}', '{"errors": []}'):
+    for text in ("", "[]", "[" * 10**5, '{"format": 2}', '{"errors": []}'):
         file.write_text(text)
         layers._known.clear()
         assert probe(demo) == first
-    assert len(calls) == 5
+    assert len(calls) == 6
     kept = json.loads(file.read_text())
-    for wrong in ([[0.1]], [["a"]] * 6, None, [0.1] * 6):
+    for wrong in ([[0.1]], [["a"]] * 6, None, [0.1] * 6, [[]] * 6, [[-1.0]] * 6, [[math.inf]] * 6):
         file.write_text(json.dumps(kept | {"gives": wrong}))
         layers._known.clear()
         assert probe(demo) == first
-    assert len(calls) == 9
+    assert len(calls) == 13
     layers._known.clear()
     assert probe(demo) == first
     said = "Probing once which heads of qwen3 retrieve; it takes a while"
-    assert caplog.messages == [said] * 9  # each time that it was, and not what was remembered
+    assert caplog.messages == [said] * 13  # each time that it was, and not what was remembered
 
 
 @pytest.mark.skipif(os.geteuid() == 0 and not Path("/proc").is_dir(), reason="needs /proc")
-def test_a_folder_that_cannot_be_written_is_no_error(demo, folder, monkeypatch):
-    monkeypatch.setenv("MLX_H2O_CACHE", "/proc/no/such/folder")
+@pytest.mark.parametrize("name", ["/proc/no/such/folder", "~no-such-user/folder"])
+def test_a_folder_that_cannot_be_written_is_no_error(demo, folder, monkeypatch, name):
+    monkeypatch.setenv("MLX_H2O_CACHE", name)
     assert len(probe(demo).gives) == 6
 
 

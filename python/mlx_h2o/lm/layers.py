@@ -265,8 +265,9 @@ def _probed(model: Any) -> Probe:
     growing = sum(type(one) is mlx_lm_cache.KVCache for one in stock)
     if not growing or any(type(one) is mlx_lm_cache.CacheList for one in stock):
         return Probe((), "has lists of caches in the place of some that grow")
-    folder = Path(os.environ.get("MLX_H2O_CACHE") or "~/.cache/mlx-h2o").expanduser() / "layers"
-    ranks, file = ranks_of(model), folder / f"{fingerprint(model)}.json"
+    folder = os.path.expanduser(os.environ.get("MLX_H2O_CACHE") or "~/.cache/mlx-h2o")
+    place = os.devnull if folder[0] == "~" else folder  # a user without a home keeps nothing
+    ranks, file = ranks_of(model), Path(place, "layers", f"{fingerprint(model)}.json")
     found = _read(file, growing)
     if not ranks.least(found is not None)[0]:  # all ranks probe, or none
         _LOG.warning("Probing once which heads of %s retrieve; it takes a while", model_name(model))
@@ -284,7 +285,8 @@ def _read(file: Path, layers: int) -> Probe | None:
         said = json.loads(file.read_text(encoding="utf-8"))
         both = said["gives"], said["errors"]
         given, errors = (tuple(tuple(map(float, one)) for one in side) for side in both)
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
-    whole = len(given) == layers and [*map(len, errors)] == [len(BITS)] * 2
-    return Probe(given, errors=errors) if whole else None
+    whole = len(given) == layers and all(given) and [*map(len, errors)] == [len(BITS)] * 2
+    numbers = all(0 <= one < math.inf for side in (*given, *errors) for one in side)
+    return Probe(given, errors=errors) if whole and numbers else None
