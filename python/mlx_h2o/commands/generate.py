@@ -40,7 +40,6 @@ def run(args: argparse.Namespace, settings: options.CacheSettings, ranks: Ranks)
     """Write the text."""
     if args.image:
         raise ValueError("--image is not available in this version")
-    drafted = args.num_draft_tokens if args.draft_model else 0
     saved = args.prompt_cache_file is not None
     tokenizer_config = _of_saved(args, settings.given) if saved else {}
     args.model = args.model or DEFAULT_MODEL
@@ -54,19 +53,19 @@ def run(args: argparse.Namespace, settings: options.CacheSettings, ranks: Ranks)
         tokenizer.add_eos_token(token)
     prompt, templated = _prompt(args, tokenizer, text)
     tokens = tokenizer.encode(prompt, add_special_tokens=not (templated or saved))
-    draft = load(args.draft_model) if drafted else None
-    if draft is not None and draft[1].vocab_size != (size := tokenizer.vocab_size):
-        said = f"--draft-model has a tokenizer of {draft[1].vocab_size} tokens"
-        raise ValueError(f"{said}, expected {size} as the model")
+    draft, drafts, ahead = None, {}, tokens_ahead(tokens, args.max_tokens)
+    if args.draft_model:
+        draft, other = load(args.draft_model)
+        if other.vocab_size != (size := tokenizer.vocab_size):
+            said = f"--draft-model has a tokenizer of {other.vocab_size} tokens"
+            raise ValueError(f"{said}, expected {size} as the model")
+        check_drafts("generate", stock_caches([model, draft]), model, ahead)
+        drafts = {"draft_model": draft, "num_draft_tokens": args.num_draft_tokens}
     chooses = options.sampler(args, model, tokenizer)
     if saved:
         caches = load_prompt_cache(args.prompt_cache_file, model=model)
     else:
-        both = model, draft and draft[0], tokens_ahead(tokens, args.max_tokens)
-        if draft is not None:
-            check_drafts("generate", stock_caches(both[:2]), *both[::2])
-        caches = settings.fitted(*both).caches(*both)
-    drafts = {"draft_model": draft[0], "num_draft_tokens": drafted} if draft else {}
+        caches = settings.fitted(model, draft, ahead).caches(model, draft, ahead)
     with Watch() as watch:
         written = generate(
             model, tokenizer, tokens, args.verbose, max_tokens=args.max_tokens, sampler=chooses,

@@ -6,7 +6,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from itertools import islice
 from typing import Any, cast
 
 import mlx.core as mx
@@ -14,7 +13,7 @@ import numpy as np
 from mlx.utils import tree_flatten
 from mlx_lm.models import cache as mlx_lm_cache
 
-from .routing import args_of, calls_attention, modules_of
+from .routing import args_of, calls_attention
 
 _REFUSED = {
     "afm7": "its shared layers take the position from the number of stored rows",
@@ -63,24 +62,23 @@ def stock_caches(models: Sequence[Any]) -> list[Any]:
 
 
 def by_model(models: Sequence[Any], caches: Sequence[Any]) -> list[tuple[Any, list[Any]]]:
-    """Each model with its caches, which follow those of the one before."""
-    *first, last = models
-    rest = iter(caches)
-    return [*((one, [*islice(rest, layers_of(one))]) for one in first), (last, [*rest])]
+    """The model, and the draft model if there is one, each with its caches."""
+    first = layers_of(models[0]) if len(models) > 1 else len(caches)
+    return [*zip(models, ([*caches[:first]], [*caches[first:]]), strict=False)]
 
 
 def handed(model: Any, packs: bool) -> str:
     """The form in which a model gets its rows, and masks; ``packs``: rows are quantised."""
     known = {_FORMS.get(file) for file in _files(model)}
     if not calls_attention(model):
-        repeats = max(getattr(module, "repeats", 1) for module in modules_of(model))
+        repeats = max(getattr(module, "repeats", 1) for module in model.modules())
         return "grouped" if "grouped" in known and repeats > 1 else "fused"
     return next((form for form in ("latents", "arrays") if packs and form in known), "packed")
 
 
 def _files(model: Any) -> set[str]:
     """The files of mlx_lm.models that define the classes of a model."""
-    classes = {cls for module in modules_of(model) for cls in type(module).__mro__}
+    classes = {cls for module in model.modules() for cls in type(module).__mro__}
     places = (cls.__module__.rpartition(".") for cls in classes)
     return {file for package, _, file in places if package == "mlx_lm.models"}
 
@@ -88,7 +86,7 @@ def _files(model: Any) -> set[str]:
 def facts_of(model: Any) -> dict[str, str]:
     """What the rows of a model depend on, as JSON: its settings, the scales of adapters, dtypes,
     and the fingerprint of its weights."""
-    parts, own = modules_of(model), args_of(model)
+    parts, own = model.modules(), args_of(model)
     found = {} if own is model else dict(vars(own))
     found["scales of adapters"] = sorted({one.scale for one in parts if "lora_a" in one})
     found["dtypes"] = sorted({str(one.weight.dtype) for one in parts if "weight" in one})

@@ -14,7 +14,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.models import cache as mlx_lm_cache
 
-from .routing import args_of, evicting_caches, routing_for
+from .routing import args_of, evicting_caches, parts_of, routing_for
 from .scored_attention import scored_attention
 
 
@@ -40,6 +40,7 @@ class Outline:
         model: the model.
         kept: for each cache, the keys and values of a token and the queries that attend to them;
             or its other arrays; or a list of the same for its parts.
+        heads: the KV heads of each plain KVCache; 0 if its layer reads another layer's rows.
     """
 
     def __init__(self, model: Any, narrow: bool = False) -> None:
@@ -50,16 +51,13 @@ class Outline:
         with routing_for(cast(Any, self), []):
             model(mx.zeros((1, 1), mx.int32), cache=caches)
         self.kept = [_kept(cache, narrow) for cache in caches]
+        growing = (one for one in parts_of(caches) if isinstance(one, _Watched))
+        self.heads = [0 if one.keys is None else one.keys.shape[1] for one in growing]
 
     @property
     def weights(self) -> int:
         """Bytes of the weights."""
         return sum(array.nbytes for _, array in cast(Any, tree_flatten)(self.parameters()))
-
-    @property
-    def heads(self) -> list[int]:
-        """KV heads of each plain KVCache; 0 if its layer reads another layer's rows."""
-        return [*_heads(self.make_cache(), self.kept)]
 
     def make_cache(self) -> list[Any]:
         """mlx_lm's own caches."""
@@ -109,14 +107,6 @@ def _kept(cache: Any, narrow: bool) -> Any:
     queries = getattr(cache, "queries", None)
     kept = cache.keys, cache.values, cache.keys if queries is None else queries
     return [one.astype(mx.float16) for one in kept] if wide else kept
-
-
-def _heads(caches: Sequence[Any], kept: Sequence[Any]) -> Iterator[int]:
-    for cache, own in zip(caches, kept, strict=True):
-        if isinstance(cache, mlx_lm_cache.CacheList):
-            yield from _heads(cache.caches, own)
-        elif type(cache) is mlx_lm_cache.KVCache:
-            yield 0 if own[0] is None else own[0].shape[1]
 
 
 def _kind(cache: Any, kept: Any) -> Any:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from types import EllipsisType
-from typing import Any
+from typing import Any, cast
 
 from mlx.nn.layers.base import Module
 from mlx_lm.models import cache as mlx_lm_cache
@@ -248,7 +248,7 @@ def _full_nbytes(outline: Outline, config: H2OConfig, shared: dict[str, Any], ch
     """The most bytes between steps while a text fills caches, or while they then read a chunk."""
     if resolve().commits_pages():  # preallocated pages take no memory until rows are written
         config = config.with_budget(preallocate=False)
-    caches = make_prompt_cache(outline.model, config, **shared)
+    caches = make_prompt_cache(cast(Any, outline), config, **shared)
     budgets = [one.config.budget for one in evicting_caches(caches)]
     windows = (getattr(one, "max_size", 1) for one in caches)
     full = max(*windows, *(one.max_kv_size or 1 for one in budgets)) + 1

@@ -15,7 +15,7 @@ import numpy as np
 from mlx.nn.layers import distributed
 from mlx_lm.utils import sharded_load
 
-from .routing import int_setting, modules_of
+from .routing import int_setting
 
 _T = TypeVar("_T")
 Sampler = Callable[[mx.array], mx.array]
@@ -57,6 +57,8 @@ class Ranks:
 
     def least(self, *numbers: int) -> list[int]:
         """The minimum of each number over all ranks; all must call it."""
+        if self.group is None:  # numbers may exceed 64 bits
+            return [*numbers]
         found = self._with(mx.distributed.all_min, mx.array(numbers, mx.int64))
         return cast(list[int], found.tolist())
 
@@ -104,7 +106,7 @@ def ranks_of(model: Any) -> Ranks:
     """The ranks over which ``shard`` has split the heads of an mlx_lm model."""
     # These layers sum the outputs of the heads of all ranks.
     summed = distributed.ShardedToAllLinear, distributed.QuantizedShardedToAllLinear
-    groups = (one.group for one in modules_of(model) if isinstance(one, summed))
+    groups = (one.group for one in model.modules() if isinstance(one, summed))
     return next((Ranks.of(group) for group in groups), ALONE)
 
 
@@ -117,7 +119,7 @@ def dealt_out(group: Any, folder: str, **given: Any) -> tuple[Any, ...]:
     found: tuple[Any, ...] = sharded_load(folder, tensor_group=group, **given)
     heads, size = int_setting(found[0], "num_attention_heads") or 0, group.size()
     names = "n_heads", "n_kv_heads", "num_attention_heads", "num_key_value_heads"
-    own = (getattr(one, name, 1) for one in modules_of(found[0]) for name in names)
+    own = (getattr(one, name, 1) for one in found[0].modules() for name in names)
     if heads % size or 0 in own:
         of_keys = int_setting(found[0], "num_key_value_heads") or heads
         said = f"it has {heads} heads and {of_keys} KV heads"

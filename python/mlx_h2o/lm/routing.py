@@ -21,7 +21,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from types import FunctionType, ModuleType
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
 import mlx_lm.models.base
@@ -182,20 +182,6 @@ def context_length(model: Any) -> int | None:
     return int_setting(model, *names)
 
 
-def modules_of(model: Any) -> list[Any]:
-    """A model and all modules in it, like its ``modules``, but faster."""
-    if not isinstance(model, Module):
-        return cast(list[Any], model.modules())
-    found, waiting = [], [cast(Any, model)]
-    while waiting:
-        one = waiting.pop()
-        if isinstance(one, Module):
-            found.append(one)
-        if isinstance(one, dict | list | tuple):
-            waiting += one.values() if isinstance(one, dict) else one
-    return found
-
-
 def calls_attention(model: Module) -> bool:
     """Whether a model calls mlx_lm's attention function anywhere, so that it can be routed."""
     return bool(_callers(model))
@@ -204,7 +190,7 @@ def calls_attention(model: Module) -> bool:
 def _callers(model: Module) -> list[Namespace]:
     """The namespaces of modules whose code this model runs, if they name the function."""
     check_given("routing", model)
-    classes = {base for module in modules_of(model) for base in type(module).__mro__}
+    classes = {base for module in model.modules() for base in type(module).__mro__}
     members = (one for cls in classes for one in list(vars(cls).values()))
     functions = (inspect.unwrap(getattr(one, "__func__", one)) for one in members)
     return _naming(one.__globals__ for one in functions if isinstance(one, FunctionType))
