@@ -27,7 +27,6 @@ def begun(model: Any, arm: str, budget: int) -> Timed:
     """An arm that has processed its prompt."""
     found = Timed(model, maker(arm, model, budget), prompt_of(model, budget))
     found.read()
-    found.begin()
     found.write(20)
     return found
 

@@ -21,7 +21,6 @@ from .flags import add_flags
 from .parsing import OneLineParser, new_file
 from .watch import Watch
 
-_DEFAULT = Settings()
 _ARMS = [arm.name for arm in DEFAULT]
 _HELP = {
     "documents": "texts of each task",
@@ -100,7 +99,7 @@ def parser() -> OneLineParser:
     add = found.add_argument_group("texts and facts").add_argument
     add("--ruler", metavar="FILE", help="RULER's samples, one JSON object a line")
     for name, said in _HELP.items():
-        default = getattr(_DEFAULT, name)
+        default = getattr(Settings, name)
         several = isinstance(default, tuple)
         shown = " ".join(map(str, default)) if several else default
         add(f"--{name}", type=int, nargs="+" if several else None, default=argparse.SUPPRESS,

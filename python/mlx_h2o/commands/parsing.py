@@ -7,6 +7,7 @@ import difflib
 import json
 import textwrap
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,13 +23,9 @@ _SAID["speculative"] = "--num-draft-tokens"
 class _Help(argparse.HelpFormatter):
     """Shows defaults, unless there is none, it is 0 or 1 (off), or the text shows it."""
 
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=30)
-
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        said = action.help or ""
-        known = type(action.default) in (int, float, str)
-        known = known and action.default not in (0, 1, argparse.SUPPRESS)
+        said, usual = action.help or "", action.default
+        known = type(usual) in (int, float, str) and usual not in (0, 1, argparse.SUPPRESS)
         return f"{said} (default: %(default)s)" if known and "(default" not in said else said
 
 
@@ -48,7 +45,8 @@ class OneLineParser(argparse.ArgumentParser):
     """
 
     def __init__(self, command: str, description: str, first: str = "", **given: Any) -> None:
-        usual: dict[str, Any] = {"usage": "%(prog)s [options]", "formatter_class": _Help}
+        usual: dict[str, Any] = {"usage": "%(prog)s [options]"}
+        usual["formatter_class"] = partial(_Help, max_help_position=30)
         super().__init__(f"mlx_h2o {command}", description=description, **usual | given)
         self._first = [f"--{name}" for name in first.split()]
         if first:

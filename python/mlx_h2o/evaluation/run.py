@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import mlx.core as mx
-from mlx import nn as mlx_nn
+from mlx.nn.layers.embedding import Embedding
+from mlx.nn.layers.linear import Linear
 
 from ..lm.files import write_text
 from ..lm.models import fingerprint
@@ -26,8 +27,6 @@ from .tasks import Case, cases
 
 TaskProgress = Callable[[str, int, int], None]
 """Called with (what is measured, its steps done, its steps in all): 0, 0 while caches are sized."""
-
-nn: Any = mlx_nn  # mlx.nn has no types
 
 SHARES = (Fraction(1, 4), Fraction(1, 8))
 
@@ -123,7 +122,7 @@ def _turn(model: Any) -> None:
     their values do not change."""
     if mx.default_device().type == mx.DeviceType.cpu:
         for module in model.modules():
-            if type(module) in (nn.Linear, nn.Embedding):
+            if type(module) in (Linear, Embedding):
                 module.weight = mx.contiguous(module.weight.T).T
                 mx.eval(module.weight)
 

@@ -31,7 +31,7 @@ class Timed:
     def __init__(self, model: Any, make: Make, prompt: mx.array, sampler: Any = None) -> None:
         self._model, self._make, self._prompt = model, make, prompt
         self._sampler = sampler
-        self._steps: Iterator[Any] = iter(())
+        self._steps: Iterator[Any] | None = None
         self._at = self._own = 0
         self._weights = mx.get_active_memory()
         self.caches: list[Any] = []
@@ -49,15 +49,10 @@ class Timed:
             read(self._model, self.caches, self._prompt[None, self._at : end], PROMPT_CHUNK)
         self._at = end % (len(self._prompt) - 1)
 
-    def begin(self) -> None:
-        """Begin to write after the prompt."""
-        self._steps = generate_step(
-            self._prompt[-1:], self._model, max_tokens=-1, prompt_cache=self.caches,
-            sampler=self._sampler,
-        )  # fmt: skip
-
     def write(self, count: int) -> None:
         """Write ``count`` tokens, after one that is not timed: another kind's turn may delay it."""
+        given = {"max_tokens": -1, "prompt_cache": self.caches, "sampler": self._sampler}
+        self._steps = self._steps or generate_step(self._prompt[-1:], self._model, **given)
         with self._turn("decode", []):
             self.tokens.append(int(next(self._steps)[0]))
         with self._turn("decode", self.decode):
@@ -99,7 +94,5 @@ def timed(
     kinds = {name: Timed(model, make, prompt, sampler) for name, make in makes.items()}
     chunks = -(-(len(prompt) - 1) // PROMPT_CHUNK)
     in_turns({name: one.read for name, one in kinds.items()}, rounds * chunks)
-    for one in kinds.values():
-        one.begin()
     in_turns({name: partial(one.write, tokens) for name, one in kinds.items()}, turns)
     return kinds

@@ -91,7 +91,11 @@ def make_prompt_cache(
         settings |= of
         own = make_prompt_cache(model, max_kv_size, budgets=budgets, **settings)
         return own + make_prompt_cache(draft_model, max_kv_size, **settings)
-    config = _config(max_kv_size, settings)
+    if isinstance(max_kv_size, H2OConfig) and settings:
+        said = f"an H2OConfig and the settings {sorted(settings)}, expected one or the other."
+        raise ValueError(f"[make_prompt_cache] found {said}")
+    rows = {} if max_kv_size is ... else {"max_kv_size": max_kv_size}
+    config = max_kv_size if isinstance(max_kv_size, H2OConfig) else H2OConfig.of(**settings | rows)
     name = model_name(model)
     if why := refusal(model):
         wanted = "Expected another model, or mlx_lm's own caches."
@@ -314,15 +318,3 @@ def budgets_of(caches: Sequence[Any]) -> list[Any]:
 def with_own_rows(caches: Sequence[Any]) -> list[Any]:
     """The caches; any that shares rows is replaced by a copy with all rows."""
     return [one.unshared() if hasattr(one, "unshared") else one for one in caches]
-
-
-def _config(
-    max_kv_size: int | H2OConfig | EllipsisType | None, settings: dict[str, Any]
-) -> H2OConfig:
-    if isinstance(max_kv_size, H2OConfig):
-        if settings:
-            said = f"an H2OConfig and the settings {sorted(settings)}, expected one or the other."
-            raise ValueError(f"[make_prompt_cache] found {said}")
-        return max_kv_size
-    rows = {} if max_kv_size is ... else {"max_kv_size": max_kv_size}
-    return H2OConfig.of(**settings | rows)

@@ -41,14 +41,12 @@ def scored_attention(
 
     owner: H2OKVCache | HeadGroups | None = handed_out.owner_of(keys)[0]
     if isinstance(owner, HeadGroups):
-
-        def of_group(
-            one: H2OKVCache, rows: tuple[Any, Any], queries: mx.array, mask: Any, sinks: Any
-        ) -> mx.array:
-            found = scored_attention(attention, queries, *rows, one, scale, mask, sinks)
-            return cast(mx.array, found)
-
-        return owner.attended_by(of_group, queries, keys, mask, sinks)
+        return owner.attended_by(
+            lambda one, rows, asked, mask, sinks: cast(
+                mx.array, scored_attention(attention, asked, *rows, one, scale, mask, sinks)
+            ),
+            queries, keys, mask, sinks,
+        )  # fmt: skip
     if owner is None:
         if isinstance(cache, HeadGroups):
             said = f"{cache.caches[0].name or 'a layer'} and others have unequal budgets, and their"
