@@ -16,15 +16,7 @@ from mlx_lm.generate import DEFAULT_MODEL
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 import mlx_h2o
-from mlx_h2o import (
-    H2OConfig,
-    cli,
-    load,
-    load_prompt_cache,
-    make_prompt_cache,
-    save_prompt_cache,
-    stream_generate,
-)
+from mlx_h2o import H2OConfig, cli, load, load_prompt_cache, make_prompt_cache, stream_generate
 from mlx_h2o.commands import benchmark, cache_prompt, chat, generate, options, parsing, server
 from mlx_h2o.config import setting_names
 from mlx_h2o.lm import saving
@@ -48,9 +40,8 @@ def test_a_saved_prompt_goes_on(tmp_path, capsys):
     printed = capsys.readouterr().out
     model, tokenizer = load("demo")
     caches = load_prompt_cache(file, model=model)
-    assert caches[0].config == H2OConfig.of(
-        max_kv_size=24, sink_size=2, policy="keydiff", evict_every=1, context_size=2048
-    )
+    config = H2OConfig.of(max_kv_size=24, sink_size=2, policy="keydiff", evict_every=1)
+    assert caches[0].config == config.with_budget(context_size=2048)
     expected = stream_generate(
         model, tokenizer, tokenizer.encode(" said that"), max_tokens=12, prompt_cache=caches
     )
@@ -282,9 +273,8 @@ def test_a_saved_prompt_without_the_words_of_mlx_lm(tmp_path, capsys, monkeypatc
     file = str(tmp_path / "prompt.safetensors")
     model, tokenizer = load("demo")
     caches = make_prompt_cache(model, 24)
-    stream = stream_generate(model, tokenizer, TEXT, max_tokens=2, prompt_cache=caches)
-    assert len(list(stream)) == 2
-    save_prompt_cache(file, caches)
+    assert len([*stream_generate(model, tokenizer, TEXT, max_tokens=2, prompt_cache=caches)]) == 2
+    mlx_h2o.save_prompt_cache(file, caches)
     flags, told = ["-p", "x", "-m", "2", "--prompt-cache-file", file], []
     monkeypatch.setattr(
         TokenizerWrapper, "encode", lambda *_, **how: told.append(how) or [5], raising=False
@@ -300,10 +290,8 @@ def test_a_saved_prompt_without_the_words_of_mlx_lm(tmp_path, capsys, monkeypatc
 
 @pytest.mark.slow
 def test_the_command_generates(capsys):
-    flags = (
-        "--model demo --max-kv-size 32 --sink-size 2 --policy keydiff --evict-every 2 "
-        "--layers equal --max-tokens 60 --ignore-chat-template --seed 1 --temp 0"
-    )
+    flags = "--model demo --max-kv-size 32 --sink-size 2 --policy keydiff --evict-every 2 "
+    flags += "--layers equal --max-tokens 60 --ignore-chat-template --seed 1 --temp 0"
     prompt = "The monster\\nlooked at me"
     assert cli.main(["generate", *flags.split(), "--prompt", prompt]) == 0
     printed = capsys.readouterr().out

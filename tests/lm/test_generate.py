@@ -22,8 +22,6 @@ PROMPT = 40
 GENERATED = 60
 # Float32 logits of up to about 20; what was seen is 2e-5.
 TOLERANCE = 1e-4
-
-
 MODELS = {"tiny qwen3": tiny_qwen3, "tiny llama": tiny_llama, "demo": lambda: load("demo")[0]}
 
 

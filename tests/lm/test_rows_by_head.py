@@ -177,17 +177,13 @@ def test_a_model_is_probed_once_and_files_remember_it(demo, folder, monkeypatch,
     again = mlx_h2o.load("demo")[0]  # another object of the same weights
     assert probe(demo) is first and probe(again) == first and len(calls) == 1
     (file,) = folder.rglob("*.json")
-    for text in ("", "[]", "[" * 10**5, '{"format": 2}', '{"errors": []}'):
+    kept, texts = json.loads(file.read_text()), ["", "[]", "[" * 10**5, '{"errors": []}']
+    wrong = [[0.1]], [["a"]] * 6, None, [0.1] * 6, [[]] * 6, [[-1.0]] * 6, [[math.inf]] * 6
+    texts += [json.dumps(one) for one in ({"format": 2}, *(kept | {"gives": one} for one in wrong))]
+    for number, text in enumerate(texts, 2):
         file.write_text(text)
         layers._known.clear()
-        assert probe(demo) == first
-    assert len(calls) == 6
-    kept = json.loads(file.read_text())
-    for wrong in ([[0.1]], [["a"]] * 6, None, [0.1] * 6, [[]] * 6, [[-1.0]] * 6, [[math.inf]] * 6):
-        file.write_text(json.dumps(kept | {"gives": wrong}))
-        layers._known.clear()
-        assert probe(demo) == first
-    assert len(calls) == 13
+        assert probe(demo) == first and len(calls) == number
     layers._known.clear()
     assert probe(demo) == first
     said = "Probing once which heads of qwen3 retrieve; it takes a while"
