@@ -17,8 +17,10 @@ from mlx.utils import tree_flatten
 from mlx_lm.models import qwen3
 
 import mlx_h2o
+from mlx_h2o.commands.parsing import new_file
 from mlx_h2o.evaluation.environment import environment
 from mlx_h2o.evaluation.report import spread_text
+from mlx_h2o.lm.files import write_text
 
 __all__ = ["MODELS", "arguments", "described", "in_a_process", "loaded", "memory", "parameters"]
 __all__ += ["qwen", "save", "show", "write"]
@@ -73,7 +75,7 @@ def arguments(said: str, *bare: str, **flags: Any) -> argparse.Namespace:
             type=type(default[0] if several else default), default=default,
             nargs="+" if several else "?" if name in bare else None, help="(default %(default)s)",
         )  # fmt: skip
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result here")
+    parser.add_argument("--json", type=new_file, metavar="FILE", help="write the result here")
     found = parser.parse_args()
     if getattr(found, "repeats", 5) < 5:
         parser.error("expected at least 5 repeats")
@@ -112,7 +114,7 @@ def described(result: Mapping[str, Any]) -> dict[str, Any]:
 def write(file: Path | None, content: Mapping[str, Any]) -> None:
     """Write JSON, if there is a file."""
     if file is not None:
-        file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        write_text(file, json.dumps(content, indent=1) + "\n")
 
 
 def save(file: Path | None, result: Mapping[str, Any]) -> None:
