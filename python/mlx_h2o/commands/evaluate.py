@@ -44,8 +44,9 @@ def run(args: argparse.Namespace, *_: Any) -> int:
     settings = Settings(**given)
     drawn = [task for task in args.tasks if task in ("loss", "chunks")]
     if args.plot is not None:
-        if not drawn or "full" not in args.arms:
-            raise ValueError("--plot needs loss or chunks in --tasks, and full in --arms")
+        if not drawn or "full" not in args.arms or args.plot == args.output:
+            wanted = "loss or chunks in --tasks, and full in --arms, and not the file of --output"
+            raise ValueError(f"--plot needs {wanted}")
         report.plotting(args.plot)
     arms = [parsed(text) for text in args.arms]
     texts = [_text(name) for name in args.texts] or [("embedded text", demo.text())]

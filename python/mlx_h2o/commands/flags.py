@@ -160,9 +160,8 @@ def add_flags(parser: Any, flags: str, **defaults: Any) -> None:
         own = defaults.get(name.replace("-", "_"), default)
         if own and isinstance(own, tuple):
             reading, own, metavar, said = own
-        given: dict[str, Any] = {"help": said, "default": own}
-        if own is ...:
-            given = {"help": said, "required": True}
+        given: dict[str, Any] = {"help": said}
+        given |= {"required": True} if own is ... else {"default": own}
         if reading is bool:
             parser.add_argument(*names.split(), action="store_true", **given)
             continue
