@@ -251,7 +251,7 @@ def test_bytes_as_people_write_them(text, count):
     assert parsed_bytes(text) == count
 
 
-@pytest.mark.parametrize("given", ["", "MB", "-3MB", "3 EB", "3.MB", 0, -1, True, 2.5])
+@pytest.mark.parametrize("given", ["", "MB", "-3MB", "3 EB", "3.MB", 0, -1, True, 2.5, "9" * 400])
 def test_what_is_no_number_of_bytes(given):
     said = r"^\[fit_bytes\] .* is not a size in bytes, expected e.g. 300MB"
     with pytest.raises(ValueError, match=said):

@@ -67,14 +67,14 @@ def described(config: H2OConfig, rows: str = "") -> str:
 def parsed_bytes(given: int | str) -> int:
     """A number of bytes, or one as people write it: 300MB, 1.5 GB, 64MiB, 4096.
 
-    Raises ValueError for anything else, and for less than a byte.
+    Raises ValueError for anything else, for less than a byte, and for more than any machine has.
     """
     if isinstance(given, str):
         found = re.fullmatch(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*([KMGT]I?)?B?\s*", given.upper())
         size = int(Decimal(found[1]) * _UNITS[found[2] or ""]) if found else 0
     else:
         size = given if isinstance(given, int) and not isinstance(given, bool) else 0
-    if size < 1:
+    if not 1 <= size <= 10**30:  # as a float, more could be infinite
         said = f"{given!r} is not a size in bytes, expected e.g. 300MB or 64MiB."
         raise ValueError(f"[fit_bytes] {said}")
     return size
