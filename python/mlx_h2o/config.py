@@ -125,12 +125,13 @@ class Budget:
 
     def _check_rows_at(self) -> None:
         given, plain = self.rows_at, False
+        least = self.protected + (self.speculative + 2 if self.speculative else 1)
         with contextlib.suppress(TypeError, ValueError):  # no pairs of numbers
             given = tuple((tokens, rows) for tokens, rows in given)  # JSON has lists
-            plain = all(type(n) is int and n > self.protected for pair in given for n in pair)
+            plain = all(type(n) is int and n >= least for pair in given for n in pair)
         right = plain and [pair[0] for pair in given] == sorted({pair[0] for pair in given})
-        wanted = f"pairs of tokens, ascending, and rows, more than {{}} = {self.protected}"
-        check(right, "rows_at", given, wanted, self._first)
+        wanted = f"pairs of tokens, ascending, and rows, at least {least} with {{}} and {{}}"
+        check(right, "rows_at", given, wanted, self._first, "speculative")
         object.__setattr__(self, "rows_at", given)
         alone = not given or not (self.preallocate or self.max_kv_size is None)
         check(alone, "rows_at", given, "none with {} or an unbounded cache", "preallocate")

@@ -39,6 +39,7 @@ class Life(RuleBasedStateMachine):
     """One sequence, or several with one clock."""
 
     course: Course
+    falls: bool  # the budget as a text grows
     batch = st.sampled_from([None, 2])
     speculative = st.sampled_from([0, 0, 1, 3])
 
@@ -54,6 +55,16 @@ class Life(RuleBasedStateMachine):
         prefix = data.draw(st.sampled_from([0, 0, 1, 4, 9]), "prefix")
         first = max(sinks, prefix)
         budget = max(first + recent + heavy, first + speculative + 3)
+        preallocate = not COLUMNS[column].mixed and data.draw(st.booleans(), "preallocate")
+        few, most = first + speculative + 2, 0 if COLUMNS[column].mixed or preallocate else 3
+        shorter = st.dictionaries(
+            st.integers(few, 60), st.integers(few, budget + 20), max_size=most
+        )
+        rows_at = data.draw(shorter, "rows_at")
+        numbers = [*rows_at.values()]
+        if speculative:  # a text that becomes shorter keeps its budget, but not when it is saved
+            numbers = sorted((max(budget, one) for one in numbers), reverse=True)
+        self.falls = [*numbers, budget] == sorted([*numbers, budget], reverse=True)
         self.course = Course(
             column, data.draw(st.sampled_from(policies.names()), "policy"),
             data.draw(self.batch, "batch"), equal=not isinstance(self, RaggedLife),
@@ -61,7 +72,7 @@ class Life(RuleBasedStateMachine):
             recent_size=budget - first - heavy, heavy_size=heavy, speculative=speculative,
             evict_every=data.draw(st.sampled_from([1, 2, 4, 16]), "evict_every"),
             context_size=data.draw(st.sampled_from([None, 8, 24]), "context_size"),
-            preallocate=not COLUMNS[column].mixed and data.draw(st.booleans(), "preallocate"),
+            preallocate=preallocate, rows_at=tuple(zip(sorted(rows_at), numbers, strict=True)),
         )  # fmt: skip
 
     @property
@@ -87,6 +98,7 @@ class Life(RuleBasedStateMachine):
         accepted = data.draw(st.integers(0, total), "accepted")
         self.course.draft(accepted, total - accepted, at_once=at_once)
 
+    @precondition(lambda self: self.falls)
     @precondition(lambda self: not (self.course.cache.evicted or self.course.surplus))
     @rule(data=st.data())
     def trim(self, data: st.DataObject) -> None:

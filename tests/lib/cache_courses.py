@@ -259,8 +259,6 @@ class Course:
         length = queries.shape[2]
         mask = cache.make_mask(length)
         k, v = cache.update_and_fetch(mx.array(keys), mx.array(values))
-        in_chunk = length if length > max(1, self.config.reach) else 0
-        assert self.held <= self.config.max_kv_size + in_chunk
         v = k if self.column.latents else v
         self.coming = [n - start for n, (start, _) in zip(self.coming, spans, strict=True)]
         for b, (start, stop) in enumerate(spans):
@@ -273,6 +271,8 @@ class Course:
                 self.references[b].update(*own)
             else:
                 self.references[b].flush()
+        in_chunk = length if length > max(1, self.config.reach) else 0
+        assert self.held <= max(one.budget for one in self.references) + in_chunk
         self._take_rows()
         out = cache.attend(mx.array(queries), k, v, scale=SCALE, mask=mask)
         assert np.isfinite(np.array(out)).all()
@@ -321,7 +321,7 @@ class Course:
         places = [seen - n for seen, n in zip(offsets, self.coming, strict=True)]
         assert np.array(cache.offset).reshape(-1).tolist() == places[: None if self.ragged else 1]
         self.windows = [
-            max(before, offset - max(self.config.recent_size, reference.tail))
+            max(before, offset - reference.recent)
             for before, offset, reference in zip(self.windows, offsets, references, strict=True)
         ]
         check_invariants(cache, newest=newest, window=self.windows, offsets=offsets)
@@ -352,7 +352,7 @@ class Course:
 
     def _check_rows(self, b: int, head: int, found: tuple[np.ndarray, np.ndarray]) -> None:
         sequence = self.sequences[b]
-        newest = self.windows[b] + max(self.config.recent_size, sequence.reference.tail)
+        newest = self.windows[b] + sequence.reference.recent
         rows = sequence.reference.heads[head]
         if not self.column.mixed:
             expected = [row.key for row in rows], [row.value for row in rows]

@@ -77,7 +77,7 @@ def check_invariants(
         offsets = np.broadcast_to(np.array(cache.offset), positions.shape[:1]).tolist()
     lengths = (positions >= 0).sum(axis=2)
     assert cache.size() == lengths.max()
-    assert cache.size() <= config.max_kv_size
+    assert cache.size() <= max([config.max_kv_size, *(rows for _, rows in config.rows_at)])
     assert cache.row_bias is None or cache.row_bias.shape[2] >= cache.size()
     for b, offset in enumerate(offsets):
         (length,) = set(lengths[b].tolist())  # equal in all heads

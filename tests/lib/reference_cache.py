@@ -50,47 +50,51 @@ class ReferenceCache:
         self.config = config
         self.heads: list[list[Row]] = [[] for _ in range(heads)]
         self.held: list[list[Seen]] = [[] for _ in range(heads)]  # of queries that may be trimmed
-        self.offset = self.evicted = self.committed = 0
+        self.offset = self.evicted = self.committed = self.certain = 0
         self.surplus = False
+        # Newest rows that a trim may take back at any time.
+        self.tail = config.speculative + 1 if config.speculative else 0
+        self.plan(0)
         self.close = False  # whether folds chose between rows as near as float32 can tell
         self.centres = [None, None]  # [H, 1, D] of keys and of values, if rows have a frame
-
-    @property
-    def tail(self) -> int:
-        """Newest rows that a trim may take back at any time."""
-        return self.config.speculative + 1 if self.config.speculative else 0
 
     @property
     def size(self) -> int:
         return len(self.heads[0])
 
+    def plan(self, end: int) -> None:
+        """Set the budget of a text of this length, and how many newest rows it protects."""
+        steps, most = self.config.rows_at, self.config.max_kv_size
+        self.budget = next((rows for tokens, rows in steps if tokens >= end), most)
+        self.recent = max(self.config.recent_size * self.budget // most, self.tail)
+
     def update(self, keys: np.ndarray, values: np.ndarray) -> None:
         """Evict what is due, then append the new rows."""
         self.make_room(keys.shape[1])
+        places = range(self.offset, self.offset + keys.shape[1])
         for head, rows in enumerate(self.heads):
-            rows += [
-                Row(self.offset + i, keys[head, i], values[head, i]) for i in range(keys.shape[1])
-            ]
-        self.offset += keys.shape[1]
-        self.surplus = self.size > self.config.max_kv_size
+            rows += map(Row, places, keys[head], values[head])
+        self.offset = places.stop
+        self.surplus = self.size > self.budget
 
     def make_room(self, added: int) -> None:
         """Evict what is due before ``added`` rows are appended. Idempotent."""
-        budget = self.config.max_kv_size
+        self.plan(self.offset + added)
+        self.surplus = self.size > self.budget
         self.flush()
         self.commit(self.offset + added - self.tail)
-        excess = self.size + added - budget
+        excess = self.size + added - self.budget
         if (added == 1 or added <= self.tail) and excess > 0:
             group = min(self.config.budget.evict_every, self.config.budget.heavy_size + 1)
-            window = max(self.config.recent_size, self.tail) - added
-            free = self.size - reference_folding.for_good(self.config) - max(0, window)
+            free = self.size - reference_folding.for_good(self.config)
+            free -= max(0, self.recent - added)
             self.evict(max(excess, min(group, free)), self.offset + added)
 
     def flush(self) -> None:
         """Evict the surplus of a chunk."""
         if self.surplus:
             self.commit(self.offset - self.tail)
-            self.evict(self.size - self.config.max_kv_size, self.offset)
+            self.evict(self.size - self.budget, self.offset)
         self.surplus = False
 
     def take_policy(self, config, scored: bool) -> None:
@@ -101,15 +105,15 @@ class ReferenceCache:
 
     def evict(self, count: int, end: int) -> None:
         """Evict ``count`` rows of each head; the newest before ``end`` are protected."""
-        recent_start = end - max(self.config.recent_size, self.tail)
+        recent_start = end - self.recent
+        self.certain = max(self.certain, end - self.tail)  # no trim reaches behind it
         context = self.config.context_size
         for row in (row for rows in self.heads for row in rows if context):
             row.leaves = row.position < end - context
         # A prefix is left out if rows are in order.
         prefix = 0 if self.config.mixed else self.config.prefix_size
         ranked = [
-            [row for row in rows if prefix <= row.position and self.settled(row, end)]
-            for rows in self.heads
+            [row for row in rows if prefix <= row.position < self.certain] for rows in self.heads
         ]
         self.evicted += count
         times = recent_start, self.offset
@@ -139,10 +143,6 @@ class ReferenceCache:
                 )  # fmt: skip
             rows[:] = [rows[slot] for slot in stay]
 
-    def settled(self, row: Row, end: int) -> bool:
-        """Whether no trim can reach the row."""
-        return not self.tail or row.position < end - self.tail
-
     def store(self, head: int, key: np.ndarray, value: np.ndarray) -> list[np.ndarray]:
         """A changed row, in the form that the cache stores."""
         made = (row.astype(np.float32)[None] for row in (key, value))
@@ -162,7 +162,7 @@ class ReferenceCache:
             for seen in self.held[head]:
                 seen.values = seen.values[:, : max(0, self.offset - seen.start)]
         self.committed = min(self.committed, self.offset)
-        self.surplus = self.size > self.config.max_kv_size
+        self.surplus = self.size > self.budget
 
     def commit(self, border: int) -> None:
         """Accumulate scores of queries before ``border``, for rows that the last of them saw."""

@@ -106,7 +106,7 @@ class Room:
             eviction = Eviction(
                 table=table, config=self._config, due=due, keep=min(keep, table.width), ends=ends,
                 sinks=self._sinks, recent_size=recent,
-                tail=min(table.tail.rows[0], max(0, self.reach - max(counts))),
+                tail=max(0, min(table.tail.rows[0], table.tokens[0] - self.certain)),
             )  # fmt: skip
             if self._mixed:
                 table = tiers.pack_older(eviction)
