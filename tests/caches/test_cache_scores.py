@@ -9,13 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache_checks import SCALE, filled, random_tokens, rows_by_position, small
+from cache_courses import Course
 from cache_invariants import check_same, seen_from_outside
 from mlx_h2o import H2OConfig, H2OKVCache, policies
 from reference_cache import ReferenceCache
 
-EXACT = tuple(
-    name for name in policies.names() if not H2OConfig.of(policy=name).policy.needs_weights
-)
+EXACT = [name for name in policies.names() if not policies.known(name).needs_weights]
 """Policies whose ranks are exact for ``exact_trace``: no exponential, so ties are ties."""
 
 
@@ -60,11 +59,7 @@ def check_trace(config, lengths, scores, keys) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(
-    data=st.data(),
-    policy=st.sampled_from(EXACT),
-    evict_every=st.integers(1, 8),
-    max_kv_size=st.integers(3, 8),
-    seed=st.integers(0, 2**16),
+    st.data(), st.sampled_from(EXACT), st.integers(1, 8), st.integers(3, 8), st.integers(0, 2**16)
 )
 def test_ties_and_masked_scores(data, policy, evict_every, max_kv_size, seed):
     sink_size = data.draw(st.integers(0, max_kv_size - 1), "sink_size")
@@ -74,14 +69,9 @@ def test_ties_and_masked_scores(data, policy, evict_every, max_kv_size, seed):
     while sum(lengths) > 21:
         lengths.pop()
     config = H2OConfig.of(
-        max_kv_size=max_kv_size,
-        sink_size=sink_size,
-        heavy_size=max_kv_size - sink_size - recent_size,
-        recent_size=recent_size,
-        policy=policy,
-        decay=0.5,
-        evict_every=evict_every,
-    )
+        max_kv_size=max_kv_size, sink_size=sink_size, recent_size=recent_size, policy=policy,
+        heavy_size=max_kv_size - sink_size - recent_size, decay=0.5, evict_every=evict_every,
+    )  # fmt: skip
     check_trace(config, lengths, *exact_trace(np.random.default_rng(seed), lengths))
 
 
@@ -159,16 +149,11 @@ def test_nothing_goes_from_a_chunk_without_scores():
     assert (cache.evicted, cache.size()) == (0, 30)  # and looking is allowed
 
 
+WRONG_SHAPES = [(2, 4, 1, 4), (2, 3, 1, 3), (1, 4, 1, 3), (2, 4, 3), (2, 4, 0, 3)]
+
+
 @pytest.mark.parametrize(
-    "scores",
-    [
-        mx.zeros((2, 4, 1, 4)),
-        mx.zeros((2, 3, 1, 3)),
-        mx.zeros((1, 4, 1, 3)),
-        mx.zeros((2, 4, 3)),
-        mx.zeros((2, 4, 1, 3), mx.float16),
-        mx.zeros((2, 4, 0, 3)),
-    ],
+    "scores", [*map(mx.zeros, WRONG_SHAPES), mx.zeros((2, 4, 1, 3), mx.float16)]
 )
 def test_scores_that_do_not_fit(scores):
     cache, _ = filled(tokens=3)
@@ -176,6 +161,12 @@ def test_scores_that_do_not_fit(scores):
         cache.update_scores(scores)
     with pytest.raises(ValueError, match="no rows to score"):
         H2OKVCache().update_scores(scores)
+
+
+def test_another_policy_finds_no_scores_in_unused_slots():
+    course = Course(policy="h2o-sum", batch=2)
+    course.prompts([3, 5])
+    course.under("snapkv").chunk(2)
 
 
 def test_a_wrong_lse_is_refused():

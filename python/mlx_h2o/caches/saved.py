@@ -153,7 +153,7 @@ def table_of(
         table.frame = Frame(centre, value_size or segments[0].values.layout[2])
     table.place(positions)
     if config.policy.needs_scores:
-        table.attach(IMPORTANCE, importance)
+        table.attach(IMPORTANCE, mx.where(positions < 0, mx.nan, importance))  # unused slots
     if bias is not None:
         table.attach(BIAS, bias)
     if shared is not None:
