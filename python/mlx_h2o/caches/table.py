@@ -43,11 +43,11 @@ class Segment:
 
     @property
     def rows(self) -> list[int]:
-        return [*map(self.came.__add__, self._set)] if self.came else self._set
+        return [*map(self.came.__add__, self._set)]
 
     @rows.setter
-    def rows(self, rows: list[int]) -> None:
-        self._set, self._most, self.came = rows, max(rows), 0
+    def rows(self, rows: Sequence[int]) -> None:
+        self._set, self._most, self.came = (*rows,), max(rows), 0
         self.ragged = min(rows) != self._most
 
     @property
@@ -56,7 +56,7 @@ class Segment:
 
     def next_slots(self) -> mx.array | None:
         """int32 [B, 1, 1, 1]: where the next row of each sequence goes; None: the same for all."""
-        return per_sequence((*self.rows,)) if self.ragged else None
+        return per_sequence(self._set, self.came) if self.ragged else None
 
     @property
     def capacity(self) -> int:

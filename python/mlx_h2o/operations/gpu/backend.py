@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 
@@ -95,32 +95,31 @@ class KernelBackend(Operations):
     ) -> tuple[mx.array, mx.array]:  # fmt: skip
         """For arrays and the mass, a step like an earlier one makes no request: launches depend on
         shapes and dtypes, and the number of rows only changes the size of the scores."""
+        base, how = super().attention_and_accumulate, cast(Any, {"scale": scale, "causal": causal})
         rows: Any = {"queries": queries, "keys": keys, "values": values}
         rows |= {"mask": mask, "sinks": sinks, "row_bias": row_bias}
-        asked = {**rows, "scale": scale, "causal": causal}
-        base, more = super().attention_and_accumulate, {**packing, "importance": importance}
         if decay is not None or packing or not self.serves(None):
-            return base(decay=decay, **asked, **more)
+            return base(importance=importance, decay=decay, **rows, **how, **packing)
         shape, (*heads, count, size) = queries.shape, keys.shape
         # The number of blocks depends only on the bit length of ``count``.
         kind = (
             scale, causal, shape, *heads, size, values.shape[3], count.bit_length(),
-            importance.shape, queries.dtype, keys.dtype, values.dtype,
-            mask is None or mask.dtype, sinks is None or sinks.dtype, row_bias is None,
+            importance.shape, queries.dtype, mask is None or mask.dtype,
+            sinks is None or sinks.dtype, row_bias is None,
         )  # fmt: skip
         known = self._steps.get(kind)
         if known is None:
-            request = attention_request(**asked, bias_masks=False, return_lse=True)
+            request = attention_request(**rows, **how, bias_masks=False, return_lse=True)
             if self.refuses(request):
-                return base(decay=decay, **asked, **more)
+                return base(importance=importance, decay=decay, **rows, **how)
             passes, buffers = launches.add_mass(self.plan(request), importance)
             if len(self._steps) >= _MOST_STEPS:
                 self._steps.clear()
             known = self._steps[kind] = LaunchPlan(passes, {"params": buffers["params"]})
         if mask is not None:
             rows["mask"] = mx.broadcast_to(mask, (*shape[:3], count))
-        given = {**rows, "importance": importance, "params": known.given["params"]}
-        made = self.outputs(LaunchPlan(launches.over(known.passes, count), given), None)
+        rows |= {"importance": importance, "params": known.given["params"]}
+        made = self.outputs(LaunchPlan(launches.over(known.passes, count), rows), None)
         return mx.depends(made["out"], [made["accumulated"]]), made["accumulated"]
 
     def accumulate(
