@@ -25,18 +25,16 @@ def _of_each(
     method: Callable[..., Any], of_all: Callable[[list[Any]], Any] | None = None
 ) -> Callable[..., Any]:
     """A method that calls ``method`` of each group, and returns ``of_all`` of the results; None:
-    head groups of the results."""
+    head groups of the results, or nothing if there are none."""
 
     def call(self: HeadGroups, *args: Any, **given: Any) -> Any:
         found = [getattr(one, method.__name__)(*args, **given) for one in self.caches]
-        return HeadGroups(found, self.heads) if of_all is None else of_all(found)
+        if of_all is not None:
+            return of_all(found)
+        return None if found[0] is None else HeadGroups(found, self.heads)
 
     call.__doc__ = f"As ``{method.__qualname__}``, of each group."
     return call
-
-
-def _nothing(found: list[None]) -> None:
-    """For methods that return None."""
 
 
 class HeadGroups:
@@ -172,7 +170,7 @@ class HeadGroups:
     empty = _of_each(H2OKVCache.empty, all)
     is_trimmable = _of_each(H2OKVCache.is_trimmable, all)
     trim = _of_each(H2OKVCache.trim, max)
-    flush = _of_each(H2OKVCache.flush, _nothing)
+    flush = _of_each(H2OKVCache.flush)
     to_quantized = _of_each(H2OKVCache.to_quantized)
     unshared = _of_each(H2OKVCache.unshared)
 
@@ -223,9 +221,9 @@ class HeadGroups:
             cast(BatchH2OKVCache, own).extend(added)
 
     extract = _of_each(BatchH2OKVCache.extract)
-    filter = _of_each(BatchH2OKVCache.filter, _nothing)
-    prepare = _of_each(BatchH2OKVCache.prepare, _nothing)
-    finalize = _of_each(BatchH2OKVCache.finalize, _nothing)
+    filter = _of_each(BatchH2OKVCache.filter)
+    prepare = _of_each(BatchH2OKVCache.prepare)
+    finalize = _of_each(BatchH2OKVCache.finalize)
 
 
 def _index(heads: Sequence[int]) -> Any:

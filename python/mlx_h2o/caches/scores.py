@@ -76,10 +76,7 @@ def of_scores(
 
 
 def of_chunk(
-    config: H2OConfig,
-    table: Table,
-    step: Step,
-    asked: AttentionCall,
+    config: H2OConfig, table: Table, step: Step, asked: AttentionCall
 ) -> tuple[list[tuple[Part, mx.array]], mx.array | None]:
     """As ``of_scores``, for a chunk whose attention returned no scores."""
     queries, keys, _, scale, mask, sinks = asked
