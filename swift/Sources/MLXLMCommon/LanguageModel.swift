@@ -101,6 +101,12 @@ extension LanguageModel where Self: KVCacheDimensionProvider {
     }
 }
 
+/// A model that takes adapters; the adapters of the original are not part of the Linux build.
+public protocol LoRAModel {
+    /// The layers whose modules adapters may replace.
+    var loraLayers: [Module] { get }
+}
+
 /// A model and what belongs to it; the original's processor and tokenizer are not part of the Linux
 /// build.
 public struct ModelContext {

@@ -48,6 +48,12 @@ import Testing
         #expect(model.parameters().values[name]?.asArray(Float.self) == twos.asArray(Float.self))
     }
 
+    /// mlx-swift-lm asks the model for them by this protocol.
+    @Test func adaptersReachEveryLayer() throws {
+        let model: any LanguageModel = try transformer()
+        #expect((model as? any LoRAModel)?.loraLayers.count == 1)
+    }
+
     @Test func contextsEvict() throws {
         let settings = try H2OConfiguration(.init(8), policy: .h2oEma)
         let context = try evicting(

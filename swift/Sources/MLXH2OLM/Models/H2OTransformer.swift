@@ -14,8 +14,10 @@ public protocol H2ORouted: LanguageModel {}
 ///
 /// Other models of mlx-swift-lm evict by policies that need no scores: see
 /// ``evictingCaches(for:configuration:policy:budgets:)``. Weights have their original names.
-public final class H2OTransformer: Module, H2ORouted, KVCacheDimensionProvider {
+public final class H2OTransformer: Module, H2ORouted, KVCacheDimensionProvider, LoRAModel {
     public var kvHeads: [Int] { model.layers.map { _ in configuration.kvHeads } }
+    /// For adapters: every layer.
+    public var loraLayers: [Module] { model.layers }
     /// The size of the vocabulary.
     public var vocabularySize: Int { configuration.vocabularySize }
     /// Tokens that the model was trained for, if its settings say so.
