@@ -26,22 +26,25 @@ public final class QuantizedH2OKVCache: H2OKVCache {
     /// Elements that share a scale and a bias, as stored; before the first row, as set.
     public var groupSize: Int { table?.packing?.groupSize ?? configuration.format.kvGroupSize }
 
-    /// As ``H2OKVCache/append(keys:values:)``, but returns the rows as stored.
+    /// As ``H2OKVCache/append(keys:values:)``, but returns the rows as stored. For settings without
+    /// a frame: only this module's attention reads rows in a frame.
     public func appendPacked(
         keys: MLXArray, values: MLXArray
     ) throws -> (keys: PackedRows, values: PackedRows) {
-        try appendRows(keys, values)
-        guard let table else {
-            throw H2OError("QuantizedH2OKVCache.appendPacked", "there are no rows.")
+        if !configuration.format.isFramed { try appendRows(keys, values) }
+        guard !configuration.format.isFramed, let table else {
+            throw H2OError(
+                "QuantizedH2OKVCache.appendPacked",
+                "\(described) stores rows in a frame, expected isFramed false.")
         }
         let (keys, values) = table.fetch()
         return (.rows(of: [tied(keys.parts[0])] + keys.parts[1...]), .rows(of: values.parts))
     }
 
-    /// The stored keys.
+    /// The stored keys, in their frame if they have one.
     public var packedKeys: PackedRows? { table.map { .rows(of: $0.fetch().keys.parts) } }
 
-    /// The stored values.
+    /// The stored values, like the keys.
     public var packedValues: PackedRows? { table.map { .rows(of: $0.fetch().values.parts) } }
 }
 

@@ -158,6 +158,10 @@ import Testing
                 try withError { eval(attend(Tokens(count: 9, seed: 1), 0..<9, cache)) }
                 try refused("\(diversity)") { try cache.flush() }
             }
+            let far = PolicyRows(
+                keys: rows(2), values: rows(2), importance: .zeros([1, 2, 2], dtype: .float32),
+                positions: .zeros([1, 2, 2], dtype: .int32), offset: Int.max, keep: 1)
+            _ = try H2OPolicy().rank(far)
             try reported { cache.state = [MLXArray(Float(1))] }
             try reported { cache.metaState = ["1", "2"] }
             try refused { try H2OKVCache.save([], to: URL(fileURLWithPath: "/none/a.safetensors")) }

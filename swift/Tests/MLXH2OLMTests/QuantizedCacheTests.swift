@@ -57,6 +57,16 @@ import Testing
         #expect(cache.nbytes == 2 * (16 * (16 + 32 + 4 * 4) + 15 * 4))
     }
 
+    /// They mean nothing to attention that does not know their frame.
+    @Test func rowsInAFrameAreNotHandedOut() throws {
+        let cache = QuantizedH2OKVCache(try H2OConfiguration(.init(8), .affine(8)))
+        let error = #expect(throws: H2OError.self) {
+            try cache.appendPacked(keys: rows([1, 2, 1, 64]), values: rows([1, 2, 1, 64]))
+        }
+        #expect(error?.description.contains("expected isFramed false") == true)
+        #expect(cache.offset == 0)
+    }
+
     @Test func widthsTakeTheGroupThatDividesThem() throws {
         let cache = QuantizedH2OKVCache(try H2OConfiguration(.init(8)))
         #expect((cache.bits, cache.groupSize) == (8, 64))

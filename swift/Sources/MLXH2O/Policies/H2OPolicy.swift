@@ -37,7 +37,7 @@ public struct H2OPolicy: EvictionPolicy {
 
     public func rank(_ rows: PolicyRows) throws -> MLXArray {
         let values = try rows.values.asType(.float32)
-        let age = Int32(rows.offset) - rows.positions
+        let age = Int32(clamping: rows.offset) - rows.positions
         let heavy = rows.importance * sqrt((values * values).sum(axis: 3) / age)
         let greatest = which(isNaN(heavy), Float(0), heavy).max(axis: 2, keepDims: true)
         let ranks = heavy / maximum(greatest, Float(1e-9))
