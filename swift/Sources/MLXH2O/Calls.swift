@@ -33,18 +33,17 @@ func withVector<R>(_ arrays: [MLXArray], _ body: (mlx_vector_array) throws -> R)
 }
 
 /// Calls `body` with places for two vectors, and returns the arrays that it wrote there.
-func vectorResults<R>(
+func vectorResults(
     _ body: (UnsafeMutablePointer<mlx_vector_array>, UnsafeMutablePointer<mlx_vector_array>) throws
-        -> R
-) rethrows -> (R, [MLXArray], [MLXArray]) {
-    var first = mlx_vector_array_new()
-    var second = mlx_vector_array_new()
+        -> Void
+) rethrows -> ([MLXArray], [MLXArray]) {
+    var (first, second) = (mlx_vector_array_new(), mlx_vector_array_new())
     defer {
         mlx_vector_array_free(first)
         mlx_vector_array_free(second)
     }
-    let result = try body(&first, &second)
-    return (result, items(of: first), items(of: second))
+    try body(&first, &second)
+    return (items(of: first), items(of: second))
 }
 
 private func items(of vector: mlx_vector_array) -> [MLXArray] {

@@ -25,7 +25,7 @@ public func quantizeAppend<Keys: CacheRows, Values: CacheRows>(
     keys: Keys, values: Values, newKeys: MLXArray, newValues: MLXArray, slots: MLXArray,
     bits: Int = 8, groupSize: Int = 64, valueBits: Int? = nil, stream: StreamOrDevice = .default
 ) throws -> (keys: Keys, values: Values) {
-    let (_, newK, newV) = try withVector(keys.parts) { keys in
+    let (newK, newV) = try withVector(keys.parts) { keys in
         try withVector(values.parts) { values in
             try vectorResults { newKeyRows, newValueRows in
                 try H2OError.catching {

@@ -77,7 +77,7 @@ extension H2OKVCache: KVCache {
         let count = min(n, size)
         let left = size - count
         offset -= count
-        table?.forget(from: offset)
+        table?.keepWaiting(Int.min..<offset)
         table?.truncate(to: left)
         if left == 0 { table = nil }  // a state and a file hold rows, or nothing
         isUnscored = false

@@ -73,6 +73,6 @@ extension H2OKVCache {
                 try policy.folded($0, $1, seen: certain[.ellipsis, ..<rows], isMasked: true)
             }
         }
-        table.settled(before: border)
+        table.keepWaiting(border..<Int.max)
     }
 }

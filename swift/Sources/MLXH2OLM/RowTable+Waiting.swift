@@ -50,19 +50,14 @@ extension Waiting {
 }
 
 extension RowTable {
-    /// Drop the scores of queries from the position `start` on, which were taken back.
-    mutating func forget(from start: Int) {
+    /// Keep the waiting scores of queries at these positions only: later ones were taken back, and
+    /// earlier ones accumulated by the policy.
+    mutating func keepWaiting(_ positions: Range<Int>) {
         waiting = waiting.compactMap { one in
-            let left = min(one.count, start - one.start)
-            return left <= 0 ? nil : left == one.count ? one : one.part(0..<left)
-        }
-    }
-
-    /// Drop the scores of queries before the position `border`, which the policy has accumulated.
-    mutating func settled(before border: Int) {
-        waiting = waiting.compactMap { one in
-            let taken = max(0, border - one.start)
-            return taken >= one.count ? nil : taken == 0 ? one : one.part(taken..<one.count)
+            let left = positions.clamped(to: one.start..<one.end)
+            if left.count == one.count { return one }
+            return left.isEmpty
+                ? nil : one.part(left.lowerBound - one.start..<left.upperBound - one.start)
         }
     }
 

@@ -253,20 +253,16 @@ struct RowTable {
     /// Copy the rows at `sources` [B, H, n] to the slots `targets` of the same shape.
     private mutating func move(_ sources: MLXArray, to targets: MLXArray) {
         let wide = [sources, targets].map { $0.expandedDimensions(axis: -1) }
-        change {
-            let places = $0.ndim == 3 ? [sources, targets] : wide
-            return putAlong($0, places[1], values: takeAlong($0, places[0], axis: 2), axis: 2)
+        func moved(_ column: MLXArray) -> MLXArray {
+            let places = column.ndim == 3 ? [sources, targets] : wide
+            return putAlong(
+                column, places[1], values: takeAlong(column, places[0], axis: 2), axis: 2)
         }
-    }
-
-    private mutating func change(_ column: (MLXArray) -> MLXArray) {
-        (keys, values) = (keys.with(column), values.with(column))
-        if scored.dim(2) > 0 { scored = column(importance) }
-        biases = bias.map(column)
-        placed = column(positions)
-        waiting = waiting.map { $0.with(column) }
-        length = placed.dim(2)
-        isChanged = true
+        (keys, values) = (keys.with(moved), values.with(moved))
+        if scored.dim(2) > 0 { scored = moved(importance) }
+        biases = bias.map(moved)
+        placed = moved(positions)
+        waiting = waiting.map { $0.with(moved) }
     }
 }
 

@@ -13,21 +13,15 @@ extension EvictionPolicy {
     /// The value for a row that a query does not see.
     var unseen: Float { needsWeights ? 0 : -.infinity }
 
-    /// The importance of rows, float32 [B, H, N], after accumulating ``seen(_:lse:)``.
+    /// The importance of rows, float32 [B, H, N], after accumulating ``seen(_:lse:)``; checked,
+    /// since the policy may be an app's own.
     func folded(
         _ importance: MLXArray, _ positions: MLXArray, seen: MLXArray, isMasked: Bool
     ) throws -> MLXArray {
         let first = max(0, seen.dim(2) - (chunkQueries ?? seen.dim(2)))
-        return try accumulated(
-            importance, seen[0..., 0..., first...], positions: positions, isMasked: isMasked)
-    }
-
-    /// Accumulates and checks the result, since the policy may be an app's own.
-    private func accumulated(
-        _ importance: MLXArray, _ seen: MLXArray, positions: MLXArray, isMasked: Bool
-    ) throws -> MLXArray {
         let found = try accumulate(
-            importance, scores: seen, positions: positions, isMasked: isMasked)
+            importance, scores: seen[0..., 0..., first...], positions: positions,
+            isMasked: isMasked)
         guard found.shape == importance.shape, found.dtype == .float32 else {
             throw H2OError(
                 "\(type(of: self)).accumulate",
@@ -51,8 +45,8 @@ extension EvictionPolicy {
         guard let chunkQueries else {
             let mass = try prefillScores(
                 queries: queries, keys: keys, scale: scale, mask: mask, rowBias: bias, kind: .mass)
-            return try accumulated(
-                importance, mass.expandedDimensions(axis: 2), positions: positions, isMasked: true)
+            return try folded(
+                importance, positions, seen: mass.expandedDimensions(axis: 2), isMasked: true)
         }
         let scores = try lastScores(
             queries, keys, scale: scale, mask: mask, bias: bias, count: chunkQueries)
