@@ -10,7 +10,6 @@
 #include "../src/cpu/plain_read.cpp"
 #include "../src/cpu/simd.cpp"
 #include "../src/cpu/strided_copy.cpp"
-#include "../src/cpu/threads.cpp"
 #include "../src/folding/folding.cpp"
 #include "../src/quantized/quantize_append.cpp"
 #include "../src/quantized/turbo_rows.cpp"

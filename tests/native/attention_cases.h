@@ -10,8 +10,8 @@
 #include "attention/attention_kernel.h"
 #include "cache_cases.h"
 #include "check.h"
-#include "cpu/thread_count.h"
 #include "elements.h"
+#include "mlx_h2o/threads.h"
 #include "stored_block.h"
 
 namespace mlx_h2o::test {
@@ -431,18 +431,18 @@ inline void AttentionCase::check_step(Random& random, SimdTarget target, Report&
 // The same bits on one thread.
 inline void AttentionCase::check_threads(SimdTarget target, Report& report, const Elements& out,
                                          std::vector<float>& workspace) {
-  kernels::set_thread_count(1);
+  set_threads(1);
   Elements alone = out;
   a_.out = alone.data();
   kernels::attention(a_, target, workspace.data());
-  kernels::set_thread_count(3);
+  set_threads(3);
   if (alone.same_bits(out)) return;
   report.mismatch("out of target %s, B=%d Hkv=%d N=%d: one thread gives other bits",
                   kernels::target_name(target), a_.batch, a_.kv_heads, a_.key_count);
 }
 
 inline void test_attention(Random& random, int cases, Report& report) {
-  kernels::set_thread_count(3);
+  set_threads(3);
   for (int i = 0; i < cases; ++i) {
     AttentionCase one(random, kElementTypes[i % 3]);
     for (SimdTarget target : kernels::kSimdTargets) {
@@ -451,7 +451,7 @@ inline void test_attention(Random& random, int cases, Report& report) {
       one.check_step(random, target, report);
     }
   }
-  kernels::set_thread_count(0);
+  set_threads(0);
 }
 
 }  // namespace mlx_h2o::test

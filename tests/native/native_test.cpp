@@ -23,7 +23,7 @@ int main(int argc, char** argv) {
   // Attention last, as it takes nearly all the time: a fault elsewhere is found before it.
   for (auto* test : {test_pool, test_selection, test_accumulation, test_key_diversity,
                      test_quantization, test_codes, test_folding, test_prefill, test_attention}) {
-    mlx_h2o::kernels::set_thread_count(3);       // whatever this machine has
+    mlx_h2o::set_threads(3);                     // whatever this machine has
     Random random(static_cast<unsigned>(seed));  // more cases of one change no other's
     test(random, cases, report);
   }

@@ -41,10 +41,11 @@ def test_a_lower_target_equals_the_reference(target):
 @NATIVE
 def test_an_unknown_target_makes_the_back_end_unavailable_and_says_so():
     program = (
-        "import mlx_h2o; status = mlx_h2o.backends(); "
-        "print(status['native'].available, status['composed'].default, status['native'].reason)"
+        "import mlx.core as mx, mlx_h2o; status = mlx_h2o.backends(); "
+        "print(status['native'].available, status['composed'].default, status['native'].reason); "
+        "mlx_h2o._core.encode_rows(mx.ones((1, 1, 1, 32)), 4, 42)"  # not evaluated
     )
     result = run("mmx", "-c", program)
-    assert result.returncode == 0, result.stderr
+    assert result.returncode == 1 and "ValueError: [mlx_h2o] MLX_H2O_SIMD" in result.stderr
     assert result.stdout.startswith('False True [mlx_h2o] MLX_H2O_SIMD is "mmx", expected one')
     assert "scalar" in result.stdout

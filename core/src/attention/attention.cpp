@@ -61,7 +61,6 @@ std::vector<mx::array> attend(const char* operation, const mx::array& queries, c
                               mx::StreamOrDevice s) {
   check_attention(operation, queries, keys, values, options);
   const mx::Stream stream = cpu_stream(operation, s);
-  kernels::simd_target();  // refuses a wrong MLX_H2O_SIMD here, not inside the stream
 
   AttentionSettings settings{};
   settings.key_arrays = static_cast<int>(keys.size());

@@ -75,17 +75,8 @@ bool is_supported(SimdTarget target) {
 }
 
 const char* target_name(SimdTarget target) {
-  switch (target) {
-    case SimdTarget::scalar:
-      return "scalar";
-    case SimdTarget::avx2:
-      return "avx2";
-    case SimdTarget::avx512:
-      return "avx512";
-    case SimdTarget::neon:
-      return "neon";
-  }
-  return "";
+  static constexpr const char* kNames[] = {"scalar", "avx2", "avx512", "neon"};
+  return kNames[static_cast<int>(target)];
 }
 
 SimdTarget simd_target() {

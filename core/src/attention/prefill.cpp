@@ -145,7 +145,6 @@ mx::array prefill_scores(const mx::array& queries, const mx::array& keys, float 
     fail(kPrefillScores, "importance is given for the mass, expected it for the average.");
   }
   const mx::Stream stream = cpu_stream(kPrefillScores, s);
-  kernels::simd_target();  // refuses a wrong MLX_H2O_SIMD here, not inside the stream
   const PrefillSettings settings{scale,
                                  causal,
                                  decay,

@@ -2,26 +2,21 @@
 
 #include <algorithm>
 
-#include "cpu/thread_count.h"
+#include "attention/attention_kernel.h"
+#include "mlx_h2o/threads.h"
 
 namespace mx = mlx::core;
 
 namespace mlx_h2o {
 
-namespace {
+std::string to_text(const mx::Shape& shape) { return shown(shape.data(), shape.size()); }
 
-const char* name_of(mx::Dtype dtype) {
+const char* to_text(mx::Dtype dtype) {
   static constexpr const char* names[] = {"bool",    "uint8",   "uint16",   "uint32",   "uint64",
                                           "int8",    "int16",   "int32",    "int64",    "float16",
                                           "float32", "float64", "bfloat16", "complex64"};
   return names[static_cast<int>(dtype.val())];
 }
-
-}  // namespace
-
-std::string to_text(const mx::Shape& shape) { return shown(shape.data(), shape.size()); }
-
-std::string to_text(mx::Dtype dtype) { return name_of(dtype); }
 
 bool is_float(mx::Dtype dtype) {
   return dtype == mx::float32 || dtype == mx::float16 || dtype == mx::bfloat16;
@@ -42,7 +37,7 @@ void check_array(const char* operation, const char* name, const mx::array& found
 }
 
 Found found(const mx::array& array) {
-  return {name_of(array.dtype()), array.shape().data(), array.ndim()};
+  return {to_text(array.dtype()), array.shape().data(), array.ndim()};
 }
 
 Found found(const std::optional<mx::array>& array) {
@@ -68,7 +63,9 @@ mx::Stream cpu_stream(const char* operation, mx::StreamOrDevice s) {
   if (stream.device != mx::Device::cpu) {
     fail(operation, "the native back end runs on the CPU, found a stream of the GPU.");
   }
-  kernels::thread_count();  // refuses a wrong MLX_H2O_THREADS here, not inside the stream
+  // Refuse a wrong MLX_H2O_THREADS or MLX_H2O_SIMD here, not inside the stream.
+  threads();
+  kernels::simd_target();
   return stream;
 }
 

@@ -18,7 +18,7 @@ namespace mlx_h2o {
 std::string to_text(const mlx::core::Shape& shape);
 
 /// A dtype as Python writes it, without the module.
-std::string to_text(mlx::core::Dtype dtype);
+const char* to_text(mlx::core::Dtype dtype);
 
 bool is_float(mlx::core::Dtype dtype);
 

@@ -53,25 +53,13 @@ namespace neon {
 
 #undef MLX_H2O_CALL_TARGET
 #if defined(MLX_H2O_X86)
-#define MLX_H2O_CALL_TARGET(target, ...)       \
-  do {                                         \
-    if ((target) == SimdTarget::avx512) {      \
-      avx512::__VA_ARGS__;                     \
-    } else if ((target) == SimdTarget::avx2) { \
-      avx2::__VA_ARGS__;                       \
-    } else {                                   \
-      scalar::__VA_ARGS__;                     \
-    }                                          \
-  } while (false)
+#define MLX_H2O_CALL_TARGET(target, ...)                \
+  ((target) == SimdTarget::avx512 ? avx512::__VA_ARGS__ \
+   : (target) == SimdTarget::avx2 ? avx2::__VA_ARGS__   \
+                                  : scalar::__VA_ARGS__)
 #elif defined(MLX_H2O_ARM)
 #define MLX_H2O_CALL_TARGET(target, ...) \
-  do {                                   \
-    if ((target) == SimdTarget::neon) {  \
-      neon::__VA_ARGS__;                 \
-    } else {                             \
-      scalar::__VA_ARGS__;               \
-    }                                    \
-  } while (false)
+  ((target) == SimdTarget::neon ? neon::__VA_ARGS__ : scalar::__VA_ARGS__)
 #else
-#define MLX_H2O_CALL_TARGET(target, ...) scalar::__VA_ARGS__
+#define MLX_H2O_CALL_TARGET(target, ...) (static_cast<void>(target), scalar::__VA_ARGS__)
 #endif

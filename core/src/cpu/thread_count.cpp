@@ -1,5 +1,3 @@
-#include "cpu/thread_count.h"
-
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
@@ -8,11 +6,13 @@
 #include <string>
 #include <thread>
 
+#include "mlx_h2o/threads.h"
+
 #if defined(__linux__)
 #include <sched.h>
 #endif
 
-namespace mlx_h2o::kernels {
+namespace mlx_h2o {
 namespace {
 
 std::atomic<int> chosen{0};  // 0: the default
@@ -57,20 +57,20 @@ int default_count() {
 
 }  // namespace
 
-int thread_count() {
-  const int threads = chosen.load(std::memory_order_relaxed);
-  if (threads != 0) return threads;
+int threads() {
+  const int count = chosen.load(std::memory_order_relaxed);
+  if (count != 0) return count;
   static const int by_default = default_count();
   return by_default;
 }
 
-void set_thread_count(int threads) {
-  if (threads < 0 || threads > kMaxThreads) {
-    throw std::invalid_argument("[set_threads] threads are " + std::to_string(threads) +
+void set_threads(int count) {
+  if (count < 0 || count > kMaxThreads) {
+    throw std::invalid_argument("[set_threads] threads are " + std::to_string(count) +
                                 ", expected 1 to " + std::to_string(kMaxThreads) +
                                 ", or none for the default.");
   }
-  chosen.store(threads, std::memory_order_relaxed);
+  chosen.store(count, std::memory_order_relaxed);
 }
 
-}  // namespace mlx_h2o::kernels
+}  // namespace mlx_h2o

@@ -199,7 +199,7 @@ struct Ending {
 void pool::run(int64_t count, int64_t grain, int max_workers, Body body, const void* context) {
   if (count <= 0) return;
   grain = std::max<int64_t>(grain, 1);
-  const int threads = thread_count();
+  const int threads = mlx_h2o::threads();
   const int64_t parts = (count - 1) / grain + 1;
   const int64_t helpers = std::min<int64_t>({threads, max_workers, parts}) - 1;
   if (helpers < 1 || owned.exchange(true, std::memory_order_acquire)) {

@@ -5,7 +5,7 @@
 #include <memory>
 #include <type_traits>
 
-#include "cpu/thread_count.h"
+#include "mlx_h2o/threads.h"
 
 namespace mlx_h2o::kernels {
 

@@ -2,8 +2,6 @@
 #include <memory>
 #include <utility>
 
-#include <mlx/backend/cpu/encoder.h>
-
 #include "cpu/checks.h"
 #include "cpu/cpu_primitive.h"
 #include "cpu/donation.h"
@@ -82,10 +80,8 @@ void QuantizeAppend::eval_cpu(const std::vector<mx::array>& inputs,
                                       tensor == 0 ? kernels::kKeySeed : kernels::kValueSeed);
     }
     a.type = element_type(rows.dtype());
-    for (int axis = 0; axis < 3; ++axis) {
-      a.from_strides[axis] = rows.strides(axis);
-      a.slot_strides[axis] = inputs[stored + 2].strides(axis);
-    }
+    copy_strides(rows, 3, a.from_strides);
+    copy_strides(inputs[stored + 2], 3, a.slot_strides);
     held.push_back(mx::array::unsafe_weak_copy(rows));
   }
   for (const mx::array& input : inputs) held.push_back(mx::array::unsafe_weak_copy(input));
@@ -132,12 +128,9 @@ std::vector<mx::array> quantize_append(const std::vector<mx::array>& keys,
       fail(kQuantizeAppend, stored == &keys ? "keys" : "values", " are ", stored->size(),
            " arrays, expected words, scales and biases, or words and norms, or rows.");
     }
-    Found parts[3];
-    for (size_t i = 0; i < stored->size(); ++i) parts[i] = found((*stored)[i]);
-    given.rows(parts, stored->size());
+    give_rows(given, *stored);
   }
   given.array(found(slots));
-  kernels::simd_target();  // refuses a wrong MLX_H2O_SIMD here, not inside the stream
   const AppendSettings settings{
       {static_cast<int>(keys.size()), static_cast<int>(values.size())}, {bits, v_bits}, group_size};
   const auto primitive = std::make_shared<QuantizeAppend>(cpu_stream(kQuantizeAppend, s), settings);

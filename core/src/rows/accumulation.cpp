@@ -2,8 +2,6 @@
 #include <memory>
 #include <utility>
 
-#include <mlx/backend/cpu/encoder.h>
-
 #include "attention/attention_kernel.h"
 #include "cpu/checks.h"
 #include "cpu/cpu_primitive.h"
@@ -77,7 +75,6 @@ mx::array accumulate_scores(const mx::array& importance, const mx::array& scores
   given.array(found(scores));
   given.number("decay", decay);
   const mx::Stream stream = cpu_stream(kAccumulateScores, s);
-  kernels::simd_target();  // refuses a wrong MLX_H2O_SIMD here, not inside the stream
   return mx::array(importance.shape(), mx::float32,
                    std::make_shared<AccumulateScores>(stream, decay), {importance, scores});
 }

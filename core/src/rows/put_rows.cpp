@@ -5,10 +5,8 @@
 #include <vector>
 
 #include "cpu/checks.h"
-#include "cpu/cpu_primitive.h"
 #include "cpu/donation.h"
-#include "cpu/encoder.h"
-#include "cpu/strided_copy.h"
+#include "cpu/new_arrays.h"
 #include "mlx_h2o/ops.h"
 
 namespace mx = mlx::core;
@@ -38,13 +36,8 @@ struct Writing {
 
   void operator()() {
     if (!in_place) copy_elements(before, buffer.data<void>());
-    std::vector<char> copied;
-    const char* from = rows.data<char>();
-    if (!rows.flags().row_contiguous) {
-      copied.resize(rows.nbytes());
-      copy_elements(rows, copied.data());
-      from = copied.data();
-    }
+    const Flat flat(rows);
+    const char* from = flat.data<char>();
     const auto count = static_cast<size_t>(slots.shape(2));
     const auto capacity = static_cast<uint32_t>(buffer.shape(2));
     size_t bytes = buffer.itemsize();
