@@ -201,14 +201,14 @@ def test_what_is_said_to_fit_is_let_in_by_the_server(capsys):
 
 
 def test_a_model_with_a_chat_template_is_for_chats(capsys, quantised, tmp_path):
-    folder = shutil.copytree(quantised, tmp_path / "llama")
+    folder = shutil.copytree(quantised, tmp_path / "a llama")
     flags = folder, "--memory", "1GB", "--context", "1K"
-    assert f"mlx_h2o generate --model {folder} " in said(capsys, *flags)
+    assert f"mlx_h2o generate --model '{folder}' " in said(capsys, *flags)
     (folder / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
-    assert f"mlx_h2o chat --model {folder} " in said(capsys, *flags)
+    assert f"mlx_h2o chat --model '{folder}' " in said(capsys, *flags)
     (folder / "tokenizer_config.json").unlink()
     (folder / "chat_template.jinja").write_text("{{ messages }}")
-    assert f"mlx_h2o chat --model {folder} " in said(capsys, *flags)
+    assert f"mlx_h2o chat --model '{folder}' " in said(capsys, *flags)
 
 
 def test_smaller_steps_of_a_prompt_leave_more_for_caches(capsys):

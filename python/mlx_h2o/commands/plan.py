@@ -6,6 +6,7 @@ import argparse
 import re
 from collections.abc import Iterator
 from functools import partial
+from shlex import quote
 from typing import Any, cast
 
 from ..caches.cache import PROMPT_CHUNK
@@ -152,7 +153,7 @@ def _fits(
         command = "server"
         flags += f" --memory {limit // 10**6}MB --decode-concurrency {count} --prompt-concurrency 1"
     flags += f" --prefill-step-size {step}" if step != PROMPT_CHUNK else ""
-    yield f"mlx_h2o {command} --model {name} {flags}"
+    yield f"mlx_h2o {command} --model {quote(name)} {flags}"
 
 
 def _many(free: int, size: int) -> str:
@@ -168,8 +169,7 @@ def _kept(outline: Plan, stored: str, context: int, limit: int) -> str:
     try:
         config = fit_bytes(cast(Any, outline), limit, length=context, **settings).config
     except SettingError as error:
-        said = error.told(lambda _: "what --memory leaves for a sequence")
-        raise ValueError(said) from error
+        raise ValueError(error.told(lambda _: "what --memory leaves for a sequence")) from error
     rows = config.max_kv_size or context
     return f"{rows:,} rows a head in {stored}, one for {context / rows:.1f} tokens"
 
