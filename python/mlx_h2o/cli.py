@@ -7,6 +7,7 @@ import importlib
 import io
 import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 
 __all__ = ["main"]
@@ -37,6 +38,7 @@ def ended(called: str, run: Callable[[], int]) -> int:
     sys.stdin = sys.stdin or os.fdopen(os.open(os.devnull, os.O_RDONLY))
     if isinstance(sys.stdout, io.TextIOWrapper):  # a locale may lack what a model writes
         sys.stdout.reconfigure(errors="replace")
+    warnings.formatwarning = lambda said, *_, **__: f"{called}: {said}\n"  # not the place in code
     try:
         status = run()
         print(end="", flush=True)  # does nothing if standard output is closed

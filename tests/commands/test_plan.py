@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import tomllib
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -92,8 +93,7 @@ def served(name: str) -> str:
 
 
 def quick_and_slow() -> list[Any]:
-    names = [(name, name.rpartition("/")[2]) for name in CONFIGS]
-    slow = pytest.mark.slow
+    names, slow = [(name, name.rpartition("/")[2]) for name in CONFIGS], pytest.mark.slow
     return [pytest.param(name, id=end, marks=() if end in QUICK else slow) for name, end in names]
 
 
@@ -258,6 +258,6 @@ def test_the_command_has_the_name_on_the_hub(capsys):
     found = said(capsys, "qwen3-8b-4BIT", "--memory", "24GB", "--concurrency", "2")
     assert "mlx_h2o server --model mlx-community/Qwen3-8B-4bit --max-kv-" in found
     assert "each of 2: all rows, in as many bits as fit" in found
-    assert found.startswith(
-        "mlx-community/Qwen3-8B-4bit: qwen3, trained on 40,960 tokens, weights of 4.6 GB"
-    )
+    first = "mlx-community/Qwen3-8B-4bit: qwen3, trained on 40,960 tokens, weights of 4.6 GB"
+    assert found.startswith(first)
+    assert warnings.formatwarning("so", UserWarning, "a.py", 1) == "mlx_h2o plan: so\n"

@@ -115,8 +115,6 @@ def _settings(outline: Plan, stored: str) -> dict[str, Any]:
 def _held(outline: Plan, stored: str, part: int, context: int) -> int | None:
     """Bytes after this many tokens if one row in ``part`` stays; None if the model cannot have rows
     of this format."""
-    if part == 1 and not FORMATS[stored]:
-        return outline.nbytes(context)
     try:
         rows = None if part == 1 else context // part
         return outline.nbytes(context, max_kv_size=rows, **_settings(outline, stored))
