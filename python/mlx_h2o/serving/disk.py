@@ -26,10 +26,12 @@ from ..lm.files import check_folder
 from ..lm.prompt_cache import with_own_rows
 from ..lm.saving import load_prompt_cache, save_prompt_cache, saved_texts
 from .kept import Entry, Kept, key_of
+from .snapshots import cut, is_cuttable
 
 _LOG = logging.getLogger("mlx_h2o")
 _ENTRY = re.compile(r"[0-9a-f]{32}\.prompt\.safetensors")  # other files are left alone
 _SPARE = 1 << 24  # bytes of the disk that are left to others, and to headers of files
+_DEAR = 16  # reading a token's rows takes a 16th of the time of computing them, or less
 _BEGUN = re.compile(rf"\.{_ENTRY.pattern}\..+")  # being written, or left by a process that ended
 
 
@@ -60,28 +62,28 @@ class PromptStore:
         self._writer = ThreadPoolExecutor(1, "prompt store")
 
     def find(self, tokens: Sequence[int], more_than: int = 0) -> tuple[list[Any], int]:
-        """The caches of the longest prefix of ``tokens`` that is kept, and its length.
-
-        Args:
-            tokens: of a prompt; at least one is left to prefill.
-            more_than: only a longer prefix is wanted.
-
-        Returns:
-            Caches and how many tokens they hold; ([], 0) if none fit. Damaged entries are removed.
-        """
+        """The caches of the longest prefix of ``tokens`` that is worth reading, and its length,
+        less than ``len(tokens)`` and more than ``more_than``; ([], 0) if there are none. Damaged
+        entries are removed."""
+        key, ahead = _key(self.of, tokens), len(_key(self.of, ())) // 4
         while True:
             with self._lock:
-                length, found = self.known.best(_key(self.of, tokens))
-                length -= len(_key(self.of, ())) // 4
-                if found is None:
+                for shared, found in self.known.nearest(key):
+                    served = found.serves(shared, len(key) // 4)
+                    length, cost = served - ahead, (len(found) - served) // _DEAR
+                    if length > cost:
+                        break
+                else:
                     return [], 0
                 self.known.use(found.key)
             try:
                 with contextlib.suppress(OSError):  # of a disk that has become read-only
                     os.utime(found.content)  # also if memory has it: it counts as used
-                if length <= more_than:
+                if length - cost <= more_than:
                     return [], 0
                 caches = load_prompt_cache(found.content)
+                if not cut(caches, length):
+                    raise ValueError("its rows cannot be trimmed")
                 mx.eval([cache.state for cache in caches])  # before another process removes it
                 return caches, length
             except (OSError, ValueError) as error:
@@ -90,12 +92,8 @@ class PromptStore:
                     self.known.drop(found.key)
 
     def keep(self, tokens: Sequence[int], caches: Sequence[Any]) -> None:
-        """Write the caches of ``tokens`` soon, unless they are on disk already.
-
-        Args:
-            tokens: all tokens that the caches have seen.
-            caches: one per layer; nobody may change them from here on.
-        """
+        """Write caches that have seen these ``tokens`` soon, unless they are on disk already.
+        Nobody may change them from here on."""
         with self._lock:
             if self.known.use(_key(self.of, tokens)):
                 return
@@ -122,7 +120,9 @@ class PromptStore:
                 raise ValueError(f"it has {size:,} bytes, expected at most {room:,}")
             self._shrink(room - size)
             file = self._path(_key(self.of, tokens))
-            save_prompt_cache(file, caches, {"of": self.of, "tokens": json.dumps(tokens)})
+            texts = {"of": self.of, "tokens": json.dumps(tokens)}
+            texts |= {"cuttable": "yes"} if is_cuttable(caches) else {}
+            save_prompt_cache(file, caches, texts)
             self._add(file)
             self._shrink(self.max_bytes)  # a file is larger than its caches
         except Exception as error:  # a full disk, say: the server goes on without
@@ -138,7 +138,7 @@ class PromptStore:
             if self._path(key) != file:
                 raise ValueError("its name is of other tokens")
             with self._lock:
-                self.known.put(Entry(key, file.stat().st_size, file))
+                self.known.put(Entry(key, file.stat().st_size, file, "cuttable" in texts))
         except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
             _refuse(file, error)
 
