@@ -9,8 +9,8 @@ import inspect
 import io
 import json
 import re
-import urllib.request
-from itertools import pairwise
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +196,7 @@ def test_a_conversation_is_understood() -> None:
 
 @pytest.mark.slow
 @pytest.mark.downstream
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 def test_the_server_answers(tmp_path: Path) -> None:
     """One with the flags of all that are shown, the request that is shown."""
     flags: list[str] = []
@@ -205,15 +206,12 @@ def test_the_server_answers(tmp_path: Path) -> None:
             flags += words[3:]
     (curl,) = (words for _, words in COMMANDS if words[0] == "curl")
     where, data = curl[1], curl[curl.index("-d") + 1]
-    headers = dict(line.split(": ") for option, line in pairwise(curl) if option == "-H")
     at = flags.index("--port")
     _, shown = flags.pop(at), flags.pop(at)
     assert where.startswith(f"http://127.0.0.1:{shown}/")
     said = " ".join(flags).replace("~", str(tmp_path))
     with serving(tmp_path, said) as server:
-        url = where.replace(shown, str(server.port))
-        request = urllib.request.Request(url, data.encode(), headers)
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            usage = json.load(answer)["usage"]
-    assert usage["completion_tokens"] == json.loads(data)["max_tokens"]
+        asked = [one.replace(f":{shown}/", f":{server.port}/") for one in curl]
+        answer = json.loads(subprocess.check_output(asked, timeout=60))
+    assert answer["usage"]["completion_tokens"] == json.loads(data)["max_tokens"]
     assert (tmp_path / ".cache" / "prompts").is_dir()

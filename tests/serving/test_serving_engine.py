@@ -246,14 +246,17 @@ def test_more_than_the_queue_holds_is_refused():
 def test_requests_wait_for_bytes_and_prompts_give_way(monkeypatch):
     """With room for two at a time, and what was read before in the way."""
     limits_of = {}
-    for name in ("memory", "cache"):
+    for name in ("memory", "cache", "wired"):
         monkeypatch.setattr(mx, f"set_{name}_limit", partial(limits_of.__setitem__, name))
     limits = {"prompts": 1, "step": 64}
     with engine_of(limits=limits) as engine:
         one = engine.memory.of_request(100)
         reserved = engine.memory.limit - engine.memory.limit // 16 - engine.memory.free
-        engine.memory.apply()
-    assert limits_of == {"memory": 4 << 30, "cache": (4 << 30) // 16}
+        with monkeypatch.context() as mac:
+            mac.setattr(mx.metal, "is_available", lambda: True)
+            mac.setattr(mx, "device_info", lambda: {"max_recommended_working_set_size": 3 << 30})
+            engine.memory.apply()
+    assert limits_of == {"memory": 4 << 30, "cache": (4 << 30) // 16, "wired": 3 << 30}
     memory = (reserved + 2 * one + one // 2) * 16 // 15 + 16
     with engine_of(limits=limits, memory=memory) as engine:
         asked = [Asked(engine, [n, *TEXT * 4], max_tokens=40) for n in range(5)]
