@@ -158,7 +158,7 @@ NB_MODULE(_core, m) {
         "stream"_a = nb::none());
   m.def("decode_rows", &mlx_h2o::decode_rows, "words"_a, "norms"_a, "bits"_a, "seed"_a, "dtype"_a,
         nb::kw_only(), "stream"_a = nb::none());
-  m.def("compact_rows", &mlx_h2o::compact_rows, "buffer"_a, "kept"_a, "lines"_a, "start"_a = 0,
+  m.def("compact_rows", &mlx_h2o::compact_rows, "buffer"_a, "kept"_a, "sequences"_a, "start"_a = 0,
         "tail"_a = 0, nb::kw_only(), "stream"_a = nb::none());
   m.def("put_rows", &mlx_h2o::put_rows, "buffer"_a, "slots"_a, "rows"_a, nb::kw_only(),
         "stream"_a = nb::none());

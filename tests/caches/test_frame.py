@@ -119,7 +119,7 @@ def test_halves(dtype, backend):
 
 
 def error_of(bits: int, shift: mx.array | float, framed: bool) -> float:
-    """Of the output over 70 packed rows, whose keys are moved by ``shift``."""
+    """Error of the output over 70 packed rows whose keys are moved by ``shift``."""
     cache = new_cache(kv_bits=bits, v_bits=8, kv_frame=framed)
     keys, values, queries = rows(78, 64), rows(78, 64, seed=1), rows(8, 64, heads=4)
     cache.update_and_fetch(keys[:, :, :70] + shift, values[:, :, :70])
@@ -161,7 +161,7 @@ def _centre_of(cache) -> np.ndarray:
     return np.array(cache._table.frame.centre)
 
 
-def test_lines_of_a_batch_have_frames_of_their_own():
+def test_sequences_of_a_batch_have_frames_of_their_own():
     alone = [new_cache() for _ in range(3)]
     for number, cache in enumerate(alone[:2]):
         keys = rows(8 + number, 32, seed=number) + 20 * number

@@ -190,7 +190,7 @@ def held(tokens: int = 40, **given):
         ({}, 0, "rows is 0, expected 1 to 36"),
         ({"max_kv_size": None}, 41, "rows is 41, expected 1 to 40"),
         ({"prefix_size": 0}, 4, "rows is 4, expected 1 to 0"),
-        ({"speculative": 2}, 36, "has speculation, expected none of that"),
+        ({"speculative": 2}, 36, "has speculation, and cannot share rows"),
     ],
 )
 def test_rows_that_cannot_be_shared(settings, rows, said):

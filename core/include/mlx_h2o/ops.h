@@ -147,12 +147,12 @@ bool commits_pages();
 /// Fills the gaps of evicted rows with rows that stay, in place.
 ///
 /// `buffer` is [B, H, C] or [B, H, C, width] of a dtype of two or four bytes. In the sequences
-/// `lines`, the rows in the slots `kept`, uint32 [b, H, K], ascending, stay: kept rows beyond slot
-/// K fill the free slots below it, the last row first. Then `tail` rows from slot `start` on follow
-/// them. Returns the buffer, written in the memory of the input if nothing else holds it; the
-/// contents behind the rows that stay are undefined.
+/// `sequences`, the rows in the slots `kept`, uint32 [b, H, K], ascending, stay: kept rows beyond
+/// slot K fill the free slots below it, the last row first. Then `tail` rows from slot `start` on
+/// follow them. Returns the buffer, written in the memory of the input if nothing else holds it;
+/// the contents after the rows that stay are undefined.
 mlx::core::array compact_rows(const mlx::core::array& buffer, const mlx::core::array& kept,
-                              const std::vector<int>& lines, int start = 0, int tail = 0,
+                              const std::vector<int>& sequences, int start = 0, int tail = 0,
                               mlx::core::StreamOrDevice s = {});
 
 /// Merges attention over segments of rows, from outs [B, Hq, L, D] and lses float32 [B, Hq, L] of
@@ -162,7 +162,7 @@ std::vector<mlx::core::array> merge_segments(const std::vector<mlx::core::array>
                                              const std::vector<mlx::core::array>& lses,
                                              mlx::core::StreamOrDevice s = {});
 
-/// Packed rows in tiers, and behind them the dense `newest` [B, H, n, D], in one format.
+/// Packed rows in tiers, followed by the dense `newest` [B, H, n, D], in one format.
 ///
 /// tiers are {words, scales, biases} of each tier, `bits` their bits. `slots`, uint32 [B, H, K],
 /// choose the rows, counted from the first row of the first tier; without slots, all rows. With

@@ -107,7 +107,7 @@ inline void load_row(const AttentionArguments& a, const void* data, int64_t offs
   }
 }
 
-// The inverse: sums to an output row, from the order and the basis of the values. The memory behind
+// The inverse: sums to an output row, from the order and the basis of the values. The memory after
 // the sums has room for as many again.
 template <typename T>
 void store_row(const AttentionArguments& a, float* sums, T* to) {

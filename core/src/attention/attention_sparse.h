@@ -51,7 +51,7 @@ class WantedKeys {
     return usable;
   }
 
-  // Drops the first `used` keys, and goes on behind them.
+  // Drops the first `used` keys, and continues after them.
   void drop(int used) {
     count_ -= used;
     std::memmove(keys_, keys_ + used, static_cast<size_t>(count_) * sizeof(int));
@@ -98,7 +98,7 @@ inline bool follow_each_other(const int* keys, int count) {
   return keys[count - 1] - keys[0] == count - 1;
 }
 
-// The weights of kStep listed keys: 0 if the row does not want the key, and behind the last key.
+// The weights of kStep listed keys: 0 if the row does not want the key, and after the last key.
 // `logits` start at key 0.
 inline void weigh_listed(const float* logits, const int* keys, int count, float shift, float limit,
                          float* weights) {

@@ -44,10 +44,10 @@ struct Writing {
     for (int axis = 3; axis < static_cast<int>(buffer.ndim()); ++axis)
       bytes *= static_cast<size_t>(buffer.shape(axis));
     char* to = buffer.data<char>();
-    for (int line = 0; line < slots.shape(0); ++line) {
+    for (int sequence = 0; sequence < slots.shape(0); ++sequence) {
       for (int head = 0; head < slots.shape(1); ++head, to += capacity * bytes) {
         for (size_t row = 0; row < count; ++row, from += bytes) {
-          const int64_t at = line * slots.strides(0) + head * slots.strides(1) +
+          const int64_t at = sequence * slots.strides(0) + head * slots.strides(1) +
                              static_cast<int64_t>(row) * slots.strides(2);
           const uint32_t slot = slots.data<uint32_t>()[at];
           if (slot < capacity) std::memcpy(to + slot * bytes, from, bytes);

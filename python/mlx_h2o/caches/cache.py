@@ -536,9 +536,9 @@ class H2OKVCache:
         op, config = f"[{type(self).__name__}.share]", self.config
         reason = formats.unshareable(config)
         if self._in_batch or self.prefix_rows:
-            reason = "a cache of several sequences" if self._in_batch else "shared rows already"
+            reason = "several sequences" if self._in_batch else "shared rows already"
         if reason:
-            raise ValueError(f"{op} {self._described()} has {reason}, expected none of that.")
+            raise ValueError(f"{op} {self._described()} has {reason}, and cannot share rows.")
         self.flush()
         held = self._table.width
         most = held if config.max_kv_size is None else min(held, config.prefix_size)
@@ -583,7 +583,7 @@ class H2OKVCache:
         rows, settings, unscored = saved.rows_of(table), saved.settings_text(self), table.unscored
         more: tuple[Any, ...] = () if table.prefix is None else (table.prefix.state,)
         if self._in_batch:
-            about = unscored, self.name, saved.lines_of(self._padding, table)
+            about = unscored, self.name, saved.sequences_text(self._padding, table)
             return (*rows, *about, settings, *more)
         if self._room.reach:
             more = waiting(self.policy, table), json.dumps(table.waiting)
@@ -600,9 +600,9 @@ class H2OKVCache:
             )
         if self._in_batch:
             unscored, name, text, settings, *more = state[4:]
-            lines = json.loads(text)
-            padding = list(zip(lines["before"], lines["remaining"], strict=True))
-            tokens, rows = lines["tokens"], lines["rows"]
+            batch = json.loads(text)
+            padding = list(zip(batch["before"], batch["remaining"], strict=True))
+            tokens, rows = batch["tokens"], batch["rows"]
         else:
             offset, _, unscored, name, settings, *more = state[4:]
             tokens, rows, padding = [int(offset)], None, []
@@ -797,7 +797,7 @@ class BatchH2OKVCache(H2OKVCache):
         self._hold(join([one._table.copy() for one in caches]), padding)
 
     def extend(self, other: BatchH2OKVCache) -> None:
-        """Add the sequences of another batch behind these.
+        """Add the sequences of another batch after these.
 
         Raises ValueError for a cache of another kind or with other settings.
         """

@@ -117,7 +117,7 @@ def places_of(more: Sequence[Any]) -> list[tuple[int, int]]:
     return [(start, count - start if ends else count) for start, count in runs]
 
 
-def lines_of(padding: Sequence[Padding], table: Table) -> str:
+def sequences_text(padding: Sequence[Padding], table: Table) -> str:
     """The sequences of a batch, as JSON."""
     found = {
         "tokens": table.tokens,

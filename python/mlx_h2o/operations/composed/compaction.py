@@ -21,7 +21,7 @@ LAST = mx.array(2**32 - 1, mx.uint32)
 def compact_rows(
     buffers: Sequence[mx.array],
     kept: mx.array,
-    lines: Sequence[int],
+    sequences: Sequence[int],
     start: int = 0,
     tail: int = 0,
     stream: StreamLike = None,
@@ -30,19 +30,19 @@ def compact_rows(
 
     Args:
         buffers: [B, H, C] or [B, H, C, width].
-        kept: uint32 [b, H, K], ascending: the rows that stay of the sequences in ``lines``. Those
+        kept: uint32 [b, H, K], ascending: the rows that stay of these ``sequences``. Those
             beyond slot K move to the free slots below it, the last row to the first free slot.
-        lines: some of the sequences, all different.
-        start: slot of the first of ``tail`` rows to put behind those that stay.
+        sequences: which sequences, all different.
+        start: slot of the first of ``tail`` rows to put after those that stay.
         tail: how many rows.
         stream: where to run.
     """
     with placed(stream):
         source, target = _moves(kept, buffers[0].shape[2], start, tail)
-        if len(lines) < buffers[0].shape[0]:
+        if len(sequences) < buffers[0].shape[0]:
             stay = mx.broadcast_to(_slots(source.shape[2]), (1, *source.shape[1:]))
-            places = {line: place for place, line in enumerate(lines)}
-            order = mx.array([places.get(n, len(lines)) for n in range(buffers[0].shape[0])])
+            places = {n: place for place, n in enumerate(sequences)}
+            order = mx.array([places.get(n, len(sequences)) for n in range(buffers[0].shape[0])])
             source, target = (mx.concatenate([one, stay])[order] for one in (source, target))
         sides = {3: (source, target), 4: (mx.expand_dims(source, 3), mx.expand_dims(target, 3))}
         moves = ((each, *sides[each.ndim]) for each in buffers)

@@ -68,15 +68,15 @@ class Native(Operations):
         return folding.Folded(*self._core.fold(keys, values, *rows, **share))
 
     def compact_rows(
-        self, buffers: Sequence[mx.array], kept: mx.array, lines: Sequence[int], start: int = 0,
-        tail: int = 0, stream: StreamLike = None,
+        self, buffers: Sequence[mx.array], kept: mx.array, sequences: Sequence[int],
+        start: int = 0, tail: int = 0, stream: StreamLike = None,
     ) -> list[mx.array]:  # fmt: skip
         """The buffers, in the memory of the inputs if nothing else holds it.
 
         One operation for each: MLX holds all outputs of an operation until it has run, so appending
         to them in the same evaluation would copy them.
         """
-        one, where = self._core.compact_rows, [*lines]
+        one, where = self._core.compact_rows, [*sequences]
         return [one(each, kept, where, start, tail, stream=stream) for each in buffers]
 
     def put_each(
