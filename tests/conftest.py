@@ -26,7 +26,7 @@ MARKERS = {
     "slow": "takes seconds: reads a long text, starts a command, emulates a lot (nox -s slow)",
     "faults": "puts an error into the product and asks whether it is noticed (nox -s faults)",
     "exhaustive": "one of many settings alike (nox -s exhaustive)",
-    "matrix(quick)": "many settings alike, of which so many are tried in a plain run",
+    "matrix(quick)": "many similar settings, of which this many are tried in a plain run",
     "examples": "random examples: a few in a plain run, many in nox -s exhaustive",
     "emulator": "runs the Metal text on the host emulator (needs clang++ or g++)",
     "downstream": "mlx_lm's own behaviour, with caches of ours in the place of its own",
@@ -53,7 +53,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test with the marker ``matrix(quick)`` all settings but some are ``exhaustive``.
+    """All but some settings of a test marked ``matrix(quick)`` are ``exhaustive``.
 
     Of these tests a part, where one is named.
     """

@@ -4,7 +4,7 @@
   // head. The key of the lowest row that stays is found bit by bit, by counting the
   // rows below a candidate, so nothing is sorted.
   //   grid (B * H * NS * 32, 1, 1), threadgroup (NS * 32, 1, 1)
-  //   zones = [first position behind the sinks, dropped]; recent_starts = first
+  //   zones = [first position after the sinks, dropped]; recent_starts = first
   //   position of the recent window of each sequence
   constexpr int LANES = 32;
   H2O_THREADGROUP(int, counts, NS);
@@ -56,7 +56,7 @@
     }
   }
 
-  // Each simdgroup scans consecutive rows; its rows that stay are written behind those
+  // Each simdgroup scans consecutive rows; its rows that stay are written after those
   // of the simdgroups before it.
   const int part = (row_count + NS * LANES - 1) / (NS * LANES) * LANES;
   const int first = group * part;

@@ -32,8 +32,8 @@ ROWS = {
 
 
 def bytes_of(name: str) -> int:
-    """Of one layer of 8 heads: rows, scores, and positions but of the newest, which need none; of
-    packed rows a centre of the keys."""
+    """Bytes of a layer of 8 heads: rows, scores, positions of all but the newest rows and, for
+    packed rows, a centre of the keys."""
     centres = 0 if name == "dense" else DENSE
     return 8 * (ROWS[name] + 256 * 4 + (256 - GROUP) * 4 + centres)
 

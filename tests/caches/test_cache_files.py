@@ -103,7 +103,7 @@ def test_a_file_of_before_goes_on_as_it_did(name):
 
 
 def test_a_file_of_mixed_precision_goes_on():
-    """The same positions and rows; other ones are packed first now, so outputs differ a bit."""
+    """The same positions and rows; others are packed first now, so outputs differ slightly."""
     cache, _ = earlier("mixed_h2o")
     assert type(cache) is QuantizedH2OKVCache
     assert (cache.offset, cache.evicted, cache.size()) == (39, 23, 16)

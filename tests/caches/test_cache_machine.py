@@ -21,7 +21,7 @@ from cache_courses import Course
 from mlx_h2o import policies
 
 EXAMPLES = int(os.environ.get("MLX_H2O_EXAMPLES", "300"))
-"""Of each machine in an exhaustive run."""
+"""Examples of each machine in an exhaustive run."""
 
 LENGTHS = st.sampled_from([1, 1, 2, 3, 5, 9, 16])
 
@@ -163,7 +163,7 @@ class RaggedLife(Life):
     @precondition(lambda self: len(self.course.sequences) < 4)
     @rule(data=st.data())
     def one_joins_that_began_here(self, data: st.DataObject) -> None:
-        """Which stands on the same rows, where these are shared."""
+        """The copy uses the same rows if they are shared."""
         place = data.draw(st.integers(0, len(self.course.sequences) - 1), "place")
         shared = self.course.cache.prefix_rows
         self.course.extend(self.course.merged([place]))

@@ -45,7 +45,7 @@ def test_an_update_lets_go_of_what_was_handed_out_before(policy):
 
 @pytest.mark.parametrize("column", ["8 bits", "8 and 4", "arrays", "latents"])
 def test_no_unpacked_rows_are_held_after_a_chunk(column):
-    """Of a long prompt, while the other layers have their turn."""
+    """Memory of a long prompt, while the other layers run."""
     cache = of_budget(column, "window", 256, kv_bits=8)
     rows = mx.random.normal((1, 2, 1024, 256))
     cache.update_and_fetch(rows[:, :, :32], rows[:, :, :32])
@@ -106,7 +106,7 @@ def advance(cache, length: int) -> None:
 @pytest.mark.parametrize("budget", [14, 400])
 @pytest.mark.parametrize("speculative", [0, 2])
 def test_the_graph_of_a_step_does_not_grow(policy, column, budget, speculative):
-    """Whoever evaluates the output evaluates positions, scores and all that waits."""
+    """Evaluating the output evaluates positions, scores and pending scores too."""
     cache = of_budget(column, policy, budget, speculative=speculative, evict_every=4)
     sequence = Sequence(cache.config, 1)
     sizes = []

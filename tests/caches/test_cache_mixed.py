@@ -125,7 +125,7 @@ def errors_by_position(course: Course) -> dict[tuple[int, int], float]:
 
 
 def test_the_light_rows_are_those_of_lower_rank_when_they_leave():
-    """What leaves the dense rows is light where it ranks below what stays heavy."""
+    """A row that leaves the dense ones is light if it ranks below the heavy ones."""
     course = Course(BY_RANK, "h2o-ema", max_kv_size=20, recent_size=6, evict_every=4)
     course.chunk(20)
     course.tokens(12)

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.examples
 
 HEADS = 2
 APART = 7 if os.environ.get("MLX_H2O_EXHAUSTIVE") else 41
-"""Of so many operations one is made to fail."""
+"""One operation in this many is made to fail."""
 
 SMALL = {"max_kv_size": 14, "sink_size": 2, "recent_size": 5, "evict_every": 4}
 KINDS = [
@@ -64,7 +64,7 @@ def taken_up(cache: Any, out: Callable[[], np.ndarray]) -> list[Any]:
 
 
 def went_on(cache: Any, _: Any = None) -> list[Any]:
-    """What a cache says from here on."""
+    """What the cache says from now on."""
     found = []
     for turn, count in enumerate((1, 3, 1, 1)):
         found += [update(cache, count, 50 + turn)(), seen_from_outside(cache)]
@@ -145,7 +145,7 @@ def assert_loud_or_right(make: Callable[[], Any], event: Event, after: After) ->
 @pytest.mark.parametrize("before", BEFORE)
 @pytest.mark.parametrize(("column", "policy"), KINDS)
 def test_a_step_that_fails(column, policy, before, event):
-    """Of one sequence, and of a batch."""
+    """Caches of one sequence, and of a batch."""
     make, *tried = EVENTS[event]
     assert_loud_or_right(partial(make, column, policy, before), *tried)
 

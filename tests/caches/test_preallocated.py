@@ -153,7 +153,7 @@ def append(cache: Any, count: int) -> None:
 
 
 def held_for(cache: Any, count: int) -> None:
-    """The system has given memory for so many rows, and for little more."""
+    """The system has given memory for this many rows, and little more."""
     for part in (*cache._table.tail.keys.parts, *cache._table.tail.values.parts):
         first, least = address(part) // PAGE, count * HEADS * SIZE * 4
         with Path("/proc/self/pagemap").open("rb") as pages:

@@ -120,13 +120,13 @@ def test_other_files_are_refused(tmp_path):
     text.write_text("no arrays in here, only a few words that are longer than a header")
     refused(text, "is damaged or no safetensors file")
     mx.save_safetensors(str(text), {"weight": mx.ones(3)})
-    refused(text, "is no prompt cache")
+    refused(text, "is not a prompt cache")
     with pytest.raises(FileNotFoundError):
         load_prompt_cache(tmp_path / "missing.safetensors")
 
 
 def rewritten(file, change):
-    """The same arrays with other texts, and the checksum of these."""
+    """The same arrays with other texts, and a checksum that fits."""
     arrays, texts = mx.load(str(file), return_metadata=True)
     mx.eval(arrays)
     change(texts)
@@ -216,7 +216,7 @@ def test_unknown_classes_are_refused(saved):
     ],
 )
 def test_settings_of_another_version(saved, monkeypatch, settings, said):
-    """Those that are not known are refused; not those that changed nothing."""
+    """Unknown settings are refused, except those that changed nothing."""
     file, caches = saved
     state = caches[0].state
     given = json.dumps(json.loads(state[-1]) | settings)

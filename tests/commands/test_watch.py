@@ -14,7 +14,7 @@ from tiny_models import random_prompt, tiny_qwen3
 
 
 def test_a_log_has_a_line_every_few_seconds(monkeypatch, capsys):
-    """Of many short pieces of work too; and nothing of what is soon done."""
+    """Many short pieces of work are shown too, but nothing that is soon done."""
     now = iter([0.0, 0.0, 4.0, 6.0, 8.0, 11.5, 12.0, 20.0, 22.0])
     monkeypatch.setattr(watch.time, "monotonic", lambda: next(now))
     say = watch.Watch()

@@ -201,7 +201,7 @@ def _prefix(flags: tuple[str, ...]) -> Path:
 
 
 def _runtime() -> Path:
-    """What runs the kernels, the same for all: a shared object that theirs are linked with."""
+    """The code that runs all kernels: a shared object that theirs are linked with."""
     flags = ("-shared", *_machine_flags(), "-O2")
     target = _cache() / f"runtime-{_key(*flags)}.so"
     with _one_prefix:

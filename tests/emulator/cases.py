@@ -77,7 +77,7 @@ def check_chunk(
 
 
 def check_schedules(case: Case) -> None:
-    """What was asked for, and right; the same bits in every schedule."""
+    """The requested results, correct, with the same bits in every schedule."""
     request, backend = case.request(), case.backend()
     result = backend.attend(request)
     asked_for = (True, case.scores, case.lse, case.skipped, False)  # no weights
@@ -99,7 +99,7 @@ def errors(request: AttentionRequest, result: AttentionResult) -> dict[str, floa
     """Error of each output as a share of its tolerance: at most 1 is right.
 
     With sparse V, rows whose weight is about the threshold may be skipped or not: so much more may
-    the output differ, and so many more or fewer rows may have been skipped.
+    the output differ, and this many more or fewer rows may have been skipped.
     """
     mask = "causal" if request.causal else request.mask
     arrays = (request.queries, request.keys, request.values)

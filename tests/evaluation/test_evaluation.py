@@ -271,7 +271,7 @@ def test_samples_of_ruler(demo, tmp_path):
     assert (decode(list(prompt)), decode(list(answer))) == ("What is One? One is", " 12")
     for text in ("{}", json.dumps(sample | {"input": "all\n"}), ""):
         file.write_text(text)
-        said = "line 1 is no sample of RULER" if text else "has no samples of RULER"
+        said = "line 1 is not a RULER sample" if text else "has no samples of RULER"
         with pytest.raises(ValueError, match=said):
             questions.samples(demo[1], str(file), 3)
 

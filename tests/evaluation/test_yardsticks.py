@@ -25,7 +25,7 @@ READ = tomllib.loads(Path(__file__).with_name("yardsticks.toml").read_text("asci
 
 
 def perplexity(model: Any, tokenizer: Any) -> float:
-    """Of the beginning of the text in the package, read at once."""
+    """Perplexity of the beginning of the text in the package, read at once."""
     tokens = mx.array([tokenizer.encode(demo.text())[:TOKENS]])
     logits = model(tokens)[0, :-1].astype(mx.float32)
     return math.exp(nn.losses.cross_entropy(logits, tokens[0, 1:]).mean().item())

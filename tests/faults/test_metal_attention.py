@@ -75,7 +75,7 @@ def is_wrong(backend: EmulatorBackend, request: AttentionRequest) -> bool:
 
 
 def symptom(backend: EmulatorBackend, request: AttentionRequest) -> str:
-    """How it shows that something is wrong; empty where nothing is."""
+    """What shows that something is wrong; empty if nothing is."""
     try:
         return WRONG if is_wrong(backend, request) else ""
     except KernelError as error:

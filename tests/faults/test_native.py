@@ -38,7 +38,7 @@ FAULTS = table("native")
 
 
 def objects(kind: str, factory: pytest.TempPathFactory) -> Path:
-    """Those of the unchanged kernels."""
+    """Results of the unchanged kernels."""
     tools = TOOLS[kind]
     if missing := [
         name for name in (tools.compiler, *tools.emulator[:1]) if not shutil.which(name)

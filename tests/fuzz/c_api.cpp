@@ -29,7 +29,7 @@ class Input {
   T one_of(const std::vector<T>& choices) {
     return choices[pick(static_cast<int>(choices.size()))];
   }
-  // One time in so many, and never without bytes.
+  // True once in `times`, and never without bytes.
   bool rarely(int times) { return pick(times) == times - 1; }
 
   float number() {

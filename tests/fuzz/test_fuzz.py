@@ -49,7 +49,7 @@ class Draw:
         self.dtype = self.one_of(*DTYPES)
         self.random = np.random.default_rng(self.number(0, 10**6))
         self.wild = False
-        """Some number is no usual one: what comes of it is not compared."""
+        """Whether a number is unusual: results are then not compared."""
         self.distinct = True
         """Whether rows have positions of their own; of equal ones any may go."""
 
@@ -179,7 +179,7 @@ def prefill(draw: Draw) -> Callable[[], Any]:
 
 
 def tried(call: Callable[[], Any], speaker: str = "[") -> tuple[Any, str]:
-    """What comes of a call, and the one line of its error, which begins so."""
+    """The result of a call, and the line of its error, which begins like this."""
     try:
         return call(), ""
     except (ValueError, TypeError) as error:

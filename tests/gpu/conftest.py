@@ -41,7 +41,7 @@ class PipelineLimit:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], PipelineLimit]]:
-    """Makes the GPU of metal.py, which runs so many threads at a time."""
+    """Makes the GPU of metal.py, which runs this many threads at a time."""
 
     def make(limit: int = 1024) -> PipelineLimit:
         made = PipelineLimit(limit)

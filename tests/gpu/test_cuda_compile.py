@@ -24,8 +24,8 @@ from mlx_h2o.operations.requests import AttentionRequest
 # What one threadgroup may have in all.
 REGISTERS = 65536
 
-# The variants of a number of threads are compiled in so many parts. Masks, flags, widths and dtypes
-# take turns by 2, 3, 4 and 6, so that the first parts together have each of them.
+# The variants for a number of threads are compiled in this many parts. Masks, flags, widths and
+# dtypes take turns by 2, 3, 4 and 6, so that the first parts together have each of them.
 PARTS = 11
 
 # Of 8 and 4 bits, and those whose words a lane's part crosses.
@@ -130,7 +130,7 @@ def test_kernels_on_rows_compile_and_fit(threads: int) -> None:
 
 @pytest.mark.exhaustive
 def test_launch_bounds_are_in_force() -> None:
-    """The same kernel for more threads gets by on fewer registers."""
+    """The same kernel for more threads uses fewer registers."""
     wide, narrow = (
         compiled(prepared(Case(sizes=(256, 256), lse=False).request(), n))[0] for n in (8, 32)
     )

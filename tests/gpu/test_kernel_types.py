@@ -43,7 +43,7 @@ def compiler() -> str:
 
 
 def texts_of(dtype: str) -> Iterator[list[MetalText]]:
-    """Of every variant, a few at a time: one unit of all of them takes gigabytes."""
+    """Every variant, a few at a time: one unit of all takes gigabytes."""
     texts = [
         text
         for name, request, blocks in every_variant()
@@ -55,7 +55,7 @@ def texts_of(dtype: str) -> Iterator[list[MetalText]]:
 
 
 def complaints(compiler: str, *texts: MetalText) -> str:
-    """What clang says to the texts, which may not share a name."""
+    """What clang says about the texts, which must not share a name."""
     unit = [f'#include "{SHIMS / "check.h"}"']
     for index, text in enumerate(texts):
         unit.append(f"namespace variant_{index} {{\n{text.text}\nauto* use = &{text.function};\n}}")

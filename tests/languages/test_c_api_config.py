@@ -14,7 +14,7 @@ from mlx_h2o import H2OConfig
 from sizes import examples
 
 POLICIES = ("h2o", "h2o-ema", "window", "keydiff")
-"""Those of every language."""
+"""Policies of every language."""
 
 SIZES = ("heavy_size", "recent_size", "evict_every")
 PLAIN = ("max_kv_size", "sink_size", "speculative")

@@ -28,7 +28,7 @@ def fail(library: Library, name: str) -> str:
 
 
 def on_a_thread(body: Callable[[], Any]) -> Any:
-    """What ``body`` returns on a thread of its own, whose last error is still none."""
+    """What ``body`` returns on a new thread, which has no last error yet."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(body).result()
 

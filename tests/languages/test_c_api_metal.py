@@ -75,7 +75,7 @@ def planned(launched: Launched) -> Record:
 
 @pytest.mark.slow
 def test_launches_are_those_of_the_python_package(metal: Library) -> None:
-    """Of every parity case that the kernels serve: each kernel and both sides of every flag."""
+    """Every parity case that the kernels serve: each kernel, with every flag on and off."""
     assert metal.backend_status("metal") == (True, "")
     recorder, backend = Recorder(), CBackend(metal, "c-metal", "")
     python, c = EmulatorLeg(), PackageLeg("c-metal")

@@ -71,7 +71,7 @@ def normal(seed: int, *shape: int) -> np.ndarray:
 
 @pytest.mark.parametrize("backend", c_api.BACKENDS)
 def test_results_are_those_of_the_python_package(library: Library, backend: str) -> None:
-    """Of a key of zeros, and of a chunk of which only the last queries count."""
+    """A key of zeros, and a chunk of which only the last queries count."""
     q, keys = mx.array(normal(1, 2, 6, 9, 24)), mx.array(normal(0, 2, 3, 50, 24))
     keys[0, 0, 3] = 0
     chunk: dict[str, Any] = {"scale": 0.2, "mask": "causal"}

@@ -32,16 +32,16 @@ BACKEND = "native"
 PACKED = {"kv_bits": 8, "v_bits": 4, "kv_group_size": 32}
 CODES = {"kv_format": "turbo4v3", "kv_group_size": 32}
 POLICIES = ("h2o", "h2o-ema", "window", "keydiff")
-"""Those that Swift has."""
+"""Policies that Swift has."""
 
 SETTINGS = (
     *("max_kv_size", "sink_size", "heavy_size", "recent_size", "evict_every", "speculative"),
     *("context_size", "policy", "decay", "kv_bits", "v_bits", "kv_frame", "kv_group_size"),
     *("kv_format", "rows_at", "fold"),
 )
-"""Those that Swift is told."""
+"""Settings that Swift is told."""
 SHORTER = [[36, 34], [55, 30], [90, 27], [120, 24]]
-"""Rows of texts of up to so many tokens."""
+"""Rows for texts of up to this many tokens."""
 Rounds = Sequence[tuple[int, int]]
 """Tokens that come together, and how many of them go back."""
 
@@ -197,7 +197,7 @@ FILES: dict[str, dict[str, Any]] = {
 @pytest.mark.matrix(1)
 @pytest.mark.parametrize("kind", FILES)
 def test_files_go_both_ways(swift: Leg, kind: str, tmp_path: Path) -> None:
-    """What one language wrote and the other one went on with keeps the rows of one run."""
+    """A file written by one language and continued by the other keeps the rows of one run."""
     cases = []
     for policy in POLICIES:
         settings = {"max_kv_size": 24, "sink_size": 2, "policy": policy, **FILES[kind]}

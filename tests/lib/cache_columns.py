@@ -29,7 +29,7 @@ class Column:
 
 
 class Codes(NamedTuple):
-    """How rows are packed as codes of rotated directions; stands where others have bits."""
+    """How rows are packed as codes of rotated directions, in place of a number of bits."""
 
     bits: int
     seed: int

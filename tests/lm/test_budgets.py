@@ -94,7 +94,7 @@ def the_batch_is_its_sequences(model, lengths, **given):
 
 
 def test_an_array_that_a_model_asks_for_is_the_causal_mask(monkeypatch):
-    """Of each layer: with arrays a model says what it says without, in chunks that evict."""
+    """With arrays for each layer, a model answers as without, in chunks that evict."""
     model = tiny_qwen3()
     runs = []
     for array in (False, True):

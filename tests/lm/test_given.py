@@ -205,7 +205,7 @@ def test_none_is_no_limit(settings, demo):
 def test_no_limit_beside_another(demo, caches):
     said = "found max_kv_bytes = '1MB' beside max_kv_size or budgets"
     refused(lambda: make_prompt_cache(demo[0], None, max_kv_bytes="1MB"), said)
-    # What mlx_lm's callers pass on is no setting beside caches.
+    # What mlx_lm's callers pass on is not a setting beside caches.
     assert generate(*demo, [1], max_tokens=1, prompt_cache=caches, max_kv_size=None) is not None
 
 

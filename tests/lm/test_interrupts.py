@@ -119,7 +119,7 @@ def test_ctrl_c_ends_a_command_in_one_line():
 
 @pytest.mark.slow
 def test_ctrl_c_ends_an_answer_and_the_chat_goes_on(folder):
-    """What it says next is what it says to a text that ends where the answer ended."""
+    """It continues as after a text that ends where the answer ended."""
     command = [sys.executable, "-u", "-m", "mlx_h2o", "chat", "--model", str(chat_model(folder))]
     flags = ["--max-kv-size", "64", "--layers", "equal", "-m", "100000"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}

@@ -19,7 +19,7 @@ __all__ = ["pausing", "saved"]
 
 
 def made(count: int, folder: Path, environment: dict[str, str], *model: str) -> list[Any]:
-    """What each of so many processes makes."""
+    """What each of this many processes makes."""
     program = str(LIBRARY / "ranks_program.py"), str(folder / "{rank}.json"), *model
     said = ended(processes := started(count, folder, environment, *program))
     assert [one.returncode for one in processes] == [0] * count, said

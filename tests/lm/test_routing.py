@@ -93,7 +93,7 @@ def test_custom_model_files_and_whatever_they_pass(tmp_path, imported, name, pas
 
 @pytest.mark.parametrize("handed_out", [True, False])
 def test_the_argument_serves_where_the_keys_are_not_the_ones_handed_out(handed_out):
-    """Those tell whose rows they are, and another layer's stock cache does not hide ours."""
+    """Keys identify their cache, and another layer's stock cache does not hide ours."""
     ours, stock = H2OKVCache(H2OConfig.of(max_kv_size=8, **SETTINGS)), mlx_lm_cache.KVCache()
     x = mx.random.normal((1, 2, 1, 8))
     with routing():

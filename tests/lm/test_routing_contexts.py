@@ -107,7 +107,7 @@ def test_the_collector_may_close_a_context_while_another_opens():
 @pytest.mark.matrix(20)
 @pytest.mark.parametrize("after", range(1, 60))
 def test_ctrl_c_at_any_step_leaves_nothing(after):
-    """Of opening and closing: pressed as the line of this number begins."""
+    """Ctrl-C while opening or closing, as the line of this number begins."""
     namespaces = [{NAME: attention}, {NAME: (other := lambda: None)}]
     lines = 0
 

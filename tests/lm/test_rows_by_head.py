@@ -33,7 +33,7 @@ FOUND = 4  # of the six layers of the demo model, the one whose two KV heads ret
 
 @pytest.fixture(scope="module", autouse=True)
 def _remembered(tmp_path_factory):
-    """What these tests probe is remembered, and that of others is not."""
+    """Probes of these tests are remembered, but not those of others."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MLX_H2O_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setattr(layers, "_known", {})
@@ -166,7 +166,7 @@ def test_a_model_is_probed_once_and_files_remember_it(demo, folder, monkeypatch,
     calls, made, original = [], [], layers.gives
 
     def counted(*given):
-        """What it has made once it makes again."""
+        """It makes again what it made once."""
         calls.append(1)
         if not made:
             made.append(original(*given))
@@ -354,7 +354,7 @@ def test_layers_that_grow_among_windows():
 
 @pytest.mark.real
 def test_the_heads_of_a_real_model():
-    """Those without whose far rows it loses most, of 90; and no layer has three levels."""
+    """The heads whose far rows matter most, of 90; and no layer has three levels."""
     model = loaded("smollm2-135m-instruct")[0]
     found = enumerate(probe(model).gives)
     gives = {(layer, n): one for layer, own in found for n, one in enumerate(own)}

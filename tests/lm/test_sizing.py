@@ -34,7 +34,7 @@ def model() -> Any:
 
 
 def held(model: Any, config: H2OConfig, tokens: int) -> int:
-    """The most bytes that the caches hold behind a prompt and in so many steps."""
+    """The most bytes that the caches hold after a prompt and in this many steps."""
     caches = mlx_h2o.make_prompt_cache(model, config)
     rows, most = config.max_kv_size or 1, 0
     with mlx_h2o.routing(model):
@@ -220,7 +220,7 @@ def test_the_search_finds_the_last_budget_that_fits(start, slope, step, first, l
     ],
 )
 def test_where_the_search_begins(settings, rows):
-    """Where there are so many rows, or a few more, the settings go together."""
+    """With this many rows, or a few more, the settings fit together."""
     assert least_rows(settings) == rows
     settings = settings | ({"kv_bits": 8} if "dense_size" in settings else {})
     served = partial(sizing.measured, lambda n: H2OConfig.of(**settings, max_kv_size=n).max_kv_size)

@@ -29,7 +29,7 @@ def replaced_since(before: dict[tuple[str, str], object]) -> set[tuple[str, str]
 
 
 def methods(model: object) -> list[object]:
-    """Of the classes that a model is made of."""
+    """The classes that a model is made of."""
     classes = {base for one in model.modules() for base in type(one).__mro__}
     return [dict(vars(cls)) for cls in sorted(classes, key=repr)]
 

@@ -17,7 +17,7 @@ using kernels::ElementType;
 inline constexpr ElementType kElementTypes[] = {ElementType::float32, ElementType::float16,
                                                 ElementType::bfloat16};
 
-/// The strides of row-major [batch, heads, rows, ...], of which a row has so many elements.
+/// The strides of row-major [batch, heads, rows, ...], with this many elements in a row.
 inline void set_strides(int64_t* strides, int64_t row, int rows, int heads) {
   strides[2] = row;
   strides[1] = row * rows;

@@ -31,7 +31,7 @@ def mask_of(kind: str, q: mx.array, k: mx.array):
     shape = (*q.shape[:3], k.shape[2])
     seen = rng.random(shape) < 0.7
     seen[0, :, 0] = False
-    seen[..., 4:5] = False  # where there are so many
+    seen[..., 4:5] = False  # if there are that many
     if kind == "bool":
         return mx.array(seen)
     if kind == "add":
@@ -128,7 +128,7 @@ def test_any_strides() -> None:
 @pytest.mark.matrix(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_memory_stays_below_one_matrix_of_queries_by_keys(kind: str) -> None:
-    """That of one head: all heads together would be eight times as much."""
+    """The memory of one head: all heads together would take eight times as much."""
     queries, keys = (4096, 2048) if kind == "mass" else (128, 65536)
     q, k = mx.random.normal((1, 8, queries, 32)), mx.random.normal((1, 2, keys, 32))
     mx.eval(q, k)

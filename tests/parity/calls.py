@@ -15,7 +15,7 @@ from mlx_h2o.operations.composed import turbo
 from parity.operations import dense_rows
 
 PARTS = {1: ("",), 2: ("_words", "_norms"), 3: ("_words", "_scales", "_biases")}
-"""How the arrays of stored rows are named, by their number, behind the name of a side."""
+"""How the arrays of stored rows are named, by their number, after the name of a side."""
 
 
 @dataclass(frozen=True)

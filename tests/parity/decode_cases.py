@@ -69,7 +69,7 @@ def decode_cases(seed: int) -> Iterator[Case]:
 
 
 def _row_biases(seed: int) -> Iterator[Case]:
-    """What the flags do not bring: counts alone, and NaN, which only some queries meet."""
+    """Cases beyond the flags: counts alone, and NaN that only some queries meet."""
     counts, nan = partial(row_bias, plain=True), partial(row_bias, nan=True)
     dense = partial(attention_case, heads=(4, 2), queries=3, batch=2, seed=seed)
     for dtype, (passes, rows) in itertools.product(("f32", "bf16"), PASSES.items()):

@@ -128,7 +128,7 @@ def append_case(
 
 
 def _as_kept(rows: mx.array, parts: int, bits: int, side: str) -> tuple[np.ndarray, float]:
-    """What rows are to be in so many parts, and by how much they may be off."""
+    """What rows should be in this many parts, and by how much they may be off."""
     if parts == 2:
         options = {"bits": bits, "side": side}
         return reference_turbo.stored(rows, **options), reference_turbo.flips(rows, **options)

@@ -71,7 +71,7 @@ def test_a_block_cannot_hide(text: str, said: str) -> None:
 # Python
 
 
-# That of the README is run by test_readme.py.
+# The README's is run by test_readme.py.
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "page", dict.fromkeys(b.page for b in blocks("python") if b.page != "README.md")

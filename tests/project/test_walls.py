@@ -36,7 +36,7 @@ MOST = {
 
 
 def lines(room: str) -> int:
-    """Of the files of a room that are committed or to be."""
+    """Lines of the files of a room, committed or about to be."""
     command = ("git", "ls-files", "--cached", "--others", "--exclude-standard", "-z", room)
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     files = {ROOT / name for name in found.split("\0") if name}

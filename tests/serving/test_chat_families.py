@@ -50,7 +50,7 @@ def test_the_server_reads_what_the_template_says(served: Any) -> None:
 
 
 def told(served: Any, count: int = sys.maxsize, *stops: str) -> tuple[dict[str, Any], list[Any]]:
-    """The choice of so many tokens of the family's answer, and its pieces."""
+    """The choice of this many tokens of the family's answer, and its pieces."""
     family, _, tokenizer = served
     asked = body(family)
     request, choice = Request([1], print), ChatChoice(0, tokenizer, asked.tools_given)

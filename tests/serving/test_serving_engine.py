@@ -146,7 +146,7 @@ FAILING: dict[str, tuple[type, str, Callable[..., bool], dict[str, Any]]] = {
     "detokenizer": (Writer, "take", lambda own, _: bool(own.stops), {"stops": ["none"]}),
     "cache": (Snapshots, "find", lambda _, tokens: tokens == [63, *TEXT], {"prompt": [63, *TEXT]}),
 }  # fmt: skip
-"""Of each its function, whether a call of it is for the request, and what that asks."""
+"""For each, its function, whether a call is for the request, and what it asks for."""
 
 
 @pytest.mark.parametrize("what", FAILING)
@@ -345,7 +345,7 @@ def test_drafts_that_a_model_could_not_take_back_are_refused():
 
 
 def test_a_token_that_the_draft_model_does_not_know_is_not_chosen():
-    """Of models with tables of unlike lengths: MLX would read beyond the shorter one."""
+    """Models whose tables differ in length: MLX would read beyond the shorter one."""
     known, biased = [token % 40 for token in TEXT], {"logit_bias": {63: 100.0}}
     assert max(alone(known)) >= 40
     with engine_of([tiny()[0], build("qwen3", vocab_size=40)], speculative=3) as engine:
@@ -434,7 +434,7 @@ def test_a_space_behind_a_wide_character_is_kept():
 
 
 def test_texts_of_tokens():
-    """Of those beyond the tokenizer's, none; others have the space that decoders leave out."""
+    """None for tokens beyond the tokenizer's; others have the space that decoders leave out."""
     assert Writer(demo()[1], ()).take(5000) == []
     made = Tokenizer(models.WordLevel({"\u2581the": 0, "sea": 1, "<0x41>": 2}, unk_token="sea"))
     made.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.Strip(" ", 1, 0)])

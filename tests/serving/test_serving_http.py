@@ -275,7 +275,7 @@ def raw_of(url: str, more: bytes) -> socket.socket:
 
 @pytest.mark.parametrize(("limit", "most", "is_all"), [("_UNREAD", 200, 1), ("_PATIENCE", 1, 0)])
 def test_an_answer_that_is_not_read_is_given_up(limit, most, is_all, monkeypatch):
-    """With so many pieces, or seconds."""
+    """This many pieces, or seconds."""
     monkeypatch.setattr(f"mlx_h2o.serving.http.{limit}", most)
     with app_of() as (url, engine):
         body = {"prompt": "a", "n": 16, "max_tokens": 20_000, "stream": True, "logprobs": 20}

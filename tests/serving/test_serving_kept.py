@@ -48,7 +48,7 @@ def test_it_finds_what_a_scan_finds(changes, asked, most):
 
 @dataclass
 class FakeCache:
-    """Of one byte, which knows how many tokens it has seen."""
+    """A cache of one byte, which knows how many tokens it has seen."""
 
     offset: int
     trims: bool

@@ -50,7 +50,7 @@ struct Arguments {
         var rest = words[...]
         while let word = rest.popFirst() {
             guard word.hasPrefix("--"), Self.known.contains(word) else {
-                throw Usage(description: "\(word) is no flag (--help says what there is)")
+                throw Usage(description: "\(word) is not a flag (--help says what there is)")
             }
             if Self.switches.contains(word) {
                 given[word] = ""

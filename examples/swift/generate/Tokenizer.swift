@@ -29,7 +29,7 @@ struct Tokenizer {
             let merges = model["merges"] as? [Any]
         else { throw Unserved(description: "tokenizer.json holds no vocabulary with merges") }
         guard model["type"] as? String == "BPE", model["byte_fallback"] as? Bool != true else {
-            throw Unserved(description: "tokenizer.json is no byte-level BPE")
+            throw Unserved(description: "tokenizer.json is not a byte-level BPE")
         }
         let normalizer = (root["normalizer"] as? [String: Any])?["type"] as? String
         guard normalizer == nil || normalizer == "NFC" else {
@@ -43,7 +43,7 @@ struct Tokenizer {
                     merge as? [String]
                     ?? (merge as? String)?.split(separator: " ").map(String.init) ?? []
                 guard pair.count == 2 else {
-                    throw Unserved(description: "merge \(rank) is no pair")
+                    throw Unserved(description: "merge \(rank) is not a pair")
                 }
                 return (pair, rank)
             }, uniquingKeysWith: { first, _ in first })

@@ -93,7 +93,7 @@ class Column(ABC):
         self._slots = min(_room(rows, limit), self.parts[0].shape[2])
 
     def give_back(self, rows: int) -> int:
-        """Release memory behind the first ``rows`` of slots allocated ahead; returns bytes."""
+        """Release memory after the first ``rows`` of slots allocated ahead; returns bytes."""
         return sum(resolve().discard_rows(part, rows) for part in self.parts if self.ahead)
 
     def resized(self, capacity: int) -> Column:

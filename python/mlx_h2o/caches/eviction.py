@@ -54,7 +54,7 @@ class Eviction(NamedTuple):
         return 0 if config.mixed else max(0, config.prefix_size - self.table.prefix_rows)
 
     def run(self) -> None:
-        """Evict. Rows from behind move into the slots of evicted rows; the others do not move."""
+        """Evict. Rows from the end move into the slots of evicted rows; the others do not move."""
         table, alike = self.table, list(zip(self.table.lengths, self.protected, strict=True))
         for numbers in sorted({alike[n] for n in self.due}):
             due = [n for n in self.due if alike[n] == numbers]

@@ -43,8 +43,8 @@ class Step:
 
     @property
     def places(self) -> mx.array:
-        """[L, 1], or [B, 1, L, 1] with padding: how many slots behind the rows of its sequence each
-        token goes; padding goes behind all own tokens."""
+        """[L, 1], or [B, 1, L, 1] with padding: how many slots after the rows of its sequence each
+        token goes; padding goes after all own tokens."""
         token = mx.arange(self.length)[:, None]
         if not self.spans:
             return token

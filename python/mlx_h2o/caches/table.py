@@ -1,6 +1,6 @@
 """Rows of one layer as a table: columns of keys and values, and other data of each row.
 
-The rows of a sequence fill the first slots of each segment; slots behind them are unused. Every
+The rows of a sequence fill the first slots of each segment; slots after them are unused. Every
 eviction, trim or departing sequence comes down to which rows go to which slots, and the columns
 move them.
 """
@@ -240,7 +240,7 @@ class Table:
     def append(
         self, keys: mx.array, values: mx.array, step: Step, limit: int | None = None
     ) -> tuple[Parts, Parts]:
-        """Append the rows [B, H, L, D] of a step to each sequence; padding goes behind them, in
+        """Append the rows [B, H, L, D] of a step to each sequence; padding goes after them, in
         slots that stay unused. Allocates ahead for up to ``limit`` rows; None: there is room.
 
         Returns the tail's slots in use, and those of padding, in the form of ``Segment.view``.
@@ -340,7 +340,7 @@ class Table:
         self.tail.keys.ahead = self.tail.values.ahead = rows
 
     def give_back(self) -> None:
-        """Release the memory behind the rows, if slots were allocated ahead."""
+        """Release the memory after the rows, if slots were allocated ahead."""
         width, tail = self.tail.width, self.tail
         if self._most > width and tail.keys.give_back(width) + tail.values.give_back(width):
             self._most = width
@@ -403,7 +403,7 @@ class Table:
         return found
 
     def behind_prefix(self, own: mx.array, fill: float | None) -> mx.array:
-        """``own`` data [B, H, N] behind that of the shared rows, which is ``fill``, or if None
+        """``own`` data [B, H, N] after that of the shared rows, which is ``fill``, or if None
         their positions."""
         count = self.prefix_rows
         first = (
@@ -413,7 +413,7 @@ class Table:
 
 
 def behind(first: mx.array, own: mx.array) -> mx.array:
-    """``own`` rows [B, H, N, ...] behind the first ones, the same in every sequence."""
+    """``own`` rows [B, H, N, ...] after the first ones, the same in every sequence."""
     shape = (*own.shape[:2], *first.shape[2:])
     return mx.concatenate([mx.broadcast_to(first, shape), own], axis=2)
 

@@ -39,7 +39,7 @@ def run(args: argparse.Namespace, settings: options.CacheSettings, ranks: Ranks)
     model, tokenizer = options.loaded(args, **config)
     if args.eos_token is not None:
         if args.eos_token not in tokenizer.get_vocab():
-            raise ValueError(f"--eos-token {args.eos_token!r} is no token of {args.model}")
+            raise ValueError(f"--eos-token {args.eos_token!r} is not a token of {args.model}")
         tokenizer.eos_token = config["eos_token"] = args.eos_token
     chats = tokenizer.has_chat_template
     opened: Any = {"add_generation_prompt": False, "continue_final_message": True}

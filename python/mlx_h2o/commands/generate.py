@@ -49,7 +49,7 @@ def run(args: argparse.Namespace, settings: options.CacheSettings, ranks: Ranks)
     model, tokenizer = options.loaded(args, ranks, **tokenizer_config)
     for token in args.extra_eos_token:
         if token not in (known := tokenizer.get_vocab()) and token not in map(str, known.values()):
-            raise ValueError(f"--extra-eos-token {token!r} is no token of {args.model}")
+            raise ValueError(f"--extra-eos-token {token!r} is not a token of {args.model}")
         tokenizer.add_eos_token(token)
     prompt, templated = _prompt(args, tokenizer, text)
     tokens = tokenizer.encode(prompt, add_special_tokens=not (templated or saved))

@@ -118,7 +118,7 @@ def samples(tokenizer: Any, file: str, count: int) -> list[Asked]:
                 wanted = encode(tokenizer, f"{question} {sample['outputs'][0]}")[len(asked) :]
                 _ = text[0], asked[0], wanted[0]  # none of them is empty
             except (AttributeError, ValueError, LookupError, TypeError) as error:
-                said = f"{file}: line {number} is no sample of RULER, expected JSON with input, a"
+                said = f"{file}: line {number} is not a RULER sample, expected JSON with input, a"
                 raise ValueError(f"{said} text whose last line asks, and outputs") from error
             read = (*_front(tokenizer), *encode(tokenizer, text + newline))
             found.append(Asked(read, ((asked, wanted),)))

@@ -135,7 +135,7 @@ def differences(record: Record, other: Record, measure: str) -> Difference | Non
 def plotting(file: Path) -> Any:
     """The plotting library; raises ValueError if it is missing or cannot write such a file."""
     if file.suffix not in (".svg", ".png", ".html", ".json"):
-        raise ValueError(f"{file} is no plot, expected .svg, .png, .html or .json")
+        raise ValueError(f"{file} is not a plot, expected .svg, .png, .html or .json")
     try:
         return importlib.import_module("altair")
     except ImportError as error:

@@ -2,8 +2,8 @@
 are whole.
 
 MLX reads the arrays of a safetensors file when they are evaluated; by then a truncated file would
-fail far from its cause. The checksum in the header detects damage, but is no signature: it is the
-SHA-256 of all bytes of the file, with zeros in place of the checksum itself.
+fail far from its cause. The checksum in the header detects damage, but is not a signature: it is
+the SHA-256 of all bytes of the file, with zeros in place of the checksum itself.
 """
 
 from __future__ import annotations

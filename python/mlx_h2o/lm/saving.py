@@ -155,7 +155,7 @@ def _texts(file_name: str | os.PathLike[str]) -> tuple[str, dict[str, str]]:
         path += _SUFFIX
     text = texts_of(path, "load_prompt_cache")
     if not any(key.startswith("1.") for key in text):
-        raise _unfit(path, "is no prompt cache: it names no cache classes")
+        raise _unfit(path, "is not a prompt cache: it names no cache classes")
     return path, text
 
 

@@ -25,7 +25,7 @@ def order(values: mx.array, positions: mx.array) -> mx.array:
 
 
 def greatest_near(rows: mx.array, positions: mx.array | None, first: int, last: int) -> mx.array:
-    """For each row, the greatest of ``rows`` [B, H, N] from ``first`` to ``last`` places behind it,
+    """For each row, the greatest of ``rows`` [B, H, N] from ``first`` to ``last`` places after it,
     by position. ``positions`` None: slots are in order."""
     if positions is not None:
         order = mx.argsort(positions, axis=2)

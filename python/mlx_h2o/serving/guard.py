@@ -30,7 +30,7 @@ class Guard(CORSMiddleware):
     origins may read answers.
 
     Args:
-        app: the ASGI application behind it.
+        app: the ASGI application that it guards.
         hosts: names of this server for clients, besides addresses and localhost; "*": any.
         origins: origins whose pages may ask, such as https://example.org, or their host names,
             besides this machine's; "*": any.

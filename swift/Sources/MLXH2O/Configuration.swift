@@ -34,7 +34,7 @@ public struct H2OConfiguration: Sendable, Hashable {
         /// The newest rows, never evicted. What the other two leave, if nil or if the three do not
         /// fill the budget.
         public var recentSize: Int?
-        /// Rows of each head that a full cache evicts together, so that only one step in so many
+        /// Rows of each head that a full cache evicts together, so that only one step in `evictEvery`
         /// evicts; at most the unprotected rows. With 1, each new row evicts one. Nil: one row of
         /// 32, as measured.
         public var evictEvery: Int?

@@ -98,7 +98,7 @@ extension H2OKVCache: KVCache {
     /// Keys, values, scores, biases if rows were folded, and positions. Quantised keys and values
     /// are words, scales and biases each; the centre follows the keys if they have a frame. Empty
     /// while there are no rows. Later updates do not change arrays read here. Setting it puts
-    /// ``offset`` behind the last position.
+    /// ``offset`` after the last position.
     public var state: [MLXArray] {
         get { table?.parts.flatMap { $0 } ?? [] }
         set { reported(else: ()) { try hold(newValue) } }

@@ -90,7 +90,7 @@ struct PromptCacheFile {
         }
         self.arrays = arrays
         while let name = texts["1.\(classes.count)"] { classes.append(name) }
-        guard !classes.isEmpty else { throw unfit("is no prompt cache: it names no cache classes") }
+        if classes.isEmpty { throw unfit("is not a prompt cache: it names no cache classes") }
         for (key, text) in texts where key.hasPrefix("0.") {
             metadata[String(key.dropFirst(2))] = text
         }

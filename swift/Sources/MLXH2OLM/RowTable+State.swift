@@ -91,7 +91,7 @@ extension RowTable {
         certain = first + gone.reshaped(-1).max(axis: 0).item(Int.self)
     }
 
-    /// What comes before the name of a side that has so many parts.
+    /// The words before the name of a side stored in this many parts.
     private static func stored(_ parts: Int) -> String {
         [2: "words and norms of the ", 3: "words, scales and biases of the "][parts] ?? ""
     }

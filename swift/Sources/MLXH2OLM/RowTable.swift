@@ -163,7 +163,7 @@ struct RowTable {
         waiting = waiting.map { $0.followed(by: added) }
     }
 
-    /// Write rows to the slots behind the last row.
+    /// Write rows to the slots after the last row.
     private mutating func write(_ newKeys: MLXArray, _ newValues: MLXArray) throws {
         guard let packing else {
             keys = keys.with { $0.writing(newKeys, from: length) }
@@ -181,7 +181,7 @@ struct RowTable {
 
     // MARK: Rows that go
 
-    /// Fold those of `rows`, behind the first `skip`, that are not in the slots `kept` [B, H, n] of
+    /// Fold those of `rows`, after the first `skip`, that are not in the slots `kept` [B, H, n] of
     /// them into others, which change in place. Sinks, recent rows and rows without a rank do not.
     mutating func fold(
         _ rows: PolicyRows, _ policy: any EvictionPolicy, by ranks: MLXArray,
@@ -206,7 +206,7 @@ struct RowTable {
     }
 
     /// Keep only `slots` [B, H, n], ascending, followed by the last `tail` rows, in order. Kept
-    /// rows behind slot n overwrite the other slots below it. O(length - n) rows move.
+    /// rows after slot n overwrite the other slots below it. O(length - n) rows move.
     mutating func fillHoles(keeping slots: MLXArray, tail: Int = 0) {
         let (kept, ranked) = (slots.dim(2), length - tail)
         let gone = ranked - kept
@@ -217,8 +217,8 @@ struct RowTable {
             broadcast(falling, to: slots.shape.dropLast() + [ranked]), slots,
             values: MLXArray(Int32(1)), axis: 2)
         let lost = argSort(marks, axis: 2)[0..., 0..., ..<gone]
-        // The holes are the last of the lost slots, and as many of the last kept rows lie behind
-        // slot n. Earlier pairs also write behind slot n, where nothing is read.
+        // The holes are the last of the lost slots, and as many of the last kept rows lie after
+        // slot n. Earlier pairs also write after slot n, where nothing is read.
         let moves = min(kept, gone)
         let sources = slots[0..., 0..., (kept - moves)...]
         let targets = lost[0..., 0..., (gone - moves)...]
@@ -267,7 +267,7 @@ struct RowTable {
 }
 
 extension MLXArray {
-    /// The rows of [B, H, N, ...], and more with the same `value` up to so many.
+    /// The rows of [B, H, N, ...], padded with `value` to `count` rows.
     func rows(filledTo count: Int, with value: Float) -> MLXArray {
         guard dim(2) < count else { return self }
         var shape = shape

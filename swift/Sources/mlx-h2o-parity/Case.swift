@@ -81,7 +81,7 @@ struct Case {
         return array
     }
 
-    /// The rows of the case, without the slack, which lies behind views that nothing may read past.
+    /// The rows of the case, without the slack behind views, which nothing may read.
     func rows(_ part: String) throws -> MLXArray {
         let array = try tensor(part)
         return array[0..., 0..., ..<(array.dim(2) - (fields.slack ?? 0))]

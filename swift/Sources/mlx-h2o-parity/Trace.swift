@@ -14,7 +14,7 @@ func runTrace(_ parity: Case) throws -> [String: MLXArray] {
     var recorded = Recorded()
     var start = 0
     for (index, round) in (drafts ?? lengths.map { [$0, 0] }).enumerated() {
-        guard round.count == 2 else { throw Case.Malformed(description: "a round is no pair") }
+        guard round.count == 2 else { throw Case.Malformed(description: "a round is not a pair") }
         let part = tensors.map { $0[0..., 0..., start..<start + round[0]] }
         start += round[0]
         let step = index - prefill.count

@@ -102,7 +102,7 @@ private final class Recorder: H2OScoreTracking {
         #expect(output.dtype == .float32)
     }
 
-    /// Whoever evaluates the output evaluates scores and positions too: no graph is left hanging.
+    /// Evaluating the output evaluates scores and positions too: no graph is left over.
     @Test(arguments: PolicyName.allCases) func theOutputCarriesTheState(policy: PolicyName) throws {
         let tokens = Tokens(count: 20, seed: 1)
         let cache = H2OKVCache(try small(policy))

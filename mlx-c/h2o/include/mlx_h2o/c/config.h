@@ -19,7 +19,7 @@ typedef struct mlx_h2o_budget_ {
   mlx_optional_int recent_size; /**< the newest rows, never evicted; no value: the rest */
   mlx_optional_int evict_every; /**< rows evicted together; no value: one row of 32 */
   int speculative;              /**< draft tokens that can be taken back */
-  int context_size;             /**< rows older than so many tokens go first; 0: no limit */
+  int context_size;             /**< rows older than this many tokens go first; 0: no limit */
 } mlx_h2o_budget;
 
 /** How rows are stored: affine with kv_bits bits, as in mlx_quantize; without kv_bits unpacked. */
