@@ -407,5 +407,7 @@ def test_a_plot_has_a_point_for_each_arm(tiny, tmp_path):
     assert [one["cache"] for one in json.loads(points)["values"]] == [arm.name for arm in (
         FEW[0], FEW[2], FEW[1], FEW[3]
     )]  # fmt: skip
+    report.plot(result, page := tmp_path / "loss.html")
+    assert "jsdelivr" not in page.read_text()  # can be read offline
     with pytest.raises(ValueError, match="nothing of the task facts"):
         report.plot(result, tmp_path / "facts.json", "facts")

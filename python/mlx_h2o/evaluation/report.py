@@ -164,7 +164,8 @@ def plot(result: Result, file: Path, task: str = "loss") -> None:
     loss = altair.Y("loss:Q", title="nats a token above the full cache")
     chart = altair.Chart(altair.Data(values=points)).properties(width=560, height=360)
     lines = chart.mark_line(point=True).encode(y=loss, **axes)
-    (lines + chart.mark_rule(opacity=0.5).encode(y="low:Q", y2="high:Q", **axes)).save(str(file))
+    lines += chart.mark_rule(opacity=0.5).encode(y="low:Q", y2="high:Q", **axes)
+    lines.save(str(file), **({"inline": True} if file.suffix == ".html" else {}))  # loads nothing
 
 
 def _case(record: Record) -> tuple[str, int]:

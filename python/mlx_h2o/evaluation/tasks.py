@@ -39,7 +39,6 @@ MOST_SIDE_BY_SIDE = 8
 MOST_LOGITS = 2**28
 """Logits of texts read side by side, in one step."""
 
-
 Figures = dict[str, list[float]]
 """By measure: one figure for each text, or for each question."""
 
