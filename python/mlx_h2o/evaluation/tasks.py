@@ -7,8 +7,8 @@ facts: facts in four wordings, planted in texts of several lengths and asked for
 ruler: samples of RULER (Hsieh et al. 2024), from a file with one JSON object a line, of `input`
     and `outputs`.
 turns: a chat of two turns; after the second, questions ask for facts of the first.
-writing: a text that the model continues by itself: whether it repeats itself, and the full cache's
-    loss on it.
+writing: texts that the model continues by itself: whether it repeats itself, and the full cache's
+    loss on them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from itertools import groupby
 from typing import Any, TypeVar, cast
 
 import mlx.core as mx
-import numpy as np
 from mlx_lm.models.cache import make_prompt_cache as stock_cache
 
 from ..lm.generate import read
@@ -86,8 +85,8 @@ def cases(
         longest = max(len(sample.text) + len(sample.asked[0][0]) for sample in asked)
         yield Case("ruler", longest, partial(_answered, model, asked))
     if "writing" in tasks:
-        start = windows(tokenizer, texts[:1], count=1, length=CHUNK)[0]
-        measure = partial(_written, model, start, settings)
+        starts = windows(tokenizer, texts, count=count, length=CHUNK)
+        measure = partial(_written, model, starts, settings)
         yield Case("writing", CHUNK + settings.writing, measure)
 
 
@@ -150,40 +149,38 @@ def _answered(model: Any, texts: Sequence[Asked], make: Make, progress: Progress
 
 
 def _written(
-    model: Any, start: Tokens, settings: Settings, make: Make, progress: Progress
+    model: Any, starts: Sequence[Tokens], settings: Settings, make: Make, progress: Progress
 ) -> Figures:
-    """Let the model continue a text, sampled at a temperature of 1 with one seed for all arms.
+    """Let the model continue texts side by side, sampled at a temperature of 1 with one seed for
+    all arms.
 
-    Measures the last quarter of the continuation: the share of distinct runs of 4 tokens, and the
+    Measures the last quarter of each continuation: the share of distinct runs of 4 tokens, and the
     loss of the full cache; also the bytes at the end, relative to their peak.
     """
     count = settings.writing
     mx.random.seed(settings.seed)
     caches = make()
-    written: list[int] = []
+    texts = [mx.array(starts)]
     nbytes = []
     with routed(model, caches):
-        logits = read(model, caches, mx.array([start]), CHUNK)
+        logits = read(model, caches, texts[0], CHUNK)
         for place in range(count):
-            token = mx.random.categorical(logits)
-            written += map(int, np.array(token))
-            logits = model(token[None], cache=caches)[:, -1]
-            mx.eval(logits, [cache.state for cache in caches])
+            texts.append(mx.random.categorical(logits)[:, None])
+            logits = model(texts[-1], cache=caches)[:, -1]
+            mx.eval(logits)
             if place % 256 == 255 or place == count - 1:
                 nbytes.append(sum(int(cache.nbytes) for cache in caches))
                 progress(place + 1, count)
-    last = written[-max(4, count // 4) :]
-    runs = list(zip(*(last[at:] for at in range(4)), strict=False))
-    tokens = mx.array([[*start, *written]])
-    judged = forced(
-        model, stock_cache(model), tokens, first=tokens.shape[1] - len(last),
-        step=CHUNK, chunk=CHUNK,
-    )  # fmt: skip
-    return {
-        "distinct": [len(set(runs)) / len(runs)],
-        "loss": _floats(judged.losses.mean(axis=1)),
-        "bytes": [nbytes[-1] / max(nbytes)],
-    }
+    found: Figures = {"distinct": [], "loss": [], "bytes": [nbytes[-1] / max(nbytes)] * len(starts)}
+    for tokens in mx.concatenate(texts, axis=1)[:, None]:
+        first = tokens.shape[1] - max(4, count // 4)
+        last = cast(list[int], tokens[0, first:].tolist())
+        runs = list(zip(*(last[at:] for at in range(4)), strict=False))
+        cache = stock_cache(model)
+        judged = forced(model, cache, tokens, first=first, step=CHUNK, chunk=CHUNK)
+        found["distinct"].append(len(set(runs)) / len(runs))
+        found["loss"] += _floats(judged.losses.mean(axis=1))
+    return found
 
 
 def _floats(values: mx.array) -> list[float]:
