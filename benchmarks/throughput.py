@@ -28,7 +28,7 @@ import mlx.core as mx
 
 from lib import common, servers
 from mlx_h2o import demo
-from mlx_h2o.evaluation.environment import blas, environment
+from mlx_h2o.evaluation.environment import environment
 from mlx_h2o.evaluation.statistics import in_turns, ratios, spread
 
 ARMS = {
@@ -124,7 +124,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model = in_float32(Path(folder)) if args.model == "demo" else args.model
         found = {"model": Path(args.model).name, "tokens": TOKENS, "rounds": ROUNDS}
-        found |= {"environment": {**environment(), "blas": blas()}}
+        found |= {"environment": environment()}
         common.save(args.json, found | {"peaks": peaks(model), "speeds": speeds(model)})
 
 

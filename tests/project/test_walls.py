@@ -17,21 +17,21 @@ CODE = {".py", ".pyi", ".h", ".c", ".cpp", ".metal", ".swift"}
 MOST = {
     "python": 17_470,
     "python/mlx_h2o/caches": 3_487,
-    "python/mlx_h2o/commands": 1_499,
+    "python/mlx_h2o/commands": 1_497,
     "python/mlx_h2o/demo": 203,
-    "python/mlx_h2o/evaluation": 1_578,
+    "python/mlx_h2o/evaluation": 1_570,
     "python/mlx_h2o/hardware": 420,
     "python/mlx_h2o/lm": 2_711,
     "python/mlx_h2o/operations": 2_992,
     "python/mlx_h2o/policies": 618,
-    "python/mlx_h2o/serving": 2_519,
+    "python/mlx_h2o/serving": 2_527,
     "core": 7_553,
     "metal": 1_874,
     "mlx-c/h2o": 3_075,
     "swift/Sources/MLXH2O": 1_430,
     "swift/Sources/MLXH2OLM": 2_844,
     "benchmarks": 2_843,
-    "tests": 29_781,
+    "tests": 29_783,
 }
 
 

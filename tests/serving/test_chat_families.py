@@ -47,6 +47,8 @@ def test_the_server_reads_what_the_template_says(served: Any) -> None:
     asked = body(family)
     asked.messages[0].role = "developer"  # which templates do not know
     assert asked.encoded(tokenizer, {})[0][0] == tokens
+    turn = {"role": "assistant", "content": "", "reasoning_content": "hm"}
+    assert ChatBody(messages=[turn]).messages[0].for_template() == turn
 
 
 def told(served: Any, count: int = sys.maxsize, *stops: str) -> tuple[dict[str, Any], list[Any]]:

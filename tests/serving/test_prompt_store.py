@@ -83,7 +83,8 @@ def child(folder: Path, first: int, last: int, before: str = "") -> subprocess.P
 
 def test_the_longest_prefix_is_found_also_after_a_restart(tmp_path):
     tmp_path /= "made/here"
-    for store in (kept(tmp_path, 18, 30, 25), PromptStore(tmp_path, PLENTY, "model")):
+    for store in (kept(tmp_path, 16, 18, 30, 25), kept(tmp_path, 10)):
+        assert sorted(lengths_in(tmp_path)) == [18, 25, 30]  # 18 serves 16 and 10
         check_found(store, 40, 30)
         check_found(store, 30, 25)  # one token at least is to be read
         check_found(store, 10, 9)  # of the 18, of which none was evicted
@@ -94,6 +95,8 @@ def test_the_longest_prefix_is_found_also_after_a_restart(tmp_path):
         assert store.known.nbytes == sum(file.stat().st_size for file in tmp_path.iterdir())
     another = PromptStore(tmp_path, PLENTY, "another model")
     assert another.find(range(40)) == ([], 0) and another.known.nbytes == store.known.nbytes
+    for order in ((3, 18), (18, 3)):  # reading 18 for 3 would take longer
+        assert sorted(lengths_in(kept(tmp_path / f"{order}", *order).folder)) == [3, 18]
     assert tmp_path.stat().st_mode & 0o777 == 0o700  # for its user alone
 
 

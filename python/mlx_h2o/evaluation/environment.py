@@ -27,6 +27,7 @@ def environment() -> dict[str, str]:
         "mlx_lm": version("mlx-lm"),
         "mlx_h2o": mlx_h2o.__version__,
         "backend": default,
+        "blas": Path(os.environ.get("LD_PRELOAD", "")).name or "MLX's own",  # what is preloaded
     }
 
 
@@ -34,12 +35,6 @@ def environment_line() -> str:
     """The same, as one line."""
     said = "{machine}, {cores} cores, {system}, Python {python}, MLX {mlx}, mlx-lm {mlx_lm}, "
     return (said + "mlx-h2o {mlx_h2o}, back end {backend}.").format(**environment())
-
-
-def blas() -> str:
-    """The name of the preloaded library, or "MLX's own" if there is none."""
-    preloaded = os.environ.get("LD_PRELOAD", "")
-    return Path(preloaded).name if preloaded else "MLX's own"
 
 
 def slow_blas(maps: Path = Path("/proc/self/maps")) -> str:

@@ -19,7 +19,7 @@ from ..lm.files import write_text
 from ..lm.models import fingerprint
 from ..lm.routing import context_length
 from .arms import ARMS, DEFAULT, Arm, Sizes
-from .environment import blas, environment
+from .environment import environment
 from .questions import Settings
 from .reading import Progress
 from .report import Result, table
@@ -83,7 +83,7 @@ def evaluate(
             for name, text in texts
         ],
         "settings": _said(settings),
-        "environment": {**environment(), "blas": blas()},
+        "environment": environment(),
         "fingerprint": fingerprint(model),
         "ruler": settings.ruler and hashlib.sha256(Path(settings.ruler).read_bytes()).hexdigest(),
         "arm": _plain({arm.name: dict(arm.settings) for arm in arms if ARMS.get(arm.name) != arm}),

@@ -160,7 +160,7 @@ def _written(
     count = settings.writing
     mx.random.seed(settings.seed)
     caches = make()
-    texts = [mx.array(starts)]
+    texts = [mx.array([*starts])]
     nbytes = []
     with routed(model, caches):
         logits = read(model, caches, texts[0], CHUNK)

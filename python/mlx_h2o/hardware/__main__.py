@@ -12,7 +12,7 @@ from typing import Any
 from .. import backends, load
 from ..cli import ended
 from ..commands.parsing import OneLineParser, new_file, number, told
-from ..evaluation.environment import blas, environment, environment_line
+from ..evaluation.environment import environment, environment_line
 from ..lm.files import write_text
 from ..lm.plan import random_model
 from . import parity, tables, timings
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     result = {
         "model": args.model if drawn else Path(args.model).name,
         "random": drawn is not None,
-        "environment": {**environment(), "blas": blas()},
+        "environment": environment(),
         "repeats": args.repeats,
         "parity": checked,
         "speed": timings.measure(model, args.lengths, args.repeats, args.tokens, say),

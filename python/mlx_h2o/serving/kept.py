@@ -7,6 +7,7 @@ import sys
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from operator import itemgetter
 from typing import Generic, TypeVar
 
@@ -57,12 +58,18 @@ class Kept(Generic[T]):
     def __iter__(self) -> Iterator[Entry[T]]:
         return iter(self._entries.values())
 
-    def put(self, entry: Entry[T]) -> None:
-        """Add an entry; it replaces one with the same key."""
-        self.drop(entry.key)
-        insort(self._keys, entry.key)
-        self._entries[entry.key] = entry
-        self.nbytes += entry.nbytes
+    def put(self, new: Entry[T], at_least: int = 0) -> list[Entry[T]]:
+        """Add an entry. It replaces one with the same key, and if it is cuttable, also cuttable
+        ones of its prefixes with ``at_least`` tokens; returns these."""
+        self.drop(new.key)
+        near = takewhile(lambda one: new.cuttable and one[0] >= at_least, self.nearest(new.key))
+        gone = [one for shared, one in near if one.cuttable and shared == len(one)]
+        for one in gone:
+            self.drop(one.key)
+        insort(self._keys, new.key)
+        self._entries[new.key] = new
+        self.nbytes += new.nbytes
+        return gone
 
     def drop(self, key: bytes) -> None:
         """Remove the entry of this key, if there is one."""

@@ -28,8 +28,7 @@ _OURS = {"messages", *inspect.signature(PreTrainedTokenizerBase.apply_chat_templ
 _One = TypeVar("_One")
 _List = Annotated[list[_One], Field(fail_fast=True)]  # or a long list makes a long error
 _Stop = Annotated[str, Field(min_length=1, max_length=1000)]
-_Token = Annotated[int, Field(strict=False)]  # keys of JSON are strings
-_Bias = Annotated[float, Field(ge=-100, le=100)]
+_Biases = dict[Annotated[int, Field(strict=False)], Annotated[float, Field(ge=-100, le=100)]]
 _Object = dict[str, Any]
 _Arguments = Annotated[
     Json[_Object] | _Object, BeforeValidator(lambda given: {} if given == "" else given)
@@ -96,6 +95,7 @@ class Message(_Part):
     content: str | _List[TextPart] = ""
     name: str | None = None
     reasoning: str | None = None
+    reasoning_content: str | None = None  # what some servers call it
     tool_calls: _List[ToolCall] | None = None
     tool_call_id: str | None = None
 
@@ -138,7 +138,7 @@ class _Body(_Part):
     stop: _Stop | Annotated[_List[_Stop], Field(max_length=64)] = Field(default_factory=list)
     stream: bool = False
     stream_options: dict[Literal["include_usage"], bool | None] = Field(default_factory=dict)
-    logit_bias: dict[_Token, _Bias] = Field(default_factory=dict, fail_fast=True)
+    logit_bias: _Biases = Field(default_factory=dict, fail_fast=True)  # keys of JSON are strings
     repetition_penalty: float = Field(1.0, ge=0.01, le=100)
     presence_penalty: float = Field(0.0, ge=-100, le=100)
     frequency_penalty: float = Field(0.0, ge=-100, le=100)

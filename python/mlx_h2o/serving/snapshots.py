@@ -52,16 +52,11 @@ class Snapshots(Kept[list[Any]]):
         cuttable, whole, less = self.ranks.least(*own)
         if not whole or held == 0:
             return 0
-        key = key_of(tokens[:held])
-        near = list(self.nearest(key))
-        if any(one.serves(shared, held + 1) == held for shared, one in near):
-            return held  # it is kept already
-        mx.eval([cache.state for cache in caches])
-        for shared, one in near if cuttable else ():
-            if one.cuttable and shared == len(one):
-                self.drop(one.key)
-        self.put(Entry(key, -less, caches, bool(cuttable)))
-        self.shrink(self.max_bytes)
+        new = Entry(key_of(tokens[:held]), -less, caches, bool(cuttable))
+        if self.best(new.key + bytes(4))[0] < held:  # an entry leaves a token to prefill
+            mx.eval([cache.state for cache in caches])
+            self.put(new)
+            self.shrink(self.max_bytes)
         return held
 
 
