@@ -26,7 +26,7 @@ from ..lm.files import check_folder
 from ..lm.prompt_cache import with_own_rows
 from ..lm.saving import load_prompt_cache, save_prompt_cache, saved_texts
 from .kept import Entry, Kept, key_of
-from .snapshots import cut, is_cuttable
+from .snapshots import is_cuttable, trim_to
 
 _LOG = logging.getLogger("mlx_h2o")
 _ENTRY = re.compile(r"[0-9a-f]{32}\.prompt\.safetensors")  # other files are left alone
@@ -82,7 +82,7 @@ class PromptStore:
                 if length - cost <= more_than:
                     return [], 0
                 caches = load_prompt_cache(found.content)
-                if not cut(caches, length):
+                if not trim_to(caches, length):
                     raise ValueError("its rows cannot be trimmed")
                 mx.eval([cache.state for cache in caches])  # before another process removes it
                 return caches, length

@@ -40,7 +40,7 @@ class Snapshots(Kept[list[Any]]):
             return [], 0
         self.use(found.key)
         caches = copy.deepcopy(found.content)
-        return (caches, length) if cut(caches, length) else ([], 0)
+        return (caches, length) if trim_to(caches, length) else ([], 0)
 
     def keep(self, tokens: Sequence[int], caches: list[Any]) -> int:
         """Keep caches, which nobody may change from here on; returns how many of the ``tokens``
@@ -48,7 +48,7 @@ class Snapshots(Kept[list[Any]]):
         for cache in evicting_caches(caches):
             cache.flush()
         held, able = min([len(tokens), *held_tokens(caches)]), is_cuttable(caches)
-        own = able, cut(caches, held), -sum(int(one.nbytes) for one in caches)
+        own = able, trim_to(caches, held), -sum(int(one.nbytes) for one in caches)
         cuttable, whole, less = self.ranks.least(*own)
         if not whole or held == 0:
             return 0
@@ -100,7 +100,7 @@ def is_cuttable(caches: Sequence[Any]) -> bool:
     )
 
 
-def cut(caches: Sequence[Any], length: int) -> bool:
+def trim_to(caches: Sequence[Any], length: int) -> bool:
     """Trim caches to this many tokens; False if they cannot be trimmed."""
     surplus = [max(held_tokens([one]), default=length) - length for one in caches]
     if not any(surplus):
