@@ -203,17 +203,19 @@ def test_the_server_and_its_drafts(budgets, refused, monkeypatch):
     assert "--budgets with --draft-model" in refused("server", *given)
 
 
+def shown(capsys, monkeypatch, *flags: str) -> str:
+    """What the flags print on a screen of 80 columns."""
+    monkeypatch.setenv("COLUMNS", "80")
+    with contextlib.suppress(SystemExit):
+        cli.main(flags)
+    return capsys.readouterr().out
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_shows_the_flags(command, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    with pytest.raises(SystemExit):
-        cli.main([command, "--help"])
-    said = capsys.readouterr().out
+    said, whole = (shown(capsys, monkeypatch, command, f"--{n}") for n in ("help", "help-all"))
     first, more = said.split("Other flags, which --help-all explains:")
     assert len([line for line in first.splitlines() if line.startswith("--")]) == 5
-    with pytest.raises(SystemExit):
-        cli.main([command, "--help-all"])
-    whole = capsys.readouterr().out
     for action in COMMANDS[command].parser()._actions:
         if action.help != argparse.SUPPRESS:
             assert max(action.option_strings, key=len) in first + more + "--help-all"
@@ -225,12 +227,11 @@ def test_help_shows_the_flags(command, capsys, monkeypatch):
 
 @pytest.mark.parametrize("command", ["", *cli._COMMANDS])
 def test_help_fits_a_screen(command, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    with contextlib.suppress(SystemExit):
-        cli.main([*command.split(), "--help"])
-    said = capsys.readouterr().out.splitlines()
+    said = shown(capsys, monkeypatch, *command.split(), "--help").splitlines()
     assert 10 < len(said) <= 40
     assert max(map(len, said)) <= 80
+    whole = shown(capsys, monkeypatch, command, "--help-all").splitlines()
+    assert not command or len(whole) >= len(said)
 
 
 def flags_of(parser) -> dict[str, tuple[object, bool]]:

@@ -337,7 +337,7 @@ def test_the_command_writes_what_budgets_read(demo, tmp_path, capsys):
     rows = json.loads(file.read_text())["budgets"]
     assert rows == budgets_of(make_prompt_cache(demo, 100))
     own = ", ".join(map(str, by_head(rows)[FOUND]))
-    shown = f"layer   {FOUND}: {', '.join(dict.fromkeys(own.split(', ')))} rows by head"
+    shown = f"layer   {FOUND}: {', '.join(dict.fromkeys(own.split(', ')))} rows a head"
     assert said.count(f"{shown}; the first copy changes the output by 0.") == 1
     assert budgets_of(make_prompt_cache(demo, budgets=file)) == rows
 

@@ -49,9 +49,9 @@ class OneLineParser(argparse.ArgumentParser):
         usual["formatter_class"] = partial(_Help, max_help_position=30)
         super().__init__(f"mlx_h2o {command}", description=description, **usual | given)
         self._first = [f"--{name}" for name in first.split()]
-        if first:
-            every, said = argparse.ArgumentParser.format_help, "explain every flag"
-            self.add_argument("--help-all", action=Shows, nargs=0, const=every, help=said)
+        every, said = argparse.ArgumentParser.format_help, "explain every flag"
+        said = said if first else argparse.SUPPRESS  # --help does so itself
+        self.add_argument("--help-all", action=Shows, nargs=0, const=every, help=said)
 
     def format_help(self) -> str:
         if not self._first:

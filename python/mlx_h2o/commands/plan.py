@@ -169,7 +169,7 @@ def _kept(outline: Plan, stored: str, context: int, limit: int) -> str:
     except SettingError as error:
         raise ValueError(error.told(lambda _: "what --memory leaves for a sequence")) from error
     rows = config.max_kv_size or context
-    return f"{rows:,} rows a head in {stored}, one for {context / rows:.1f} tokens"
+    return f"{rows:,} rows a head in {stored}, one for every {context / rows:.1f} tokens"
 
 
 def size_of(count: float) -> str:
