@@ -21,6 +21,7 @@ from commands.test_server import serving
 from mlx_h2o import cli, demo, fast
 from mlx_h2o.commands import chat
 from mlx_h2o.commands.options import settings_of
+from mlx_h2o.serving.schema import ChatBody, CompletionBody
 from pages import BLOCKS, COMMANDS, ROOT, SESSIONS, Block, blocks, blocks_of
 
 LANGUAGES = {"python", "signature", "sh", "c", "cmake", "swift"}
@@ -128,15 +129,20 @@ def test_messages_that_are_explained_are_messages_of_ours() -> None:
 
 
 def test_every_program_is_known_here() -> None:
+    options, project = ((ROOT / n).read_text("utf-8") for n in ("CMakeLists.txt", "pyproject.toml"))
     for block, words in COMMANDS:
         command, program = " ".join(words), Path(words[0]).name
         if program == "nox":
             named = words[words.index("-s") + 1 :] if "-s" in words else []
             assert {*named} <= SESSIONS.keys(), f"{block}: {command}"
         elif program == "cmake":
-            check_cmake(command)
+            for name in re.findall(r"-D(\w+)=", command):
+                assert name.startswith("CMAKE_") or name in options, command
         elif program == "pip":
-            check_install(words[2:])
+            for name in words[2:]:
+                package, _, extra = name.rstrip("]").partition("[")
+                assert package in (".", "nox", "pre-commit"), name
+                assert not extra or f"\n{extra} = [" in project, name
         elif program == "swift":
             product = words[words.index("run") + 1]
             assert f'name: "{product}"' in (ROOT / "Package.swift").read_text("utf-8")
@@ -148,43 +154,36 @@ def test_every_program_is_known_here() -> None:
             assert command in SETTING_UP, f"{block}: nothing tests {command!r}"
 
 
-def check_cmake(command: str) -> None:
-    known = (ROOT / "CMakeLists.txt").read_text("utf-8")
-    for name in re.findall(r"-D(\w+)=", command):
-        assert name.startswith("CMAKE_") or name in known, command
-
-
-def check_install(wanted: list[str]) -> None:
-    project = (ROOT / "pyproject.toml").read_text("utf-8")
-    for name in wanted:
-        package, _, extra = name.rstrip("]").partition("[")
-        assert package in (".", "nox", "pre-commit"), name
-        assert not extra or f"\n{extra} = [" in project, name
-
-
-def of_package(page: str | None = None) -> list[tuple[Block, list[str]]]:
-    """Its commands that end by themselves."""
-    return [
-        (block, words[1:])
-        for block, words in COMMANDS
-        if words[0] == "mlx_h2o" and words[1] != "server" and not block.reason
-        if page in (None, block.page)
-    ]
+OF_PACKAGE = [
+    (block, words[1:])
+    for block, words in COMMANDS
+    if words[0] == "mlx_h2o" and words[1] != "server" and not block.reason
+]
+"""Commands of the package that end by themselves."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", dict.fromkeys(block.page for block, _ in of_package()))
+@pytest.mark.parametrize("page", dict.fromkeys(block.page for block, _ in OF_PACKAGE))
 def test_commands_run(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The commands of a page, one after the other, in a folder with a book."""
     monkeypatch.chdir(tmp_path)
     Path("book.txt").write_text(demo.text(), encoding="utf-8")
-    for block, words in of_package(page):
+    for block, words in [one for one in OF_PACKAGE if one[0].page == page]:
         status = cli.main([*words, *SMALLER.get(words[0], "").split()])
         said = capfd.readouterr()
         assert status == 0, f"{block}: {said.err}"
         assert len(said.out.split()) > 5, f"{block}: {words}"
+
+
+def test_the_fields_of_requests_are_those_that_are_listed() -> None:
+    page = (ROOT / "docs" / "server.md").read_text("utf-8").partition("## Request fields")[2]
+    parts = page.partition("Everything else")[0].split("for chats also")
+    alike, chats = ({*re.findall(r"`(\w+)`", part)} for part in parts)
+    known = [{*body.model_json_schema()["properties"]} for body in (CompletionBody, ChatBody)]
+    assert alike == known[0] - {"prompt"}
+    assert chats == known[1] - known[0] - {"messages"} | {"auto", "none"}
 
 
 def test_a_conversation_is_understood() -> None:
