@@ -95,7 +95,7 @@ public func evicting(
 /// A loaded model with evicting caches.
 ///
 ///     let context = try evicting(loaded, configuration: H2OConfiguration(.init(1024)))
-///     let session = ChatSession(ModelContainer(context: context))
+///     let session = ChatSession(context)
 ///
 /// - Throws: as ``evictingCaches(for:configuration:policy:budgets:)``
 public func evicting(
