@@ -34,9 +34,8 @@ class CacheSettings:
     given: dict[str, Any]  # arguments of make_prompt_cache, besides its models and length
 
     def __str__(self) -> str:
-        file = self.given.get("budgets")
-        rows = "" if file is None else f"rows by layer as in {file}"
-        return f"KV cache: {described(self.config, rows)}"
+        file = self.given.get("budgets", "")
+        return f"KV cache: {described(self.config, file and f'rows by layer as in {file}')}"
 
     @property
     def config(self) -> H2OConfig:

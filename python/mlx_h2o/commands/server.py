@@ -48,7 +48,7 @@ def run(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None
         model, tokenizer = loaded(args, ranks, **template)
         models = [model] if args.draft_model is None else [model, load(args.draft_model)[0]]
         mx.eval([one.parameters() for one in models])
-        make = partial(settings.fitted(*models).caches, *models)
+        make = partial((settings := settings.fitted(*models)).caches, *models)
         room = memory.Memory(
             models, make, args.memory or memory.usual_bytes(), decode=args.decode_concurrency,
             prompts=args.prompt_concurrency, queue=args.max_queue, step=args.prefill_step_size,
@@ -91,8 +91,9 @@ def run(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None
             engine.ended.wait()
         else:
             host, port = listener.getsockname()[:2]
-            where = args.model, f"[{host}]" if ":" in host else host, port, f"{room.free:,}"
-            _LOG.info("%s on http://%s:%d, %s bytes beside the weights%s", *where, ranks)
+            where = args.model, f"[{host}]" if ":" in host else host, port, settings
+            said = "%s on http://%s:%d, %s; %s bytes beside the weights%s"
+            _LOG.info(said, *where, f"{room.free:,}", ranks)
             serve(http.make_app(engine, asked), engine, listener, args.grace)
         if engine.error is not None:
             raise ValueError(f"the engine has ended: {engine.error}")
