@@ -198,11 +198,9 @@ def test_a_conversation_is_understood() -> None:
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 def test_the_server_answers(tmp_path: Path) -> None:
     """One with the flags of all that are shown, the request that is shown."""
-    flags: list[str] = []
-    for _, (program, *words) in COMMANDS:
-        if program == "mlx_h2o" and words[0] == "server":
-            assert words[1:3] == ["--model", "demo"]
-            flags += words[3:]
+    shown_flags = [words[2:] for _, words in COMMANDS if words[:2] == ["mlx_h2o", "server"]]
+    assert all(words[:2] == ["--model", "demo"] for words in shown_flags)
+    flags = [word for words in shown_flags for word in words[2:]]
     (curl,) = (words for _, words in COMMANDS if words[0] == "curl")
     where, data = curl[1], curl[curl.index("-d") + 1]
     at = flags.index("--port")

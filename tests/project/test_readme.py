@@ -83,6 +83,8 @@ def test_the_memory_numbers() -> None:
     assert f"{per_token:,} bytes per token" in readme
     assert f"**{per_token * 32_768 / 1e9:.1f} GB**" in readme
     assert f"2048 rows it keeps {36 * cache.nbytes * 2048 / 1e9:.1f} GB" in readme
+    most, least = (sum(p.nbytes for p in mx.quantize(row, bits=bits)) // 8 for bits in (8, 2))
+    assert f"| {most} ... {least} in float16 |" in (DOCS / "design.md").read_text("utf-8")
 
 
 def test_every_document_is_on_the_map() -> None:
