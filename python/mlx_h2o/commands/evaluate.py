@@ -23,7 +23,7 @@ from .watch import Watch
 
 _ARMS = [arm.name for arm in DEFAULT]
 _HELP = {
-    "documents": "texts of each task",
+    "documents": "texts of each task, or 1 of the embedded text",
     "length": "tokens of each where losses are measured",
     "step": "tokens that are read at once there",
     "lengths": "tokens of texts with facts, and of a chat",
