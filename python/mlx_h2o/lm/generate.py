@@ -84,7 +84,7 @@ def loading(name: str, adapters: str | Path | None = None) -> Iterator[Path]:
             said = f"{min(damaged)} is damaged, expected an object in JSON: "
         elif isinstance(error, OSError) and not folder.is_dir():
             said = f"{folder} is not a directory, and could not be fetched from the hub: "
-        why = str(error) if isinstance(error, OSError | ValueError) else repr(error)
+        why = str(error) if isinstance(error, OSError | RuntimeError | ValueError) else repr(error)
         raise ValueError(f"[load] {said}{why}") from error
 
 
