@@ -38,6 +38,7 @@ def ended(called: str, run: Callable[[], int]) -> int:
     sys.stdin = sys.stdin or os.fdopen(os.open(os.devnull, os.O_RDONLY))
     if isinstance(sys.stdout, io.TextIOWrapper):  # a locale may lack what a model writes
         sys.stdout.reconfigure(errors="replace")
+    known = warnings.formatwarning
     warnings.formatwarning = lambda said, *_, **__: f"{called}: {said}\n"  # not the place in code
     try:
         status = run()
@@ -46,7 +47,9 @@ def ended(called: str, run: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         print(f"\n{called}: interrupted", file=sys.stderr)
         return 130
-    except (OSError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
+        if isinstance(error, RuntimeError) and "No Metal" not in str(error):  # what layers need
+            raise
         if isinstance(error, OSError) and error.errno in _OF_OUTPUT and error.filename is None:
             if not isinstance(error, BrokenPipeError):  # not if the reader is gone
                 print(f"{called}: standard output: {error.strerror}", file=sys.stderr)
@@ -57,6 +60,8 @@ def ended(called: str, run: Callable[[], int]) -> int:
 
         print(f"{called}: {told(error)}", file=sys.stderr)
         return 2
+    finally:
+        warnings.formatwarning = known
 
 
 def _run(given: Sequence[str]) -> int:

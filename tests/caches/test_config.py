@@ -102,24 +102,18 @@ def test_the_decay_reaches_the_policy():
 
 MADE = {
     "dense": (H2OConfig(Budget(64)), {"max_kv_size": 64}),
-    "affine": (
-        H2OConfig(format=Affine(4, v_bits=8, kv_frame=False)),
-        {"kv_bits": 4, "v_bits": 8, "kv_frame": False},
-    ),
+    "affine": (H2OConfig(format=Affine(4, v_bits=8, kv_frame=False)),
+               {"kv_bits": 4, "v_bits": 8, "kv_frame": False}),
     "newest rows": (H2OConfig(format=Affine(dense_size=8)), {"kv_bits": 8, "dense_size": 8}),
     "mixed": (H2OConfig(format=Mixed(8, 2)), {"kv_bits": 8, "light_bits": 2}),
     "codes": (H2OConfig(format=Codes("turbo3")), {"kv_format": "turbo3"}),
-    "h2o": (
-        H2OConfig(policy=policies.H2O(diversity=0.25, fold=False)),
-        {"policy": "h2o", "diversity": 0.25, "fold": False},
-    ),
+    "h2o": (H2OConfig(policy=policies.H2O(diversity=0.25, fold=False)),
+            {"policy": "h2o", "diversity": 0.25, "fold": False}),
     "average": (H2OConfig(policy=policies.H2OEma(0.5)), {"policy": "h2o-ema", "decay": 0.5}),
-    "a sample": (
-        H2OConfig(policy=policies.Random(2**64 - 1)),
-        {"policy": "random", "random_seed": 2**64 - 1},
-    ),
+    "a sample": (H2OConfig(policy=policies.Random(2**64 - 1)),
+                 {"policy": "random", "random_seed": 2**64 - 1}),
     "of another policy": (H2OConfig(), {"decay": 0.5, "fold": False, "kv_group_size": 32}),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", MADE)

@@ -265,17 +265,13 @@ def test_a_model_that_changes_the_keys_before_attention_is_refused():
         attention(mx.ones((1, 4, 1, 16)), keys + 1, values, cache=cache, scale=1.0, mask=None)
 
 
-@pytest.mark.parametrize(
-    ("prompts", "expected"),
-    [
-        ([[1, 2, 3], [1, 2, 4]], 2),
-        ([[1, 2], [1, 2]], 1),
-        ([[1, 2, 3], [1, 2]], 1),
-        ([[5, 1], [6, 1]], 0),
-        ([[7, 8, 9]], 2),
-        ([[7], [7, 8]], 0),
-        ([[1, 2, 3, 4], [1, 2, 3, 5], [1, 9, 3, 4]], 1),
-    ],
-)
+COMMON = [
+    ([[1, 2, 3], [1, 2, 4]], 2), ([[1, 2], [1, 2]], 1), ([[1, 2, 3], [1, 2]], 1),
+    ([[5, 1], [6, 1]], 0), ([[7, 8, 9]], 2), ([[7], [7, 8]], 0),
+    ([[1, 2, 3, 4], [1, 2, 3, 5], [1, 9, 3, 4]], 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("prompts", "expected"), COMMON)
 def test_common_tokens(prompts, expected):
     assert shareable(tiny_qwen3(), [], [PREFIX + own for own in prompts]) == LENGTH + expected

@@ -10,6 +10,7 @@ import json
 import re
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import pytest
 from mlx_lm.generate import DEFAULT_MODEL
@@ -60,6 +61,18 @@ def test_saved_prompts_that_do_not_fit(tmp_path, refused):
         assert text in refused("generate", "-p", "x", *flags.split())
     file.write_bytes(file.read_bytes()[:-100])
     assert "is damaged" in refused("generate", "-p", "x", "--prompt-cache-file", file)
+
+
+def test_a_model_that_needs_metal_is_refused_in_one_line(refused, monkeypatch):
+    """Its kernels fail when they are first called; other errors of this kind are faults."""
+    flags = ["generate", "--model", "demo", "--layers", "equal", "-p", "x", "--verbose", "false"]
+    for of in ("mlx_lm.load", "mlx_h2o.commands.generate.stream_generate"):
+        monkeypatch.setattr(of, Mock(side_effect=RuntimeError("[metal_kernel] No Metal back-end.")))
+        assert refused(*flags).endswith(" No Metal back-end.\n")
+        monkeypatch.undo()
+    monkeypatch.setattr(of, Mock(side_effect=RuntimeError("a fault")))
+    with pytest.raises(RuntimeError, match="^a fault$"):
+        cli.main(flags)
 
 
 @pytest.mark.slow

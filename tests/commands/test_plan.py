@@ -248,10 +248,17 @@ def test_a_folder_without_a_model_says_what_is_wrong(refused, tmp_path, text, me
 
 
 def test_a_model_of_the_hub_is_planned_from_its_settings(capsys, quantised, monkeypatch):
-    fetch = Mock(return_value=str(quantised))
+    usual, line = warnings.formatwarning, "mlx_h2o plan: so\n"
+
+    def warned(*_, **__):
+        assert warnings.formatwarning("so", UserWarning, "a.py", 1) == line
+        return str(quantised)
+
+    fetch = Mock(side_effect=warned)
     monkeypatch.setattr(mlx_h2o.lm.plan, "snapshot_download", fetch)
     assert "layers that grow: 2 of 2" in said(capsys, "someone/llama-4bit", "--memory", "1GB")
     fetch.assert_called_once_with("someone/llama-4bit", allow_patterns=["*.json", "*.jinja"])
+    assert warnings.formatwarning is usual  # a program may go on after its call of a command
 
 
 def test_the_command_has_the_name_on_the_hub(capsys):
@@ -260,4 +267,3 @@ def test_the_command_has_the_name_on_the_hub(capsys):
     assert "each of 2: all rows, in as many bits as fit" in found
     first = "mlx-community/Qwen3-8B-4bit: qwen3, trained on 40,960 tokens, weights of 4.6 GB"
     assert found.startswith(first)
-    assert warnings.formatwarning("so", UserWarning, "a.py", 1) == "mlx_h2o plan: so\n"

@@ -84,16 +84,11 @@ LONG = " ".join([TEXT] * 14)
 
 @pytest.mark.slow
 @pytest.mark.matrix(3)
-@pytest.mark.parametrize(
-    "flags",
-    [
-        "--kv-bits 8 --light-bits 4 --dense-size 4 --sparse-v 1e-6",
-        "--kv-bits 8 --light-bits 4 --dense-size 0",
-        "--budgets {folder}/budgets.json",
-        "--draft-model demo --num-draft-tokens 2",
-        "--max-kv-bytes 3MB",
-    ],
-)
+@pytest.mark.parametrize("flags", [
+    "--kv-bits 8 --light-bits 4 --dense-size 4 --sparse-v 1e-6",
+    "--kv-bits 8 --light-bits 4 --dense-size 0", "--budgets {folder}/budgets.json",
+    "--draft-model demo --num-draft-tokens 2", "--max-kv-bytes 3MB",
+])  # fmt: skip
 def test_it_answers_with_every_kind_of_cache(flags, tmp_path):
     (tmp_path / "budgets.json").write_text(json.dumps({"budgets": [30, 24, 24, 24, 24, 18]}))
     given = FLAGS if "bytes" not in flags else ""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
+from itertools import count
 
 import mlx.core as mx
 import numpy as np
 
-from mlx_h2o import make_prompt_cache, routing
+from mlx_h2o import cli, make_prompt_cache, routing
 from mlx_h2o.commands import watch
 from mlx_h2o.lm.generate import read_prompt
 from tiny_models import random_prompt, tiny_qwen3
@@ -26,6 +27,14 @@ def test_a_log_has_a_line_every_few_seconds(monkeypatch, capsys):
     assert capsys.readouterr().err.splitlines() == [
         "reading: 2 of 5, 6 s", "reading: 4 of 5, 12 s", "another: sizing its caches"
     ]  # fmt: skip
+
+
+def test_a_log_shows_that_an_answer_is_written(monkeypatch, capsys):
+    monkeypatch.setattr(watch.time, "monotonic", count(0, 9).__next__)
+    flags = "generate --model demo --layers equal --prompt ship --max-tokens 3 --verbose false"
+    assert cli.main(flags.split()) == 0
+    said = capsys.readouterr()
+    assert "writing: 2 of 3, " in said.err and said.out.strip()
 
 
 class Terminal(io.StringIO):

@@ -116,9 +116,7 @@ def test_the_kernels_without_a_fault_pass(work: Work) -> None:
         assert not any(work.is_wrong(call, EmulatorBackend(run)) for run in work.runs)
 
 
-@pytest.mark.parametrize(
-    ("kind", "name"), [(kind, name) for kind in FAULTS for name in FAULTS[kind]]
-)
+@pytest.mark.parametrize(("kind", "name"), [(one, name) for one in FAULTS for name in FAULTS[one]])
 def test_fault_is_caught(kind: str, name: str) -> None:
     work, edit = WORK[kind], FAULTS[kind][name]
     tries = [

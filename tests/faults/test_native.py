@@ -56,9 +56,7 @@ def test_the_unchanged_kernels_pass(
     assert found.startswith("status 0:"), found
 
 
-@pytest.mark.parametrize(
-    ("kernels", "name"), [(kernels, name) for kernels in FAULTS for name in FAULTS[kernels]]
-)
+@pytest.mark.parametrize(("kernels", "name"), [(k, name) for k in FAULTS for name in FAULTS[k]])
 def test_a_fault_is_caught(
     kernels: str, name: str, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
 ) -> None:

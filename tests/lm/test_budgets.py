@@ -43,17 +43,10 @@ LENGTHS = (30, 3, 17)
 
 # Latent attention makes an array of the mask before attention, gemma2 its own softmax.
 @pytest.mark.matrix(1)
-@pytest.mark.parametrize(
-    ("name", "policy"),
-    [
-        ("deepseek_v3", "h2o"),
-        ("deepseek_v3", "keydiff"),
-        ("kimi_linear", "h2o-ema"),
-        ("longcat_flash", "h2o"),
-        ("qwen3", "h2o"),
-        ("gemma3", "h2o-ema"),
-    ],
-)
+@pytest.mark.parametrize(("name", "policy"), [
+    ("deepseek_v3", "h2o"), ("deepseek_v3", "keydiff"), ("kimi_linear", "h2o-ema"),
+    ("longcat_flash", "h2o"), ("qwen3", "h2o"), ("gemma3", "h2o-ema"),
+])  # fmt: skip
 def test_models_that_share_a_mask_read_each_layers_own(name, policy):
     """Chunks and batches: every layer's attention is over its own rows."""
     model = tiny.build(name)

@@ -63,6 +63,34 @@ def test_tokens_that_are_none(prompt, message, demo, caches):
     assert caches[0].offset == 0
 
 
+@pytest.mark.parametrize("call", [1, 2, 3])
+@pytest.mark.parametrize(("one", "kind"), [(KNOWN, mx.uint32), (-7, mx.int8), (2**40, mx.int64)])
+def test_a_token_of_a_sampler_is_refused_when_it_is_read(call, one, kind, demo):
+    """The step after it is queued by then, and must not read out of bounds. Nobody reads the token
+    of the step after the last."""
+
+    def given(tokens, **more):
+        calls, ids = iter(range(1, 99)), mx.array([one], kind)
+        more["sampler"] = lambda out: ids if next(calls) == call else mx.argmax(out, axis=-1)
+        return {"max_tokens": tokens, **more}
+
+    said = f"the sampler chose the token id {one}, expected 0 to {KNOWN - 1}."
+    for draft in (None, demo[0]):
+        refused(lambda draft=draft: generate(*demo, [1, 2], **given(5, draft_model=draft)), said)
+    refused(lambda: batch_generate(*demo, [[1, 2]], **given(5)), said)
+    if before := call - 1:
+        expected = generate(*demo, [1, 2], max_tokens=before)
+        assert generate(*demo, [1, 2], **given(before)) == expected
+        assert batch_generate(*demo, [[1, 2]], **given(before)).texts[0].strip() == expected.strip()
+
+
+def test_logits_of_tokens_that_are_none(demo):
+    wider = [lambda _, found: mx.pad(found, [(0, 0), (0, 1)], constant_values=99.0)]
+    said = f"the sampler chose the token id {KNOWN}, expected 0 to {KNOWN - 1}."
+    refused(lambda: generate(*demo, [1, 2], logits_processors=wider), said)
+    refused(lambda: batch_generate(*demo, [[1, 2]], logits_processors=wider), said)
+
+
 def test_texts_and_numbers_for_a_batch(demo):
     said = "prompts[0] is 'a text', expected token ids, such as tokenizer.encode returns"
     refused(lambda: batch_generate(*demo, ["a text"]), said)

@@ -89,13 +89,10 @@ def test_a_command_speaks_once(saved: str, tmp_path: Path, pausing: dict[str, st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("command", "said"),
-    [
-        ("generate --draft-model demo", "--draft-model is for one process, found 2"),
-        ("benchmark", "mlx_h2o benchmark is for one process, found 2"),
-    ],
-)
+@pytest.mark.parametrize(("command", "said"), [
+    ("generate --draft-model demo", "--draft-model is for one process, found 2"),
+    ("benchmark", "mlx_h2o benchmark is for one process, found 2"),
+])  # fmt: skip
 def test_what_is_not_for_several_processes_is_refused(
     saved: str, tmp_path: Path, pausing: dict[str, str], command: str, said: str
 ) -> None:

@@ -75,10 +75,9 @@ BY_MODULE = "from mlx_lm.models import base"
 
 
 @pytest.mark.matrix(4)
-@pytest.mark.parametrize(
-    ("imported", "name"),
-    [(BY_NAME, "scaled_dot_product_attention"), (BY_MODULE, "base.scaled_dot_product_attention")],
-)
+@pytest.mark.parametrize(("imported", "name"), [
+    (BY_NAME, "scaled_dot_product_attention"), (BY_MODULE, "base.scaled_dot_product_attention"),
+])  # fmt: skip
 @pytest.mark.parametrize("passed", ["cache", "None", "[cache, None]", "'another layer'"])
 def test_custom_model_files_and_whatever_they_pass(tmp_path, imported, name, passed):
     module = custom_module(tmp_path, CUSTOM.format(imported=imported, name=name, passed=passed))

@@ -219,16 +219,12 @@ def test_a_model_without_retrieving_layers_has_equal_rows():
         assert probe(tiny.build(name)).gives
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("plamo2", "does not call mlx_lm's attention"),
-        ("gemma2", "does not call mlx_lm's attention"),
-        ("phi", "computes with the keys between its caches and attention"),
-        ("deepseek_v3", "computes with the keys between its caches and attention"),
-        ("falcon_h1", "has lists of caches in the place of some that grow"),
-    ],
-)
+@pytest.mark.parametrize(("name", "reason"), [
+    ("plamo2", "does not call mlx_lm's attention"), ("gemma2", "does not call mlx_lm's attention"),
+    ("phi", "computes with the keys between its caches and attention"),
+    ("deepseek_v3", "computes with the keys between its caches and attention"),
+    ("falcon_h1", "has lists of caches in the place of some that grow"),
+])  # fmt: skip
 def test_models_that_hide_their_attention_have_equal_rows(name, reason):
     model = tiny.build(name)
     assert reason in probe(model).reason

@@ -46,19 +46,12 @@ def held(model: Any, config: H2OConfig, tokens: int) -> int:
 
 @pytest.mark.slow
 @pytest.mark.matrix(3)
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"kv_bits": None},
-        {"policy": "h2o-ema", "kv_bits": None},
-        {"policy": "h2o-ema", "kv_bits": None, "speculative": 3},
-        {"policy": "h2o", "kv_bits": 4},
-        {"policy": "snapkv", "kv_bits": 8, "v_bits": 4},
-        {"kv_bits": 8, "light_bits": 4},
-        {"policy": "window", "kv_bits": None, "evict_every": 1},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("settings", [
+    {"kv_bits": None}, {"policy": "h2o-ema", "kv_bits": None},
+    {"policy": "h2o-ema", "kv_bits": None, "speculative": 3}, {"policy": "h2o", "kv_bits": 4},
+    {"policy": "snapkv", "kv_bits": 8, "v_bits": 4}, {"kv_bits": 8, "light_bits": 4},
+    {"policy": "window", "kv_bits": None, "evict_every": 1},
+], ids=str)  # fmt: skip
 def test_the_bytes_are_met(model, settings):
     limit = 120_000
     found = fit_bytes(model, limit, **settings)
@@ -209,16 +202,10 @@ def test_the_search_finds_the_last_budget_that_fits(start, slope, step, first, l
     assert measure(rows) <= limit < measure(rows + 1)
 
 
-@pytest.mark.parametrize(
-    ("settings", "rows"),
-    [
-        ({}, 6),
-        ({"sink_size": 2, "speculative": 3}, 7),
-        ({"heavy_size": 5, "recent_size": 9}, 18),
-        ({"heavy_size": 5, "dense_size": 90}, 100),
-        ({"dense_size": 90}, 186),
-    ],
-)
+@pytest.mark.parametrize(("settings", "rows"), [
+    ({}, 6), ({"sink_size": 2, "speculative": 3}, 7), ({"heavy_size": 5, "recent_size": 9}, 18),
+    ({"heavy_size": 5, "dense_size": 90}, 100), ({"dense_size": 90}, 186),
+])  # fmt: skip
 def test_where_the_search_begins(settings, rows):
     """With this many rows, or a few more, the settings fit together."""
     assert least_rows(settings) == rows
@@ -283,18 +270,13 @@ def test_quantised_rows_fold_unless_something_else_is_said(model):
     assert fit_bytes(tiny_gemma3(head_dim=64), 20_000, kv_bits=8).config.policy == H2O(fold=False)
 
 
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({"max_position_embeddings": 64}, 64),
-        ({"text_config": {"max_position_embeddings": 64}}, 64),
-        ({"text_config": SimpleNamespace(max_position_embeddings=64)}, 64),
-        ({"text_config": SimpleNamespace()}, None),
-        ({"text_config": None, "max_position_embeddings": None}, None),
-        ({"max_position_embeddings": 0, "model_max_length": 2**40, "n_positions": 64}, 64),
-        ({}, None),
-    ],
-)
+@pytest.mark.parametrize(("settings", "expected"), [
+    ({"max_position_embeddings": 64}, 64), ({"text_config": {"max_position_embeddings": 64}}, 64),
+    ({"text_config": SimpleNamespace(max_position_embeddings=64)}, 64), ({}, None),
+    ({"text_config": None, "max_position_embeddings": None}, None),
+    ({"max_position_embeddings": 0, "model_max_length": 2**40, "n_positions": 64}, 64),
+    ({"text_config": SimpleNamespace()}, None),
+])  # fmt: skip
 def test_the_context_is_where_a_model_has_it(settings, expected):
     assert context_length(SimpleNamespace(args=SimpleNamespace(**settings))) == expected
     assert context_length(settings) == expected

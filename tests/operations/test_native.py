@@ -117,20 +117,15 @@ def test_keys_hidden_by_causality_may_hold_anything():
     assert np.isnan(np.array(out)).all(axis=-1).tolist() == [[[False] * 4 + [True]] * 3]
 
 
-@pytest.mark.parametrize(
-    "view",
-    [
-        lambda a: mx.contiguous(a.swapaxes(1, 2)).swapaxes(1, 2),
-        lambda a: mx.contiguous(a.swapaxes(-1, -2)).swapaxes(-1, -2),
-        lambda a: mx.repeat(a, 2, axis=2)[:, :, ::2],
-        lambda a: mx.repeat(a, 2, axis=3)[..., ::2],
-        lambda a: mx.contiguous(a[:, :, ::-1])[:, :, ::-1],
-        lambda a: mx.contiguous(a[..., ::-1])[..., ::-1],
-        lambda a: mx.broadcast_to(a[:1], a.shape),
-        lambda a: mx.broadcast_to(a[..., :1], a.shape),
-    ],
-    ids=["heads", "transposed", "rows", "columns", "rows back", "columns back", "batch", "width"],
-)
+@pytest.mark.parametrize("view", [
+    lambda a: mx.contiguous(a.swapaxes(1, 2)).swapaxes(1, 2),
+    lambda a: mx.contiguous(a.swapaxes(-1, -2)).swapaxes(-1, -2),
+    lambda a: mx.repeat(a, 2, axis=2)[:, :, ::2], lambda a: mx.repeat(a, 2, axis=3)[..., ::2],
+    lambda a: mx.contiguous(a[:, :, ::-1])[:, :, ::-1],
+    lambda a: mx.contiguous(a[..., ::-1])[..., ::-1], lambda a: mx.broadcast_to(a[:1], a.shape),
+    lambda a: mx.broadcast_to(a[..., :1], a.shape),
+], ids=["heads", "transposed", "rows", "columns", "rows back", "columns back", "batch", "width"],
+)  # fmt: skip
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=str)
 def test_views_with_any_strides(view, dtype):
     q, k, v = inputs(batch=2, heads=32, kv_heads=16, queries=3, rows=45, dtype=dtype)

@@ -52,7 +52,7 @@ def run(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None
             watch(said, last.generation_tokens, written)
         return last, every[0]
 
-    print("Running warmup..")
+    print("Running warmup..", flush=True)
     measured("warmup")
     print(f"Timing with prompt_tokens={length}, generation_tokens={written}, batch_size={batch}.")
     found: list[dict[str, float]] = []

@@ -75,12 +75,10 @@ def run(args: argparse.Namespace, *_: Any) -> int:
 def parser() -> OneLineParser:
     """The parser of its flags."""
     found = OneLineParser(
-        "evaluate",
-        "Compare caches at equal bytes on a model and texts: how well each predicts "
+        "evaluate", "Compare caches at equal bytes on a model and texts: how well each predicts "
         "(loss, token by token; chunks, read in chunks of 512), which planted facts it recalls "
-        "(facts, turns, ruler), and what it writes (writing).",
-        "model texts bytes arms tasks",
-    )
+        "(facts, turns, ruler), and what it writes (writing).", "model texts bytes arms tasks",
+    )  # fmt: skip
     add = found.add_argument
     add_flags(found, "model", model=...)
     add("--texts", nargs="+", default=[], metavar="FILE",

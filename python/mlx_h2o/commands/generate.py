@@ -9,7 +9,8 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.generate import DEFAULT_MODEL
 
-from ..lm.generate import generate, load, tokens_ahead
+from ..errors import LARGEST
+from ..lm.generate import generate, load, stream_generate, tokens_ahead
 from ..lm.generation_checks import check_drafts
 from ..lm.models import stock_caches
 from ..lm.ranks import Ranks
@@ -53,25 +54,27 @@ def run(args: argparse.Namespace, settings: options.CacheSettings, ranks: Ranks)
         tokenizer.add_eos_token(token)
     prompt, templated = _prompt(args, tokenizer, text)
     tokens = tokenizer.encode(prompt, add_special_tokens=not (templated or saved))
-    draft, drafts, ahead = None, {}, tokens_ahead(tokens, args.max_tokens)
+    draft, ahead, written = None, tokens_ahead(tokens, args.max_tokens), ""
+    given: dict[str, Any] = {name: vars(args)[name] for name in ("max_tokens", "prefill_step_size")}
     if args.draft_model:
         draft, other = load(args.draft_model)
         if other.vocab_size != (size := tokenizer.vocab_size):
             said = f"--draft-model has a tokenizer of {other.vocab_size} tokens"
             raise ValueError(f"{said}, expected {size} as the model")
         check_drafts("generate", stock_caches([model, draft]), model, ahead)
-        drafts = {"draft_model": draft, "num_draft_tokens": args.num_draft_tokens}
-    chooses = options.sampler(args, model, tokenizer)
+        given |= {"draft_model": draft, "num_draft_tokens": args.num_draft_tokens}
+    given["sampler"] = options.sampler(args, model, tokenizer)
     if saved:
         caches = load_prompt_cache(args.prompt_cache_file, model=model)
     else:
         caches = settings.fitted(model, draft, ahead).caches(model, draft, ahead)
     with Watch() as watch:
-        written = generate(
-            model, tokenizer, tokens, args.verbose, max_tokens=args.max_tokens, sampler=chooses,
-            prefill_step_size=args.prefill_step_size, prompt_cache=caches,
-            prompt_progress_callback=partial(watch, "reading"), **drafts,
-        )  # fmt: skip
+        given |= {"prompt_cache": caches, "prompt_progress_callback": partial(watch, "reading")}
+        if args.verbose:
+            generate(model, tokenizer, tokens, True, **given)
+        for one in () if args.verbose else stream_generate(model, tokenizer, tokens, **given):
+            watch("writing", one.generation_tokens, args.max_tokens % LARGEST)
+            written += one.text
     if not args.verbose:
         print(written)
     else:

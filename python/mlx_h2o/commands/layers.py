@@ -18,9 +18,8 @@ from .parsing import OneLineParser
 def parser() -> OneLineParser:
     """The parser of its flags."""
     return cache_parser(
-        "layers",
-        "Find the KV heads of a model that retrieve, by reading random tokens twice, and show the "
-        "rows of each. The file is for --budgets.", "", {"": "model output"},
+        "layers", "Find the KV heads of a model that retrieve, by reading random tokens twice, and "
+        "show the rows of each. The file is for --budgets.", "", {"": "model output"},
         "max-kv-size sink-size context-size", model=...,
         max_kv_size=(int, argparse.SUPPRESS, "ROWS", ROWS),
     )  # fmt: skip

@@ -24,11 +24,9 @@ FEW_BITS = "8 and 5 bits"
 """For keys and values of a model that is not loaded. ``--max-kv-bytes`` measures which bits suffice
 once it is."""
 FORMATS: dict[str, dict[str, Any]] = {
-    "unquantised": {},
-    "8 bits": {"kv_bits": 8},
-    FEW_BITS: {"kv_bits": 8, "v_bits": 5},
+    "unquantised": {}, "8 bits": {"kv_bits": 8}, FEW_BITS: {"kv_bits": 8, "v_bits": 5},
     "turbo3": {"kv_format": "turbo3"},
-}
+}  # fmt: skip
 _PARTS = {"all": 1, "1/4": 4, "1/8": 8, "1/16": 16}
 """Share of rows that stay: one for this many tokens."""
 CONTEXTS = {"8K": 1 << 13, "32K": 1 << 15, "128K": 1 << 17}

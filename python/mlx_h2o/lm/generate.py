@@ -25,7 +25,7 @@ from ..config import H2OConfig
 from ..demo import DEMO, model_path
 from ..errors import check, check_int
 from .files import texts_of
-from .generation_checks import COUNTS, check_caches, check_drafts, checked_tokens, within_all
+from .generation_checks import COUNTS, Draws, check_caches, check_drafts, checked_tokens, within_all
 from .models import by_model, is_padded, stock_caches
 from .prompt_cache import NAMES, make_prompt_cache
 from .ranks import dealt_out
@@ -84,7 +84,7 @@ def loading(name: str, adapters: str | Path | None = None) -> Iterator[Path]:
             said = f"{min(damaged)} is damaged, expected an object in JSON: "
         elif isinstance(error, OSError) and not folder.is_dir():
             said = f"{folder} is not a directory, and could not be fetched from the hub: "
-        why = str(error) if isinstance(error, OSError | ValueError) else repr(error)
+        why = str(error) if isinstance(error, OSError | RuntimeError | ValueError) else repr(error)
         raise ValueError(f"[load] {said}{why}") from error
 
 
@@ -132,9 +132,10 @@ def stream_generate(
 
     Raises:
         ValueError: settings or numbers out of range; settings together with ``prompt_cache``;
-            an empty prompt or token ids outside the vocabulary; not exactly one cache for each
-            layer; a draft model with a different vocabulary, or caches whose ``speculative``
-            is below the number of drafts; a ``quantized_kv_start`` above 0; an unsupported model.
+            an empty prompt; token ids outside the vocabulary, in it or from a ``sampler``; not
+            exactly one cache for each layer; a draft model with a different vocabulary, or caches
+            whose ``speculative`` is below the number of drafts; a ``quantized_kv_start`` above 0;
+            an unsupported model.
     """
     kwargs["max_tokens"] = max_tokens
     return _stream("stream_generate", model, tokenizer, prompt, kwargs)
@@ -200,15 +201,10 @@ def read_prompt(
 
 
 def batch_generate(
-    model: Module,
-    tokenizer: Any,
-    prompts: Sequence[list[int]],
-    prompt_caches: Sequence[list[Any]] | None = None,
-    max_tokens: int | list[int] = 128,
-    *,
-    share_prefix: bool = True,
-    **kwargs: Any,
-) -> BatchResponse:
+    model: Module, tokenizer: Any, prompts: Sequence[list[int]],
+    prompt_caches: Sequence[list[Any]] | None = None, max_tokens: int | list[int] = 128, *,
+    share_prefix: bool = True, **kwargs: Any,
+) -> BatchResponse:  # fmt: skip
     """Generate for several prompts like ``mlx_lm.batch_generate``, with evicting caches.
 
     Args:
@@ -267,10 +263,12 @@ def batch_generate(
     if prompt_caches is None:
         caches += [copy.deepcopy(caches[0]) for _ in own[1:]]
     seconds = time.perf_counter() - begun
+    kwargs["sampler"] = Draws(operation, kwargs, [model])
     with routing_for(model, caches[0]):
         response: BatchResponse = mlx_lm.batch_generate(
             model, tokenizer, own, prompt_caches=caches, max_tokens=limits, **kwargs
         )
+    kwargs["sampler"].check(1)  # nobody reads the tokens of the step after the last
     if shared:  # mlx_lm has not seen these tokens
         response.stats.prompt_tokens += shared
         response.stats.prompt_time += seconds
@@ -300,6 +298,7 @@ def _stream(
         tokens = checked_tokens(operation, "prompt", tokens, models)
     ahead = tokens_ahead(tokens if embeddings is None else embeddings, limit)
     drafted = 0 if draft is None else kwargs.setdefault("num_draft_tokens", 2)  # as in mlx_lm
+    kwargs["sampler"] = Draws(operation, kwargs, models)
     if cut := within_all(models):
         kwargs["logits_processors"] = [*(kwargs.get("logits_processors") or ()), *cut]
     settings, given = _taken(operation, models, kwargs), kwargs.get("prompt_cache")
@@ -317,6 +316,7 @@ def _answer(
         try:
             with closing(mlx_lm.stream_generate(models[0], tokenizer, prompt, **kwargs)) as answer:
                 for piece in answer:
+                    kwargs["sampler"].check(2 - len(models))  # one step is ahead, except of drafts
                     said.append(piece.token)
                     yield piece
         except GeneratorExit:  # the caller wants no more, but may go on from the caches

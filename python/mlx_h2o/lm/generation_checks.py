@@ -7,8 +7,10 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
+import mlx.core as mx
 import numpy as np
 from mlx.nn.layers.base import Module
+from mlx_lm.sample_utils import greedy_sampler
 
 from .models import by_model, layers_of
 from .routing import evicting_caches, held_tokens, int_setting, model_name, parts_of
@@ -26,6 +28,35 @@ def within_all(models: Sequence[Any]) -> list[Callable[..., Any]]:
     """Logits processors that leave only tokens of all models: MLX does not check token ids."""
     rows = {*map(vocabulary, models)}
     return [lambda _, logits: logits[..., : min(rows)]] if len(rows) > 1 else []
+
+
+class Draws:
+    """The sampler of generation's arguments. If it, or a logits processor, is not mlx_lm's own, a
+    token id outside the vocabulary is not looked up; :meth:`check` refuses it."""
+
+    def __init__(self, operation: str, given: dict[str, Any], models: Sequence[Any]) -> None:
+        own = [given.get("sampler") or greedy_sampler, *(given.get("logits_processors") or ())]
+        places = {getattr(one, "__module__", None) for one in own}
+        self._is_own = places != {greedy_sampler.__module__}
+        self._operation, self._sampler = operation, own[0]
+        self._rows, self._chosen = min(map(vocabulary, models)), list[mx.array]()
+
+    def __call__(self, logprobs: mx.array) -> mx.array:
+        ids: mx.array = self._sampler(logprobs)
+        if not self._is_own:
+            return ids
+        self.check(2)
+        self._chosen.append(ids.astype(mx.int64))  # smaller kinds may not hold the vocabulary
+        return mx.where((self._chosen[-1] >= 0) & (self._chosen[-1] < self._rows), ids, 0)
+
+    def check(self, ahead: int) -> None:
+        """Raises ValueError for an id outside the vocabulary; leaves the newest ``ahead`` choices,
+        which the model may not have made yet."""
+        while len(self._chosen) > ahead:
+            for one in cast(list[int], self._chosen.pop(0).flatten().tolist()):
+                if not 0 <= one < self._rows:
+                    said = f"the sampler chose the token id {one}, expected 0 to {self._rows - 1}."
+                    raise ValueError(f"[{self._operation}] {said}")
 
 
 def checked_tokens(operation: str, name: str, tokens: Any, models: Sequence[Module]) -> list[int]:

@@ -34,16 +34,11 @@ NAMES = {*setting_names(), "budgets", "layers", "max_kv_bytes"}
 
 
 def make_prompt_cache(
-    model: Module,
-    max_kv_size: int | H2OConfig | EllipsisType | None = ...,
-    *,
-    draft_model: Module | None = None,
-    budgets: Budgets | None = None,
-    max_kv_bytes: int | str | None = None,
-    layers: str = "probe",
-    length: int | None = None,
+    model: Module, max_kv_size: int | H2OConfig | EllipsisType | None = ..., *,
+    draft_model: Module | None = None, budgets: Budgets | None = None,
+    max_kv_bytes: int | str | None = None, layers: str = "probe", length: int | None = None,
     **settings: Any,
-) -> list[Any]:
+) -> list[Any]:  # fmt: skip
     """One cache per layer, like mlx_lm's function of this name, but bounded by eviction.
 
     Only plain ``KVCache`` entries become :class:`H2OKVCache`, or with ``kv_bits``
@@ -144,14 +139,9 @@ def make_prompt_cache(
 
 
 def fit_bytes(
-    model: Module,
-    max_kv_bytes: int | str,
-    *,
-    draft_model: Module | None = None,
-    layers: str = "probe",
-    length: int | None = None,
-    **settings: Any,
-) -> Sizing:
+    model: Module, max_kv_bytes: int | str, *, draft_model: Module | None = None,
+    layers: str = "probe", length: int | None = None, **settings: Any,
+) -> Sizing:  # fmt: skip
     """The settings with the most rows whose caches take at most ``max_kv_bytes``.
 
     Without ``kv_bits`` and ``kv_format``, rows stay unquantised if all tokens fit (the smaller of
@@ -241,11 +231,9 @@ _Bits = tuple[int | None, int | None]
 
 def _one_size(bits: _Bits, step: int) -> _Bits:
     """The next larger or smaller number of bits: step 1 or -1."""
-    keys, values = (
-        one if one is None else BITS[min(max(BITS.index(one) + step, 0), len(BITS) - 1)]
-        for one in bits
-    )
-    return keys, values
+    most = len(BITS) - 1
+    found = [one and BITS[min(max(BITS.index(one) + step, 0), most)] for one in bits]
+    return found[0], found[1]
 
 
 def _full_nbytes(outline: Outline, config: H2OConfig, shared: dict[str, Any], chunk: int) -> int:

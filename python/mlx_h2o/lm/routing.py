@@ -61,13 +61,8 @@ def routing(model: Module | None = None) -> contextlib.AbstractContextManager[No
 def routing_for(
     model: Module, caches: Sequence[Any], draft_model: Module | None = None
 ) -> contextlib.AbstractContextManager[None]:
-    """:func:`routing` if the caches need it, or if it serves them better and the models allow it.
-
-    Args:
-        model: the model.
-        caches: of the model and the draft model; only evicting ones count.
-        draft_model: a draft model.
-    """
+    """:func:`routing` if evicting ones of the caches, of both models, need it, or if it serves them
+    better and the models allow it."""
     models = [one for one in (model, draft_model) if one is not None]
     namespaces = [_callers(one) for one in models]
     if not all(namespaces) and any(one.needs_routing for one in evicting_caches(caches)):

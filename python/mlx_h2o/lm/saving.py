@@ -42,12 +42,9 @@ _SUFFIX = ".safetensors"
 
 
 def save_prompt_cache(
-    file_name: str | os.PathLike[str],
-    cache: Sequence[Any],
-    metadata: dict[str, str] | None = None,
-    *,
-    model: Module | None = None,
-) -> None:
+    file_name: str | os.PathLike[str], cache: Sequence[Any],
+    metadata: dict[str, str] | None = None, *, model: Module | None = None,
+) -> None:  # fmt: skip
     """Write a prompt cache to a ``.safetensors`` file, atomically.
 
     The file is written under a temporary name and renamed, so that an interruption leaves the old
@@ -71,11 +68,9 @@ def save_prompt_cache(
         raise ValueError(f"{op} found {found} caches, expected one per layer.")
     metadata = dict(metadata or {})
     # mlx_lm reads a dot in a name as a level of a tree.
-    wrong = [
-        name
-        for name, text in metadata.items()
-        if not (isinstance(name, str) and isinstance(text, str)) or name == _ENTRY or "." in name
-    ]
+    texts = [name for name, text in metadata.items() if isinstance(text, str)]
+    known = [name for name in texts if isinstance(name, str) and name != _ENTRY]
+    wrong = [name for name in metadata if name not in known or "." in name]
     if wrong:
         wanted = f"texts named by texts without dots, none of them {_ENTRY!r}"
         raise ValueError(f"{op} metadata holds {wrong}, expected {wanted}.")

@@ -26,11 +26,7 @@ SOME = 1000
 _EVENLY = 8
 """Guesses by interpolation, as if all rows took the same bytes, before halving."""
 
-_UNITS = {"": 1} | {
-    prefix + suffix: factor**power
-    for suffix, factor in (("", 1000), ("I", 1024))
-    for power, prefix in enumerate("KMGT", start=1)
-}
+_UNITS = {p + i: (1024 if i else 1000) ** n for n, p in enumerate(["", *"KMGT"]) for i in ("", "I")}
 
 
 @dataclass(frozen=True)
@@ -82,17 +78,12 @@ def parsed_bytes(given: int | str) -> int:
 
 def fewest_bits(errors: Sequence[Sequence[float]]) -> tuple[int, int]:
     """Bits of keys and of values: the fewest at which packing costs nothing that can be measured.
+    ``errors`` are those of a :class:`mlx_h2o.lm.probing.Probe`; empty if unknown."""
 
-    Args:
-        errors: from :class:`mlx_h2o.lm.probing.Probe`; empty if unknown.
-    """
-    if not errors:
-        return UNMEASURED
-    keys, values = (
-        next((bits for bits, error in zip(BITS, side, strict=True) if error <= FREE), BITS[-1])
-        for side in errors
-    )
-    return keys, values
+    def fewest(side: Sequence[float]) -> int:
+        return next((bits for bits, one in zip(BITS, side, strict=True) if one <= FREE), BITS[-1])
+
+    return (fewest(errors[0]), fewest(errors[1])) if errors else UNMEASURED
 
 
 def least_rows(settings: Mapping[str, Any]) -> int:
