@@ -223,6 +223,9 @@ def test_one_model_is_served(url):
     for name in ("demo", "default_model"):
         assert post(url, {"model": name, "prompt": "a", "max_tokens": 1}).status_code == 200
     check_refused(httpx.get(f"{url}/v1/none"), "Not Found: GET /v1/none", 404)
+    for path, status in (("health", 200), ("v1/models", 200), ("v1/completions", 405)):
+        answer = httpx.head(f"{url}/{path}")
+        assert (answer.status_code, answer.content) == (status, b"")
 
 
 @pytest.mark.parametrize(("headers", "status"), REFUSED["hosts"])

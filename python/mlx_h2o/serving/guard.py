@@ -49,6 +49,7 @@ class Guard(CORSMiddleware):
         self.origins = {one.lower().rstrip("/") for one in origins}  # as browsers write them
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        scope = scope | ({"method": "GET"} if scope.get("method") == "HEAD" else {})  # sent bare
         if scope["type"] != "http":
             await self._behind(scope, receive, send)
         elif refused := self._refusal(Headers(scope=scope)):
@@ -86,6 +87,8 @@ class Guard(CORSMiddleware):
             message = await receive()
             part = message.get("body", b"")
             plain = (begun + part).replace(rb"\\", b"")
+            if b"\0" in part:  # the commas and brackets of UTF-16 would not be counted
+                raise HTTPException(400, failure("the body is not JSON in UTF-8."))
             begun = plain[-1:] if plain.endswith(b"\\") else b""
             texts = plain.replace(rb"\"", b"").split(b'"')
             rest = b"".join(texts[within::2])
