@@ -58,9 +58,9 @@ class Guard(CORSMiddleware):
             await super().__call__(scope, receive, send)
 
     async def _let_in(self, scope: Any, receive: Any, send: Any) -> None:
-        given = Headers(scope=scope).get("authorization", "").encode("latin-1")
-        known = self.key is None or secrets.compare_digest(given, f"Bearer {self.key}".encode())
-        if known or scope["path"] in _OPEN:
+        scheme, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
+        right = secrets.compare_digest(given.encode("latin-1"), (self.key or "").encode())
+        if self.key is None or (right and scheme.lower() == "bearer") or scope["path"] in _OPEN:
             await self._behind(scope, self._counted(receive), send)
             return
         said = "the API key is missing or wrong, expected the server's --api-key."
