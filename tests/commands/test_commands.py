@@ -209,7 +209,8 @@ def test_every_setting_has_a_flag_or_is_known_to_have_none():
 
 
 def test_the_server_and_its_drafts(budgets, refused, monkeypatch):
-    found = asked("server", "--draft-model demo --num-draft-tokens 5", monkeypatch)
+    flags = "--prompt-cache-bytes 0 --draft-model demo --num-draft-tokens 5"
+    found = asked("server", flags, monkeypatch)
     assert found.config == H2OConfig.of(speculative=5)
     monkeypatch.undo()
     given = "--draft-model", "demo", "--budgets", budgets
@@ -318,8 +319,7 @@ def test_the_command_generates(capsys):
 @pytest.mark.slow
 def test_the_command_reads_standard_input_and_prints_only_the_text(capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("It was a dark night"))
-    flags = "--model demo -p - -m 20 --verbose False"
-    assert cli.main(["generate", *flags.split()]) == 0
+    assert cli.main(["generate", "--model=demo", "-p", "-", "-m", "20", "--verbose=False"]) == 0
     expected = mlx_h2o.generate(*load("demo"), "It was a dark night", max_tokens=20)
     assert capsys.readouterr().out.strip() == expected.strip()
 

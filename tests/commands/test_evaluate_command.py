@@ -36,8 +36,7 @@ def test_it_says_what_goes_on_and_writes_what_it_found(text, tmp_path, monkeypat
     said = capsys.readouterr()
     assert re.search(r"\| mine +\| +\+", said.out) and "Bytes are those of all layers" in said.out
     assert "loss 44, mine: 12 of 12" in said.err
-    records = json.loads(file.read_text())["records"]
-    assert [one["arm"] for one in records] == ["full", "mine"]
+    assert [one["arm"] for one in json.loads(file.read_text())["records"]] == ["full", "mine"]
     assert picture.read_text().count("mine")
     assert cli.main(evaluated(text, *arms)) == 0
     assert "12 of 12" not in capsys.readouterr().err

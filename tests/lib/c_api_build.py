@@ -87,5 +87,4 @@ def objects(factory: pytest.TempPathFactory) -> list[Path]:
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(lambda s: compile_one(s, folder / f"{s.stem}.o"), sources))
 
-    folder = made_once(factory, "h2o-objects", make)
-    return [folder / f"{source.stem}.o" for source in sources]
+    return [made_once(factory, "h2o-objects", make) / f"{source.stem}.o" for source in sources]

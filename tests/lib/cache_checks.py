@@ -65,8 +65,7 @@ def random_tokens(
 
 def step(cache, queries, keys, values, *, array_mask: bool = False) -> np.ndarray:
     """One update and its attention, with the scores passed to the cache."""
-    length = keys.shape[2]
-    mask = cache.make_mask(length, return_array=array_mask)
+    mask = cache.make_mask(keys.shape[2], return_array=array_mask)
     k, v = cache.update_and_fetch(mx.array(keys), mx.array(values))
     bias = cache.row_bias
     given = {"scale": SCALE, "mask": mask}

@@ -77,8 +77,7 @@ def packings(config: H2OConfig) -> tuple[int | Codes | None, int | Codes | None]
     """How keys and values are packed: bits, codes, or None for dense rows."""
     if config.kv_format is not None:
         bits, v_bits = KV_FORMATS[config.kv_format]
-        keys = {0: None, 8: 8}.get(bits, Codes(bits, turbo.KEYS))
-        return keys, Codes(v_bits, turbo.VALUES)
+        return {0: None, 8: 8}.get(bits, Codes(bits, turbo.KEYS)), Codes(v_bits, turbo.VALUES)
     return config.kv_bits, config.v_bits or config.kv_bits
 
 

@@ -151,8 +151,7 @@ class Course:
     @property
     def held(self) -> int:
         """Rows per head, read without making the cache evict anything."""
-        table = self.cache._table
-        return max(table.lengths, default=0) + self.cache.prefix_rows
+        return max(self.cache._table.lengths, default=0) + self.cache.prefix_rows
 
     def filter(self, indices: list[int]) -> None:
         """Keep only these sequences, in this order."""

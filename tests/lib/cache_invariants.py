@@ -44,8 +44,7 @@ def check_same(one: dict[str, Any], other: dict[str, Any]) -> None:
 def _same_bits(one: Any, other: Any) -> bool:
     if not (isinstance(one, np.ndarray) and isinstance(other, np.ndarray)):
         return False
-    same_kind = (one.shape, one.dtype) == (other.shape, other.dtype)
-    return same_kind and one.tobytes() == other.tobytes()
+    return (one.shape, one.dtype) == (other.shape, other.dtype) and one.tobytes() == other.tobytes()
 
 
 def check_invariants(
@@ -67,8 +66,7 @@ def check_invariants(
     mixed = bool(config.light_bits or config.dense_rows)
     if config.preallocate and not cache.empty():
         seen_from_outside(cache)  # reading touches pages, which count as its bytes
-    seen = seen_from_outside(cache)
-    check_same(seen, seen_from_outside(cache))  # reading changes nothing
+    check_same(seen_from_outside(cache), seen_from_outside(cache))  # reading changes nothing
     if cache.empty():
         assert (cache.size(), cache.nbytes) == (0, 0)
         return

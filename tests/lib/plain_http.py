@@ -5,9 +5,6 @@ from functools import partial
 import httpx
 from httpx import ReadTimeout, Response, TransportError
 
-__all__ = ["ReadTimeout", "Response", "TransportError", "get", "options", "post", "stream"]
+__all__ = ["ReadTimeout", "Response", "TransportError", "get", "head", "options", "post", "stream"]
 
-get, options, post, stream = (
-    partial(function, verify=False)
-    for function in (httpx.get, httpx.options, httpx.post, httpx.stream)
-)
+get, head, options, post, stream = (partial(getattr(httpx, n), verify=False) for n in __all__[3:])

@@ -92,8 +92,7 @@ def dequantized(words, scales, biases, *, bits: int, group_size: int) -> np.ndar
         np.ascontiguousarray(np.array(words)).view(np.uint8), axis=-1, bitorder="little"
     )
     elements = stream.reshape(*stream.shape[:-1], -1, bits) @ 2.0 ** np.arange(bits)
-    spread = (np.repeat(float64(array), group_size, axis=-1) for array in (scales, biases))
-    scale, bias = spread
+    scale, bias = (np.repeat(float64(array), group_size, axis=-1) for array in (scales, biases))
     return elements * scale + bias
 
 
@@ -140,8 +139,7 @@ def dropped_mass(expected: Attention, sparse_v_threshold: float, least: float = 
 
 def skipped(expected: Attention, sparse_v_threshold: float) -> np.ndarray:
     """Share of the rows whose weight is below the threshold, [B, Hq, Lq]; masked ones are not."""
-    weights = _weights(expected)
-    return ((weights < sparse_v_threshold) & (expected.scores != -np.inf)).mean(-1)
+    return ((_weights(expected) < sparse_v_threshold) & (expected.scores != -np.inf)).mean(-1)
 
 
 def retention_order(scores, positions, *, sink_size=0, recent_start=None) -> list[int]:

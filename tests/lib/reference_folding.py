@@ -24,8 +24,7 @@ def for_good(config) -> int:
 
 def features(keys: np.ndarray, values: np.ndarray) -> np.ndarray:
     """Vectors [N, D + Dv] that are near if attention can hardly tell the rows apart."""
-    size = keys.shape[1]
-    of_keys = np.sqrt(np.square(keys).sum(axis=1).mean()) / size
+    of_keys = np.sqrt(np.square(keys).sum(axis=1).mean()) / keys.shape[1]
     of_values = np.sqrt(np.square(values).sum(axis=1).mean())
     with np.errstate(invalid="ignore"):  # infinite rows give NaN
         return np.concatenate([keys * of_keys, values / max(of_values, 1e-6)], axis=1)

@@ -104,8 +104,7 @@ def _places(values: np.ndarray) -> np.ndarray:
 
 
 def _hash(seed: int, head: int, position: int) -> float:
-    bits = _mixed(_mixed(_mixed(seed) ^ head) ^ position)
-    return (bits >> 8) / 2**24
+    return (_mixed(_mixed(_mixed(seed) ^ head) ^ position) >> 8) / 2**24
 
 
 def _mixed(bits: int) -> int:

@@ -114,6 +114,13 @@ def test_what_was_used_longest_ago_goes(tmp_path):
     assert PromptStore(tmp_path / "all", one + 1, "model").known.nbytes <= one + 1
 
 
+def test_a_beginning_goes_before_another_that_is_as_old(tmp_path):
+    """Room for an entry is made by those that it replaces."""
+    other = kept(tmp_path, 20, of="another model")
+    size = int(1.3 * kept(tmp_path, 19).known.nbytes)
+    assert kept(tmp_path, 20, size=size).find(range(21))[1] == other.find(range(21))[1] == 20
+
+
 def test_what_is_had_from_memory_is_used_too(tmp_path):
     assert kept(tmp_path, 30, 31).find(range(31), 30) == ([], 0)
     known = PromptStore(tmp_path, PLENTY, "model").known
@@ -271,7 +278,6 @@ def test_a_kill_at_any_moment_corrupts_nothing(tmp_path, seed, caplog):
             check_found(store, length + 1, length)
     assert not caplog.records
     for file in tmp_path.iterdir():  # later: what was left half done goes
-        long_ago = time.time() - 3600
-        os.utime(file, (long_ago, long_ago))
+        os.utime(file, (0, 0))
     PromptStore(tmp_path, PLENTY, "model")
     assert len(list(tmp_path.iterdir())) == len(lengths)

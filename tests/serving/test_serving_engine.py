@@ -438,8 +438,7 @@ def test_texts_of_tokens():
     assert Writer(demo()[1], ()).take(5000) == []
     made = Tokenizer(models.WordLevel({"\u2581the": 0, "sea": 1, "<0x41>": 2}, unk_token="sea"))
     made.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.Strip(" ", 1, 0)])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made)
-    found = [token_text(tokenizer, token) for token in (0, 1)]
+    found = [token_text(PreTrainedTokenizerFast(tokenizer_object=made), token) for token in (0, 1)]
     assert found == [(" the", b" the"), ("sea", b"sea")]
 
 

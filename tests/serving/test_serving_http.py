@@ -223,11 +223,14 @@ def test_one_model_is_served(url):
     for name in ("demo", "default_model"):
         assert post(url, {"model": name, "prompt": "a", "max_tokens": 1}).status_code == 200
     check_refused(httpx.get(f"{url}/v1/none"), "Not Found: GET /v1/none", 404)
+    for path, status in (("health", 200), ("v1/models", 200), ("v1/completions", 405)):
+        answer = httpx.head(f"{url}/{path}")
+        assert (answer.status_code, answer.content) == (status, b"")
 
 
 @pytest.mark.parametrize(("headers", "status"), REFUSED["hosts"])
 def test_hosts_and_origins(named, headers, status):
-    answer = post(named, {"prompt": "a", "max_tokens": 1}, **headers, **KEY)
+    answer = post(named, {"prompt": "a", "max_tokens": 1}, **headers, Authorization="bearer secret")
     assert answer.status_code == status
     if "Origin" in headers and status == 200 and "Host" not in headers:
         assert answer.headers["access-control-allow-origin"] == headers["Origin"]

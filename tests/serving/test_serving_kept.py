@@ -121,6 +121,14 @@ def seen(snapshot):
     return np.frombuffer(snapshot.key, ">u4").tolist(), snapshot.cuttable
 
 
+def test_what_serves_a_whole_key_is_found_behind_longer_entries():
+    kept = Kept[None](share=0.5)
+    for tokens in ([5, 6, 0, *range(9)], [5, 6, 1]):  # one goes on with token 0
+        kept.put(Entry(key_of(tokens), 1, None, cuttable=True))
+    found = [kept.whole(key_of(key)) for key in ([5, 6], [5], [5, 6, 0, 0, 1, 2], [5, 6, 0], [7])]
+    assert [one and len(one) for one in found] == [3, None, 12, None, None]
+
+
 def test_common_counts_what_is_the_same():
     assert common([1, 2, 3], [1, 2, 4]) == 2 and common([], [1]) == 0
     assert common(np.array([1, 2]), [1, 2, 3]) == 2 and common([5], [6]) == 0

@@ -52,8 +52,7 @@ class Group:
 
     def ask(self, asked: dict[str, Any]) -> tuple[list[str], int]:
         """Texts, and how many tokens were not read again."""
-        given = {"max_tokens": 16, "temperature": 0} | asked
-        with self.open("v1/completions", given) as answer:
+        with self.open("v1/completions", {"max_tokens": 16, "temperature": 0} | asked) as answer:
             found = json.load(answer)
         texts = [one["text"] for one in found["choices"]]
         return texts, found["usage"]["prompt_tokens_details"]["cached_tokens"]

@@ -24,7 +24,7 @@ def _names(text: str) -> list[str]:
 _PART, _MODEL, _PROSE = number(0, 1, float), checked(str, check_path), checked(str, str.encode)
 _ADAPTER = checked(str, lambda folder: Path(folder, "adapter_config.json").read_bytes())
 _LEVEL, _FOLDER = checked(str, logging.Logger("").setLevel), checked(str, check_folder)
-_USUAL, _UNSAID = H2OConfig(), argparse.SUPPRESS
+_USUAL, _UNSAID, _OR_0 = H2OConfig(), argparse.SUPPRESS, lambda text: nbytes(text, "0")
 ROWS = f"mean rows per head (default: {_USUAL.max_kv_size})"
 _ROWS = f"{ROWS}, or none: no limit; a quarter of the context is a good start"
 _OF_HEADS = 'rows per layer or head instead of --max-kv-size: {"budgets": [ROWS, ...]}'
@@ -84,7 +84,7 @@ _FLAGS: dict[str, tuple[Any, ...]] = {
     "--prompt-concurrency": (number(1), None, "N", "prompts read together (8, if they fit)"),
     "--max-queue": (number(1), 512, "N", "maximum requests waiting"),
     "--prompt-cache-size": (number(0), 1024, "N", "number of prompt prefixes to keep"),
-    "--prompt-cache-bytes": (nbytes, None, "BYTES", "their size (default: 1/4 beside the weights)"),
+    "--prompt-cache-bytes": (_OR_0, None, "BYTES", "size (0: off; default: 1/4 beside weights)"),
     "--cache-dir": (_FOLDER, None, "DIR", "directory to keep prompts in across restarts"),
     "--cache-size": (nbytes, 10**10, "BYTES", "maximum size of that directory"),
     # Rows of the KV cache

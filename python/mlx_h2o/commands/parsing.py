@@ -117,9 +117,9 @@ def number(
     return checked(kind, check)
 
 
-def nbytes(text: str) -> int:
-    """A type of argparse: a number of bytes, such as 300MB."""
-    return parsed_bytes(checked(str, parsed_bytes)(text))
+def nbytes(text: str, none: str | None = None) -> int:
+    """A type of argparse: a number of bytes, such as 300MB; 0 if the text is ``none``."""
+    return 0 if text == none else parsed_bytes(checked(str, parsed_bytes)(text))
 
 
 def row_count(text: str) -> int | None:

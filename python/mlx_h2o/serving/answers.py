@@ -48,8 +48,7 @@ class Choice:
         return self._as_choice({"text": self._said["content"]}, self._logprobs)
 
     def _added(self, event: Event) -> dict[str, Any]:
-        text = "".join(text for _, text in event.segments)
-        self._said["content"] += text
+        self._said["content"] += (text := "".join(text for _, text in event.segments))
         return {"text": text}
 
     def _as_choice(self, said: dict[str, Any], told: Sequence[TokenLogprob]) -> dict[str, Any]:

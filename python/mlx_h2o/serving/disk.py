@@ -55,7 +55,7 @@ class PromptStore:
         self.folder, self.max_bytes, self.of = Path(folder), max_bytes, of
         check_folder(os.fspath(folder))
         self._lock = threading.Lock()
-        self.known = Kept[Path]()  # accessed only under the lock
+        self.known = Kept[Path](share=0.5)  # accessed only under the lock
         self._look()
         self._shrink(max_bytes)
         self._room = threading.Semaphore(8)  # for caches that wait to be written; drops others
@@ -96,14 +96,13 @@ class PromptStore:
         Nobody may change them from here on."""
         key = _key(self.of, tokens)
         with self._lock:
-            served, found = self.known.best(key + bytes(4))
-            if found is not None and served == len(key) // 4 >= len(found) // 2:
+            if found := self.known.whole(key):
                 self.known.use(found.key)
                 return
         caches = with_own_rows(caches)
         mx.eval([cache.state for cache in caches])  # in the thread and stream that made them
         if self._room.acquire(blocking=False):
-            self._writer.submit(self._write, list(tokens), list(caches))
+            self._writer.submit(self._write, key, list(tokens), list(caches))
         else:
             _LOG.warning("prompt caches come faster than they are written: one is not kept")
 
@@ -114,19 +113,19 @@ class PromptStore:
     def _path(self, key: bytes) -> Path:
         return self.folder / f"{hashlib.sha256(key).hexdigest()[:32]}.prompt.safetensors"
 
-    def _write(self, tokens: list[int], caches: list[Any]) -> None:
+    def _write(self, key: bytes, tokens: list[int], caches: list[Any]) -> None:
         try:
             self._look()
             size, free = sum(int(one.nbytes) for one in caches), shutil.disk_usage(self.folder).free
             room = min(self.max_bytes, max(0, self.known.nbytes + free - _SPARE))
             if size > room:
                 raise ValueError(f"it has {size:,} bytes, expected at most {room:,}")
-            self._shrink(room - size)
-            file = self._path(_key(self.of, tokens))
-            texts = {"of": self.of, "tokens": json.dumps(tokens)}
-            texts |= {"cuttable": "yes"} if is_cuttable(caches) else {}
-            save_prompt_cache(file, caches, texts)
-            self._add(file)
+            new = Entry(key, size, self._path(key), is_cuttable(caches))
+            self._shrink(room - size, new)
+            texts = {"cuttable": "yes"} if new.cuttable else {}
+            texts |= {"of": self.of, "tokens": json.dumps(tokens)}
+            save_prompt_cache(new.content, caches, texts)
+            self._add(new.content)
             self._shrink(self.max_bytes)  # a file is larger than its caches
         except Exception as error:  # a full disk, say: the server goes on without
             _LOG.warning("a prompt cache is not kept on disk: %s", error)
@@ -142,7 +141,7 @@ class PromptStore:
                 raise ValueError("its name is of other tokens")
             with self._lock:
                 new = Entry(key, file.stat().st_size, file, "cuttable" in texts)
-                gone = self.known.put(new, len(new) // 2)  # reading much more would take longer
+                gone = self.known.put(new)
             for one in gone:
                 _remove(one.content)
         except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
@@ -161,10 +160,10 @@ class PromptStore:
             for key in gone.values():
                 self.known.drop(key)
 
-    def _shrink(self, nbytes: int) -> None:
-        """Remove files until they take at most ``nbytes``."""
+    def _shrink(self, nbytes: int, new: Entry[Path] | None = None) -> None:
+        """Remove files until they take at most ``nbytes``, with ``new`` as :meth:`Kept.shrink`."""
         with self._lock:
-            gone = self.known.shrink(nbytes)
+            gone = self.known.shrink(nbytes, new)
         for one in gone:
             _remove(one.content)
 

@@ -96,8 +96,7 @@ class Engine:
         self.error: Exception | None = None
         self._wake = threading.Condition()
         self.ended = threading.Event()
-        life = [self._live]
-        threading.Thread(target=_stay_behind, args=(life,), name="mlx_h2o", daemon=True).start()
+        threading.Thread(None, _stay_behind, "mlx_h2o", ([self._live],), daemon=True).start()
 
     # Called by other threads
 
@@ -253,17 +252,15 @@ class Engine:
             self._join(request)
 
     def _give_way(self, *joining: Request) -> bool:
-        """Drop snapshots until the running and the joining requests fit; returns whether they
-        can."""
+        """Drop snapshots until running and joining requests fit; returns whether they can."""
         left = self.memory.free - sum(one._nbytes for one in (*self._running.values(), *joining))
         if left >= 0:
             self.snapshots.shrink(min(left, self.snapshots.max_bytes))
         return left >= 0
 
     def _is_read_by_another(self, request: Request) -> bool:
-        """Whether another request is prefilling a shared prefix just now, so that this one had
-        better wait and reuse its snapshot."""
-        if not self.snapshots.max_bytes:
+        """Whether this one had better wait for a prefix that another is prefilling just now."""
+        if not (self.snapshots.max_bytes and self.snapshots.max_count):
             return False
         enough = self.snapshots.best(key_of(request.prompt))[0] + _WORTH
         for one in self._running.values():

@@ -49,6 +49,7 @@ class Guard(CORSMiddleware):
         self.origins = {one.lower().rstrip("/") for one in origins}  # as browsers write them
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        scope = scope | ({"method": "GET"} if scope.get("method") == "HEAD" else {})  # sent bare
         if scope["type"] != "http":
             await self._behind(scope, receive, send)
         elif refused := self._refusal(Headers(scope=scope)):
@@ -57,9 +58,9 @@ class Guard(CORSMiddleware):
             await super().__call__(scope, receive, send)
 
     async def _let_in(self, scope: Any, receive: Any, send: Any) -> None:
-        given = Headers(scope=scope).get("authorization", "").encode("latin-1")
-        known = self.key is None or secrets.compare_digest(given, f"Bearer {self.key}".encode())
-        if known or scope["path"] in _OPEN:
+        scheme, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
+        right = secrets.compare_digest(given.encode("latin-1"), (self.key or "").encode())
+        if self.key is None or (right and scheme.lower() == "bearer") or scope["path"] in _OPEN:
             await self._behind(scope, self._counted(receive), send)
             return
         said = "the API key is missing or wrong, expected the server's --api-key."
@@ -86,6 +87,8 @@ class Guard(CORSMiddleware):
             message = await receive()
             part = message.get("body", b"")
             plain = (begun + part).replace(rb"\\", b"")
+            if b"\0" in part:  # the commas and brackets of UTF-16 would not be counted
+                raise HTTPException(400, failure("the body is not JSON in UTF-8."))
             begun = plain[-1:] if plain.endswith(b"\\") else b""
             texts = plain.replace(rb"\"", b"").split(b'"')
             rest = b"".join(texts[within::2])

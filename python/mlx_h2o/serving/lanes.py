@@ -65,8 +65,7 @@ class Lanes:
         return found
 
     def extract_cache(self, uids: Sequence[int]) -> dict[int, Any]:
-        lanes = {uid: self._lanes[uid] for uid in uids}
-        return {uid: (copy.deepcopy(one.caches), one.tokens) for uid, one in lanes.items()}
+        return {n: (copy.deepcopy(self._lanes[n].caches), self._lanes[n].tokens) for n in uids}
 
     def remove(self, uids: Sequence[int], return_prompt_caches: bool = False) -> dict[int, Any]:
         """Take sequences out, without drafted tokens that are not part of the answer."""
@@ -100,10 +99,8 @@ class Lanes:
             return process(mx.concatenate([before, tokens.astype(mx.uint32)]), logits)
 
         model, *drafting = self._models
-        steps: Callable[..., Any] = generate_step
-        if drafting:
-            drafts = {"draft_model": drafting[0], "num_draft_tokens": self._drafts}
-            steps = partial(speculative_generate_step, **drafts)
+        drafts = {"draft_model": drafting[0], "num_draft_tokens": self._drafts} if drafting else {}
+        steps: Any = partial(speculative_generate_step, **drafts) if drafting else generate_step
         answer = steps(
             mx.array(last[-1:]), model, max_tokens=max_tokens, sampler=samplers,
             logits_processors=[*self._cut, *(partial(of_all, one) for one in logits_processors)],

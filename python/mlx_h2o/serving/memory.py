@@ -19,9 +19,7 @@ _FREED = 16  # MLX's cache of freed buffers gets a 16th of the limit
 COPIED = 1.5
 """A sequence takes 1.5 times its bytes, since batches are copied, one layer after the other."""
 _STEP = 256  # lengths are rounded up to a multiple of this many tokens
-_OF_LOGITS = 24
-"""Bytes per sequence and entry of the vocabulary: logits, arrays computed from them, and those of
-the step before."""
+_OF_LOGITS = 24  # bytes per sequence and token id: logits, what is made of them, and those before
 _FAR = 1024  # tokens over which the growth of unbounded caches is measured
 
 
@@ -112,8 +110,7 @@ class Memory:
 
 
 def _held(outlines: list[Outline], make: Callable[[], list[Any]], *counts: int) -> int:
-    """Bytes of new caches after chunks of these many tokens; a single chunk is followed by one more
-    token."""
+    """Bytes of new caches after chunks of these many tokens; one more follows a single chunk."""
     counts = counts if len(counts) > 1 else (*counts, 1)
     caches = iter(make())
     pairs = ((one, [*islice(caches, len(one.kept))]) for one in outlines)

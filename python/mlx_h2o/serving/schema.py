@@ -20,18 +20,18 @@ PLAIN = (
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
 """The chat template for models that have none."""
-_NAMES = re.compile(r"(?!(str|int|constrained-str)$)[\w.-]+")
-"""Names of fields in pydantic's error locations, which name types of values as well."""
+_NAMES = re.compile(r"(?!(str|int|constrained-str)$)[\w.-]+")  # pydantic's paths name types too
 _EXPECTED = re.compile(r"\w+ should (?:be|have) ")
 _OURS = {"messages", *inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters}
 """Arguments of chat templates that the server sets; only ``documents`` is left to clients."""
 _One = TypeVar("_One")
 _List = Annotated[list[_One], Field(fail_fast=True)]  # or a long list makes a long error
 _Stop = Annotated[str, Field(min_length=1, max_length=1000)]
-_Biases = dict[Annotated[int, Field(strict=False)], Annotated[float, Field(ge=-100, le=100)]]
-_Object = dict[str, Any]
+_ID = re.compile("0|-?[1-9][0-9]{0,18}")  # of a token, which 05 would name twice
+_Token = Annotated[int, BeforeValidator(lambda key: int(key) if _ID.fullmatch(key) else key)]
+_Biases = dict[_Token, Annotated[float, Field(ge=-100, le=100)]]
 _Arguments = Annotated[
-    Json[_Object] | _Object, BeforeValidator(lambda given: {} if given == "" else given)
+    Json[dict[str, Any]] | dict[str, Any], BeforeValidator(lambda one: {} if one == "" else one)
 ]
 """An object, or the JSON of one; an empty text stands for no arguments."""
 

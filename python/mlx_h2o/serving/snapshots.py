@@ -53,7 +53,7 @@ class Snapshots(Kept[list[Any]]):
         if not whole or held == 0:
             return 0
         new = Entry(key_of(tokens[:held]), -less, caches, bool(cuttable))
-        if self.best(new.key + bytes(4))[0] < held:  # an entry leaves a token to prefill
+        if self.whole(new.key) is None:
             mx.eval([cache.state for cache in caches])
             self.put(new)
             self.shrink(self.max_bytes)
