@@ -66,7 +66,7 @@ class Frame:
         """Keys and values in stored form."""
         if self._whole:
             return mx.hadamard_transform(keys - self.centre), mx.hadamard_transform(values)
-        return _rotated(_in_groups(keys - self.centre)), _rotated(_in_groups(values))
+        return _rotated(keys - self.centre), _rotated(values)
 
     def back(self, rows: mx.array, side: int) -> mx.array:
         """Stored keys, or with ``side`` 1 values, as they arrived."""
@@ -79,7 +79,7 @@ class Frame:
 
     def query(self, queries: mx.array) -> mx.array:
         """Queries [B, Hq, L, D], rotated to match stored keys."""
-        return mx.hadamard_transform(queries) if self._whole else _rotated(_in_groups(queries))
+        return mx.hadamard_transform(queries) if self._whole else _rotated(queries)
 
     def shift(self, queries: mx.array, scale: float) -> mx.array:
         """float32 [B, Hq, L, 1]: what to add to logits of stored keys to get the true ones."""
@@ -132,14 +132,11 @@ def _centre(rows: mx.array, spans: Spans) -> mx.array:
     return mx.mean(first, axis=2, keepdims=True).astype(mx.bfloat16).astype(rows.dtype)
 
 
-def _in_groups(rows: mx.array) -> mx.array:
-    missing = kept_size(rows.shape[-1]) - rows.shape[-1]
-    return mx.pad(rows, [(0, 0)] * (rows.ndim - 1) + [(0, missing)]) if missing else rows
-
-
 def _rotated(rows: mx.array) -> mx.array:
-    """R times rows that are padded already."""
-    size = rows.shape[-1]
+    """R times rows, padded to a stored row's size."""
+    size = kept_size(rows.shape[-1])
+    if missing := size - rows.shape[-1]:
+        rows = mx.pad(rows, [(0, 0)] * (rows.ndim - 1) + [(0, missing)])
     block = size & -size
     if rows.size == 0:  # MLX refuses empty arrays
         return rows

@@ -48,7 +48,7 @@ class Room:
         """How many tokens, in steps of ``length`` without padding, can be appended before anything
         else is due."""
         lengths, rows = table.lengths, table.tail.rows
-        if length > self._few or not min(lengths) or (self._mixed and table.ragged):
+        if length > self._few or not min(lengths) or (self._mixed and table.tail.ragged):
             return 0
         left: int = min(map(sub, (*self.budgets, *self._lasting), (*lengths, *table.tokens)))
         return min(left, min(self.tail_limit, table.tail.capacity) - max(rows))

@@ -129,7 +129,7 @@ def store(
         else:
             slots = slice(importance.shape[2]) if part.slots is None else part.slots
             table.beside[IMPORTANCE][part.sequences, :, slots] = importance
-    if policy.kind is None and table.ragged:  # each kind leaves unused slots unchanged or 0
+    if policy.kind is None and table.tail.ragged:  # each kind leaves unused slots unchanged or 0
         table.truncate(table.tail.rows)
     if waiting is not None and (count := waiting.shape[2]):
         wait(policy, table, waiting, [(table.tokens[0] - count, count)])

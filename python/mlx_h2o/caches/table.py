@@ -35,7 +35,8 @@ FILLS = {IMPORTANCE: math.nan, BIAS: 0.0, WAITING[False]: -math.inf, WAITING[Tru
 
 class Segment:
     """Rows in one format; ``rows`` of each sequence are in use, ``came`` of them appended since
-    ``rows`` was set. ``read`` caches what attention reads of a segment that does not change."""
+    ``rows`` was set. ``ragged``: whether sequences have different numbers of rows. ``read`` caches
+    what attention reads of a segment that does not change."""
 
     def __init__(self, keys: Column, values: Column, rows: list[int]) -> None:
         self.keys, self.values, self.rows = keys, values, rows
@@ -231,11 +232,6 @@ class Table:
         return mx.concatenate(parts)
 
     # Appending rows
-
-    @property
-    def ragged(self) -> bool:
-        """Whether sequences have different numbers of rows in the tail."""
-        return self.segments[-1].ragged
 
     def append(
         self, keys: mx.array, values: mx.array, step: Step, limit: int | None = None

@@ -59,7 +59,7 @@ def unpacked(
 ) -> tuple[mx.array, mx.array]:
     """Keys and values as arrays: ``views`` of the tail, with the rows that ``came`` in this step as
     they were before they were packed. Evaluating the keys evaluates ``views`` too."""
-    tail, apart, found = table.tail, table.ragged or bool(step.spans), []
+    tail, apart, found = table.tail, table.tail.ragged or bool(step.spans), []
     before = [rows - count for rows, count in zip(tail.rows, step.counts, strict=True)]
     for side, parts, new in zip(("keys", "values"), views, came or (None, None), strict=True):
         if len(table.segments) > 1:  # the newest rows are dense anyway
