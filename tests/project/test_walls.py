@@ -15,9 +15,9 @@ GENERATED = {"_kernel_text.py", "kernel_text.h", "_operation_table.py", "operati
 CODE = {".py", ".pyi", ".h", ".c", ".cpp", ".metal", ".swift"}
 
 MOST = {
-    "python": 17_470,
-    "python/mlx_h2o/caches": 3_487,
-    "python/mlx_h2o/commands": 1_497,
+    "python": 17_459,
+    "python/mlx_h2o/caches": 3_480,
+    "python/mlx_h2o/commands": 1_495,
     "python/mlx_h2o/demo": 203,
     "python/mlx_h2o/evaluation": 1_570,
     "python/mlx_h2o/hardware": 420,
@@ -31,7 +31,7 @@ MOST = {
     "swift/Sources/MLXH2O": 1_430,
     "swift/Sources/MLXH2OLM": 2_844,
     "benchmarks": 2_843,
-    "tests": 29_783,
+    "tests": 29_782,
 }
 
 
