@@ -9,7 +9,6 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.generate import DEFAULT_MODEL
 
-from ..errors import LARGEST
 from ..lm.generate import generate, load, stream_generate, tokens_ahead
 from ..lm.generation_checks import check_drafts
 from ..lm.models import stock_caches
@@ -72,9 +71,10 @@ def run(args: argparse.Namespace, settings: options.CacheSettings, ranks: Ranks)
         given |= {"prompt_cache": caches, "prompt_progress_callback": partial(watch, "reading")}
         if args.verbose:
             generate(model, tokenizer, tokens, True, **given)
-        for one in () if args.verbose else stream_generate(model, tokenizer, tokens, **given):
-            watch("writing", one.generation_tokens, args.max_tokens % LARGEST)
-            written += one.text
+        else:
+            for one in stream_generate(model, tokenizer, tokens, **given):
+                watch("writing", done := one.generation_tokens, max(done, args.max_tokens))
+                written += one.text
     if not args.verbose:
         print(written)
     else:

@@ -49,7 +49,7 @@ class Guard(CORSMiddleware):
         self.origins = {one.lower().rstrip("/") for one in origins}  # as browsers write them
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        scope = scope | ({"method": "GET"} if scope.get("method") == "HEAD" else {})  # sent bare
+        scope = {**scope, "method": "GET"} if scope.get("method") == "HEAD" else scope  # sent bare
         if scope["type"] != "http":
             await self._behind(scope, receive, send)
         elif refused := self._refusal(Headers(scope=scope)):
