@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import contextmanager
 
 import mlx.core as mx
 import pytest
@@ -105,6 +106,10 @@ MADE = {
     "hybrid": lambda: tiny.build("lfm2"),  # every second layer is a convolution: never
     "chunks": lambda: tiny.build("llama4"),  # chunks of attention: no further than to the last one
 }
+BUDGETS = {
+    "bounded": {"max_kv_size": 64, "policy": "keydiff"},
+    "ranked": {"max_kv_size": 2048, "policy": "h2o"},  # without eviction, but not to be cut
+}
 MARK = 60
 """A token that stands between messages."""
 
@@ -125,25 +130,54 @@ def test_a_last_sentence_is_read_from_the_last_place_before_it(kind):
 
 
 def check_edit(kind, edit, most, size):
+    first, second, new = edited(edit, size)
+    with engine_for(kind) as engine:
+        assert new <= read_again(engine, first, second) <= new + most
+
+
+@pytest.mark.parametrize(
+    ("kind", "edit", "most", "files"),
+    [
+        ("bounded", "last sentence", 96, 9),  # a file for every 64 tokens at most
+        ("bounded", "second message", 96, 9),
+        ("ranked", "last sentence", 64, 3),  # before the last part of the prompt, at its end,
+        ("windows", "last sentence", 64, 3),  # and behind the answer
+        ("hybrid", "last sentence", 64, 3),
+    ],
+)
+def test_after_a_restart_an_edit_is_read_from_the_last_file_before_it(
+    kind, edit, most, files, tmp_path
+):
+    first, second, new = edited(edit, 500)
+    for prompt, least, most_read in ((first, 504, 504), (second, new, new + most)):
+        store = PromptStore(tmp_path, 1 << 30, "model")
+        with engine_for(kind, store=store) as engine:
+            ask(engine, prompt)
+            assert least <= engine.counts["read"] <= most_read
+        store.close()
+        assert len(list(tmp_path.iterdir())) <= (files if prompt is first else 2 * files)
+
+
+@contextmanager
+def engine_for(kind, **given):
+    models, budget = [MADE[kind]()] if kind in MADE else None, BUDGETS.get(kind, {})
+    with engine_of(models, limits={"step": 256}, **budget, **given) as engine:
+        engine._boundaries, engine.least_on_disk = frozenset([MARK]), 32
+        yield engine
+
+
+def edited(edit, size):
+    """A prompt of four messages, one with an edit, and how many tokens come from the edit on."""
     body = [token % 59 + 1 for token in random_prompt(size)]
     messages = [body[:100], body[100:200], body[200:-100], body[-100:]]
     first = [token for message in messages for token in (MARK, *message)]
-    second = list(first)
     if edit == "last sentence":
-        second[-12:] = [62] * 12
-        new = 12
-    elif edit == "second message":
-        second[150] = 61
-        new = len(first) - 150
-    elif edit == "answer":
-        second, new = [*first, *body[:30]], 30
-    else:
-        new = 1
-    models = [MADE[kind]()] if kind in MADE else None
-    budget = {"max_kv_size": 64, "policy": "keydiff"} if kind == "bounded" else {}
-    with engine_of(models, limits={"step": 256}, **budget) as engine:
-        engine._boundaries = frozenset([MARK])
-        assert new <= read_again(engine, first, second) <= new + most
+        return first, [*first[:-12], *[62] * 12], 12
+    if edit == "second message":
+        return first, [*first[:150], 61, *first[151:]], len(first) - 150
+    if edit == "answer":
+        return first, [*first, *body[:30]], 30
+    return first, first, 1
 
 
 # Conversations
@@ -160,14 +194,26 @@ turns = st.lists(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["unbounded", "windows", "hybrid", "chunks", "drafts", "disk"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "unbounded",
+        "windows",
+        "hybrid",
+        "chunks",
+        "drafts",
+        "disk",
+        "windows on disk",
+        "hybrid on disk",
+    ],
+)
 @settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
 @given(turns, st.randoms(use_true_random=False))
 def test_answers_are_those_of_a_fresh_server(kind, tmp_path_factory, said, rng):
     check_conversations(kind, tmp_path_factory.mktemp("kept"), said, rng)
 
 
-@pytest.mark.parametrize("kind", ["windows", "chunks", "drafts", "disk"])
+@pytest.mark.parametrize("kind", ["windows", "chunks", "drafts", "disk", "hybrid on disk"])
 def test_a_conversation_is_that_of_a_fresh_server(kind, tmp_path):
     changes = ("goes on", "again", "edited", "answer cut", "first message changed")
     said = [(n % 2, change, 5 + n) for n, change in enumerate(changes)]
@@ -176,14 +222,14 @@ def test_a_conversation_is_that_of_a_fresh_server(kind, tmp_path):
 
 def check_conversations(kind, folder, said, rng):
     """With caching, batches, drafts and a restart, token for token."""
-    model = MADE[kind]() if kind in MADE else tiny_qwen3()
+    model = MADE.get(kind.split()[0], tiny_qwen3)()
     models = [model, tiny_qwen3()] if kind == "drafts" else [model]
     more = {"speculative": 3} if kind == "drafts" else {}
     prompts: list[list[int]] = [random_prompt(40 + 9 * n, seed=n) for n in range(3)]
     asked: list[tuple[list[int], int]] = []
     found: list[list[int]] = []
     for part in (said[: len(said) // 2], said[len(said) // 2 :]):
-        store = PromptStore(folder, 1 << 30, "model") if kind == "disk" else None
+        store = PromptStore(folder, 1 << 30, "model") if "disk" in kind else None
         with engine_of(models, limits={"step": 16, "decode": 4}, store=store, **more) as engine:
             engine.least_on_disk = 8
             for which, change, count in part:

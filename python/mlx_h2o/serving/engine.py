@@ -287,6 +287,7 @@ class Engine:
             chooses = request.sampler(self._spared)
             chooses = self._greedy if chooses is greedy_sampler else self.ranks.agreed(chooses)
             request._places = places(seen, self._boundaries, read, self._lasting)
+            request._filed = read
             [uid] = self._batch.insert_segments(
                 [[seen[a:b] for a, b in itertools.pairwise([read, *request._places, len(seen)])]],
                 max_tokens=[request.max_tokens - len(request.answer)], all_tokens=[seen[:read]],
@@ -334,14 +335,27 @@ class Engine:
         """Keep a snapshot of a request up to its next place, or of all that it has read."""
         caches, tokens = self._batch.extract_cache([uid])[uid]
         place, *request._places = request._places or (None,)
-        self._keep(list(tokens)[:place], caches, place is not None and not request._places)
+        worth = place is not None and self._is_worth_a_file(request, place)
+        self._keep(list(tokens)[:place], caches, worth)
 
-    def _keep(self, tokens: list[int], caches: list[Any], last: bool) -> None:
-        """Keep a snapshot; ``last``: it holds a whole prompt or answer, and is worth a file."""
+    def _is_worth_a_file(self, request: Request, place: int) -> bool:
+        """Whether to write the snapshot at a place of a prompt: at its end, before its last part,
+        and otherwise once for as many tokens as caches hold rows, so that all of them together take
+        little more than a cache that evicts nothing."""
+        if request._places:
+            near = request._places[-1] - self.least_on_disk
+            apart = place - request._filed >= self.memory.rows
+            if not (apart or place <= near < request._places[0]):
+                return False
+        request._filed = place
+        return True
+
+    def _keep(self, tokens: list[int], caches: list[Any], worth: bool) -> None:
+        """Keep a snapshot, which may be ``worth`` a file."""
         try:
             held = self.snapshots.keep(tokens, caches)
             self._give_way()
-            if self.store is not None and last and held >= self.least_on_disk:
+            if self.store is not None and worth and held >= self.least_on_disk:
                 self.store.keep(tokens[:held], caches)
         except self._bearable as error:  # the request goes on without
             _LOG.warning("a prompt is not kept: %s", error)
@@ -369,7 +383,7 @@ class Engine:
         if held is None:
             held = self._batch.remove([uid], return_prompt_caches=keep).get(uid)
         if keep and held is not None:
-            self._keep(list(held[1]), held[0], last=True)
+            self._keep(list(held[1]), held[0], worth=True)
 
     def _end(self, request: Request, event: Event | None) -> None:
         """Report a request's last event, once; None: its client has left."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any
@@ -45,6 +46,7 @@ class Memory:
     Attributes:
         prompts, decode: the numbers that fit. The other arguments are attributes too.
         lowered: whether they are below the defaults.
+        rows: of all tokens, caches hold the rows of this many at most; sys.maxsize: of all.
         reserved: bytes that prefill and sampling take.
         free: bytes that are left for caches.
 
@@ -72,6 +74,7 @@ class Memory:
         least = ranks_of(models[0]).least
         found = least(beside, -self._full, -math.ceil(self._more), -self._rows, -of_prompt)
         beside, self._full, self._more, self._rows, of_prompt = found[0], *(-n for n in found[1:])
+        self.rows = self._rows if self._more <= 0 else sys.maxsize
         sequence = self.of_request(max(full, step))
 
         def fit(most: int, each: int, others: int) -> int:

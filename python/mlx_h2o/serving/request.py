@@ -59,7 +59,8 @@ class Request:
     _nbytes: int = 0
     _failures: int = 0
     _writer: Writer | None = None
-    _places: list[int] = field(default_factory=list)
+    _places: list[int] = field(default_factory=list)  # where to take snapshots of the prompt
+    _filed: int = 0  # the last of them that is worth a file
 
     def __getstate__(self) -> dict[str, Any]:
         """For other ranks, which need no sink, and nothing that only the first one samples with."""
