@@ -46,7 +46,8 @@ class Memory:
     Attributes:
         prompts, decode: the numbers that fit. The other arguments are attributes too.
         lowered: whether they are below the defaults.
-        rows: of all tokens, caches hold the rows of this many at most; sys.maxsize: of all.
+        rows: tokens of which full caches hold rows, on average; sys.maxsize if none is bounded,
+            or not all are.
         reserved: bytes that prefill and sampling take.
         free: bytes that are left for caches.
 
@@ -61,7 +62,8 @@ class Memory:
     ) -> None:  # fmt: skip
         self.models, self.make, self.limit = models, make, limit
         self.queue, self.step, self.drafts = queue, step, drafts
-        self._rows, outlines = max(bounds(make()), default=0), [Outline(model) for model in models]
+        sizes, outlines = bounds(make()), [Outline(model) for model in models]
+        self._rows = max(sizes, default=0)
         full, weights = self._rows + 1, sum(one.weights for one in outlines)
         self._full = _held(outlines, make, full)
         self._more = (_held(outlines, make, full + _FAR) - self._full) / _FAR
@@ -74,7 +76,8 @@ class Memory:
         least = ranks_of(models[0]).least
         found = least(beside, -self._full, -math.ceil(self._more), -self._rows, -of_prompt)
         beside, self._full, self._more, self._rows, of_prompt = found[0], *(-n for n in found[1:])
-        self.rows = self._rows if self._more <= 0 else sys.maxsize
+        bounded = bool(sizes) and self._more <= 0
+        self.rows = sum(sizes) // len(sizes) if bounded else sys.maxsize
         sequence = self.of_request(max(full, step))
 
         def fit(most: int, each: int, others: int) -> int:
