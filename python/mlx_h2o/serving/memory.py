@@ -46,8 +46,7 @@ class Memory:
     Attributes:
         prompts, decode: the numbers that fit. The other arguments are attributes too.
         lowered: whether they are below the defaults.
-        rows: tokens of which full caches hold rows, on average; sys.maxsize if none is bounded,
-            or not all are.
+        rows: tokens of which full caches hold rows, on average; sys.maxsize if some are unbounded.
         reserved: bytes that prefill and sampling take.
         free: bytes that are left for caches.
 
@@ -76,8 +75,7 @@ class Memory:
         least = ranks_of(models[0]).least
         found = least(beside, -self._full, -math.ceil(self._more), -self._rows, -of_prompt)
         beside, self._full, self._more, self._rows, of_prompt = found[0], *(-n for n in found[1:])
-        bounded = bool(sizes) and self._more <= 0
-        self.rows = sum(sizes) // len(sizes) if bounded else sys.maxsize
+        self.rows = sys.maxsize if self._more > 0 else sum(sizes) // len(sizes)
         sequence = self.of_request(max(full, step))
 
         def fit(most: int, each: int, others: int) -> int:
