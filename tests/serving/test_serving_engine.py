@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,6 +20,7 @@ from transformers import PreTrainedTokenizerFast
 from engines import SAID, TEXT, Asked, ask, demo, engine_of, fail, submit, tiny
 from mlx_h2o import batch_generate
 from mlx_h2o.serving.answers import Choice
+from mlx_h2o.serving.disk import PromptStore
 from mlx_h2o.serving.request import BusyError, Event
 from mlx_h2o.serving.sampling import Sampling
 from mlx_h2o.serving.schema import CompletionBody
@@ -270,6 +272,28 @@ def test_requests_wait_for_bytes_and_prompts_give_way(monkeypatch):
         assert all(len(each.wait().answer) == 40 for each in asked)
         assert max(held)[0] == 2 and min(nbytes for _, nbytes in held[-40:]) > 0
         assert all(nbytes + running * one <= engine.memory.free for running, nbytes in held)
+
+
+def test_caches_that_are_being_written_take_memory(monkeypatch, tmp_path):
+    disk, write = threading.Event(), PromptStore._write
+    monkeypatch.setattr(PromptStore, "_write", lambda *given: disk.wait(60) and write(*given))
+    limits = {"prompts": 1, "step": 64}
+    with engine_of(limits=limits) as engine:
+        reserved = engine.memory.limit * 15 // 16 - engine.memory.free
+        memory = (reserved + engine.memory.of_request(100) + 10_000) * 16 // 15
+    store = PromptStore(tmp_path, 1 << 30, "model")
+    with engine_of(limits=limits, memory=memory, store=store) as engine:
+        engine.least_on_disk = 8
+        ask(engine, TEXT * 4)
+        while store.pending < 10_000:
+            time.sleep(0.01)
+        late = submit(engine, [1, *TEXT * 4])
+        time.sleep(0.2)
+        assert not engine.running and not late.request.answer
+        disk.set()
+        assert len(late.wait().answer) == 12
+    store.close()
+    assert store.pending == 0 and len(list(tmp_path.iterdir())) == 2
 
 
 @pytest.mark.slow

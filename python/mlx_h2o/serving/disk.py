@@ -13,6 +13,7 @@ import logging
 import os
 import re
 import shutil
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -47,6 +48,9 @@ class PromptStore:
         max_bytes: of all files together, including those of other models and settings.
         of: names the model and the settings; entries of another name are not found.
 
+    Attributes:
+        pending: bytes of the caches that wait to be written.
+
     Raises:
         OSError: the directory cannot be created or written to.
     """
@@ -59,6 +63,7 @@ class PromptStore:
         self._look()
         self._shrink(max_bytes)
         self._room = threading.Semaphore(8)  # for caches that wait to be written; drops others
+        self.pending = 0
         self._writer = ThreadPoolExecutor(1, "prompt store")
 
     def find(self, tokens: Sequence[int], more_than: int = 0) -> tuple[list[Any], int]:
@@ -91,20 +96,25 @@ class PromptStore:
                 with self._lock:
                     self.known.drop(found.key)
 
-    def keep(self, tokens: Sequence[int], caches: Sequence[Any]) -> None:
-        """Write caches that have seen these ``tokens`` soon, unless they are on disk already.
-        Nobody may change them from here on."""
+    def keep(self, tokens: Sequence[int], caches: Sequence[Any], room: int = sys.maxsize) -> None:
+        """Write caches that have seen these ``tokens`` soon, unless they are on disk already, or
+        take more than ``room`` bytes until then. Nobody may change them from here on."""
         key = _key(self.of, tokens)
         with self._lock:
             if found := self.known.whole(key):
                 self.known.use(found.key)
                 return
         caches = with_own_rows(caches)
-        mx.eval([cache.state for cache in caches])  # in the thread and stream that made them
-        if self._room.acquire(blocking=False):
-            self._writer.submit(self._write, key, list(tokens), list(caches))
-        else:
+        nbytes = sum(int(one.nbytes) for one in caches)
+        if nbytes > room:
+            _LOG.warning("a prompt cache is not kept on disk: requests need the memory")
+        elif not self._room.acquire(blocking=False):
             _LOG.warning("prompt caches come faster than they are written: one is not kept")
+        else:
+            mx.eval([cache.state for cache in caches])  # in the thread and stream that made them
+            with self._lock:
+                self.pending += nbytes
+            self._writer.submit(self._write, key, list(tokens), list(caches), nbytes)
 
     def close(self) -> None:
         """Finish the pending writes; entries can still be read."""
@@ -113,10 +123,10 @@ class PromptStore:
     def _path(self, key: bytes) -> Path:
         return self.folder / f"{hashlib.sha256(key).hexdigest()[:32]}.prompt.safetensors"
 
-    def _write(self, key: bytes, tokens: list[int], caches: list[Any]) -> None:
+    def _write(self, key: bytes, tokens: list[int], caches: list[Any], size: int) -> None:
         try:
             self._look()
-            size, free = sum(int(one.nbytes) for one in caches), shutil.disk_usage(self.folder).free
+            free = shutil.disk_usage(self.folder).free
             room = min(self.max_bytes, max(0, self.known.nbytes + free - _SPARE))
             if size > room:
                 raise ValueError(f"it has {size:,} bytes, expected at most {room:,}")
@@ -130,6 +140,8 @@ class PromptStore:
         except Exception as error:  # a full disk, say: the server goes on without
             _LOG.warning("a prompt cache is not kept on disk: %s", error)
         finally:
+            with self._lock:
+                self.pending -= size
             self._room.release()
 
     def _add(self, file: Path) -> None:

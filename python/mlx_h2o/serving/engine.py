@@ -7,6 +7,7 @@ import itertools
 import logging
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
@@ -198,6 +199,8 @@ class Engine:
             self._let_join()
             if self._running:
                 self._step()
+            elif self._waiting:  # for memory of caches that are being written
+                time.sleep(_MOMENT)
         except self._bearable as error:
             self._recover(error)
         return bool(self._waiting or self._running or not closing)
@@ -246,17 +249,19 @@ class Engine:
             )
             if crowded or self._is_read_by_another(request):
                 continue
-            if not self._give_way(request):  # only who joins takes the room of snapshots
+            if self._give_way(request) < 0:  # only who joins takes the room of snapshots
                 break
             self._waiting.remove(request)
             self._join(request)
 
-    def _give_way(self, *joining: Request) -> bool:
-        """Drop snapshots until running and joining requests fit; returns whether they can."""
+    def _give_way(self, *joining: Request) -> int:
+        """Drop snapshots until running and joining requests fit beside what is being written;
+        returns the bytes that these leave, which are negative if they cannot."""
         left = self.memory.free - sum(one._nbytes for one in (*self._running.values(), *joining))
+        left -= 0 if self.store is None else self.store.pending
         if left >= 0:
             self.snapshots.shrink(min(left, self.snapshots.max_bytes))
-        return left >= 0
+        return left
 
     def _is_read_by_another(self, request: Request) -> bool:
         """Whether this one had better wait for a prefix that another is prefilling just now."""
@@ -354,9 +359,10 @@ class Engine:
         """Keep a snapshot, which may be ``worth`` a file."""
         try:
             held = self.snapshots.keep(tokens, caches)
-            self._give_way()
+            left = self._give_way()
             if self.store is not None and worth and held >= self.least_on_disk:
-                self.store.keep(tokens[:held], caches)
+                self.store.keep(tokens[:held], caches, left)
+                self._give_way()
         except self._bearable as error:  # the request goes on without
             _LOG.warning("a prompt is not kept: %s", error)
 
