@@ -322,19 +322,18 @@ class Engine:
             request = self._running[one.uid]
             # Once its caches evict rows, they cannot be trimmed any more.
             grows = len(request.tokens) + request.max_tokens > self._lasting
-            held = (one.prompt_cache, one.all_tokens) if one.finish_reason else None
             event = self._take(request, one)
             if event.finish is not None or event.error is not None:
                 self._end(request, event)
-                self._part(one.uid, held, keep=event.error is None)
+                self._part(one.uid, one.prompt_cache, keep=event.error is None)
             elif request._places or (grows and len(request.answer) % _EVERY == 0):
                 self._keep_row(one.uid, request)
 
     def _keep_row(self, uid: int, request: Request) -> None:
         """Keep a snapshot of a request up to its next place, or of all that it has read."""
-        caches, tokens = self._batch.extract_cache([uid])[uid]
+        caches = self._batch.extract_cache([uid])[uid][0]
         place, *request._places = request._places or (None,)
-        self._keep(list(tokens)[:place], caches, place is not None and not request._places)
+        self._keep(request.seen[:place], caches, place is not None and not request._places)
 
     def _keep(self, tokens: list[int], caches: list[Any], last: bool) -> None:
         """Keep a snapshot; ``last``: it holds a whole prompt or answer, and is worth a file."""
@@ -363,13 +362,15 @@ class Engine:
             request.sink(event)
         return event
 
-    def _part(self, uid: int, held: Any = None, keep: bool = False) -> None:
-        """Take a request out of the batch; ``keep`` its caches as a snapshot."""
-        del self._running[uid]
-        if held is None:
-            held = self._batch.remove([uid], return_prompt_caches=keep).get(uid)
-        if keep and held is not None:
-            self._keep(list(held[1]), held[0], last=True)
+    def _part(self, uid: int, caches: Any = None, keep: bool = False) -> None:
+        """Take a request out of the batch, which may have done so and given its ``caches``;
+        ``keep`` them as a snapshot."""
+        request = self._running.pop(uid)
+        if caches is None:
+            removed = self._batch.remove([uid], return_prompt_caches=keep)
+            caches = removed[uid][0] if keep else None
+        if keep:
+            self._keep(request.seen, caches, last=True)
 
     def _end(self, request: Request, event: Event | None) -> None:
         """Report a request's last event, once; None: its client has left."""
