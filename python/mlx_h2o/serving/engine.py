@@ -355,10 +355,9 @@ class Engine:
         except self._bearable as error:
             return Event(error=error)
         self.counts["answered"] += 1
-        if request.failure is not None:  # other ranks do not know of it yet
-            self._end(request, Event(error=request.failure))
-            request.left = True
-        if event.finish is None and (event.segments or event.logprobs):
+        if request.failure is not None:
+            request.left = True  # other ranks do not know of the failure yet
+        elif event.finish is None and (event.segments or event.logprobs):
             request.sink(event)
         return event
 
@@ -373,10 +372,9 @@ class Engine:
             self._keep(request.seen, caches, last=True)
 
     def _end(self, request: Request, event: Event | None) -> None:
-        """Report a request's last event, once; None: its client has left."""
-        if request._ended:
-            return
-        request._ended = True
+        """Report a request's last event, or its failure; None: its client has left."""
+        if request.failure is not None:
+            event = Event(error=request.failure)
         if event is None:
             self.counts["left"] += 1
             _LOG.info("a client went away before its answer was complete")
