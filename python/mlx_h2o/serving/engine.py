@@ -255,7 +255,7 @@ class Engine:
         """Drop snapshots until running and joining requests fit; returns whether they can."""
         left = self.memory.free - sum(one._nbytes for one in (*self._running.values(), *joining))
         if left >= 0:
-            self.snapshots.shrink(min(left, self.snapshots.max_bytes))
+            self.snapshots.shrink(left)
         return left >= 0
 
     def _is_read_by_another(self, request: Request) -> bool:

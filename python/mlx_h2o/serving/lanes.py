@@ -15,7 +15,7 @@ from mlx_lm.generate import (
     PromptProcessingBatch,
     generate_step,
     speculative_generate_step,
-)  # fmt: skip
+)
 
 from ..lm.generate import read
 from ..lm.generation_checks import within_all
@@ -70,10 +70,17 @@ class Lanes:
                 self.remove([uid])
 
     def _turns(
-        self, uid: int, segments: list[list[int]], *, caches: list[Any], all_tokens: list[int],
-        max_tokens: int, samplers: Any, stop_sequences: Any,
+        self,
+        uid: int,
+        segments: list[list[int]],
+        *,
+        caches: list[Any],
+        all_tokens: list[int],
+        max_tokens: int,
+        samplers: Any,
+        stop_sequences: Any,
         logits_processors: Sequence[Callable[..., mx.array]],
-    ) -> Iterator[Any]:  # fmt: skip
+    ) -> Iterator[Any]:
         *parts, last = segments
         pairs = by_model(self._models, caches)
         for part in (*parts, last[:-1]):
@@ -92,10 +99,13 @@ class Lanes:
         drafts = {"draft_model": drafting[0], "num_draft_tokens": self._drafts} if drafting else {}
         steps: Any = partial(speculative_generate_step, **drafts) if drafting else generate_step
         answer = steps(
-            mx.array(last[-1:]), model, max_tokens=max_tokens, sampler=samplers,
+            mx.array(last[-1:]),
+            model,
+            max_tokens=max_tokens,
+            sampler=samplers,
             logits_processors=[*self._cut, *(partial(of_all, one) for one in logits_processors)],
             prompt_cache=caches,
-        )  # fmt: skip
+        )
         stops = stop_sequences.matcher()
         with contextlib.closing(answer):
             for number, (token, logprobs, *_) in enumerate(answer, 1):
