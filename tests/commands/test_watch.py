@@ -18,12 +18,11 @@ def test_a_log_has_a_line_every_few_seconds(monkeypatch, capsys):
     """Many short pieces of work are shown too, but nothing that is soon done."""
     now = iter([0.0, 0.0, 4.0, 6.0, 8.0, 11.5, 12.0, 20.0, 22.0])
     monkeypatch.setattr(watch.time, "monotonic", lambda: next(now))
-    say = watch.Watch()
-    for done in range(6):
-        say("reading", done, 5)
-    say("another", 0, 0)
-    say("another", 5, 5)
-    say.close()
+    with watch.Watch() as say:
+        for done in range(6):
+            say("reading", done, 5)
+        say("another", 0, 0)
+        say("another", 5, 5)
     assert capsys.readouterr().err.splitlines() == [
         "reading: 2 of 5, 6 s", "reading: 4 of 5, 12 s", "another: sizing its caches"
     ]  # fmt: skip

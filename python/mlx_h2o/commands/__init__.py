@@ -1,1 +1,1 @@
-"""Subcommands of `mlx_h2o`: each module has a `parser()` and a `run()`."""
+"""Subcommands of `mlx_h2o`: each module has a `parser()` of its flags and a `run()`."""

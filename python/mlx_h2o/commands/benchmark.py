@@ -21,7 +21,6 @@ _REPORTED = ("prompt_tps", "generation_tps", "peak_memory")
 
 
 def parser() -> OneLineParser:
-    """The parser of its flags."""
     names = "model trust-remote-code quantize-activations prefill-step-size prompt-tokens "
     names += "generation-tokens batch-size num-trials delay"
     return cache_parser(
@@ -39,7 +38,6 @@ def run(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None
     length, written, batch = args.prompt_tokens, args.generation_tokens, args.batch_size
     drawn: Any = mx.random.randint(0, vocabulary(model), (batch, length)).tolist()
     settings = settings.fitted(model, length=length + written)
-    watch = Watch()
 
     def measured(said: str) -> tuple[Any, list[Any]]:
         every = [settings.caches(model, length=length + written) for _ in drawn]
@@ -52,18 +50,19 @@ def run(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None
             watch(said, last.generation_tokens, written)
         return last, every[0]
 
-    print("Running warmup..", flush=True)
-    measured("warmup")
-    print(f"Timing with prompt_tokens={length}, generation_tokens={written}, batch_size={batch}.")
-    found: list[dict[str, float]] = []
-    for trial in range(1, args.num_trials + 1):
-        time.sleep(args.delay)
-        began = time.perf_counter()
-        stats, caches = measured(f"trial {trial}")
-        seconds = time.perf_counter() - began
-        found.append({name: getattr(stats, name) for name in _REPORTED})
-        watch.close()
-        print(f"Trial {trial}:  {_said(found[-1])}, total_time={seconds:.3f}", flush=True)
+    with Watch() as watch:
+        print("Running warmup..", flush=True)
+        measured("warmup")
+        sizes = f"prompt_tokens={length}, generation_tokens={written}, batch_size={batch}"
+        print(f"Timing with {sizes}.")
+        found: list[dict[str, float]] = []
+        for trial in range(1, args.num_trials + 1):
+            time.sleep(args.delay)
+            began = time.perf_counter()
+            stats, caches = measured(f"trial {trial}")
+            seconds = time.perf_counter() - began
+            found.append({name: getattr(stats, name) for name in _REPORTED})
+            print(f"Trial {trial}:  {_said(found[-1])}, total_time={seconds:.3f}", flush=True)
     averages = {name: sum(one[name] for one in found) / len(found) for name in _REPORTED}
     print(f"Averages: {_said(averages)}")
     say_summary(caches, model, f", for each of {batch} prompts" if batch > 1 else "")

@@ -21,7 +21,6 @@ from .watch import Watch
 
 
 def parser() -> OneLineParser:
-    """The parser of its flags."""
     names = "model adapter-path trust-remote-code prefill-step-size prompt eos-token"
     file = checked(str, lambda file: check_writable(file and with_suffix(file)))
     return cache_parser(

@@ -26,7 +26,6 @@ HELP = "q: quit   r: reset   h: help   Ctrl-C: end an answer"
 
 
 def parser() -> OneLineParser:
-    """The parser of its flags."""
     names = "model adapter-path trust-remote-code prefill-step-size system-prompt"
     answers = "max-tokens temp top-p xtc-probability xtc-threshold seed"
     return cache_parser(

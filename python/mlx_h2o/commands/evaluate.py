@@ -73,7 +73,6 @@ def run(args: argparse.Namespace, *_: Any) -> int:
 
 
 def parser() -> OneLineParser:
-    """The parser of its flags."""
     found = OneLineParser(
         "evaluate", "Compare caches at equal bytes on a model and texts: how well each predicts "
         "(loss, token by token; chunks, read in chunks of 512), which planted facts it recalls "

@@ -126,23 +126,18 @@ _CACHE = {
 
 
 def cache_parser(
-    command: str, said: str, first: str, groups: dict[str, str], only: str = "", **defaults: Any
+    command: str, said: str, first: str, groups: dict[str, str], **defaults: Any
 ) -> OneLineParser:
-    """The parser of a command that has caches, with all or some of the flags of caches.
+    """The parser of a command that has caches, with all flags of caches.
 
     Args:
-        first: flags that --help explains; empty: all.
+        first: flags that --help explains.
         groups: flags by the titles of their groups; "": flags outside of groups.
-        only: the flags of caches to include; empty: all.
         defaults: as in :func:`add_flags`.
     """
     found = OneLineParser(command, said, first)
     for title, flags in (groups | _CACHE).items():
-        names = flags.split()
-        if only and title in _CACHE:
-            names = [name for name in names if name in only.split()]
-        group = found.add_argument_group(title) if title else found
-        add_flags(group, " ".join(names), **defaults)
+        add_flags(found.add_argument_group(title) if title else found, flags, **defaults)
     return found
 
 

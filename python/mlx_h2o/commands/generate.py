@@ -21,7 +21,6 @@ from .watch import Watch
 
 
 def parser() -> OneLineParser:
-    """The parser of its flags."""
     groups = {
         "": "model adapter-path trust-remote-code quantize-activations prefill-step-size verbose",
         "prompt": "prompt system-prompt prefill-response ignore-chat-template "

@@ -10,19 +10,22 @@ from ..lm.generate import load
 from ..lm.layers import probe
 from ..lm.prompt_cache import budgets_of, make_prompt_cache
 from ..lm.ranks import Ranks
-from .flags import ROWS, cache_parser
+from .flags import ROWS, add_flags
 from .options import CacheSettings
 from .parsing import OneLineParser
 
 
 def parser() -> OneLineParser:
-    """The parser of its flags."""
-    return cache_parser(
-        "layers", "Find the KV heads of a model that retrieve, by reading random tokens twice, and "
-        "show the rows of each. The file is for --budgets.", "", {"": "model output"},
-        "max-kv-size sink-size context-size", model=...,
-        max_kv_size=(int, argparse.SUPPRESS, "ROWS", ROWS),
-    )  # fmt: skip
+    found = OneLineParser(
+        "layers",
+        "Find the KV heads of a model that retrieve, by reading random tokens twice, and show the "
+        "rows of each. The file is for --budgets.",
+    )
+    add_flags(found, "model output", model=...)
+    rows, stay = map(found.add_argument_group, ("rows of the KV cache", "which rows stay"))
+    add_flags(rows, "max-kv-size", max_kv_size=(int, argparse.SUPPRESS, "ROWS", ROWS))
+    add_flags(stay, "sink-size context-size")
+    return found
 
 
 def run(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None:

@@ -75,7 +75,7 @@ class OneLineParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         said, unknown, rest = message.partition("unrecognized arguments: ")
         if unknown and not said:
-            typed = rest.split()[0].partition("=")[0].replace("_", "-")
+            typed = rest.partition(" ")[0].partition("=")[0].replace("_", "-")
             like = difflib.get_close_matches(typed, self._option_string_actions, 1)
             message += f", expected {like[0] if like else 'flags; a value with spaces in quotes'}"
         self.exit(2, f"{self.prog}: error: {' '.join(message.split())} (see --help)\n")

@@ -33,7 +33,6 @@ CONTEXTS = {"8K": 1 << 13, "32K": 1 << 15, "128K": 1 << 17}
 
 
 def parser() -> OneLineParser:
-    """The parser of its flags."""
     found = OneLineParser(
         "plan",
         "Show how large the KV cache of a model is, what fits into memory, and the command to run, "

@@ -109,7 +109,6 @@ def _name(models: list[Any], make: Any) -> str:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser of its flags."""
     groups = {
         "": "model adapter-path trust-remote-code host port api-key allowed-hosts allowed-origins "
         "max-body grace log-level use-default-chat-template",

@@ -26,10 +26,7 @@ class Watch(AbstractContextManager["Watch"]):
         self._task = self._bar.add_task("")
 
     def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Remove the bar; the next call shows it again."""
+        """Remove the bar."""
         if self._bar.live.is_started:
             self._bar.stop()
 

@@ -260,7 +260,7 @@ class Engine:
         left = self.memory.free - sum(one._nbytes for one in (*self._running.values(), *joining))
         left -= 0 if self.store is None else self.store.pending
         if left >= 0:
-            self.snapshots.shrink(min(left, self.snapshots.max_bytes))
+            self.snapshots.shrink(left)
         return left
 
     def _is_read_by_another(self, request: Request) -> bool:
@@ -328,20 +328,19 @@ class Engine:
             request = self._running[one.uid]
             # Once its caches evict rows, they cannot be trimmed any more.
             grows = len(request.tokens) + request.max_tokens > self._lasting
-            held = (one.prompt_cache, one.all_tokens) if one.finish_reason else None
             event = self._take(request, one)
             if event.finish is not None or event.error is not None:
                 self._end(request, event)
-                self._part(one.uid, held, keep=event.error is None)
+                self._part(one.uid, one.prompt_cache, keep=event.error is None)
             elif request._places or (grows and len(request.answer) % _EVERY == 0):
                 self._keep_row(one.uid, request)
 
     def _keep_row(self, uid: int, request: Request) -> None:
         """Keep a snapshot of a request up to its next place, or of all that it has read."""
-        caches, tokens = self._batch.extract_cache([uid])[uid]
+        caches = self._batch.extract_cache([uid])[uid][0]
         place, *request._places = request._places or (None,)
         worth = place is not None and self._is_worth_a_file(request, place)
-        self._keep(list(tokens)[:place], caches, worth)
+        self._keep(request.seen[:place], caches, worth)
 
     def _is_worth_a_file(self, request: Request, place: int) -> bool:
         """Whether to write the snapshot at a place of a prompt: at its end, before its last part,
@@ -376,26 +375,26 @@ class Engine:
         except self._bearable as error:
             return Event(error=error)
         self.counts["answered"] += 1
-        if request.failure is not None:  # other ranks do not know of it yet
-            self._end(request, Event(error=request.failure))
-            request.left = True
-        if event.finish is None and (event.segments or event.logprobs):
+        if request.failure is not None:
+            request.left = True  # other ranks do not know of the failure yet
+        elif event.finish is None and (event.segments or event.logprobs):
             request.sink(event)
         return event
 
-    def _part(self, uid: int, held: Any = None, keep: bool = False) -> None:
-        """Take a request out of the batch; ``keep`` its caches as a snapshot."""
-        del self._running[uid]
-        if held is None:
-            held = self._batch.remove([uid], return_prompt_caches=keep).get(uid)
-        if keep and held is not None:
-            self._keep(list(held[1]), held[0], worth=True)
+    def _part(self, uid: int, caches: Any = None, keep: bool = False) -> None:
+        """Take a request out of the batch, which may have done so and given its ``caches``;
+        ``keep`` them as a snapshot."""
+        request = self._running.pop(uid)
+        if caches is None:
+            removed = self._batch.remove([uid], return_prompt_caches=keep)
+            caches = removed[uid][0] if keep else None
+        if keep:
+            self._keep(request.seen, caches, worth=True)
 
     def _end(self, request: Request, event: Event | None) -> None:
-        """Report a request's last event, once; None: its client has left."""
-        if request._ended:
-            return
-        request._ended = True
+        """Report a request's last event, or its failure; None: its client has left."""
+        if request.failure is not None:
+            event = Event(error=request.failure)
         if event is None:
             self.counts["left"] += 1
             _LOG.info("a client went away before its answer was complete")

@@ -6,7 +6,6 @@ import contextlib
 import copy
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,20 +15,11 @@ from mlx_lm.generate import (
     PromptProcessingBatch,
     generate_step,
     speculative_generate_step,
-)  # fmt: skip
+)
 
 from ..lm.generate import read
 from ..lm.generation_checks import within_all
 from ..lm.models import by_model
-
-
-@dataclass
-class _Lane:
-    """A sequence: its caches, the tokens that they have seen, and the generator of its turns."""
-
-    caches: list[Any]
-    tokens: list[int]
-    turns: Any = None
 
 
 class Lanes:
@@ -44,35 +34,35 @@ class Lanes:
     def __init__(self, models: Sequence[Any], step: int, drafts: int) -> None:
         self._models, self._step, self._drafts = models, step, drafts
         self._cut = within_all(models)
-        self._lanes: dict[int, _Lane] = {}
+        self._lanes: dict[int, tuple[list[Any], Any]] = {}  # caches, and the generator of turns
         self._numbers = itertools.count(1)
 
     def insert_segments(self, segments: list[Any], **given: list[Any]) -> list[int]:
         """Add one sequence; each argument is a list of one."""
-        own = {name: one for name, (one,) in given.items()}
-        uid, lane = next(self._numbers), _Lane(own.pop("caches"), own.pop("all_tokens"))
-        lane.turns = self._turns(uid, lane, segments[0], **own)
-        self._lanes[uid] = lane
+        own: dict[str, Any] = {name: one for name, (one,) in given.items()}
+        uid = next(self._numbers)
+        self._lanes[uid] = own["caches"], self._turns(uid, segments[0], **own)
         return [uid]
 
     def next(self) -> tuple[list[Any], list[Any]]:
         """Advance every sequence; returns the chunks that were prefilled, and the new tokens."""
         found: tuple[list[Any], list[Any]] = [], []
-        for one in list(self._lanes.values()):
-            turn = next(one.turns)
+        for _, turns in list(self._lanes.values()):
+            turn = next(turns)
             found[isinstance(turn, GenerationBatch.Response)].append(turn)
         self.remove([one.uid for one in found[1] if one.finish_reason])
         return found
 
     def extract_cache(self, uids: Sequence[int]) -> dict[int, Any]:
-        return {n: (copy.deepcopy(self._lanes[n].caches), self._lanes[n].tokens) for n in uids}
+        """Copies of the caches of each sequence, in a tuple as mlx_lm's."""
+        return {uid: (copy.deepcopy(self._lanes[uid][0]),) for uid in uids}
 
     def remove(self, uids: Sequence[int], return_prompt_caches: bool = False) -> dict[int, Any]:
         """Take sequences out, without drafted tokens that are not part of the answer."""
         gone = {uid: self._lanes.pop(uid) for uid in uids}
-        for one in gone.values():
-            one.turns.close()
-        return {uid: (one.caches, one.tokens) for uid, one in gone.items()}
+        for _, turns in gone.values():
+            turns.close()
+        return gone
 
     def close(self) -> None:
         for uid in list(self._lanes):
@@ -80,20 +70,27 @@ class Lanes:
                 self.remove([uid])
 
     def _turns(
-        self, uid: int, lane: _Lane, segments: list[list[int]], *, max_tokens: int, samplers: Any,
-        logits_processors: Sequence[Callable[..., mx.array]], stop_sequences: Any,
-    ) -> Iterator[Any]:  # fmt: skip
+        self,
+        uid: int,
+        segments: list[list[int]],
+        *,
+        caches: list[Any],
+        all_tokens: list[int],
+        max_tokens: int,
+        samplers: Any,
+        stop_sequences: Any,
+        logits_processors: Sequence[Callable[..., mx.array]],
+    ) -> Iterator[Any]:
         *parts, last = segments
-        pairs = by_model(self._models, lane.caches)
+        pairs = by_model(self._models, caches)
         for part in (*parts, last[:-1]):
             for start in range(0, len(part), self._step):
                 chunk = part[start : start + self._step]
-                for model, caches in pairs:
-                    read(model, caches, mx.array([chunk]), len(chunk))
-                lane.tokens = lane.tokens + chunk
+                for model, own in pairs:
+                    read(model, own, mx.array([chunk]), len(chunk))
                 whole = start + len(chunk) == len(part)
-                yield PromptProcessingBatch.Response(uid, (len(lane.tokens),) * 2, whole, False)
-        before, lane.tokens = mx.array(lane.tokens, mx.uint32), lane.tokens + last[-1:]
+                yield PromptProcessingBatch.Response(uid, (), whole, False)
+        before = mx.array([*itertools.chain(all_tokens, *segments)][:-1], mx.uint32)
 
         def of_all(process: Callable[..., mx.array], tokens: mx.array, logits: mx.array) -> Any:
             return process(mx.concatenate([before, tokens.astype(mx.uint32)]), logits)
@@ -102,15 +99,17 @@ class Lanes:
         drafts = {"draft_model": drafting[0], "num_draft_tokens": self._drafts} if drafting else {}
         steps: Any = partial(speculative_generate_step, **drafts) if drafting else generate_step
         answer = steps(
-            mx.array(last[-1:]), model, max_tokens=max_tokens, sampler=samplers,
+            mx.array(last[-1:]),
+            model,
+            max_tokens=max_tokens,
+            sampler=samplers,
             logits_processors=[*self._cut, *(partial(of_all, one) for one in logits_processors)],
-            prompt_cache=lane.caches,
-        )  # fmt: skip
+            prompt_cache=caches,
+        )
         stops = stop_sequences.matcher()
         with contextlib.closing(answer):
             for number, (token, logprobs, *_) in enumerate(answer, 1):
-                lane.tokens.append(int(token))
                 reason = "length" if number == max_tokens else None
                 reason = "stop" if stops.advance(int(token)) else reason
-                held = (lane.caches, lane.tokens) if reason else (None, None)
-                yield GenerationBatch.Response(uid, int(token), logprobs, reason, *held)
+                held = caches if reason else None
+                yield GenerationBatch.Response(uid, int(token), logprobs, reason, held, None)

@@ -53,9 +53,8 @@ class Request:
     number: int = field(default_factory=itertools.count(1).__next__)  # the same in all ranks
     cached: int | None = None  # prompt tokens taken from a snapshot, once that is known
     answer: list[int] = field(default_factory=list)
-    failure: Exception | None = None
+    failure: Exception | None = None  # of its sampler or processors
     _suspect: bool = False  # it was running when a step failed, and has made no token since
-    _ended: bool = False  # its last event was sent, or its client has left
     _nbytes: int = 0
     _failures: int = 0
     _writer: Writer | None = None

@@ -61,7 +61,7 @@ class Snapshots(Kept[list[Any]]):
 
 
 def places(
-    tokens: Sequence[int], boundaries: frozenset[int], start: int, lasting: int | None
+    tokens: Sequence[int], boundaries: frozenset[int], start: int, lasting: int
 ) -> list[int]:
     """Where to take snapshots while ``tokens`` are prefilled: before tokens that begin or end a
     message, at doubling distances before each of these, and always before the last token.
@@ -70,10 +70,10 @@ def places(
         boundaries: the tokens that stand between messages.
         start: how many tokens are in the caches already.
         lasting: up to this many tokens nothing is evicted, so that one snapshot there serves all
-            shorter prefixes; None: nothing ever is.
+            shorter prefixes.
     """
     last = len(tokens) - 1
-    if lasting is None or len(tokens) <= lasting:
+    if len(tokens) <= lasting:
         return [last] if start < last else []
     ends = [n for n, token in enumerate(tokens) if 0 < n < last and token in boundaries]
     found, before = {last}, 0
@@ -103,11 +103,9 @@ def is_cuttable(caches: Sequence[Any]) -> bool:
 def trim_to(caches: Sequence[Any], length: int) -> bool:
     """Trim caches to this many tokens; False if they cannot be trimmed."""
     surplus = [max(held_tokens([one]), default=length) - length for one in caches]
-    if not any(surplus):
-        return True
-    with suppress(ValueError):  # some caches can trim a few tokens only
-        if all(one.is_trimmable() for one in caches):
+    if any(surplus) and all(one.is_trimmable() for one in caches):
+        with suppress(ValueError):  # some caches can trim a few tokens only
             for one, tokens in zip(caches, surplus, strict=True):
                 one.trim(tokens)
             return True
-    return False
+    return not any(surplus)
