@@ -159,9 +159,10 @@ def test_texts_side_by_side_are_as_alone_and_full_is_the_reference(tiny):
 
 
 @pytest.mark.parametrize("step", [1, 8, 43, 100])
-def test_steps_of_any_length_predict_as_one_forward_pass(tiny, step):
+def test_steps_of_any_length_predict_as_one_forward_pass(tiny, step, monkeypatch):
+    monkeypatch.setattr(reading, "CHUNK", 3)
     tokens = mx.array([random_prompt(50), random_prompt(50, seed=9)])
-    run = reading.forced(tiny[0], make_prompt_cache(tiny[0]), tokens, first=7, step=step, chunk=3)
+    run = reading.forced(tiny[0], make_prompt_cache(tiny[0]), tokens, first=7, step=step)
     logits = tiny[0](tokens[:, :-1])[:, 6:]
     chosen = mx.take_along_axis(logits, tokens[:, 7:, None], axis=-1)[..., 0]
     assert mx.allclose(run.losses, mx.logsumexp(logits, axis=-1) - chosen, atol=1e-3)

@@ -26,11 +26,8 @@ from ..lm.generate import read
 from ..lm.generation_checks import vocabulary
 from .facts import Tokens
 from .questions import PROMPT, Asked, Settings, chats, planted_texts, samples, windows
-from .reading import Forced, Progress, answers, forced, routed
+from .reading import CHUNK, Forced, Progress, answers, forced, routed
 from .speed import Make
-
-CHUNK = 512
-"""Tokens that are read at once if texts are read in chunks."""
 
 _T = TypeVar("_T")
 
@@ -110,7 +107,7 @@ class _Losses:
                 run = forced(self._model, caches, tokens, **given)
             same = (run.top1 == full.top1).astype(mx.float32)
             for name, values in (("loss", run.losses), ("kl", run.divergences), ("top1", same)):
-                found[name] += [] if values is None else _floats(values.mean(axis=1))
+                found[name] += _floats(cast(mx.array, values).mean(axis=1))
         return found
 
     def full(self) -> Figures:
@@ -120,12 +117,8 @@ class _Losses:
     @cached_property
     def _reference(self) -> list[Forced]:
         """Read in chunks: with the full cache, predictions are the same as token by token."""
-        return [
-            forced(
-                self._model, stock_cache(self._model), tokens, first=PROMPT, step=CHUNK, keep=True
-            )
-            for tokens in self._groups
-        ]
+        given: Any = {"first": PROMPT, "step": CHUNK, "keep": True}
+        return [forced(self._model, stock_cache(self._model), one, **given) for one in self._groups]
 
 
 def _answered(model: Any, texts: Sequence[Asked], make: Make, progress: Progress) -> Figures:
@@ -139,7 +132,7 @@ def _answered(model: Any, texts: Sequence[Asked], make: Make, progress: Progress
             read(model, caches, mx.array([text.text for text in group]), CHUNK)
             for question in zip(*(text.asked for text in group), strict=True):
                 prompts, wanted = (mx.array(part) for part in zip(*question, strict=True))
-                right = answers(model, caches, prompts, wanted, CHUNK)
+                right = answers(model, caches, prompts, wanted)
                 shares = _floats(right.astype(mx.float32).mean(axis=1))
                 found["tokens"] += shares
                 found["whole"] += [float(share == 1) for share in shares]
@@ -177,7 +170,7 @@ def _written(
         last = cast(list[int], tokens[0, first:].tolist())
         runs = list(zip(*(last[at:] for at in range(4)), strict=False))
         cache = stock_cache(model)
-        judged = forced(model, cache, tokens, first=first, step=CHUNK, chunk=CHUNK)
+        judged = forced(model, cache, tokens, first=first, step=CHUNK)
         found["distinct"].append(len(set(runs)) / len(runs))
         found["loss"] += _floats(judged.losses.mean(axis=1))
     return found
