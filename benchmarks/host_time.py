@@ -158,18 +158,14 @@ def _stand_in(**kernel: Any) -> Callable[..., list[mx.array]]:
     return run
 
 
-def _on_a_gpu(stream: object) -> bool:
-    return True
-
-
 @contextlib.contextmanager
 def gpu_without_one() -> Iterator[None]:
     """Select the back end "metal", with stand-ins for its kernels."""
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(mx.fast, "metal_kernel", _stand_in))
-        stack.enter_context(mock.patch.object(metal.BACKEND, "unavailable_reason", str))
-        stack.enter_context(mock.patch.object(metal.BACKEND, "serves", _on_a_gpu))
-        stack.enter_context(mlx_h2o.use_backend("metal"))
+    with (
+        mock.patch.object(mx.fast, "metal_kernel", _stand_in),
+        mock.patch.multiple(metal.BACKEND, unavailable_reason=str, serves=lambda stream: True),
+        mlx_h2o.use_backend("metal"),
+    ):
         yield
 
 

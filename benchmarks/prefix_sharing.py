@@ -19,7 +19,7 @@ from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
-from mlx_lm.generate import BatchGenerator, generate_step
+from mlx_lm.generate import BatchGenerator
 
 import mlx_h2o
 from lib import common
@@ -73,14 +73,9 @@ def run(args: Any) -> dict[str, Any]:
     settings = {"max_kv_size": args.prefix + args.own_rows, "prefix_size": args.prefix}
     step = {"prefill_step_size": args.step}
     if args.arm == "alone":
-        answers = []
-        for prompt in prompts:
-            caches = mlx_h2o.make_prompt_cache(model, policy=args.policy, **settings)
-            given = {"max_tokens": args.tokens, "prompt_cache": caches, **step}
-            with mlx_h2o.routing(model):
-                steps = generate_step(mx.array(prompt), model, **given)
-                answers.append([int(token) for token, _ in steps])
-        return {"answers": answers}
+        given = {"max_tokens": args.tokens, "policy": args.policy, **settings, **step}
+        each = (mlx_h2o.stream_generate(model, tokenizer, prompt, **given) for prompt in prompts)
+        return {"answers": [[piece.token for piece in answer] for answer in each]}
     found: dict[str, Any] = {}
     times: list[float] = []
 

@@ -29,8 +29,6 @@ from mlx_h2o.evaluation.environment import environment
 from mlx_h2o.evaluation.questions import Settings
 from mlx_h2o.evaluation.tasks import cases
 
-__all__ = ["COMMITTED", "PARTS", "TOLERANCE", "beyond", "losses", "passages", "recalled"]
-
 COMMITTED = Path(__file__).parent / "results" / "real_check.json"
 MODEL = "smollm2-135m-instruct"
 

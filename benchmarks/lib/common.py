@@ -22,9 +22,6 @@ from mlx_h2o.evaluation.environment import environment
 from mlx_h2o.evaluation.report import spread_text
 from mlx_h2o.lm.files import write_text
 
-__all__ = ["MODELS", "arguments", "described", "in_a_process", "loaded", "memory", "parameters"]
-__all__ += ["qwen", "save", "show", "write"]
-
 _LOAD = round(os.getloadavg()[0], 2)
 
 

@@ -67,7 +67,13 @@ def save_prompt_cache(
         found = "no" if cache in ([], ()) else f"a {type(cache).__name__} for"
         raise ValueError(f"{op} found {found} caches, expected one per layer.")
     metadata = dict(metadata or {})
-    if wrong := [name for name, text in metadata.items() if not _is_text(name, text)]:
+    # mlx_lm reads a dot in a name as a level of a tree.
+    wrong = [
+        name
+        for name, text in metadata.items()
+        if not isinstance(name, str) or not isinstance(text, str) or name == _ENTRY or "." in name
+    ]
+    if wrong:
         wanted = f"texts named by texts without dots, none of them {_ENTRY!r}"
         raise ValueError(f"{op} metadata holds {wrong}, expected {wanted}.")
     for layer, one in enumerate(cache):
@@ -87,12 +93,6 @@ def save_prompt_cache(
         write_checksum(beside)
         with beside.open("rb") as file:
             os.fsync(file.fileno())
-
-
-def _is_text(name: object, text: object) -> bool:
-    """Whether this is a text of metadata: mlx_lm reads a dot in a name as a level of a tree."""
-    texts = isinstance(name, str) and isinstance(text, str)
-    return texts and name != _ENTRY and "." not in cast(str, name)
 
 
 def with_suffix(file_name: str | os.PathLike[str]) -> str:
