@@ -79,9 +79,13 @@ class Answer:
 
 
 def send(
-    client: openai.OpenAI, request: Request, *, stream: bool = False, leave: int | None = None,
+    client: openai.OpenAI,
+    request: Request,
+    *,
+    stream: bool = False,
+    leave: int | None = None,
     found: Answer | None = None,
-) -> Answer:  # fmt: skip
+) -> Answer:
     """The answer; for a stream that is abandoned after ``leave`` pieces, their text."""
     api = client.chat.completions if "messages" in request.body else client.completions
     found, begun = found or Answer(), time.perf_counter()
@@ -186,9 +190,7 @@ class Load:
     def ask_on(self, number: int) -> None:
         rng = random.Random(number)
         while not self.ended.is_set():
-            kind = rng.choices(
-                ["text", "chat", "left", "sampled", "wrong"], [50, 20, 15, 10, 5]
-            )[0]  # fmt: skip
+            kind = rng.choices(["text", "chat", "left", "sampled", "wrong"], [50, 20, 15, 10, 5])[0]
             try:
                 getattr(self, kind)(rng)
                 self.count(kind)
