@@ -67,14 +67,10 @@ def cases(
         for task, step in (("loss", settings.step), ("chunks", CHUNK)):
             if task in tasks:
                 yield Case(task, length, partial(losses.measured, step), losses.full)
-    if "facts" in tasks:
-        for of in settings.lengths:
-            planted = planted_texts(tokenizer, texts, of, settings)
-            yield Case("facts", of, partial(_answered, model, planted))
-    if "turns" in tasks:
-        for of in settings.lengths[:1]:
-            turns = chats(tokenizer, texts, of, settings)
-            yield Case("turns", of, partial(_answered, model, turns))
+    asking = ("facts", settings.lengths, planted_texts), ("turns", settings.lengths[:1], chats)
+    for task, lengths, make in asking:
+        for of in lengths if task in tasks else ():
+            yield Case(task, of, partial(_answered, model, make(tokenizer, texts, of, settings)))
     if "ruler" in tasks:
         if settings.ruler is None:
             raise ValueError("ruler needs a file of RULER's samples")
