@@ -23,7 +23,7 @@ from mlx_h2o.evaluation.questions import PROMPT, Settings
 from mlx_h2o.evaluation.run import evaluate as evaluation
 from mlx_h2o.evaluation.speed import timed
 from mlx_h2o.evaluation.statistics import in_turns, paired, ratios
-from mlx_h2o.lm.routing import evicting_caches
+from mlx_h2o.lm.routing import evicting_caches, routing_for
 from mlx_h2o.policies import H2O, Random
 from readings import losses
 from tiny_models import random_prompt, stock_tokens, tiny_gemma3, tiny_qwen3, tiny_tokenizer
@@ -70,7 +70,7 @@ def test_arms_have_the_same_bytes_in_rows_of_16_bits(tiny):
             assert 0.95 * full / share <= sizes.made(arm, 400, full // share).nbytes <= full / share
     assert sizes.made(arms.ARMS["kv8"], 400, 0).nbytes == full * (8 + 1) / 16  # groups of 32
     caches = sizes.made(KEYDIFF, 400, full // 4).make()
-    with reading.routed(tiny[0], caches):
+    with routing_for(tiny[0], caches):
         reading.read(tiny[0], caches, mx.array([random_prompt(300)]), 64)
     assert 0.95 * full / 4 <= sum(cache.nbytes for cache in caches) / 2 <= full / 4  # float32
 
@@ -106,9 +106,7 @@ def test_an_arm_that_cannot_be_is_refused_and_said(tiny):
 
 def test_tokens_that_are_read_at_once_see_each_other(tiny):
     """A full cache gives the same loss; a window of 18 rows another."""
-    one, many = (
-        evaluated(tiny, FEW[:2], settings=replace(SETTINGS, step=step)) for step in (1, 40)
-    )
+    one, many = (evaluated(tiny, FEW[:2], settings=replace(SETTINGS, step=n)) for n in (1, 40))
     np.testing.assert_allclose(figures(many, "full")["loss"], figures(one, "full")["loss"])
     assert figures(many, "window")["loss"] != figures(one, "window")["loss"]
 
@@ -231,7 +229,7 @@ def test_a_wrong_token_does_not_count_for_those_behind_it():
 
 def test_questions_leave_the_caches_as_they_were(tiny):
     caches = mlx_h2o.make_prompt_cache(tiny[0], 32)
-    with reading.routed(tiny[0], caches):
+    with routing_for(tiny[0], caches):
         reading.read(tiny[0], caches, mx.array([random_prompt(90)]), 16)
         before = mx.array(caches[0].positions), mx.array(caches[-1].keys)
         reading.answers(tiny[0], caches, mx.array([[5, 6]]), mx.array([[7, 8]]))
@@ -305,9 +303,8 @@ def test_intervals_are_those_of_the_pairs():
 def test_arms_take_turns_and_each_round_begins_with_another():
     said = []
     arms = {name: lambda name=name: said.append(name) or len(said) for name in "abc"}
-    assert (
-        in_turns(arms, 2) == {"a": [1, 6], "b": [2, 4], "c": [3, 5]} and "".join(said) == "abcbca"
-    )
+    assert in_turns(arms, 2) == {"a": [1, 6], "b": [2, 4], "c": [3, 5]}
+    assert "".join(said) == "abcbca"
     assert ratios([2, 9, 4], [1, 3, 1]) == {"min": 2, "median": 3, "max": 4}
 
 
@@ -402,12 +399,10 @@ def test_a_plot_has_a_point_for_each_arm(tiny, tmp_path):
     result = evaluated(tiny)
     report.plot(result, tmp_path / "loss.json")
     drawn = json.loads((tmp_path / "loss.json").read_text())
-    (points,) = {json.dumps(one["data"]) for one in drawn["layer"]} if "data" not in drawn else [
-        json.dumps(drawn["data"])
-    ]  # fmt: skip
-    assert [one["cache"] for one in json.loads(points)["values"]] == [arm.name for arm in (
-        FEW[0], FEW[2], FEW[1], FEW[3]
-    )]  # fmt: skip
+    parts = [drawn] if "data" in drawn else drawn["layer"]
+    (points,) = {json.dumps(one["data"]) for one in parts}
+    caches = [one["cache"] for one in json.loads(points)["values"]]
+    assert caches == [FEW[at].name for at in (0, 2, 1, 3)]
     report.plot(result, page := tmp_path / "loss.html")
     assert "jsdelivr" not in page.read_text()  # can be read offline
     with pytest.raises(ValueError, match="nothing of the task facts"):

@@ -19,7 +19,7 @@ def environment() -> dict[str, str]:
     """The machine and the versions, by name."""
     default = next((name for name, status in mlx_h2o.backends().items() if status.default), "none")
     return {
-        "machine": str(mx.device_info(mx.cpu)["device_name"]),
+        "machine": str(mx.device_info(mx.cpu).get("device_name", platform.machine())),
         "cores": str(os.cpu_count()),
         "system": platform.system() + " " + platform.machine(),
         "python": platform.python_version(),

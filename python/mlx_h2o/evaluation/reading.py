@@ -8,15 +8,13 @@ same tokens in the same chunks.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
 import mlx.core as mx
 
 from ..lm.generate import read
-from ..lm.routing import evicting_caches, routing_for
 
 CHUNK = 512
 """Tokens that are read at once if texts are read in chunks."""
@@ -34,12 +32,6 @@ class Forced:
     log_weights: mx.array | None = None  # float16 [B, N, V], logits minus their maximum, if kept
     # [B, N], Kullback-Leibler divergence of the prediction from the reference's, if there is one.
     divergences: mx.array | None = None
-
-
-def routed(model: Any, caches: Sequence[Any]) -> AbstractContextManager[Any]:
-    """Our attention if there are evicting caches; otherwise mlx_lm is left alone."""
-    ours = list(evicting_caches(caches))
-    return routing_for(model, ours) if ours else nullcontext()
 
 
 def forced(

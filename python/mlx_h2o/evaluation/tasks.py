@@ -24,9 +24,10 @@ from mlx_lm.models.cache import make_prompt_cache as stock_cache
 
 from ..lm.generate import read
 from ..lm.generation_checks import vocabulary
+from ..lm.routing import routing_for
 from .facts import Tokens
 from .questions import PROMPT, Asked, Settings, chats, planted_texts, samples, windows
-from .reading import CHUNK, Forced, Progress, answers, forced, routed
+from .reading import CHUNK, Forced, Progress, answers, forced
 from .speed import Make
 
 _T = TypeVar("_T")
@@ -99,7 +100,7 @@ class _Losses:
         for tokens, full in zip(self._groups, self._reference, strict=True):
             given: Any = {"first": PROMPT, "step": step, "reference": full, "progress": progress}
             caches = make()
-            with routed(self._model, caches):
+            with routing_for(self._model, caches):
                 run = forced(self._model, caches, tokens, **given)
             same = (run.top1 == full.top1).astype(mx.float32)
             for name, values in (("loss", run.losses), ("kl", run.divergences), ("top1", same)):
@@ -124,7 +125,7 @@ def _answered(model: Any, texts: Sequence[Asked], make: Make, progress: Progress
     done, total = 0, sum(len(text.asked) for text in texts)
     for group in _side_by_side(texts, _shape):
         caches = make()
-        with routed(model, caches):
+        with routing_for(model, caches):
             read(model, caches, mx.array([text.text for text in group]), CHUNK)
             for question in zip(*(text.asked for text in group), strict=True):
                 prompts, wanted = (mx.array(part) for part in zip(*question, strict=True))
@@ -151,7 +152,7 @@ def _written(
     caches = make()
     texts = [mx.array([*starts])]
     nbytes = []
-    with routed(model, caches):
+    with routing_for(model, caches):
         logits = read(model, caches, texts[0], CHUNK)
         for place in range(count):
             texts.append(mx.random.categorical(logits)[:, None])
