@@ -20,6 +20,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.generate import BatchGenerator
+from mlx_lm.utils import get_total_parameters
 
 import mlx_h2o
 from lib import common
@@ -139,7 +140,7 @@ def main() -> None:
     }
     common.show("unshared to shared", both)
     given = {
-        "model": SHAPE | {"parameters": common.parameters(small_model())},
+        "model": SHAPE | {"parameters": get_total_parameters(small_model())},
         "sequences": args.sequences, "prefix_tokens": args.prefix,
         "max_kv_size": args.prefix + args.own_rows, "policy": args.policy, "tokens": args.tokens,
         "prefill_step_size": args.step, "repeats": args.repeats,

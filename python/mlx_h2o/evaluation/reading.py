@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import mlx.core as mx
+from mlx.nn.layers.activations import log_softmax
+from mlx.nn.losses import cross_entropy
 
 from ..lm.generate import read
 
@@ -79,17 +81,14 @@ def _judged(
 ) -> dict[str, mx.array]:
     """The fields of Forced for tokens [B, L] and their logits [B, L, V]."""
     logits = logits.astype(mx.float32)
-    lse = mx.logsumexp(logits, axis=-1)
-    chosen = mx.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
-    found = {"losses": lse - chosen, "top1": mx.argmax(logits, axis=-1)}
+    found = {"losses": cross_entropy(logits, tokens), "top1": mx.argmax(logits, axis=-1)}
     if keep:
-        above = logits - logits.max(axis=-1, keepdims=True)
-        found["log_weights"] = above.astype(mx.float16)
+        below = logits - logits.max(axis=-1, keepdims=True)
+        found["log_weights"] = below.astype(mx.float16)
     if theirs is not None:
-        reference = theirs.astype(mx.float32)
-        reference = reference - mx.logsumexp(reference, axis=-1, keepdims=True)
-        apart = mx.exp(reference) * (reference - (logits - lse[..., None]))
-        found["divergences"] = mx.where(mx.isinf(reference), 0, apart).sum(axis=-1)
+        ours, theirs = (log_softmax(one.astype(mx.float32)) for one in (logits, theirs))
+        apart = mx.exp(theirs) * (theirs - ours)
+        found["divergences"] = mx.where(mx.isinf(theirs), 0, apart).sum(axis=-1)
     return found
 
 
