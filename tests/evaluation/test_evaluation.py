@@ -121,9 +121,8 @@ def test_an_arm_without_folding_drops_rows():
 
 def test_arms_as_people_write_them():
     assert arms.parsed("full") is arms.ARMS["full"]
-    found = arms.parsed(
-        "mine: policy=window kv_bits=8 kv_frame=False budgets=Rows.json v_bits=none"
-    )
+    text = "mine: policy=window kv_bits=8 kv_frame=False budgets=Rows.json v_bits=none"
+    found = arms.parsed(text)
     assert found.settings == {
         "policy": "window", "kv_bits": 8, "kv_frame": False, "budgets": "Rows.json", "v_bits": None
     }  # fmt: skip
@@ -268,6 +267,9 @@ def test_samples_of_ruler(demo, tmp_path):
     decode = demo[1].decode
     assert decode(list(found.text)) == "One is: 12.\nTwo is: 34.\n"
     assert (decode(list(prompt)), decode(list(answer))) == ("What is One? One is", " 12")
+    merging = SimpleNamespace(encode=lambda text, **_: [*map(ord, text.replace("s 1", "@"))])
+    (found,) = questions.samples(merging, str(file), 3)
+    assert found.asked[0][1] == tuple(map(ord, " 12"))  # no token of it is in the question's
     for text in ("{}", json.dumps(sample | {"input": "all\n"}), ""):
         file.write_text(text)
         said = "line 1 is not a RULER sample" if text else "has no samples of RULER"
@@ -342,8 +344,7 @@ def test_a_slow_blas_is_said(files, slow, tmp_path):
 
 
 def test_a_result_is_taken_up_again(tiny, tmp_path):
-    file = tmp_path / "found.json"
-    said = []
+    file, said = tmp_path / "found.json", []
     first = evaluated(tiny, FEW[:2], file=file, watch=lambda *told: said.append(told))
     assert {name for name, *_ in said} == {"loss 72, full", "loss 72, window at 1/4"}
     said.clear()
@@ -384,9 +385,8 @@ def test_a_table_shows_differences_to_the_full_cache(tiny):
     lines = [line.split(" | ") for line in report.table(result, against="window").splitlines()]
     head, _, *rows = [[cell.strip("| ") for cell in line] for line in lines]
     assert head == ["of the bytes", "cache", "loss", "to window", "KL", "top 1"]
-    assert [row[:2] for row in rows] == [
-        ["1.00", "full"], ["0.56", "kv8"], ["1/4", "window"], ["1/4", KEYDIFF.name]
-    ]  # fmt: skip
+    assert [row[0] for row in rows] == ["1.00", "0.56", "1/4", "1/4"]
+    assert [row[1] for row in rows] == ["full", "kv8", "window", KEYDIFF.name]
     apart = paired(figures(result, KEYDIFF.name)["loss"], figures(result, "full")["loss"])
     assert rows[3][2].startswith(f"{apart.mean:+.3f} [") and rows[3][3].startswith("[")
     assert rows[2][3] == "-"
