@@ -40,6 +40,7 @@ from mlx_h2o.operations import backends
 from mlx_h2o.operations.gpu import metal
 
 ROWS, HEADS, KV_HEADS, SIZE = 256, 8, 4, 64
+SHAPE = {"rows": ROWS, "heads": [HEADS, KV_HEADS], "size": SIZE}
 ROTATING, STOCK, BATCH = "rotating", "mlx_lm 8 bits", "ragged mlx_lm"
 ARMS: dict[str, dict[str, Any]] = {
     **{policy: {"policy": policy} for policy in ("keydiff", "h2o-ema", "window", "snapkv", "h2o")},
@@ -197,9 +198,8 @@ def main() -> None:
             continue
         found[backend] = measure(backend, args.rounds, args.steps)
     given = {"rounds": args.rounds, "steps_per_turn": args.steps}
-    shape = {"rows": ROWS, "heads": [HEADS, KV_HEADS], "size": SIZE}
     before = json.loads(args.json.read_text()) if args.json and args.json.exists() else {}
-    run = common.described({**shape, **given, "backends": found})
+    run = common.described({**SHAPE, **given, "backends": found})
     common.write(args.json, before | {args.label: run})
 
 

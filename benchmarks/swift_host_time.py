@@ -95,13 +95,8 @@ def main() -> None:
         raise SystemExit("run swift build -c release --product mlx-h2o-parity first")
     counts = args.rounds, args.turns, args.steps
     found = {backend: measure(command, backend, *counts) for backend in args.backends}
-    shape = {
-        "rows": host_time.ROWS,
-        "heads": [host_time.HEADS, host_time.KV_HEADS],
-        "size": host_time.SIZE,
-    }
     given = dict(zip(("rounds", "turns", "steps_per_turn"), counts, strict=True))
-    common.save(args.json, {**shape, **given, "backends": found})
+    common.save(args.json, {**host_time.SHAPE, **given, "backends": found})
 
 
 if __name__ == "__main__":

@@ -33,9 +33,13 @@ class _Evicting:
     """The differences from mlx_lm's wrapper: evicting caches, and attention that serves them."""
 
     def __init__(
-        self, pretrained: str, batch_size: int | str = 8, device: Any = None,
-        max_batch_size: Any = None, **settings: Any,
-    ) -> None:  # fmt: skip
+        self,
+        pretrained: str,
+        batch_size: int | str = 8,
+        device: Any = None,
+        max_batch_size: Any = None,
+        **settings: Any,
+    ) -> None:
         cast(Any, LM).__init__(self)
         settings = {
             name: None if value in ("none", "None") else value for name, value in settings.items()
