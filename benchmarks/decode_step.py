@@ -17,6 +17,7 @@ from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache, RotatingKVCache
+from mlx_lm.utils import get_total_parameters
 
 import mlx_h2o
 from lib import common
@@ -61,7 +62,7 @@ def measure(
         results[arm]["time_of"] = {other: ratios(seconds, turns[other]) for other in sorted(of)}
         common.show(f"{name}, {arm}", results[arm])
     return {
-        "model": Path(name).name, "parameters": common.parameters(model), "max_kv_size": budget,
+        "model": Path(name).name, "parameters": get_total_parameters(model), "max_kv_size": budget,
         "tokens_per_turn": tokens, "repeats": repeats, "arms": results,
     }  # fmt: skip
 

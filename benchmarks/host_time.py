@@ -40,6 +40,7 @@ from mlx_h2o.operations import backends
 from mlx_h2o.operations.gpu import metal
 
 ROWS, HEADS, KV_HEADS, SIZE = 256, 8, 4, 64
+SHAPE = {"rows": ROWS, "heads": [HEADS, KV_HEADS], "size": SIZE}
 ROTATING, STOCK, BATCH = "rotating", "mlx_lm 8 bits", "ragged mlx_lm"
 ARMS: dict[str, dict[str, Any]] = {
     **{policy: {"policy": policy} for policy in ("keydiff", "h2o-ema", "window", "snapkv", "h2o")},
@@ -158,18 +159,14 @@ def _stand_in(**kernel: Any) -> Callable[..., list[mx.array]]:
     return run
 
 
-def _on_a_gpu(stream: object) -> bool:
-    return True
-
-
 @contextlib.contextmanager
 def gpu_without_one() -> Iterator[None]:
     """Select the back end "metal", with stand-ins for its kernels."""
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(mx.fast, "metal_kernel", _stand_in))
-        stack.enter_context(mock.patch.object(metal.BACKEND, "unavailable_reason", str))
-        stack.enter_context(mock.patch.object(metal.BACKEND, "serves", _on_a_gpu))
-        stack.enter_context(mlx_h2o.use_backend("metal"))
+    with (
+        mock.patch.object(mx.fast, "metal_kernel", _stand_in),
+        mock.patch.multiple(metal.BACKEND, unavailable_reason=str, serves=lambda stream: True),
+        mlx_h2o.use_backend("metal"),
+    ):
         yield
 
 
@@ -201,9 +198,8 @@ def main() -> None:
             continue
         found[backend] = measure(backend, args.rounds, args.steps)
     given = {"rounds": args.rounds, "steps_per_turn": args.steps}
-    shape = {"rows": ROWS, "heads": [HEADS, KV_HEADS], "size": SIZE}
     before = json.loads(args.json.read_text()) if args.json and args.json.exists() else {}
-    run = common.described({**shape, **given, "backends": found})
+    run = common.described({**SHAPE, **given, "backends": found})
     common.write(args.json, before | {args.label: run})
 
 

@@ -49,9 +49,7 @@ def checkpoint(old: Timed, young: Timed, repeats: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    args = common.arguments(
-        __doc__, tokens=100_000, policy="keydiff", max_kv_size=256, repeats=25
-    )  # fmt: skip
+    args = common.arguments(__doc__, tokens=100_000, policy="keydiff", max_kv_size=256, repeats=25)
     model = common.loaded("demo")
     given = model, args.policy, args.max_kv_size
     old, found = begun(*given), []

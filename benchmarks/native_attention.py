@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -153,104 +153,103 @@ def few(layers: Sequence[Layer]) -> Sequence[Layer]:
 
 
 def case(
-    title: str, rows: int, arms: dict[str, Arm], compare: Compared, repeats: int
+    title: str,
+    rows: int,
+    arms: dict[str, Arm],
+    slow: dict[str, Arm],
+    compare: Compared,
+    threads: Sequence[int],
+    repeats: int,
 ) -> dict[str, Any]:
-    in_turns(arms, 1)  # warms up
-    turns = in_turns(arms, repeats)
-    best = {name: min(found) for name, found in turns.items()}
-    rates = {name: size_of(arm.layers[0]) / best[name] / 1e9 for name, arm in arms.items()}
-    return {
-        "case": title,
-        "rows": rows,
-        "caches": "cold",
-        "arms": {
-            name: {
-                "microseconds": spread([1e6 * seconds for seconds in found], 1),
-                "best_gigabytes_per_second": round(rates[name], 2),
-            }
-            for name, found in turns.items()
-        },
-        "ratios": {
-            what: ratios(turns[one], turns[other], 3)
-            | {"of_best_times": round(best[one] / best[other], 3)}
-            for what, one, other in compare
-        },
+    """Figures of ``arms`` with each number of threads, of ``slow`` ones with the most."""
+    every = {name: replace(arm, threads=max(threads)) for name, arm in slow.items()} | {
+        f"{name}, {n}": replace(arm, threads=n) for n in threads for name, arm in arms.items()
     }
+    in_turns(every, 1)  # warms up
+    turns = in_turns(every, repeats)
+    best = {name: min(found) for name, found in turns.items()}
+    rates = {name: size_of(arm.layers[0]) / best[name] / 1e9 for name, arm in every.items()}
+    found: dict[str, Any] = {
+        name: {
+            "microseconds": spread([1e6 * seconds for seconds in own], 1),
+            "best_gigabytes_per_second": round(rates[name], 2),
+        }
+        for name, own in turns.items()
+    }
+    compared = {}
+    for what, *pair in compare:
+        for n in threads:
+            one, other = (name if name in slow else f"{name}, {n}" for name in pair)
+            compared[f"{what}, {n}"] = ratios(turns[one], turns[other], 3) | {
+                "of_best_times": round(best[one] / best[other], 3)
+            }
+    return {"case": title, "rows": rows, "caches": "cold", "arms": found, "ratios": compared}
 
 
-def dense_case(name: str, rows: int, threads: Sequence[int], repeats: int) -> Any:
+def dense_case(name: str, rows: int, *settings: Any) -> Any:
     layers = make_layers(partial(dense_layer, rows, DTYPES[name]))
     queries = random_queries(dtype=DTYPES[name])
-    arms, compare = {"mx.fast": Arm(stock, queries, few(layers), max(threads))}, []
-    for n in threads:
-        arms[f"plain read, {n}"] = Arm(plain_read, queries, layers, n)
-        arms[f"ours, {n}"] = Arm(ours(), queries, layers, n)
-        arms[f"ours with scores, {n}"] = Arm(ours(scores=True), queries, layers, n)
-        compare.append((f"share of plain read, {n}", f"plain read, {n}", f"ours, {n}"))
-        compare.append((f"scores on / off, {n}", f"ours with scores, {n}", f"ours, {n}"))
-        compare.append((f"mx.fast / ours, {n}", "mx.fast", f"ours, {n}"))
-    return case(f"dense {name}", rows, arms, compare, repeats)
+    arms = {
+        "plain read": Arm(plain_read, queries, layers),
+        "ours": Arm(ours(), queries, layers),
+        "ours with scores": Arm(ours(scores=True), queries, layers),
+    }
+    compare = [
+        ("share of plain read", "plain read", "ours"),
+        ("scores on / off", "ours with scores", "ours"),
+        ("mx.fast / ours", "mx.fast", "ours"),
+    ]
+    slow = {"mx.fast": Arm(stock, queries, few(layers))}
+    return case(f"dense {name}", rows, arms, slow, compare, *settings)
 
 
-def packed_case(rows: int, threads: Sequence[int], repeats: int) -> Any:
+def packed_case(rows: int, *settings: Any) -> Any:
     queries = random_queries()
-    layers = {bits: make_layers(partial(packed_layer, rows, bits)) for bits in (8, 4)}
     dense = make_layers(partial(dense_layer, rows, mx.float16))
-    arms = {f"float16, {n}": Arm(ours(), queries, dense, n) for n in threads}
-    compare = []
-    for bits, of in layers.items():
-        read, slow = f"plain read {bits} bits", f"mlx_lm {bits} bits"
+    arms, slow, compare = {"float16": Arm(ours(), queries, dense)}, {}, []
+    for bits in (8, 4):
+        layers, own = make_layers(partial(packed_layer, rows, bits)), f"{bits} bits"
+        arms |= {
+            f"plain read {own}": Arm(plain_read, queries, layers),
+            own: Arm(packed(bits), queries, layers),
+            f"{own} with scores": Arm(packed(bits, True), queries, layers),
+        }
+        compare += [
+            (f"{own} / float16", own, "float16"),
+            (f"share of plain read, {own}", f"plain read {own}", own),
+            (f"scores on / off, {own}", f"{own} with scores", own),
+        ]
         if rows <= 16384:
-            arms[slow] = Arm(stock_packed(bits), queries, of[:1], max(threads))
-        for n in threads:
-            own = f"{bits} bits, {n}"
-            arms[f"{read}, {n}"] = Arm(plain_read, queries, of, n)
-            arms[own] = Arm(packed(bits), queries, of, n)
-            arms[f"{bits} bits with scores, {n}"] = Arm(packed(bits, True), queries, of, n)
-            compare += [
-                (f"{bits} bits / float16, {n}", own, f"float16, {n}"),
-                (f"share of plain read, {bits} bits, {n}", f"{read}, {n}", own),
-                (f"scores on / off, {bits} bits, {n}", f"{bits} bits with scores, {n}", own),
-            ]
-            if slow in arms:
-                compare.append((f"mlx_lm / ours, {bits} bits, {n}", slow, own))
-    return case("8 and 4 bits, float16", rows, arms, compare, repeats)
+            slow[f"mlx_lm {own}"] = Arm(stock_packed(bits), queries, layers[:1])
+            compare.append((f"mlx_lm / ours, {own}", f"mlx_lm {own}", own))
+    return case("8 and 4 bits, float16", rows, arms, slow, compare, *settings)
 
 
-def sparse_case(rows: int, threads: Sequence[int], repeats: int) -> Any:
+def sparse_case(rows: int, *settings: Any) -> Any:
     layers, queries = make_layers(partial(heavy_layer, rows)), heavy_queries()
-    sparse, arms, compare = {"sparse_v_threshold": THRESHOLD}, {}, []
-    for n in threads:
-        arms[f"off, {n}"] = Arm(packed(8), queries, layers, n)
-        arms[f"on, {n}"] = Arm(packed(8, **sparse), queries, layers, n)
-        compare.append((f"off / on, {n}", f"off, {n}", f"on, {n}"))
+    sparse = {"sparse_v_threshold": THRESHOLD}
+    arms = {"off": Arm(packed(8), queries, layers), "on": Arm(packed(8, **sparse), queries, layers)}
     given: dict[str, Any] = {"scale": SCALE, "return_skipped": True, **sparse}
     skipped = native.BACKEND.attend(attention_request(queries, *layers[0], **given))[3]
     assert skipped is not None
     title = "sparse V, 8 bits, 90 % of the rows below the threshold"
-    found = case(title, rows, arms, compare, repeats)
+    found = case(title, rows, arms, {}, [("off / on", "off", "on")], *settings)
     return found | {"share_skipped": round(skipped.mean().item(), 4)}
 
 
-def bias_case(rows: int, threads: Sequence[int], repeats: int) -> Any:
+def bias_case(rows: int, *settings: Any) -> Any:
     """The cost of a row bias: reading its array, and one addition per logit."""
     queries = random_queries()
     bias = mx.log(mx.random.randint(1, 9, (1, KV_HEADS, rows)).astype(mx.float32))
     mx.eval(queries, bias)
+    dense, eight = partial(dense_layer, rows, mx.float16), partial(packed_layer, rows, 8)
     arms, compare = {}, []
-    forms = {
-        "float16": (partial(dense_layer, rows, mx.float16), ours),
-        "8 bits": (partial(packed_layer, rows, 8), partial(packed, 8)),
-    }
-    for form, (make, run) in forms.items():
+    for form, make, run in (("float16", dense, ours), ("8 bits", eight, partial(packed, 8))):
         layers = make_layers(make)
-        for n in threads:
-            arms[f"{form}, {n}"] = Arm(run(), queries, layers, n)
-            arms[f"{form} with bias, {n}"] = Arm(run(row_bias=bias), queries, layers, n)
-            compare.append(
-                (f"bias on / off, {form}, {n}", f"{form} with bias, {n}", f"{form}, {n}")
-            )
-    return case("bias of rows, float16 and 8 bits", rows, arms, compare, repeats)
+        arms[form] = Arm(run(), queries, layers)
+        arms[f"{form} with bias"] = Arm(run(row_bias=bias), queries, layers)
+        compare.append((f"bias on / off, {form}", f"{form} with bias", form))
+    return case("bias of rows, float16 and 8 bits", rows, arms, {}, compare, *settings)
 
 
 def cases(parts: Sequence[str], *settings: Any) -> Iterator[Any]:

@@ -9,7 +9,7 @@ allocations above the level before the call.
 
 from __future__ import annotations
 
-import time
+import timeit
 from collections.abc import Callable
 from typing import Any
 
@@ -30,17 +30,13 @@ REPEATS = 3
 def measured(call: Callable[[], mx.array]) -> dict[str, float]:
     """Seconds and peak MiB of one call."""
     mx.eval(call())
-    times = []
-    for _ in range(REPEATS):
-        start = time.perf_counter()
-        mx.eval(call())
-        times.append(time.perf_counter() - start)
+    seconds = min(timeit.repeat(lambda: mx.eval(call()), number=1, repeat=REPEATS))
     mx.clear_cache()
     mx.reset_peak_memory()
     before = mx.get_active_memory()
     mx.eval(call())
     peak = (mx.get_peak_memory() - before) / 2**20
-    return {"seconds": round(min(times), 3), "peak_mib": round(peak, 1)}
+    return {"seconds": round(seconds, 3), "peak_mib": round(peak, 1)}
 
 
 def rows_of(heads: int, kv_heads: int, queries: int, keys: int) -> dict[str, dict[str, float]]:

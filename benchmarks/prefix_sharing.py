@@ -18,8 +18,8 @@ from functools import partial
 from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
-from mlx_lm.generate import BatchGenerator, generate_step
+from mlx_lm.generate import BatchGenerator
+from mlx_lm.utils import get_total_parameters
 
 import mlx_h2o
 from lib import common
@@ -36,9 +36,8 @@ SHAPE = {
 def small_model() -> Any:
     """Few layers, because MLX's matrix products on a CPU are slow; heads as in larger models."""
     model = common.qwen(**SHAPE)
-    weights: Any = tree_flatten(model.parameters())
     # Large weights, so that attention is not flat and answers do not repeat one token.
-    model.load_weights([(name, 3 * one if one.ndim == 2 else one) for name, one in weights])
+    model.apply(lambda weight: 3 * weight if weight.ndim == 2 else weight)
     mx.eval(model.parameters())
     return model
 
@@ -73,14 +72,9 @@ def run(args: Any) -> dict[str, Any]:
     settings = {"max_kv_size": args.prefix + args.own_rows, "prefix_size": args.prefix}
     step = {"prefill_step_size": args.step}
     if args.arm == "alone":
-        answers = []
-        for prompt in prompts:
-            caches = mlx_h2o.make_prompt_cache(model, policy=args.policy, **settings)
-            given = {"max_tokens": args.tokens, "prompt_cache": caches, **step}
-            with mlx_h2o.routing(model):
-                steps = generate_step(mx.array(prompt), model, **given)
-                answers.append([int(token) for token, _ in steps])
-        return {"answers": answers}
+        given = {"max_tokens": args.tokens, "policy": args.policy, **settings, **step}
+        each = (mlx_h2o.stream_generate(model, tokenizer, prompt, **given) for prompt in prompts)
+        return {"answers": [[piece.token for piece in answer] for answer in each]}
     found: dict[str, Any] = {}
     times: list[float] = []
 
@@ -144,7 +138,7 @@ def main() -> None:
     }
     common.show("unshared to shared", both)
     given = {
-        "model": SHAPE | {"parameters": common.parameters(small_model())},
+        "model": SHAPE | {"parameters": get_total_parameters(small_model())},
         "sequences": args.sequences, "prefix_tokens": args.prefix,
         "max_kv_size": args.prefix + args.own_rows, "policy": args.policy, "tokens": args.tokens,
         "prefill_step_size": args.step, "repeats": args.repeats,

@@ -28,8 +28,7 @@ from mlx_h2o.evaluation.arms import Sizes
 from mlx_h2o.evaluation.environment import environment
 from mlx_h2o.evaluation.questions import Settings
 from mlx_h2o.evaluation.tasks import cases
-
-__all__ = ["COMMITTED", "PARTS", "TOLERANCE", "beyond", "losses", "passages", "recalled"]
+from mlx_h2o.lm.routing import routing_for
 
 COMMITTED = Path(__file__).parent / "results" / "real_check.json"
 MODEL = "smollm2-135m-instruct"
@@ -61,7 +60,7 @@ def losses(model: Any, tokens: mx.array, **more: Mapping[str, Any]) -> dict[str,
     lists |= {name: bounded(model, PARTS["eighth"], **given) for name, given in more.items()}
     caches = [Beside(*layer) for layer in zip(*lists.values(), strict=True)]
     tokens = mx.concatenate([tokens] * len(lists))
-    with reading.routed(model, caches):
+    with routing_for(model, caches):
         read = functools.partial(reading.forced, model, caches)
         parts = [read(tokens[:, a:b], first=n, step=step).losses for a, b, n, step in PIECES]
     found = mx.concatenate(parts, axis=1).reshape(len(lists), -1).mean(axis=1)

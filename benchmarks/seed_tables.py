@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import mlx_h2o
-from mlx_h2o.commands.evaluate import Watch
+from mlx_h2o.commands.watch import Watch
 from mlx_h2o.evaluation.arms import ARMS, Arm, alone
 from mlx_h2o.evaluation.questions import Settings
 from mlx_h2o.evaluation.run import evaluate

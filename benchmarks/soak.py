@@ -24,6 +24,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -78,9 +79,13 @@ class Answer:
 
 
 def send(
-    client: openai.OpenAI, request: Request, *, stream: bool = False, leave: int | None = None,
+    client: openai.OpenAI,
+    request: Request,
+    *,
+    stream: bool = False,
+    leave: int | None = None,
     found: Answer | None = None,
-) -> Answer:  # fmt: skip
+) -> Answer:
     """The answer; for a stream that is abandoned after ``leave`` pieces, their text."""
     api = client.chat.completions if "messages" in request.body else client.completions
     found, begun = found or Answer(), time.perf_counter()
@@ -185,15 +190,12 @@ class Load:
     def ask_on(self, number: int) -> None:
         rng = random.Random(number)
         while not self.ended.is_set():
-            kind = rng.choices(
-                ["text", "chat", "left", "sampled", "wrong"], [50, 20, 15, 10, 5]
-            )[0]  # fmt: skip
+            kind = rng.choices(["text", "chat", "left", "sampled", "wrong"], [50, 20, 15, 10, 5])[0]
             try:
                 getattr(self, kind)(rng)
                 self.count(kind)
             except openai.OpenAIError as error:
-                with self._lock:
-                    self.lost.append(f"{kind}: {error!r}")
+                self.lost.append(f"{kind}: {error!r}")
 
     def send(self, request: Request, **given: Any) -> Answer:
         with self._lock:
@@ -251,13 +253,11 @@ class Load:
 
     def take(self, found: Answer) -> None:
         if found.first is not None:
-            with self._lock:
-                self.first.append(found.first)
+            self.first.append(found.first)
 
     def differs(self, request: Request, found: str, expected: str, cached: int = 0) -> None:
-        with self._lock:
-            said = {"request": request.name, "found": found, "expected": expected}
-            self.other.append(said | {"cached_tokens": cached})
+        said = {"request": request.name, "found": found, "expected": expected}
+        self.other.append(said | {"cached_tokens": cached})
 
 
 def watch(process: int, ended: threading.Event, found: list[tuple[float, float, int]]) -> None:
@@ -294,20 +294,14 @@ def growth(samples: Sequence[tuple[float, float, int]], block: float) -> dict[st
 def end(client: openai.OpenAI, process: Any, request: Request, clients: int) -> dict[str, Any]:
     """Send SIGTERM while half of the clients read a stream and the others begin; what they get."""
     found = [Answer() for _ in range(clients)]
-    threads = [
-        threading.Thread(
-            target=send, args=(client, request), kwargs={"stream": True, "found": one}
-        ) for one in found
-    ]  # fmt: skip
-    for thread in threads:
-        thread.start()
-    while sum(bool(one.text) for one in found) < clients / 2:
-        time.sleep(0.01)
-    running = sum(not one.whole for one in found)
-    begun = time.monotonic()
-    process.terminate()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(clients) as pool:
+        for one in found:
+            pool.submit(send, client, request, stream=True, found=one)
+        while sum(bool(one.text) for one in found) < clients / 2:
+            time.sleep(0.01)
+        running = sum(not one.whole for one in found)
+        begun = time.monotonic()
+        process.terminate()
     process.wait(60)
     right = sum(one.whole and one.text == request.expected(one.cached) for one in found)
     seconds = round(time.monotonic() - begun, 1)
@@ -324,22 +318,18 @@ def main() -> None:
         with server(Path(folder)) as (client, process):
             load = Load(client, texts, chats, args.requests)
             samples: list[tuple[float, float, int]] = []
-            threads = [
-                threading.Thread(target=load.ask_on, args=(number,))
-                for number in range(args.clients)
-            ]
-            watcher = threading.Thread(target=watch, args=(process.pid, load.ended, samples))
             begun = time.monotonic()
-            for thread in (watcher, *threads):
-                thread.start()
-            while not load.ended.wait(min(60, args.seconds)):
-                if time.monotonic() - begun > args.seconds:
-                    load.ended.set()
-                state = (dict(load.counts), len(load.other), len(load.lost))
-                print("counted {}, other {}, lost {}".format(*state), flush=True)
-            for thread in (watcher, *threads):
-                thread.join()
+            with ThreadPoolExecutor(args.clients + 1) as pool:
+                works = [pool.submit(watch, process.pid, load.ended, samples)]
+                works += [pool.submit(load.ask_on, number) for number in range(args.clients)]
+                while not load.ended.wait(min(60, args.seconds)):
+                    if time.monotonic() - begun > args.seconds:
+                        load.ended.set()
+                    state = (dict(load.counts), len(load.other), len(load.lost))
+                    print("counted {}, other {}, lost {}".format(*state), flush=True)
             seconds = time.monotonic() - begun
+            for work in works:
+                work.result()  # raises what ended it
             request = next(one for one in texts if one.name == "at the end")
             at_the_end = end(client, process, request, args.clients)
         log = (Path(folder) / "log").read_text()

@@ -22,7 +22,7 @@ import mlx.core as mx
 import mlx_h2o
 from lib import common
 from mlx_h2o import H2OConfig
-from mlx_h2o.evaluation.statistics import spread
+from mlx_h2o.evaluation.statistics import in_turns, spread
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMAND = ROOT / ".build" / "release" / "mlx-h2o-parity"
@@ -68,19 +68,17 @@ def python(backend: str, turns: int, steps: int) -> dict[str, list[float]]:
         return {name: [arm.turn(steps) for _ in range(turns)] for name, arm in arms.items()}
 
 
-def measure(command: Path, backend: str, rounds: int, turns: int, steps: int) -> dict[str, Any]:
-    seconds: dict[str, dict[str, list[float]]] = {
-        name: {"swift": [], "python": []} for name in ARMS
+def measure(command: Path, backend: str, rounds: int, *counts: int) -> dict[str, Any]:
+    sides = {
+        "swift": partial(swift, command, backend, *counts),
+        "python": partial(python, backend, *counts),
     }
-    for turn in range(rounds):
-        sides = [("swift", partial(swift, command)), ("python", python)]
-        for side, run in sides if turn % 2 == 0 else reversed(sides):
-            for name, found in run(backend, turns, steps).items():
-                seconds[name][side] += found
-    result = {}
-    for name, sides_of in seconds.items():
+    runs = in_turns(sides, rounds)
+    result: dict[str, Any] = {}
+    for name in ARMS:
         spreads = {
-            side: spread([1e6 * one for one in found], 2) for side, found in sides_of.items()
+            side: spread([1e6 * seconds for run in own for seconds in run[name]], 2)
+            for side, own in runs.items()
         }
         ratio = round(spreads["swift"]["median"] / spreads["python"]["median"], 2)
         result[name] = {"microseconds": spreads, "swift_of_python": ratio}
@@ -97,10 +95,8 @@ def main() -> None:
         raise SystemExit("run swift build -c release --product mlx-h2o-parity first")
     counts = args.rounds, args.turns, args.steps
     found = {backend: measure(command, backend, *counts) for backend in args.backends}
-    shape = {"rows": host_time.ROWS, "heads": [host_time.HEADS, host_time.KV_HEADS],
-             "size": host_time.SIZE}  # fmt: skip
     given = dict(zip(("rounds", "turns", "steps_per_turn"), counts, strict=True))
-    common.save(args.json, {**shape, **given, "backends": found})
+    common.save(args.json, {**host_time.SHAPE, **given, "backends": found})
 
 
 if __name__ == "__main__":

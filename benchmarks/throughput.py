@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import shutil
 import statistics
 import tempfile
 import time
@@ -24,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
+import mlx_lm
 
 from lib import common, servers
 from mlx_h2o import demo
@@ -95,16 +94,6 @@ def _speeds(ports: dict[str, int], clients: int) -> dict[str, Any]:
     return found
 
 
-def in_float32(folder: Path) -> str:
-    """The demo model in ``folder``, with weights in float32."""
-    shutil.copytree(Path(demo.__file__).parent / "model", folder, dirs_exist_ok=True)
-    file = str(folder / "model.safetensors")
-    weights = {name: array.astype(mx.float32) for name, array in mx.load(file).items()}
-    mx.eval(weights)
-    mx.save_safetensors(file, weights)
-    return str(folder)
-
-
 def peaks(model: str) -> dict[str, Any]:
     found = {}
     for backend in ("native", "composed"):
@@ -122,7 +111,10 @@ def peaks(model: str) -> dict[str, Any]:
 def main() -> None:
     args = common.arguments(__doc__, model="demo")
     with tempfile.TemporaryDirectory() as folder:
-        model = in_float32(Path(folder)) if args.model == "demo" else args.model
+        model = args.model
+        if model == "demo":
+            model = str(Path(folder) / "demo")
+            mlx_lm.convert(str(demo.model_path()), model, dtype="float32")
         found = {"model": Path(args.model).name, "tokens": TOKENS, "rounds": ROUNDS}
         found |= {"environment": environment()}
         common.save(args.json, found | {"peaks": peaks(model), "speeds": speeds(model)})

@@ -98,9 +98,11 @@ def errors(samples: list[Sample]) -> dict[str, Any]:
             q, k, v = (array.astype(mx.float16) for array in _arrays(sample))
             rows = stored(name, k, v)
             out = resolve().attention(
-                q.astype(mx.float32) if name != "float16" else q, *_wide(rows),
-                scale=sample.scale, **rows[2],
-            )[0]  # fmt: skip
+                q.astype(mx.float32) if name != "float16" else q,
+                *_wide(rows),
+                scale=sample.scale,
+                **rows[2],
+            )[0]
             expected = exact(sample)
             wrong += float(((np.array(out.astype(mx.float32)) - expected) ** 2).sum())
             length += float((expected**2).sum())

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
 from mlx_lm.models import qwen3
 
 import mlx_h2o
@@ -21,9 +20,6 @@ from mlx_h2o.commands.parsing import new_file
 from mlx_h2o.evaluation.environment import environment
 from mlx_h2o.evaluation.report import spread_text
 from mlx_h2o.lm.files import write_text
-
-__all__ = ["MODELS", "arguments", "described", "in_a_process", "loaded", "memory", "parameters"]
-__all__ += ["qwen", "save", "show", "write"]
 
 _LOAD = round(os.getloadavg()[0], 2)
 
@@ -52,11 +48,6 @@ def loaded(name: str) -> Any:
     model.set_dtype(mx.float32)
     mx.eval(model.parameters())
     return model
-
-
-def parameters(model: Any) -> int:
-    """How many numbers a model has."""
-    return sum(array.size for _, array in tree_flatten(model.parameters()))
 
 
 def arguments(said: str, *bare: str, **flags: Any) -> argparse.Namespace:
@@ -91,8 +82,7 @@ def memory(name: str, file: str = "self/status") -> int:
 def in_a_process(*command: Any) -> dict[str, Any]:
     """The JSON that a script prints, run in its own process."""
     given = [sys.executable, *map(str, command)]
-    done = subprocess.run(given, stdout=subprocess.PIPE, text=True, check=True)
-    found: dict[str, Any] = json.loads(done.stdout)
+    found: dict[str, Any] = json.loads(subprocess.check_output(given, text=True))
     return found
 
 

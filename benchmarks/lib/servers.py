@@ -13,8 +13,6 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["ask", "server"]
-
 
 @contextlib.contextmanager
 def server(

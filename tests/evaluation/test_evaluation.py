@@ -23,7 +23,7 @@ from mlx_h2o.evaluation.questions import PROMPT, Settings
 from mlx_h2o.evaluation.run import evaluate as evaluation
 from mlx_h2o.evaluation.speed import timed
 from mlx_h2o.evaluation.statistics import in_turns, paired, ratios
-from mlx_h2o.lm.routing import evicting_caches
+from mlx_h2o.lm.routing import evicting_caches, routing_for
 from mlx_h2o.policies import H2O, Random
 from readings import losses
 from tiny_models import random_prompt, stock_tokens, tiny_gemma3, tiny_qwen3, tiny_tokenizer
@@ -70,7 +70,7 @@ def test_arms_have_the_same_bytes_in_rows_of_16_bits(tiny):
             assert 0.95 * full / share <= sizes.made(arm, 400, full // share).nbytes <= full / share
     assert sizes.made(arms.ARMS["kv8"], 400, 0).nbytes == full * (8 + 1) / 16  # groups of 32
     caches = sizes.made(KEYDIFF, 400, full // 4).make()
-    with reading.routed(tiny[0], caches):
+    with routing_for(tiny[0], caches):
         reading.read(tiny[0], caches, mx.array([random_prompt(300)]), 64)
     assert 0.95 * full / 4 <= sum(cache.nbytes for cache in caches) / 2 <= full / 4  # float32
 
@@ -106,9 +106,7 @@ def test_an_arm_that_cannot_be_is_refused_and_said(tiny):
 
 def test_tokens_that_are_read_at_once_see_each_other(tiny):
     """A full cache gives the same loss; a window of 18 rows another."""
-    one, many = (
-        evaluated(tiny, FEW[:2], settings=replace(SETTINGS, step=step)) for step in (1, 40)
-    )
+    one, many = (evaluated(tiny, FEW[:2], settings=replace(SETTINGS, step=n)) for n in (1, 40))
     np.testing.assert_allclose(figures(many, "full")["loss"], figures(one, "full")["loss"])
     assert figures(many, "window")["loss"] != figures(one, "window")["loss"]
 
@@ -123,9 +121,8 @@ def test_an_arm_without_folding_drops_rows():
 
 def test_arms_as_people_write_them():
     assert arms.parsed("full") is arms.ARMS["full"]
-    found = arms.parsed(
-        "mine: policy=window kv_bits=8 kv_frame=False budgets=Rows.json v_bits=none"
-    )
+    text = "mine: policy=window kv_bits=8 kv_frame=False budgets=Rows.json v_bits=none"
+    found = arms.parsed(text)
     assert found.settings == {
         "policy": "window", "kv_bits": 8, "kv_frame": False, "budgets": "Rows.json", "v_bits": None
     }  # fmt: skip
@@ -159,9 +156,10 @@ def test_texts_side_by_side_are_as_alone_and_full_is_the_reference(tiny):
 
 
 @pytest.mark.parametrize("step", [1, 8, 43, 100])
-def test_steps_of_any_length_predict_as_one_forward_pass(tiny, step):
+def test_steps_of_any_length_predict_as_one_forward_pass(tiny, step, monkeypatch):
+    monkeypatch.setattr(reading, "CHUNK", 3)
     tokens = mx.array([random_prompt(50), random_prompt(50, seed=9)])
-    run = reading.forced(tiny[0], make_prompt_cache(tiny[0]), tokens, first=7, step=step, chunk=3)
+    run = reading.forced(tiny[0], make_prompt_cache(tiny[0]), tokens, first=7, step=step)
     logits = tiny[0](tokens[:, :-1])[:, 6:]
     chosen = mx.take_along_axis(logits, tokens[:, 7:, None], axis=-1)[..., 0]
     assert mx.allclose(run.losses, mx.logsumexp(logits, axis=-1) - chosen, atol=1e-3)
@@ -230,7 +228,7 @@ def test_a_wrong_token_does_not_count_for_those_behind_it():
 
 def test_questions_leave_the_caches_as_they_were(tiny):
     caches = mlx_h2o.make_prompt_cache(tiny[0], 32)
-    with reading.routed(tiny[0], caches):
+    with routing_for(tiny[0], caches):
         reading.read(tiny[0], caches, mx.array([random_prompt(90)]), 16)
         before = mx.array(caches[0].positions), mx.array(caches[-1].keys)
         reading.answers(tiny[0], caches, mx.array([[5, 6]]), mx.array([[7, 8]]))
@@ -269,6 +267,9 @@ def test_samples_of_ruler(demo, tmp_path):
     decode = demo[1].decode
     assert decode(list(found.text)) == "One is: 12.\nTwo is: 34.\n"
     assert (decode(list(prompt)), decode(list(answer))) == ("What is One? One is", " 12")
+    merging = SimpleNamespace(encode=lambda text, **_: [*map(ord, text.replace("s 1", "@"))])
+    (found,) = questions.samples(merging, str(file), 3)
+    assert found.asked[0][1] == tuple(map(ord, " 12"))  # no token of it is in the question's
     for text in ("{}", json.dumps(sample | {"input": "all\n"}), ""):
         file.write_text(text)
         said = "line 1 is not a RULER sample" if text else "has no samples of RULER"
@@ -304,9 +305,8 @@ def test_intervals_are_those_of_the_pairs():
 def test_arms_take_turns_and_each_round_begins_with_another():
     said = []
     arms = {name: lambda name=name: said.append(name) or len(said) for name in "abc"}
-    assert (
-        in_turns(arms, 2) == {"a": [1, 6], "b": [2, 4], "c": [3, 5]} and "".join(said) == "abcbca"
-    )
+    assert in_turns(arms, 2) == {"a": [1, 6], "b": [2, 4], "c": [3, 5]}
+    assert "".join(said) == "abcbca"
     assert ratios([2, 9, 4], [1, 3, 1]) == {"min": 2, "median": 3, "max": 4}
 
 
@@ -344,8 +344,7 @@ def test_a_slow_blas_is_said(files, slow, tmp_path):
 
 
 def test_a_result_is_taken_up_again(tiny, tmp_path):
-    file = tmp_path / "found.json"
-    said = []
+    file, said = tmp_path / "found.json", []
     first = evaluated(tiny, FEW[:2], file=file, watch=lambda *told: said.append(told))
     assert {name for name, *_ in said} == {"loss 72, full", "loss 72, window at 1/4"}
     said.clear()
@@ -386,9 +385,8 @@ def test_a_table_shows_differences_to_the_full_cache(tiny):
     lines = [line.split(" | ") for line in report.table(result, against="window").splitlines()]
     head, _, *rows = [[cell.strip("| ") for cell in line] for line in lines]
     assert head == ["of the bytes", "cache", "loss", "to window", "KL", "top 1"]
-    assert [row[:2] for row in rows] == [
-        ["1.00", "full"], ["0.56", "kv8"], ["1/4", "window"], ["1/4", KEYDIFF.name]
-    ]  # fmt: skip
+    assert [row[0] for row in rows] == ["1.00", "0.56", "1/4", "1/4"]
+    assert [row[1] for row in rows] == ["full", "kv8", "window", KEYDIFF.name]
     apart = paired(figures(result, KEYDIFF.name)["loss"], figures(result, "full")["loss"])
     assert rows[3][2].startswith(f"{apart.mean:+.3f} [") and rows[3][3].startswith("[")
     assert rows[2][3] == "-"
@@ -401,12 +399,10 @@ def test_a_plot_has_a_point_for_each_arm(tiny, tmp_path):
     result = evaluated(tiny)
     report.plot(result, tmp_path / "loss.json")
     drawn = json.loads((tmp_path / "loss.json").read_text())
-    (points,) = {json.dumps(one["data"]) for one in drawn["layer"]} if "data" not in drawn else [
-        json.dumps(drawn["data"])
-    ]  # fmt: skip
-    assert [one["cache"] for one in json.loads(points)["values"]] == [arm.name for arm in (
-        FEW[0], FEW[2], FEW[1], FEW[3]
-    )]  # fmt: skip
+    parts = [drawn] if "data" in drawn else drawn["layer"]
+    (points,) = {json.dumps(one["data"]) for one in parts}
+    caches = [one["cache"] for one in json.loads(points)["values"]]
+    assert caches == [FEW[at].name for at in (0, 2, 1, 3)]
     report.plot(result, page := tmp_path / "loss.html")
     assert "jsdelivr" not in page.read_text()  # can be read offline
     with pytest.raises(ValueError, match="nothing of the task facts"):

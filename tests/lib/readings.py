@@ -10,7 +10,8 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from mlx_h2o.evaluation.reading import forced, read, routed
+from mlx_h2o.evaluation.reading import forced, read
+from mlx_h2o.lm.routing import routing_for
 
 
 def in_parts(model: Any, caches: list[Any], tokens: Sequence[int], *sizes: int) -> mx.array:
@@ -25,7 +26,7 @@ def in_parts(model: Any, caches: list[Any], tokens: Sequence[int], *sizes: int) 
 
 def prefill(model: Any, caches: list[Any], tokens: Sequence[int], *, chunk: int = 128) -> mx.array:
     """The last logits [V], after tokens that are read in chunks."""
-    with routed(model, caches):
+    with routing_for(model, caches):
         return read(model, caches, mx.array([tokens]), chunk)[0]
 
 
@@ -33,6 +34,6 @@ def losses(
     model: Any, caches: list[Any], tokens: Sequence[int], *, first: int, **how: Any
 ) -> NDArray[np.float64]:
     """Nats of each token from `first` on, with the options of `forced`."""
-    with routed(model, caches):
+    with routing_for(model, caches):
         found = forced(model, caches, mx.array([tokens]), first=first, **how)
     return np.array(found.losses[0]).astype(np.float64)

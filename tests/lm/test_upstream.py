@@ -8,10 +8,11 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
+from mlx_lm.models.cache import make_prompt_cache
 
 import mlx_h2o
 from mlx_h2o.lm import probing
-from mlx_h2o.lm.routing import NAME
+from mlx_h2o.lm.routing import NAME, routing_for
 from routing_checks import SETTINGS, everything_of_mlx_lm
 from tiny_models import random_prompt, tiny_qwen3, tiny_tokenizer
 
@@ -72,6 +73,8 @@ def test_the_probe_replaces_no_more(monkeypatch):
 def test_eviction_in_a_context_replaces_no_more():
     model = tiny_qwen3()
     before = everything_of_mlx_lm()
+    with routing_for(model, make_prompt_cache(model)):  # mlx_lm's own caches
+        assert not replaced_since(before)
     with mlx_h2o.evicting(model, max_kv_size=20):
         assert replaced_since(before) == {("mlx_lm.models.qwen3", NAME)}
     assert not replaced_since(before)

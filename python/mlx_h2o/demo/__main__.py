@@ -84,9 +84,8 @@ def figures(name: str, model: Any, tokenizer: Any, given: argparse.Namespace) ->
     (tokens,) = windows(tokenizer, texts, count=1, length=given.length)
     count, makes = given.generate // TURNS, {name: one.make for name, one in made.items()}
     mx.random.seed(given.seed)
-    # The small model, decoded greedily, repeats itself.
-    kinds = timed(model, makes, mx.array(tokens), turns=TURNS, tokens=count,
-                  sampler=make_sampler(0.7))  # fmt: skip
+    sampler = make_sampler(0.7)  # decoded greedily, the small model repeats itself
+    kinds = timed(model, makes, mx.array(tokens), turns=TURNS, tokens=count, sampler=sampler)
     by = {(one["arm"], one["task"]): one["figures"] for one in result["records"]}
     return {
         "environment": result["environment"],
@@ -154,8 +153,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ):
         add(name, type=number(least), default=default, metavar="N", help=meaning)
     add("--model", default=DEMO, help="a directory; demo stands in for one that is too slow")
-    add("--max-kv-bytes", type=nbytes, metavar="SIZE", help="what the bounded caches may hold, "
-        "such as 200KB (default: a tenth of the full cache)")  # fmt: skip
+    held = "what the bounded caches may hold, such as 200KB (default: a tenth of the full cache)"
+    add("--max-kv-bytes", type=nbytes, metavar="SIZE", help=held)
     add("--json", type=new_file, metavar="FILE", help="write the figures, unrounded, to FILE")
     given = parser.parse_args(arguments)
     try:

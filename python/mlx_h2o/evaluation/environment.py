@@ -19,7 +19,7 @@ def environment() -> dict[str, str]:
     """The machine and the versions, by name."""
     default = next((name for name, status in mlx_h2o.backends().items() if status.default), "none")
     return {
-        "machine": _processor(),
+        "machine": str(mx.device_info(mx.cpu).get("device_name", platform.machine())),
         "cores": str(os.cpu_count()),
         "system": platform.system() + " " + platform.machine(),
         "python": platform.python_version(),
@@ -49,11 +49,3 @@ def slow_blas(maps: Path = Path("/proc/self/maps")) -> str:
         "(Debian: libopenblas0-pthread) and preload it, "
         "LD_PRELOAD=$(ls /usr/lib/*/openblas-pthread/libopenblas.so.0)"
     )
-
-
-def _processor() -> str:
-    """The processor's name: `platform.processor()` is empty on most Linux systems."""
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, "") or platform.processor() or platform.machine()

@@ -104,11 +104,8 @@ def _fact(tokenizer: Any, wording: str, key: str, word: str, chance: random.Rand
     value = form.value.replace("{word}", word)
     if digits:
         value = value.replace("#" * digits, f"{chance.randrange(10**digits):0{digits}d}")
-    line = encode(tokenizer, form.line.format(key=key))
-    answer, end = encode(tokenizer, value), encode(tokenizer, form.end)
-    whole = encode(tokenizer, form.line.format(key=key) + value)
-    if whole[: len(line)] == line:  # otherwise they are encoded apart, as the question will be
-        answer = whole[len(line) :]
+    line, answer = continued(tokenizer, form.line.format(key=key), value)
+    end = encode(tokenizer, form.end)
     asked = line if form.question is None else encode(tokenizer, form.question.format(key=key))
     return Fact((*line, *answer, *end), asked, answer)
 
@@ -131,6 +128,14 @@ def _lengths(tokenizer: Any, wording: str) -> tuple[int, int, int]:
 def encode(tokenizer: Any, text: str) -> Tokens:
     """The tokens of a part of a text."""
     return tuple(tokenizer.encode(text, add_special_tokens=False))
+
+
+def continued(tokenizer: Any, asked: str, answer: str) -> tuple[Tokens, Tokens]:
+    """The tokens of a question, and of its answer right after it; encoded apart if a token would
+    span both."""
+    first, whole = encode(tokenizer, asked), encode(tokenizer, asked + answer)
+    alike = whole[: len(first)] == first
+    return first, whole[len(first) :] if alike else encode(tokenizer, answer)
 
 
 _LEADING_SPACE = ("\u0120", "\u2581")

@@ -11,8 +11,6 @@ import sys
 from collections.abc import Sequence
 from typing import Any, cast
 
-import mlx.core as mx
-
 try:
     from lm_eval.__main__ import cli_evaluate
     from lm_eval.api.model import LM
@@ -25,9 +23,8 @@ except ImportError as _missing:
 
 from ..caches.cache import PROMPT_CHUNK
 from ..errors import check_int
-from ..lm.generate import batch_generate, load, read
+from ..lm.generate import batch_generate, load, made_by
 from ..lm.prompt_cache import make_prompt_cache
-from .reading import routed
 
 _upstream: Any = mlx_lm_evaluate
 
@@ -36,9 +33,13 @@ class _Evicting:
     """The differences from mlx_lm's wrapper: evicting caches, and attention that serves them."""
 
     def __init__(
-        self, pretrained: str, batch_size: int | str = 8, device: Any = None,
-        max_batch_size: Any = None, **settings: Any,
-    ) -> None:  # fmt: skip
+        self,
+        pretrained: str,
+        batch_size: int | str = 8,
+        device: Any = None,
+        max_batch_size: Any = None,
+        **settings: Any,
+    ) -> None:
         cast(Any, LM).__init__(self)
         settings = {
             name: None if value in ("none", "None") else value for name, value in settings.items()
@@ -52,20 +53,13 @@ class _Evicting:
         self._max_tokens = None
         self.use_chat_template = self.tokenizer.chat_template is not None
 
-    def _fresh(self) -> list[Any]:
-        return copy.deepcopy(self._caches)
-
-    def _process_prompt(self, prompt: Sequence[int]) -> tuple[mx.array, list[Any]]:
-        """The log probabilities after a prompt, and caches that have read it."""
-        caches, tokens = self._fresh(), mx.array(list(prompt))[None]
-        with routed(self._model, caches):
-            last = read(self._model, caches, tokens, self._step).astype(mx.float32)
-        return last - mx.logsumexp(last, axis=-1, keepdims=True), caches
+    def _process_prompt(self, prompt: Sequence[int]) -> Any:
+        with made_by(self._model, self._caches):
+            return _upstream.MLXLM._process_prompt(self, prompt, self._step)
 
     def _score_fn(self, inputs: Any, cache: list[Any] | None = None) -> Any:
-        caches = cache or self._fresh()
-        with routed(self._model, caches):
-            return _upstream.MLXLM._score_fn(self, inputs, caches, self._step)
+        with made_by(self._model, self._caches):
+            return _upstream.MLXLM._score_fn(self, inputs, cache, self._step)
 
     def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:
         texts = _upstream.MLXLM._tokenize(self, [one.args[0] for one in requests])
@@ -79,7 +73,7 @@ class _Evicting:
             self._model,
             self.tokenizer,
             [list(tokens) for tokens in prompts],
-            [self._fresh() for _ in prompts],
+            [copy.deepcopy(self._caches) for _ in prompts],
             [one.get("max_gen_toks", _upstream.DEFAULT_MAX_TOKENS) for one in options],
             prefill_batch_size=self._batch_size,
             completion_batch_size=self._batch_size,

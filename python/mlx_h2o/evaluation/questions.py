@@ -15,7 +15,7 @@ from typing import Any
 
 from ..errors import check_int
 from .arms import PINNED
-from .facts import WORDINGS, Fact, Tokens, draw, encode, insert
+from .facts import WORDINGS, Fact, Tokens, continued, draw, encode, insert
 
 PROMPT = PINNED
 """Tokens of a text that are read before the first is predicted."""
@@ -114,8 +114,7 @@ def samples(tokenizer: Any, file: str, count: int) -> list[Asked]:
             try:
                 sample = json.loads(line)
                 text, newline, question = sample["input"].rpartition("\n")
-                asked = encode(tokenizer, question)
-                wanted = encode(tokenizer, f"{question} {sample['outputs'][0]}")[len(asked) :]
+                asked, wanted = continued(tokenizer, question, f" {sample['outputs'][0]}")
                 _ = text[0], asked[0], wanted[0]  # none of them is empty
             except (AttributeError, ValueError, LookupError, TypeError) as error:
                 said = f"{file}: line {number} is not a RULER sample, expected JSON with input, a"

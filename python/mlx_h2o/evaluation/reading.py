@@ -8,15 +8,18 @@ same tokens in the same chunks.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
+from mlx.nn.layers.activations import log_softmax
+from mlx.nn.losses import cross_entropy
 
 from ..lm.generate import read
-from ..lm.routing import evicting_caches, routing_for
+
+CHUNK = 512
+"""Tokens that are read at once if texts are read in chunks."""
 
 Progress = Callable[[int, int], None]
 """Called with (tokens done, tokens in all)."""
@@ -33,12 +36,6 @@ class Forced:
     divergences: mx.array | None = None
 
 
-def routed(model: Any, caches: Sequence[Any]) -> AbstractContextManager[Any]:
-    """Our attention if there are evicting caches; otherwise mlx_lm is left alone."""
-    ours = list(evicting_caches(caches))
-    return routing_for(model, ours) if ours else nullcontext()
-
-
 def forced(
     model: Any,
     caches: list[Any],
@@ -46,69 +43,56 @@ def forced(
     *,
     first: int,
     step: int = 1,
-    chunk: int | None = None,
     keep: bool = False,
     reference: Forced | None = None,
     progress: Progress = lambda done, total: None,
 ) -> Forced:
-    """Read the first `first` of tokens [B, T], then the rest `step` at a time, predicting each.
+    """Read the first `first` of tokens [B, T] in chunks, then the rest `step` at a time, predicting
+    each.
 
     With a step of 1, every prediction uses only what the caches hold; in a longer step, tokens also
     see earlier tokens of the same step. The caller must route the model.
 
     Args:
-        chunk: how many of the first tokens are read at once; None: all.
         keep: keep `log_weights`, to be the reference of other runs.
         reference: a run over the same tokens that kept them.
     """
-    ahead = read(model, caches, tokens[:, :first], chunk or first)[:, None]
-    found: list[tuple[mx.array, ...]] = []
+    ahead = read(model, caches, tokens[:, :first], CHUNK)[:, None]
+    found: list[dict[str, mx.array]] = []
     total = tokens.shape[1]
     for start in range(first, total, step):
-        end = min(start + step, total)
-        fed = tokens[:, start : end - (end == total)]
-        logits = model(fed, cache=caches) if fed.shape[1] else ahead[:, :0]
-        inside = logits[:, : end - start - 1]
-        predicted = mx.concatenate([ahead, inside], axis=1) if inside.shape[1] else ahead
-        ahead = logits[:, -1:]
-        theirs = None
-        if reference is not None and reference.log_weights is not None:
-            theirs = reference.log_weights[:, start - first : end - first]
+        end, predicted, theirs = min(start + step, total), ahead, None
+        fed = tokens[:, start : min(end, total - 1)]  # the last token is only predicted
+        if fed.shape[1]:
+            logits = model(fed, cache=caches)
+            predicted = mx.concatenate([ahead, logits[:, : end - start - 1]], axis=1)
+            ahead = logits[:, -1:]
+        if reference is not None:
+            theirs = cast(mx.array, reference.log_weights)[:, start - first : end - first]
         found.append(_judged(predicted, tokens[:, start:end], keep, theirs))
         mx.eval(found[-1], ahead)
         progress(end - first, total - first)
-    losses, top1, *more = (
-        mx.concatenate(list(parts), axis=1) for parts in zip(*found, strict=True)
-    )
-    return Forced(
-        losses,
-        top1,
-        log_weights=more[0] if keep else None,
-        divergences=more[-1] if len(more) > keep else None,
-    )
+    whole = {name: mx.concatenate([one[name] for one in found], axis=1) for name in found[0]}
+    return Forced(**whole)
 
 
 def _judged(
     logits: mx.array, tokens: mx.array, keep: bool, theirs: mx.array | None
-) -> tuple[mx.array, ...]:
-    """Losses and best tokens [B, L] of logits [B, L, V]; log weights and divergences if wanted."""
+) -> dict[str, mx.array]:
+    """The fields of Forced for tokens [B, L] and their logits [B, L, V]."""
     logits = logits.astype(mx.float32)
-    lse = mx.logsumexp(logits, axis=-1)
-    chosen = mx.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
-    found = [lse - chosen, mx.argmax(logits, axis=-1)]
+    found = {"losses": cross_entropy(logits, tokens), "top1": mx.argmax(logits, axis=-1)}
     if keep:
-        found.append((logits - logits.max(axis=-1, keepdims=True)).astype(mx.float16))
+        below = logits - logits.max(axis=-1, keepdims=True)
+        found["log_weights"] = below.astype(mx.float16)
     if theirs is not None:
-        reference = theirs.astype(mx.float32)
-        reference = reference - mx.logsumexp(reference, axis=-1, keepdims=True)
-        apart = mx.exp(reference) * (reference - (logits - lse[..., None]))
-        found.append(mx.where(mx.isinf(reference), 0, apart).sum(axis=-1))
-    return tuple(found)
+        ours, theirs = (log_softmax(one.astype(mx.float32)) for one in (logits, theirs))
+        apart = mx.exp(theirs) * (theirs - ours)
+        found["divergences"] = mx.where(mx.isinf(theirs), 0, apart).sum(axis=-1)
+    return found
 
 
-def answers(
-    model: Any, caches: list[Any], prompts: mx.array, wanted: mx.array, chunk: int = 512
-) -> mx.array:
+def answers(model: Any, caches: list[Any], prompts: mx.array, wanted: mx.array) -> mx.array:
     """Ask questions after what the caches hold: which answer tokens are the model's first choice?
 
     The question is read in chunks, and the right answer token by token, so that one wrong token
@@ -122,7 +106,7 @@ def answers(
         bool [B, A].
     """
     again = copy.deepcopy(caches)
-    logits = read(model, again, prompts, chunk)
+    logits = read(model, again, prompts, CHUNK)
     right = []
     for place in range(wanted.shape[1]):
         right.append(mx.argmax(logits, axis=-1) == wanted[:, place])

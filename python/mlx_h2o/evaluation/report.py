@@ -61,18 +61,18 @@ def rows(
     the arm `against` at the same share. Facts are the share of answer tokens that are right, with
     the interval of the difference from the full cache's.
     """
-    shown = [
-        one
-        for one in result["records"]
-        if (arms is None or one["arm"] in arms) and (tasks is None or one["task"] in tasks)
-    ]
-    by = {(one["share"], one["arm"], _case(one)): one for one in shown}
-    order = list(dict.fromkeys(one["arm"] for one in result["records"]))
+    every = _records(result)
+    by = {
+        (share, arm, case): record
+        for (share, arm, case), record in every.items()
+        if (arms is None or arm in arms) and (tasks is None or case[0] in tasks)
+    }
+    order = list(dict.fromkeys(arm for _, arm, _ in every))
     lines = sorted(
         {key[:2] for key in by},
         key=lambda line: (-Fraction(line[0]) if line[0] else -math.inf, order.index(line[1])),
     )
-    cases = list(dict.fromkeys(map(_case, shown)))
+    cases = list(dict.fromkeys(case for _, _, case in by))
     said = [task for task, _ in cases]
     head = ["of the bytes", "cache"]
     for task, tokens in cases:
@@ -80,7 +80,7 @@ def rows(
         head += [f"{name}, {tokens:,}" if said.count(task) > 1 else name for name in names]
     found = []
     for share, arm in lines:
-        cells = [share or _held(result["records"], arm), arm]
+        cells = [share or _held(every, arm), arm]
         for case in cases:
             compared = ((share, arm), (None, "full"), (share, against))
             records = [by.get((*line, case), {}) for line in compared]
@@ -147,15 +147,15 @@ def plot(result: Result, file: Path, task: str = "loss") -> None:
 
     Raises ValueError if altair is not installed, or nothing of the task was measured.
     """
-    points = []
-    for one in result["records"]:
-        full = _full(result["records"], one)
-        if one["task"] != task or "loss" not in one.get("figures", {}) or not full:
+    points, every = [], _records(result)
+    for (_, arm, case), one in every.items():
+        full = every.get((None, "full", case))
+        if case[0] != task or "loss" not in one.get("figures", {}) or not full:
             continue
         apart = differences(one, full, "loss") or Difference(0.0, math.nan, math.nan)
         ends = {} if math.isnan(apart.low) else {"low": apart.low, "high": apart.high}
         share = one["bytes"] / full["bytes"]
-        points.append({"cache": one["arm"], "share": share, "loss": apart.mean, **ends})
+        points.append({"cache": arm, "share": share, "loss": apart.mean, **ends})
     if not points:
         raise ValueError(f"nothing of the task {task} was measured beside the full cache")
     altair = plotting(file)
@@ -168,22 +168,17 @@ def plot(result: Result, file: Path, task: str = "loss") -> None:
     lines.save(str(file), **({"inline": True} if file.suffix == ".html" else {}))  # loads nothing
 
 
-def _case(record: Record) -> tuple[str, int]:
-    """The task of a record, and the length of its texts in tokens."""
-    return record["task"], record["tokens"]
+def _records(result: Result) -> dict[tuple[str | None, str, tuple[str, int]], Record]:
+    """The records by share, arm and case: the task, and the length of its texts in tokens."""
+    every = result["records"]
+    return {(one["share"], one["arm"], (one["task"], one["tokens"])): one for one in every}
 
 
-def _full(records: Sequence[Record], record: Record) -> Record:
-    """The full cache's record of the same case; empty if there is none."""
-    found = (one for one in records if one["arm"] == "full" and _case(one) == _case(record))
-    return next(found, {})
-
-
-def _held(records: Sequence[Record], arm: str) -> str:
+def _held(every: Mapping[tuple[Any, ...], Record], arm: str) -> str:
     """The bytes of an arm with its own size, relative to the full cache's."""
-    for one in records:
-        full = _full(records, one)
-        if (one["share"], one["arm"]) == (None, arm) and "bytes" in one and "bytes" in full:
+    for (share, name, case), one in every.items():
+        full = every.get((None, "full", case), {})
+        if (share, name) == (None, arm) and "bytes" in one and "bytes" in full:
             return f"{one['bytes'] / full['bytes']:.2f}"
     return "-"
 

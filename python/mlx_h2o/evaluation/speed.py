@@ -13,7 +13,7 @@ from mlx_lm.generate import generate_step
 
 from ..caches.cache import PROMPT_CHUNK
 from ..lm.generate import read
-from .reading import routed
+from ..lm.routing import routing_for
 from .statistics import in_turns
 
 Make = Callable[[], list[Any]]
@@ -63,7 +63,7 @@ class Timed:
     def _turn(self, kind: str, times: list[float]) -> Iterator[None]:
         others = mx.get_active_memory() - self._own - self._weights
         mx.reset_peak_memory()
-        with routed(self._model, self.caches):
+        with routing_for(self._model, self.caches):
             start = time.perf_counter()
             yield
             times.append(time.perf_counter() - start)

@@ -24,13 +24,11 @@ from mlx_lm.models.cache import make_prompt_cache as stock_cache
 
 from ..lm.generate import read
 from ..lm.generation_checks import vocabulary
+from ..lm.routing import routing_for
 from .facts import Tokens
 from .questions import PROMPT, Asked, Settings, chats, planted_texts, samples, windows
-from .reading import Forced, Progress, answers, forced, routed
+from .reading import CHUNK, Forced, Progress, answers, forced
 from .speed import Make
-
-CHUNK = 512
-"""Tokens that are read at once if texts are read in chunks."""
 
 _T = TypeVar("_T")
 
@@ -70,14 +68,10 @@ def cases(
         for task, step in (("loss", settings.step), ("chunks", CHUNK)):
             if task in tasks:
                 yield Case(task, length, partial(losses.measured, step), losses.full)
-    if "facts" in tasks:
-        for of in settings.lengths:
-            planted = planted_texts(tokenizer, texts, of, settings)
-            yield Case("facts", of, partial(_answered, model, planted))
-    if "turns" in tasks:
-        for of in settings.lengths[:1]:
-            turns = chats(tokenizer, texts, of, settings)
-            yield Case("turns", of, partial(_answered, model, turns))
+    asking = ("facts", settings.lengths, planted_texts), ("turns", settings.lengths[:1], chats)
+    for task, lengths, make in asking:
+        for of in lengths if task in tasks else ():
+            yield Case(task, of, partial(_answered, model, make(tokenizer, texts, of, settings)))
     if "ruler" in tasks:
         if settings.ruler is None:
             raise ValueError("ruler needs a file of RULER's samples")
@@ -106,11 +100,11 @@ class _Losses:
         for tokens, full in zip(self._groups, self._reference, strict=True):
             given: Any = {"first": PROMPT, "step": step, "reference": full, "progress": progress}
             caches = make()
-            with routed(self._model, caches):
+            with routing_for(self._model, caches):
                 run = forced(self._model, caches, tokens, **given)
             same = (run.top1 == full.top1).astype(mx.float32)
             for name, values in (("loss", run.losses), ("kl", run.divergences), ("top1", same)):
-                found[name] += [] if values is None else _floats(values.mean(axis=1))
+                found[name] += _floats(cast(mx.array, values).mean(axis=1))
         return found
 
     def full(self) -> Figures:
@@ -120,12 +114,8 @@ class _Losses:
     @cached_property
     def _reference(self) -> list[Forced]:
         """Read in chunks: with the full cache, predictions are the same as token by token."""
-        return [
-            forced(
-                self._model, stock_cache(self._model), tokens, first=PROMPT, step=CHUNK, keep=True
-            )
-            for tokens in self._groups
-        ]
+        given: Any = {"first": PROMPT, "step": CHUNK, "keep": True}
+        return [forced(self._model, stock_cache(self._model), one, **given) for one in self._groups]
 
 
 def _answered(model: Any, texts: Sequence[Asked], make: Make, progress: Progress) -> Figures:
@@ -135,11 +125,11 @@ def _answered(model: Any, texts: Sequence[Asked], make: Make, progress: Progress
     done, total = 0, sum(len(text.asked) for text in texts)
     for group in _side_by_side(texts, _shape):
         caches = make()
-        with routed(model, caches):
+        with routing_for(model, caches):
             read(model, caches, mx.array([text.text for text in group]), CHUNK)
             for question in zip(*(text.asked for text in group), strict=True):
                 prompts, wanted = (mx.array(part) for part in zip(*question, strict=True))
-                right = answers(model, caches, prompts, wanted, CHUNK)
+                right = answers(model, caches, prompts, wanted)
                 shares = _floats(right.astype(mx.float32).mean(axis=1))
                 found["tokens"] += shares
                 found["whole"] += [float(share == 1) for share in shares]
@@ -162,7 +152,7 @@ def _written(
     caches = make()
     texts = [mx.array([*starts])]
     nbytes = []
-    with routed(model, caches):
+    with routing_for(model, caches):
         logits = read(model, caches, texts[0], CHUNK)
         for place in range(count):
             texts.append(mx.random.categorical(logits)[:, None])
@@ -177,7 +167,7 @@ def _written(
         last = cast(list[int], tokens[0, first:].tolist())
         runs = list(zip(*(last[at:] for at in range(4)), strict=False))
         cache = stock_cache(model)
-        judged = forced(model, cache, tokens, first=first, step=CHUNK, chunk=CHUNK)
+        judged = forced(model, cache, tokens, first=first, step=CHUNK)
         found["distinct"].append(len(set(runs)) / len(runs))
         found["loss"] += _floats(judged.losses.mean(axis=1))
     return found

@@ -76,15 +76,18 @@ def layer_configs(
 
 
 def _config(config: H2OConfig, budget: Any) -> H2OConfig:
+    wanted = "an int, an H2OConfig, or a list of these, one for each KV head"
+    said = f"is {budget!r}, expected {wanted}."
     if isinstance(budget, H2OConfig):
-        return budget
-    said = "expected an int, an H2OConfig, or a list of these, one for each KV head."
-    if isinstance(budget, int) and not isinstance(budget, bool):
+        if budget.kv_bits == config.kv_bits:
+            return budget
+        said = f"has kv_bits {budget.kv_bits}, expected {config.kv_bits} as the other settings."
+    elif isinstance(budget, int) and not isinstance(budget, bool):
         try:
             return config.scaled(budget)
         except SettingError as error:
-            said = error.told()
-    raise ValueError(f"[make_prompt_cache] a budget is {budget!r}, {said}")
+            said = f"is {budget!r}, {error.told()}"
+    raise ValueError(f"[make_prompt_cache] a budget {said}")
 
 
 def read_budgets(path: str | PathLike[str]) -> Sequence[Any]:

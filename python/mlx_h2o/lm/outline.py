@@ -48,7 +48,7 @@ class Outline:
         self.args, self.model_type = args_of(model), getattr(model, "model_type", None)
         self.parameters, self.modules = model.parameters, functools.cache(model.modules)
         caches = [*map(_watched, self.make_cache())]
-        with routing_for(cast(Any, self), []):
+        with routing_for(cast(Any, self), caches):
             model(mx.zeros((1, 1), mx.int32), cache=caches)
         self.kept = [_kept(cache, narrow) for cache in caches]
         growing = (one for one in parts_of(caches) if isinstance(one, _Watched))

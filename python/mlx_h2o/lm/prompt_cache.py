@@ -117,10 +117,6 @@ def make_prompt_cache(
     elif layers == "probe" and config.max_kv_size is not None:
         heads = rows_by_head(model, config, count, length) or heads
     unequal = len({one for own in heads for one in own}) > 1
-    wrong = [one.kv_bits for own in heads for one in own if one.kv_bits != config.kv_bits]
-    if wrong:
-        said = f"a budget has kv_bits {wrong[0]}, expected {config.kv_bits} as the other settings."
-        raise ValueError(f"[make_prompt_cache] {said}")
     ranks, making = ranks_of(model), iter(heads)
 
     def replaced(part: Any, name: str) -> Any:

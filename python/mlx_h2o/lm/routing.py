@@ -61,8 +61,10 @@ def routing(model: Module | None = None) -> contextlib.AbstractContextManager[No
 def routing_for(
     model: Module, caches: Sequence[Any], draft_model: Module | None = None
 ) -> contextlib.AbstractContextManager[None]:
-    """:func:`routing` if evicting ones of the caches, of both models, need it, or if it serves them
-    better and the models allow it."""
+    """:func:`routing` for the caches of both models, if evicting ones need it or the models allow
+    it. mlx_lm's own caches leave mlx_lm as it is."""
+    if all(type(one).__module__ == "mlx_lm.models.cache" for one in parts_of(caches)):
+        return contextlib.nullcontext()
     models = [one for one in (model, draft_model) if one is not None]
     namespaces = [_callers(one) for one in models]
     if not all(namespaces) and any(one.needs_routing for one in evicting_caches(caches)):

@@ -68,10 +68,9 @@ def save_prompt_cache(
         raise ValueError(f"{op} found {found} caches, expected one per layer.")
     metadata = dict(metadata or {})
     # mlx_lm reads a dot in a name as a level of a tree.
-    texts = [name for name, text in metadata.items() if isinstance(text, str)]
-    known = [name for name in texts if isinstance(name, str) and name != _ENTRY]
-    wrong = [name for name in metadata if name not in known or "." in name]
-    if wrong:
+    named = {name for name in metadata if isinstance(name, str) and "." not in name} - {_ENTRY}
+    texts = {name for name, text in metadata.items() if isinstance(text, str)}
+    if wrong := [name for name in metadata if name not in named & texts]:
         wanted = f"texts named by texts without dots, none of them {_ENTRY!r}"
         raise ValueError(f"{op} metadata holds {wrong}, expected {wanted}.")
     for layer, one in enumerate(cache):

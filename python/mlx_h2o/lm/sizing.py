@@ -26,7 +26,7 @@ SOME = 1000
 _EVENLY = 8
 """Guesses by interpolation, as if all rows took the same bytes, before halving."""
 
-_UNITS = {p + i: (1024 if i else 1000) ** n for n, p in enumerate(["", *"KMGT"]) for i in ("", "I")}
+_UNITS = ("", "K", "M", "G", "T")
 
 
 @dataclass(frozen=True)
@@ -65,11 +65,11 @@ def parsed_bytes(given: int | str) -> int:
 
     Raises ValueError for anything else, for less than a byte, and for more than any machine has.
     """
-    if isinstance(given, str):
-        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*([KMGT]I?)?B?\s*", given.upper())
-        size = int(Decimal(found[1]) * _UNITS[found[2] or ""]) if found else 0
-    else:
-        size = given if isinstance(given, int) and not isinstance(given, bool) else 0
+    size = given if isinstance(given, int) and not isinstance(given, bool) else 0
+    form = r"\s*(\d+(?:\.\d+)?|\.\d+)\s*(?:([KMGT])(I?))?B?\s*"
+    if isinstance(given, str) and (found := re.fullmatch(form, given.upper())):
+        number, unit, binary = found.groups("")
+        size = int(Decimal(number) * (1024 if binary else 1000) ** _UNITS.index(unit))
     if not 1 <= size <= 10**30:  # as a float, more could be infinite
         said = f"{given!r} is not a size in bytes, expected e.g. 300MB or 64MiB."
         raise ValueError(f"[fit_bytes] {said}")
