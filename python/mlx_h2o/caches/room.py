@@ -99,17 +99,24 @@ class Room:
 
     def _evict(self, table: Table, keeps: dict[int, int], counts: Sequence[int]) -> Table:
         """Evict all but the best rows: ``keeps`` has how many stay, by sequence."""
-        ends = [seen + new for seen, new in zip(table.tokens, counts, strict=True)]
-        for recent, keep in sorted({(self._recent[n], keep) for n, keep in keeps.items()}):
-            self.certain = max(self.certain, ends[0] - self.reach)
-            due = [n for n in keeps if (self._recent[n], keeps[n]) == (recent, keep)]
-            eviction = Eviction(
-                table=table, config=self._config, due=due, keep=min(keep, table.width), ends=ends,
-                sinks=self._sinks, recent_size=recent,
-                tail=max(0, min(table.tail.rows[0], table.tokens[0] - self.certain)),
-            )  # fmt: skip
-            if self._mixed:
-                table = tiers.pack_older(eviction)
-            else:
-                eviction.run()
+        if not keeps:
+            return table
+        ends, lengths = [*map(add, table.tokens, counts)], table.lengths
+        self.certain = max(self.certain, ends[0] - self.reach)
+        tail = max(0, min(table.tail.rows[0], table.tokens[0] - self.certain))
+        alike: dict[tuple[int, ...], list[int]] = {}
+        for n, keep in keeps.items():
+            numbers = self._recent[n], min(keep, lengths[n]), lengths[n], counts[n]
+            alike.setdefault(numbers, []).append(n)
+        evictions = (
+            Eviction(
+                table, self._config, due, ends, self._sinks,
+                stay=stay, recent_size=recent, tail=tail,
+            )
+            for (recent, stay, *_), due in alike.items()
+        )  # fmt: skip
+        if self._mixed:
+            return tiers.pack_older(table, [*evictions])
+        for one in evictions:
+            one.run()
         return table
