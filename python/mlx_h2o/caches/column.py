@@ -83,28 +83,23 @@ class Column(ABC):
 
     def reserve(self, rows: int, limit: int) -> None:
         """Make room for ``rows``, and in advance for more, up to ``limit``."""
-        if rows <= self.capacity:
-            return
+        if rows > self.capacity:
+            ahead = min(-(-rows // _STEP) * _STEP, limit, self.ahead or limit)
+            self.resize(max(rows, ahead))
+
+    def resize(self, slots: int) -> None:
+        """Have ``slots``. Those allocated ahead stay, but no more than these can be used."""
         if not self.ahead:
-            self.parts = tuple(padded(part, _room(rows, limit), 0) for part in self.parts)
+            self.parts = tuple(padded(part[:, :, :slots], slots, 0) for part in self.parts)
             return
-        if rows > self.parts[0].shape[2]:  # allocated only once
-            self.parts = tuple(_in_room(part, max(rows, self.ahead)) for part in self.parts)
-        self._slots = min(_room(rows, limit), self.parts[0].shape[2])
+        most = max(slots, self.ahead)
+        if not slots <= self.parts[0].shape[2] <= most:
+            self.parts = tuple(_in_room(part[:, :, :slots], most) for part in self.parts)
+        self._slots = slots
 
     def give_back(self, rows: int) -> int:
         """Release memory after the first ``rows`` of slots allocated ahead; returns bytes."""
         return sum(resolve().discard_rows(part, rows) for part in self.parts if self.ahead)
-
-    def resized(self, capacity: int) -> Column:
-        """A column of ``capacity`` slots; slots allocated ahead stay, but not all can be used."""
-        if self.ahead:
-            self._slots = min(self._slots, capacity)
-            most = max(self.ahead, capacity)
-            if self.parts[0].shape[2] > most:
-                self.parts = tuple(_in_room(part[:, :, :capacity], most) for part in self.parts)
-            return self
-        return self.each(lambda part: padded(part[:, :, :capacity], capacity, 0))
 
     def each(self, change: Callable[[mx.array], mx.array]) -> Column:
         """A column whose parts are ``change`` of these."""
@@ -135,18 +130,3 @@ def _in_room(rows: mx.array, slots: int) -> mx.array:
     if rows.shape[2]:
         room[:, :, : rows.shape[2]] = rows
     return room
-
-
-def _room(rows: int, limit: int) -> int:
-    """Slots to allocate for ``rows``: ``_STEP`` at a time, up to ``limit``."""
-    return max(rows, min(-(-rows // _STEP) * _STEP, limit))
-
-
-def packing_of(keys: Column, values: Column) -> dict[str, Any]:
-    """Arguments that tell operations how rows are packed; empty for arrays."""
-    if keys.bits is None and values.bits is None:
-        return {}
-    bits = keys.bits or values.bits
-    size = keys.group_size or values.group_size or 64
-    found = {"bits": bits, "v_bits": values.bits or bits, "group_size": size}
-    return found | {"sparse_v_threshold": values.sparse_v} if values.sparse_v else found

@@ -40,7 +40,8 @@ class Frame:
     def __init__(self, centre: mx.array, value_size: int) -> None:
         self.centre = centre
         self.sizes = centre.shape[3], value_size
-        self._whole = all(size % _GROUP == 0 == size & (size - 1) for size in self.sizes)
+        whole = all(size % _GROUP == 0 == size & (size - 1) for size in self.sizes)
+        self._rotate = mx.hadamard_transform if whole else _rotated
 
     @classmethod
     def of(cls, keys: mx.array, values: mx.array, spans: Spans = ()) -> Frame:
@@ -64,9 +65,7 @@ class Frame:
 
     def into(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Keys and values in stored form."""
-        if self._whole:
-            return mx.hadamard_transform(keys - self.centre), mx.hadamard_transform(values)
-        return _rotated(keys - self.centre), _rotated(values)
+        return self._rotate(keys - self.centre), self._rotate(values)
 
     def back(self, rows: mx.array, side: int) -> mx.array:
         """Stored keys, or with ``side`` 1 values, as they arrived."""
@@ -79,7 +78,7 @@ class Frame:
 
     def query(self, queries: mx.array) -> mx.array:
         """Queries [B, Hq, L, D], rotated to match stored keys."""
-        return mx.hadamard_transform(queries) if self._whole else _rotated(queries)
+        return self._rotate(queries)
 
     def shift(self, queries: mx.array, scale: float) -> mx.array:
         """float32 [B, Hq, L, 1]: what to add to logits of stored keys to get the true ones."""
@@ -90,7 +89,8 @@ class Frame:
 
     def output(self, out: mx.array) -> mx.array:
         """The output of attention over stored values, [B, Hq, L, ...], rotated back."""
-        return mx.hadamard_transform(out) if self._whole else _rotated(out)[..., : self.sizes[1]]
+        out, size = self._rotate(out), self.sizes[1]
+        return out if out.shape[3] == size else out[..., :size]
 
     # Sequences
 

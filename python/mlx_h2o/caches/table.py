@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from operator import add
+from typing import Any
 
 import mlx.core as mx
 
 from ..operations.backends import resolve
 from ..operations.composed.buffers import padded
 from ..operations.segments import AttentionRows
-from .column import Column, Layout, Parts, packing_of
+from .column import Column, Layout, Parts
 from .frame import Frame
 from .step import Step, per_sequence
 
@@ -77,8 +78,19 @@ class Segment:
         if self.read is None:
             keys, values = self.state
             given = self.keys.given(keys, False), self.values.given(values, False)
-            self.read = AttentionRows(*given, packing_of(self.keys, self.values), shared)
+            self.read = AttentionRows(*given, self.packing, shared)
         return self.read
+
+    @property
+    def packing(self) -> dict[str, Any]:
+        """Arguments that tell operations how rows are packed; empty for arrays."""
+        keys, values = self.keys, self.values
+        bits = keys.bits or values.bits
+        if bits is None:
+            return {}
+        size = keys.group_size or values.group_size or 64
+        found = {"bits": bits, "v_bits": values.bits or bits, "group_size": size}
+        return found | {"sparse_v_threshold": values.sparse_v} if values.sparse_v else found
 
     @property
     def parts(self) -> list[mx.array]:
@@ -343,12 +355,12 @@ class Table:
 
     def fit(self, limit: int) -> None:
         """Cut the tail to ``limit`` slots, or to its rows if there are more."""
-        tail = self.tail
-        capacity = max(limit, *tail.rows)
-        if tail.keys.capacity > capacity:  # values have the same
-            columns = tail.keys.resized(capacity), tail.values.resized(capacity)
-            self.segments[-1] = Segment(*columns, tail.rows)
-            end = self.packed_width + capacity
+        keys, values = self.tail.keys, self.tail.values
+        slots = max(limit, *self.tail.rows)
+        if keys.capacity > slots:  # values have the same
+            keys.resize(slots)
+            values.resize(slots)
+            end = self.packed_width + slots
             self.beside = {name: mx.contiguous(a[:, :, :end]) for name, a in self.beside.items()}
 
     # Other tables
