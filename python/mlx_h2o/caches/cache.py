@@ -71,6 +71,7 @@ class H2OKVCache:
         ValueError: ``config.kv_bits`` is set; use :class:`QuantizedH2OKVCache` for that.
     """
 
+    _default: ClassVar[H2OConfig] = H2OConfig()
     _quantized: ClassVar[bool | None] = False
     """Whether rows must be quantised; None: either way."""
     _in_batch: ClassVar[bool] = False
@@ -81,7 +82,7 @@ class H2OKVCache:
     keys, values = _side("keys"), _side("values")
 
     def __init__(self, config: H2OConfig | None = None, *, name: str = "") -> None:
-        self._configure(config if config is not None else H2OConfig(), name)
+        self._configure(self._default if config is None else config, name)
         self._hold(Table([], [0]))
 
     def _configure(self, config: H2OConfig, name: str, unequal_budgets: bool = False) -> None:
@@ -358,13 +359,12 @@ class H2OKVCache:
         if self.unequal_budgets and (self._in_batch or (return_array and length > 1)):
             self._own_mask_due = True
             return EachLayersMask()
-        table, count = self._table, len(self._padding)
+        table = self._table
         if self._free and length == 1 == len(table.segments):  # nearly always
             slots, width = table.segments[0].next_slots(), table.shown + 1
             return None if slots is None else self._shaped(mx.arange(width) <= slots)
-        step = Step(length, count)
+        step = Step.of(length, self._padding)
         if self._free < length:
-            step = Step.of(length, self._padding)
             checks.check_scored(self)
             table = self._make_room(step.counts)
         rows = [one.rows for one in table.segments] or [table.tokens]
@@ -720,10 +720,8 @@ class QuantizedH2OKVCache(H2OKVCache):
             whose size is not a multiple of 32.
     """
 
+    _default = H2OConfig(format=Affine())
     _quantized = True
-
-    def __init__(self, config: H2OConfig | None = None, *, name: str = "") -> None:
-        super().__init__(H2OConfig(format=Affine()) if config is None else config, name=name)
 
 
 class BatchH2OKVCache(H2OKVCache):

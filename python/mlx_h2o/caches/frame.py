@@ -13,11 +13,10 @@ from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 
+from .step import Step
+
 FIRST_ROWS = 64
 """A centre is the mean of at most this many keys."""
-
-Spans = Sequence[tuple[int, int]]
-"""For each sequence, start and stop of its own rows among padding; empty: all rows."""
 
 _GROUP = 32
 """Stored rows are padded to a multiple of this many elements."""
@@ -44,22 +43,22 @@ class Frame:
         self._rotate = mx.hadamard_transform if whole else _rotated
 
     @classmethod
-    def of(cls, keys: mx.array, values: mx.array, spans: Spans = ()) -> Frame:
+    def of(cls, keys: mx.array, values: mx.array) -> Frame:
         """The frame of these rows [B, H, L, ...] and of later ones, centred on the first keys."""
-        return cls(_centre(keys, spans), values.shape[3])
+        return cls(_centre(keys), values.shape[3])
 
-    def starting(self, keys: mx.array, spans: Spans, held: Sequence[int]) -> Frame:
-        """The frame for new rows: this one, but sequences that ``held`` no rows get a centre from
-        their first keys."""
-        starts = [
-            rows == 0 and (not spans or spans[n][1] > spans[n][0]) for n, rows in enumerate(held)
-        ]
+    def starting(self, keys: mx.array, step: Step, held: Sequence[int]) -> Frame:
+        """The frame for a step's rows: this one, but sequences that ``held`` no rows get a centre
+        from their first keys."""
+        starts = [rows == 0 < new for rows, new in zip(held, step.counts, strict=True)]
         if not any(starts):
             return self
-        centre = _centre(keys, spans)
+        own = enumerate(step.spans)
+        parts = [keys[n : n + 1, :, start:stop] for n, (start, stop) in own] or [keys]
+        centre = mx.concatenate([_centre(part) for part in parts])
         if not all(starts):
             centre = mx.where(mx.array(starts)[:, None, None, None], centre, self.centre)
-        return Frame(centre, self.sizes[1])
+        return self.each(lambda _: centre)
 
     # Rows
 
@@ -116,16 +115,12 @@ def kept_size(size: int) -> int:
     return -(-size // _GROUP) * _GROUP
 
 
-def _centre(rows: mx.array, spans: Spans) -> mx.array:
-    """[B, H, 1, D], the mean of the first keys of each sequence's span, 0 where it is empty.
+def _centre(rows: mx.array) -> mx.array:
+    """[B, H, 1, D], the mean of the first of these keys, 0 if there are none.
 
     Rounded to 8 bits, so that it does not depend on the order of a sum; any centre near the mean
     serves as well.
     """
-    if spans:
-        own = enumerate(spans)
-        given = [rows[n : n + 1, :, start : max(stop, start)] for n, (start, stop) in own]
-        return mx.concatenate([_centre(one, ()) for one in given])
     if rows.shape[2] == 0:
         return mx.zeros((*rows.shape[:2], 1, rows.shape[3]), rows.dtype)
     first = rows[:, :, :FIRST_ROWS].astype(mx.float32)

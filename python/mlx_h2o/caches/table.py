@@ -258,7 +258,7 @@ class Table:
         if frame is not None:
             if limit is not None:
                 held = [count + self.prefix_rows for count in self.lengths]
-                self.frame = frame = frame.starting(keys, spans, held)
+                self.frame = frame = frame.starting(keys, step, held)
             keys, values = frame.into(keys, values)
         if spans or (slots is not None and length > 1):
             slots = per_sequence((*tail.rows,)) + step.places
