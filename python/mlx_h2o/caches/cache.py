@@ -652,8 +652,9 @@ class H2OKVCache:
         already, it is returned itself, since mlx_lm calls this after every step.
 
         Raises:
-            ValueError: bits or sizes that H2OConfig refuses, rows that cannot be quantised, or for
-                a quantised cache other settings than its own: no row is quantised twice.
+            ValueError: bits or sizes that H2OConfig refuses, rows that cannot be quantised, a batch
+                of unquantised rows, or for a quantised cache other settings than its own: no row is
+                quantised twice.
             RuntimeError: the scores of a chunk are pending.
         """
         own = self.config.kv_group_size, self.config.kv_bits
@@ -665,6 +666,8 @@ class H2OKVCache:
             )
         if self.config.packs:
             return self
+        if self._in_batch:
+            raise ValueError("[H2OKVCache.to_quantized] found a batch, expected one sequence.")
         config = replace(self.config, format=Affine(bits, kv_group_size=group_size))
         self.flush()
         return self._another(config, formats.quantized(config, self._table, self._described()))

@@ -147,8 +147,10 @@ def fold_rows(rows: Eviction, ranks: mx.array, kept: mx.array) -> None:
     new = [*tail.keys.encode(made[0]), *tail.values.encode(made[1])]
     pairs = zip(tail.parts, new, strict=True)
     tail.parts = [_written(part, into, one, some) for part, one in pairs]
-    for name, one in ((IMPORTANCE, found.mass), (BIAS, found.bias)):
-        table.beside[name] = _written(table.beside[name], into, one, some)
+    table.beside[BIAS] = _written(table.beside[BIAS], into, found.bias, some)
+    if policy.needs_scores:
+        mass = table.beside[IMPORTANCE]
+        table.beside[IMPORTANCE] = _written(mass, into, found.mass, some)
 
 
 def _written(array: mx.array, slots: mx.array, rows: mx.array, some: mx.array | None) -> mx.array:
