@@ -278,7 +278,7 @@ class H2OKVCache:
     ) -> tuple[Any, Any]:
         """Keys and values for attention, registered as this cache's: ``views`` of the tail. As
         arrays, the new rows are ``came``, as they were before they were packed."""
-        tail, arrays, mixed = table.segments[-1], self._hands_arrays, len(table.segments) > 1
+        tail, mixed = table.segments[-1], len(table.segments) > 1
         parts, others = views
         if table.changed:
             # Evaluating the keys must evaluate these too: otherwise they would keep the graph of
@@ -286,10 +286,10 @@ class H2OKVCache:
             loose = table.loose(self.policy.needs_scores and not mixed)
             parts = (mx.depends(parts[0], loose), *parts[1:])
             table.changed = False
-        if mixed or (arrays and (tail.keys.bits or tail.values.bits)):
+        if mixed or (self._hands_arrays and (tail.keys.bits or tail.values.bits)):
             keys, values = unpacked(table, (parts, others), self._step, came)
         else:
-            keys, values = tail.keys.given(parts, arrays), tail.values.given(others, arrays)
+            keys, values = tail.keys.given(parts), tail.values.given(others)
         return hand_out(self, keys, values, (parts[0], others[0]) if mixed else None)
 
     def keys_and_values(self) -> tuple[Any, Any]:

@@ -77,9 +77,9 @@ class Column(ABC):
             return tuple([part[...] for part in self.parts])
         return tuple([part[:, :, :count] for part in self.parts])
 
-    def given(self, parts: Parts, as_array: bool) -> Any:
+    def given(self, parts: Parts) -> Any:
         """Stored rows as attention takes them: an array, or the parts of packed rows."""
-        return self.decode(parts) if as_array or self.bits is None else parts
+        return self.decode(parts) if self.bits is None else parts
 
     def reserve(self, rows: int, limit: int) -> None:
         """Make room for ``rows``, and in advance for more, up to ``limit``."""
@@ -115,7 +115,7 @@ class DenseColumn(Column):
     def decode(self, parts: Parts) -> mx.array:
         return parts[0]
 
-    def given(self, parts: Parts, as_array: bool) -> mx.array:
+    def given(self, parts: Parts) -> mx.array:
         return parts[0]  # saves a call in every step
 
     @property

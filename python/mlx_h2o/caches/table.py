@@ -77,8 +77,8 @@ class Segment:
         """What attention reads, cached: only for a segment that does not change."""
         if self.read is None:
             keys, values = self.state
-            given = self.keys.given(keys, False), self.values.given(values, False)
-            self.read = AttentionRows(*given, self.packing, shared)
+            rows = self.keys.given(keys), self.values.given(values)
+            self.read = AttentionRows(*rows, self.packing, shared)
         return self.read
 
     @property

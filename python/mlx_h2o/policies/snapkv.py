@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from ..operations.backends import resolve
 from .base import ByScores
-from .weights import greatest_near, per_kv_head
+from .weights import greatest_near
 
 
 class SnapKV(ByScores):
@@ -33,6 +33,5 @@ class SnapKV(ByScores):
         if scores.shape[2] < self.window:
             decay = 1 - 1 / self.window
             return resolve().accumulate_scores(importance, scores, decay=decay, masked=False)
-        votes = per_kv_head(scores[:, :, -self.window :], importance.shape[1])
-        votes = mx.mean(votes, axis=(2, 3))
-        return greatest_near(votes, positions, -self.neighbours, self.neighbours)
+        votes = scores.reshape(*importance.shape[:2], -1, scores.shape[3])
+        return greatest_near(mx.mean(votes, axis=2), positions, -self.neighbours, self.neighbours)

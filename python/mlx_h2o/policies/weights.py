@@ -7,12 +7,6 @@ import mlx.core as mx
 from ..operations import composed
 
 
-def per_kv_head(weights: mx.array, heads: int) -> mx.array:
-    """Weights [B, Hq, L, N] as [B, H, Hq / H, L, N]: the query heads of each KV head."""
-    batch, query_heads, length, rows = weights.shape
-    return weights.reshape(batch, heads, query_heads // heads, length, rows)
-
-
 def order(values: mx.array, positions: mx.array) -> mx.array:
     """The place of each row among its head's, 0 (least) to N - 1, float32 [B, H, N].
 
