@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from operator import add, gt, sub
 
 from ..config import H2OConfig
@@ -108,13 +109,10 @@ class Room:
         for n, keep in keeps.items():
             numbers = self._recent[n], min(keep, lengths[n]), lengths[n], counts[n]
             alike.setdefault(numbers, []).append(n)
+        of = partial(Eviction, table, self._config, ends=ends, sinks=self._sinks, tail=tail)
         evictions = (
-            Eviction(
-                table, self._config, due, ends, self._sinks,
-                stay=stay, recent_size=recent, tail=tail,
-            )
-            for (recent, stay, *_), due in alike.items()
-        )  # fmt: skip
+            of(due=due, stay=stay, recent_size=recent) for (recent, stay, *_), due in alike.items()
+        )
         if self._mixed:
             return tiers.pack_older(table, [*evictions])
         for one in evictions:

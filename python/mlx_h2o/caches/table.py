@@ -374,6 +374,18 @@ class Table:
         found.waiting, found.unscored = self.waiting, self.unscored
         return found
 
+    def arranged(
+        self, segments: list[Segment], change: Callable[[mx.array, float | None], mx.array]
+    ) -> Table:
+        """A table of these segments. ``change`` makes what is beside their rows, and with None
+        instead of what unused slots are filled with, their positions."""
+        found = Table(segments, self.tokens, self.frame)
+        found.waiting, found.unscored = self.waiting, self.unscored
+        found.place(change(self.positions, None))
+        for name, array in self.beside.items():
+            found.attach(name, change(array, FILLS[name]))
+        return found
+
     def copy(self) -> Table:
         """A table of the same rows; the one that is written first copies them."""
         if not self.segments:
@@ -403,12 +415,7 @@ class Table:
         tail, width = self.tail, self.tail.width
         both = tail.each(lambda part: part[:, :, :width], [prefix.width + n for n in tail.rows])
         both.parts = [*map(behind, prefix.parts, both.parts)]
-        found = Table([both], self.tokens, self.frame)
-        found.unscored = self.unscored
-        found.place(self.behind_prefix(self.positions, None))
-        for name, array in self.beside.items():
-            found.attach(name, self.behind_prefix(array[:, :, :width], FILLS[name]))
-        return found
+        return self.arranged([both], lambda own, fill: self.behind_prefix(own[:, :, :width], fill))
 
     def behind_prefix(self, own: mx.array, fill: float | None) -> mx.array:
         """``own`` data [B, H, N] after that of the shared rows, which is ``fill``, or if None

@@ -58,7 +58,7 @@ def truncated(table: Table, gone: Sequence[int], config: H2OConfig) -> Table:
         rows, positions = alone.lengths[0] - count, alone.positions
         slots = mx.sort(mx.argsort(positions, axis=2)[:, :, :rows], axis=2).astype(mx.uint32)
         counts = [rows, *[0] * (len(table.segments) - 1)]  # no row loses precision
-        tables.append(_rearranged(alone, positions, slots, -positions, counts, config))
+        tables.append(_rearranged(alone, slots, -positions, counts, config))
         tables[-1].tokens = [alone.tokens[0] - count]
     return join(tables)
 
@@ -84,16 +84,11 @@ def _arranged(eviction: Eviction) -> Table:
     if config.dense_rows == 0:  # as published: the newest are light, whatever they were before
         ranks = -positions.astype(mx.float32)
     ranks = mx.where(mx.isnan(ranks), -mx.inf, ranks)
-    return _rearranged(table, positions, slots, ranks, counts, config)
+    return _rearranged(table, slots, ranks, counts, config)
 
 
 def _rearranged(
-    table: Table,
-    positions: mx.array,
-    slots: mx.array,
-    ranks: mx.array,
-    counts: Sequence[int],
-    config: H2OConfig,
+    table: Table, slots: mx.array, ranks: mx.array, counts: Sequence[int], config: H2OConfig
 ) -> Table:
     """The table of the rows at ``slots``, ascending; the last ``counts[-1]`` stay in the tail.
 
@@ -109,13 +104,8 @@ def _rearranged(
         lambda part: padded(part[:, :, start : start + newest], tail_limit(config), 0),
         [newest] * len(table.tokens),
     )
-    found = Table([*segments, tail], table.tokens, table.frame)
-    found.waiting, found.unscored = table.waiting, table.unscored
     order = mx.concatenate([*chosen, slots[:, :, slots.shape[2] - newest :]], axis=2)
-    found.place(gathered(positions, order))
-    for name, array in table.beside.items():
-        found.attach(name, gathered(array, order))
-    return found
+    return table.arranged([*segments, tail], lambda array, _: gathered(array, order))
 
 
 def _gathered(table: Table, segment: Segment, slots: mx.array) -> Segment:
