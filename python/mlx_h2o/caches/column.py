@@ -1,6 +1,6 @@
 """A column of rows: how the keys, or the values, of one layer are stored.
 
-A new row format is one subclass with ``encode``, ``decode`` and ``layout``.
+A new row format is one subclass with ``encode`` and ``decode``.
 """
 
 from __future__ import annotations
@@ -56,9 +56,12 @@ class Column(ABC):
         return found
 
     @property
-    @abstractmethod
     def layout(self) -> Layout:
-        """The layout of the stored rows."""
+        """The layout of the stored rows: that of an unpacked row, which is not computed."""
+        shapes = ((*part.shape[:2], 1, *part.shape[3:]) for part in self.parts)
+        row = self.decode(tuple(map(mx.zeros, shapes, (part.dtype for part in self.parts))))
+        batch, heads, _, width = row.shape
+        return batch, heads, width, row.dtype
 
     @property
     def capacity(self) -> int:
@@ -117,11 +120,6 @@ class DenseColumn(Column):
 
     def given(self, parts: Parts) -> mx.array:
         return parts[0]  # saves a call in every step
-
-    @property
-    def layout(self) -> Layout:
-        batch, heads, _, width = self.parts[0].shape
-        return batch, heads, width, self.parts[0].dtype
 
 
 def _in_room(rows: mx.array, slots: int) -> mx.array:

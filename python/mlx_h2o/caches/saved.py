@@ -31,12 +31,10 @@ def settings_text(cache: Any) -> str:
             del given[name]
     if cache.unequal_budgets:
         given["unequal_budgets"] = True
-    if table.segments:
-        (_, _, size, dtype) = table.layouts[1]
-        if cache.config.kv_format is not None:
-            given["dtype"] = dtype_name(dtype)
-        if cache.config.framed and kept_size(size) != size:
-            given["value_size"] = size
+    if table.segments and cache.config.kv_format is not None:
+        given["dtype"] = dtype_name(table.layouts[1][3])
+    if table.frame is not None and kept_size(size := table.frame.sizes[1]) != size:
+        given["value_size"] = size
     return json.dumps(given)
 
 
