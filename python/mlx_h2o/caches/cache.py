@@ -160,8 +160,7 @@ class H2OKVCache:
 
         Evicts rows beyond the budget first, as ``flush`` does, unless their scores are pending.
         Shared rows count once for all sequences of a cache, and again in each cache."""
-        self._at_rest()
-        return self.held_nbytes
+        return self._at_rest().nbytes
 
     @property
     def held_nbytes(self) -> int:

@@ -134,15 +134,13 @@ def fold_rows(rows: Eviction, ranks: mx.array, kept: mx.array) -> None:
     if BIAS not in table.beside:
         table.attach(BIAS)
     free = (rows.positions >= rows.sink_size) & (rows.positions < start) & policy.takes(ranks)
-    found = resolve().fold(
-        rows.keys, rows.values, rows.beside(BIAS), rows.importance, ranks, free, kept,
-        share=policy.fold_share,
-    )  # fmt: skip
+    own = rows.keys, rows.values, rows.beside(BIAS), rows.importance
+    found = resolve().fold(*own, ranks, free, kept, share=policy.fold_share)
     into = found.into + mx.array(rows.skip, mx.uint32) if rows.skip else found.into
     made, frame = (found.keys, found.values), table.frame
     if frame is not None:
-        own = frame if some is None else frame.each(lambda centre: centre[some])
-        made = own.into(*made)
+        frame = frame if some is None else frame.each(lambda centre: centre[some])
+        made = frame.into(*made)
     tail = table.tail
     new = [*tail.keys.encode(made[0]), *tail.values.encode(made[1])]
     pairs = zip(tail.parts, new, strict=True)

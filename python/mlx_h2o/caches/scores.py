@@ -168,7 +168,7 @@ def settle(policy: Policy, table: Table, border: int) -> None:
             held = table.width - (table.tokens[0] - start - done)
             part = Part(slice(None), slice(None), slice(held))
             given = waiting(policy, table, first, first + done)[..., part.slots]  # rows held then
-            old, places = part.of(table.beside[IMPORTANCE]), part.of(table.positions)
+            old, places = map(part.of, _before(policy, table))
             store(policy, table, [(part, scoring.accumulated(policy, old, given, places))])
         first += count
     cut(policy, table, border)

@@ -318,17 +318,17 @@ class Table:
         found = resolve().compact_rows(buffers, kept, sequences, start, tail)
         segment.parts, found = found[: len(parts)], found[len(parts) :]
         self.beside = dict(zip(self.beside, found[:-1], strict=True))
-        self._cut(list(rows))
+        self._cut(rows)
         self.place(found[-1][:, :, : self.width])
 
     def truncate(self, rows: Sequence[int]) -> None:
         """Keep the first ``rows`` of each sequence's tail."""
-        self._cut(list(rows))
+        self._cut(rows)
         self._known = [min(known, count) for known, count in zip(self._known, rows, strict=True)]
         if self._placed is not None:
             self._placed = self._placed[:, :, : self.packed_width + max(self._known)]
 
-    def _cut(self, rows: list[int]) -> None:
+    def _cut(self, rows: Sequence[int]) -> None:
         """Keep ``rows`` of the tail in use, and reset what lies beside the others."""
         self.changed = True
         self._most = max(self._most, self.tail.width)
