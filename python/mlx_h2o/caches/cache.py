@@ -541,11 +541,9 @@ class H2OKVCache:
         self.flush()
         held = self._table.width
         most = held if config.max_kv_size is None else min(held, config.prefix_size)
-        if not 0 < rows <= most:
-            raise ValueError(
-                f"{op} rows is {rows}, expected 1 to {most}: {self._described()} holds {held} and "
-                f"keeps the first {config.prefix_size} for good (prefix_size)."
-            )
+        kept = f"keeps the first {config.prefix_size} for good (prefix_size)"
+        wanted = f"1 to {most}: {self._described()} holds {held} and {kept}"
+        check(0 < rows <= most, "rows", rows, wanted, operation=f"{type(self).__name__}.share")
         self._hold(self._table.standing(rows))
 
     def unshared(self) -> Any:
@@ -765,11 +763,9 @@ class BatchH2OKVCache(H2OKVCache):
         for name, numbers in given.items():
             if numbers is None:
                 continue
-            if len(numbers) != len(self._padding) or min(numbers, default=0) < 0:
-                raise ValueError(
-                    f"{op} {name} is {list(numbers)}, expected {len(self._padding)} numbers of at "
-                    "least 0, one per sequence."
-                )
+            right = len(numbers) == len(self._padding) and min(numbers, default=0) >= 0
+            wanted = f"{len(self._padding)} numbers of at least 0, one per sequence"
+            check(right, name, list(numbers), wanted, operation="BatchH2OKVCache.prepare")
         if left_padding is not None and not self.empty():
             raise ValueError(f"{op} left_padding is given, expected it before the first tokens.")
         if right_padding is not None and max(right_padding, default=0) > 0 and lengths is None:

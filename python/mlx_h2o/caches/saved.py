@@ -9,6 +9,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..config import H2OConfig
+from ..errors import check
 from ..operations.arguments import dtype_name
 from . import formats
 from .frame import Frame, kept_size
@@ -44,11 +45,9 @@ def read_settings(settings: str) -> tuple[H2OConfig, bool, tuple[mx.Dtype, int]]
     given = json.loads(settings)
     unequal, size = bool(given.pop("unequal_budgets", False)), int(given.pop("value_size", 0))
     for gone, usual in _GONE.items():
-        if (value := given.pop(gone, usual)) != usual:
-            raise ValueError(
-                f"[H2OKVCache] {gone} is {value!r}, expected {usual!r}: this setting of "
-                "earlier versions is gone."
-            )
+        value = given.pop(gone, usual)
+        wanted = f"{usual!r}: this setting of earlier versions is gone"
+        check(value == usual, gone, value, wanted, operation="H2OKVCache")
     given.setdefault("kv_frame", _framed_by_default(given))
     dtype = getattr(mx, given.pop("dtype", "float32"))
     if "diversity" not in given and given["policy"] == "h2o":
