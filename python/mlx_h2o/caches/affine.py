@@ -3,8 +3,6 @@
 A row is quantised once, on arrival, and moved in packed form.
 """
 
-from __future__ import annotations
-
 import warnings
 
 import mlx.core as mx

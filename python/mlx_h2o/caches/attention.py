@@ -1,7 +1,5 @@
 """Attention over the rows of a table: one loop over its segments, merged by their lse."""
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 import mlx.core as mx

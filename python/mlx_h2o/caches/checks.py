@@ -1,7 +1,5 @@
 """Checks of arguments to a cache. The errors name what was found and what was expected."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

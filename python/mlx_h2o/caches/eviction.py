@@ -3,8 +3,6 @@
 Evicted rows are dropped, or folded into the rows that are most like them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Which columns the settings of a cache ask for."""
 
-from __future__ import annotations
-
 import mlx.core as mx
 
 from ..config import KV_FORMATS, H2OConfig

@@ -1,7 +1,5 @@
 """When a cache evicts rows, and how many, according to its settings."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from operator import add, gt, sub

@@ -1,7 +1,5 @@
 """How a cache is saved: its rows, and its settings as JSON."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Any

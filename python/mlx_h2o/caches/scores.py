@@ -3,8 +3,6 @@
 With speculation, scores of the newest queries stay pending while these may be taken back.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple

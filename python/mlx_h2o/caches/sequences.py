@@ -1,7 +1,5 @@
 """Select sequences of a table, and join sequences of several tables."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import mlx.core as mx

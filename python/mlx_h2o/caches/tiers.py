@@ -4,8 +4,6 @@ The segments of such a table are the heavy rows, the low-precision (light) rows,
 of dense rows. Rows change segments in groups, at evictions or when the tail is full.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -3,8 +3,6 @@
 A row is quantised once, on arrival, and moved in packed form.
 """
 
-from __future__ import annotations
-
 import mlx.core as mx
 
 from ..operations.arguments import CODE_SIZES, codes_fit

@@ -1,7 +1,5 @@
 """h2o: keep heavy and diverse rows (after Zhang et al. 2023, H2O), fold others into them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import mlx.core as mx

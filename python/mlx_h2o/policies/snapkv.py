@@ -1,7 +1,5 @@
 """snapkv: keep the rows that the last queries of the prompt attend to (Li et al. 2024, SnapKV)."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import mlx.core as mx

@@ -1,7 +1,5 @@
 """tova: keep the rows that the last query attends to most (Oren et al. 2024, TOVA)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import mlx.core as mx

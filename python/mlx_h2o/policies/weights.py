@@ -1,7 +1,5 @@
 """Functions of attention weights that several policies share. Not a policy itself."""
 
-from __future__ import annotations
-
 import mlx.core as mx
 
 from ..operations import composed
