@@ -16,6 +16,7 @@ from ..operations.composed import beside_rows
 from ..operations.composed.buffers import gathered
 from ..operations.requests import PerSequence
 from ..policies import Rows
+from ..policies.weights import best
 from .table import BIAS, FILLS, IMPORTANCE, Table, behind
 from .views import true_rows
 
@@ -82,10 +83,7 @@ class Eviction:
         from the first of these rows."""
         if not self.keep:  # all are evicted
             return mx.zeros((*self.positions.shape[:2], 0), mx.uint32)
-        return resolve().keep_indices(
-            ranks, self.positions,
-            keep=self.keep, sink_size=self.sink_size, recent_start=self.recent_start,
-        )  # fmt: skip
+        return best(cast(Rows, self), ranks, self.keep)
 
     def ranks(self) -> mx.array:
         """float32 [sequences, H, N]; NaN, which is evicted first, for rows beyond the context that
