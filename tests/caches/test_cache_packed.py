@@ -197,6 +197,8 @@ def test_to_quantized_goes_on_with_the_same_rows(policy, tokens):
     with pytest.raises(ValueError, match=r"bits 8, expected 32 and 4 as .*tiny layer 0"):
         packed.to_quantized(group_size=32, bits=8)
     course.check()  # the dense one is as it was
+    with pytest.raises(ValueError, match="found a batch, expected one sequence"):
+        dense.merge([dense]).to_quantized(group_size=32, bits=4)
     if tokens:
         came = np.array(dense.keys)
         kept = reference_frame.kept(came, reference_frame.centre(came))

@@ -64,6 +64,14 @@ def test_a_long_chunk_reads_and_scores_a_row_of_n_as_n(batch):
     course.tokens(2)
 
 
+def test_a_policy_without_scores_folds_too(monkeypatch):
+    monkeypatch.setattr(policies.KeyDiff, "folds", True)
+    cache, rows = H2OKVCache(H2OConfig.of(max_kv_size=16)), mx.random.normal((1, 2, 24, 32))
+    for row in mx.split(rows, 24, axis=2):
+        cache.attend(row, *cache.update_and_fetch(row, row), scale=SCALE)
+    assert counts_of(cache).max() > 1
+
+
 @pytest.mark.parametrize("column", ["dense", "4 bits"])
 def test_rows_are_dropped_where_that_is_asked_for(column):
     """As the reference drops them; a file says so, and one of a cache that folds does not."""

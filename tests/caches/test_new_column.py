@@ -37,11 +37,6 @@ class CodeColumn(Column):
         codes, size = parts
         return ((codes.astype(mx.float32) - 3.5) / 1.5 * size).astype(self.dtype)
 
-    @property
-    def layout(self) -> tuple[int, int, int, mx.Dtype]:
-        batch, heads, _, width = self.parts[0].shape
-        return batch, heads, width, self.dtype
-
 
 def rounded(rows: mx.array) -> mx.array:
     column = CodeColumn()

@@ -12,7 +12,6 @@ import numpy as np
 from mlx.utils import tree_flatten
 
 from mlx_h2o import H2OConfig, H2OKVCache, fast
-from mlx_h2o.caches.attention import packing
 
 SCALE = 0.25
 SHAPE = {"batch": 2, "heads": 2, "group": 2, "size": 16}
@@ -73,7 +72,7 @@ def step(cache, queries, keys, values, *, array_mask: bool = False) -> np.ndarra
         given["row_bias"] = bias[:, :, : cache.positions.shape[2]]
     if isinstance(k, tuple):
         out, scores = fast.scaled_dot_product_attention_quantized_with_scores(
-            mx.array(queries), *k, *v, **given, **packing(cache._table, cache.config)
+            mx.array(queries), *k, *v, **given, **cache._table.tail.packing
         )
     else:
         out, scores = fast.scaled_dot_product_attention_with_scores(

@@ -107,17 +107,13 @@ def stored_rows(cache) -> tuple[np.ndarray, np.ndarray]:
     if cache._table.segments:
         parts = [_unpacked(cache.config, cache.keys_and_values(), centres)]
     if cache.prefix_rows:
-        first = [_alone(side) for side in cache._table.prefix.state]
+        prefix, (keys, values) = cache._table.prefix, cache._table.prefix.state
+        first = prefix.keys.given(keys), prefix.values.given(values)
         first = _unpacked(cache.config, first, centres)
         lines = np.array(cache.positions).shape[0]
         parts.insert(0, [np.broadcast_to(a, (lines, *a.shape[1:])) for a in first])
     keys, values = zip(*parts, strict=True)
     return np.concatenate(keys, axis=2), np.concatenate(values, axis=2)
-
-
-def _alone(parts: Any) -> Any:
-    """Rows as an update returns them: an array if they are not packed."""
-    return parts[0] if len(parts) == 1 else parts
 
 
 def _unpacked(config: H2OConfig, sides: Any, centres: Any) -> list[np.ndarray]:

@@ -3,15 +3,13 @@
 A row is quantised once, on arrival, and moved in packed form.
 """
 
-from __future__ import annotations
-
 import warnings
 
 import mlx.core as mx
 
 from ..operations.arguments import GROUP_SIZES
 from ..operations.backends import resolve
-from .column import Column, Layout, Parts
+from .column import Column, Parts
 
 _warned: set[tuple[int, int, int]] = set()
 
@@ -41,11 +39,6 @@ class AffineColumn(Column):
         # MLX has dequantised views of a larger buffer wrongly on some GPUs.
         words, scales, biases = (mx.contiguous(part) for part in parts)
         return mx.dequantize(words, scales, biases, group_size=self.group_size, bits=self.bits)
-
-    @property
-    def layout(self) -> Layout:
-        batch, heads, _, groups = self.parts[1].shape
-        return batch, heads, groups * self.group_size, self.parts[1].dtype
 
 
 def group_size_for(wanted: int, width: int, value_width: int, owner: str) -> int:

@@ -1,7 +1,5 @@
 """Attention over the rows of a table: one loop over its segments, merged by their lse."""
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 import mlx.core as mx
@@ -9,7 +7,6 @@ import mlx.core as mx
 from ..config import H2OConfig
 from ..operations.backends import resolve
 from ..operations.segments import AttentionRows, masking, merged_attention
-from .column import packing_of
 from .frame import share_of_rows
 from .scores import AttentionCall, biases
 from .table import IMPORTANCE, Table
@@ -17,12 +14,6 @@ from .views import behind_shared, packed_rows, shared_rows
 
 DECODE_QUERIES = 8
 """Up to this many queries, kernels return output and scores together and read packed rows."""
-
-
-def packing(table: Table, config: H2OConfig) -> dict[str, Any]:
-    """Arguments (bits, group size) that tell operations how the rows handed out are packed."""
-    tail, latents = table.tail, config.kv_handed == "latents"  # with MLA, keys serve as values
-    return packing_of(tail.keys, tail.keys if latents else tail.values)
 
 
 def attend(
@@ -52,7 +43,7 @@ def attend(
             shift = frame.shift(queries, scale)
         queries = frame.query(queries)
     whole = whole and table.prefix is None and len(table.segments) == 1
-    more = packing(table, config) if packed or isinstance(values, tuple) else {}
+    more = table.tail.packing if packed or isinstance(values, tuple) else {}
     if policy.kind and whole and (shift is None or (mask is None and sinks is None)):
         causal, shown = masking(mask)
         shown = shown if shift is None else shift  # one shift for all rows of a query

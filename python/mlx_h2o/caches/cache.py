@@ -71,6 +71,7 @@ class H2OKVCache:
         ValueError: ``config.kv_bits`` is set; use :class:`QuantizedH2OKVCache` for that.
     """
 
+    _default: ClassVar[H2OConfig] = H2OConfig()
     _quantized: ClassVar[bool | None] = False
     """Whether rows must be quantised; None: either way."""
     _in_batch: ClassVar[bool] = False
@@ -81,7 +82,7 @@ class H2OKVCache:
     keys, values = _side("keys"), _side("values")
 
     def __init__(self, config: H2OConfig | None = None, *, name: str = "") -> None:
-        self._configure(config if config is not None else H2OConfig(), name)
+        self._configure(self._default if config is None else config, name)
         self._hold(Table([], [0]))
 
     def _configure(self, config: H2OConfig, name: str, unequal_budgets: bool = False) -> None:
@@ -159,8 +160,7 @@ class H2OKVCache:
 
         Evicts rows beyond the budget first, as ``flush`` does, unless their scores are pending.
         Shared rows count once for all sequences of a cache, and again in each cache."""
-        self._at_rest()
-        return self.held_nbytes
+        return self._at_rest().nbytes
 
     @property
     def held_nbytes(self) -> int:
@@ -277,7 +277,7 @@ class H2OKVCache:
     ) -> tuple[Any, Any]:
         """Keys and values for attention, registered as this cache's: ``views`` of the tail. As
         arrays, the new rows are ``came``, as they were before they were packed."""
-        tail, arrays, mixed = table.segments[-1], self._hands_arrays, len(table.segments) > 1
+        tail, mixed = table.segments[-1], len(table.segments) > 1
         parts, others = views
         if table.changed:
             # Evaluating the keys must evaluate these too: otherwise they would keep the graph of
@@ -285,10 +285,10 @@ class H2OKVCache:
             loose = table.loose(self.policy.needs_scores and not mixed)
             parts = (mx.depends(parts[0], loose), *parts[1:])
             table.changed = False
-        if mixed or (arrays and (tail.keys.bits or tail.values.bits)):
+        if mixed or (self._hands_arrays and (tail.keys.bits or tail.values.bits)):
             keys, values = unpacked(table, (parts, others), self._step, came)
         else:
-            keys, values = tail.keys.given(parts, arrays), tail.values.given(others, arrays)
+            keys, values = tail.keys.given(parts), tail.values.given(others)
         return hand_out(self, keys, values, (parts[0], others[0]) if mixed else None)
 
     def keys_and_values(self) -> tuple[Any, Any]:
@@ -358,13 +358,12 @@ class H2OKVCache:
         if self.unequal_budgets and (self._in_batch or (return_array and length > 1)):
             self._own_mask_due = True
             return EachLayersMask()
-        table, count = self._table, len(self._padding)
+        table = self._table
         if self._free and length == 1 == len(table.segments):  # nearly always
             slots, width = table.segments[0].next_slots(), table.shown + 1
             return None if slots is None else self._shaped(mx.arange(width) <= slots)
-        step = Step(length, count)
+        step = Step.of(length, self._padding)
         if self._free < length:
-            step = Step.of(length, self._padding)
             checks.check_scored(self)
             table = self._make_room(step.counts)
         rows = [one.rows for one in table.segments] or [table.tokens]
@@ -542,11 +541,9 @@ class H2OKVCache:
         self.flush()
         held = self._table.width
         most = held if config.max_kv_size is None else min(held, config.prefix_size)
-        if not 0 < rows <= most:
-            raise ValueError(
-                f"{op} rows is {rows}, expected 1 to {most}: {self._described()} holds {held} and "
-                f"keeps the first {config.prefix_size} for good (prefix_size)."
-            )
+        kept = f"keeps the first {config.prefix_size} for good (prefix_size)"
+        wanted = f"1 to {most}: {self._described()} holds {held} and {kept}"
+        check(0 < rows <= most, "rows", rows, wanted, operation=f"{type(self).__name__}.share")
         self._hold(self._table.standing(rows))
 
     def unshared(self) -> Any:
@@ -652,8 +649,9 @@ class H2OKVCache:
         already, it is returned itself, since mlx_lm calls this after every step.
 
         Raises:
-            ValueError: bits or sizes that H2OConfig refuses, rows that cannot be quantised, or for
-                a quantised cache other settings than its own: no row is quantised twice.
+            ValueError: bits or sizes that H2OConfig refuses, rows that cannot be quantised, a batch
+                of unquantised rows, or for a quantised cache other settings than its own: no row is
+                quantised twice.
             RuntimeError: the scores of a chunk are pending.
         """
         own = self.config.kv_group_size, self.config.kv_bits
@@ -665,6 +663,8 @@ class H2OKVCache:
             )
         if self.config.packs:
             return self
+        if self._in_batch:
+            raise ValueError("[H2OKVCache.to_quantized] found a batch, expected one sequence.")
         config = replace(self.config, format=Affine(bits, kv_group_size=group_size))
         self.flush()
         return self._another(config, formats.quantized(config, self._table, self._described()))
@@ -720,10 +720,8 @@ class QuantizedH2OKVCache(H2OKVCache):
             whose size is not a multiple of 32.
     """
 
+    _default = H2OConfig(format=Affine())
     _quantized = True
-
-    def __init__(self, config: H2OConfig | None = None, *, name: str = "") -> None:
-        super().__init__(H2OConfig(format=Affine()) if config is None else config, name=name)
 
 
 class BatchH2OKVCache(H2OKVCache):
@@ -765,11 +763,9 @@ class BatchH2OKVCache(H2OKVCache):
         for name, numbers in given.items():
             if numbers is None:
                 continue
-            if len(numbers) != len(self._padding) or min(numbers, default=0) < 0:
-                raise ValueError(
-                    f"{op} {name} is {list(numbers)}, expected {len(self._padding)} numbers of at "
-                    "least 0, one per sequence."
-                )
+            right = len(numbers) == len(self._padding) and min(numbers, default=0) >= 0
+            wanted = f"{len(self._padding)} numbers of at least 0, one per sequence"
+            check(right, name, list(numbers), wanted, operation="BatchH2OKVCache.prepare")
         if left_padding is not None and not self.empty():
             raise ValueError(f"{op} left_padding is given, expected it before the first tokens.")
         if right_padding is not None and max(right_padding, default=0) > 0 and lengths is None:

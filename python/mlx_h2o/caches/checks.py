@@ -1,12 +1,11 @@
 """Checks of arguments to a cache. The errors name what was found and what was expected."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
 
+from ..errors import check
 from .table import Table
 
 _ROUTED = "call the model within mlx_h2o.routing(model)"
@@ -104,11 +103,8 @@ def check_mergeable(caches: Sequence[Any], kind: type[Any]) -> None:
     for cache in caches:
         if not isinstance(cache, kind):
             raise ValueError(f"{op} found a {type(cache).__name__}, expected H2OKVCache only.")
-        if cache.config.speculative:
-            raise ValueError(
-                f"{op} speculative is {cache.config.speculative}, expected 0: there is no "
-                "speculative decoding of batches."
-            )
+        drafts, wanted = cache.config.speculative, "0: there is no speculative decoding of batches"
+        check(not drafts, "speculative", drafts, wanted, operation="BatchH2OKVCache.merge")
         held = cache._table.shape[0] if cache._table.segments else len(cache._padding)
         if held != 1:
             raise ValueError(f"{op} found a cache of {held} sequences, expected one.")

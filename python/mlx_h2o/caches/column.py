@@ -1,6 +1,6 @@
 """A column of rows: how the keys, or the values, of one layer are stored.
 
-A new row format is one subclass with ``encode``, ``decode`` and ``layout``.
+A new row format is one subclass with ``encode`` and ``decode``.
 """
 
 from __future__ import annotations
@@ -56,9 +56,12 @@ class Column(ABC):
         return found
 
     @property
-    @abstractmethod
     def layout(self) -> Layout:
-        """The layout of the stored rows."""
+        """The layout of the stored rows: that of an unpacked row, which is not computed."""
+        shapes = ((*part.shape[:2], 1, *part.shape[3:]) for part in self.parts)
+        row = self.decode(tuple(map(mx.zeros, shapes, (part.dtype for part in self.parts))))
+        batch, heads, _, width = row.shape
+        return batch, heads, width, row.dtype
 
     @property
     def capacity(self) -> int:
@@ -77,34 +80,29 @@ class Column(ABC):
             return tuple([part[...] for part in self.parts])
         return tuple([part[:, :, :count] for part in self.parts])
 
-    def given(self, parts: Parts, as_array: bool) -> Any:
+    def given(self, parts: Parts) -> Any:
         """Stored rows as attention takes them: an array, or the parts of packed rows."""
-        return self.decode(parts) if as_array or self.bits is None else parts
+        return self.decode(parts) if self.bits is None else parts
 
     def reserve(self, rows: int, limit: int) -> None:
         """Make room for ``rows``, and in advance for more, up to ``limit``."""
-        if rows <= self.capacity:
-            return
+        if rows > self.capacity:
+            ahead = min(-(-rows // _STEP) * _STEP, limit, self.ahead or limit)
+            self.resize(max(rows, ahead))
+
+    def resize(self, slots: int) -> None:
+        """Have ``slots``. Those allocated ahead stay, but no more than these can be used."""
         if not self.ahead:
-            self.parts = tuple(padded(part, _room(rows, limit), 0) for part in self.parts)
+            self.parts = tuple(padded(part[:, :, :slots], slots, 0) for part in self.parts)
             return
-        if rows > self.parts[0].shape[2]:  # allocated only once
-            self.parts = tuple(_in_room(part, max(rows, self.ahead)) for part in self.parts)
-        self._slots = min(_room(rows, limit), self.parts[0].shape[2])
+        most = max(slots, self.ahead)
+        if not slots <= self.parts[0].shape[2] <= most:
+            self.parts = tuple(_in_room(part[:, :, :slots], most) for part in self.parts)
+        self._slots = slots
 
     def give_back(self, rows: int) -> int:
         """Release memory after the first ``rows`` of slots allocated ahead; returns bytes."""
         return sum(resolve().discard_rows(part, rows) for part in self.parts if self.ahead)
-
-    def resized(self, capacity: int) -> Column:
-        """A column of ``capacity`` slots; slots allocated ahead stay, but not all can be used."""
-        if self.ahead:
-            self._slots = min(self._slots, capacity)
-            most = max(self.ahead, capacity)
-            if self.parts[0].shape[2] > most:
-                self.parts = tuple(_in_room(part[:, :, :capacity], most) for part in self.parts)
-            return self
-        return self.each(lambda part: padded(part[:, :, :capacity], capacity, 0))
 
     def each(self, change: Callable[[mx.array], mx.array]) -> Column:
         """A column whose parts are ``change`` of these."""
@@ -120,13 +118,8 @@ class DenseColumn(Column):
     def decode(self, parts: Parts) -> mx.array:
         return parts[0]
 
-    def given(self, parts: Parts, as_array: bool) -> mx.array:
+    def given(self, parts: Parts) -> mx.array:
         return parts[0]  # saves a call in every step
-
-    @property
-    def layout(self) -> Layout:
-        batch, heads, _, width = self.parts[0].shape
-        return batch, heads, width, self.parts[0].dtype
 
 
 def _in_room(rows: mx.array, slots: int) -> mx.array:
@@ -135,18 +128,3 @@ def _in_room(rows: mx.array, slots: int) -> mx.array:
     if rows.shape[2]:
         room[:, :, : rows.shape[2]] = rows
     return room
-
-
-def _room(rows: int, limit: int) -> int:
-    """Slots to allocate for ``rows``: ``_STEP`` at a time, up to ``limit``."""
-    return max(rows, min(-(-rows // _STEP) * _STEP, limit))
-
-
-def packing_of(keys: Column, values: Column) -> dict[str, Any]:
-    """Arguments that tell operations how rows are packed; empty for arrays."""
-    if keys.bits is None and values.bits is None:
-        return {}
-    bits = keys.bits or values.bits
-    size = keys.group_size or values.group_size or 64
-    found = {"bits": bits, "v_bits": values.bits or bits, "group_size": size}
-    return found | {"sparse_v_threshold": values.sparse_v} if values.sparse_v else found

@@ -3,11 +3,10 @@
 Evicted rows are dropped, or folded into the rows that are most like them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, cast
+from typing import cast
 
 import mlx.core as mx
 
@@ -16,17 +15,20 @@ from ..operations.backends import resolve
 from ..operations.composed import beside_rows
 from ..operations.composed.buffers import gathered
 from ..operations.requests import PerSequence
-from ..policies import Policy, Rows
+from ..policies import Rows
+from ..policies.weights import best
 from .table import BIAS, FILLS, IMPORTANCE, Table, behind
 from .views import true_rows
 
 
-class Eviction(NamedTuple):
-    """One eviction from ``table``.
+@dataclass(eq=False)
+class Eviction:
+    """One eviction from ``table``, and the ``Rows`` that a policy ranks: read lazily, and once.
 
-    keep: rows to keep in each sequence in ``due``; other sequences do not change.
-    ends: for each sequence, tokens seen once the coming ones are added.
+    due: sequences that have equally many rows and get equally many; other sequences do not change.
+    ends: for each sequence of the table, tokens seen once the coming ones are added.
     sinks: the table's own rows at the first positions, which are never evicted.
+    stay: how many rows of each stay.
     recent_size: how many tokens, counted back from ``ends``, are protected.
     tail: the newest rows, neither ranked nor evicted, which stay last and in order.
     """
@@ -34,82 +36,63 @@ class Eviction(NamedTuple):
     table: Table
     config: H2OConfig
     due: Sequence[int]
-    keep: int
     ends: Sequence[int]
     sinks: int
+    stay: int
     recent_size: int
     tail: int = 0
 
-    @property
-    def protected(self) -> list[int]:
-        """For each sequence, how many of its newest rows are protected."""
-        both = zip(self.table.tokens, self.ends, strict=True)
-        return [max(0, seen - end + self.recent_size) for seen, end in both]
-
-    @property
-    def skip(self) -> int:
+    def __post_init__(self) -> None:
+        table, config, first = self.table, self.config, self.due[0]
+        self.protected = max(0, table.tokens[first] - self.ends[first] + self.recent_size)
+        """How many of the newest rows of each sequence are protected."""
+        self.skip = 0 if config.mixed else max(0, config.prefix_size - table.prefix_rows)
         """How many first slots hold rows of a prefix, which are neither ranked nor evicted. 0 in
         mixed precision, where rows are not in order."""
-        config = self.config
-        return 0 if config.mixed else max(0, config.prefix_size - self.table.prefix_rows)
+        self.sequences = None if len(self.due) == len(table.tokens) else mx.array(list(self.due))
+        self._end = table.lengths[first] - self.tail
+        # What a policy sees as ``Rows``, besides the properties below.
+        self.whole = table.positions
+        self.positions = self._some(self.whole)
+        self.offset = _of_each(table.tokens, self.due)
+        ranked = max(0, self.stay - self.tail)
+        self.keep = ranked - self.skip
+        self.places = max(0, ranked - self.sinks - max(0, self.protected - self.tail))
+        self.sink_size = config.protected
+        self.recent_start = _of_each(self.ends, self.due) - self.recent_size
 
     def run(self) -> None:
         """Evict. Rows from the end move into the slots of evicted rows; the others do not move."""
-        table, alike = self.table, list(zip(self.table.lengths, self.protected, strict=True))
-        for numbers in sorted({alike[n] for n in self.due}):
-            due = [n for n in self.due if alike[n] == numbers]
-            rows = [self.keep if n in due else count for n, count in enumerate(table.lengths)]
-            if self.keep == 0:
-                table.truncate(rows)
-                continue
-            ranked = numbers[0] - self.tail
-            first = Ranked(self, due, numbers[0], self.tail)
-            ranks = self.ranks(first)
-            kept = self.kept(first, ranks)
-            if first.keep and self.config.folds:
-                fold_rows(table, self.config.policy, first, ranks, kept)
-            if skip := first.skip:  # these stay, and ``kept`` is counted from there
-                before = mx.arange(skip, dtype=mx.uint32)[None, None]
-                kept = behind(before, kept + mx.array(skip, mx.uint32))
-            sequences = range(table.shape[0]) if first.sequences is None else due
-            table.close_gaps(kept, first.whole, sequences, rows, ranked, self.tail)
+        table = self.table
+        rows = [self.stay if n in self.due else count for n, count in enumerate(table.lengths)]
+        if self.stay == 0:
+            table.truncate(rows)
+            return
+        ranks = self.ranks()
+        kept = self.kept(ranks)
+        if self.keep and self.config.folds:
+            fold_rows(self, ranks, kept)
+        if skip := self.skip:  # these stay, and ``kept`` is counted from there
+            before = mx.arange(skip, dtype=mx.uint32)[None, None]
+            kept = behind(before, kept + mx.array(skip, mx.uint32))
+        sequences = range(table.shape[0]) if self.sequences is None else self.due
+        table.close_gaps(kept, self.whole, sequences, rows, self._end, self.tail)
 
-    def kept(self, rows: Ranked, ranks: mx.array) -> mx.array:
-        """Slots of the best of these rows, uint32 [sequences, H, keep], ascending, counted from the
-        first of these rows."""
-        if not rows.keep:  # all are evicted
-            return mx.zeros((*rows.positions.shape[:2], 0), mx.uint32)
-        return resolve().keep_indices(
-            ranks, rows.positions,
-            keep=rows.keep, sink_size=rows.sink_size, recent_start=rows.recent_start,
-        )  # fmt: skip
+    def kept(self, ranks: mx.array) -> mx.array:
+        """Slots of the best of the ranked rows, uint32 [sequences, H, keep], ascending, counted
+        from the first of these rows."""
+        if not self.keep:  # all are evicted
+            return mx.zeros((*self.positions.shape[:2], 0), mx.uint32)
+        return best(cast(Rows, self), ranks, self.keep)
 
-    def ranks(self, rows: Ranked) -> mx.array:
+    def ranks(self) -> mx.array:
         """float32 [sequences, H, N]; NaN, which is evicted first, for rows beyond the context that
         the model was trained for."""
-        found, context = self.config.policy.rank(cast(Rows, rows)), self.config.context_size
+        found, context = self.config.policy.rank(cast(Rows, self)), self.config.context_size
         if not context or max(self.ends) - context <= self.config.protected:
             return found
-        start = beside_rows(_of_each([end - context for end in self.ends], rows.due))
-        return mx.where(rows.positions < start, mx.nan, found)
-
-
-class Ranked:
-    """``Rows`` for a policy: of the sequences in ``due``, which each have ``held`` rows, all but
-    the last ``tail`` and those to skip; read lazily, and once. ``whole``: the positions of all."""
-
-    def __init__(self, eviction: Eviction, due: Sequence[int], held: int, tail: int) -> None:
-        table, keep = eviction.table, max(0, min(eviction.keep, held) - tail)
-        recent = max(0, eviction.protected[due[0]] - tail)
-        self._table, self._end, self.skip, self.due = table, held - tail, eviction.skip, due
-        self.sequences = None if len(due) == len(table.tokens) else mx.array(list(due))
-        self.whole = table.positions
-        self.positions = self._some(self.whole)
-        self.offset = _of_each(table.tokens, due)
-        self.keep = keep - eviction.skip
-        self.places = max(0, keep - eviction.sinks - recent)
-        self.sink_size = eviction.config.protected
-        self.recent_start = _of_each(eviction.ends, due) - eviction.recent_size
+        start = beside_rows(_of_each([end - context for end in self.ends], self.due))
+        return mx.where(self.positions < start, mx.nan, found)
 
     def _some(self, array: mx.array) -> mx.array:
         whole = not self.skip and array.shape[2] == self._end
@@ -118,11 +101,11 @@ class Ranked:
 
     @cached_property
     def keys(self) -> mx.array:
-        return self._some(true_rows(self._table, "keys"))
+        return self._some(true_rows(self.table, "keys"))
 
     @cached_property
     def values(self) -> mx.array:
-        return self._some(true_rows(self._table, "values"))
+        return self._some(true_rows(self.table, "values"))
 
     @property
     def importance(self) -> mx.array:
@@ -130,37 +113,38 @@ class Ranked:
 
     def beside(self, name: str) -> mx.array:
         """float32 [sequences, H, N]."""
-        found = self._table.beside.get(name)
+        found = self.table.beside.get(name)
         if found is None:
             return mx.full(self.positions.shape, FILLS[name], mx.float32)
         return self._some(found)
 
 
-def fold_rows(table: Table, policy: Policy, rows: Ranked, ranks: mx.array, kept: mx.array) -> None:
+def fold_rows(rows: Eviction, ranks: mx.array, kept: mx.array) -> None:
     """Fold the rows that are not ``kept`` into others, in place; ``kept`` is uint32
     [sequences, H, K], counted from ``rows.skip``.
 
     Ranks are the weights of rows. Neither sinks nor recent rows change.
     """
-    start, some = beside_rows(rows.recent_start), rows.sequences
+    table, policy, some = rows.table, rows.config.policy, rows.sequences
+    start = beside_rows(rows.recent_start)
     if BIAS not in table.beside:
         table.attach(BIAS)
     free = (rows.positions >= rows.sink_size) & (rows.positions < start) & policy.takes(ranks)
-    found = resolve().fold(
-        rows.keys, rows.values, rows.beside(BIAS), rows.importance, ranks, free, kept,
-        share=policy.fold_share,
-    )  # fmt: skip
+    own = rows.keys, rows.values, rows.beside(BIAS), rows.importance
+    found = resolve().fold(*own, ranks, free, kept, share=policy.fold_share)
     into = found.into + mx.array(rows.skip, mx.uint32) if rows.skip else found.into
     made, frame = (found.keys, found.values), table.frame
     if frame is not None:
-        own = frame if some is None else frame.each(lambda centre: centre[some])
-        made = own.into(*made)
+        frame = frame if some is None else frame.each(lambda centre: centre[some])
+        made = frame.into(*made)
     tail = table.tail
     new = [*tail.keys.encode(made[0]), *tail.values.encode(made[1])]
     pairs = zip(tail.parts, new, strict=True)
     tail.parts = [_written(part, into, one, some) for part, one in pairs]
-    for name, one in ((IMPORTANCE, found.mass), (BIAS, found.bias)):
-        table.beside[name] = _written(table.beside[name], into, one, some)
+    table.beside[BIAS] = _written(table.beside[BIAS], into, found.bias, some)
+    if policy.needs_scores:
+        mass = table.beside[IMPORTANCE]
+        table.beside[IMPORTANCE] = _written(mass, into, found.mass, some)
 
 
 def _written(array: mx.array, slots: mx.array, rows: mx.array, some: mx.array | None) -> mx.array:

@@ -1,7 +1,5 @@
 """Which columns the settings of a cache ask for."""
 
-from __future__ import annotations
-
 import mlx.core as mx
 
 from ..config import KV_FORMATS, H2OConfig
@@ -34,21 +32,20 @@ def new_table(config: H2OConfig, keys: mx.array, values: mx.array, count: int, o
 
 def quantized(config: H2OConfig, table: Table, owner: str) -> Table:
     """A copy of a table of dense rows, packed as ``config`` says; errors as in ``new_table``."""
-    found = table.whole.copy()
     if not table.segments:
-        return found
-    tail, width = found.tail, found.width
-    rows = tail.keys.view(width)[0], tail.values.view(width)[0]
-    keys, values = (one.astype(mx.result_type(*rows)) for one in rows)
+        return table.copy()
+    table, width = table.whole, table.whole.width
+    (keys,), (values,) = table.tail.state
+    dtype = mx.result_type(keys, values)
+    keys, values = keys.astype(dtype), values.astype(dtype)
     size = _group_size(config, keys, values, owner)
-    own, others = columns(config, size, values.dtype)[-1]
-    if config.framed:
-        found.frame = Frame.of(keys, values)
-        keys, values = found.frame.into(keys, values)
+    own, others = columns(config, size, dtype)[-1]
+    frame = Frame.of(keys, values) if config.framed else None
+    if frame is not None:
+        keys, values = frame.into(keys, values)
     packed = own.like(own.encode(keys)), others.like(others.encode(values))
-    found.segments = [Segment(*packed, tail.rows)]
-    for name, array in found.beside.items():
-        found.attach(name, array[:, :, :width])
+    found = table.arranged([Segment(*packed, table.tail.rows)], lambda one, _: one[:, :, :width])
+    found.frame = frame
     return found
 
 

@@ -13,11 +13,10 @@ from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 
+from .step import Step
+
 FIRST_ROWS = 64
 """A centre is the mean of at most this many keys."""
-
-Spans = Sequence[tuple[int, int]]
-"""For each sequence, start and stop of its own rows among padding; empty: all rows."""
 
 _GROUP = 32
 """Stored rows are padded to a multiple of this many elements."""
@@ -40,33 +39,32 @@ class Frame:
     def __init__(self, centre: mx.array, value_size: int) -> None:
         self.centre = centre
         self.sizes = centre.shape[3], value_size
-        self._whole = all(size % _GROUP == 0 == size & (size - 1) for size in self.sizes)
+        whole = all(size % _GROUP == 0 == size & (size - 1) for size in self.sizes)
+        self._rotate = mx.hadamard_transform if whole else _rotated
 
     @classmethod
-    def of(cls, keys: mx.array, values: mx.array, spans: Spans = ()) -> Frame:
+    def of(cls, keys: mx.array, values: mx.array) -> Frame:
         """The frame of these rows [B, H, L, ...] and of later ones, centred on the first keys."""
-        return cls(_centre(keys, spans), values.shape[3])
+        return cls(_centre(keys), values.shape[3])
 
-    def starting(self, keys: mx.array, spans: Spans, held: Sequence[int]) -> Frame:
-        """The frame for new rows: this one, but sequences that ``held`` no rows get a centre from
-        their first keys."""
-        starts = [
-            rows == 0 and (not spans or spans[n][1] > spans[n][0]) for n, rows in enumerate(held)
-        ]
+    def starting(self, keys: mx.array, step: Step, held: Sequence[int]) -> Frame:
+        """The frame for a step's rows: this one, but sequences that ``held`` no rows get a centre
+        from their first keys."""
+        starts = [rows == 0 < new for rows, new in zip(held, step.counts, strict=True)]
         if not any(starts):
             return self
-        centre = _centre(keys, spans)
+        own = enumerate(step.spans)
+        parts = [keys[n : n + 1, :, start:stop] for n, (start, stop) in own] or [keys]
+        centre = mx.concatenate([_centre(part) for part in parts])
         if not all(starts):
             centre = mx.where(mx.array(starts)[:, None, None, None], centre, self.centre)
-        return Frame(centre, self.sizes[1])
+        return self.each(lambda _: centre)
 
     # Rows
 
     def into(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Keys and values in stored form."""
-        if self._whole:
-            return mx.hadamard_transform(keys - self.centre), mx.hadamard_transform(values)
-        return _rotated(keys - self.centre), _rotated(values)
+        return self._rotate(keys - self.centre), self._rotate(values)
 
     def back(self, rows: mx.array, side: int) -> mx.array:
         """Stored keys, or with ``side`` 1 values, as they arrived."""
@@ -79,7 +77,7 @@ class Frame:
 
     def query(self, queries: mx.array) -> mx.array:
         """Queries [B, Hq, L, D], rotated to match stored keys."""
-        return mx.hadamard_transform(queries) if self._whole else _rotated(queries)
+        return self._rotate(queries)
 
     def shift(self, queries: mx.array, scale: float) -> mx.array:
         """float32 [B, Hq, L, 1]: what to add to logits of stored keys to get the true ones."""
@@ -90,7 +88,8 @@ class Frame:
 
     def output(self, out: mx.array) -> mx.array:
         """The output of attention over stored values, [B, Hq, L, ...], rotated back."""
-        return mx.hadamard_transform(out) if self._whole else _rotated(out)[..., : self.sizes[1]]
+        out, size = self._rotate(out), self.sizes[1]
+        return out if out.shape[3] == size else out[..., :size]
 
     # Sequences
 
@@ -116,16 +115,12 @@ def kept_size(size: int) -> int:
     return -(-size // _GROUP) * _GROUP
 
 
-def _centre(rows: mx.array, spans: Spans) -> mx.array:
-    """[B, H, 1, D], the mean of the first keys of each sequence's span, 0 where it is empty.
+def _centre(rows: mx.array) -> mx.array:
+    """[B, H, 1, D], the mean of the first of these keys, 0 if there are none.
 
     Rounded to 8 bits, so that it does not depend on the order of a sum; any centre near the mean
     serves as well.
     """
-    if spans:
-        own = enumerate(spans)
-        given = [rows[n : n + 1, :, start : max(stop, start)] for n, (start, stop) in own]
-        return mx.concatenate([_centre(one, ()) for one in given])
     if rows.shape[2] == 0:
         return mx.zeros((*rows.shape[:2], 1, rows.shape[3]), rows.dtype)
     first = rows[:, :, :FIRST_ROWS].astype(mx.float32)

@@ -4,8 +4,6 @@ Models may pass None, another layer's cache or a list of caches to attention, bu
 on the keys. An entry lives as long as its array.
 """
 
-from __future__ import annotations
-
 import threading
 import weakref
 from typing import Any

@@ -1,8 +1,7 @@
 """When a cache evicts rows, and how many, according to its settings."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
+from functools import partial
 from operator import add, gt, sub
 
 from ..config import H2OConfig
@@ -99,17 +98,21 @@ class Room:
 
     def _evict(self, table: Table, keeps: dict[int, int], counts: Sequence[int]) -> Table:
         """Evict all but the best rows: ``keeps`` has how many stay, by sequence."""
-        ends = [seen + new for seen, new in zip(table.tokens, counts, strict=True)]
-        for recent, keep in sorted({(self._recent[n], keep) for n, keep in keeps.items()}):
-            self.certain = max(self.certain, ends[0] - self.reach)
-            due = [n for n in keeps if (self._recent[n], keeps[n]) == (recent, keep)]
-            eviction = Eviction(
-                table=table, config=self._config, due=due, keep=min(keep, table.width), ends=ends,
-                sinks=self._sinks, recent_size=recent,
-                tail=max(0, min(table.tail.rows[0], table.tokens[0] - self.certain)),
-            )  # fmt: skip
-            if self._mixed:
-                table = tiers.pack_older(eviction)
-            else:
-                eviction.run()
+        if not keeps:
+            return table
+        ends, lengths = [*map(add, table.tokens, counts)], table.lengths
+        self.certain = max(self.certain, ends[0] - self.reach)
+        tail = max(0, min(table.tail.rows[0], table.tokens[0] - self.certain))
+        alike: dict[tuple[int, ...], list[int]] = {}
+        for n, keep in keeps.items():
+            numbers = self._recent[n], min(keep, lengths[n]), lengths[n], counts[n]
+            alike.setdefault(numbers, []).append(n)
+        of = partial(Eviction, table, self._config, ends=ends, sinks=self._sinks, tail=tail)
+        evictions = (
+            of(due=due, stay=stay, recent_size=recent) for (recent, stay, *_), due in alike.items()
+        )
+        if self._mixed:
+            return tiers.pack_older(table, [*evictions])
+        for one in evictions:
+            one.run()
         return table

@@ -1,7 +1,5 @@
 """How a cache is saved: its rows, and its settings as JSON."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -9,6 +7,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..config import H2OConfig
+from ..errors import check
 from ..operations.arguments import dtype_name
 from . import formats
 from .frame import Frame, kept_size
@@ -31,12 +30,10 @@ def settings_text(cache: Any) -> str:
             del given[name]
     if cache.unequal_budgets:
         given["unequal_budgets"] = True
-    if table.segments:
-        (_, _, size, dtype) = table.layouts[1]
-        if cache.config.kv_format is not None:
-            given["dtype"] = dtype_name(dtype)
-        if cache.config.framed and kept_size(size) != size:
-            given["value_size"] = size
+    if table.segments and cache.config.kv_format is not None:
+        given["dtype"] = dtype_name(table.layouts[1][3])
+    if table.frame is not None and kept_size(size := table.frame.sizes[1]) != size:
+        given["value_size"] = size
     return json.dumps(given)
 
 
@@ -46,11 +43,9 @@ def read_settings(settings: str) -> tuple[H2OConfig, bool, tuple[mx.Dtype, int]]
     given = json.loads(settings)
     unequal, size = bool(given.pop("unequal_budgets", False)), int(given.pop("value_size", 0))
     for gone, usual in _GONE.items():
-        if (value := given.pop(gone, usual)) != usual:
-            raise ValueError(
-                f"[H2OKVCache] {gone} is {value!r}, expected {usual!r}: this setting of "
-                "earlier versions is gone."
-            )
+        value = given.pop(gone, usual)
+        wanted = f"{usual!r}: this setting of earlier versions is gone"
+        check(value == usual, gone, value, wanted, operation="H2OKVCache")
     given.setdefault("kv_frame", _framed_by_default(given))
     dtype = getattr(mx, given.pop("dtype", "float32"))
     if "diversity" not in given and given["policy"] == "h2o":

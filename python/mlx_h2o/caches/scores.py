@@ -3,10 +3,8 @@
 With speculation, scores of the newest queries stay pending while these may be taken back.
 """
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -36,42 +34,40 @@ class Part(NamedTuple):
         return array[self.sequences, :, self.slots]
 
 
-Seen = Callable[[Part, mx.array, mx.array | None], mx.array]
-"""Computes the importance of a part's rows after a step, from that before and the positions."""
-
-
-def taken(
-    policy: Policy, table: Table, step: Step, length: int, last: int, seen: Seen
-) -> list[tuple[Part, mx.array]]:
-    """The importance after ``length`` queries without the ``last`` ones, which may be taken back:
-    for all sequences at once, or one by one if there is padding. Changes nothing."""
+def _parts(table: Table, step: Step, length: int, last: int) -> list[Part]:
+    """``length`` queries without the ``last`` ones, which may be taken back: of all sequences at
+    once, or one by one if there is padding."""
     if step.spans:
-        parts = [
+        return [
             Part(slice(n, n + 1), slice(start, stop), table.slots_of(n))
             for n, (start, stop) in enumerate(step.spans)
             if stop > start
         ]
-    else:  # leave out the last queries and their rows
-        slots = slice(table.width - last) if last else None
-        parts = [Part(slice(None), slice(length - last), slots)] if last < length else []
+    # Leave out the last queries and their rows.
+    slots = slice(table.width - last) if last else None
+    return [Part(slice(None), slice(length - last), slots)] if last < length else []
+
+
+def _before(policy: Policy, table: Table) -> tuple[mx.array, mx.array | None]:
+    """The importance of the rows in use before a step; and their positions, if the policy needs
+    them."""
     places = table.positions if policy.needs_positions else None
-    old = table.beside[IMPORTANCE][:, :, : table.width]
-    return [(one, seen(one, one.of(old), one.of(places))) for one in parts]
+    return table.beside[IMPORTANCE][:, :, : table.width], places
 
 
 def of_scores(
     config: H2OConfig, table: Table, step: Step, given: mx.array, masked: bool
 ) -> tuple[list[tuple[Part, mx.array]], mx.array]:
-    """The importance after the scores or weights ``given`` [B, Hq, L, N]; and the pending ones."""
-    policy, length = config.policy, given.shape[2]
-    last = min(config.reach, length)
-
-    def seen(part: Part, old: mx.array, places: mx.array | None) -> mx.array:
+    """The importance after the scores or weights ``given`` [B, Hq, L, N], by part; and the pending
+    ones. Changes nothing."""
+    policy, length, found = config.policy, given.shape[2], []
+    last, masked = min(config.reach, length), masked or bool(step.spans)
+    old, places = _before(policy, table)
+    for part in _parts(table, step, length, last):
         sequences, queries, slots = part
         some = given if slots is None else given[sequences, :, queries][..., slots]
-        return scoring.accumulated(policy, old, some, places, masked=masked or bool(step.spans))
-
-    found = taken(policy, table, step, length, last, seen)
+        new = scoring.accumulated(policy, part.of(old), some, part.of(places), masked=masked)
+        found.append((part, new))
     return found, given[:, :, length - last :]
 
 
@@ -81,12 +77,13 @@ def of_chunk(
     """As ``of_scores``, for a chunk whose attention returned no scores."""
     queries, keys, _, scale, mask, sinks = asked
     policy, length, width = config.policy, queries.shape[2], keys.shape[2]
-    last, bias = min(config.reach, length), biases(table, keys)
+    last, bias, found = min(config.reach, length), biases(table, keys), []
     bias = None if bias is None else bias[:, :, :width]
     before = table.prefix_rows if policy.needs_weights else 0
-
-    def seen(part: Part, old: mx.array, places: mx.array | None) -> mx.array:
+    every = _before(policy, table)
+    for part in _parts(table, step, length, last):
         sequences, own, slots = part
+        old, places = map(part.of, every)
         shown, rows, beside = mask, part.of(keys), part.of(bias)
         if isinstance(mask, mx.array) and slots is not None:
             heads = (mask.shape[-3:-2] or (1,))[0]
@@ -101,9 +98,7 @@ def of_chunk(
             policy, old, places, queries[sequences, :, own], rows,
             scale=scale, mask=shown, sinks=sinks, row_bias=beside,
         )  # fmt: skip
-        return new[:, :, before:] if before else new
-
-    found = taken(policy, table, step, length, last, seen)
+        found.append((part, new[:, :, before:] if before else new))
     if not last:
         return found, None
     given = prefill.last_scores(queries, keys, scale=scale, mask=mask, row_bias=bias, queries=last)
@@ -171,7 +166,7 @@ def settle(policy: Policy, table: Table, border: int) -> None:
             held = table.width - (table.tokens[0] - start - done)
             part = Part(slice(None), slice(None), slice(held))
             given = waiting(policy, table, first, first + done)[..., part.slots]  # rows held then
-            old, places = part.of(table.beside[IMPORTANCE]), part.of(table.positions)
+            old, places = map(part.of, _before(policy, table))
             store(policy, table, [(part, scoring.accumulated(policy, old, given, places))])
         first += count
     cut(policy, table, border)

@@ -1,7 +1,5 @@
 """Select sequences of a table, and join sequences of several tables."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import mlx.core as mx
@@ -71,13 +69,7 @@ def _stacked(
 
 def _none_like(table: Table, tokens: Sequence[int]) -> Table:
     """Sequences without rows, in the formats of ``table``."""
-    count = len(tokens)
-
-    def none(array: mx.array) -> mx.array:
-        return mx.zeros((count, array.shape[1], 0, *array.shape[3:]), array.dtype)
-
-    segments = [one.each(none, [0] * count) for one in table.segments]
-    frame = table.frame and table.frame.each(
-        lambda one: mx.zeros((count, *one.shape[1:]), one.dtype)
-    )
-    return Table(segments, tokens, frame)
+    none = table.each(lambda array: array[:, :, :0], [0] * len(table.tokens))
+    found = select(none, [0] * len(tokens))
+    found.tokens = list(tokens)
+    return found

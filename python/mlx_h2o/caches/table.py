@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from operator import add
+from typing import Any
 
 import mlx.core as mx
 
 from ..operations.backends import resolve
 from ..operations.composed.buffers import padded
 from ..operations.segments import AttentionRows
-from .column import Column, Layout, Parts, packing_of
+from .column import Column, Layout, Parts
 from .frame import Frame
 from .step import Step, per_sequence
 
@@ -76,9 +77,20 @@ class Segment:
         """What attention reads, cached: only for a segment that does not change."""
         if self.read is None:
             keys, values = self.state
-            given = self.keys.given(keys, False), self.values.given(values, False)
-            self.read = AttentionRows(*given, packing_of(self.keys, self.values), shared)
+            rows = self.keys.given(keys), self.values.given(values)
+            self.read = AttentionRows(*rows, self.packing, shared)
         return self.read
+
+    @property
+    def packing(self) -> dict[str, Any]:
+        """Arguments that tell operations how rows are packed; empty for arrays."""
+        keys, values = self.keys, self.values
+        bits = keys.bits or values.bits
+        if bits is None:
+            return {}
+        size = keys.group_size or values.group_size or 64
+        found = {"bits": bits, "v_bits": values.bits or bits, "group_size": size}
+        return found | {"sparse_v_threshold": values.sparse_v} if values.sparse_v else found
 
     @property
     def parts(self) -> list[mx.array]:
@@ -246,7 +258,7 @@ class Table:
         if frame is not None:
             if limit is not None:
                 held = [count + self.prefix_rows for count in self.lengths]
-                self.frame = frame = frame.starting(keys, spans, held)
+                self.frame = frame = frame.starting(keys, step, held)
             keys, values = frame.into(keys, values)
         if spans or (slots is not None and length > 1):
             slots = per_sequence((*tail.rows,)) + step.places
@@ -306,17 +318,17 @@ class Table:
         found = resolve().compact_rows(buffers, kept, sequences, start, tail)
         segment.parts, found = found[: len(parts)], found[len(parts) :]
         self.beside = dict(zip(self.beside, found[:-1], strict=True))
-        self._cut(list(rows))
+        self._cut(rows)
         self.place(found[-1][:, :, : self.width])
 
     def truncate(self, rows: Sequence[int]) -> None:
         """Keep the first ``rows`` of each sequence's tail."""
-        self._cut(list(rows))
+        self._cut(rows)
         self._known = [min(known, count) for known, count in zip(self._known, rows, strict=True)]
         if self._placed is not None:
             self._placed = self._placed[:, :, : self.packed_width + max(self._known)]
 
-    def _cut(self, rows: list[int]) -> None:
+    def _cut(self, rows: Sequence[int]) -> None:
         """Keep ``rows`` of the tail in use, and reset what lies beside the others."""
         self.changed = True
         self._most = max(self._most, self.tail.width)
@@ -343,12 +355,12 @@ class Table:
 
     def fit(self, limit: int) -> None:
         """Cut the tail to ``limit`` slots, or to its rows if there are more."""
-        tail = self.tail
-        capacity = max(limit, *tail.rows)
-        if tail.keys.capacity > capacity:  # values have the same
-            columns = tail.keys.resized(capacity), tail.values.resized(capacity)
-            self.segments[-1] = Segment(*columns, tail.rows)
-            end = self.packed_width + capacity
+        keys, values = self.tail.keys, self.tail.values
+        slots = max(limit, *self.tail.rows)
+        if keys.capacity > slots:  # values have the same
+            keys.resize(slots)
+            values.resize(slots)
+            end = self.packed_width + slots
             self.beside = {name: mx.contiguous(a[:, :, :end]) for name, a in self.beside.items()}
 
     # Other tables
@@ -360,6 +372,18 @@ class Table:
         found = Table(segments, self.tokens, self.frame, self.prefix)
         found.beside = {name: change(array) for name, array in self.beside.items()}
         found.waiting, found.unscored = self.waiting, self.unscored
+        return found
+
+    def arranged(
+        self, segments: list[Segment], change: Callable[[mx.array, float | None], mx.array]
+    ) -> Table:
+        """A table of these segments. ``change`` makes what is beside their rows, and with None
+        instead of what unused slots are filled with, their positions."""
+        found = Table(segments, self.tokens, self.frame)
+        found.waiting, found.unscored = self.waiting, self.unscored
+        found.place(change(self.positions, None))
+        for name, array in self.beside.items():
+            found.attach(name, change(array, FILLS[name]))
         return found
 
     def copy(self) -> Table:
@@ -391,12 +415,7 @@ class Table:
         tail, width = self.tail, self.tail.width
         both = tail.each(lambda part: part[:, :, :width], [prefix.width + n for n in tail.rows])
         both.parts = [*map(behind, prefix.parts, both.parts)]
-        found = Table([both], self.tokens, self.frame)
-        found.unscored = self.unscored
-        found.place(self.behind_prefix(self.positions, None))
-        for name, array in self.beside.items():
-            found.attach(name, self.behind_prefix(array[:, :, :width], FILLS[name]))
-        return found
+        return self.arranged([both], lambda own, fill: self.behind_prefix(own[:, :, :width], fill))
 
     def behind_prefix(self, own: mx.array, fill: float | None) -> mx.array:
         """``own`` data [B, H, N] after that of the shared rows, which is ``fill``, or if None

@@ -4,16 +4,15 @@ The segments of such a table are the heavy rows, the low-precision (light) rows,
 of dense rows. Rows change segments in groups, at evictions or when the tail is full.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
+from dataclasses import replace
 
 import mlx.core as mx
 
 from ..config import H2OConfig
 from ..operations.backends import resolve
 from ..operations.composed.buffers import gathered, padded
-from .eviction import Eviction, Ranked
+from .eviction import Eviction
 from .sequences import join, select
 from .table import Segment, Table
 from .views import in_parts
@@ -36,17 +35,16 @@ def tail_limit(config: H2OConfig) -> int:
     return config.dense_rows + config.group + config.reach
 
 
-def pack_older(eviction: Eviction) -> Table:
-    """The table after an eviction, with older rows of the sequences in ``due`` packed."""
-    table, due = eviction.table, set(eviction.due)
-    alike = [*(one.rows for one in table.segments), eviction.protected]
-    if len(due) == len(table.tokens) and all(len(set(numbers)) == 1 for numbers in alike):
-        return _arranged(eviction)
-    tables = [select(table, [n]) for n in range(len(table.tokens))]
-    for n in due:
-        keep = min(eviction.keep, tables[n].lengths[0])
-        alone = eviction._replace(table=tables[n], due=[0], keep=keep, ends=[eviction.ends[n]])
-        tables[n] = _arranged(alone)
+def pack_older(table: Table, evictions: Sequence[Eviction]) -> Table:
+    """The table after these evictions, with older rows of the sequences that are due packed."""
+    first, count = evictions[0], len(table.tokens)
+    if len(first.due) == count and not any(one.ragged for one in table.segments):
+        return _arranged(first)
+    tables = [select(table, [n]) for n in range(count)]
+    for one in evictions:
+        for n in one.due:
+            alone = replace(one, table=tables[n], due=[0], ends=[one.ends[n]])
+            tables[n] = _arranged(alone)
     return join(tables)
 
 
@@ -58,43 +56,37 @@ def truncated(table: Table, gone: Sequence[int], config: H2OConfig) -> Table:
         rows, positions = alone.lengths[0] - count, alone.positions
         slots = mx.sort(mx.argsort(positions, axis=2)[:, :, :rows], axis=2).astype(mx.uint32)
         counts = [rows, *[0] * (len(table.segments) - 1)]  # no row loses precision
-        tables.append(_rearranged(alone, positions, slots, -positions, counts, config))
+        tables.append(_rearranged(alone, slots, -positions, counts, config))
         tables[-1].tokens = [alone.tokens[0] - count]
     return join(tables)
 
 
 def _arranged(eviction: Eviction) -> Table:
-    """``pack_older``, if all sequences are due and have the same numbers of rows."""
-    table, keep, config = eviction.table, eviction.keep, eviction.config
+    """The table after an eviction from all of its sequences, which have equally many rows."""
+    table, keep, config = eviction.table, eviction.stay, eviction.config
     tail = eviction.tail
-    rows = Ranked(eviction, eviction.due, table.width, 0)
-    positions, ranks = rows.whole, eviction.ranks(rows)
+    every = replace(eviction, tail=0) if tail else eviction
+    positions, ranks = every.positions, every.ranks()
     if keep == table.width:
         slots = mx.broadcast_to(mx.arange(keep, dtype=mx.uint32), positions.shape)
     else:
-        ranked = Ranked(eviction, eviction.due, table.width, tail) if tail else rows
-        slots = eviction.kept(ranked, eviction.ranks(ranked) if tail else ranks)
+        slots = eviction.kept(eviction.ranks() if tail else ranks)
     if tail and keep < table.width:
         newest = mx.arange(table.width - tail, table.width, dtype=mx.uint32)
         newest = mx.broadcast_to(newest, (*slots.shape[:2], tail))
         slots = mx.concatenate([slots, newest], axis=2)
     dense = table.tail.rows[0]
     if keep < table.width:  # only rows that are sure to stay keep their place
-        dense = min(dense, eviction.protected[0])
-    counts = planned(config, keep, dense, eviction.protected[0])
+        dense = min(dense, eviction.protected)
+    counts = planned(config, keep, dense, eviction.protected)
     if config.dense_rows == 0:  # as published: the newest are light, whatever they were before
         ranks = -positions.astype(mx.float32)
     ranks = mx.where(mx.isnan(ranks), -mx.inf, ranks)
-    return _rearranged(table, positions, slots, ranks, counts, config)
+    return _rearranged(table, slots, ranks, counts, config)
 
 
 def _rearranged(
-    table: Table,
-    positions: mx.array,
-    slots: mx.array,
-    ranks: mx.array,
-    counts: Sequence[int],
-    config: H2OConfig,
+    table: Table, slots: mx.array, ranks: mx.array, counts: Sequence[int], config: H2OConfig
 ) -> Table:
     """The table of the rows at ``slots``, ascending; the last ``counts[-1]`` stay in the tail.
 
@@ -110,13 +102,8 @@ def _rearranged(
         lambda part: padded(part[:, :, start : start + newest], tail_limit(config), 0),
         [newest] * len(table.tokens),
     )
-    found = Table([*segments, tail], table.tokens, table.frame)
-    found.waiting, found.unscored = table.waiting, table.unscored
     order = mx.concatenate([*chosen, slots[:, :, slots.shape[2] - newest :]], axis=2)
-    found.place(gathered(positions, order))
-    for name, array in table.beside.items():
-        found.attach(name, gathered(array, order))
-    return found
+    return table.arranged([*segments, tail], lambda array, _: gathered(array, order))
 
 
 def _gathered(table: Table, segment: Segment, slots: mx.array) -> Segment:

@@ -1,7 +1,5 @@
 """Rows that a failed step has left half changed, so that they must not be used."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar, cast

@@ -3,15 +3,13 @@
 A row is quantised once, on arrival, and moved in packed form.
 """
 
-from __future__ import annotations
-
 import mlx.core as mx
 
 from ..operations.arguments import CODE_SIZES, codes_fit
 from ..operations.backends import resolve
 from ..operations.composed.turbo import KEYS as KEYS
 from ..operations.composed.turbo import VALUES as VALUES
-from .column import Column, Layout, Parts
+from .column import Column, Parts
 
 
 class TurboColumn(Column):
@@ -31,11 +29,6 @@ class TurboColumn(Column):
     def decode(self, parts: Parts) -> mx.array:
         words, norms = parts
         return resolve().decode_rows(words, norms, self.bits, self.seed, self.dtype)
-
-    @property
-    def layout(self) -> Layout:
-        batch, heads, _, words = self.parts[0].shape
-        return batch, heads, words * 32 // self.bits, self.dtype
 
 
 def check_sizes(kv_format: str, width: int, value_width: int, owner: str) -> None:

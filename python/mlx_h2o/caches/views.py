@@ -1,7 +1,5 @@
 """The rows of a table as arrays, or in parts as operations take them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import mlx.core as mx

@@ -4,8 +4,6 @@ A policy is one short file with a class that derives from :class:`Policy`, and a
 table below. docs/internals/extending.md shows how to add one.
 """
 
-from __future__ import annotations
-
 from ..errors import check
 from .base import Policy, Rows
 from .h2o import H2O

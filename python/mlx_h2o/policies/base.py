@@ -1,7 +1,5 @@
 """The base of all policies: they rank rows, and may accumulate scores, but store nothing."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Literal

@@ -1,7 +1,5 @@
 """h2o: keep heavy and diverse rows (after Zhang et al. 2023, H2O), fold others into them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -11,7 +9,7 @@ from ..operations.backends import resolve
 from ..operations.composed import beside_rows
 from .base import Rows
 from .h2o_sum import H2OSum
-from .weights import greatest_near
+from .weights import best, greatest_near
 
 FEWEST_RECENT = 32
 """With fewer recent rows than this, quality drops sharply."""
@@ -67,12 +65,8 @@ class H2O(H2OSum):
         diverse = int(self.diversity * rows.places)
         if not diverse:
             return ranks
-        operations = resolve()
-        apart = operations.key_diversity(rows.keys)
+        apart = resolve().key_diversity(rows.keys)
         if not self.fold:  # rows before a diverse one help to find it
             apart = greatest_near(apart, rows.positions, 0, 2)
-        stay = operations.keep_indices(
-            apart, rows.positions, keep=rows.keep - rows.places + diverse,
-            sink_size=rows.sink_size, recent_start=rows.recent_start,
-        )  # fmt: skip
+        stay = best(rows, apart, rows.keep - rows.places + diverse)
         return ranks + mx.put_along_axis(mx.zeros(ranks.shape), stay, mx.array(2.0), axis=2)

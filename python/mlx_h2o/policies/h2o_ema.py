@@ -1,7 +1,5 @@
 """h2o-ema: keep the rows whose logits have been large (AtomGradient 2026, sec. 3.2)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """h2o-sum: keep the rows with the most attention so far (Zhang et al. 2023, H2O, sec. 4)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import mlx.core as mx

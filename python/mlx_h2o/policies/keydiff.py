@@ -1,7 +1,5 @@
 """keydiff: keep the rows whose keys differ most from the average key."""
 
-from __future__ import annotations
-
 import mlx.core as mx
 
 from ..operations.backends import resolve

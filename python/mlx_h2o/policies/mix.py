@@ -1,7 +1,5 @@
 """mix: key diversity and a little attention mass, combined by rank."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import mlx.core as mx

@@ -1,7 +1,5 @@
 """random: a random sample of all rows seen, as a control for comparisons."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import mlx.core as mx

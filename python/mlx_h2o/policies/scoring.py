@@ -1,7 +1,5 @@
 """How a policy accumulates scores: those that attention returned, or those of a chunk."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import mlx.core as mx

@@ -1,14 +1,12 @@
 """snapkv: keep the rows that the last queries of the prompt attend to (Li et al. 2024, SnapKV)."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import mlx.core as mx
 
 from ..operations.backends import resolve
 from .base import ByScores
-from .weights import greatest_near, per_kv_head
+from .weights import greatest_near
 
 
 class SnapKV(ByScores):
@@ -33,6 +31,5 @@ class SnapKV(ByScores):
         if scores.shape[2] < self.window:
             decay = 1 - 1 / self.window
             return resolve().accumulate_scores(importance, scores, decay=decay, masked=False)
-        votes = per_kv_head(scores[:, :, -self.window :], importance.shape[1])
-        votes = mx.mean(votes, axis=(2, 3))
-        return greatest_near(votes, positions, -self.neighbours, self.neighbours)
+        votes = scores.reshape(*importance.shape[:2], -1, scores.shape[3])
+        return greatest_near(mx.mean(votes, axis=2), positions, -self.neighbours, self.neighbours)

@@ -1,13 +1,10 @@
 """tova: keep the rows that the last query attends to most (Oren et al. 2024, TOVA)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import mlx.core as mx
 
 from .base import ByScores
-from .weights import per_kv_head
 
 
 class Tova(ByScores):
@@ -23,4 +20,4 @@ class Tova(ByScores):
     chunk_queries = 1
 
     def accumulate(self, importance: mx.array, scores: mx.array, **_: Any) -> mx.array:
-        return mx.mean(per_kv_head(scores, importance.shape[1])[:, :, :, -1], axis=2)
+        return mx.mean(scores.reshape(*importance.shape[:2], -1, scores.shape[3]), axis=2)

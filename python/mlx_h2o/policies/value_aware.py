@@ -1,7 +1,5 @@
 """value-aware: rank by attention mass times value norm (Guo et al. 2024, VATP)."""
 
-from __future__ import annotations
-
 import mlx.core as mx
 
 from .base import Rows

@@ -1,16 +1,19 @@
-"""Functions of attention weights that several policies share. Not a policy itself."""
+"""Functions of ranks and weights that several policies share. Not a policy itself."""
 
-from __future__ import annotations
+from typing import Any
 
 import mlx.core as mx
 
 from ..operations import composed
+from ..operations.backends import resolve
+from .base import Rows
 
 
-def per_kv_head(weights: mx.array, heads: int) -> mx.array:
-    """Weights [B, Hq, L, N] as [B, H, Hq / H, L, N]: the query heads of each KV head."""
-    batch, query_heads, length, rows = weights.shape
-    return weights.reshape(batch, heads, query_heads // heads, length, rows)
+def best(rows: Rows, ranks: mx.array, keep: int) -> mx.array:
+    """Slots of the protected rows and of those with the highest ranks, uint32 [B, H, keep],
+    ascending."""
+    protected: Any = {"sink_size": rows.sink_size, "recent_start": rows.recent_start}
+    return resolve().keep_indices(ranks, rows.positions, keep=keep, **protected)
 
 
 def order(values: mx.array, positions: mx.array) -> mx.array:

@@ -1,7 +1,5 @@
 """window: keep sinks and the newest rows (Xiao et al. 2024), like mlx_lm's RotatingKVCache."""
 
-from __future__ import annotations
-
 import mlx.core as mx
 
 from ..operations.composed import beside_rows
