@@ -67,7 +67,7 @@ def _arrays(op: str) -> dict[str, Array]:
 
 
 def checked_arguments(op: str, given: dict[str, Any]) -> dict[str, Any]:
-    """Check the arguments of an operation; returns them and ``stream`` by the names of the table.
+    """Check the arguments of an operation; returns them by the names of the table.
 
     Returned rows are an array or a tuple of parts, and "causal" is an argument of its own.
 
@@ -111,7 +111,7 @@ def checked_arguments(op: str, given: dict[str, Any]) -> dict[str, Any]:
         else:
             number = _bounded(op, called, whole(op, called, found[name]), rule["integer"], known)
             found[name] = min(number, _INT32)  # means the same
-    return found | {"stream": _stream(op, given["stream"])}
+    return found
 
 
 def _stored(op: str, name: str, parts: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -347,33 +347,21 @@ def _one_of(op: str, name: str, value: Any, allowed: tuple[Any, ...]) -> Any:
     return value
 
 
-def _stream(op: str, value: object) -> StreamLike:
-    """``value``, if it names a place to run on; a device type becomes its device."""
-    if value is None or isinstance(value, (mx.Stream, mx.Device)):
-        return value
-    if isinstance(value, mx.DeviceType):
-        return mx.Device(value)
+def placed(op: str, stream: StreamLike) -> contextlib.AbstractContextManager[Any]:
+    """Everything inside runs on ``stream``, or where it would run anyway if that is None."""
+    if stream is None:
+        return _ANYWHERE
+    if isinstance(stream, (mx.Stream, mx.Device, mx.DeviceType)):
+        return mx.stream(stream)
     raise TypeError(
         f"[{op}] stream must be None, an mlx.core.Stream or an mlx.core.Device, "
-        f"found {type(value).__name__}."
+        f"found {type(stream).__name__}."
     )
 
 
-def device_of(stream: StreamLike) -> mx.Device:
-    """The device that a call with this ``stream`` argument runs on."""
-    if stream is None:
-        return mx.default_device()
-    return stream.device if isinstance(stream, mx.Stream) else stream
-
-
-def runs_on_gpu(stream: StreamLike) -> bool:
-    """Whether a call with this ``stream`` argument runs on a GPU."""
-    return bool(device_of(stream).type == mx.DeviceType.gpu)
-
-
-def placed(stream: StreamLike) -> contextlib.AbstractContextManager[Any]:
-    """Everything inside runs on ``stream``, or where it would run anyway if that is None."""
-    return _ANYWHERE if stream is None else mx.stream(stream)
+def runs_on_gpu() -> bool:
+    """Whether a call would run on a GPU."""
+    return bool(mx.default_device().type == mx.DeviceType.gpu)
 
 
 def dtype_name(dtype: mx.Dtype) -> str:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from mlx_h2o.operations.arguments import FLOATS, StreamLike
+from mlx_h2o.operations.arguments import FLOATS
 
 MASK_THRESHOLDS = {
     mx.bool_: 0.0,
@@ -91,7 +91,6 @@ class AttentionRequest:
     return_scores: bool = True
     return_lse: bool = False
     return_skipped: bool = False
-    stream: StreamLike = None
     row_bias: mx.array | None = None
     bias_masks: bool = True
 
@@ -149,7 +148,6 @@ def attention_request(
     bits: int = 8,
     group_size: int = 64,
     v_bits: int | None = None,
-    stream: StreamLike = None,
     **more: Any,
 ) -> AttentionRequest:
     """The request for valid arguments, named as in ``fast``; ``more`` are further fields."""
@@ -160,10 +158,10 @@ def attention_request(
         threshold = MASK_THRESHOLDS.get(mask.dtype, 0.0)
         pairs = *queries.shape[:3], stored.shape[2]
         if mask.shape[2:] != pairs[2:]:
-            mask = mx.broadcast_to(mask, pairs, stream=stream)
+            mask = mx.broadcast_to(mask, pairs)
     return AttentionRequest(
         queries, stored, stored_rows(values, v_bits or bits, group_size), scale, causal, mask,
-        mask_threshold=threshold, stream=stream, **more,
+        mask_threshold=threshold, **more,
     )  # fmt: skip
 
 

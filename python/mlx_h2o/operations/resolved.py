@@ -14,7 +14,6 @@ from typing import Any
 import mlx.core as mx
 
 from mlx_h2o.operations import composed
-from mlx_h2o.operations.arguments import placed
 from mlx_h2o.operations.composed import (
     accumulating,
     buffers,
@@ -53,7 +52,8 @@ class Operations:
     Arguments are those of ``fast`` under the names of the table, and are not checked. ``keys``
     and ``values`` are arrays, or tuples of words, scales and biases, or of words and norms, with
     ``bits``, ``v_bits`` and ``group_size``. ``mask`` is an array, and excludes ``causal``. A
-    ``row_bias`` masks no row. Numbers per sequence are an int, or int32 [] or [B].
+    ``row_bias`` masks no row. Numbers per sequence are an int, or int32 [] or [B]. Everything runs
+    on MLX's default stream, which ``fast`` sets for its callers.
     """
 
     name = "composed"
@@ -103,13 +103,12 @@ class Operations:
         the scores, or if ``decay`` is None ``add_mass`` of the weights."""
         request.return_scores, request.return_lse = decay is not None, False
         found: Any = self.attend(request)
-        with placed(request.stream):
-            if decay is None:
-                new = accumulating.add_mass(importance, found.weights)
-            else:
-                new = accumulating.add_average(importance, found.scores, decay, request.hides)
-            # Untied, the new importance would stay unevaluated, and keep every step's graph alive.
-            return mx.depends(found.out, [new]), new
+        if decay is None:
+            new = accumulating.add_mass(importance, found.weights)
+        else:
+            new = accumulating.add_average(importance, found.scores, decay, request.hides)
+        # Untied, the new importance would stay unevaluated, and keep every step's graph alive.
+        return mx.depends(found.out, [new]), new
 
     def serving(self, request: AttentionRequest, op: str = "attention") -> Operations:
         """This back end, or composed if it refuses; if it was named, raises ValueError instead."""

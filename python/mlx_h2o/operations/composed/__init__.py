@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import mlx.core as mx
 
-from mlx_h2o.operations.arguments import StreamLike, placed
 from mlx_h2o.operations.composed import accumulating, turbo
 from mlx_h2o.operations.requests import (
     QUERIES,
@@ -130,15 +129,14 @@ def dense(rows: StoredRows) -> mx.array:
 
 def attention(request: AttentionRequest) -> AttentionResult:
     """Attention as ``fast`` documents it; packed rows are dequantised to float32 first."""
-    with placed(request.stream):
-        if request.has_codes:
-            keys, values = dense(request.keys), dense(request.values)
-            found = attention(replace(turbo.turned(request), keys=keys, values=values))
-            return found._replace(out=turbo.output(request, found.out))
-        asked = request.return_scores or request.return_lse or request.return_skipped
-        if asked or request.queries.shape[2] <= QUERIES:
-            return _attend(request)
-        return in_blocks(masked(request), _attend)
+    if request.has_codes:
+        keys, values = dense(request.keys), dense(request.values)
+        found = attention(replace(turbo.turned(request), keys=keys, values=values))
+        return found._replace(out=turbo.output(request, found.out))
+    asked = request.return_scores or request.return_lse or request.return_skipped
+    if asked or request.queries.shape[2] <= QUERIES:
+        return _attend(request)
+    return in_blocks(masked(request), _attend)
 
 
 def _attend(request: AttentionRequest) -> AttentionResult:
@@ -224,25 +222,22 @@ def keep_indices(
     keep: int,
     sink_size: int = 0,
     recent_start: PerSequence | None = None,
-    stream: StreamLike = None,
 ) -> mx.array:
     """Slots of the rows to keep, uint32 [B, H, keep], ascending."""
-    with placed(stream):
-        key = retention_key(scores, positions, sink_size, recent_start)
-        count = key.shape[2] - keep
-        if count == 0:
-            return mx.broadcast_to(mx.arange(keep, dtype=mx.uint32), key.shape)
-        order = mx.argpartition(key, count, axis=-1)
-        return mx.sort(order[..., count:], axis=-1)
+    key = retention_key(scores, positions, sink_size, recent_start)
+    count = key.shape[2] - keep
+    if count == 0:
+        return mx.broadcast_to(mx.arange(keep, dtype=mx.uint32), key.shape)
+    order = mx.argpartition(key, count, axis=-1)
+    return mx.sort(order[..., count:], axis=-1)
 
 
-def key_diversity(keys: mx.array, *, stream: StreamLike = None) -> mx.array:
+def key_diversity(keys: mx.array) -> mx.array:
     """The negated cosine of each of the keys [B, H, N, D] with the mean of the normalised keys of
     its head, float32."""
-    with placed(stream):
-        directions = _normalised(keys.astype(mx.float32))
-        mean = _normalised(mx.mean(directions, axis=2, keepdims=True))
-        return -mx.squeeze(directions @ mx.swapaxes(mean, -1, -2), -1)
+    directions = _normalised(keys.astype(mx.float32))
+    mean = _normalised(mx.mean(directions, axis=2, keepdims=True))
+    return -mx.squeeze(directions @ mx.swapaxes(mean, -1, -2), -1)
 
 
 def _normalised(vectors: mx.array) -> mx.array:

@@ -7,7 +7,7 @@ from typing import Any, cast
 import mlx.core as mx
 
 from mlx_h2o.operations import composed
-from mlx_h2o.operations.arguments import StreamLike, placed, runs_on_gpu
+from mlx_h2o.operations.arguments import runs_on_gpu
 from mlx_h2o.operations.composed import buffers, turbo
 from mlx_h2o.operations.gpu import kernels, launch, launches, mlx_attention
 from mlx_h2o.operations.gpu.launches import Launch, LaunchPlan
@@ -32,28 +32,28 @@ class KernelBackend(Operations):
         self._measured: dict[tuple[object, ...], bool] = {}
         self._steps: dict[tuple[object, ...], LaunchPlan] = {}
 
-    def execute(self, each: Launch, inputs: list[mx.array], stream: StreamLike) -> list[mx.array]:
+    def execute(self, each: Launch, inputs: list[mx.array]) -> list[mx.array]:
         """The outputs of one launch."""
         kernel = kernels.compiled(self.compiler, each.kernel, self.header(each.threadgroup[0]))
         return kernel(
             inputs=inputs, template=each.template, grid=each.grid, threadgroup=each.threadgroup,
-            output_shapes=each.output_shapes, output_dtypes=each.output_dtypes, stream=stream,
+            output_shapes=each.output_shapes, output_dtypes=each.output_dtypes,
         )  # fmt: skip
 
     def header(self, threads: int) -> str:
         """The text before a kernel that runs with ``threads`` threads per threadgroup."""
         return kernels.HEADER
 
-    def serves(self, stream: StreamLike) -> bool:
-        """Whether kernels run on this stream."""
-        return runs_on_gpu(stream)
+    def serves(self) -> bool:
+        """Whether kernels run where a call would run."""
+        return runs_on_gpu()
 
     def plan(self, request: AttentionRequest) -> LaunchPlan:
         """The launches for a request that was not refused."""
         return launch.plan(request)
 
     def refuses(self, request: AttentionRequest) -> str:
-        if not self.serves(request.stream):
+        if not self.serves():
             return f"{self.title} kernels run on GPU streams, found a CPU stream"
         by_mlx = mlx_attention.is_chunk(request) and mlx_attention.serves(request)
         return "" if by_mlx else launch.refuses(request)
@@ -77,15 +77,14 @@ class KernelBackend(Operations):
         if not request.return_scores:
             made.pop("scores", None)  # only for the second sweep, over the values
         if request.return_skipped and "skipped" not in made:
-            made["skipped"] = mx.zeros(request.queries.shape[:3], stream=request.stream)
+            made["skipped"] = mx.zeros(request.queries.shape[:3])
         return AttentionResult(made["out"], *map(made.get, AttentionResult._fields[1:]))
 
     def _attended(self, request: AttentionRequest, plan: LaunchPlan) -> dict[str, mx.array]:
         """All outputs of the launches; that of attention is rotated back from the codes' basis."""
-        made = self.outputs(plan, request.stream)
+        made = self.outputs(plan)
         if request.has_codes:
-            with placed(request.stream):
-                made["out"] = turbo.output(request, made["out"])
+            made["out"] = turbo.output(request, made["out"])
         return made
 
     def attention_and_accumulate(
@@ -98,7 +97,7 @@ class KernelBackend(Operations):
         base, how = super().attention_and_accumulate, cast(Any, {"scale": scale, "causal": causal})
         rows: Any = {"queries": queries, "keys": keys, "values": values}
         rows |= {"mask": mask, "sinks": sinks, "row_bias": row_bias}
-        if decay is not None or packing or not self.serves(None):
+        if decay is not None or packing or not self.serves():
             return base(importance=importance, decay=decay, **rows, **how, **packing)
         shape, (*heads, count, size) = queries.shape, keys.shape
         # The number of blocks depends only on the bit length of ``count``.
@@ -119,7 +118,7 @@ class KernelBackend(Operations):
         if mask is not None:
             rows["mask"] = mx.broadcast_to(mask, (*shape[:3], count))
         rows |= {"importance": importance, "params": known.given["params"]}
-        made = self.outputs(LaunchPlan(launches.over(known.passes, count), rows), None)
+        made = self.outputs(LaunchPlan(launches.over(known.passes, count), rows))
         return mx.depends(made["out"], [made["accumulated"]]), made["accumulated"]
 
     def accumulate(
@@ -134,36 +133,27 @@ class KernelBackend(Operations):
         return mx.depends(made["out"], [made["accumulated"]]), made["accumulated"]
 
     def keep_indices(
-        self,
-        scores: mx.array,
-        positions: mx.array,
-        *,
-        keep: int,
-        stream: StreamLike = None,
-        **zones: Any,
+        self, scores: mx.array, positions: mx.array, *, keep: int, **zones: Any
     ) -> mx.array:
         """The rows to keep, by partial selection in one kernel; composed if all are kept."""
-        if keep == scores.shape[2] or not self.serves(stream):
-            return composed.keep_indices(scores, positions, keep=keep, stream=stream, **zones)
-        plan = launches.keep_rows(scores, positions, keep, **zones)
-        return self.outputs(plan, stream)["kept"]
+        if keep == scores.shape[2] or not self.serves():
+            return composed.keep_indices(scores, positions, keep=keep, **zones)
+        return self.outputs(launches.keep_rows(scores, positions, keep, **zones))["kept"]
 
-    def encode_rows(
-        self, rows: mx.array, bits: int, seed: int, stream: StreamLike = None
-    ) -> tuple[mx.array, mx.array]:
+    def encode_rows(self, rows: mx.array, bits: int, seed: int) -> tuple[mx.array, mx.array]:
         """Codes of rows [B, H, L, D], and their norms, in one kernel."""
-        if not self.serves(stream):
+        if not self.serves():
             return turbo.encode_rows(rows, bits, seed)
-        made = self.outputs(launches.encode_rows(rows, bits, seed), stream)
+        made = self.outputs(launches.encode_rows(rows, bits, seed))
         return made["words"], made["norms"]
 
     def quantize_append(self, *given: Any, **more: Any) -> list[mx.array]:
         return buffers.quantize_append(*given, encode=self.encode_rows, **more)
 
-    def outputs(self, plan: LaunchPlan, stream: StreamLike) -> dict[str, mx.array]:
+    def outputs(self, plan: LaunchPlan) -> dict[str, mx.array]:
         """The buffers given to the launches and their outputs, by name."""
         there: dict[str, Any] = {**plan.given}
         for each in plan.passes:
-            made = self.execute(each, [*map(there.__getitem__, each.kernel.inputs)], stream)
+            made = self.execute(each, [*map(there.__getitem__, each.kernel.inputs)])
             there |= zip(each.kernel.outputs, made, strict=True)
         return there

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from mlx_h2o.operations.arguments import NUMBERS, placed
+from mlx_h2o.operations.arguments import NUMBERS
 from mlx_h2o.operations.composed import turbo
 from mlx_h2o.operations.gpu.launches import LANES, Launch, LaunchPlan, launch_of, params
 from mlx_h2o.operations.requests import AttentionRequest, PackedRows, are_codes
@@ -80,7 +80,7 @@ def _given(request: AttentionRequest) -> dict[str, Any]:
     mask, pairs = request.mask, (*request.queries.shape[:3], request.keys.shape[2])
     given = {
         "queries": request.queries, "params": _params(_scalars(request)),
-        "mask": None if mask is None else mx.broadcast_to(mask, pairs, stream=request.stream),
+        "mask": None if mask is None else mx.broadcast_to(mask, pairs),
         "sinks": request.sinks, "row_bias": request.row_bias,
     }  # fmt: skip
     for side, rows in (("key", request.keys), ("value", request.values)):
@@ -165,8 +165,7 @@ def plan(
     if blocks is None:
         blocks = preferred_blocks(variant.key_count, simdgroups)
     if variant.packing is not None and request.has_codes:
-        with placed(request.stream):
-            request = turbo.turned(request)
+        request = turbo.turned(request)
     return LaunchPlan(_launches(variant, simdgroups, blocks), _given(request))
 
 

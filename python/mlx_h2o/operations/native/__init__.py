@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import mlx.core as mx
 
-from mlx_h2o.operations.arguments import NUMBERS, StreamLike, runs_on_gpu
+from mlx_h2o.operations.arguments import NUMBERS, runs_on_gpu
 from mlx_h2o.operations.composed import folding
 from mlx_h2o.operations.native import module
 from mlx_h2o.operations.requests import AttentionRequest, AttentionResult, PackedRows
@@ -21,7 +21,7 @@ _AS_DEFINED = (
 )  # fmt: skip
 """Functions of the extension with the signatures of the base class."""
 
-_OF_SCORES = "queries", "keys", "scale", "causal", "mask", "sinks", "row_bias", "stream"
+_OF_SCORES = "queries", "keys", "scale", "causal", "mask", "sinks", "row_bias"
 _OF_ATTENTION = *_OF_SCORES, "values", *NUMBERS
 _ASKED = "return_scores", "return_lse", "return_skipped"
 
@@ -40,7 +40,7 @@ class Native(Operations):
         vars(self)["output"] = self._core.scaled_dot_product_attention
 
     def refuses(self, request: AttentionRequest) -> str:
-        return "it runs on CPU streams, found a GPU stream" if runs_on_gpu(request.stream) else ""
+        return "it runs on CPU streams, found a GPU stream" if runs_on_gpu() else ""
 
     def attend(self, request: AttentionRequest) -> AttentionResult:
         given = _given(request, (*_OF_ATTENTION, *_ASKED))
@@ -69,7 +69,7 @@ class Native(Operations):
 
     def compact_rows(
         self, buffers: Sequence[mx.array], kept: mx.array, sequences: Sequence[int],
-        start: int = 0, tail: int = 0, stream: StreamLike = None,
+        start: int = 0, tail: int = 0,
     ) -> list[mx.array]:  # fmt: skip
         """The buffers, in the memory of the inputs if nothing else holds it.
 
@@ -77,7 +77,7 @@ class Native(Operations):
         to them in the same evaluation would copy them.
         """
         one, where = self._core.compact_rows, [*sequences]
-        return [one(each, kept, where, start, tail, stream=stream) for each in buffers]
+        return [one(each, kept, where, start, tail) for each in buffers]
 
     def put_each(
         self, buffers: list[mx.array], slots: mx.array, rows: list[mx.array]
