@@ -11,6 +11,7 @@ import mlx.core as mx
 
 from mlx_h2o.operations.composed import accumulating, turbo
 from mlx_h2o.operations.requests import (
+    MASK_THRESHOLDS,
     QUERIES,
     AttentionRequest,
     AttentionResult,
@@ -50,7 +51,7 @@ def _logits(request: AttentionRequest) -> mx.array:
         else:
             added = mask.astype(mx.float32)
             # NaN compares false: it is not masked, and reaches the output of its query.
-            found = mx.where(added <= request.mask_threshold, _NEVER, found + added)
+            found = mx.where(added <= MASK_THRESHOLDS[mask.dtype], _NEVER, found + added)
         found = found.reshape(grouped) if apart else found
     if bias is not None and request.bias_masks:
         # Last, so that a NaN of the mask does not survive in a row that its bias masks.
