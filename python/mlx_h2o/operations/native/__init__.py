@@ -35,9 +35,9 @@ class Native(Operations):
 
     def ready(self) -> None:
         """Bind functions of the extension as methods, so that a step calls them directly."""
-        self._core = module.required()
-        vars(self).update({name: getattr(self._core, name) for name in _AS_DEFINED})
-        vars(self)["output"] = self._core.scaled_dot_product_attention
+        self._core = core = cast(Any, module.extension()[0])
+        vars(self).update({name: getattr(core, name) for name in _AS_DEFINED})
+        vars(self)["output"] = core.scaled_dot_product_attention
 
     def refuses(self, request: AttentionRequest) -> str:
         return "it runs on CPU streams, found a GPU stream" if runs_on_gpu() else ""
@@ -68,16 +68,15 @@ class Native(Operations):
         return folding.Folded(*self._core.fold(keys, values, *rows, **share))
 
     def compact_rows(
-        self, buffers: Sequence[mx.array], kept: mx.array, sequences: Sequence[int],
-        start: int = 0, tail: int = 0,
-    ) -> list[mx.array]:  # fmt: skip
+        self, buffers: Sequence[mx.array], kept: mx.array, sequences: Sequence[int], *tail: int
+    ) -> list[mx.array]:
         """The buffers, in the memory of the inputs if nothing else holds it.
 
         One operation for each: MLX holds all outputs of an operation until it has run, so appending
         to them in the same evaluation would copy them.
         """
         one, where = self._core.compact_rows, [*sequences]
-        return [one(each, kept, where, start, tail) for each in buffers]
+        return [one(each, kept, where, *tail) for each in buffers]
 
     def put_each(
         self, buffers: list[mx.array], slots: mx.array, rows: list[mx.array]
