@@ -14,10 +14,9 @@ from mlx_h2o.operations.requests import AttentionRequest, AttentionResult, Packe
 from mlx_h2o.operations.resolved import Operations
 
 _AS_DEFINED = (
-    "accumulate_scores", "append_rows", "attention", "attention_and_accumulate", "commits_pages",
-    "committed_bytes", "decode_rows", "discard_rows", "encode_rows", "keep_indices",
-    "key_diversity", "merge_segments", "put_rows", "quantize_append", "reserved_rows",
-    "segment_rows",
+    "accumulate_scores", "append_rows", "attention", "commits_pages", "committed_bytes",
+    "decode_rows", "discard_rows", "encode_rows", "keep_indices", "key_diversity",
+    "merge_segments", "put_rows", "quantize_append", "reserved_rows", "segment_rows",
 )  # fmt: skip
 """Functions of the extension with the signatures of the base class."""
 
@@ -37,6 +36,7 @@ class Native(Operations):
         """Bind functions of the extension as methods, so that a step calls them directly."""
         self._core = core = cast(Any, module.extension()[0])
         vars(self).update({name: getattr(core, name) for name in _AS_DEFINED})
+        vars(self)["attention_and_accumulate"] = core.attention
         vars(self)["output"] = core.scaled_dot_product_attention
 
     def refuses(self, request: AttentionRequest) -> str:
@@ -51,7 +51,7 @@ class Native(Operations):
     ) -> tuple[mx.array, mx.array]:
         """Attention output and the new importance; the scores stay inside."""
         given = _given(request, _OF_ATTENTION) | request.packing
-        found = self._core.attention_and_accumulate(importance=importance, decay=decay, **given)
+        found = self._core.attention(importance=importance, decay=decay, **given)
         return cast("tuple[mx.array, mx.array]", found)
 
     def prefill_scores(
