@@ -26,18 +26,11 @@ namespace {
 /// One number for all sequences, or an array of one each.
 using PerSequence = std::variant<int, mx::array>;
 
-mx::array as_array(const PerSequence& value) {
-  if (const int* number = std::get_if<int>(&value)) return mx::array(*number, mx::int32);
-  return std::get<mx::array>(value);
-}
-
-std::optional<mx::array> as_array(const std::optional<PerSequence>& value) {
-  return value.has_value() ? std::optional<mx::array>(as_array(*value)) : std::nullopt;
-}
-
 mx::array keep_indices(const mx::array& scores, const mx::array& positions, int keep, int sink_size,
                        const std::optional<PerSequence>& recent_start, mx::StreamOrDevice s) {
-  return mlx_h2o::keep_indices(scores, positions, keep, sink_size, as_array(recent_start), s);
+  std::optional<mx::array> start;
+  if (recent_start) start = std::visit([](const auto& of) { return mx::array(of); }, *recent_start);
+  return mlx_h2o::keep_indices(scores, positions, keep, sink_size, start, s);
 }
 
 /// Keys or values as they are stored: an array, or the arrays that a packed one has.
