@@ -127,16 +127,16 @@ class Operations:
         return self.serving(request).attend(request)[:4]
 
     def attention_and_accumulate(
-        self, queries: mx.array, keys: Any, values: Any, importance: mx.array, *, scale: float,
-        decay: float | None, causal: bool = False, mask: mx.array | None = None,
-        sinks: mx.array | None = None, row_bias: mx.array | None = None, **packing: Any,
-    ) -> tuple[mx.array, mx.array]:  # fmt: skip
-        """The output and the new importance: the moving average, or without ``decay`` the mass."""
-        short = self is COMPOSED and decay is None and not (causal or packing) and sinks is None
-        if short and (mask is None or (mask.dtype == mx.bool_ and mask.shape[1:3] == (1, 1))):
-            return composed.step(queries, keys, values, importance, scale, mask, row_bias)
-        packing |= {"mask": mask, "sinks": sinks, "row_bias": row_bias, "bias_masks": False}
-        request = attention_request(queries, keys, values, scale=scale, causal=causal, **packing)
+        self, queries: mx.array, keys: Any, values: Any, importance: mx.array, **options: Any
+    ) -> tuple[mx.array, mx.array]:
+        """The output and the new importance. Options are those of ``attention``, and ``decay``, of
+        the moving average; None for the mass."""
+        rows, decay = (queries, keys, values), options.pop("decay")
+        if self is COMPOSED and decay is None:
+            found = composed.step(*rows, importance, **options)
+            if found is not None:
+                return found
+        request = attention_request(*rows, bias_masks=False, **options)
         served = self.serving(request, "attention_and_accumulate")
         return served.accumulate(request, importance, decay)
 

@@ -6,6 +6,7 @@ is rounded once, to the dtype of the queries.
 """
 
 from dataclasses import replace
+from typing import Any
 
 import mlx.core as mx
 
@@ -169,12 +170,24 @@ def _attend(request: AttentionRequest) -> AttentionResult:
 
 
 def step(
-    queries: mx.array, keys: mx.array, values: mx.array, importance: mx.array, scale: float,
-    mask: mx.array | None, bias: mx.array | None,
-) -> tuple[mx.array, mx.array]:  # fmt: skip
-    """The output over arrays and the new mass, in few calls. A mask is bool and the same for all
-    queries of a sequence."""
-    scores = _dots(queries, keys, scale, bias)
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    importance: mx.array,
+    *,
+    scale: float,
+    mask: mx.array | None = None,
+    row_bias: mx.array | None = None,
+    causal: bool = False,
+    sinks: mx.array | None = None,
+    **packing: Any,
+) -> tuple[mx.array, mx.array] | None:
+    """The output over arrays and the new mass, in few calls; None for a mask that is not bool or
+    not the same for all queries of a sequence, and for the other options."""
+    alike = mask is None or (mask.dtype == mx.bool_ and mask.shape[1:3] == (1, 1))
+    if causal or packing or sinks is not None or not alike:
+        return None
+    scores = _dots(queries, keys, scale, row_bias)
     shares = mx.softmax(scores if mask is None else mx.where(mask, scores, _LEAST), -1)
     if mask is not None:  # a call less than a search for -inf; 0 if a query sees nothing
         shares = mx.where(mask, shares, _NOTHING)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
 
@@ -88,37 +88,36 @@ class KernelBackend(Operations):
         return made
 
     def attention_and_accumulate(
-        self, queries: mx.array, keys: Any, values: Any, importance: mx.array, *, scale: float,
-        decay: float | None, causal: bool = False, mask: mx.array | None = None,
-        sinks: mx.array | None = None, row_bias: mx.array | None = None, **packing: Any,
-    ) -> tuple[mx.array, mx.array]:  # fmt: skip
+        self, queries: mx.array, keys: Any, values: Any, importance: mx.array, **options: Any
+    ) -> tuple[mx.array, mx.array]:
         """For arrays and the mass, a step like an earlier one makes no request: launches depend on
         shapes and dtypes, and the number of rows only changes the size of the scores."""
-        base, how = super().attention_and_accumulate, cast(Any, {"scale": scale, "causal": causal})
-        rows: Any = {"queries": queries, "keys": keys, "values": values}
-        rows |= {"mask": mask, "sinks": sinks, "row_bias": row_bias}
-        if decay is not None or packing or not self.serves():
-            return base(importance=importance, decay=decay, **rows, **how, **packing)
+        base, rows = super().attention_and_accumulate, (queries, keys, values)
+        if options["decay"] is not None or "bits" in options or not self.serves():
+            return base(*rows, importance, **options)
         shape, (*heads, count, size) = queries.shape, keys.shape
+        mask, sinks, bias = map(options.get, ("mask", "sinks", "row_bias"))
         # The number of blocks depends only on the bit length of ``count``.
         kind = (
-            scale, causal, shape, *heads, size, values.shape[3], count.bit_length(),
-            importance.shape, queries.dtype, mask is None or mask.dtype,
-            sinks is None or sinks.dtype, row_bias is None,
+            options["scale"], options.get("causal"), shape, *heads, size, values.shape[3],
+            count.bit_length(), importance.shape, queries.dtype, mask is None or mask.dtype,
+            sinks is None or sinks.dtype, bias is None,
         )  # fmt: skip
         known = self._steps.get(kind)
         if known is None:
-            request = attention_request(**rows, **how, bias_masks=False, return_lse=True)
+            asked = {name: option for name, option in options.items() if name != "decay"}
+            request = attention_request(*rows, **asked, bias_masks=False, return_lse=True)
             if self.refuses(request):
-                return base(importance=importance, decay=decay, **rows, **how)
+                return base(*rows, importance, **options)
             passes, buffers = launches.add_mass(self.plan(request), importance)
             if len(self._steps) >= _MOST_STEPS:
                 self._steps.clear()
             known = self._steps[kind] = LaunchPlan(passes, {"params": buffers["params"]})
+        given = {"queries": queries, "keys": keys, "values": values, "importance": importance}
+        given |= {"sinks": sinks, "row_bias": bias, "params": known.given["params"]}
         if mask is not None:
-            rows["mask"] = mx.broadcast_to(mask, (*shape[:3], count))
-        rows |= {"importance": importance, "params": known.given["params"]}
-        made = self.outputs(LaunchPlan(launches.over(known.passes, count), rows))
+            given["mask"] = mx.broadcast_to(mask, (*shape[:3], count))
+        made = self.outputs(LaunchPlan(launches.over(known.passes, count), given))
         return mx.depends(made["out"], [made["accumulated"]]), made["accumulated"]
 
     def accumulate(
