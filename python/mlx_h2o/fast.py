@@ -329,10 +329,17 @@ def key_diversity(keys: mx.array, *, stream: StreamLike = None) -> mx.array:
 
 
 def quantize_append(
-    quantised_keys: Parts, quantised_values: Parts, new_keys: mx.array, new_values: mx.array,
-    slots: mx.array, *, bits: int = 8, group_size: int = 64, v_bits: int | None = None,
+    quantised_keys: Parts,
+    quantised_values: Parts,
+    new_keys: mx.array,
+    new_values: mx.array,
+    slots: mx.array,
+    *,
+    bits: int = 8,
+    group_size: int = 64,
+    v_bits: int | None = None,
     stream: StreamLike = None,
-) -> tuple[Parts, Parts]:  # fmt: skip
+) -> tuple[Parts, Parts]:
     """Quantise new rows of K and V straight into their slots.
 
     The number of arrays identifies the format, for keys and values separately:

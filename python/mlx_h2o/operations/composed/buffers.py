@@ -35,8 +35,6 @@ def put_each(buffers: list[mx.array], slots: mx.array, rows: list[mx.array]) -> 
 def append_rows(buffers: list[mx.array], rows: list[mx.array], start: int) -> list[mx.array]:
     """Write new rows [B, H, L, width] from slot ``start`` on. Returns the buffers, written in place
     if nothing else holds them, and then the first ``start + L`` slots of each.
-
-    The definition, in plain MLX operations.
     """
     end = start + rows[0].shape[2]
     for buffer, new in zip(buffers, rows, strict=True):

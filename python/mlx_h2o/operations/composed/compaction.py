@@ -1,7 +1,7 @@
 """Rows that stay fill the gaps of evicted rows: the definition, in plain MLX operations.
 
 The order of slots does not matter to attention, since keys already contain RoPE, so no more rows
-move than there are gaps. A back end may override ``compact_rows``.
+move than there are gaps.
 """
 
 from __future__ import annotations

@@ -57,7 +57,6 @@ class Native(Operations):
     def prefill_scores(
         self, request: AttentionRequest, importance: mx.array | None, decay: float | None
     ) -> mx.array:
-        """The moving average or the mass of a chunk, float32 [B, Hkv, N]."""
         given = _given(request, _OF_SCORES) | {"importance": importance, "decay": decay}
         return cast(mx.array, self._core.prefill_scores(**given))
 
@@ -81,7 +80,6 @@ class Native(Operations):
     def put_each(
         self, buffers: list[mx.array], slots: mx.array, rows: list[mx.array]
     ) -> list[mx.array]:
-        """As ``buffers.put_each``."""
         slots = mx.broadcast_to(slots.squeeze(3).astype(mx.uint32), rows[0].shape[:3])
         return [*map(self._core.put_rows, buffers, [slots] * len(rows), rows)]
 
