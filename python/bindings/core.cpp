@@ -91,9 +91,6 @@ NB_MODULE(_core, m) {
       "array"_a,
       "The address of the array's buffer, which is known as soon as its computation is under way, "
       "or 0 before. Waits for nothing and holds nothing: to see whether memory is reused.");
-  m.def(
-      "ndim", [](const mx::array& array) { return array.ndim(); }, "array"_a,
-      "The number of axes: a probe that the module and mlx.core know the same array type.");
 
   m.def("keep_indices", &keep_indices, "scores"_a, "positions"_a, nb::kw_only(), "keep"_a,
         "sink_size"_a = 0, "recent_start"_a = nb::none(), "stream"_a = nb::none(),

@@ -38,7 +38,7 @@ def fake(**changes):
     """A module that fits, but for the changes."""
     fitting = {
         "built_for_mlx": mx.__version__,
-        "ndim": lambda array: array.ndim,
+        "committed_bytes": lambda array: array.nbytes,
         "simd_target": lambda: "scalar",
         "threads": lambda: 1,
     }
@@ -60,7 +60,7 @@ def test_an_extension_that_fits_has_no_fault():
 
 @pytest.mark.parametrize("other", ["0.31.2", mx.__version__.rpartition(".")[0] + ".99"])
 def test_an_extension_for_another_mlx_is_not_called(other):
-    module = fake(built_for_mlx=other, ndim=raising(AssertionError("called")))
+    module = fake(built_for_mlx=other, committed_bytes=raising(AssertionError("called")))
     assert native_module.fault_of(module) == (
         f"the extension was built for MLX {other}, found MLX {mx.__version__}"
     )
@@ -68,7 +68,7 @@ def test_an_extension_for_another_mlx_is_not_called(other):
 
 def test_an_extension_of_another_nanobind_is_refused():
     reason = native_module.fault_of(
-        fake(ndim=raising(TypeError("incompatible function arguments")))
+        fake(committed_bytes=raising(TypeError("incompatible function arguments")))
     )
     assert reason.startswith("the extension does not know mlx.core.array")
 

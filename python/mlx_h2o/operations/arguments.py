@@ -321,7 +321,10 @@ def _one_of(op: str, name: str, value: Any, allowed: tuple[Any, ...]) -> Any:
 
 
 def placed(op: str, stream: StreamLike) -> contextlib.AbstractContextManager[Any]:
-    """Everything inside runs on ``stream``, or where it would run anyway if that is None."""
+    """Everything inside runs on ``stream``, or where it would run anyway if that is None.
+
+    For a stream of another device, MLX changes the default device of all threads meanwhile.
+    """
     if stream is None:
         return _ANYWHERE
     if isinstance(stream, (mx.Stream, mx.Device, mx.DeviceType)):

@@ -31,7 +31,7 @@ def fault_of(module: ModuleType) -> str:
     if _release(built_for) != _release(_MLX_VERSION):
         return f"the extension was built for MLX {built_for}, found MLX {_MLX_VERSION}"
     try:
-        module.ndim(mx.zeros(()))
+        module.committed_bytes(mx.zeros(()))  # any function of an array
     except TypeError:
         return (
             "the extension does not know mlx.core.array: it was built with another version of "
