@@ -164,7 +164,7 @@ def gpu_without_one() -> Iterator[None]:
     """Select the back end "metal", with stand-ins for its kernels."""
     with (
         mock.patch.object(mx.fast, "metal_kernel", _stand_in),
-        mock.patch.multiple(metal.BACKEND, unavailable_reason=str, serves=lambda stream: True),
+        mock.patch.multiple(metal.BACKEND, unavailable_reason=str, serves=lambda: True),
         mlx_h2o.use_backend("metal"),
     ):
         yield

@@ -99,6 +99,17 @@ def read_table(metal: Path) -> KernelTable:
     )
 
 
+def own_flags(table: KernelTable, family: Family, kernel: str) -> tuple[str, ...]:
+    """The flags that make a difference to a kernel, in the order of the table."""
+    on = family.kernels[kernel]
+    known, found = {*table.traits, *on}, set()
+    for part in (*family.inputs, *family.outputs, *family.segments):
+        terms = {term.lstrip("!"): not term.startswith("!") for term in part.condition.split()}
+        if all((term in on) == wanted for term, wanted in terms.items() if term in known):
+            found |= terms.keys() - known
+    return tuple(flag for flag in table.flags if flag in found)
+
+
 def _numbers(path: Path) -> tuple[str, ...]:
     """The numeric options of attention: one that is not 0 sets a flag, if a body tests it."""
     if not path.exists():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernel_source import Buffer, KernelTable, Segment
+from kernel_source import Buffer, KernelTable, Segment, own_flags
 
 NOTICE = "Generated from metal/ by tools/package_kernels.py; do not edit."
 
@@ -20,14 +20,18 @@ def python_module(table: KernelTable) -> str:
         return _python_text("".join(segment.text for segment in segments))
 
     parts = [f'"""{NOTICE}"""\n\nPairs = tuple[tuple[str, str], ...]\n']
-    for constant, names in (("FLAGS", table.flags), ("TRAITS", table.traits)):
-        parts.append(f"\n{constant} = (\n" + "".join(f"    {_quoted(n)},\n" for n in names) + ")\n")
+    own: dict[str, tuple[str, ...]] = {}
     parts.append("\n# Of each kernel its family, and what is always on in it.\n")
     parts.append("KERNELS: dict[str, tuple[str, frozenset[str]]] = {\n")
     for family in table.families:
-        for kernel, own in family.kernels.items():
-            on = f"frozenset({_quoted(' '.join(own))}.split())"
+        for kernel, always in family.kernels.items():
+            own[kernel] = own_flags(table, family, kernel)
+            on = f"frozenset({_quoted(' '.join(always))}.split())"
             parts.append(f"    {_quoted(kernel)}: ({_quoted(family.name)}, {on}),\n")
+    parts.append("}\n\n# The other flags that matter to each kernel.\n")
+    parts.append("OWN_FLAGS: dict[str, tuple[str, ...]] = {\n")
+    for kernel, names in own.items():
+        parts.append(f"    {_quoted(kernel)}: tuple({_quoted(' '.join(names))}.split()),\n")
     parts.append("}\n")
     for constant, side in (
         ("TEMPLATE", "template"),
@@ -59,16 +63,10 @@ def c_header(table: KernelTable) -> str:
         body = "".join(f"    {{{_quoted(b.name)}, {_quoted(b.condition)}}},\n" for b in items)
         return f"static const mlx_h2o_kernel_buffer {name}[] = {{\n{body}}};\n"
 
-    def strings(name: str, items: tuple[str, ...]) -> str:
-        body = "".join(f"    {_quoted(item)},\n" for item in items)
-        return f"static const char* const {name}[] = {{\n{body}}};\n"
-
     def count(name: str) -> str:
         return f"sizeof({name}) / sizeof({name}[0])"
 
     parts = [_C_TYPES]
-    parts.append(strings("mlx_h2o_kernel_flags", table.flags))
-    parts.append(strings("mlx_h2o_kernel_traits", table.traits))
     parts.append(segments("mlx_h2o_kernel_header", table.header))
     for family in table.families:
         prefix = f"mlx_h2o_{family.name}"
@@ -78,10 +76,12 @@ def c_header(table: KernelTable) -> str:
         parts.append(segments(f"{prefix}_segments", family.segments))
         tables = [f"{prefix}_{table}" for table in ("template", "inputs", "outputs", "segments")]
         fields = "".join(f"    {name},\n    {count(name)},\n" for name in tables)
-        for kernel, own in family.kernels.items():
+        for kernel, on in family.kernels.items():
+            words = (on, own_flags(table, family, kernel))
+            flags = "".join(f"    {_quoted(' '.join(each))},\n" for each in words)
             parts.append(
                 f"static const mlx_h2o_kernel_text mlx_h2o_{kernel}_text = {{\n"
-                f"    {_quoted(kernel)},\n    {_quoted(' '.join(own))},\n{fields}}};\n"
+                f"    {_quoted(kernel)},\n{flags}{fields}}};\n"
             )
     parts.append("#endif\n")
     return f"/* {NOTICE} */\n/* clang-format off */\n" + "\n".join(parts)
@@ -104,10 +104,12 @@ typedef struct {
     const char* condition;
 } mlx_h2o_kernel_buffer;
 
-/* `always_on` are its traits, and some flags, separated by spaces. */
+/* `always_on` are its traits, and some flags, separated by spaces; `own_flags`
+   are the other flags that matter to it. */
 typedef struct {
     const char* name;
     const char* always_on;
+    const char* own_flags;
     const mlx_h2o_kernel_buffer* template_arguments;
     size_t template_count;
     const mlx_h2o_kernel_buffer* inputs;

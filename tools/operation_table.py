@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,36 @@ def read_operations(metal: Path) -> dict[str, dict[str, Any]]:
 
 def python_module(operations: dict[str, dict[str, Any]]) -> str:
     """`python/mlx_h2o/operations/_operation_table.py`, which `arguments.py` reads."""
-    parts = [f'"""{NOTICE}"""\n\nfrom typing import Any\n\n']
-    parts.append("OPERATIONS: dict[str, dict[str, Any]] = {\n")
+    parts = [f'"""{NOTICE}"""\n\n', _PYTHON_TYPES, "OPERATIONS: dict[str, Operation] = {\n"]
     for name, arguments in operations.items():
-        lines = "".join(f"        {key!r}: {value!r},\n" for key, value in arguments.items())
-        parts.append(f"    {name!r}: {{\n{lines}    }},\n")
+        lines = []
+        for fields in _arguments(arguments):
+            given = ", ".join(f"{field}={value!r}" for field, value in fields.items() if value)
+            lines.append(f"        Argument({given}),\n")
+        parts.append(f"    {name!r}: Operation((\n{''.join(lines)}    ), {_rules(arguments)!r}),\n")
     return "".join([*parts, "}\n"])
+
+
+def _arguments(operation: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The fields of each argument."""
+    for name, given in operation.items():
+        if name == "sizes":
+            continue
+        kind, what = next((kind, given[kind]) for kind in KINDS if kind in given)
+        dtype, _, layout = what.partition(" ") if isinstance(what, str) else ("", "", "")
+        yield {
+            "name": name, "called": given.get("python", name), "kind": kind, "dtype": dtype,
+            "sizes": tuple(layout[1:-1].split(", ")) if layout else (),
+            "scales": given.get("scales", ""), "bits": given.get("bits", ""),
+            "optional": "default" in given, "bounds": what if isinstance(what, dict) else {},
+            "values": tuple(what) if kind == "one_of" else (),
+        }  # fmt: skip
+
+
+def _rules(operation: dict[str, Any]) -> tuple[tuple[str, str, str], ...]:
+    """More rules for the sizes: a size, its relation, and another size or a number."""
+    split = (rule.split() for rule in operation.get("sizes", ()))
+    return tuple((first, relation, second) for first, relation, *_, second in split)
 
 
 def cpp_header(operations: dict[str, dict[str, Any]]) -> str:
@@ -32,12 +57,11 @@ def cpp_header(operations: dict[str, dict[str, Any]]) -> str:
     for name, arguments in operations.items():
         names: list[str] = []  # of sizes, which the header refers to by index
         lines = []
-        for argument, given in arguments.items():
-            if argument != "sizes":
-                lines.append(_cpp_argument(argument, given, names))
+        for fields in _arguments(arguments):
+            names += [size for size in fields["sizes"] if size not in names]
+            lines.append(_cpp_argument(fields, names))
         rules = []
-        for rule in arguments.get("sizes", ()):
-            first, relation, *_, second = rule.split()
+        for first, relation, second in _rules(arguments):
             limit, size = (second, -1) if second.isdigit() else (0, names.index(second))
             rules.append(f"{{{names.index(first)}, Relation::{relation}, {size}, {limit}}}")
         parts.append(f"inline constexpr Argument {name}_arguments[] = {{\n{''.join(lines)}}};\n")
@@ -51,27 +75,54 @@ def cpp_header(operations: dict[str, dict[str, Any]]) -> str:
     return "".join([*parts, "}  // namespace mlx_h2o::table\n"])
 
 
-def _cpp_argument(name: str, given: dict[str, Any], names: list[str]) -> str:
-    kind, what = next((kind, given[kind]) for kind in KINDS if kind in given)
-    dtype, _, layout = what.partition(" ") if isinstance(what, str) else ("", "", "")
-    sizes = layout[1:-1].split(", ") if layout else []
-    names += [size for size in sizes if size not in names]
-    bounds = what if isinstance(what, dict) else {}
+def _cpp_argument(given: dict[str, Any], names: list[str]) -> str:
+    bounds, sizes = given["bounds"], given["sizes"]
+    layout = f"[{', '.join(sizes)}]" if sizes else ""
     numbers = ", ".join(
         "none" if isinstance(value := bounds.get(side), str | None) else repr(float(value))
         for side in ("least", "above", "most", "below")
     )
     size = next((names.index(value) for value in bounds.values() if isinstance(value, str)), -1)
-    called = given["python"] if kind == "integer" and "python" in given else name
-    values = ", ".join(map(repr, what)) if kind == "one_of" else ""
+    name = given["called" if given["kind"] == "integer" else "name"]
     fields = (
-        f'"{called}", Kind::{kind}, "{dtype}", "{layout}"',
+        f'"{name}", Kind::{given["kind"]}, "{given["dtype"]}", "{layout}"',
         f"{{{', '.join(str(names.index(size)) for size in sizes)}}}, {len(sizes)}",
-        f'"{given.get("scales", "")}", {str("default" in given).lower()}',
-        f'{{{numbers}}}, {size}, "{values}"',
+        f'"{given["scales"]}", {str(given["optional"]).lower()}',
+        f'{{{numbers}}}, {size}, "{", ".join(map(repr, given["values"]))}"',
     )
     return f"    {{{', '.join(fields)}}},\n"
 
+
+_PYTHON_TYPES = '''from typing import Any, NamedTuple
+
+
+class Argument(NamedTuple):
+    """An argument, as metal/operations.toml explains it; ``called`` is its name in ``fast``."""
+
+    name: str
+    called: str
+    kind: str
+    dtype: str = ""
+    sizes: tuple[str, ...] = ()
+    scales: str = ""
+    bits: str = ""
+    optional: bool = False
+    bounds: dict[str, Any] = {}
+    values: tuple[Any, ...] = ()
+
+    @property
+    def layout(self) -> str:
+        return f"[{', '.join(self.sizes)}]"
+
+
+class Operation(NamedTuple):
+    """Arguments in order, and rules: a size, its relation, and another size or a number."""
+
+    arguments: tuple[Argument, ...]
+    rules: tuple[tuple[str, str, str], ...]
+
+
+'''
 
 _CPP_TYPES = f"""#include <cstddef>
 #include <iterator>

@@ -17,10 +17,12 @@ typedef struct {
     const char* condition;
 } mlx_h2o_kernel_buffer;
 
-/* `always_on` are its traits, and some flags, separated by spaces. */
+/* `always_on` are its traits, and some flags, separated by spaces; `own_flags`
+   are the other flags that matter to it. */
 typedef struct {
     const char* name;
     const char* always_on;
+    const char* own_flags;
     const mlx_h2o_kernel_buffer* template_arguments;
     size_t template_count;
     const mlx_h2o_kernel_buffer* inputs;
@@ -30,27 +32,6 @@ typedef struct {
     const mlx_h2o_kernel_segment* segments;
     size_t segment_count;
 } mlx_h2o_kernel_text;
-
-static const char* const mlx_h2o_kernel_flags[] = {
-    "bool_mask",
-    "additive_mask",
-    "sinks",
-    "scores",
-    "lse",
-    "skipped",
-    "row_bias",
-    "dense_keys",
-    "key_codes",
-    "value_codes",
-};
-
-static const char* const mlx_h2o_kernel_traits[] = {
-    "blocks",
-    "quantized",
-    "sparse",
-    "keys",
-    "values",
-};
 
 static const mlx_h2o_kernel_segment mlx_h2o_kernel_header[] = {
     {"",
@@ -555,6 +536,7 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_segments[] = {
 static const mlx_h2o_kernel_text mlx_h2o_sdpa_vector_text = {
     "sdpa_vector",
     "keys values",
+    "bool_mask additive_mask sinks scores lse row_bias",
     mlx_h2o_sdpa_vector_template,
     sizeof(mlx_h2o_sdpa_vector_template) / sizeof(mlx_h2o_sdpa_vector_template[0]),
     mlx_h2o_sdpa_vector_inputs,
@@ -568,6 +550,7 @@ static const mlx_h2o_kernel_text mlx_h2o_sdpa_vector_text = {
 static const mlx_h2o_kernel_text mlx_h2o_sdpa_vector_2pass_1_text = {
     "sdpa_vector_2pass_1",
     "blocks keys values",
+    "bool_mask additive_mask sinks scores row_bias",
     mlx_h2o_sdpa_vector_template,
     sizeof(mlx_h2o_sdpa_vector_template) / sizeof(mlx_h2o_sdpa_vector_template[0]),
     mlx_h2o_sdpa_vector_inputs,
@@ -581,6 +564,7 @@ static const mlx_h2o_kernel_text mlx_h2o_sdpa_vector_2pass_1_text = {
 static const mlx_h2o_kernel_text mlx_h2o_sdpa_vector_quantized_text = {
     "sdpa_vector_quantized",
     "quantized keys values",
+    "bool_mask additive_mask sinks scores lse row_bias dense_keys key_codes value_codes",
     mlx_h2o_sdpa_vector_template,
     sizeof(mlx_h2o_sdpa_vector_template) / sizeof(mlx_h2o_sdpa_vector_template[0]),
     mlx_h2o_sdpa_vector_inputs,
@@ -594,6 +578,7 @@ static const mlx_h2o_kernel_text mlx_h2o_sdpa_vector_quantized_text = {
 static const mlx_h2o_kernel_text mlx_h2o_sdpa_vector_2pass_1_quantized_text = {
     "sdpa_vector_2pass_1_quantized",
     "blocks quantized keys values",
+    "bool_mask additive_mask sinks scores row_bias dense_keys key_codes value_codes",
     mlx_h2o_sdpa_vector_template,
     sizeof(mlx_h2o_sdpa_vector_template) / sizeof(mlx_h2o_sdpa_vector_template[0]),
     mlx_h2o_sdpa_vector_inputs,
@@ -607,6 +592,7 @@ static const mlx_h2o_kernel_text mlx_h2o_sdpa_vector_2pass_1_quantized_text = {
 static const mlx_h2o_kernel_text mlx_h2o_sdpa_vector_sparse_quantized_text = {
     "sdpa_vector_sparse_quantized",
     "quantized sparse keys values scores",
+    "bool_mask additive_mask sinks lse skipped row_bias dense_keys key_codes value_codes",
     mlx_h2o_sdpa_vector_template,
     sizeof(mlx_h2o_sdpa_vector_template) / sizeof(mlx_h2o_sdpa_vector_template[0]),
     mlx_h2o_sdpa_vector_inputs,
@@ -620,6 +606,7 @@ static const mlx_h2o_kernel_text mlx_h2o_sdpa_vector_sparse_quantized_text = {
 static const mlx_h2o_kernel_text mlx_h2o_sdpa_vector_sparse_keys_quantized_text = {
     "sdpa_vector_sparse_keys_quantized",
     "blocks quantized sparse keys scores",
+    "bool_mask additive_mask sinks row_bias dense_keys key_codes",
     mlx_h2o_sdpa_vector_template,
     sizeof(mlx_h2o_sdpa_vector_template) / sizeof(mlx_h2o_sdpa_vector_template[0]),
     mlx_h2o_sdpa_vector_inputs,
@@ -633,6 +620,7 @@ static const mlx_h2o_kernel_text mlx_h2o_sdpa_vector_sparse_keys_quantized_text 
 static const mlx_h2o_kernel_text mlx_h2o_sdpa_vector_sparse_values_quantized_text = {
     "sdpa_vector_sparse_values_quantized",
     "blocks quantized sparse values",
+    "skipped value_codes",
     mlx_h2o_sdpa_vector_template,
     sizeof(mlx_h2o_sdpa_vector_template) / sizeof(mlx_h2o_sdpa_vector_template[0]),
     mlx_h2o_sdpa_vector_inputs,
@@ -696,6 +684,7 @@ static const mlx_h2o_kernel_segment mlx_h2o_sdpa_vector_2pass_2_segments[] = {
 static const mlx_h2o_kernel_text mlx_h2o_sdpa_vector_2pass_2_text = {
     "sdpa_vector_2pass_2",
     "",
+    "lse skipped",
     mlx_h2o_sdpa_vector_2pass_2_template,
     sizeof(mlx_h2o_sdpa_vector_2pass_2_template) / sizeof(mlx_h2o_sdpa_vector_2pass_2_template[0]),
     mlx_h2o_sdpa_vector_2pass_2_inputs,
@@ -748,6 +737,7 @@ static const mlx_h2o_kernel_segment mlx_h2o_add_mass_segments[] = {
 
 static const mlx_h2o_kernel_text mlx_h2o_add_mass_text = {
     "add_mass",
+    "",
     "",
     mlx_h2o_add_mass_template,
     sizeof(mlx_h2o_add_mass_template) / sizeof(mlx_h2o_add_mass_template[0]),
@@ -861,6 +851,7 @@ static const mlx_h2o_kernel_segment mlx_h2o_keep_rows_segments[] = {
 static const mlx_h2o_kernel_text mlx_h2o_keep_rows_text = {
     "keep_rows",
     "",
+    "",
     mlx_h2o_keep_rows_template,
     sizeof(mlx_h2o_keep_rows_template) / sizeof(mlx_h2o_keep_rows_template[0]),
     mlx_h2o_keep_rows_inputs,
@@ -961,6 +952,7 @@ static const mlx_h2o_kernel_segment mlx_h2o_encode_rows_segments[] = {
 
 static const mlx_h2o_kernel_text mlx_h2o_encode_rows_text = {
     "encode_rows",
+    "",
     "",
     mlx_h2o_encode_rows_template,
     sizeof(mlx_h2o_encode_rows_template) / sizeof(mlx_h2o_encode_rows_template[0]),

@@ -48,27 +48,10 @@ StringVector strings(const std::vector<const char*>& values) {
 }
 
 // A name made of the flags that are on and make a difference to the kernel.
-std::string name_of(const mlx_h2o_kernel_text& text, const Flags& flags, const Flags& on) {
-  Flags known;
-  const auto add = [&](const auto* things, size_t count) {
-    for (size_t i = 0; i < count; ++i) {
-      std::map<std::string, bool> terms = terms_of(things[i].condition);
-      for (const char* trait : mlx_h2o_kernel_traits) {
-        const auto found = terms.find(trait);
-        if (found == terms.end()) continue;
-        if (found->second != (on.count(trait) != 0)) terms.clear();
-      }
-      for (const auto& [term, wanted] : terms) known.insert(term);
-    }
-  };
-  add(text.inputs, text.input_count);
-  add(text.outputs, text.output_count);
-  add(text.segments, text.segment_count);
-  for (const auto& [term, wanted] : terms_of(text.always_on)) known.erase(term);
+std::string name_of(const mlx_h2o_kernel_text& text, const Flags& flags) {
   std::string name = std::string("h2o_") + text.name;
-  for (const char* flag : mlx_h2o_kernel_flags) {
-    name += flags.count(flag) != 0 && known.count(flag) != 0 ? std::string("_") + flag : "";
-  }
+  std::istringstream own(text.own_flags);
+  for (std::string flag; own >> flag;) name += flags.count(flag) != 0 ? "_" + flag : "";
   return name;
 }
 
@@ -92,7 +75,7 @@ const Resolved& resolve(const mlx_h2o_kernel_text& text, const Flags& flags) {
   if (found != known->end()) return *found->second;
   Flags on = flags;
   for (const auto& [term, wanted] : terms_of(text.always_on)) on.insert(term);
-  const std::string name = name_of(text, flags, on);
+  const std::string name = name_of(text, flags);
   const auto same = made->find(name);  // the flags differ, but not for this kernel
   if (same != made->end()) return *known->emplace(key, &same->second).first->second;
   const auto name_part = &mlx_h2o_kernel_buffer::name;

@@ -26,18 +26,11 @@ namespace {
 /// One number for all sequences, or an array of one each.
 using PerSequence = std::variant<int, mx::array>;
 
-mx::array as_array(const PerSequence& value) {
-  if (const int* number = std::get_if<int>(&value)) return mx::array(*number, mx::int32);
-  return std::get<mx::array>(value);
-}
-
-std::optional<mx::array> as_array(const std::optional<PerSequence>& value) {
-  return value.has_value() ? std::optional<mx::array>(as_array(*value)) : std::nullopt;
-}
-
 mx::array keep_indices(const mx::array& scores, const mx::array& positions, int keep, int sink_size,
                        const std::optional<PerSequence>& recent_start, mx::StreamOrDevice s) {
-  return mlx_h2o::keep_indices(scores, positions, keep, sink_size, as_array(recent_start), s);
+  std::optional<mx::array> start;
+  if (recent_start) start = std::visit([](const auto& of) { return mx::array(of); }, *recent_start);
+  return mlx_h2o::keep_indices(scores, positions, keep, sink_size, start, s);
 }
 
 /// Keys or values as they are stored: an array, or the arrays that a packed one has.
@@ -48,43 +41,29 @@ std::vector<mx::array> parts(const Rows& rows) {
   return std::get<std::vector<mx::array>>(rows);
 }
 
-nb::tuple attention(const mx::array& queries, const Rows& keys, const Rows& values, float scale,
-                    bool causal, const std::optional<mx::array>& mask,
+nb::tuple attention(const mx::array& queries, const Rows& keys, const Rows& values,
+                    const std::optional<mx::array>& importance, float scale,
+                    std::optional<double> decay, bool causal, const std::optional<mx::array>& mask,
                     const std::optional<mx::array>& sinks, float sparse_v_threshold, int bits,
                     int v_bits, int group_size, bool return_scores, bool return_lse,
                     bool return_skipped, const std::optional<mx::array>& row_bias,
                     mx::StreamOrDevice s) {
-  mlx_h2o::AttentionOptions options{
-      {scale, causal, sparse_v_threshold, return_scores, return_lse, return_skipped}, mask, sinks};
-  options.bits = bits;
-  options.v_bits = v_bits;
-  options.group_size = group_size;
-  options.row_bias = row_bias;
+  const mlx_h2o::AttentionOptions options{
+      {scale, causal, sparse_v_threshold, return_scores, return_lse, return_skipped},
+      mask,
+      sinks,
+      importance,
+      decay,
+      bits,
+      v_bits,
+      group_size,
+      row_bias};
   const auto found = mlx_h2o::attention(queries, parts(keys), parts(values), options, s);
+  if (importance) return nb::make_tuple(found[0], found[1]);
   auto next = found.begin();
   const auto given = [&](bool asked) { return asked ? nb::cast(*next++) : nb::none(); };
   nb::object out = given(true), scores = given(return_scores), lse = given(return_lse);
   return nb::make_tuple(out, scores, lse, given(return_skipped));
-}
-
-nb::tuple attention_and_accumulate(const mx::array& queries, const Rows& keys, const Rows& values,
-                                   const mx::array& importance, float scale,
-                                   std::optional<double> decay, bool causal,
-                                   const std::optional<mx::array>& mask,
-                                   const std::optional<mx::array>& sinks, float sparse_v_threshold,
-                                   int bits, int v_bits, int group_size,
-                                   const std::optional<mx::array>& row_bias, mx::StreamOrDevice s) {
-  const mlx_h2o::AttentionOptions options{{scale, causal, sparse_v_threshold},
-                                          mask,
-                                          sinks,
-                                          importance,
-                                          decay,
-                                          bits,
-                                          v_bits,
-                                          group_size,
-                                          row_bias};
-  const auto found = mlx_h2o::attention(queries, parts(keys), parts(values), options, s);
-  return nb::make_tuple(found[0], found[1]);
 }
 
 }  // namespace
@@ -112,9 +91,6 @@ NB_MODULE(_core, m) {
       "array"_a,
       "The address of the array's buffer, which is known as soon as its computation is under way, "
       "or 0 before. Waits for nothing and holds nothing: to see whether memory is reused.");
-  m.def(
-      "ndim", [](const mx::array& array) { return array.ndim(); }, "array"_a,
-      "The number of axes: a probe that the module and mlx.core know the same array type.");
 
   m.def("keep_indices", &keep_indices, "scores"_a, "positions"_a, nb::kw_only(), "keep"_a,
         "sink_size"_a = 0, "recent_start"_a = nb::none(), "stream"_a = nb::none(),
@@ -123,18 +99,14 @@ NB_MODULE(_core, m) {
   m.def("scaled_dot_product_attention", &mlx_h2o::scaled_dot_product_attention, "queries"_a,
         "keys"_a, "values"_a, nb::kw_only(), "scale"_a, "causal"_a = false, "mask"_a = nb::none(),
         "sinks"_a = nb::none(), "stream"_a = nb::none(), "The output of attention alone.");
-  m.def("attention", &attention, "queries"_a, "keys"_a, "values"_a, nb::kw_only(), "scale"_a,
-        "causal"_a = false, "mask"_a = nb::none(), "sinks"_a = nb::none(),
-        "sparse_v_threshold"_a = 0.0f, "bits"_a = 8, "v_bits"_a = 8, "group_size"_a = 64,
-        "return_scores"_a = false, "return_lse"_a = false, "return_skipped"_a = false,
-        "row_bias"_a = nb::none(), "stream"_a = nb::none(),
+  m.def("attention", &attention, "queries"_a, "keys"_a, "values"_a, "importance"_a = nb::none(),
+        nb::kw_only(), "scale"_a, "decay"_a = nb::none(), "causal"_a = false, "mask"_a = nb::none(),
+        "sinks"_a = nb::none(), "sparse_v_threshold"_a = 0.0f, "bits"_a = 8, "v_bits"_a = 8,
+        "group_size"_a = 64, "return_scores"_a = false, "return_lse"_a = false,
+        "return_skipped"_a = false, "row_bias"_a = nb::none(), "stream"_a = nb::none(),
         "Keys and values are an array each, or the arrays of packed rows. (out, scores, lse, "
-        "skipped), with None for what is not asked for.");
-  m.def("attention_and_accumulate", &attention_and_accumulate, "queries"_a, "keys"_a, "values"_a,
-        "importance"_a, nb::kw_only(), "scale"_a, "decay"_a.none(), "causal"_a = false,
-        "mask"_a = nb::none(), "sinks"_a = nb::none(), "sparse_v_threshold"_a = 0.0f, "bits"_a = 8,
-        "v_bits"_a = 8, "group_size"_a = 64, "row_bias"_a = nb::none(), "stream"_a = nb::none(),
-        "(out, importance), of the mass where decay is None; see mlx_h2o.fast.");
+        "skipped), with None for what is not asked for. With an importance (out, importance), of "
+        "the mass where decay is None; see mlx_h2o.fast.");
   m.def("plain_read", &mlx_h2o::plain_read, "arrays"_a, nb::call_guard<nb::gil_scoped_release>(),
         "Reads all of the memory of evaluated arrays: what benchmarks compare with.");
   m.def(

@@ -2,27 +2,6 @@
 
 Pairs = tuple[tuple[str, str], ...]
 
-FLAGS = (
-    "bool_mask",
-    "additive_mask",
-    "sinks",
-    "scores",
-    "lse",
-    "skipped",
-    "row_bias",
-    "dense_keys",
-    "key_codes",
-    "value_codes",
-)
-
-TRAITS = (
-    "blocks",
-    "quantized",
-    "sparse",
-    "keys",
-    "values",
-)
-
 # Of each kernel its family, and what is always on in it.
 KERNELS: dict[str, tuple[str, frozenset[str]]] = {
     "sdpa_vector": ("sdpa_vector", frozenset("keys values".split())),
@@ -36,6 +15,21 @@ KERNELS: dict[str, tuple[str, frozenset[str]]] = {
     "add_mass": ("add_mass", frozenset("".split())),
     "keep_rows": ("keep_rows", frozenset("".split())),
     "encode_rows": ("encode_rows", frozenset("".split())),
+}
+
+# The other flags that matter to each kernel.
+OWN_FLAGS: dict[str, tuple[str, ...]] = {
+    "sdpa_vector": tuple("bool_mask additive_mask sinks scores lse row_bias".split()),
+    "sdpa_vector_2pass_1": tuple("bool_mask additive_mask sinks scores row_bias".split()),
+    "sdpa_vector_quantized": tuple("bool_mask additive_mask sinks scores lse row_bias dense_keys key_codes value_codes".split()),
+    "sdpa_vector_2pass_1_quantized": tuple("bool_mask additive_mask sinks scores row_bias dense_keys key_codes value_codes".split()),
+    "sdpa_vector_sparse_quantized": tuple("bool_mask additive_mask sinks lse skipped row_bias dense_keys key_codes value_codes".split()),
+    "sdpa_vector_sparse_keys_quantized": tuple("bool_mask additive_mask sinks row_bias dense_keys key_codes".split()),
+    "sdpa_vector_sparse_values_quantized": tuple("skipped value_codes".split()),
+    "sdpa_vector_2pass_2": tuple("lse skipped".split()),
+    "add_mass": tuple("".split()),
+    "keep_rows": tuple("".split()),
+    "encode_rows": tuple("".split()),
 }
 
 # Name and condition, in order.

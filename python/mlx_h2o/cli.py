@@ -104,7 +104,3 @@ start with:
   mlx_h2o chat --model MODEL --max-kv-bytes 300MB
 
 The flags are those of mlx_lm, and some for the cache: mlx_h2o COMMAND --help."""
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -8,7 +8,7 @@ from typing import Any, Literal, cast
 
 import mlx.core as mx
 
-from mlx_h2o.operations.arguments import StreamLike, checked_arguments
+from mlx_h2o.operations.arguments import StreamLike, checked_arguments, placed
 from mlx_h2o.operations.backends import resolve
 from mlx_h2o.operations.composed import accumulating
 from mlx_h2o.operations.requests import Parts, PerSequence, attention_request, last_queries
@@ -183,8 +183,9 @@ def attention_and_accumulate(
         )
     before, factor = given.pop("importance"), given.pop("decay")
     factor = factor if given.pop("kind") == "ema" else None
-    request = attention_request(**given)
-    return resolve(request.stream, op=op).serving(request, op).accumulate(request, before, factor)
+    with placed(op, stream):
+        request = attention_request(**given)
+        return resolve(op=op).serving(request, op).accumulate(request, before, factor)
 
 
 def prefill_scores(
@@ -241,13 +242,13 @@ def prefill_scores(
     op = "prefill_scores"
     given = checked_arguments(op, locals())
     before, factor, count = (given.pop(n) for n in ("importance", "decay", "counted_queries"))
-    if given.pop("kind") == "ema":
-        request = last_queries(attention_request(values=k, **given), count)
-    elif before is None:
-        request, factor = attention_request(values=k, **given), None
-    else:
+    average = given.pop("kind") == "ema"
+    if not average and before is not None:
         raise ValueError(f"[{op}] importance is given with kind {kind!r}, expected it with 'ema'.")
-    return resolve(request.stream, op=op).prefill_scores(request, before, factor)
+    with placed(op, stream):
+        request = attention_request(values=k, **given)
+        request = last_queries(request, count) if average else request
+        return resolve(op=op).prefill_scores(request, before, factor if average else None)
 
 
 def accumulate_scores(
@@ -328,10 +329,17 @@ def key_diversity(keys: mx.array, *, stream: StreamLike = None) -> mx.array:
 
 
 def quantize_append(
-    quantised_keys: Parts, quantised_values: Parts, new_keys: mx.array, new_values: mx.array,
-    slots: mx.array, *, bits: int = 8, group_size: int = 64, v_bits: int | None = None,
+    quantised_keys: Parts,
+    quantised_values: Parts,
+    new_keys: mx.array,
+    new_values: mx.array,
+    slots: mx.array,
+    *,
+    bits: int = 8,
+    group_size: int = 64,
+    v_bits: int | None = None,
     stream: StreamLike = None,
-) -> tuple[Parts, Parts]:  # fmt: skip
+) -> tuple[Parts, Parts]:
     """Quantise new rows of K and V straight into their slots.
 
     The number of arrays identifies the format, for keys and values separately:
@@ -375,14 +383,16 @@ def quantize_append(
             )
     given = checked_arguments(op, locals())
     count = len(given["keys"])
-    found = resolve(given["stream"], op=op).quantize_append(**given)
+    with placed(op, stream):
+        found = resolve(op=op).quantize_append(**given)
     return tuple(found[:count]), tuple(found[count:])
 
 
 def _served(op: str, arguments: dict[str, Any], **more: Any) -> mx.array:
     """Check the arguments, then call the operation of the best back end."""
     given = checked_arguments(op, arguments)
-    found: mx.array = getattr(resolve(given["stream"], op=op), op)(**given, **more)
+    with placed(op, arguments["stream"]):
+        found: mx.array = getattr(resolve(op=op), op)(**given, **more)
     return found
 
 
@@ -391,8 +401,9 @@ def _attended(op: str, arguments: dict[str, Any]) -> tuple[mx.array, ...]:
     given, wanted = checked_arguments(op, arguments), ("return_lse", "return_skipped")
     _check_pair(op, given)
     asked: Any = {name: bool(arguments[name]) for name in wanted if name in arguments}
-    request = attention_request(**given, **asked)
-    found = resolve(request.stream, op=op).serving(request, op).attend(request)
+    with placed(op, arguments["stream"]):
+        request = attention_request(**given, **asked)
+        found = resolve(op=op).serving(request, op).attend(request)
     more = [found.lse] * request.return_lse + [found.skipped] * request.return_skipped
     return tuple(cast("list[mx.array]", [found.out, found.scores, *more]))
 

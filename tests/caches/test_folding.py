@@ -21,7 +21,6 @@ from cache_folded import everything_folds
 from mlx_h2o import H2OConfig, H2OKVCache, fast, make_prompt_cache, policies, routing, use_backend
 from mlx_h2o.operations.backends import get, resolve
 from mlx_h2o.operations.composed import folding
-from mlx_h2o.operations.native import module
 from mlx_h2o.operations.segments import AttentionRows, merged_attention
 from readings import in_parts
 from tiny_models import random_prompt, tiny_qwen3
@@ -190,7 +189,7 @@ def test_the_native_operation_refuses_what_it_cannot_read():
     )
     for place, other, said in wrong:
         with pytest.raises(ValueError, match=rf"^\[fold\] .*{said}"):
-            module.required().fold(*given[:place], other, *given[place + 1 :])
+            get("native")._core.fold(*given[:place], other, *given[place + 1 :])
     given[1] = values.astype(mx.float16)
     for one, other in zip(get("native").fold(*given), folding.fold(*given), strict=True):
         assert one.dtype == other.dtype and mx.array_equal(one, other).item()

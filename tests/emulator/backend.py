@@ -45,7 +45,7 @@ class EmulatorBackend(KernelBackend):
         """Why the emulator cannot run here; empty if it can."""
         return "" if build.compiler() else "no C++ compiler found (g++ or clang++)"
 
-    def serves(self, stream: object) -> bool:
+    def serves(self) -> bool:
         return True
 
     def uses_mlx(self, request: AttentionRequest) -> bool:
@@ -54,12 +54,13 @@ class EmulatorBackend(KernelBackend):
     def plan(self, request: AttentionRequest) -> LaunchPlan:
         return launch.plan(request, self.simdgroups, self.blocks)
 
-    def execute(self, each: Launch, inputs: list[mx.array], stream: object) -> list[mx.array]:
+    def execute(self, each: Launch, inputs: list[mx.array]) -> list[mx.array]:
         if GPU is None:
             return self._kernel(each)(inputs, **vars(each))
         if self.run.reads is not None or (self.edit_source, self.edit_header) != (str, str):
             pytest.skip("a GPU runs the text as it is, and counts no bytes")
-        return GPU.execute(each, inputs, mx.gpu)
+        with mx.stream(mx.gpu):
+            return GPU.execute(each, inputs)
 
     def text(self, plan: LaunchPlan) -> MetalText:
         """What MLX generates for a plan of one launch."""
@@ -101,7 +102,7 @@ class Recorder(EmulatorBackend):
 
     launched: Launched = field(default_factory=list)
 
-    def execute(self, each: Launch, inputs: list[mx.array], stream: object) -> list[mx.array]:
+    def execute(self, each: Launch, inputs: list[mx.array]) -> list[mx.array]:
         self.launched.append((each, inputs))
         outputs = zip(each.output_shapes, each.output_dtypes, strict=True)
         return [mx.zeros(shape, dtype) for shape, dtype in outputs]
@@ -110,5 +111,5 @@ class Recorder(EmulatorBackend):
 def stand_ins(plan: LaunchPlan) -> Launched:
     """The launches of a plan with inputs of the right shapes; nothing runs."""
     recorder = Recorder()
-    recorder.outputs(plan, None)
+    recorder.outputs(plan)
     return recorder.launched

@@ -47,7 +47,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], PipelineLim
         made = PipelineLimit(limit)
         monkeypatch.setattr(mx.fast, "metal_kernel", made)
         monkeypatch.setattr(metal.BACKEND, "simdgroups", {})
-        monkeypatch.setattr(metal.BACKEND, "serves", lambda stream: True)
+        monkeypatch.setattr(metal.BACKEND, "serves", lambda: True)
         monkeypatch.setattr(metal.BACKEND, "unavailable_reason", lambda: "")
         return made
 

@@ -176,8 +176,8 @@ def test_metal_back_end_reports_other_errors(gpu) -> None:
 
 
 def test_back_ends_without_a_gpu_say_why() -> None:
-    request = plain_request(stream=mx.Device(mx.cpu))
-    assert "found a CPU stream" in metal.BACKEND.refuses(request)
+    with mx.stream(mx.cpu):
+        assert "found a CPU stream" in metal.BACKEND.refuses(plain_request())
     if not mx.metal.is_available():
         assert "no Metal device" in metal.BACKEND.unavailable_reason()
 

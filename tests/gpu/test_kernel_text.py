@@ -45,7 +45,7 @@ NAMES = [name for family in TABLE.families for name in family.kernels]
 @functools.cache
 def variants(name: str) -> tuple[kernels.Kernel, ...]:
     """A kernel with every combination of its flags."""
-    own = {flags.intersection(kernels.own_flags(name)): None for flags in flag_sets()}
+    own = {flags.intersection(kernels.OWN_FLAGS[name]): None for flags in flag_sets()}
     return tuple(kernels.kernel_for(name, flags) for flags in own)
 
 
@@ -87,8 +87,8 @@ OUTPUTS_ASKED_FOR = {
 @pytest.mark.parametrize("flag", ["scores", "lse", "skipped"])
 @pytest.mark.parametrize("kernel", NAMES)
 def test_an_output_costs_only_its_own_lines(kernel: str, flag: str) -> None:
-    assert (flag in kernels.own_flags(kernel)) == (flag in OUTPUTS_ASKED_FOR.get(kernel, set()))
-    if flag not in kernels.own_flags(kernel):
+    assert (flag in kernels.OWN_FLAGS[kernel]) == (flag in OUTPUTS_ASKED_FOR.get(kernel, set()))
+    if flag not in kernels.OWN_FLAGS[kernel]:
         return
     for flags in flag_sets():
         if flag not in flags:
@@ -193,12 +193,12 @@ def test_flags_nest() -> None:
 
 def test_traits_and_flags_that_are_always_on_are_resolved() -> None:
     """A family's members differ by traits, of which nothing is left."""
-    assert {name for name in NAMES if "skipped" in kernels.own_flags(name)} == {
+    assert {name for name in NAMES if "skipped" in kernels.OWN_FLAGS[name]} == {
         "sdpa_vector_sparse_quantized",
         "sdpa_vector_sparse_values_quantized",
         "sdpa_vector_2pass_2",
     }
-    assert {flag for name in NAMES for flag in kernels.own_flags(name)} == {*TABLE.flags}
+    assert {flag for name in NAMES for flag in kernels.OWN_FLAGS[name]} == {*TABLE.flags}
     keys = kernels.kernel_for("sdpa_vector_sparse_keys_quantized", frozenset())
     assert "scores" in keys.outputs and "value" not in keys.source
     values = kernels.kernel_for("sdpa_vector_sparse_values_quantized", frozenset())

@@ -68,7 +68,7 @@ def test_what_is_no_integer_is_refused(count):
 
 
 def test_without_the_extension_there_is_one_thread(monkeypatch):
-    monkeypatch.setattr(native_module, "_state", lambda: (None, ""))
+    monkeypatch.setattr(native_module, "extension", lambda: (None, ""))
     mlx_h2o.set_threads(4)
     assert mlx_h2o.threads() == 1
 

@@ -89,20 +89,18 @@ class CBackend(Operations):
         return self._called("prefill_scores", **given, **_asked(request))["res"]
 
     def keep_indices(
-        self, scores: mx.array, positions: mx.array, *, recent_start=None, stream=None, **given: int
+        self, scores: mx.array, positions: mx.array, *, recent_start=None, **given: int
     ) -> mx.array:
         given |= {"scores": scores, "positions": positions}
         one_for_all = isinstance(recent_start, int)
         given["recent_start"] = np.array(recent_start, np.int32) if one_for_all else recent_start
         return self._called("keep_indices", **given)["res"]
 
-    def accumulate_scores(
-        self, importance: mx.array, scores: mx.array, *, stream=None, **given: Any
-    ) -> mx.array:
+    def accumulate_scores(self, importance: mx.array, scores: mx.array, **given: Any) -> mx.array:
         given |= {"importance": importance, "scores": scores}
         return self._called("accumulate_scores", **given)["res"]
 
-    def key_diversity(self, keys: mx.array, *, stream=None) -> mx.array:
+    def key_diversity(self, keys: mx.array) -> mx.array:
         return self._called("key_diversity", keys=keys)["res"]
 
     def fold(self, *rows: mx.array, share: float = 1.0) -> folding.Folded:
@@ -111,7 +109,7 @@ class CBackend(Operations):
         return folding.Folded(*found.values())
 
     def quantize_append(
-        self, keys: Any, values: Any, new_keys, new_values, slots, *, stream=None, **packing: int
+        self, keys: Any, values: Any, new_keys, new_values, slots, **packing: int
     ) -> list[mx.array]:
         new = {"key_rows": new_keys, "value_rows": new_values, "slots": slots}
         found = self._called("quantize_append", keys=keys, values=values, **new, **packing)

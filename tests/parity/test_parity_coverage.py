@@ -32,7 +32,7 @@ def told_apart(kernel: kernels.Kernel) -> tuple[str, frozenset[str]]:
     """The kernel of the table, and the flags that are on; its name says both."""
     name = max((one for one in KERNELS if f"{kernel.name}_".startswith(f"h2o_{one}_")), key=len)
     on = kernel.name.removeprefix(f"h2o_{name}")
-    flags = frozenset(flag for flag in kernels.own_flags(name) if f"_{flag}" in on)
+    flags = frozenset(flag for flag in kernels.OWN_FLAGS[name] if f"_{flag}" in on)
     assert kernels.kernel_for(name, flags) == kernel
     return name, flags
 
@@ -53,13 +53,13 @@ def launched() -> Iterator[dict[str, Launches]]:
 
 
 def test_the_table_is_the_one_that_is_packaged() -> None:
-    assert tuple(VARIANTS["flags"]) == kernels.FLAGS
-    assert {flag for name in KERNELS for flag in kernels.own_flags(name)} == set(kernels.FLAGS)
+    assert kernels.OWN_FLAGS.keys() == KERNELS
+    assert {flag for own in kernels.OWN_FLAGS.values() for flag in own} == {*VARIANTS["flags"]}
 
 
 def check(kernel: str, launched: Launches) -> None:
     assert launched, f"no parity case launches {kernel}"
-    for flag in kernels.own_flags(kernel):
+    for flag in kernels.OWN_FLAGS[kernel]:
         sides = {flag in flags for flags, _ in launched}
         assert len(sides) == 2, (
             f"no parity case launches {kernel} with {flag} {sides ^ {True, False}}"

@@ -9,12 +9,12 @@ import math
 import numbers
 import operator
 from collections.abc import Callable
-from functools import cache, lru_cache
-from typing import Any, NamedTuple, TypeVar
+from functools import lru_cache
+from typing import Any, TypeVar
 
 import mlx.core as mx
 
-from mlx_h2o.operations._operation_table import OPERATIONS
+from mlx_h2o.operations._operation_table import OPERATIONS, Argument
 
 Number = TypeVar("Number", int, float)
 StreamLike = mx.Stream | mx.Device | None
@@ -27,12 +27,15 @@ _FLOAT_NAMES = "float32, float16 or bfloat16"
 CODE_SIZES = (32, 1024)
 """Least and greatest size of rows that are kept as codes; sizes are powers of two."""
 
-_QUANTIZED = OPERATIONS["scaled_dot_product_attention_quantized_with_scores"]
-AFFINE_BITS: tuple[int, ...] = tuple(_QUANTIZED["bits"]["one_of"])
-GROUP_SIZES: tuple[int, ...] = tuple(_QUANTIZED["group_size"]["one_of"])
-CODE_BITS: tuple[int, ...] = tuple(OPERATIONS["encode_rows"]["bits"]["one_of"])
+_QUANTIZED, _ENCODE = (
+    {rule.name: rule for rule in OPERATIONS[op].arguments}
+    for op in ("scaled_dot_product_attention_quantized_with_scores", "encode_rows")
+)
+AFFINE_BITS: tuple[int, ...] = _QUANTIZED["bits"].values
+GROUP_SIZES: tuple[int, ...] = _QUANTIZED["group_size"].values
+CODE_BITS: tuple[int, ...] = _ENCODE["bits"].values
 
-NUMBERS = tuple(name for name, given in _QUANTIZED.items() if "number" in given and name != "scale")
+NUMBERS = tuple(n for n, rule in _QUANTIZED.items() if rule.kind == "number" and n != "scale")
 """Numeric options of attention, without the scale; 0 turns them off."""
 
 _ANYWHERE = contextlib.nullcontext()
@@ -40,34 +43,8 @@ _INT32 = 2**31 - 1
 _FLOAT32 = float(mx.finfo(mx.float32).max)
 
 
-class Array(NamedTuple):
-    """An array argument, as the table describes it."""
-
-    name: str
-    kind: str
-    dtype: str
-    layout: str
-    names: tuple[str, ...]
-    optional: bool
-    scales: str
-    bits: str
-
-
-@cache
-def _arrays(op: str) -> dict[str, Array]:
-    found = {}
-    for name, given in OPERATIONS[op].items():
-        for kind in ("array", "mask", "rows"):
-            if name != "sizes" and kind in given:
-                dtype, _, layout = given[kind].partition(" ")
-                names = tuple(layout[1:-1].split(", "))
-                more = "default" in given, given.get("scales", ""), given.get("bits", "")
-                found[name] = Array(name, kind, dtype, layout, names, *more)
-    return found
-
-
 def checked_arguments(op: str, given: dict[str, Any]) -> dict[str, Any]:
-    """Check the arguments of an operation; returns them and ``stream`` by the names of the table.
+    """Check the arguments of an operation; returns them by the names of the table.
 
     Returned rows are an array or a tuple of parts, and "causal" is an argument of its own.
 
@@ -79,39 +56,35 @@ def checked_arguments(op: str, given: dict[str, Any]) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     packing: dict[str, int] = {}
-    signatures, limited = [], []
-    for name, rule in OPERATIONS[op].items():
-        if name == "sizes":
-            continue
-        called = rule.get("python", name)
+    signatures = []
+    for rule in OPERATIONS[op].arguments:
+        name, called, kind = rule.name, rule.called, rule.kind
         value = given[called] if called in given else tuple(map(given.get, called.split(", ")))
-        if "one_of" in rule:
+        if kind == "one_of":
             value = found["bits"] if name == "v_bits" and value is None else value
-            value = _one_of(op, name, value, tuple(rule["one_of"]))
+            value = _one_of(op, name, value, rule.values)
             if isinstance(value, int):
                 packing[name] = value
-        elif "number" in rule:
-            value = _number(op, name, value, rule["number"])
-        elif "integer" in rule or "per_sequence" in rule:
-            limited.append((name, called))
-        elif "mask" in rule and isinstance(value, str):
+        elif kind == "number":
+            value = _number(op, name, value, rule.bounds)
+        elif kind == "mask" and isinstance(value, str):
             if value != "causal":
                 raise ValueError(f"[{op}] mask is {value!r}, expected 'causal', an array or None.")
             found["causal"], value = True, None
-        elif "rows" in rule and isinstance(value, tuple | list):
+        elif kind == "rows" and isinstance(value, tuple | list):
             value = _stored(op, name, tuple(value))
-        if name in _arrays(op):
-            signatures.append(_signature(op, _arrays(op)[name], value))
+        if rule.sizes:
+            signatures.append(_signature(op, rule, value))
         found[name] = value
     known = _sizes(op, tuple(signatures), *packing.items())
-    for name, called in limited:  # limits may be sizes
-        rule = OPERATIONS[op][name]
-        if "per_sequence" in rule:
+    for rule in OPERATIONS[op].arguments:
+        name, called = rule.name, rule.called
+        if rule.kind == "per_sequence":
             found[name] = _per_sequence(op, called, found[name], known)
-        else:
-            number = _bounded(op, called, whole(op, called, found[name]), rule["integer"], known)
+        elif rule.kind == "integer":  # limits may be sizes
+            number = _bounded(op, called, whole(op, called, found[name]), rule.bounds, known)
             found[name] = min(number, _INT32)  # means the same
-    return found | {"stream": _stream(op, given["stream"])}
+    return found
 
 
 def _stored(op: str, name: str, parts: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -126,7 +99,7 @@ def _stored(op: str, name: str, parts: tuple[Any, ...]) -> tuple[Any, ...]:
     return parts
 
 
-def _signature(op: str, expected: Array, given: Any) -> Any:
+def _signature(op: str, expected: Argument, given: Any) -> Any:
     """Dtype and shape of an array, or of each part of rows; None for None."""
     if given is None and expected.optional:
         return None
@@ -141,7 +114,8 @@ def _signature(op: str, expected: Array, given: Any) -> Any:
 def _sizes(op: str, given: tuple[Any, ...], *packing: tuple[str, int]) -> Known:
     """The sizes by name. Valid calls are cached, since this runs once per layer and token."""
     sizes = _Sizes(op, dict(packing))
-    for expected, found in zip(_arrays(op).values(), given, strict=True):
+    arrays = (argument for argument in OPERATIONS[op].arguments if argument.sizes)
+    for expected, found in zip(arrays, given, strict=True):
         if found is None:
             continue
         if expected.kind == "mask":
@@ -158,10 +132,10 @@ class _Sizes:
 
     def __init__(self, op: str, known: Known) -> None:
         self.op, self.known = op, known
-        self.rules = [rule.split() for rule in OPERATIONS[op].get("sizes", ())]
+        self.rules = OPERATIONS[op].rules
 
-    def take(self, expected: Array, dtype: mx.Dtype, shape: Shape) -> None:
-        names, known = expected.names, self.known
+    def take(self, expected: Argument, dtype: mx.Dtype, shape: Shape) -> None:
+        names, known = expected.sizes, self.known
         new: Known = dict(zip(names, shape, strict=False)) | known
         fits = len(shape) == len(names) and dtype_name(dtype) in self._dtypes(expected)
         fits = fits and all(
@@ -172,8 +146,8 @@ class _Sizes:
         known |= new
         known.setdefault(expected.dtype, dtype_name(dtype))
 
-    def take_mask(self, expected: Array, dtype: mx.Dtype, shape: Shape) -> None:
-        full = tuple(self.known[name] for name in expected.names)
+    def take_mask(self, expected: Argument, dtype: mx.Dtype, shape: Shape) -> None:
+        full = tuple(self.known[name] for name in expected.sizes)
         last = full[len(full) - len(shape) :]
         broadcasts = len(shape) <= len(full) and all(
             size in (1, most) for size, most in zip(shape, last, strict=True)
@@ -182,10 +156,10 @@ class _Sizes:
             words = f"bool, {_FLOAT_NAMES} that broadcasts to {expected.layout} = {full}."
             self._refuse(expected, dtype, shape, words)
 
-    def take_parts(self, expected: Array, found: tuple[tuple[mx.Dtype, Shape], ...]) -> None:
+    def take_parts(self, expected: Argument, found: tuple[tuple[mx.Dtype, Shape], ...]) -> None:
         if len(found) == 1:
             return self.take(expected, *found[0])
-        known, codes, width = self.known, len(found) == 2, expected.names[3]
+        known, codes, width = self.known, len(found) == 2, expected.sizes[3]
         bits, scales = known[expected.bits], expected.scales
         of_words, of_groups = f"{width} * {expected.bits} / 32", f"{width} / group_size"
         if width in known:
@@ -196,9 +170,8 @@ class _Sizes:
         dtypes = ("uint32", "float32") if codes else ("uint32", scales, scales)
         names = _parts_of(expected.name, len(found))
         for name, dtype, last, part in zip(names, dtypes, lasts, found, strict=True):
-            sizes = (*expected.names[:3], last)
-            layout = f"[{', '.join(sizes)}]"
-            self.take(expected._replace(name=name, dtype=dtype, names=sizes, layout=layout), *part)
+            sizes = (*expected.sizes[:3], last)
+            self.take(expected._replace(name=name, dtype=dtype, sizes=sizes), *part)
             if last == of_words:
                 words = known[of_words]
                 size = -1 if words * 32 % bits else words * 32 // bits
@@ -206,7 +179,7 @@ class _Sizes:
                 known[width], known[of_groups] = size, size // known["group_size"]
         return None
 
-    def _check_width(self, expected: Array, size: int, found: str, codes: bool) -> None:
+    def _check_width(self, expected: Argument, size: int, found: str, codes: bool) -> None:
         bits, group_size = self.known[expected.bits], self.known["group_size"]
         text = f"[{self.op}] {expected.name} have {found} per row"
         if codes and (bits not in CODE_BITS or not codes_fit(size)):
@@ -219,29 +192,29 @@ class _Sizes:
                 f"{text} of {bits} bits, expected a multiple of group_size = {group_size} elements."
             )
 
-    def _dtypes(self, expected: Array) -> tuple[str, ...]:
+    def _dtypes(self, expected: Argument) -> tuple[str, ...]:
         name = expected.dtype
         if name == "F" or (name in ("T", "S", "U") and name not in self.known):
             return tuple(map(dtype_name, FLOATS))
         return (self.known.get(name, name),)
 
-    def _refuse(self, expected: Array, dtype: mx.Dtype, shape: Shape, words: str) -> None:
+    def _refuse(self, expected: Argument, dtype: mx.Dtype, shape: Shape, words: str) -> None:
         name = expected.name
         name = name.replace("_", " ") if name.startswith("new_") else name
         verb = "are" if name.endswith("s") and not name.endswith(("ss", "bias")) else "is"
         found = f"{name} {verb} {dtype_name(dtype)} {shape}"
         raise ValueError(f"[{self.op}] {found}, expected {words}")
 
-    def _words(self, expected: Array) -> str:
+    def _words(self, expected: Argument) -> str:
         """What was expected of an array, with the sizes known so far."""
         known, allowed = self.known, self._dtypes(expected)
         text = f"{_FLOAT_NAMES if len(allowed) > 1 else allowed[0]} {expected.layout}"
-        free = [name for name in expected.names if name not in known]
-        if len(free) < len(expected.names):
-            shown = ", ".join(str(known.get(name, name)) for name in expected.names)
-            text += f" = ({shown}{',' if len(expected.names) == 1 else ''})"
+        free = [name for name in expected.sizes if name not in known]
+        if len(free) < len(expected.sizes):
+            shown = ", ".join(str(known.get(name, name)) for name in expected.sizes)
+            text += f" = ({shown}{',' if len(expected.sizes) == 1 else ''})"
         notes = ["every size at least 1"] if free else []
-        for first, relation, *_, second in self.rules:
+        for first, relation, second in self.rules:
             limit = f"{second} = {known[second]}" if second in known else second
             if first in free and (second in known or second.isdigit()):
                 words = {"divides": "a divisor of", "below": "below"}.get(relation, "at most")
@@ -251,9 +224,9 @@ class _Sizes:
         return ", ".join([text, *notes]) + "."
 
 
-def _holds(rule: list[str], known: Known) -> bool:
+def _holds(rule: tuple[str, str, str], known: Known) -> bool:
     """Whether a rule holds, or concerns sizes that are not known yet."""
-    first, relation, second = rule[0], rule[1], rule[-1]
+    first, relation, second = rule
     one, other = known.get(first), int(second) if second.isdigit() else known.get(second)
     if one is None or other is None:
         return True
@@ -347,33 +320,24 @@ def _one_of(op: str, name: str, value: Any, allowed: tuple[Any, ...]) -> Any:
     return value
 
 
-def _stream(op: str, value: object) -> StreamLike:
-    """``value``, if it names a place to run on; a device type becomes its device."""
-    if value is None or isinstance(value, (mx.Stream, mx.Device)):
-        return value
-    if isinstance(value, mx.DeviceType):
-        return mx.Device(value)
+def placed(op: str, stream: StreamLike) -> contextlib.AbstractContextManager[Any]:
+    """Everything inside runs on ``stream``, or where it would run anyway if that is None.
+
+    For a stream of another device, MLX changes the default device of all threads meanwhile.
+    """
+    if stream is None:
+        return _ANYWHERE
+    if isinstance(stream, (mx.Stream, mx.Device, mx.DeviceType)):
+        return mx.stream(stream)
     raise TypeError(
         f"[{op}] stream must be None, an mlx.core.Stream or an mlx.core.Device, "
-        f"found {type(value).__name__}."
+        f"found {type(stream).__name__}."
     )
 
 
-def device_of(stream: StreamLike) -> mx.Device:
-    """The device that a call with this ``stream`` argument runs on."""
-    if stream is None:
-        return mx.default_device()
-    return stream.device if isinstance(stream, mx.Stream) else stream
-
-
-def runs_on_gpu(stream: StreamLike) -> bool:
-    """Whether a call with this ``stream`` argument runs on a GPU."""
-    return bool(device_of(stream).type == mx.DeviceType.gpu)
-
-
-def placed(stream: StreamLike) -> contextlib.AbstractContextManager[Any]:
-    """Everything inside runs on ``stream``, or where it would run anyway if that is None."""
-    return _ANYWHERE if stream is None else mx.stream(stream)
+def runs_on_gpu() -> bool:
+    """Whether a call would run on a GPU."""
+    return bool(mx.default_device().type == mx.DeviceType.gpu)
 
 
 def dtype_name(dtype: mx.Dtype) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from mlx_h2o.operations import native
-from mlx_h2o.operations.arguments import StreamLike, device_of, runs_on_gpu
+from mlx_h2o.operations.arguments import runs_on_gpu
 from mlx_h2o.operations.gpu import cuda, metal
 from mlx_h2o.operations.resolved import (
     COMPOSED,
@@ -70,7 +70,7 @@ def _preferred(gpu: bool) -> Operations:
 
 def backends() -> dict[str, BackendStatus]:
     """The status of every back end, preferred ones first."""
-    found, better, preferred = {}, True, _preferred(runs_on_gpu(None))
+    found, better, preferred = {}, True, _preferred(runs_on_gpu())
     for name, backend in _registered.items():
         default, reason = backend is preferred, backend.unavailable_reason()
         better = better and not default
@@ -106,8 +106,8 @@ def get(name: str, *, op: str = "use_backend") -> Operations:
 _latest: tuple[tuple[str | None, mx.Device] | None, Operations] = (None, COMPOSED)
 
 
-def resolve(stream: StreamLike = None, *, op: str = "resolve") -> Operations:
-    """The back end for ``stream``; without one, for the device that a call would run on.
+def resolve(*, op: str = "resolve") -> Operations:
+    """The back end for the device that a call would run on.
 
     Cheap if nothing has changed since the last call. Call it in every step, since ``use_backend``
     and MLX's default device may change. Errors begin with ``op``.
@@ -116,10 +116,10 @@ def resolve(stream: StreamLike = None, *, op: str = "resolve") -> Operations:
         ValueError: a back end was named but is not available.
     """
     global _latest
-    asked = current.get(None), mx.default_device() if stream is None else device_of(stream)
+    asked = current.get(None), mx.default_device()
     latest, operations = _latest
     if latest != asked:
-        operations = _ready(_preferred(bool(asked[1].type == mx.DeviceType.gpu)), op)
+        operations = _ready(_preferred(runs_on_gpu()), op)
         _latest = asked, operations
     return operations
 

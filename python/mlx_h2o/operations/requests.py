@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from mlx_h2o.operations.arguments import FLOATS, StreamLike
+from mlx_h2o.operations.arguments import FLOATS
 
 MASK_THRESHOLDS = {
     mx.bool_: 0.0,
@@ -71,8 +71,8 @@ class AttentionRequest:
     """One attention call. Shapes as in ``fast``; nothing has been copied.
 
     ``keys`` and ``values`` may be of different kinds. ``mask``, [B or 1, Hq or 1, Lq, N]
-    (strides may be 0), is bool or additive; an additive entry at or below ``mask_threshold`` masks
-    its pair. With ``causal`` it is None, or the causal mask. ``row_bias``, float32 [B, Hkv, N or
+    (strides may be 0), is bool or additive; an entry at or below its ``MASK_THRESHOLDS`` masks its
+    pair. With ``causal`` it is None, or the causal mask. ``row_bias``, float32 [B, Hkv, N or
     more], is added on top; at or below the lowest finite number it masks its row, unless
     ``bias_masks`` is False. Packed values whose weight is below ``sparse_v_threshold`` add nothing
     to the output; 0: all count. If ``return_scores``, ``return_lse`` or ``return_skipped`` is
@@ -86,12 +86,10 @@ class AttentionRequest:
     causal: bool = False
     mask: mx.array | None = None
     sinks: mx.array | None = None
-    mask_threshold: float = 0.0
     sparse_v_threshold: float = 0.0
     return_scores: bool = True
     return_lse: bool = False
     return_skipped: bool = False
-    stream: StreamLike = None
     row_bias: mx.array | None = None
     bias_masks: bool = True
 
@@ -149,22 +147,15 @@ def attention_request(
     bits: int = 8,
     group_size: int = 64,
     v_bits: int | None = None,
-    stream: StreamLike = None,
     **more: Any,
 ) -> AttentionRequest:
     """The request for valid arguments, named as in ``fast``; ``more`` are further fields."""
     if isinstance(mask, str):
         causal, mask = True, None
-    stored, threshold = stored_rows(keys, bits, group_size), 0.0
-    if mask is not None:
-        threshold = MASK_THRESHOLDS.get(mask.dtype, 0.0)
-        pairs = *queries.shape[:3], stored.shape[2]
-        if mask.shape[2:] != pairs[2:]:
-            mask = mx.broadcast_to(mask, pairs, stream=stream)
-    return AttentionRequest(
-        queries, stored, stored_rows(values, v_bits or bits, group_size), scale, causal, mask,
-        mask_threshold=threshold, stream=stream, **more,
-    )  # fmt: skip
+    rows = stored_rows(keys, bits, group_size), stored_rows(values, v_bits or bits, group_size)
+    if mask is not None and mask.shape[2:] != (queries.shape[2], rows[0].shape[2]):
+        mask = mx.broadcast_to(mask, (*queries.shape[:3], rows[0].shape[2]))
+    return AttentionRequest(queries, *rows, scale, causal, mask, **more)
 
 
 def last_queries(request: AttentionRequest, count: int) -> AttentionRequest:

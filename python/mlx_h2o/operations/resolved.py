@@ -14,7 +14,6 @@ from typing import Any
 import mlx.core as mx
 
 from mlx_h2o.operations import composed
-from mlx_h2o.operations.arguments import placed
 from mlx_h2o.operations.composed import (
     accumulating,
     buffers,
@@ -53,7 +52,8 @@ class Operations:
     Arguments are those of ``fast`` under the names of the table, and are not checked. ``keys``
     and ``values`` are arrays, or tuples of words, scales and biases, or of words and norms, with
     ``bits``, ``v_bits`` and ``group_size``. ``mask`` is an array, and excludes ``causal``. A
-    ``row_bias`` masks no row. Numbers per sequence are an int, or int32 [] or [B].
+    ``row_bias`` masks no row. Numbers per sequence are an int, or int32 [] or [B]. Everything runs
+    on MLX's default stream, which ``fast`` sets for its callers.
     """
 
     name = "composed"
@@ -103,13 +103,12 @@ class Operations:
         the scores, or if ``decay`` is None ``add_mass`` of the weights."""
         request.return_scores, request.return_lse = decay is not None, False
         found: Any = self.attend(request)
-        with placed(request.stream):
-            if decay is None:
-                new = accumulating.add_mass(importance, found.weights)
-            else:
-                new = accumulating.add_average(importance, found.scores, decay, request.hides)
-            # Untied, the new importance would stay unevaluated, and keep every step's graph alive.
-            return mx.depends(found.out, [new]), new
+        if decay is None:
+            new = accumulating.add_mass(importance, found.weights)
+        else:
+            new = accumulating.add_average(importance, found.scores, decay, request.hides)
+        # Untied, the new importance would stay unevaluated, and keep every step's graph alive.
+        return mx.depends(found.out, [new]), new
 
     def serving(self, request: AttentionRequest, op: str = "attention") -> Operations:
         """This back end, or composed if it refuses; if it was named, raises ValueError instead."""
@@ -128,16 +127,16 @@ class Operations:
         return self.serving(request).attend(request)[:4]
 
     def attention_and_accumulate(
-        self, queries: mx.array, keys: Any, values: Any, importance: mx.array, *, scale: float,
-        decay: float | None, causal: bool = False, mask: mx.array | None = None,
-        sinks: mx.array | None = None, row_bias: mx.array | None = None, **packing: Any,
-    ) -> tuple[mx.array, mx.array]:  # fmt: skip
-        """The output and the new importance: the moving average, or without ``decay`` the mass."""
-        short = self is COMPOSED and decay is None and not (causal or packing) and sinks is None
-        if short and (mask is None or (mask.dtype == mx.bool_ and mask.shape[1:3] == (1, 1))):
-            return composed.step(queries, keys, values, importance, scale, mask, row_bias)
-        packing |= {"mask": mask, "sinks": sinks, "row_bias": row_bias, "bias_masks": False}
-        request = attention_request(queries, keys, values, scale=scale, causal=causal, **packing)
+        self, queries: mx.array, keys: Any, values: Any, importance: mx.array, **options: Any
+    ) -> tuple[mx.array, mx.array]:
+        """The output and the new importance. Options are those of ``attention``, and ``decay``, of
+        the moving average; None for the mass."""
+        rows, decay = (queries, keys, values), options.pop("decay")
+        if self is COMPOSED and decay is None:
+            found = composed.step(*rows, importance, **options)
+            if found is not None:
+                return found
+        request = attention_request(*rows, bias_masks=False, **options)
         served = self.serving(request, "attention_and_accumulate")
         return served.accumulate(request, importance, decay)
 

@@ -6,12 +6,13 @@ is rounded once, to the dtype of the queries.
 """
 
 from dataclasses import replace
+from typing import Any
 
 import mlx.core as mx
 
-from mlx_h2o.operations.arguments import StreamLike, placed
 from mlx_h2o.operations.composed import accumulating, turbo
 from mlx_h2o.operations.requests import (
+    MASK_THRESHOLDS,
     QUERIES,
     AttentionRequest,
     AttentionResult,
@@ -51,7 +52,7 @@ def _logits(request: AttentionRequest) -> mx.array:
         else:
             added = mask.astype(mx.float32)
             # NaN compares false: it is not masked, and reaches the output of its query.
-            found = mx.where(added <= request.mask_threshold, _NEVER, found + added)
+            found = mx.where(added <= MASK_THRESHOLDS[mask.dtype], _NEVER, found + added)
         found = found.reshape(grouped) if apart else found
     if bias is not None and request.bias_masks:
         # Last, so that a NaN of the mask does not survive in a row that its bias masks.
@@ -130,15 +131,14 @@ def dense(rows: StoredRows) -> mx.array:
 
 def attention(request: AttentionRequest) -> AttentionResult:
     """Attention as ``fast`` documents it; packed rows are dequantised to float32 first."""
-    with placed(request.stream):
-        if request.has_codes:
-            keys, values = dense(request.keys), dense(request.values)
-            found = attention(replace(turbo.turned(request), keys=keys, values=values))
-            return found._replace(out=turbo.output(request, found.out))
-        asked = request.return_scores or request.return_lse or request.return_skipped
-        if asked or request.queries.shape[2] <= QUERIES:
-            return _attend(request)
-        return in_blocks(masked(request), _attend)
+    if request.has_codes:
+        keys, values = dense(request.keys), dense(request.values)
+        found = attention(replace(turbo.turned(request), keys=keys, values=values))
+        return found._replace(out=turbo.output(request, found.out))
+    asked = request.return_scores or request.return_lse or request.return_skipped
+    if asked or request.queries.shape[2] <= QUERIES:
+        return _attend(request)
+    return in_blocks(masked(request), _attend)
 
 
 def _attend(request: AttentionRequest) -> AttentionResult:
@@ -170,12 +170,24 @@ def _attend(request: AttentionRequest) -> AttentionResult:
 
 
 def step(
-    queries: mx.array, keys: mx.array, values: mx.array, importance: mx.array, scale: float,
-    mask: mx.array | None, bias: mx.array | None,
-) -> tuple[mx.array, mx.array]:  # fmt: skip
-    """The output over arrays and the new mass, in few calls. A mask is bool and the same for all
-    queries of a sequence."""
-    scores = _dots(queries, keys, scale, bias)
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    importance: mx.array,
+    *,
+    scale: float,
+    mask: mx.array | None = None,
+    row_bias: mx.array | None = None,
+    causal: bool = False,
+    sinks: mx.array | None = None,
+    **packing: Any,
+) -> tuple[mx.array, mx.array] | None:
+    """The output over arrays and the new mass, in few calls; None for a mask that is not bool or
+    not the same for all queries of a sequence, and for the other options."""
+    alike = mask is None or (mask.dtype == mx.bool_ and mask.shape[1:3] == (1, 1))
+    if causal or packing or sinks is not None or not alike:
+        return None
+    scores = _dots(queries, keys, scale, row_bias)
     shares = mx.softmax(scores if mask is None else mx.where(mask, scores, _LEAST), -1)
     if mask is not None:  # a call less than a search for -inf; 0 if a query sees nothing
         shares = mx.where(mask, shares, _NOTHING)
@@ -224,25 +236,22 @@ def keep_indices(
     keep: int,
     sink_size: int = 0,
     recent_start: PerSequence | None = None,
-    stream: StreamLike = None,
 ) -> mx.array:
     """Slots of the rows to keep, uint32 [B, H, keep], ascending."""
-    with placed(stream):
-        key = retention_key(scores, positions, sink_size, recent_start)
-        count = key.shape[2] - keep
-        if count == 0:
-            return mx.broadcast_to(mx.arange(keep, dtype=mx.uint32), key.shape)
-        order = mx.argpartition(key, count, axis=-1)
-        return mx.sort(order[..., count:], axis=-1)
+    key = retention_key(scores, positions, sink_size, recent_start)
+    count = key.shape[2] - keep
+    if count == 0:
+        return mx.broadcast_to(mx.arange(keep, dtype=mx.uint32), key.shape)
+    order = mx.argpartition(key, count, axis=-1)
+    return mx.sort(order[..., count:], axis=-1)
 
 
-def key_diversity(keys: mx.array, *, stream: StreamLike = None) -> mx.array:
+def key_diversity(keys: mx.array) -> mx.array:
     """The negated cosine of each of the keys [B, H, N, D] with the mean of the normalised keys of
     its head, float32."""
-    with placed(stream):
-        directions = _normalised(keys.astype(mx.float32))
-        mean = _normalised(mx.mean(directions, axis=2, keepdims=True))
-        return -mx.squeeze(directions @ mx.swapaxes(mean, -1, -2), -1)
+    directions = _normalised(keys.astype(mx.float32))
+    mean = _normalised(mx.mean(directions, axis=2, keepdims=True))
+    return -mx.squeeze(directions @ mx.swapaxes(mean, -1, -2), -1)
 
 
 def _normalised(vectors: mx.array) -> mx.array:

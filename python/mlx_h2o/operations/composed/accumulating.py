@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from mlx_h2o.operations.arguments import StreamLike, placed
-
 MAX_QUERIES = 128
 """Only this many last queries of a chunk are scored; at a = 0.95 older ones weigh 0.14 %."""
 
@@ -23,16 +21,14 @@ def accumulate_scores(
     *,
     decay: float,
     masked: bool = True,
-    stream: StreamLike = None,
 ) -> mx.array:
     """The importance after these scores [B, Hq, L, N], as ``fast.accumulate_scores`` defines it.
 
     O(B * Hq * L * N) time and memory, so L should be at most MAX_QUERIES.
     """
-    with placed(stream):
-        mean, unmasked = _group_mean(scores, importance.shape[1], masked)
-        update = _one_query if scores.shape[2] == 1 else _many_queries
-        return update(importance, mean, unmasked, decay)
+    mean, unmasked = _group_mean(scores, importance.shape[1], masked)
+    update = _one_query if scores.shape[2] == 1 else _many_queries
+    return update(importance, mean, unmasked, decay)
 
 
 def _group_mean(scores: mx.array, heads: int, masked: bool) -> tuple[mx.array, mx.array | None]:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 
-from mlx_h2o.operations.arguments import StreamLike, placed
 from mlx_h2o.operations.composed import turbo
 from mlx_h2o.operations.requests import Parts
 
@@ -36,8 +35,6 @@ def put_each(buffers: list[mx.array], slots: mx.array, rows: list[mx.array]) -> 
 def append_rows(buffers: list[mx.array], rows: list[mx.array], start: int) -> list[mx.array]:
     """Write new rows [B, H, L, width] from slot ``start`` on. Returns the buffers, written in place
     if nothing else holds them, and then the first ``start + L`` slots of each.
-
-    The definition, in plain MLX operations.
     """
     end = start + rows[0].shape[2]
     for buffer, new in zip(buffers, rows, strict=True):
@@ -55,21 +52,19 @@ def quantize_append(
     bits: int,
     group_size: int,
     v_bits: int,
-    stream: StreamLike = None,
     encode: Encode = turbo.encode_rows,
 ) -> list[mx.array]:
     """Pack the new rows, with ``encode`` if they become codes, and scatter each part into its slots
     by MLX's own operation. Returns the arrays of the keys, then of the values."""
-    with placed(stream):
-        new = [
-            *packed(new_keys, len(keys), bits, group_size, turbo.KEYS, encode),
-            *packed(new_values, len(values), v_bits, group_size, turbo.VALUES, encode),
-        ]
-        slots = mx.minimum(slots, mx.array(keys[0].shape[2] - 1, mx.uint32))
-        pairs = zip((*keys, *values), new, strict=True)
-        first, *others = (put_rows(stored, slots, part) for stored, part in pairs)
-        # Tied together, since the graph of an array that nobody reads would grow.
-        return [mx.depends(first, others), *others]
+    new = [
+        *packed(new_keys, len(keys), bits, group_size, turbo.KEYS, encode),
+        *packed(new_values, len(values), v_bits, group_size, turbo.VALUES, encode),
+    ]
+    slots = mx.minimum(slots, mx.array(keys[0].shape[2] - 1, mx.uint32))
+    pairs = zip((*keys, *values), new, strict=True)
+    first, *others = (put_rows(stored, slots, part) for stored, part in pairs)
+    # Tied together, since the graph of an array that nobody reads would grow.
+    return [mx.depends(first, others), *others]
 
 
 def packed(

@@ -1,7 +1,7 @@
 """Rows that stay fill the gaps of evicted rows: the definition, in plain MLX operations.
 
 The order of slots does not matter to attention, since keys already contain RoPE, so no more rows
-move than there are gaps. A back end may override ``compact_rows``.
+move than there are gaps.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from functools import lru_cache
 
 import mlx.core as mx
 
-from mlx_h2o.operations.arguments import StreamLike, placed
 from mlx_h2o.operations.composed.buffers import gathered, put_rows
 
 LAST = mx.array(2**32 - 1, mx.uint32)
@@ -24,7 +23,6 @@ def compact_rows(
     sequences: Sequence[int],
     start: int = 0,
     tail: int = 0,
-    stream: StreamLike = None,
 ) -> list[mx.array]:
     """The buffers with the rows that stay in their first slots; later slots are undefined.
 
@@ -35,18 +33,16 @@ def compact_rows(
         sequences: which sequences, all different.
         start: slot of the first of ``tail`` rows to put after those that stay.
         tail: how many rows.
-        stream: where to run.
     """
-    with placed(stream):
-        source, target = _moves(kept, buffers[0].shape[2], start, tail)
-        if len(sequences) < buffers[0].shape[0]:
-            stay = mx.broadcast_to(_slots(source.shape[2]), (1, *source.shape[1:]))
-            places = {n: place for place, n in enumerate(sequences)}
-            order = mx.array([places.get(n, len(sequences)) for n in range(buffers[0].shape[0])])
-            source, target = (mx.concatenate([one, stay])[order] for one in (source, target))
-        sides = {3: (source, target), 4: (mx.expand_dims(source, 3), mx.expand_dims(target, 3))}
-        moves = ((each, *sides[each.ndim]) for each in buffers)
-        return [put_rows(each, go, gathered(each, come)) for each, come, go in moves]
+    source, target = _moves(kept, buffers[0].shape[2], start, tail)
+    if len(sequences) < buffers[0].shape[0]:
+        stay = mx.broadcast_to(_slots(source.shape[2]), (1, *source.shape[1:]))
+        places = {n: place for place, n in enumerate(sequences)}
+        order = mx.array([places.get(n, len(sequences)) for n in range(buffers[0].shape[0])])
+        source, target = (mx.concatenate([one, stay])[order] for one in (source, target))
+    sides = {3: (source, target), 4: (mx.expand_dims(source, 3), mx.expand_dims(target, 3))}
+    moves = ((each, *sides[each.ndim]) for each in buffers)
+    return [put_rows(each, go, gathered(each, come)) for each, come, go in moves]
 
 
 def _moves(kept: mx.array, capacity: int, start: int, tail: int) -> tuple[mx.array, mx.array]:

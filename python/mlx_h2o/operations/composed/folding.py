@@ -1,7 +1,4 @@
-"""Evicted rows are folded into rows that stay: the definition, in plain MLX operations.
-
-All arithmetic is float32. A back end may override ``fold``.
-"""
+"""The definition of folding evicted rows into rows that stay: plain MLX operations in float32."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 
 from mlx_h2o.operations import composed
-from mlx_h2o.operations.arguments import placed, runs_on_gpu
+from mlx_h2o.operations.arguments import runs_on_gpu
 from mlx_h2o.operations.composed import accumulating
 from mlx_h2o.operations.requests import AttentionRequest, attention_request, last_queries, part_of
 
@@ -27,16 +27,15 @@ def prefill_scores(
     The request has only the queries that count, and its values are ignored. ``importance`` is None
     if no row has been scored.
     """
-    with placed(request.stream):
-        # With a causal mask alone every query sees a key, unless there are fewer keys.
-        few = request.queries.shape[2] > request.keys.shape[2]
-        empty = few or replace(request, causal=False).hides
-        # Compute once what all blocks share.
-        queries = request.queries.astype(mx.float32)
-        request = replace(composed.masked(request), queries=queries)
-        if decay is None:
-            return _mass(request, empty)
-        return _moving_average(request, importance, decay)
+    # With a causal mask alone every query sees a key, unless there are fewer keys.
+    few = request.queries.shape[2] > request.keys.shape[2]
+    empty = few or replace(request, causal=False).hides
+    # Compute once what all blocks share.
+    queries = request.queries.astype(mx.float32)
+    request = replace(composed.masked(request), queries=queries)
+    if decay is None:
+        return _mass(request, empty)
+    return _moving_average(request, importance, decay)
 
 
 def last_scores(
@@ -49,7 +48,7 @@ def last_scores(
 def _ranges(request: AttentionRequest, count: int, pairs: int) -> Iterator[slice]:
     """Blocks of ``count`` queries or keys, each of which is in ``pairs`` pairs per head."""
     batch, heads = request.queries.shape[:2]
-    most = BLOCK_BYTES * (_ON_A_GPU if runs_on_gpu(request.stream) else 1)
+    most = BLOCK_BYTES * (_ON_A_GPU if runs_on_gpu() else 1)
     size = max(1, most // (batch * heads * pairs * 4))
     for start in range(0, count, size):
         yield slice(start, start + size)

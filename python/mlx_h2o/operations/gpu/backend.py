@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
 
 from mlx_h2o.operations import composed
-from mlx_h2o.operations.arguments import StreamLike, placed, runs_on_gpu
+from mlx_h2o.operations.arguments import runs_on_gpu
 from mlx_h2o.operations.composed import buffers, turbo
 from mlx_h2o.operations.gpu import kernels, launch, launches, mlx_attention
 from mlx_h2o.operations.gpu.launches import Launch, LaunchPlan
@@ -32,28 +32,28 @@ class KernelBackend(Operations):
         self._measured: dict[tuple[object, ...], bool] = {}
         self._steps: dict[tuple[object, ...], LaunchPlan] = {}
 
-    def execute(self, each: Launch, inputs: list[mx.array], stream: StreamLike) -> list[mx.array]:
+    def execute(self, each: Launch, inputs: list[mx.array]) -> list[mx.array]:
         """The outputs of one launch."""
         kernel = kernels.compiled(self.compiler, each.kernel, self.header(each.threadgroup[0]))
         return kernel(
             inputs=inputs, template=each.template, grid=each.grid, threadgroup=each.threadgroup,
-            output_shapes=each.output_shapes, output_dtypes=each.output_dtypes, stream=stream,
+            output_shapes=each.output_shapes, output_dtypes=each.output_dtypes,
         )  # fmt: skip
 
     def header(self, threads: int) -> str:
         """The text before a kernel that runs with ``threads`` threads per threadgroup."""
         return kernels.HEADER
 
-    def serves(self, stream: StreamLike) -> bool:
-        """Whether kernels run on this stream."""
-        return runs_on_gpu(stream)
+    def serves(self) -> bool:
+        """Whether kernels run where a call would run."""
+        return runs_on_gpu()
 
     def plan(self, request: AttentionRequest) -> LaunchPlan:
         """The launches for a request that was not refused."""
         return launch.plan(request)
 
     def refuses(self, request: AttentionRequest) -> str:
-        if not self.serves(request.stream):
+        if not self.serves():
             return f"{self.title} kernels run on GPU streams, found a CPU stream"
         by_mlx = mlx_attention.is_chunk(request) and mlx_attention.serves(request)
         return "" if by_mlx else launch.refuses(request)
@@ -77,49 +77,47 @@ class KernelBackend(Operations):
         if not request.return_scores:
             made.pop("scores", None)  # only for the second sweep, over the values
         if request.return_skipped and "skipped" not in made:
-            made["skipped"] = mx.zeros(request.queries.shape[:3], stream=request.stream)
+            made["skipped"] = mx.zeros(request.queries.shape[:3])
         return AttentionResult(made["out"], *map(made.get, AttentionResult._fields[1:]))
 
     def _attended(self, request: AttentionRequest, plan: LaunchPlan) -> dict[str, mx.array]:
         """All outputs of the launches; that of attention is rotated back from the codes' basis."""
-        made = self.outputs(plan, request.stream)
+        made = self.outputs(plan)
         if request.has_codes:
-            with placed(request.stream):
-                made["out"] = turbo.output(request, made["out"])
+            made["out"] = turbo.output(request, made["out"])
         return made
 
     def attention_and_accumulate(
-        self, queries: mx.array, keys: Any, values: Any, importance: mx.array, *, scale: float,
-        decay: float | None, causal: bool = False, mask: mx.array | None = None,
-        sinks: mx.array | None = None, row_bias: mx.array | None = None, **packing: Any,
-    ) -> tuple[mx.array, mx.array]:  # fmt: skip
+        self, queries: mx.array, keys: Any, values: Any, importance: mx.array, **options: Any
+    ) -> tuple[mx.array, mx.array]:
         """For arrays and the mass, a step like an earlier one makes no request: launches depend on
         shapes and dtypes, and the number of rows only changes the size of the scores."""
-        base, how = super().attention_and_accumulate, cast(Any, {"scale": scale, "causal": causal})
-        rows: Any = {"queries": queries, "keys": keys, "values": values}
-        rows |= {"mask": mask, "sinks": sinks, "row_bias": row_bias}
-        if decay is not None or packing or not self.serves(None):
-            return base(importance=importance, decay=decay, **rows, **how, **packing)
+        base, rows = super().attention_and_accumulate, (queries, keys, values)
+        if options["decay"] is not None or "bits" in options or not self.serves():
+            return base(*rows, importance, **options)
         shape, (*heads, count, size) = queries.shape, keys.shape
+        mask, sinks, bias = map(options.get, ("mask", "sinks", "row_bias"))
         # The number of blocks depends only on the bit length of ``count``.
         kind = (
-            scale, causal, shape, *heads, size, values.shape[3], count.bit_length(),
-            importance.shape, queries.dtype, mask is None or mask.dtype,
-            sinks is None or sinks.dtype, row_bias is None,
+            options["scale"], options.get("causal"), shape, *heads, size, values.shape[3],
+            count.bit_length(), importance.shape, queries.dtype, mask is None or mask.dtype,
+            sinks is None or sinks.dtype, bias is None,
         )  # fmt: skip
         known = self._steps.get(kind)
         if known is None:
-            request = attention_request(**rows, **how, bias_masks=False, return_lse=True)
+            asked = {name: option for name, option in options.items() if name != "decay"}
+            request = attention_request(*rows, **asked, bias_masks=False, return_lse=True)
             if self.refuses(request):
-                return base(importance=importance, decay=decay, **rows, **how)
+                return base(*rows, importance, **options)
             passes, buffers = launches.add_mass(self.plan(request), importance)
             if len(self._steps) >= _MOST_STEPS:
                 self._steps.clear()
             known = self._steps[kind] = LaunchPlan(passes, {"params": buffers["params"]})
+        given = {"queries": queries, "keys": keys, "values": values, "importance": importance}
+        given |= {"sinks": sinks, "row_bias": bias, "params": known.given["params"]}
         if mask is not None:
-            rows["mask"] = mx.broadcast_to(mask, (*shape[:3], count))
-        rows |= {"importance": importance, "params": known.given["params"]}
-        made = self.outputs(LaunchPlan(launches.over(known.passes, count), rows), None)
+            given["mask"] = mx.broadcast_to(mask, (*shape[:3], count))
+        made = self.outputs(LaunchPlan(launches.over(known.passes, count), given))
         return mx.depends(made["out"], [made["accumulated"]]), made["accumulated"]
 
     def accumulate(
@@ -134,36 +132,27 @@ class KernelBackend(Operations):
         return mx.depends(made["out"], [made["accumulated"]]), made["accumulated"]
 
     def keep_indices(
-        self,
-        scores: mx.array,
-        positions: mx.array,
-        *,
-        keep: int,
-        stream: StreamLike = None,
-        **zones: Any,
+        self, scores: mx.array, positions: mx.array, *, keep: int, **zones: Any
     ) -> mx.array:
         """The rows to keep, by partial selection in one kernel; composed if all are kept."""
-        if keep == scores.shape[2] or not self.serves(stream):
-            return composed.keep_indices(scores, positions, keep=keep, stream=stream, **zones)
-        plan = launches.keep_rows(scores, positions, keep, **zones)
-        return self.outputs(plan, stream)["kept"]
+        if keep == scores.shape[2] or not self.serves():
+            return composed.keep_indices(scores, positions, keep=keep, **zones)
+        return self.outputs(launches.keep_rows(scores, positions, keep, **zones))["kept"]
 
-    def encode_rows(
-        self, rows: mx.array, bits: int, seed: int, stream: StreamLike = None
-    ) -> tuple[mx.array, mx.array]:
+    def encode_rows(self, rows: mx.array, bits: int, seed: int) -> tuple[mx.array, mx.array]:
         """Codes of rows [B, H, L, D], and their norms, in one kernel."""
-        if not self.serves(stream):
+        if not self.serves():
             return turbo.encode_rows(rows, bits, seed)
-        made = self.outputs(launches.encode_rows(rows, bits, seed), stream)
+        made = self.outputs(launches.encode_rows(rows, bits, seed))
         return made["words"], made["norms"]
 
     def quantize_append(self, *given: Any, **more: Any) -> list[mx.array]:
         return buffers.quantize_append(*given, encode=self.encode_rows, **more)
 
-    def outputs(self, plan: LaunchPlan, stream: StreamLike) -> dict[str, mx.array]:
+    def outputs(self, plan: LaunchPlan) -> dict[str, mx.array]:
         """The buffers given to the launches and their outputs, by name."""
         there: dict[str, Any] = {**plan.given}
         for each in plan.passes:
-            made = self.execute(each, [*map(there.__getitem__, each.kernel.inputs)], stream)
+            made = self.execute(each, [*map(there.__getitem__, each.kernel.inputs)])
             there |= zip(each.kernel.outputs, made, strict=True)
         return there

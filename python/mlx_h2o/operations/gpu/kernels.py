@@ -5,7 +5,6 @@ kernel. They are resolved here, because MLX declares every output and passes the
 unchanged.
 """
 
-import itertools
 from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
@@ -16,7 +15,7 @@ from mlx_h2o import _kernel_text
 
 HEADER = _kernel_text.HEADER
 CUDA_SHIM = _kernel_text.CUDA_SHIM
-FLAGS = _kernel_text.FLAGS
+OWN_FLAGS = _kernel_text.OWN_FLAGS
 
 
 class Kernel(NamedTuple):
@@ -30,30 +29,16 @@ class Kernel(NamedTuple):
 
 
 @cache
-def own_flags(kernel: str) -> tuple[str, ...]:
-    """The flags that make a difference to this kernel, in the order of the table."""
-    family, own = _kernel_text.KERNELS[kernel]
-    tables = _kernel_text.INPUTS, _kernel_text.OUTPUTS, _kernel_text.SEGMENTS
-    known = {*_kernel_text.TRAITS, *own}
-    open_terms: set[str] = set()
-    for _, condition in itertools.chain.from_iterable(table[family] for table in tables):
-        terms = condition.split()
-        if _holds(" ".join(term for term in terms if term.lstrip("!") in known), own):
-            open_terms |= {term.lstrip("!") for term in terms} - known
-    return tuple(flag for flag in FLAGS if flag in open_terms)
-
-
-@cache
 def kernel_for(kernel: str, flags: frozenset[str]) -> Kernel:
     """The kernel for these flags; its name contains the flags that are on and matter to it."""
-    family, own = _kernel_text.KERNELS[kernel]
-    on = flags | own
+    family, always_on = _kernel_text.KERNELS[kernel]
+    on = flags | always_on
 
-    def chosen(pairs: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
+    def chosen(pairs: _kernel_text.Pairs) -> tuple[str, ...]:
         return tuple(item for item, condition in pairs if _holds(condition, on))
 
     return Kernel(
-        name="_".join(("h2o", kernel, *(flag for flag in own_flags(kernel) if flag in flags))),
+        name="_".join(("h2o", kernel, *(flag for flag in OWN_FLAGS[kernel] if flag in flags))),
         inputs=chosen(_kernel_text.INPUTS[family]),
         outputs=chosen(_kernel_text.OUTPUTS[family]),
         template=tuple(dict.fromkeys(chosen(_kernel_text.TEMPLATE[family]))),

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from mlx_h2o.operations.arguments import NUMBERS, placed
+from mlx_h2o.operations.arguments import NUMBERS
 from mlx_h2o.operations.composed import turbo
 from mlx_h2o.operations.gpu.launches import LANES, Launch, LaunchPlan, launch_of, params
-from mlx_h2o.operations.requests import AttentionRequest, PackedRows, are_codes
+from mlx_h2o.operations.requests import MASK_THRESHOLDS, AttentionRequest, PackedRows, are_codes
 
 LONGEST_QUERY = 8
 WIDEST_HEAD = 576
@@ -63,24 +63,26 @@ def preferred_blocks(key_count: int, simdgroups: int) -> int:
     return min(MOST_BLOCKS, 1 << (most.bit_length() - 1))
 
 
-_scalars = attrgetter("scale", "mask_threshold", *NUMBERS)
+_scalars = attrgetter("scale", *NUMBERS)
 _FLAGS = (
     "scores", "lse", "skipped", "row_bias", "dense_keys", "key_codes", "value_codes", *NUMBERS
 )  # fmt: skip
 
 
-def _params(scalars: tuple[float, ...]) -> mx.array:
-    while scalars[-1] == 0 and len(scalars) > 2:
-        scalars = scalars[:-1]
-    return params(*scalars)
+def _params(request: AttentionRequest) -> mx.array:
+    """The scalars that the kernels read, without zeros at the end."""
+    mask, (scale, *numbers) = request.mask, _scalars(request)
+    while numbers and numbers[-1] == 0:
+        numbers.pop()
+    return params(scale, 0.0 if mask is None else MASK_THRESHOLDS[mask.dtype], *numbers)
 
 
 def _given(request: AttentionRequest) -> dict[str, Any]:
     """The buffers of the request by name; None for those that it does not have."""
     mask, pairs = request.mask, (*request.queries.shape[:3], request.keys.shape[2])
     given = {
-        "queries": request.queries, "params": _params(_scalars(request)),
-        "mask": None if mask is None else mx.broadcast_to(mask, pairs, stream=request.stream),
+        "queries": request.queries, "params": _params(request),
+        "mask": None if mask is None else mx.broadcast_to(mask, pairs),
         "sinks": request.sinks, "row_bias": request.row_bias,
     }  # fmt: skip
     for side, rows in (("key", request.keys), ("value", request.values)):
@@ -128,7 +130,7 @@ def variant_of(request: AttentionRequest) -> Variant:
     """The variant of a request that was not refused."""
     queries, keys, values, packing = request.queries, request.keys, request.values, None
     dtype, mask, sinks, kinds = queries.dtype, request.mask, request.sinks, (False, False, False)
-    numbers = [number != 0 for number in _scalars(request)[2:]]
+    numbers = [number != 0 for number in _scalars(request)[1:]]
     if request.is_packed:
         affine = [r for r in (keys, values) if isinstance(r, PackedRows) and not are_codes(r)]
         scales = affine[0].parts[1].dtype if affine else mx.float32
@@ -165,8 +167,7 @@ def plan(
     if blocks is None:
         blocks = preferred_blocks(variant.key_count, simdgroups)
     if variant.packing is not None and request.has_codes:
-        with placed(request.stream):
-            request = turbo.turned(request)
+        request = turbo.turned(request)
     return LaunchPlan(_launches(variant, simdgroups, blocks), _given(request))
 
 

@@ -41,7 +41,7 @@ class Metal(KernelBackend):
             try:
                 plan = launch.plan(request, preferred, blocks, variant)
                 mx.eval(dict(plan.given))
-                mx.eval(self.outputs(plan, request.stream)["out"])
+                mx.eval(self.outputs(plan)["out"])
             except ValueError as error:
                 if _TOO_MANY_THREADS not in str(error) or preferred == 1:
                     raise

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import mlx.core as mx
 
-from mlx_h2o.operations.arguments import NUMBERS, placed
+from mlx_h2o.operations.arguments import NUMBERS
 from mlx_h2o.operations.composed import masked
 from mlx_h2o.operations.gpu.launch import LONGEST_QUERY
 from mlx_h2o.operations.requests import (
@@ -58,13 +58,12 @@ def attention(request: AttentionRequest) -> AttentionResult:
         given = {"scale": part.scale, "mask": mask, "sinks": sinks}
         return AttentionResult(mx.fast.scaled_dot_product_attention(*rows, **given))
 
-    with placed(request.stream):
-        sinks = None if sinks is None else sinks.astype(dtype)
-        request = replace(request, keys=dense(request.keys), values=dense(request.values))
-        if request.mask is None and request.row_bias is None:
-            return attend(request, "causal" if request.causal else None)
-        whole = replace(masked(request), row_bias=_biases(request))
-        return in_blocks(whole, lambda part: attend(part, _added(part)))
+    sinks = None if sinks is None else sinks.astype(dtype)
+    request = replace(request, keys=dense(request.keys), values=dense(request.values))
+    if request.mask is None and request.row_bias is None:
+        return attend(request, "causal" if request.causal else None)
+    whole = replace(masked(request), row_bias=_biases(request))
+    return in_blocks(whole, lambda part: attend(part, _added(part)))
 
 
 def _biases(request: AttentionRequest) -> mx.array:

@@ -7,21 +7,20 @@ from typing import Any, cast
 
 import mlx.core as mx
 
-from mlx_h2o.operations.arguments import NUMBERS, StreamLike, runs_on_gpu
+from mlx_h2o.operations.arguments import NUMBERS, runs_on_gpu
 from mlx_h2o.operations.composed import folding
 from mlx_h2o.operations.native import module
 from mlx_h2o.operations.requests import AttentionRequest, AttentionResult, PackedRows
 from mlx_h2o.operations.resolved import Operations
 
 _AS_DEFINED = (
-    "accumulate_scores", "append_rows", "attention", "attention_and_accumulate", "commits_pages",
-    "committed_bytes", "decode_rows", "discard_rows", "encode_rows", "keep_indices",
-    "key_diversity", "merge_segments", "put_rows", "quantize_append", "reserved_rows",
-    "segment_rows",
+    "accumulate_scores", "append_rows", "attention", "commits_pages", "committed_bytes",
+    "decode_rows", "discard_rows", "encode_rows", "keep_indices", "key_diversity",
+    "merge_segments", "put_rows", "quantize_append", "reserved_rows", "segment_rows",
 )  # fmt: skip
 """Functions of the extension with the signatures of the base class."""
 
-_OF_SCORES = "queries", "keys", "scale", "causal", "mask", "sinks", "row_bias", "stream"
+_OF_SCORES = "queries", "keys", "scale", "causal", "mask", "sinks", "row_bias"
 _OF_ATTENTION = *_OF_SCORES, "values", *NUMBERS
 _ASKED = "return_scores", "return_lse", "return_skipped"
 
@@ -35,12 +34,13 @@ class Native(Operations):
 
     def ready(self) -> None:
         """Bind functions of the extension as methods, so that a step calls them directly."""
-        self._core = module.required()
-        vars(self).update({name: getattr(self._core, name) for name in _AS_DEFINED})
-        vars(self)["output"] = self._core.scaled_dot_product_attention
+        self._core = core = cast(Any, module.extension()[0])
+        vars(self).update({name: getattr(core, name) for name in _AS_DEFINED})
+        vars(self)["attention_and_accumulate"] = core.attention
+        vars(self)["output"] = core.scaled_dot_product_attention
 
     def refuses(self, request: AttentionRequest) -> str:
-        return "it runs on CPU streams, found a GPU stream" if runs_on_gpu(request.stream) else ""
+        return "it runs on CPU streams, found a GPU stream" if runs_on_gpu() else ""
 
     def attend(self, request: AttentionRequest) -> AttentionResult:
         given = _given(request, (*_OF_ATTENTION, *_ASKED))
@@ -51,13 +51,12 @@ class Native(Operations):
     ) -> tuple[mx.array, mx.array]:
         """Attention output and the new importance; the scores stay inside."""
         given = _given(request, _OF_ATTENTION) | request.packing
-        found = self._core.attention_and_accumulate(importance=importance, decay=decay, **given)
+        found = self._core.attention(importance=importance, decay=decay, **given)
         return cast("tuple[mx.array, mx.array]", found)
 
     def prefill_scores(
         self, request: AttentionRequest, importance: mx.array | None, decay: float | None
     ) -> mx.array:
-        """The moving average or the mass of a chunk, float32 [B, Hkv, N]."""
         given = _given(request, _OF_SCORES) | {"importance": importance, "decay": decay}
         return cast(mx.array, self._core.prefill_scores(**given))
 
@@ -68,21 +67,19 @@ class Native(Operations):
         return folding.Folded(*self._core.fold(keys, values, *rows, **share))
 
     def compact_rows(
-        self, buffers: Sequence[mx.array], kept: mx.array, sequences: Sequence[int],
-        start: int = 0, tail: int = 0, stream: StreamLike = None,
-    ) -> list[mx.array]:  # fmt: skip
+        self, buffers: Sequence[mx.array], kept: mx.array, sequences: Sequence[int], *tail: int
+    ) -> list[mx.array]:
         """The buffers, in the memory of the inputs if nothing else holds it.
 
         One operation for each: MLX holds all outputs of an operation until it has run, so appending
         to them in the same evaluation would copy them.
         """
         one, where = self._core.compact_rows, [*sequences]
-        return [one(each, kept, where, start, tail, stream=stream) for each in buffers]
+        return [one(each, kept, where, *tail) for each in buffers]
 
     def put_each(
         self, buffers: list[mx.array], slots: mx.array, rows: list[mx.array]
     ) -> list[mx.array]:
-        """As ``buffers.put_each``."""
         slots = mx.broadcast_to(slots.squeeze(3).astype(mx.uint32), rows[0].shape[:3])
         return [*map(self._core.put_rows, buffers, [slots] * len(rows), rows)]
 

@@ -31,7 +31,7 @@ def fault_of(module: ModuleType) -> str:
     if _release(built_for) != _release(_MLX_VERSION):
         return f"the extension was built for MLX {built_for}, found MLX {_MLX_VERSION}"
     try:
-        module.ndim(mx.zeros(()))
+        module.committed_bytes(mx.zeros(()))  # any function of an array
     except TypeError:
         return (
             "the extension does not know mlx.core.array: it was built with another version of "
@@ -46,8 +46,8 @@ def fault_of(module: ModuleType) -> str:
 
 
 @functools.cache
-def _state() -> tuple[ModuleType | None, str]:
-    """The extension, or None and the reason."""
+def extension() -> tuple[ModuleType | None, str]:
+    """The extension, or None and why it is not installed or does not fit."""
     try:
         module = importlib.import_module("mlx_h2o._core")
     except ModuleNotFoundError:
@@ -58,25 +58,17 @@ def _state() -> tuple[ModuleType | None, str]:
     return (None, fault) if fault else (module, "")
 
 
-def required() -> ModuleType:
-    """The extension. Raises ValueError if it is not installed or does not fit."""
-    module, reason = _state()
-    if module is None:
-        raise ValueError(f"[native] back end 'native' is not available: {reason}")
-    return module
-
-
 def advice() -> str:
     """How to make it available; empty if ``unavailable_reason`` says everything."""
-    if "is not installed" in _state()[1]:
+    if "is not installed" in extension()[1]:
         return "install the Linux wheel, or the sources with g++ and Python's headers"
-    built_for = re.search(r"built for MLX (\d+\.\d+\.\d+)", _state()[1])
+    built_for = re.search(r"built for MLX (\d+\.\d+\.\d+)", extension()[1])
     return f"pip install 'mlx[cpu]=={built_for[1]}'" if built_for else ""
 
 
 def unavailable_reason() -> str:
     """Empty if the extension is installed and fits the MLX of this process."""
-    return _state()[1]
+    return extension()[1]
 
 
 def threads() -> int:
@@ -85,7 +77,7 @@ def threads() -> int:
     This is the number given to ``set_threads``, else the environment variable MLX_H2O_THREADS, else
     the processors available to this process. It is 1 without a native back end.
     """
-    module = _state()[0]
+    module = extension()[0]
     return 1 if module is None else int(module.threads())
 
 
@@ -103,6 +95,6 @@ def set_threads(count: int | None) -> None:
         count = whole("set_threads", "count", count)
         if not 1 <= count <= _MOST_THREADS:
             raise ValueError(f"[set_threads] count is {count}, expected 1 to {_MOST_THREADS}.")
-    module = _state()[0]
+    module = extension()[0]
     if module is not None:
         module.set_threads(count or 0)
