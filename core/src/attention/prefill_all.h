@@ -1,5 +1,5 @@
 // The sweeps that prefill_kernel.cpp compiles for each SIMD target.
-#include "cpu/simd_exp.h"
+#include "attention/softmax_sweeps.h"
 //
 #include "attention/logit_masks.h"
 //
