@@ -1,6 +1,5 @@
 // Reads stored rows of keys or values, unpacking a run of elements at a time. Included once per
-// SIMD target, after its simd_*.h and simd_partial.h, inside its namespace and target region: hence
-// no include guard.
+// SIMD target, after its simd_*.h, inside its namespace and target region: hence no include guard.
 
 // How many bytes ahead to prefetch. 2 to 16 KB were tried with cold caches.
 constexpr int64_t kAhead = 8192;

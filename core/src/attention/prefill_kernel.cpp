@@ -41,7 +41,7 @@ struct PrefillScratch {
   }
 };
 
-#define MLX_H2O_SWEEPS "attention/prefill_all.h"
+#define MLX_H2O_SWEEPS "attention/prefill_sweeps.h"
 #include "cpu/simd_each_target.h"
 #undef MLX_H2O_SWEEPS
 

@@ -1,5 +1,7 @@
 // Logits of many queries for a block of keys, as a matrix product with the keys side by side in the
-// lanes of a vector. Included once per SIMD target, after logit_masks.h: hence no include guard.
+// lanes of a vector. Included once per SIMD target: hence no include guard.
+#include "attention/logit_masks.h"
+#include "attention/softmax_sweeps.h"
 
 // These need 16 or 32 registers: the sums of kRows x kVectors, the keys, a query.
 constexpr int kRows = 4;

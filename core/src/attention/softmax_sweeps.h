@@ -1,5 +1,5 @@
 // The steps of a softmax on the Vector of one SIMD target. Included once per target, after its
-// simd_*.h and simd_partial.h: hence no include guard.
+// simd_*.h: hence no include guard.
 
 // Below this the exponential is 0.
 constexpr float kLeastExponent = -87.3f;

@@ -71,16 +71,18 @@ void check_memory(const mx::array& array) {
   }
 }
 
-Evaluation::Evaluation(mx::Stream stream, const Arrays& inputs, Arrays& outputs)
-    : encoder_(mx::cpu::get_command_encoder(stream)) {
+// In MLX every output of a primitive holds all inputs, which makes each input look shared. Releases
+// those that the output under evaluation does not need; a traced graph keeps them.
+void Evaluation::release_siblings() {
   const auto is_tracer = [](const mx::array& output) { return output.is_tracer(); };
-  if (std::any_of(outputs.begin(), outputs.end(), is_tracer)) return;
-  for (mx::array& output : outputs) {
-    if (&output.inputs() != &inputs) output.inputs().clear();
+  if (std::any_of(outputs_.begin(), outputs_.end(), is_tracer)) return;
+  for (mx::array& output : outputs_) {
+    if (&output.inputs() != &inputs_) output.inputs().clear();
   }
 }
 
 mx::array Evaluation::started(mx::array& output, const mx::array* origin) {
+  if (origin != nullptr) release_siblings();
   if (origin != nullptr && origin->flags().row_contiguous && mx::is_donatable(*origin, output)) {
     output.copy_shared_buffer(*origin);
   } else {

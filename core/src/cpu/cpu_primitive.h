@@ -59,9 +59,8 @@ void locate(const mlx::core::array& array, const T*& first, int64_t (&strides)[A
 /// The steps of CpuPrimitive::eval_cpu. Each returns arrays that own no memory.
 class Evaluation {
  public:
-  /// In MLX every output of a primitive holds all inputs, which makes each input look shared: the
-  /// outputs that are not under evaluation release them, unless a graph is traced.
-  Evaluation(mlx::core::Stream stream, const Arrays& inputs, Arrays& outputs);
+  Evaluation(mlx::core::Stream stream, const Arrays& inputs, Arrays& outputs)
+      : encoder_(mlx::core::cpu::get_command_encoder(stream)), inputs_(inputs), outputs_(outputs) {}
 
   mlx::core::array started(mlx::core::array& output, const mlx::core::array* origin);
   mlx::core::array readable(const mlx::core::array& input, Layout layout);
@@ -71,7 +70,11 @@ class Evaluation {
   mlx::core::array temporary(mlx::core::Shape shape, mlx::core::Dtype dtype);
   void copy(const mlx::core::array& from, const mlx::core::array& to);
 
+  void release_siblings();
+
   mlx::core::cpu::CommandEncoder& encoder_;
+  const Arrays& inputs_;
+  Arrays& outputs_;
 };
 
 /// Runs on CPU streams only, and takes batches by its own batch axis.
@@ -130,11 +133,16 @@ class CpuPrimitive : public mlx::core::Primitive {
 
 /// The outputs of an operation, not evaluated. `name` is a literal, at the start of error messages.
 template <class Operation>
-Arrays outputs_of(const char* name, Operation operation, const Arrays& inputs,
+Arrays outputs_of(const char* name, Operation operation, Arrays inputs,
                   const std::vector<mlx::core::Dtype>& dtypes, mlx::core::StreamOrDevice s) {
   const auto primitive =
       std::make_shared<CpuPrimitive<Operation>>(cpu_stream(name, s), name, std::move(operation));
-  return mlx::core::array::make_arrays(primitive->output_shapes(inputs), dtypes, primitive, inputs);
+  std::vector<mlx::core::Shape> shapes = primitive->output_shapes(inputs);
+  if (shapes.size() > 1) {
+    return mlx::core::array::make_arrays(std::move(shapes), dtypes, primitive, inputs);
+  }
+  // One alone is made in less time.
+  return {mlx::core::array(std::move(shapes[0]), dtypes[0], primitive, std::move(inputs))};
 }
 
 }  // namespace mlx_h2o

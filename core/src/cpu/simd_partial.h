@@ -1,5 +1,5 @@
-// Included once per SIMD target, after its simd_*.h and inside its namespace and target region:
-// hence no include guard.
+// What follows from a target's loads and stores. Included once per SIMD target, at the end of its
+// simd_*.h: hence no include guard.
 
 // The first `count` lanes from memory, the rest zero; reads nothing beyond them.
 template <typename T>

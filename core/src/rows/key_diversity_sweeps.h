@@ -1,5 +1,5 @@
 // The two sweeps of key diversity over the Vector of one SIMD target. Included once per target,
-// after its simd_*.h and simd_partial.h: hence no include guard.
+// after its simd_*.h: hence no include guard.
 
 template <typename T>
 inline float dot(const T* key, const float* other, int width) {
