@@ -7,11 +7,8 @@
 namespace mlx_h2o_c {
 
 Found found(mlx_array array) {
-  static constexpr const char* names[] = {"bool",    "uint8",   "uint16",   "uint32",   "uint64",
-                                          "int8",    "int16",   "int32",    "int64",    "float16",
-                                          "float32", "float64", "bfloat16", "complex64"};
   if (array.ctx == nullptr) return {};
-  return {names[dtype_of(array)], mlx_array_shape(array), mlx_array_ndim(array)};
+  return {mlx_h2o::dtype_name(dtype_of(array)), mlx_array_shape(array), mlx_array_ndim(array)};
 }
 
 bool runs_on_gpu(const char* op, mlx_stream stream) {

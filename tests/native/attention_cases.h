@@ -17,7 +17,6 @@
 namespace mlx_h2o::test {
 
 using kernels::AttentionArguments;
-using kernels::MaskType;
 using kernels::SimdTarget;
 
 /// One random call with everything that it points to.
@@ -168,10 +167,8 @@ inline void AttentionCase::code(Random& random, kernels::Packing& packing, int& 
 }
 
 inline void AttentionCase::make_mask(Random& random) {
-  static constexpr MaskType kMasks[] = {MaskType::none, MaskType::boolean, MaskType::float32,
-                                        MaskType::float16, MaskType::bfloat16};
-  a_.mask_type = random.choose(kMasks);
-  if (a_.mask_type == MaskType::none) return;
+  const int kind = random.between(0, 4);  // none, boolean, or one of the types of elements
+  if (kind == 0) return;
   const int sizes[4] = {a_.batch, a_.query_heads, a_.query_count, a_.key_count};
   int64_t count = 1;
   for (int axis = 3; axis >= 0; --axis) {
@@ -181,19 +178,18 @@ inline void AttentionCase::make_mask(Random& random) {
   }
   const auto total = static_cast<size_t>(count);
   const int share = random.choose<int>({2, 5, 1});  // 1 in `share` pairs is masked
-  if (a_.mask_type == MaskType::boolean) {
+  a_.mask_is_boolean = kind == 1;
+  if (a_.mask_is_boolean) {
     for (size_t i = 0; i < total; ++i) allowed_.push_back(random.one_in(share) ? 0 : 1);
     a_.mask = allowed_.data();
     return;
   }
-  const ElementType type = a_.mask_type == MaskType::float32   ? ElementType::float32
-                           : a_.mask_type == MaskType::float16 ? ElementType::float16
-                                                               : ElementType::bfloat16;
-  const float lowest = a_.mask_type == MaskType::float16    ? -65504.0f
-                       : a_.mask_type == MaskType::bfloat16 ? -0x1.fep127f
-                                                            : -std::numeric_limits<float>::max();
+  a_.mask_type = kElementTypes[kind - 2];
+  const float lowest = a_.mask_type == ElementType::float16    ? -65504.0f
+                       : a_.mask_type == ElementType::bfloat16 ? -0x1.fep127f
+                                                               : -std::numeric_limits<float>::max();
   a_.mask_threshold = lowest / 2;
-  mask_ = Elements(type, total);
+  mask_ = Elements(a_.mask_type, total);
   const bool with_nan = random.one_in(5);
   for (size_t i = 0; i < total; ++i) {
     const float masked = random.one_in(2) ? lowest : -std::numeric_limits<float>::infinity();
@@ -231,10 +227,10 @@ inline double AttentionCase::bias(int b, int h, int query, int key) const {
 
 inline double AttentionCase::mask_bias(int b, int h, int query, int key) const {
   if (a_.causal) return key <= query + a_.key_count - a_.query_count ? 0 : -kInf;
-  if (a_.mask_type == MaskType::none) return 0;
+  if (a_.mask == nullptr) return 0;
   const int64_t at = b * a_.mask_strides[0] + h * a_.mask_strides[1] + query * a_.mask_strides[2] +
                      key * a_.mask_strides[3];
-  if (a_.mask_type == MaskType::boolean) return allowed_[static_cast<size_t>(at)] != 0 ? 0 : -kInf;
+  if (a_.mask_is_boolean) return allowed_[static_cast<size_t>(at)] != 0 ? 0 : -kInf;
   return mask_[at] <= static_cast<double>(a_.mask_threshold) ? -kInf : mask_[at];
 }
 

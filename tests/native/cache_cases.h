@@ -136,10 +136,9 @@ inline void test_quantization(Random& random, int cases, Report& report) {
     a.new_rows = large ? 200 : random.between(1, 2);
     a.rows = a.new_rows + random.between(1, 2);
     const int group_size = 32 << random.between(0, 2);
-    a.width = group_size * random.between(1, 3);
+    const int width = group_size * random.between(1, 3);
     const int bits = random.choose(kBits);
-    a.type = kernels::ElementType::float32;
-    set_strides(a.from_strides, a.width, a.new_rows, a.heads);
+    set_strides(a.from_strides, width, a.new_rows, a.heads);
     set_strides(a.slot_strides, 1, a.new_rows, a.heads);
     std::vector<float> from(static_cast<size_t>(a.heads * a.from_strides[1]));
     for (float& value : from) value = random.normal();
@@ -151,15 +150,16 @@ inline void test_quantization(Random& random, int cases, Report& report) {
       }
       slots.back() = UINT32_MAX;
     }
-    const int words_per_row = a.width * bits / 32;
-    const int groups = a.width / group_size;
+    const int words_per_row = width * bits / 32;
+    const int groups = width / group_size;
     const auto total = static_cast<size_t>(a.heads * a.rows);
     std::vector<uint32_t> words(total * static_cast<size_t>(words_per_row));
     std::vector<float> scales(total * static_cast<size_t>(groups));
     std::vector<float> biases(scales.size());
     a.from = from.data();
     a.slots = slots.data();
-    a.to = {words.data(), scales.data(), biases.data(), bits, group_size};
+    a.to = {kernels::ElementType::float32, width};
+    a.to.packed = {words.data(), scales.data(), biases.data(), bits, group_size};
     const kernels::SimdTarget target = random_target(random);
     kernels::quantize_rows(a, target);
     for (int head = 0; head < a.heads; ++head) {
@@ -167,13 +167,12 @@ inline void test_quantization(Random& random, int cases, Report& report) {
         const uint32_t slot = std::min(slots[static_cast<size_t>(head * a.new_rows + row)],
                                        static_cast<uint32_t>(a.rows - 1));
         const size_t stored = static_cast<size_t>(head * a.rows) + slot;
-        for (int d = 0; d < a.width; ++d) {
+        for (int d = 0; d < width; ++d) {
           const double level =
               entry(words.data() + stored * static_cast<size_t>(words_per_row), d, bits);
           const size_t group =
               stored * static_cast<size_t>(groups) + static_cast<size_t>(d / group_size);
-          const float value =
-              from[static_cast<size_t>(head * a.from_strides[1] + row * a.width + d)];
+          const float value = from[static_cast<size_t>(head * a.from_strides[1] + row * width + d)];
           const float steps = std::rint((value - biases[group]) / scales[group]);
           const float expected =
               std::min(std::max(steps, 0.0f), static_cast<float>((1 << bits) - 1));

@@ -40,34 +40,22 @@ class Elements {
   Elements(ElementType type, size_t count) : type_(type), bytes_(count * size()), wide_(count) {}
 
   void set(size_t index, float value) {
-    switch (type_) {
-      case ElementType::float32:
-        return put(index, value);
-      case ElementType::float16:
-        return put(index, kernels::round_to<kernels::Float16>(value));
-      case ElementType::bfloat16:
-        return put(index, kernels::round_to<kernels::BFloat16>(value));
-    }
+    kernels::with_type(type_, [&]<typename T>(T) { put(index, kernels::round_to<T>(value)); });
   }
 
   double operator[](int64_t index) const { return *from(index); }
   const double* from(int64_t index) const { return wide_.data() + index; }
   float read(size_t index) const {
-    switch (type_) {
-      case ElementType::float16:
-        return kernels::to_float(get<kernels::Float16>(index));
-      case ElementType::bfloat16:
-        return kernels::to_float(get<kernels::BFloat16>(index));
-      default:
-        return get<float>(index);
-    }
+    float value = 0;
+    kernels::with_type(type_, [&]<typename T>(T) { value = kernels::to_float(get<T>(index)); });
+    return value;
   }
   void* data() { return bytes_.data(); }
   bool same_bits(const Elements& other) const { return bytes_ == other.bytes_; }
   size_t count() const { return wide_.size(); }
 
  private:
-  size_t size() const { return type_ == ElementType::float32 ? 4 : 2; }
+  size_t size() const { return static_cast<size_t>(kernels::element_size(type_)); }
 
   template <typename T>
   void put(size_t index, T value) {

@@ -13,8 +13,7 @@ namespace mlx_h2o::test {
 
 inline void test_prefill(Random& random, int cases, Report& report) {
   for (int i = 0; i < cases; ++i) {
-    kernels::PrefillArguments call{};
-    kernels::AttentionArguments& a = call.attention;
+    kernels::AttentionArguments a{};
     a.type = random.choose(kElementTypes);
     a.batch = random.between(1, 2);
     a.kv_heads = random.between(1, 2);
@@ -27,7 +26,7 @@ inline void test_prefill(Random& random, int cases, Report& report) {
     a.causal = random.one_in(2);
     const double decay = random.between(0, 9) / 10.0;
     a.decay = kernels::Decay::of(decay);
-    call.mass = random.one_in(2);
+    a.mass = random.one_in(2);
     const Block queries(random, a.type, a.batch, a.query_heads, a.query_count, a.width);
     const Block keys(random, a.type, a.batch, a.kv_heads, a.key_count, a.width);
     std::copy_n(queries.strides, 3, a.query_strides);
@@ -39,7 +38,7 @@ inline void test_prefill(Random& random, int cases, Report& report) {
       value = random.one_in(2) ? std::numeric_limits<float>::quiet_NaN() : 1.0f;
     }
     const std::vector<float> before = result;
-    call.result = result.data();
+    a.importance = result.data();
     std::vector<float> sinks(static_cast<size_t>(a.query_heads));
     for (float& sink : sinks) sink = static_cast<float>(random.between(-30, 30)) / 10.0f;
     if (random.one_in(2)) {
@@ -47,7 +46,7 @@ inline void test_prefill(Random& random, int cases, Report& report) {
       a.sink_stride = 1;
     }
     const kernels::SimdTarget target = random_target(random);
-    kernels::prefill_scores(call, target);
+    kernels::prefill_scores(a, target);
 
     const auto logit = [&](int b, int h, int query, int key) {
       if (a.causal && key > query + a.key_count - a.query_count) return -kInf;
@@ -59,7 +58,7 @@ inline void test_prefill(Random& random, int cases, Report& report) {
       return static_cast<double>(a.scale) * sum;
     };
     std::vector<double> expected(before.begin(), before.end());
-    if (call.mass) std::fill(expected.begin(), expected.end(), 0.0);
+    if (a.mass) std::fill(expected.begin(), expected.end(), 0.0);
     for (int b = 0; b < a.batch; ++b) {
       for (int h = 0; h < a.kv_heads; ++h) {
         double* own = expected.data() + (b * a.kv_heads + h) * a.key_count;
@@ -74,11 +73,11 @@ inline void test_prefill(Random& random, int cases, Report& report) {
             const Softmax softmax(logits,
                                   none ? -kInf : sinks[static_cast<size_t>(h * group + member)]);
             for (size_t key = 0; key < logits.size(); ++key) {
-              sums[key] += call.mass ? softmax.weight(logits[key]) : logits[key];
+              sums[key] += a.mass ? softmax.weight(logits[key]) : logits[key];
             }
           }
           for (size_t key = 0; key < sums.size(); ++key) {
-            if (call.mass) {
+            if (a.mass) {
               own[key] += sums[key];
             } else if (sums[key] != -kInf) {
               const double score = std::fabs(sums[key] / group);
@@ -91,7 +90,7 @@ inline void test_prefill(Random& random, int cases, Report& report) {
     for (size_t cell = 0; cell < result.size(); ++cell) {
       if (near(static_cast<double>(result[cell]), expected[cell], 2e-5)) continue;
       report.mismatch("prefill %s of target %s, case %d, cell %zu: found %g, expected %g",
-                      call.mass ? "mass" : "average", kernels::target_name(target), i, cell,
+                      a.mass ? "mass" : "average", kernels::target_name(target), i, cell,
                       static_cast<double>(result[cell]), expected[cell]);
     }
   }

@@ -12,7 +12,7 @@ from mlx_h2o.operations.backends import get, resolve
 from mlx_h2o.operations.composed import buffers
 
 SHAPES = [(2, 3, 9, 4), (1, 2, 5)]
-DTYPES = [mx.float32, mx.float16, mx.uint32]
+DTYPES = [mx.float32, mx.float16, mx.uint32, mx.uint8, mx.int64]
 
 
 def given(shape: tuple[int, ...], dtype: mx.Dtype) -> tuple[mx.array, mx.array, mx.array]:
@@ -57,6 +57,15 @@ def test_what_does_not_fit_is_refused() -> None:
     ):
         with pytest.raises(ValueError, match="put_rows"):
             get("native").put_rows(*wrong)
+
+
+@NATIVE
+def test_sizes_beyond_what_a_number_holds_are_refused() -> None:
+    buffer, slots, _ = given((1, 3, 9, 4), mx.float32)
+    with pytest.raises(ValueError, match="compact_rows"):
+        get("native").compact_rows([buffer], slots, [0], 2**31 - 1, 1)
+    with pytest.raises(ValueError, match="reserved_rows"):
+        get("native").reserved_rows([2**31 - 1] * 4, mx.float32)
 
 
 @pytest.mark.parametrize(("start", "tail"), [(0, 0), (7, 2), (9, 3)])

@@ -146,10 +146,9 @@ bool commits_pages();
 
 /// Fills the gaps of evicted rows with rows that stay, in place.
 ///
-/// `buffer` is [B, H, C] or [B, H, C, width] of a dtype of two or four bytes. In the sequences
-/// `sequences`, the rows in the slots `kept`, uint32 [b, H, K], ascending, stay: kept rows beyond
-/// slot K fill the free slots below it, the last row first. Then `tail` rows from slot `start` on
-/// follow them. Returns the buffer, written in the memory of the input if nothing else holds it;
+/// `buffer` is [B, H, C] or [B, H, C, width]. In the sequences `sequences`, the rows in the slots
+/// `kept`, uint32 [b, H, K], ascending, stay: kept rows beyond slot K fill the free slots below it,
+/// the last row first. Then `tail` rows from slot `start` on follow them. Returns the buffer, written in the memory of the input if nothing else holds it;
 /// the contents after the rows that stay are undefined.
 mlx::core::array compact_rows(const mlx::core::array& buffer, const mlx::core::array& kept,
                               const std::vector<int>& sequences, int start = 0, int tail = 0,

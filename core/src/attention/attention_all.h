@@ -3,7 +3,7 @@
 //
 #include "attention/attention_listed.h"
 //
-#include "cpu/simd_exp.h"
+#include "attention/softmax_sweeps.h"
 //
 #include "attention/attention_tiles.h"
 //

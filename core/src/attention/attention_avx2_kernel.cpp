@@ -9,8 +9,6 @@ namespace {
 MLX_H2O_BEGIN_TARGET(MLX_H2O_AVX2)
 #include "cpu/simd_avx2.h"
 //
-#include "cpu/simd_partial.h"
-//
 #include "attention/attention_all.h"
 MLX_H2O_END_TARGET
 }  // namespace

@@ -6,19 +6,21 @@
 #include <cstdint>
 #include <string>
 
+#include "cpu/half.h"
 #include "mlx_h2o/attention_numbers.h"
 #include "quantized/turbo_kernel.h"
 #include "rows/accumulation_kernel.h"
 
 namespace mlx_h2o::kernels {
 
-enum class ElementType { float32, float16, bfloat16 };
-enum class MaskType { none, boolean, float32, float16, bfloat16 };
 enum class SimdTarget { scalar, avx2, avx512, neon };
 
 /// Every target, the best first.
 inline constexpr SimdTarget kSimdTargets[] = {SimdTarget::avx512, SimdTarget::avx2,
                                               SimdTarget::neon, SimdTarget::scalar};
+
+/// A number of floats in whole vectors of the widest target.
+inline int64_t padded(int64_t width) { return (width + 15) / 16 * 16; }
 
 /// How keys or values are packed. Element i of a row is the integer in the bits [i * bits, (i + 1)
 /// * bits) of its words, times the scale plus the bias of its group (affine, as mx.quantize does).
@@ -50,10 +52,11 @@ struct AttentionArguments : AttentionNumbers {
   int64_t value_strides[3];
   Packing key_packing, value_packing;
 
-  MaskType mask_type = MaskType::none;
-  const void* mask = nullptr;
-  int64_t mask_strides[4] = {0, 0, 0, 0};  // batch, head, query, key; 0 where it broadcasts
-  float mask_threshold = 0;                // additive values at or below it mask their pair
+  const void* mask = nullptr;  // null: none
+  bool mask_is_boolean = false;
+  ElementType mask_type = ElementType::float32;  // of an additive mask
+  int64_t mask_strides[4] = {0, 0, 0, 0};        // batch, head, query, key; 0 where it broadcasts
+  float mask_threshold = 0;                      // additive values at or below it mask their pair
 
   const float* sinks = nullptr;  // [query_heads]; null: none
   int64_t sink_stride = 1;

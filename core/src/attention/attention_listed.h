@@ -31,12 +31,10 @@ struct RowBytes {
   }
 };
 
-inline int64_t bytes_of(ElementType type) { return type == ElementType::float32 ? 4 : 2; }
-
 inline RowBytes row_bytes(const AttentionArguments& a, const Stored& stored, const Piece& piece) {
   const int bits = stored.packing.bits;
   return bits == 0
-             ? RowBytes{stored.data, stored.strides, piece, bytes_of(a.type), stored.width}
+             ? RowBytes{stored.data, stored.strides, piece, element_size(a.type), stored.width}
              : RowBytes{stored.data, stored.strides, piece, 4, int64_t{stored.width} * bits / 32};
 }
 
@@ -57,7 +55,7 @@ void with_listed_rows(const AttentionArguments& a, const Stored& stored, const P
   char* to = rows.gather(keys, count, first);
   if (packing.bits != 0) {
     const int64_t groups = stored.width / packing.group_size;
-    const int64_t element = bytes_of(packing.type);
+    const int64_t element = element_size(packing.type);
     const auto gather = [&](const void*& data, int64_t(&strides)[3]) {
       const RowBytes own(data, strides, piece, element, groups);
       data = to;
@@ -68,7 +66,7 @@ void with_listed_rows(const AttentionArguments& a, const Stored& stored, const P
     gather(packing.scales, packing.scale_strides);
     if (packing.codes == nullptr) gather(packing.biases, packing.bias_strides);
   }
-  const int64_t element = packing.bits == 0 ? bytes_of(a.type) : 4;
+  const int64_t element = packing.bits == 0 ? element_size(a.type) : 4;
   const int64_t strides[3] = {0, 0, rows.bytes / element};
   with_rows(a, {first, strides, packing, stored.width, 0}, piece, 0, count, memory, work);
 }

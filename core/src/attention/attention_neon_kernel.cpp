@@ -8,8 +8,6 @@ namespace mlx_h2o::kernels {
 namespace {
 #include "cpu/simd_neon.h"
 //
-#include "cpu/simd_partial.h"
-//
 #include "attention/attention_all.h"
 }  // namespace
 

@@ -16,9 +16,6 @@ inline constexpr int64_t kItems = 64;   // enough to keep many threads busy to t
 inline constexpr int64_t kBlockFloats = int64_t{1} << 15;
 inline constexpr int64_t kWorkspaceFloats = int64_t{1} << 24;
 
-/// Whole vectors of the widest target.
-inline int64_t padded(int64_t width) { return (width + 15) / 16 * 16; }
-
 /// The rows of a KV head make one unit, or several if there are many. The keys of a unit are
 /// divided into spans. An item is one span of one unit, the piece of work that a thread takes.
 struct Plan {

@@ -1,141 +1,105 @@
-// Evaluates the attention primitive: prepares buffers and strides, and calls the kernel.
+// Passes the memory of the arrays of attention to the kernels.
 #include "attention/attention_primitive.h"
 
 #include <algorithm>
-#include <cstdint>
-#include <utility>
+#include <limits>
 
-#include "attention/attention_kernel.h"
-#include "cpu/array_memory.h"
-#include "cpu/checks.h"
-#include "cpu/donation.h"
+#include "attention/prefill_kernel.h"
 #include "cpu/element_type.h"
-#include "cpu/encoder.h"
-#include "cpu/strided_copy.h"
 
 namespace mx = mlx::core;
 
 namespace mlx_h2o {
 namespace {
 
-// Fills in one side except for its addresses.
-kernels::Packing packing_of(const mx::array* rows, int arrays, int bits, int group_size, int width,
-                            uint32_t seed) {
+// Where keys or values are, and how they are packed; moves on to the array after them.
+kernels::Packing locate_rows(const mx::array*& next, size_t arrays, int bits, int group_size,
+                             int width, uint32_t seed, const void*& first, int64_t (&strides)[3]) {
   kernels::Packing packing;
-  if (arrays == 1) return packing;
+  if (arrays > 0) locate(*next++, first, strides);
+  if (arrays < 2) return packing;
   packing.bits = bits;
-  packing.type = element_type(rows[1].dtype());
-  copy_strides(rows[1], 3, packing.scale_strides);
+  packing.type = element_type(next->dtype());
+  locate(*next++, packing.scales, packing.scale_strides);
   if (arrays == 2) {
     packing.group_size = width;
     packing.codes = &kernels::codebook(width, bits, seed);
-    return packing;
+  } else {
+    packing.group_size = group_size;
+    locate(*next++, packing.biases, packing.bias_strides);
   }
-  packing.group_size = group_size;
-  copy_strides(rows[2], 3, packing.bias_strides);
   return packing;
 }
 
 }  // namespace
 
-std::vector<mx::Shape> Attention::output_shapes(const std::vector<mx::array>& inputs) {
+std::vector<mx::Shape> Attention::output_shapes(const Arrays& inputs) const {
   const mx::Shape& q = inputs[0].shape();
   const mx::Shape& k = inputs[1].shape();
-  const int words = inputs[values_at()].shape(3);
-  const int width = settings_.value_arrays == 1 ? words : words * 32 / settings_.v_bits;
+  if (is_chunk()) return {{k[0], k[1], k[2]}};
+  const int words = inputs[1 + key_arrays].shape(3);
+  const int width = value_arrays == 1 ? words : words * 32 / v_bits;
   std::vector<mx::Shape> shapes{{q[0], q[1], q[2], width}};
-  if (settings_.return_scores) shapes.push_back({q[0], q[1], q[2], k[2]});
-  if (settings_.return_lse) shapes.push_back({q[0], q[1], q[2]});
-  if (settings_.return_skipped) shapes.push_back({q[0], q[1], q[2]});
-  if (settings_.has_importance) shapes.push_back(inputs[importance_at()].shape());
+  if (return_scores) shapes.push_back({q[0], q[1], q[2], k[2]});
+  if (return_lse) shapes.push_back({q[0], q[1], q[2]});
+  if (return_skipped) shapes.push_back({q[0], q[1], q[2]});
+  if (has_importance) shapes.push_back(inputs[importance_at()].shape());
   return shapes;
 }
 
-void Attention::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
-  release_sibling_inputs(inputs, outputs);
-  auto& encoder = mx::cpu::get_command_encoder(stream());
-  const bool accumulates = settings_.has_importance;
-  const bool in_place = accumulates && take_over(inputs[importance_at()], outputs.back());
-  const size_t made = outputs.size() - (accumulates ? 1 : 0);
-  for (size_t i = 0; i < made; ++i) allocate(outputs[i]);
-  std::vector<mx::array> held;
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    const bool is_row_bias = settings_.has_row_bias && i + 1 == inputs.size();
-    const bool has_unit_stride = i < importance_at() || is_row_bias;
-    held.push_back(has_unit_stride ? with_unit_last_stride(inputs[i], encoder) : inputs[i]);
-  }
-  const mx::array& queries = held[0];
-  const mx::array* keys = &held[1];
-  const mx::array* values = &held[values_at()];
-
+kernels::AttentionArguments Attention::sizes_of(const Arrays& inputs, const Arrays& outputs) const {
+  const mx::array &queries = inputs[0], &keys = inputs[1];
   kernels::AttentionArguments a{};
-  static_cast<AttentionNumbers&>(a) = settings_;
+  static_cast<AttentionNumbers&>(a) = *this;
   a.batch = queries.shape(0);
   a.query_heads = queries.shape(1);
-  a.kv_heads = keys->shape(1);
+  a.kv_heads = keys.shape(1);
   a.query_count = queries.shape(2);
-  a.key_count = keys->shape(2);
+  a.key_count = keys.shape(2);
   a.width = queries.shape(3);
-  a.value_width = outputs[0].shape(3);
+  a.value_width = is_chunk() ? 0 : outputs[0].shape(3);
   a.type = element_type(queries.dtype());
-  a.accumulate = accumulates;
-  a.mass = accumulates && !settings_.decay.has_value();
-  if (settings_.decay.has_value()) a.decay = kernels::Decay::of(*settings_.decay);
-  copy_strides(queries, 3, a.query_strides);
-  copy_strides(*keys, 3, a.key_strides);
-  copy_strides(*values, 3, a.value_strides);
-  a.key_packing = packing_of(keys, settings_.key_arrays, settings_.bits, settings_.group_size,
-                             a.width, kernels::kKeySeed);
-  a.value_packing = packing_of(values, settings_.value_arrays, settings_.v_bits,
-                               settings_.group_size, a.value_width, kernels::kValueSeed);
-  size_t next_input = importance_at() + (accumulates ? 1 : 0);
-  if (settings_.has_mask) {
-    const mx::array& mask = held[next_input++];
-    a.mask_type = mask_type(mask.dtype());
-    a.mask_threshold = mask_threshold(mask.dtype());
-    copy_strides(mask, 4, a.mask_strides);
-  }
-  if (settings_.has_sinks) a.sink_stride = held[next_input++].strides(0);
-  if (settings_.has_row_bias) copy_strides(held[next_input], 2, a.row_bias_strides);
-  held.insert(held.end(), outputs.begin(), outputs.end());
-  // One extent of an array has 31 bits, so a large workspace has two.
-  const size_t floats = kernels::attention_workspace_size(a);
-  const size_t width = floats >> 31 == 0 ? 1 : 1 << 15;
-  const auto lines = static_cast<int>(std::min<size_t>((floats + width - 1) / width, INT32_MAX));
-  mx::array workspace({lines, static_cast<int>(width)}, mx::float32, nullptr, {});
-  allocate(workspace);
-  encoder.add_temporary(workspace);
-  held.push_back(std::move(workspace));
+  a.accumulate = has_importance || is_chunk();
+  a.mass = a.accumulate && !decay.has_value();
+  if (decay.has_value()) a.decay = kernels::Decay::of(*decay);
+  return a;
+}
 
-  // The stream keeps the buffers of inputs, outputs and temporaries until its tasks are done, so
-  // the task holds none. It reads their addresses only when it runs, when the inputs are evaluated.
-  for (mx::array& array : held) array = mx::array::unsafe_weak_copy(array);
-  encoder.dispatch([a, held = std::move(held), settings = settings_, in_place,
-                    target = kernels::simd_target()]() mutable {
-    auto next = held.begin();
-    a.queries = (next++)->data<void>();
-    a.keys = (next++)->data<void>();
-    if (settings.key_arrays > 1) a.key_packing.scales = (next++)->data<void>();
-    if (settings.key_arrays > 2) a.key_packing.biases = (next++)->data<void>();
-    a.values = (next++)->data<void>();
-    if (settings.value_arrays > 1) a.value_packing.scales = (next++)->data<void>();
-    if (settings.value_arrays > 2) a.value_packing.biases = (next++)->data<void>();
-    auto importance = next;
-    if (a.accumulate) ++next;
-    if (settings.has_mask) a.mask = (next++)->data<void>();
-    if (settings.has_sinks) a.sinks = (next++)->data<float>();
-    if (settings.has_row_bias) a.row_bias = (next++)->data<float>();
-    a.out = (next++)->data<void>();
-    if (settings.return_scores) a.scores = (next++)->data<float>();
-    if (settings.return_lse) a.lse = (next++)->data<float>();
-    if (settings.return_skipped) a.skipped = (next++)->data<float>();
-    if (a.accumulate) {
-      a.importance_rows = next->shape(2);
-      a.importance = (next++)->data<float>();
-      if (!in_place) copy_elements(*importance, a.importance);
-    }
-    kernels::attention(a, target, next->data<float>());
-  });
+void Attention::run(Arrays& inputs, Arrays& outputs) const {
+  kernels::AttentionArguments a = sizes_of(inputs, outputs);
+  const mx::array* next = inputs.data();
+  locate(*next++, a.queries, a.query_strides);
+  a.key_packing = locate_rows(next, key_arrays, bits, group_size, a.width, kernels::kKeySeed,
+                              a.keys, a.key_strides);
+  a.value_packing = locate_rows(next, value_arrays, v_bits, group_size, a.value_width,
+                                kernels::kValueSeed, a.values, a.value_strides);
+  if (has_row_bias) locate(*next++, a.row_bias, a.row_bias_strides);
+  if (has_importance) ++next;  // an output begins with it
+  if (has_mask) {
+    a.mask_is_boolean = next->dtype() == mx::bool_;
+    a.mask_type = element_type(next->dtype());
+    a.mask_threshold = mask_threshold(next->dtype());
+    locate(*next++, a.mask, a.mask_strides);
+  }
+  if (has_sinks) {
+    a.sink_stride = next->strides(0);
+    a.sinks = next->data<float>();
+  }
+
+  mx::array* made = outputs.data();
+  if (!is_chunk()) a.out = (made++)->data<void>();
+  if (return_scores) a.scores = (made++)->data<float>();
+  if (return_lse) a.lse = (made++)->data<float>();
+  if (return_skipped) a.skipped = (made++)->data<float>();
+  if (a.accumulate) {
+    a.importance_rows = made->shape(2);
+    a.importance = (made++)->data<float>();
+  }
+  if (!is_chunk()) return kernels::attention(a, kernels::simd_target(), made->data<float>());
+  if (!has_importance && !a.mass) {
+    std::fill_n(a.importance, outputs[0].size(), std::numeric_limits<float>::quiet_NaN());
+  }
+  kernels::prefill_scores(a, kernels::simd_target());
 }
 
 }  // namespace mlx_h2o

@@ -1,54 +1,45 @@
-// The MLX primitive of attention: its inputs, outputs and options.
+// Attention and the scores of a chunk as one operation: its inputs, outputs and settings.
 #pragma once
 
 #include <optional>
 #include <vector>
 
+#include "attention/attention_kernel.h"
 #include "cpu/cpu_primitive.h"
 #include "mlx_h2o/attention_numbers.h"
 
 namespace mlx_h2o {
 
-/// The options of one attention, beside its arrays.
-struct AttentionSettings : AttentionNumbers {
-  int key_arrays, value_arrays;  // 1: dense; 2: words and norms; 3: words, scales and biases
-  int bits, v_bits, group_size;  // bits are 0 if the rows are not packed
-  bool has_importance, has_mask, has_sinks, has_row_bias;
+/// Inputs: queries, the arrays of keys and of values, then, if present, the row bias, the
+/// importance [B, Hkv, N], the mask [B, Hq, Lq, N] and the float32 sinks. Outputs: out, then, if
+/// requested, scores, lse, the share skipped and the new importance, in the buffer of its input if
+/// nothing else holds it. Without values, the scores of a chunk: the new importance is the only
+/// output.
+struct Attention : CpuOperation, AttentionNumbers {
+  size_t key_arrays, value_arrays;  // 1: dense; 2: words and norms; 3: words, scales and biases
+  int bits, v_bits, group_size;     // bits are 0 if the rows are not packed
+  bool has_row_bias, has_importance, has_mask, has_sinks;
   std::optional<double> decay;  // of the importance; none: it is a mass
 
-  bool operator==(const AttentionSettings&) const = default;
-};
+  bool operator==(const Attention&) const = default;
 
-/// Inputs: queries, the arrays of keys and of values, then, if present, the importance [B, Hkv, N],
-/// the mask [B, Hq, Lq, N], the float32 sinks and the row bias. Outputs: out, then, if requested,
-/// scores, lse, the share skipped and the new importance, in the buffer of its input if nothing
-/// else holds it.
-class Attention : public CpuPrimitive {
- public:
-  Attention(mlx::core::Stream stream, const char* operation, AttentionSettings settings)
-      : CpuPrimitive(stream, operation), settings_(settings) {}
-
-  void eval_cpu(const std::vector<mlx::core::array>& inputs,
-                std::vector<mlx::core::array>& outputs) override;
-
-  const char* name() const override {
-    return settings_.has_importance  ? "AttentionAndAccumulate"
-           : settings_.v_bits != 0   ? "QuantizedAttention"
-           : settings_.return_scores ? "AttentionWithScores"
-                                     : "Attention";
+  std::vector<mlx::core::Shape> output_shapes(const Arrays& inputs) const;
+  Layout layout(size_t input) const {
+    return input < importance_at() ? Layout::unit_last_stride : Layout::any;
   }
-
-  bool is_equivalent(const Primitive& other) const override {
-    return settings_ == static_cast<const Attention&>(other).settings_;
+  int origin(size_t output) const {
+    const size_t last = is_chunk() ? 0 : size_t{1} + return_scores + return_lse + return_skipped;
+    return has_importance && output == last ? static_cast<int>(importance_at()) : -1;
   }
-
-  std::vector<mlx::core::Shape> output_shapes(const std::vector<mlx::core::array>& inputs) override;
+  size_t workspace_floats(const Arrays& inputs, const Arrays& outputs) const {
+    return is_chunk() ? 0 : kernels::attention_workspace_size(sizes_of(inputs, outputs));
+  }
+  void run(Arrays& inputs, Arrays& outputs) const;
 
  private:
-  size_t values_at() const { return 1 + static_cast<size_t>(settings_.key_arrays); }
-  size_t importance_at() const { return values_at() + static_cast<size_t>(settings_.value_arrays); }
-
-  AttentionSettings settings_;
+  bool is_chunk() const { return value_arrays == 0; }
+  size_t importance_at() const { return 1 + key_arrays + value_arrays + has_row_bias; }
+  kernels::AttentionArguments sizes_of(const Arrays& inputs, const Arrays& outputs) const;
 };
 
 }  // namespace mlx_h2o

@@ -10,35 +10,14 @@ inline int query_head_of(const AttentionArguments& a, const Piece& piece, int ro
   return piece.kv_head * group + static_cast<int>((piece.first_row + row) / a.query_count);
 }
 
-// How many of `count` keys, from `first` on, the causal mask lets the row see.
-inline int visible_keys(const AttentionArguments& a, const Piece& piece, int row, int first,
-                        int count) {
-  if (!a.causal) return count;
-  const int64_t last = int64_t{query_of(a, piece, row)} + a.key_count - a.query_count;
-  return static_cast<int>(std::clamp<int64_t>(last + 1 - first, 0, count));
-}
-
-// How many of them any row sees.
+// How many of `count` keys, from `first` on, any row sees.
 inline int visible_to_any(const AttentionArguments& a, const Piece& piece, int first, int count) {
   if (!a.causal) return count;
   int seen = 0;
   for (int row = 0; row < piece.rows && seen < count; ++row) {
-    seen = std::max(seen, visible_keys(a, piece, row, first, count));
+    seen = std::max(seen, visible_keys(a, query_of(a, piece, row), first, count));
   }
   return seen;
-}
-
-inline float row_maximum(const float* scores, int count, float maximum_so_far) {
-  int i = 0;
-  if (count >= kLanes) {
-    Vector largest = broadcast(maximum_so_far);
-    for (; i + kLanes <= count; i += kLanes) largest = maximum(load(scores + i), largest);
-    float lanes[kLanes];
-    store(lanes, largest);
-    for (float lane : lanes) maximum_so_far = lane > maximum_so_far ? lane : maximum_so_far;
-  }
-  for (; i < count; ++i) maximum_so_far = scores[i] > maximum_so_far ? scores[i] : maximum_so_far;
-  return maximum_so_far;
 }
 
 // Copies scores to the caller's memory, past the caches if the target can: an ordinary store would
@@ -49,28 +28,6 @@ inline void stream_out(const float* scores, int count, float* to) {
   std::copy(scores, scores + i, to);
   for (; i + kLanes <= count; i += kLanes) stream(to + i, load(scores + i));
   std::copy(scores + i, scores + count, to + i);
-}
-
-// weights[i] = exp(scores[i] - maximum), in place too; returns their sum.
-inline float weigh(const float* scores, int count, float maximum, float* weights) {
-  const Vector shift = broadcast(maximum);
-  Vector total = broadcast(0);
-  int i = 0;
-  for (; i + kLanes <= count; i += kLanes) {
-    const Vector weight = exp_nonpositive(load(scores + i) - shift);
-    store(weights + i, weight);
-    total = total + weight;
-  }
-  float rest = 0;
-  if (i < count) {
-    float lanes[kLanes];
-    store(lanes, exp_nonpositive(load_partial(scores + i, count - i) - shift));
-    for (int lane = 0; i + lane < count; ++lane) {
-      weights[i + lane] = lanes[lane];
-      rest += lanes[lane];
-    }
-  }
-  return sum(total) + rest;
 }
 
 // Reorders the elements of a query like unpacked codes.
@@ -85,26 +42,14 @@ void order_runs(int width, float* query) {
   }
 }
 
-template <typename T>
-void load_row(const AttentionArguments& a, const void* data, int64_t offset, float* to) {
-  widen(static_cast<const T*>(data) + offset, a.width, to);
+// A query in float32, padded with zeros, in the basis and the order of the unpacked keys.
+inline void load_row(const AttentionArguments& a, int64_t offset, float* to) {
+  widen(a.type, a.queries, offset, a.width, to);
   std::fill(to + a.width, to + padded(a.width), 0.0f);
   if (a.key_packing.codes != nullptr) rotate(a.key_packing.codes->signs, to);
   if (!is_reordered(a.key_packing)) return;
   if (packed_run(a.key_packing, kPackedRun) == 32) return order_runs<32>(a.width, to);
   order_runs<kPackedRun>(a.width, to);
-}
-
-// A query in float32, padded with zeros, in the basis and the order of the unpacked keys.
-inline void load_row(const AttentionArguments& a, const void* data, int64_t offset, float* to) {
-  switch (a.type) {
-    case ElementType::float32:
-      return load_row<float>(a, data, offset, to);
-    case ElementType::float16:
-      return load_row<Float16>(a, data, offset, to);
-    case ElementType::bfloat16:
-      return load_row<BFloat16>(a, data, offset, to);
-  }
 }
 
 // The inverse: sums to an output row, from the order and the basis of the values. The memory after

@@ -5,8 +5,6 @@ namespace mlx_h2o::kernels {
 namespace {
 #include "cpu/simd_scalar.h"
 //
-#include "cpu/simd_partial.h"
-//
 #include "attention/attention_all.h"
 }  // namespace
 

@@ -1,6 +1,5 @@
 // Reads stored rows of keys or values, unpacking a run of elements at a time. Included once per
-// SIMD target, after its simd_*.h and simd_partial.h, inside its namespace and target region: hence
-// no include guard.
+// SIMD target, after its simd_*.h, inside its namespace and target region: hence no include guard.
 
 // How many bytes ahead to prefetch. 2 to 16 KB were tried with cold caches.
 constexpr int64_t kAhead = 8192;
@@ -110,13 +109,6 @@ struct PackedRows {
   Vector load_tail(int64_t, int, int) const { return broadcast(0); }
 };
 
-template <typename T>
-inline void widen(const T* from, int64_t count, float* to) {
-  int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) store(to + i, load(from + i));
-  for (; i < count; ++i) to[i] = to_float(from[i]);
-}
-
 // Widens the scales or biases of `count` rows to float32 [groups, kStep].
 template <typename T>
 inline void widen_rows(const void* data, const int64_t* strides, const Piece& piece, int64_t first,
@@ -154,28 +146,17 @@ inline void widen_rows(const void* data, const int64_t* strides, const Piece& pi
 
 inline void widen_rows(ElementType type, const void* data, const int64_t* strides,
                        const Piece& piece, int64_t first, int count, int groups, float* to) {
-  switch (type) {
-    case ElementType::float32:
-      return widen_rows<float>(data, strides, piece, first, count, groups, to);
-    case ElementType::float16:
-      return widen_rows<Float16>(data, strides, piece, first, count, groups, to);
-    case ElementType::bfloat16:
-      return widen_rows<BFloat16>(data, strides, piece, first, count, groups, to);
-  }
+  with_type(type,
+            [&]<typename T>(T) { widen_rows<T>(data, strides, piece, first, count, groups, to); });
 }
 
 // One row of any number of bits to float32; its scales and biases are kStep apart.
 inline void unpack_row(const uint32_t* words, int width, const Packing& packing,
                        const float* scales, const float* biases, float* to) {
-  const uint32_t mask = (1u << packing.bits) - 1;
   for (int i = 0; i < width; ++i) {
-    const int64_t bit = int64_t{i} * packing.bits;
-    const int64_t word = bit / 32;
-    const int shift = static_cast<int>(bit % 32);
-    uint32_t level = words[word] >> shift;
-    if (shift + packing.bits > 32) level |= words[word + 1] << (32 - shift);
+    const auto level = static_cast<float>(read_bits(words, i, packing.bits));
     const int group = i / packing.group_size;
-    to[i] = scales[group * kStep] * static_cast<float>(level & mask) + biases[group * kStep];
+    to[i] = scales[group * kStep] * level + biases[group * kStep];
   }
 }
 
@@ -208,16 +189,11 @@ inline Stored values_of(const AttentionArguments& a) {
   return {a.values, a.value_strides, a.value_packing, a.value_width};
 }
 
-template <typename T, typename Work>
-void with_dense(const Stored& stored, const Piece& piece, int64_t first, const Work& work) {
-  const T* data = static_cast<const T*>(stored.data) + piece.batch * stored.strides[0] +
-                  piece.kv_head * stored.strides[1] + first * stored.strides[2];
-  work(DenseRows<T>{data, stored.strides[2], stored.ahead});
-}
-
-inline const uint32_t* words_of(const Stored& stored, const Piece& piece, int64_t first) {
-  return static_cast<const uint32_t*>(stored.data) + piece.batch * stored.strides[0] +
-         piece.kv_head * stored.strides[1] + first * stored.strides[2];
+// The address of a row in units of T: elements, or words of packed rows.
+template <typename T>
+const T* row_at(const Stored& stored, const Piece& piece, int64_t row) {
+  return static_cast<const T*>(stored.data) + piece.batch * stored.strides[0] +
+         piece.kv_head * stored.strides[1] + row * stored.strides[2];
 }
 
 template <int Run, typename Work>
@@ -274,7 +250,7 @@ void with_packed(const Stored& stored, const Piece& piece, int64_t first, int co
     widen_rows(packing.type, packing.biases, packing.bias_strides, piece, first, count, groups,
                biases);
   }
-  const uint32_t* words = words_of(stored, piece, first);
+  const uint32_t* words = row_at<uint32_t>(stored, piece, first);
   if (is_unpacked_in_registers(packing)) {
     return with_unpacking(stored, words, scales, biases, work);
   }
@@ -286,19 +262,6 @@ void with_packed(const Stored& stored, const Piece& piece, int64_t first, int co
   work(DenseRows<float>{rows, stored.width, 0});
 }
 
-template <typename Work>
-void with_dense_rows(const AttentionArguments& a, const Stored& stored, const Piece& piece,
-                     int64_t first, const Work& work) {
-  switch (a.type) {
-    case ElementType::float32:
-      return with_dense<float>(stored, piece, first, work);
-    case ElementType::float16:
-      return with_dense<Float16>(stored, piece, first, work);
-    case ElementType::bfloat16:
-      return with_dense<BFloat16>(stored, piece, first, work);
-  }
-}
-
 // Calls `work` with at most kStep stored rows, from `first` on, in a type that can load them.
 template <typename Work>
 void with_rows(const AttentionArguments& a, const Stored& stored, const Piece& piece, int64_t first,
@@ -306,5 +269,7 @@ void with_rows(const AttentionArguments& a, const Stored& stored, const Piece& p
   if (stored.packing.bits != 0) {
     return with_packed(stored, piece, first, count, memory, work);
   }
-  with_dense_rows(a, stored, piece, first, work);
+  with_type(a.type, [&]<typename T>(T) {
+    work(DenseRows<T>{row_at<T>(stored, piece, first), stored.strides[2], stored.ahead});
+  });
 }

@@ -33,7 +33,7 @@ inline void load_queries(const AttentionArguments& a, const Plan& plan, const Pi
     const int64_t offset = piece.batch * a.query_strides[0] +
                            query_head_of(a, piece, row) * a.query_strides[1] +
                            query_of(a, piece, row) * a.query_strides[2];
-    load_row(a, a.queries, offset, to + row * plan.query_width);
+    load_row(a, offset, to + row * plan.query_width);
   }
 }
 
@@ -95,9 +95,6 @@ inline void add_block(const AttentionArguments& a, const Plan& plan, const Piece
   }
 }
 
-// If a row sees nothing, any finite shift makes every weight exp(-inf) = 0.
-inline float shift_of(float maximum) { return maximum == -kInfinity ? 0 : maximum; }
-
 inline Matrix scores_at(const AttentionArguments& a, const Plan& plan, const Piece& piece,
                         int first) {
   return {a.scores + piece.output_row(a, plan) * a.key_count + first, a.key_count};
@@ -149,11 +146,8 @@ inline void attend_span(const AttentionArguments& a, const Plan& plan, const Pie
     score_block(a, plan, piece, scratch, first, seen, logits);
     for (int row = 0; row < piece.rows; ++row) {
       float* scores = logits.row(row);
-      const int own = visible_keys(a, piece, row, first, count);
-      std::fill(scores + own, scores + count, -kInfinity);
-      mask_logits(a, piece.batch, query_head_of(a, piece, row), query_of(a, piece, row), first, own,
-                  scores);
-      add_row_bias(a, piece.batch, piece.kv_head, first, own, scores);
+      mask_row(a, piece.batch, query_head_of(a, piece, row), query_of(a, piece, row), first, count,
+               scores);
     }
     if (a.accumulate && !a.mass) accumulate_scores(a, piece, logits, first, count);
     const Matrix weights = weights_at(a, plan, piece, scratch, first);
@@ -256,17 +250,7 @@ inline void finish_unit(const AttentionArguments& a, const Plan& plan, const Pie
   float* sums = thread_memory(2 * plan.value_width);
   for (int row = 0; row < piece.rows; ++row) {
     const Total total(a, plan, piece, row);  // 0: fully masked; NaN must pass through
-    switch (a.type) {
-      case ElementType::float32:
-        finish_row<float>(a, plan, piece, row, total, sums);
-        break;
-      case ElementType::float16:
-        finish_row<Float16>(a, plan, piece, row, total, sums);
-        break;
-      case ElementType::bfloat16:
-        finish_row<BFloat16>(a, plan, piece, row, total, sums);
-        break;
-    }
+    with_type(a.type, [&]<typename T>(T) { finish_row<T>(a, plan, piece, row, total, sums); });
     const int64_t output = piece.output_row(a, plan) + row;
     if (a.lse != nullptr) {
       a.lse[output] =

@@ -99,21 +99,26 @@ inline void dot_keys(const float* queries, int64_t query_stride, const Source& k
   }
 }
 
-// The same for any number of rows.
-template <typename Source>
-inline void dot_rows(const float* queries, int64_t query_stride, int row_count, const Source& keys,
-                     int first, int key_count, int width, float scale, float* scores,
-                     int64_t score_stride) {
+// Divides rows into tiles: calls `tile` with their number, a constant, and the first of them.
+template <typename Tile>
+MLX_H2O_INLINE void for_tiles(int row_count, const Tile& tile) {
   int row = 0;
-  const auto tile = [&](auto rows, int at) {
-    dot_keys<rows.value>(queries + at * query_stride, query_stride, keys, first, key_count, width,
-                         scale, scores + at * score_stride, score_stride);
-  };
   if constexpr (kRowTile == 4) {
     for (; row + 4 <= row_count; row += 4) tile(std::integral_constant<int, 4>{}, row);
   }
   for (; row + 2 <= row_count; row += 2) tile(std::integral_constant<int, 2>{}, row);
   for (; row < row_count; ++row) tile(std::integral_constant<int, 1>{}, row);
+}
+
+// The same for any number of rows.
+template <typename Source>
+inline void dot_rows(const float* queries, int64_t query_stride, int row_count, const Source& keys,
+                     int first, int key_count, int width, float scale, float* scores,
+                     int64_t score_stride) {
+  for_tiles(row_count, [&](auto rows, int at) {
+    dot_keys<rows.value>(queries + at * query_stride, query_stride, keys, first, key_count, width,
+                         scale, scores + at * score_stride, score_stride);
+  });
 }
 
 // sums[i, d] += sum over the keys of weights[i, key] * values[key, d], for Runs runs of elements
@@ -255,14 +260,8 @@ void add_step(const float* weights, int64_t weight_stride, int key_count, const 
 template <typename Source>
 inline void add_rows(const float* weights, int64_t weight_stride, int row_count, int key_count,
                      const Source& values, int width, float* sums, int64_t sum_stride) {
-  int row = 0;
-  const auto tile = [&](auto rows, int at) {
+  for_tiles(row_count, [&](auto rows, int at) {
     add_step<rows.value>(weights + at * weight_stride, weight_stride, key_count, values, width,
                          sums + at * sum_stride, sum_stride);
-  };
-  if constexpr (kRowTile == 4) {
-    for (; row + 4 <= row_count; row += 4) tile(std::integral_constant<int, 4>{}, row);
-  }
-  for (; row + 2 <= row_count; row += 2) tile(std::integral_constant<int, 2>{}, row);
-  for (; row < row_count; ++row) tile(std::integral_constant<int, 1>{}, row);
+  });
 }

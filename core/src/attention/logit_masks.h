@@ -35,16 +35,23 @@ inline void mask_logits(const AttentionArguments& a, int64_t batch, int64_t head
   const auto by = [&](const auto* mask) {
     mask_logits(logits, mask + offset, a.mask_strides[3], count, a.mask_threshold);
   };
-  switch (a.mask_type) {
-    case MaskType::none:
-      return;
-    case MaskType::boolean:
-      return by(static_cast<const uint8_t*>(a.mask));
-    case MaskType::float32:
-      return by(static_cast<const float*>(a.mask));
-    case MaskType::float16:
-      return by(static_cast<const Float16*>(a.mask));
-    case MaskType::bfloat16:
-      return by(static_cast<const BFloat16*>(a.mask));
-  }
+  if (a.mask == nullptr) return;
+  if (a.mask_is_boolean) return by(static_cast<const uint8_t*>(a.mask));
+  with_type(a.mask_type, [&]<typename T>(T) { by(static_cast<const T*>(a.mask)); });
+}
+
+// How many of `count` keys, from `first` on, the causal mask lets a query see.
+inline int visible_keys(const AttentionArguments& a, int64_t query, int first, int count) {
+  if (!a.causal) return count;
+  const int64_t last = query + a.key_count - a.query_count;
+  return static_cast<int>(std::clamp<int64_t>(last + 1 - first, 0, count));
+}
+
+// Hides the keys that a query does not see, of `count` from `first` on, and adds its biases.
+inline void mask_row(const AttentionArguments& a, int64_t batch, int64_t head, int64_t query,
+                     int first, int count, float* logits) {
+  const int seen = visible_keys(a, query, first, count);
+  std::fill(logits + seen, logits + count, -kInfinity);
+  mask_logits(a, batch, head, query, first, seen, logits);
+  add_row_bias(a, batch, head / (a.query_heads / a.kv_heads), first, seen, logits);
 }

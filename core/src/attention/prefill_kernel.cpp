@@ -4,17 +4,14 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <limits>
 #include <type_traits>
 #include <vector>
 
-#include "cpu/half.h"
 #include "cpu/thread_pool.h"
 
 namespace mlx_h2o::kernels {
 namespace {
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr int kKeyBlock = 64;
 constexpr int64_t kMostRows = 4096;                // with logits in memory at a time
 constexpr int64_t kMassFloats = int64_t{1} << 19;  // of logits, unless 4 rows need more
@@ -37,25 +34,20 @@ struct PrefillScratch {
   float* logits;
 
   PrefillScratch(int width, int64_t logit_count) {
-    thread_local std::vector<float> memory;
-    const auto size = static_cast<size_t>(width);
-    memory.resize(
-        std::max(memory.size(), size * (5 + kKeyBlock) + static_cast<size_t>(logit_count)));
-    row = memory.data();
-    queries = row + size;
-    turned = queries + 4 * size;
-    logits = turned + size * kKeyBlock;
+    row = thread_memory(int64_t{width} * (5 + kKeyBlock) + logit_count);
+    queries = row + width;
+    turned = queries + 4 * width;
+    logits = turned + width * kKeyBlock;
   }
 };
 
-#define MLX_H2O_SWEEPS "attention/prefill_all.h"
+#define MLX_H2O_SWEEPS "attention/prefill_sweeps.h"
 #include "cpu/simd_each_target.h"
 #undef MLX_H2O_SWEEPS
 
 int blocks_of(const AttentionArguments& a) { return (a.key_count + kKeyBlock - 1) / kKeyBlock; }
 
-void average(const PrefillArguments& call, SimdTarget target) {
-  const AttentionArguments& a = call.attention;
+void average(const AttentionArguments& a, SimdTarget target) {
   const int64_t group = a.query_heads / a.kv_heads;
   const int64_t blocks = blocks_of(a);
   const int64_t together = std::clamp<int64_t>(kMostRows / group, 1, a.query_count);
@@ -71,7 +63,7 @@ void average(const PrefillArguments& call, SimdTarget target) {
     block.scores = scratch.logits;
     block.stride = kKeyBlock;
     block.decay = a.decay;
-    block.importance = call.result + cache_head * a.key_count + first;
+    block.importance = a.importance + cache_head * a.key_count + first;
     for (int64_t query = 0; query < a.query_count; query += together) {
       const int64_t queries = std::min(together, a.query_count - query);
       const QueryRows rows{0, query, queries, group * queries};
@@ -83,8 +75,7 @@ void average(const PrefillArguments& call, SimdTarget target) {
   });
 }
 
-void mass(const PrefillArguments& call, SimdTarget target) {
-  const AttentionArguments& a = call.attention;
+void mass(const AttentionArguments& a, SimdTarget target) {
   const int64_t group = a.query_heads / a.kv_heads;
   const int64_t heads = int64_t{a.batch} * a.kv_heads;
   const int64_t tile = std::clamp<int64_t>(kMassFloats / a.key_count, 4, 64);
@@ -111,7 +102,7 @@ void mass(const PrefillArguments& call, SimdTarget target) {
     }
   });
   for (int64_t head = 0; head < heads; ++head) {
-    float* result = call.result + head * a.key_count;
+    float* result = a.importance + head * a.key_count;
     std::fill(result, result + a.key_count, 0.0f);
     for (int64_t part = 0; part < parts; ++part) {
       const float* from = sums.data() + (head * parts + part) * a.key_count;
@@ -122,8 +113,8 @@ void mass(const PrefillArguments& call, SimdTarget target) {
 
 }  // namespace
 
-void prefill_scores(const PrefillArguments& arguments, SimdTarget target) {
-  arguments.mass ? mass(arguments, target) : average(arguments, target);
+void prefill_scores(const AttentionArguments& a, SimdTarget target) {
+  a.mass ? mass(a, target) : average(a, target);
 }
 
 }  // namespace mlx_h2o::kernels

@@ -1,27 +1,11 @@
 // Logits of many queries for a block of keys, as a matrix product with the keys side by side in the
-// lanes of a vector. Included once per SIMD target, after logit_masks.h: hence no include guard.
+// lanes of a vector. Included once per SIMD target: hence no include guard.
+#include "attention/logit_masks.h"
+#include "attention/softmax_sweeps.h"
 
 // These need 16 or 32 registers: the sums of kRows x kVectors, the keys, a query.
 constexpr int kRows = 4;
 constexpr int kVectors = kLanes == 16 ? 4 : 2;
-
-template <typename T>
-inline void widen_row(const T* from, int width, float* to) {
-  int d = 0;
-  for (; d + kLanes <= width; d += kLanes) store(to + d, load(from + d));
-  for (; d < width; ++d) to[d] = to_float(from[d]);
-}
-
-inline void widen_any(ElementType type, const void* from, int64_t offset, int width, float* to) {
-  switch (type) {
-    case ElementType::float32:
-      return widen_row(static_cast<const float*>(from) + offset, width, to);
-    case ElementType::float16:
-      return widen_row(static_cast<const Float16*>(from) + offset, width, to);
-    case ElementType::bfloat16:
-      return widen_row(static_cast<const BFloat16*>(from) + offset, width, to);
-  }
-}
 
 // Transposes `count` keys from `first` on to turned[d, key]; the block's other columns are zeros.
 inline void turn_keys(const AttentionArguments& a, int64_t batch, int64_t kv_head, int first,
@@ -30,7 +14,7 @@ inline void turn_keys(const AttentionArguments& a, int64_t batch, int64_t kv_hea
     if (key < count) {
       const int64_t offset = batch * a.key_strides[0] + kv_head * a.key_strides[1] +
                              (int64_t{first} + key) * a.key_strides[2];
-      widen_any(a.type, a.keys, offset, a.width, row);
+      widen(a.type, a.keys, offset, a.width, row);
     } else if (key == count) {
       std::fill(row, row + a.width, 0.0f);
     }
@@ -86,48 +70,29 @@ inline void score_rows(const AttentionArguments& a, int64_t batch, int64_t kv_he
     for (int i = 0; i < together; ++i) {
       const int64_t head = kv_head * group + rows.member(row + i);
       const int64_t query = rows.query(row + i);
-      const int64_t newest = query + a.key_count - a.query_count;
-      seen[i] =
-          a.causal ? static_cast<int>(std::clamp<int64_t>(newest + 1 - first, 0, count)) : count;
+      seen[i] = visible_keys(a, query, first, count);
       most = std::max(most, seen[i]);
       const int64_t offset =
           batch * a.query_strides[0] + head * a.query_strides[1] + query * a.query_strides[2];
-      widen_any(a.type, a.queries, offset, a.width, scratch.queries + int64_t{i} * a.width);
+      widen(a.type, a.queries, offset, a.width, scratch.queries + int64_t{i} * a.width);
     }
     if (most > 0) multiply(scratch.queries, a.width, scratch.turned, a.scale, to);
     for (int i = 0; i < together; ++i) {
       float* result = logits + (row + i) * stride;
       std::copy(block[i], block[i] + seen[i], result);
-      std::fill(result + seen[i], result + count, -kInfinity);
-      mask_logits(a, batch, kv_head * group + rows.member(row + i), rows.query(row + i), first,
-                  seen[i], result);
-      add_row_bias(a, batch, kv_head, first, seen[i], result);
+      mask_row(a, batch, kv_head * group + rows.member(row + i), rows.query(row + i), first, count,
+               result);
     }
   }
 }
 
 // weights[i] = exp(logits[i] - shift) in place; returns their sum.
 inline double weigh_row(float* logits, int count, float shift) {
-  const Vector by = broadcast(shift);
+  constexpr int kPart = 16 * kLanes;  // summing in parts keeps long rows accurate
   double total = 0;
-  int i = 0;
-  while (i + kLanes <= count) {
-    // Summing in parts of a few hundred weights keeps long rows accurate.
-    Vector part = broadcast(0);
-    for (int n = 0; n < 16 && i + kLanes <= count; ++n, i += kLanes) {
-      const Vector weight = exp_nonpositive(load(logits + i) - by);
-      store(logits + i, weight);
-      part = part + weight;
-    }
-    total += static_cast<double>(sum(part));
-  }
-  if (i < count) {
-    float lanes[kLanes];
-    store(lanes, exp_nonpositive(load_partial(logits + i, count - i) - by));
-    for (int lane = 0; i + lane < count; ++lane) {
-      logits[i + lane] = lanes[lane];
-      total += static_cast<double>(lanes[lane]);
-    }
+  for (int i = 0; i < count; i += kPart) {
+    const float part = weigh(logits + i, std::min(kPart, count - i), shift, logits + i);
+    total += static_cast<double>(part);
   }
   return total;
 }
@@ -140,9 +105,8 @@ inline void add_mass(const AttentionArguments& a, int64_t kv_head, const QueryRo
     float* own = logits + row * a.key_count;
     const int64_t head = kv_head * group + rows.member(row);
     const float sink = a.sinks == nullptr ? -kInfinity : a.sinks[head * a.sink_stride];
-    float largest = sink > -kInfinity ? sink : -kInfinity;
-    for (int key = 0; key < a.key_count; ++key) largest = own[key] > largest ? own[key] : largest;
-    const float shift = largest == -kInfinity ? 0 : largest;
+    const float least = sink > -kInfinity ? sink : -kInfinity;
+    const float shift = shift_of(row_maximum(own, a.key_count, least));
     const double total =
         weigh_row(own, a.key_count, shift) + std::exp(static_cast<double>(sink - shift));
     const float share = total == 0 ? 0.0f : static_cast<float>(1 / total);

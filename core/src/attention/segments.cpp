@@ -1,13 +1,11 @@
 // Merges the outputs of attention over segments of rows.
 #include <cmath>
 #include <limits>
-#include <memory>
-#include <utility>
+#include <vector>
 
-#include "cpu/checks.h"
+#include "cpu/cpu_primitive.h"
 #include "cpu/element_type.h"
 #include "cpu/half.h"
-#include "cpu/new_arrays.h"
 #include "mlx_h2o/ops.h"
 #include "quantized/quantization_kernel.h"
 
@@ -23,20 +21,19 @@ struct Shares {
   float lse;
 };
 
-Shares shares_of(const std::vector<Flat>& lses, size_t query) {
+Shares shares_of(const std::vector<const float*>& lses, size_t query) {
   Shares shares{std::vector<float>(lses.size()), 0};
   float peak = -std::numeric_limits<float>::infinity();
   bool seen = false;
-  for (const Flat& lse : lses) {
-    const float value = lse.data<float>()[query];
-    seen = seen || !(value == -std::numeric_limits<float>::infinity());
-    peak = std::fmax(peak, value);
+  for (const float* lse : lses) {
+    seen = seen || !(lse[query] == -std::numeric_limits<float>::infinity());
+    peak = std::fmax(peak, lse[query]);
   }
   shares.lse = peak;
   if (!seen) return shares;  // all shares are 0
   float total = 0;
   for (size_t i = 0; i < lses.size(); ++i) {
-    shares.of[i] = std::exp(lses[i].data<float>()[query] - peak);
+    shares.of[i] = std::exp(lses[i][query] - peak);
     total += shares.of[i];
   }
   for (float& share : shares.of) share /= total;
@@ -44,62 +41,38 @@ Shares shares_of(const std::vector<Flat>& lses, size_t query) {
   return shares;
 }
 
-template <typename T>
-void merge_query(const std::vector<Flat>& outs, const Shares& shares, size_t first, int width,
-                 T* to) {
-  for (int d = 0; d < width; ++d) {
-    float sum = 0;
-    for (size_t i = 0; i < outs.size(); ++i) {
-      sum += shares.of[i] * kernels::to_float(outs[i].data<T>()[first + static_cast<size_t>(d)]);
-    }
-    to[d] = kernels::round_to<T>(sum);
-  }
-}
-
-template <typename T>
-void merge_outputs(const std::vector<Flat>& outs, const std::vector<Flat>& lses, mx::array& out,
-                   mx::array& lse) {
-  const int width = out.shape(-1);
-  for (size_t query = 0; query < lse.size(); ++query) {
-    const Shares shares = shares_of(lses, query);
-    const size_t first = query * static_cast<size_t>(width);
-    merge_query<T>(outs, shares, first, width, out.data<T>() + first);
-    lse.data<float>()[query] = shares.lse;
-  }
-}
-
 /// Inputs: the outputs of the segments, then their lse. Outputs: those of all rows together.
-class MergeSegments : public NewArrays {
- public:
-  MergeSegments(mx::Stream stream, size_t count)
-      : NewArrays(stream, kMergeSegments), count_(count) {}
+struct MergeSegments : CpuOperation {
+  size_t count;
 
-  const char* name() const override { return "MergeSegments"; }
+  bool operator==(const MergeSegments&) const = default;
 
-  bool is_equivalent(const Primitive& other) const override {
-    return count_ == static_cast<const MergeSegments&>(other).count_;
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) const {
+    return {inputs[0].shape(), inputs[count].shape()};
   }
+  Layout layout(size_t /*input*/) const { return Layout::contiguous; }
+  bool waits(const Arrays& /*inputs*/, const Arrays& outputs) const { return is_large(outputs); }
 
-  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
-    return {inputs[0].shape(), inputs[count_].shape()};
+  void run(Arrays& inputs, Arrays& outputs) const {
+    std::vector<const float*> lses;
+    for (size_t i = count; i < inputs.size(); ++i) lses.push_back(inputs[i].data<float>());
+    const auto width = static_cast<size_t>(outputs[0].shape(3));
+    float* lse = outputs[1].data<float>();
+    kernels::with_type(element_type(outputs[0].dtype()), [&]<typename T>(T) {
+      std::vector<const T*> outs;
+      for (size_t i = 0; i < count; ++i) outs.push_back(inputs[i].data<T>());
+      T* out = outputs[0].data<T>();
+      for (size_t query = 0; query < outputs[1].size(); ++query) {
+        const Shares shares = shares_of(lses, query);
+        lse[query] = shares.lse;
+        for (size_t d = query * width; d < (query + 1) * width; ++d) {
+          float sum = 0;
+          for (size_t i = 0; i < count; ++i) sum += shares.of[i] * kernels::to_float(outs[i][d]);
+          out[d] = kernels::round_to<T>(sum);
+        }
+      }
+    });
   }
-
- protected:
-  void dispatch(mx::cpu::CommandEncoder& encoder, std::vector<mx::array> inputs,
-                std::vector<mx::array> outputs) override {
-    encoder.dispatch(
-        [count = count_, inputs = std::move(inputs), outputs = std::move(outputs)]() mutable {
-          const auto lses_from = inputs.begin() + static_cast<std::ptrdiff_t>(count);
-          const std::vector<Flat> outs(inputs.begin(), lses_from);
-          const std::vector<Flat> lses(lses_from, inputs.end());
-          kernels::with_type(element_type(outputs[0].dtype()), [&](auto zero) {
-            merge_outputs<decltype(zero)>(outs, lses, outputs[0], outputs[1]);
-          });
-        });
-  }
-
- private:
-  size_t count_;
 };
 
 void check_merge(const std::vector<mx::array>& outs, const std::vector<mx::array>& lses) {
@@ -124,12 +97,10 @@ void check_merge(const std::vector<mx::array>& outs, const std::vector<mx::array
 std::vector<mx::array> merge_segments(const std::vector<mx::array>& outs,
                                       const std::vector<mx::array>& lses, mx::StreamOrDevice s) {
   check_merge(outs, lses);
-  const mx::Stream stream = cpu_stream(kMergeSegments, s);
-  std::vector<mx::array> inputs(outs);
+  Arrays inputs(outs);
   inputs.insert(inputs.end(), lses.begin(), lses.end());
-  auto primitive = std::make_shared<MergeSegments>(stream, outs.size());
-  return mx::array::make_arrays({outs[0].shape(), lses[0].shape()}, {outs[0].dtype(), mx::float32},
-                                primitive, inputs);
+  return outputs_of(kMergeSegments, MergeSegments{{}, outs.size()}, inputs,
+                    {outs[0].dtype(), mx::float32}, s);
 }
 
 }  // namespace mlx_h2o

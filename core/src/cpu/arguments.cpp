@@ -52,6 +52,13 @@ bool is_listed(const char* values, const std::string& value) {
 std::string shown(double number) { return shortest(number); }
 std::string shown(float number) { return shortest(number); }
 
+const char* dtype_name(int dtype) {
+  static constexpr const char* names[] = {"bool",    "uint8",   "uint16",   "uint32",   "uint64",
+                                          "int8",    "int16",   "int32",    "int64",    "float16",
+                                          "float32", "float64", "bfloat16", "complex64"};
+  return names[dtype];
+}
+
 std::string shown(const int* shape, size_t rank) {
   std::string text = "(";
   for (size_t i = 0; i < rank; ++i) text += (i > 0 ? ", " : "") + std::to_string(shape[i]);

@@ -29,6 +29,8 @@ template <typename... Parts>
 /// A number as Python writes it: the shortest digits that read back as the same.
 std::string shown(double number);
 std::string shown(float number);
+/// A dtype as Python writes it, without the module; the numbers are those of MLX and mlx-c.
+const char* dtype_name(int dtype);
 /// A shape as Python writes it: (1, 2) or (3,).
 std::string shown(const int* shape, size_t rank);
 

@@ -11,12 +11,7 @@ namespace mlx_h2o {
 
 std::string to_text(const mx::Shape& shape) { return shown(shape.data(), shape.size()); }
 
-const char* to_text(mx::Dtype dtype) {
-  static constexpr const char* names[] = {"bool",    "uint8",   "uint16",   "uint32",   "uint64",
-                                          "int8",    "int16",   "int32",    "int64",    "float16",
-                                          "float32", "float64", "bfloat16", "complex64"};
-  return names[static_cast<int>(dtype.val())];
-}
+const char* to_text(mx::Dtype dtype) { return dtype_name(static_cast<int>(dtype.val())); }
 
 bool is_float(mx::Dtype dtype) {
   return dtype == mx::float32 || dtype == mx::float16 || dtype == mx::bfloat16;

@@ -15,14 +15,6 @@ inline kernels::ElementType element_type(mlx::core::Dtype dtype) {
   return kernels::ElementType::float32;
 }
 
-/// For a mask: bool or a float dtype.
-inline kernels::MaskType mask_type(mlx::core::Dtype dtype) {
-  if (dtype == mlx::core::bool_) return kernels::MaskType::boolean;
-  if (dtype == mlx::core::float16) return kernels::MaskType::float16;
-  if (dtype == mlx::core::bfloat16) return kernels::MaskType::bfloat16;
-  return kernels::MaskType::float32;
-}
-
 /// Half of the dtype's lowest finite value: models pass that value as well as -inf.
 inline float mask_threshold(mlx::core::Dtype dtype) {
   return dtype == mlx::core::bool_ ? 0.0f : static_cast<float>(mlx::core::finfo(dtype).min / 2);

@@ -1,11 +1,15 @@
-// Converts the two 16-bit float formats without hardware help. Every SIMD target rounds its output
-// through these functions, so that targets differ only in the order of their sums.
+// The types of elements. The two 16-bit float formats are converted without hardware help: every
+// SIMD target rounds its output through these functions, so that targets differ only in the order
+// of their sums.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
+#include <limits>
 
 namespace mlx_h2o::kernels {
+
+inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 /// IEEE binary16, as stored.
 struct Float16 {
@@ -79,6 +83,25 @@ inline Float16 round_to<Float16>(float value) {
     result = to_bits(from_bits(magnitude) + 0.5f) - to_bits(0.5f);
   }
   return {static_cast<uint16_t>(sign | result)};
+}
+
+enum class ElementType { float32, float16, bfloat16 };
+
+/// Bytes of one element.
+inline int64_t element_size(ElementType type) { return type == ElementType::float32 ? 4 : 2; }
+
+/// Calls `use` with a value of the C++ type of the elements. Inlined, and so compiled for the SIMD
+/// target of its caller.
+template <typename Use>
+inline __attribute__((always_inline)) void with_type(ElementType type, const Use& use) {
+  switch (type) {
+    case ElementType::float32:
+      return use(0.0f);
+    case ElementType::float16:
+      return use(Float16{});
+    case ElementType::bfloat16:
+      return use(BFloat16{});
+  }
 }
 
 }  // namespace mlx_h2o::kernels

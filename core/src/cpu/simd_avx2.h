@@ -150,3 +150,5 @@ MLX_H2O_INLINE void unpack_codes(const uint8_t* from, const float* table, float 
     }
   }
 }
+
+#include "cpu/simd_partial.h"

@@ -167,3 +167,5 @@ MLX_H2O_INLINE void unpack_codes(const uint8_t* from, const float* table, float 
     to[i] = _mm512_permutexvar_ps(_mm512_srlv_epi32(words, by), levels);
   }
 }
+
+#include "cpu/simd_partial.h"

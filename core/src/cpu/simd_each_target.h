@@ -7,8 +7,6 @@
 namespace scalar {
 #include "cpu/simd_scalar.h"
 //
-#include "cpu/simd_partial.h"
-//
 #include MLX_H2O_SWEEPS
 }  // namespace scalar
 
@@ -23,8 +21,6 @@ MLX_H2O_BEGIN_TARGET(MLX_H2O_AVX2)
 namespace avx2 {
 #include "cpu/simd_avx2.h"
 //
-#include "cpu/simd_partial.h"
-//
 #include MLX_H2O_SWEEPS
 }  // namespace avx2
 MLX_H2O_END_TARGET
@@ -32,8 +28,6 @@ MLX_H2O_END_TARGET
 MLX_H2O_BEGIN_TARGET(MLX_H2O_AVX512)
 namespace avx512 {
 #include "cpu/simd_avx512.h"
-//
-#include "cpu/simd_partial.h"
 //
 #include MLX_H2O_SWEEPS
 }  // namespace avx512
@@ -44,8 +38,6 @@ MLX_H2O_END_TARGET
 #elif defined(MLX_H2O_ARM)
 namespace neon {
 #include "cpu/simd_neon.h"
-//
-#include "cpu/simd_partial.h"
 //
 #include MLX_H2O_SWEEPS
 }  // namespace neon

@@ -140,3 +140,5 @@ MLX_H2O_INLINE void unpack_codes(const uint8_t* from, const float* table, float 
     to[i] = vreinterpretq_f32_u8(vqtbl4q_u8(levels, vreinterpretq_u8_u32(places)));
   }
 }
+
+#include "cpu/simd_partial.h"

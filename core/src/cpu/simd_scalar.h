@@ -120,3 +120,5 @@ MLX_H2O_INLINE void unpack_codes(const uint8_t* from, const float* table, float 
     to[i] = multiply_add(level, broadcast(scale), broadcast(bias));
   }
 }
+
+#include "cpu/simd_partial.h"

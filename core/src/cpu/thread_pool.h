@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <type_traits>
+#include <vector>
 
 #include "mlx_h2o/threads.h"
 
@@ -44,6 +45,13 @@ void parallel_for(int64_t count, const Function& function, int64_t grain = 1,
         }
       },
       std::addressof(function));
+}
+
+/// Scratch memory of the calling thread, at least this many floats, kept for its next call.
+inline float* thread_memory(int64_t floats) {
+  thread_local std::vector<float> memory;
+  if (static_cast<int64_t>(memory.size()) < floats) memory.resize(static_cast<size_t>(floats));
+  return memory.data();
 }
 
 }  // namespace mlx_h2o::kernels

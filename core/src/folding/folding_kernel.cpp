@@ -3,18 +3,14 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <limits>
 #include <vector>
 
-#include "cpu/half.h"
 #include "cpu/thread_pool.h"
-#include "quantized/quantization_kernel.h"
 
 namespace mlx_h2o::kernels {
 namespace {
 
 constexpr float kLeastWeight = 1e-9f;
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 // Some rows of a head as scaled vectors, whose distances decide which rows are folded into which.
 struct Features {
@@ -71,8 +67,6 @@ void copy_scaled(const T* from, int width, float factor, float* to) {
   for (int d = 0; d < width; ++d) to[d] = factor * to_float(from[d]);
 }
 
-int64_t padded_width(const FoldingArguments& a) { return (a.width + a.value_width + 15) / 16 * 16; }
-
 // The factors that scale keys and values in these vectors.
 struct Factors {
   float of_keys, of_values;
@@ -89,7 +83,7 @@ Factors factors_of(const Head& head) {
 template <typename T>
 void fill(const Head& head, Factors factors, Features& rows) {
   const FoldingArguments& a = head.a;
-  const int64_t width = padded_width(a);
+  const int64_t width = padded(a.width + a.value_width);
   rows.vectors.assign(rows.slots.size() * static_cast<size_t>(width), 0.0f);
   for (size_t i = 0; i < rows.slots.size(); ++i) {
     float* vector = rows.vectors.data() + static_cast<int64_t>(i) * width;
@@ -101,27 +95,20 @@ void fill(const Head& head, Factors factors, Features& rows) {
   }
 }
 
-// new_rows[place] = the weighted mean of the row at `into` and of the rows folded into it.
+// The weighted mean of the row at slot `to` and of others.
 template <typename T>
-void fold_rows(const Head& head, int width, const T* (Head::*row_of)(int) const,
-               const std::vector<int>& going, const std::vector<int>& into, T* new_rows) {
+void fold_rows(const Head& head, int width, const T* (Head::*row_of)(int) const, int to,
+               const std::vector<int>& others, T* new_row) {
   std::vector<float> sums(static_cast<size_t>(width));
-  for (size_t place = 0; place < going.size(); ++place) {
-    const int to = into[place];
-    float total = head.weight(to);
-    copy_scaled((head.*row_of)(to), width, total, sums.data());
-    for (size_t i = 0; i < going.size(); ++i) {
-      if (into[i] != to || going[i] == to) continue;
-      const T* row = (head.*row_of)(going[i]);
-      const float weight = head.weight(going[i]);
-      total += weight;
-      for (int d = 0; d < width; ++d) sums[static_cast<size_t>(d)] += weight * to_float(row[d]);
-    }
-    for (int d = 0; d < width; ++d) {
-      new_rows[static_cast<int64_t>(place) * width + d] =
-          round_to<T>(sums[static_cast<size_t>(d)] / total);
-    }
+  float total = head.weight(to);
+  copy_scaled((head.*row_of)(to), width, total, sums.data());
+  for (const int other : others) {
+    const T* row = (head.*row_of)(other);
+    const float weight = head.weight(other);
+    total += weight;
+    for (int d = 0; d < width; ++d) sums[static_cast<size_t>(d)] += weight * to_float(row[d]);
   }
+  for (int d = 0; d < width; ++d) new_row[d] = round_to<T>(sums[static_cast<size_t>(d)] / total);
 }
 
 template <typename T>
@@ -143,8 +130,8 @@ void fold_head(const Head& head, SimdTarget target) {
     fill<T>(head, factors, stayers);
     std::vector<int> nearest(going.slots.size(), -1);
     std::vector<float> apart(going.slots.size());
-    MLX_H2O_CALL_TARGET(
-        target, find_nearest(going, stayers, padded_width(a), nearest.data(), apart.data()));
+    MLX_H2O_CALL_TARGET(target, find_nearest(going, stayers, padded(a.width + a.value_width),
+                                             nearest.data(), apart.data()));
     std::vector<size_t> order;
     for (size_t i = 0; i < into.size(); ++i) {
       if (apart[i] < kInfinity && head.is_folded(going.slots[i])) order.push_back(i);
@@ -158,19 +145,22 @@ void fold_head(const Head& head, SimdTarget target) {
     }
   }
   const int64_t first = (head.batch * a.heads + head.head) * a.going();
-  fold_rows<T>(head, a.width, &Head::key<T>, going.slots, into,
-               static_cast<T*>(a.new_keys) + first * a.width);
-  fold_rows<T>(head, a.value_width, &Head::value<T>, going.slots, into,
-               static_cast<T*>(a.new_values) + first * a.value_width);
   for (size_t place = 0; place < into.size(); ++place) {
     const int to = into[place];
-    float count = std::exp(head.bias(to)), mass = head.mass(to);
+    std::vector<int> others;  // that are folded into this row
     for (size_t i = 0; i < into.size(); ++i) {
-      if (into[i] != to || going.slots[i] == to) continue;
-      count += std::exp(head.bias(going.slots[i]));
-      mass += head.mass(going.slots[i]);
+      if (into[i] == to && going.slots[i] != to) others.push_back(going.slots[i]);
     }
     const auto at = static_cast<int64_t>(place) + first;
+    fold_rows<T>(head, a.width, &Head::key<T>, to, others,
+                 static_cast<T*>(a.new_keys) + at * a.width);
+    fold_rows<T>(head, a.value_width, &Head::value<T>, to, others,
+                 static_cast<T*>(a.new_values) + at * a.value_width);
+    float count = std::exp(head.bias(to)), mass = head.mass(to);
+    for (const int other : others) {
+      count += std::exp(head.bias(other));
+      mass += head.mass(other);
+    }
     a.into[at] = static_cast<uint32_t>(to);
     a.new_bias[at] = std::log(count);
     a.new_mass[at] = mass;

@@ -1,5 +1,5 @@
 // The search for the nearest rows over the Vector of one SIMD target. Included once per target,
-// after its simd_*.h and simd_partial.h: hence no include guard.
+// after its simd_*.h: hence no include guard.
 
 // nearest[i] = the stayer nearest to evicted row i, the first in a tie; apart[i] = the squared
 // distance. A row has `width` floats, whole vectors.

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <limits>
 
 #include "cpu/thread_pool.h"
+#include "quantized/packed_bits.h"
 
 #if defined(__clang__)
 #pragma STDC FP_CONTRACT OFF  // CMake sets it for GCC
@@ -14,36 +14,11 @@
 namespace mlx_h2o::kernels {
 namespace {
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr int kMaxGroup = 128;
 constexpr int kMaxCodes = 1024;
 
 struct Affine {
   float scale, bias;
-};
-
-// Appends values of a few bits to words, from the lowest bit on.
-class BitWriter {
- public:
-  explicit BitWriter(uint32_t* words) : words_(words) {}
-
-  void put(const uint8_t* values, int count, int bits) {
-    for (int i = 0; i < count; ++i) put(values[i], bits);
-  }
-
- private:
-  void put(uint32_t value, int bits) {
-    pending_ |= static_cast<uint64_t>(value) << filled_;
-    filled_ += bits;
-    if (filled_ < 32) return;
-    *words_++ = static_cast<uint32_t>(pending_);
-    pending_ >>= 32;
-    filled_ -= 32;
-  }
-
-  uint32_t* words_;
-  uint64_t pending_ = 0;
-  int filled_ = 0;
 };
 
 #define MLX_H2O_SWEEPS "quantized/quantization_sweeps.h"
@@ -54,12 +29,8 @@ template <typename T>
 void dequantize_groups(const PackedRow& row, int width, float* to) {
   const T* scales = static_cast<const T*>(row.scales);
   const T* biases = static_cast<const T*>(row.biases);
-  const uint64_t mask = (uint64_t{1} << row.bits) - 1;
   for (int i = 0; i < width; ++i) {
-    const int bit = i * row.bits;
-    uint64_t pair = row.words[bit / 32];
-    if (bit % 32 + row.bits > 32) pair |= static_cast<uint64_t>(row.words[bit / 32 + 1]) << 32;
-    const auto level = static_cast<float>((pair >> (bit % 32)) & mask);
+    const auto level = static_cast<float>(read_bits(row.words, i, row.bits));
     const int group = i / row.group_size;
     to[i] = level * to_float(scales[group]) + to_float(biases[group]);
   }
@@ -67,44 +38,44 @@ void dequantize_groups(const PackedRow& row, int width, float* to) {
 
 }  // namespace
 
-int64_t element_size(ElementType type) { return type == ElementType::float32 ? 4 : 2; }
-
-void round_row(ElementType type, const float* from, int width, void* to) {
-  with_type(type, [&](auto zero) {
-    using T = decltype(zero);
-    for (int i = 0; i < width; ++i) static_cast<T*>(to)[i] = round_to<T>(from[i]);
-  });
-}
-
-void quantize_row(ElementType type, const void* from, int width, const PackedRow& to,
-                  SimdTarget target) {
-  if (to.codes != nullptr) {
-    float row[kMaxCodes];
-    MLX_H2O_CALL_TARGET(target, widen_any(type, from, width, row));
-    return encode_row(*to.codes, row, to.words, static_cast<float*>(to.scales));
-  }
-  MLX_H2O_CALL_TARGET(target, quantize_any(type, from, to, width));
-}
-
-void dequantize_row(ElementType type, const PackedRow& row, int width, float* to) {
-  if (row.codes != nullptr) {
-    return decode_row(*row.codes, row.words, *static_cast<const float*>(row.scales), to);
-  }
-  with_type(type, [&](auto zero) { dequantize_groups<decltype(zero)>(row, width, to); });
-}
-
-PackedRow packed_row(ElementType type, const PackedRow& first, int width, int64_t row) {
-  const int64_t words = static_cast<int64_t>(width) * first.bits / 32;
-  const int64_t group_bytes = width / first.group_size * element_size(type);
-  PackedRow result = first;
-  result.words += row * words;
-  if (first.codes != nullptr) {
-    result.scales = static_cast<float*>(first.scales) + row;
+PackedRow StoredRows::packed_row(int64_t row) const {
+  PackedRow result = packed;
+  result.words += row * (int64_t{width} * packed.bits / 32);
+  if (packed.codes != nullptr) {
+    result.scales = static_cast<float*>(packed.scales) + row;
     return result;
   }
-  result.scales = static_cast<char*>(first.scales) + row * group_bytes;
-  result.biases = static_cast<char*>(first.biases) + row * group_bytes;
+  const int64_t group_bytes = width / packed.group_size * element_size(type);
+  result.scales = static_cast<char*>(packed.scales) + row * group_bytes;
+  result.biases = static_cast<char*>(packed.biases) + row * group_bytes;
   return result;
+}
+
+void write_row(const void* from, const StoredRows& to, int64_t row, SimdTarget target) {
+  if (to.dense != nullptr) {
+    std::memcpy(to.dense_row(row), from, static_cast<size_t>(to.width * element_size(to.type)));
+    return;
+  }
+  const PackedRow packed = to.packed_row(row);
+  if (packed.codes == nullptr) {
+    return MLX_H2O_CALL_TARGET(target, quantize(to.type, from, packed, to.width));
+  }
+  float elements[kMaxCodes];
+  MLX_H2O_CALL_TARGET(target, widen(to.type, from, 0, to.width, elements));
+  encode_row(*packed.codes, elements, packed.words, static_cast<float*>(packed.scales));
+}
+
+void read_row(const StoredRows& from, int64_t row, void* to) {
+  const PackedRow packed = from.packed_row(row);
+  float* elements = thread_memory(from.width);
+  with_type(from.type, [&]<typename T>(T) {
+    if (packed.codes != nullptr) {
+      decode_row(*packed.codes, packed.words, *static_cast<const float*>(packed.scales), elements);
+    } else {
+      dequantize_groups<T>(packed, from.width, elements);
+    }
+    for (int i = 0; i < from.width; ++i) static_cast<T*>(to)[i] = round_to<T>(elements[i]);
+  });
 }
 
 void quantize_rows(const QuantizationArguments& a, SimdTarget target) {
@@ -118,17 +89,12 @@ void quantize_rows(const QuantizationArguments& a, SimdTarget target) {
     const int64_t slot = head * a.rows + static_cast<int64_t>(std::min(wanted, last));
     const int64_t from = batch * a.from_strides[0] + head % a.heads * a.from_strides[1] +
                          new_row * a.from_strides[2];
-    const char* row = static_cast<const char*>(a.from) + from * element_size(a.type);
-    if (a.dense != nullptr) {
-      const int64_t bytes = a.width * element_size(a.type);
-      std::memcpy(static_cast<char*>(a.dense) + slot * bytes, row, static_cast<size_t>(bytes));
-      return;
-    }
-    quantize_row(a.type, row, a.width, packed_row(a.type, a.to, a.width, slot), target);
+    const char* row = static_cast<const char*>(a.from) + from * element_size(a.to.type);
+    write_row(row, a.to, slot, target);
   };
   // A few thousand elements take a few microseconds, which is worth a thread.
   parallel_for(int64_t{a.batch} * a.heads * a.new_rows, quantize_one,
-               std::max<int64_t>(1, 16384 / a.width));
+               std::max<int64_t>(1, 16384 / a.to.width));
 }
 
 }  // namespace mlx_h2o::kernels

@@ -4,28 +4,8 @@
 #include <cstdint>
 
 #include "attention/attention_kernel.h"
-#include "cpu/half.h"
 
 namespace mlx_h2o::kernels {
-
-/// Calls `use` with a value of the C++ type of the elements.
-template <typename Use>
-void with_type(ElementType type, const Use& use) {
-  switch (type) {
-    case ElementType::float32:
-      return use(0.0f);
-    case ElementType::float16:
-      return use(Float16{});
-    case ElementType::bfloat16:
-      return use(BFloat16{});
-  }
-}
-
-/// Bytes of one element.
-int64_t element_size(ElementType type);
-
-/// Converts `width` elements to the dtype of rows.
-void round_row(ElementType type, const float* from, int width, void* to);
 
 /// One packed row: element i takes the bits [i * bits, (i + 1) * bits) of its words, counted from
 /// the lowest bit of the first; each `group_size` elements share a scale and a bias.
@@ -40,29 +20,36 @@ struct PackedRow {
   const Codebook* codes = nullptr;
 };
 
-/// Packs `width` elements as mx.quantize (affine mode, CPU) does, bit for bit. `type` is the type
-/// of the elements, scales and biases.
-void quantize_row(ElementType type, const void* from, int width, const PackedRow& to,
-                  SimdTarget target);
+/// Rows that follow each other in memory: dense, or packed if `dense` is null.
+struct StoredRows {
+  ElementType type;  // of dense elements, and of scales and biases
+  int width;
+  void* dense = nullptr;
+  PackedRow packed = {};  // the first row
 
-/// level * scale + bias of each element, in float32; codes are also rotated back.
-void dequantize_row(ElementType type, const PackedRow& row, int width, float* to);
+  char* dense_row(int64_t row) const {
+    return static_cast<char*>(dense) + row * width * element_size(type);
+  }
+  PackedRow packed_row(int64_t row) const;
+};
 
-/// Row number `row` of contiguous packed arrays whose first row is `first`.
-PackedRow packed_row(ElementType type, const PackedRow& first, int width, int64_t row);
+/// Stores a row of elements of the type of `to`. Packs as mx.quantize (affine mode, CPU) does, bit
+/// for bit.
+void write_row(const void* from, const StoredRows& to, int64_t row, SimdTarget target);
 
-/// New rows, and the packed array they go to. The last axis of the rows has stride 1; the packed
-/// arrays are contiguous.
+/// Unpacks a row to elements of its type: level * scale + bias in float32, rounded once; codes are
+/// also rotated back.
+void read_row(const StoredRows& from, int64_t row, void* to);
+
+/// New rows, and where they go. The last axis of the rows has stride 1.
 struct QuantizationArguments {
   int batch, heads, new_rows;
-  int rows, width;          // of the packed tensor
-  ElementType type;         // of the rows, scales and biases
-  const void* from;         // [batch, heads, new_rows, width]
+  StoredRows to;            // [batch, heads, rows]
+  int rows;                 // of a head there
+  const void* from;         // [batch, heads, new_rows, width] of the type of `to`
   int64_t from_strides[3];  // count elements
   const uint32_t* slots;    // [batch, heads, new_rows]; beyond the last row: the last row
   int64_t slot_strides[3];
-  PackedRow to;  // the first of [batch, heads, rows]
-  void* dense;   // or the first row of unpacked storage
 };
 
 /// Writes each new row to its slot, shared by the threads of thread_pool.h.

@@ -43,35 +43,12 @@ void quantize(const T* from, const PackedRow& to, int width) {
       // This order turns NaN into 0.
       packed[i] = static_cast<uint8_t>(static_cast<int>(level > 0 ? below : 0.0f));
     }
-    writer.put(packed, to.group_size, to.bits);
+    for (int i = 0; i < to.group_size; ++i) writer.put(packed[i], to.bits);
     *scales++ = round_to<T>(scale);
     *biases++ = round_to<T>(bias);
   }
 }
 
-inline void quantize_any(ElementType type, const void* from, const PackedRow& to, int width) {
-  switch (type) {
-    case ElementType::float32:
-      return quantize(static_cast<const float*>(from), to, width);
-    case ElementType::float16:
-      return quantize(static_cast<const Float16*>(from), to, width);
-    case ElementType::bfloat16:
-      return quantize(static_cast<const BFloat16*>(from), to, width);
-  }
-}
-
-template <typename T>
-inline void widen_row(const T* from, int width, float* to) {
-  for (int i = 0; i < width; i += kLanes) store(to + i, load(from + i));  // a multiple of 32
-}
-
-inline void widen_any(ElementType type, const void* from, int width, float* to) {
-  switch (type) {
-    case ElementType::float32:
-      return widen_row(static_cast<const float*>(from), width, to);
-    case ElementType::float16:
-      return widen_row(static_cast<const Float16*>(from), width, to);
-    case ElementType::bfloat16:
-      return widen_row(static_cast<const BFloat16*>(from), width, to);
-  }
+inline void quantize(ElementType type, const void* from, const PackedRow& to, int width) {
+  with_type(type, [&]<typename T>(T) { quantize(static_cast<const T*>(from), to, width); });
 }

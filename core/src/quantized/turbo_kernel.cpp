@@ -7,6 +7,8 @@
 #include <tuple>
 #include <utility>
 
+#include "packed_bits.h"
+
 namespace mlx_h2o::kernels {
 namespace {
 
@@ -143,31 +145,19 @@ void encode_row(const Codebook& book, float* row, uint32_t* words, float* norm) 
   for (int i = 0; i < book.size; ++i) row[i] /= safe;
   rotate(book.signs, row);
   const int count = (1 << book.bits) - 1;
-  uint64_t pending = 0;
-  int filled = 0;
+  BitWriter writer(words);
   double coded = 0;
   for (int i = 0; i < book.size; ++i) {
     uint32_t code = 0;
     for (int j = 0; j < count; ++j) code += row[i] > book.between[j] ? 1 : 0;
     coded += double{book.levels[code]} * double{book.levels[code]};
-    pending |= uint64_t{code} << filled;
-    filled += book.bits;
-    if (filled < 32) continue;
-    *words++ = static_cast<uint32_t>(pending);
-    pending >>= 32;
-    filled -= 32;
+    writer.put(code, book.bits);
   }
   *norm = length / static_cast<float>(std::sqrt(coded));
 }
 
 void decode_row(const Codebook& book, const uint32_t* words, float norm, float* row) {
-  const uint32_t mask = (1u << book.bits) - 1;
-  for (int i = 0; i < book.size; ++i) {
-    const int bit = i * book.bits, shift = bit % 32;
-    uint32_t code = words[bit / 32] >> shift;
-    if (shift + book.bits > 32) code |= words[bit / 32 + 1] << (32 - shift);
-    row[i] = book.levels[code & mask] * norm;
-  }
+  for (int i = 0; i < book.size; ++i) row[i] = book.levels[read_bits(words, i, book.bits)] * norm;
   restore(book.signs, row);
 }
 

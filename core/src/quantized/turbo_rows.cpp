@@ -1,16 +1,12 @@
 // Rows to codes of rotated directions and back, as MLX operations.
 #include <algorithm>
 #include <climits>
-#include <memory>
-#include <utility>
 #include <vector>
 
-#include "cpu/checks.h"
-#include "cpu/element_type.h"
-#include "cpu/new_arrays.h"
+#include "cpu/cpu_primitive.h"
 #include "cpu/thread_pool.h"
 #include "mlx_h2o/ops.h"
-#include "quantized/quantization_kernel.h"
+#include "quantized/stored_rows.h"
 
 namespace mx = mlx::core;
 
@@ -19,71 +15,37 @@ namespace {
 
 constexpr const char* kEncode = "encode_rows";
 constexpr const char* kDecode = "decode_rows";
-constexpr int64_t kTogether = 128;  // rows that are worth an item
+constexpr int64_t kTogether = 128;  // rows that are worth a thread
 
 /// Inputs: rows [B, H, N, D], or words and norms. Outputs: the other of the two.
-class TurboRows : public NewArrays {
- public:
-  TurboRows(mx::Stream stream, bool encodes, int size, int bits, uint32_t seed)
-      : NewArrays(stream, encodes ? kEncode : kDecode),
-        encodes_(encodes),
-        size_(size),
-        bits_(bits),
-        seed_(seed) {}
+struct TurboRows : CpuOperation {
+  bool encodes;
+  int size, bits;
+  uint32_t seed;
 
-  const char* name() const override { return encodes_ ? "EncodeRows" : "DecodeRows"; }
+  bool operator==(const TurboRows&) const = default;
 
-  bool is_equivalent(const Primitive& other) const override {
-    const auto& that = static_cast<const TurboRows&>(other);
-    return encodes_ == that.encodes_ && size_ == that.size_ && bits_ == that.bits_ &&
-           seed_ == that.seed_;
-  }
-
-  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) const {
     mx::Shape rows = inputs[0].shape(), norms = rows;
-    rows[3] = encodes_ ? size_ * bits_ / 32 : size_;
+    rows[3] = encodes ? size * bits / 32 : size;
     norms[3] = 1;
-    return encodes_ ? std::vector<mx::Shape>{rows, norms} : std::vector<mx::Shape>{rows};
+    return encodes ? std::vector<mx::Shape>{rows, norms} : std::vector<mx::Shape>{rows};
   }
+  Layout layout(size_t /*input*/) const { return Layout::contiguous; }
+  bool waits(const Arrays& /*inputs*/, const Arrays& outputs) const { return is_large(outputs); }
 
- protected:
-  void dispatch(mx::cpu::CommandEncoder& encoder, std::vector<mx::array> inputs,
-                std::vector<mx::array> outputs) override {
-    encoder.dispatch([encodes = encodes_, size = size_, bits = bits_,
-                      book = &kernels::codebook(size_, bits_, seed_), inputs = std::move(inputs),
-                      outputs = std::move(outputs), target = kernels::simd_target()]() mutable {
-      const std::vector<Flat> flat(inputs.begin(), inputs.end());
-      mx::array& dense = encodes ? inputs[0] : outputs[0];
-      const kernels::ElementType type = element_type(dense.dtype());
-      const int64_t count = static_cast<int64_t>(dense.size()) / size;
-      // The kernels also write to rows of this type, so it takes no const.
-      const auto memory = [&](size_t i) {
-        return encodes ? outputs[i].data<void>() : const_cast<char*>(flat[i].data<char>());
-      };
-      const kernels::PackedRow packed{
-          static_cast<uint32_t*>(memory(0)), memory(1), nullptr, bits, size, book};
-      const auto convert = [&](int64_t item) {
-        const int64_t end = std::min(count, (item + 1) * kTogether);
-        for (int64_t row = item * kTogether; row < end; ++row) {
-          const kernels::PackedRow own = kernels::packed_row(type, packed, size, row);
-          const int64_t offset = row * size * kernels::element_size(type);
-          if (encodes) {
-            kernels::quantize_row(type, flat[0].data<char>() + offset, size, own, target);
-            continue;
-          }
-          std::vector<float> numbers(static_cast<size_t>(size));
-          kernels::dequantize_row(type, own, size, numbers.data());
-          kernels::round_row(type, numbers.data(), size, outputs[0].data<char>() + offset);
-        }
-      };
-      kernels::parallel_for((count + kTogether - 1) / kTogether, convert, 1);
-    });
+  void run(Arrays& inputs, Arrays& outputs) const {
+    mx::array& dense = (encodes ? inputs : outputs)[0];
+    const int64_t count = static_cast<int64_t>(dense.size()) / size;
+    const kernels::StoredRows codes =
+        stored_rows((encodes ? outputs : inputs).data(), 2, dense.dtype(), size, bits, size, seed);
+    const kernels::StoredRows rows = stored_rows(&dense, 1, dense.dtype(), size, 0, 0);
+    const auto convert = [&](int64_t row) {
+      if (encodes) return write_row(rows.dense_row(row), codes, row, kernels::simd_target());
+      read_row(codes, row, rows.dense_row(row));
+    };
+    kernels::parallel_for(count, convert, kTogether);
   }
-
- private:
-  bool encodes_;
-  int size_, bits_;
-  uint32_t seed_;
 };
 
 void check_size(const char* operation, int size) {
@@ -101,11 +63,8 @@ std::vector<mx::array> encode_rows(const mx::array& rows, int bits, int seed,
   given.one_of("bits", bits);
   const int size = given["D"];
   check_size(kEncode, size);
-  const mx::Stream stream = cpu_stream(kEncode, s);
-  const auto primitive =
-      std::make_shared<TurboRows>(stream, true, size, bits, static_cast<uint32_t>(seed));
-  return mx::array::make_arrays(primitive->output_shapes({rows}), {mx::uint32, mx::float32},
-                                primitive, {rows});
+  const TurboRows operation{{}, true, size, bits, static_cast<uint32_t>(seed)};
+  return outputs_of(kEncode, operation, {rows}, {mx::uint32, mx::float32}, s);
 }
 
 mx::array decode_rows(const mx::array& words, const mx::array& norms, int bits, int seed,
@@ -117,12 +76,8 @@ mx::array decode_rows(const mx::array& words, const mx::array& norms, int bits, 
                           found_rows(norms, 1, INT_MAX, shapes[1])};
   given.rows(parts, 2);
   if (!is_float(dtype)) fail(kDecode, "found ", to_text(dtype), ", expected a float dtype.");
-  const int size = given["D"];
-  const mx::Stream stream = cpu_stream(kDecode, s);
-  const auto primitive =
-      std::make_shared<TurboRows>(stream, false, size, bits, static_cast<uint32_t>(seed));
-  const std::vector<mx::array> inputs{words, norms};
-  return mx::array::make_arrays(primitive->output_shapes(inputs), {dtype}, primitive, inputs)[0];
+  const TurboRows operation{{}, false, given["D"], bits, static_cast<uint32_t>(seed)};
+  return outputs_of(kDecode, operation, {words, norms}, {dtype}, s)[0];
 }
 
 }  // namespace mlx_h2o

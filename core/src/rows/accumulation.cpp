@@ -1,12 +1,6 @@
 // The operation that updates the moving average with scores: checks, MLX primitive, kernel call.
-#include <memory>
-#include <utility>
-
 #include "attention/attention_kernel.h"
-#include "cpu/checks.h"
 #include "cpu/cpu_primitive.h"
-#include "cpu/donation.h"
-#include "cpu/strided_copy.h"
 #include "mlx_h2o/ops.h"
 #include "rows/accumulation_kernel.h"
 
@@ -18,53 +12,28 @@ namespace {
 constexpr const char* kAccumulateScores = "accumulate_scores";
 
 /// Inputs: importance float32 [B, H, N], scores float32 [B, Hq, Lq, N]. Output: importance.
-class AccumulateScores : public CpuPrimitive {
- public:
-  AccumulateScores(mx::Stream stream, double decay)
-      : CpuPrimitive(stream, kAccumulateScores), decay_(decay) {}
+struct AccumulateScores : CpuOperation {
+  double decay;
 
-  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
+  bool operator==(const AccumulateScores&) const = default;
 
-  const char* name() const override { return "AccumulateScores"; }
+  Layout layout(size_t input) const { return input == 1 ? Layout::unit_last_stride : Layout::any; }
+  int origin(size_t /*output*/) const { return 0; }
 
-  bool is_equivalent(const Primitive& other) const override {
-    return decay_ == static_cast<const AccumulateScores&>(other).decay_;
+  void run(Arrays& inputs, Arrays& outputs) const {
+    const mx::array& scores = inputs[1];
+    kernels::AccumulationArguments a{};
+    a.batch = outputs[0].shape(0);
+    a.heads = outputs[0].shape(1);
+    a.rows = outputs[0].shape(2);
+    a.group = scores.shape(1) / a.heads;
+    a.query_count = scores.shape(2);
+    a.decay = kernels::Decay::of(decay);
+    locate(scores, a.scores, a.score_strides);
+    a.importance = outputs[0].data<float>();
+    kernels::accumulate_scores(a, kernels::simd_target());
   }
-
-  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
-    return {inputs[0].shape()};
-  }
-
- private:
-  double decay_;
 };
-
-void AccumulateScores::eval_cpu(const std::vector<mx::array>& inputs,
-                                std::vector<mx::array>& outputs) {
-  auto& encoder = mx::cpu::get_command_encoder(stream());
-  const bool in_place = take_over(inputs[0], outputs[0]);
-  const mx::array scores = with_unit_last_stride(inputs[1], encoder);
-
-  kernels::AccumulationArguments a{};
-  a.batch = outputs[0].shape(0);
-  a.heads = outputs[0].shape(1);
-  a.rows = outputs[0].shape(2);
-  a.group = scores.shape(1) / a.heads;
-  a.query_count = scores.shape(2);
-  a.decay = kernels::Decay::of(decay_);
-  copy_strides(scores, 3, a.score_strides);
-
-  // The stream keeps the buffers of inputs, outputs and temporaries until its tasks are done.
-  encoder.dispatch([a, in_place, importance = mx::array::unsafe_weak_copy(inputs[0]),
-                    scores = mx::array::unsafe_weak_copy(scores),
-                    result = mx::array::unsafe_weak_copy(outputs[0]),
-                    target = kernels::simd_target()]() mutable {
-    if (!in_place) copy_elements(importance, result.data<float>());
-    a.scores = scores.data<float>();
-    a.importance = result.data<float>();
-    kernels::accumulate_scores(a, target);
-  });
-}
 
 }  // namespace
 
@@ -74,9 +43,8 @@ mx::array accumulate_scores(const mx::array& importance, const mx::array& scores
   given.array(found(importance));
   given.array(found(scores));
   given.number("decay", decay);
-  const mx::Stream stream = cpu_stream(kAccumulateScores, s);
-  return mx::array(importance.shape(), mx::float32,
-                   std::make_shared<AccumulateScores>(stream, decay), {importance, scores});
+  return outputs_of(kAccumulateScores, AccumulateScores{{}, decay}, {importance, scores},
+                    {mx::float32}, s)[0];
 }
 
 }  // namespace mlx_h2o

@@ -18,8 +18,6 @@
 namespace mlx_h2o::kernels {
 namespace {
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
 #define MLX_H2O_SWEEPS "rows/accumulation_sweeps.h"
 #include "cpu/simd_each_target.h"
 #undef MLX_H2O_SWEEPS

@@ -1,14 +1,9 @@
 // Moves rows that stay into the slots of evicted rows: the MLX primitive and its task.
 #include <algorithm>
 #include <cstring>
-#include <memory>
-#include <utility>
 #include <vector>
 
 #include "cpu/cpu_primitive.h"
-#include "cpu/donation.h"
-#include "cpu/encoder.h"
-#include "cpu/strided_copy.h"
 #include "mlx_h2o/ops.h"
 
 namespace mx = mlx::core;
@@ -20,80 +15,53 @@ constexpr const char* kCompactRows = "compact_rows";
 
 /// Inputs: a buffer [B, H, C, ...] and kept uint32 [b, H, K]. Output: the buffer, in place if
 /// nothing else holds it.
-class CompactRows : public CpuPrimitive {
- public:
-  CompactRows(mx::Stream stream, std::vector<int> chosen, int start, int tail)
-      : CpuPrimitive(stream, kCompactRows),
-        chosen_(std::move(chosen)),
-        start_(start),
-        tail_(tail) {}
-
-  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
-
-  const char* name() const override { return "CompactRows"; }
-
-  bool is_equivalent(const Primitive& other) const override {
-    const auto& that = static_cast<const CompactRows&>(other);
-    return chosen_ == that.chosen_ && start_ == that.start_ && tail_ == that.tail_;
-  }
-
- private:
-  std::vector<int> chosen_;
-  int start_, tail_;
-};
-
-/// The arrays own no memory.
-struct Compaction {
-  mx::array before, buffer, kept;
+struct CompactRows : CpuOperation {
   std::vector<int> chosen;
   int start, tail;
-  bool in_place;
 
-  void operator()() {
-    if (!in_place) copy_elements(before, buffer.data<void>());
-    for (size_t n = 0; n < chosen.size(); ++n) {
-      for (int head = 0; head < kept.shape(1); ++head) close_gaps(static_cast<int>(n), head);
-    }
+  bool operator==(const CompactRows&) const = default;
+
+  int origin(size_t /*output*/) const { return 0; }
+  // Queued work that ranked the rows may still hold the buffer, which would force a copy.
+  bool waits(const Arrays& inputs, const Arrays& /*outputs*/) const {
+    return !inputs[0].is_donatable();
   }
 
-  void close_gaps(int n, int head) {
-    const int keep = kept.shape(2), capacity = buffer.shape(2);
-    const auto width = static_cast<size_t>(buffer.ndim() == 4 ? buffer.shape(3) : 1);
-    const size_t row_bytes = width * buffer.itemsize();
-    const auto heads = static_cast<size_t>(buffer.shape(1));
-    const auto place =
-        static_cast<size_t>(chosen[static_cast<size_t>(n)]) * heads + static_cast<size_t>(head);
-    char* rows = buffer.data<char>() + place * static_cast<size_t>(capacity) * row_bytes;
-    const auto move = [&](int from, int to) {
-      std::memmove(rows + static_cast<size_t>(to) * row_bytes,
-                   rows + static_cast<size_t>(from) * row_bytes, row_bytes);
-    };
-    // Ascending: the first slots lie below `keep`; the last ones fill the holes between them.
-    int last = keep - 1, next = 0;
-    for (int hole = 0; hole < keep; ++hole) {
-      if (next <= last && slot(n, head, next) == hole) {
-        ++next;
-      } else {
-        move(std::min(slot(n, head, last--), capacity - 1), hole);
+  void run(Arrays& inputs, Arrays& outputs) const {
+    const mx::array& kept = inputs[1];
+    const uint32_t* slots = nullptr;
+    int64_t strides[3];
+    locate(kept, slots, strides);
+    mx::array& buffer = outputs[0];
+    const int capacity = buffer.shape(2), keep = kept.shape(2);
+    const size_t row_bytes =
+        buffer.ndim() == 4 ? buffer.itemsize() * size_t(buffer.shape(3)) : buffer.itemsize();
+    for (size_t n = 0; n < chosen.size(); ++n) {
+      for (int head = 0; head < kept.shape(1); ++head) {
+        const int64_t place = int64_t{chosen[n]} * buffer.shape(1) + head;
+        char* rows = buffer.data<char>() + static_cast<size_t>(place * capacity) * row_bytes;
+        const uint32_t* own = slots + static_cast<int64_t>(n) * strides[0] + head * strides[1];
+        const auto slot = [&](int i) {
+          return static_cast<int>(std::min(own[i * strides[2]], uint32_t(capacity - 1)));
+        };
+        const auto move = [&](int from, int to) {
+          std::memmove(rows + static_cast<size_t>(to) * row_bytes,
+                       rows + static_cast<size_t>(from) * row_bytes, row_bytes);
+        };
+        // Ascending: the first slots lie below `keep`; the last ones fill the holes between them.
+        int last = keep - 1, next = 0;
+        for (int hole = 0; hole < keep; ++hole) {
+          if (next <= last && slot(next) == hole) {
+            ++next;
+          } else {
+            move(slot(last--), hole);
+          }
+        }
+        for (int row = 0; row < tail; ++row) move(start + row, keep + row);
       }
     }
-    for (int row = 0; row < tail; ++row) move(start + row, keep + row);
-  }
-
-  int slot(int n, int head, int i) const {
-    const auto at = n * kept.strides(0) + head * kept.strides(1) + i * kept.strides(2);
-    return static_cast<int>(std::min<uint32_t>(kept.data<uint32_t>()[at], INT32_MAX));
   }
 };
-
-void CompactRows::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
-  // Queued work that ranked the rows may still hold the buffer, which would force a copy: wait.
-  if (!inputs[0].is_donatable()) mx::synchronize(stream());
-  const bool in_place = take_over(inputs[0], outputs[0]);
-  mx::cpu::get_command_encoder(stream()).dispatch(
-      Compaction{mx::array::unsafe_weak_copy(inputs[0]), mx::array::unsafe_weak_copy(outputs[0]),
-                 mx::array::unsafe_weak_copy(inputs[1]), chosen_, start_, tail_, in_place});
-}
 
 void check(const mx::array& buffer, const mx::array& kept, const std::vector<int>& chosen,
            int start, int tail) {
@@ -107,7 +75,7 @@ void check(const mx::array& buffer, const mx::array& kept, const std::vector<int
     fail(kCompactRows, "a buffer has shape ", to_text(buffer.shape()), " and kept ",
          to_text(kept.shape()), ", expected [B, H, C] or [B, H, C, width] of the same H.");
   }
-  if (start < 0 || tail < 0 || std::max(kept.shape(2), start) + tail > buffer.shape(2)) {
+  if (start < 0 || tail < 0 || tail > buffer.shape(2) - std::max(kept.shape(2), start)) {
     fail(kCompactRows, "found ", kept.shape(2), " rows and ", tail, " from slot ", start,
          " on in a buffer of ", buffer.shape(2), ", expected them within it.");
   }
@@ -123,9 +91,8 @@ void check(const mx::array& buffer, const mx::array& kept, const std::vector<int
 mx::array compact_rows(const mx::array& buffer, const mx::array& kept,
                        const std::vector<int>& chosen, int start, int tail, mx::StreamOrDevice s) {
   check(buffer, kept, chosen, start, tail);
-  const mx::Stream stream = cpu_stream(kCompactRows, s);
-  auto primitive = std::make_shared<CompactRows>(stream, chosen, start, tail);
-  return mx::array(buffer.shape(), buffer.dtype(), std::move(primitive), {buffer, kept});
+  const CompactRows operation{{}, chosen, start, tail};
+  return outputs_of(kCompactRows, operation, {buffer, kept}, {buffer.dtype()}, s)[0];
 }
 
 }  // namespace mlx_h2o

@@ -4,9 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <vector>
 
-#include "cpu/half.h"
 #include "cpu/thread_pool.h"
 
 namespace mlx_h2o::kernels {
@@ -27,10 +25,8 @@ void key_diversity(const KeyDiversityArguments& arguments, SimdTarget target) {
       [&](int64_t item) {
         const auto batch = static_cast<int>(item / arguments.heads);
         const auto head = static_cast<int>(item % arguments.heads);
-        // Memory for whole vectors of the widest target, kept for the next head of the thread.
-        thread_local std::vector<float> mean;
-        mean.resize((static_cast<size_t>(arguments.width) + 15) / 16 * 16);
-        MLX_H2O_CALL_TARGET(target, diversity(arguments, batch, head, mean.data()));
+        float* mean = thread_memory(padded(arguments.width));
+        MLX_H2O_CALL_TARGET(target, diversity(arguments, batch, head, mean));
       },
       std::max<int64_t>(1, 65536 / work));
 }

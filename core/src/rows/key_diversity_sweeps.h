@@ -1,5 +1,5 @@
 // The two sweeps of key diversity over the Vector of one SIMD target. Included once per target,
-// after its simd_*.h and simd_partial.h: hence no include guard.
+// after its simd_*.h: hence no include guard.
 
 template <typename T>
 inline float dot(const T* key, const float* other, int width) {
@@ -49,21 +49,11 @@ void diversity_of_head(const T* keys, int64_t stride, int rows, int width, float
   }
 }
 
-template <typename T>
-void diversity_of(const KeyDiversityArguments& a, int batch, int head, float* mean) {
-  const T* keys =
-      static_cast<const T*>(a.keys) + batch * a.key_strides[0] + head * a.key_strides[1];
-  const int64_t first = (static_cast<int64_t>(batch) * a.heads + head) * a.rows;
-  diversity_of_head(keys, a.key_strides[2], a.rows, a.width, mean, a.result + first);
-}
-
 inline void diversity(const KeyDiversityArguments& a, int batch, int head, float* mean) {
-  switch (a.type) {
-    case ElementType::float32:
-      return diversity_of<float>(a, batch, head, mean);
-    case ElementType::float16:
-      return diversity_of<Float16>(a, batch, head, mean);
-    case ElementType::bfloat16:
-      return diversity_of<BFloat16>(a, batch, head, mean);
-  }
+  const int64_t first = (static_cast<int64_t>(batch) * a.heads + head) * a.rows;
+  with_type(a.type, [&]<typename T>(T) {
+    const T* keys =
+        static_cast<const T*>(a.keys) + batch * a.key_strides[0] + head * a.key_strides[1];
+    diversity_of_head(keys, a.key_strides[2], a.rows, a.width, mean, a.result + first);
+  });
 }

@@ -1,12 +1,7 @@
 // Writes rows to their slots, in place.
 #include <cstring>
-#include <memory>
-#include <utility>
-#include <vector>
 
-#include "cpu/checks.h"
-#include "cpu/donation.h"
-#include "cpu/new_arrays.h"
+#include "cpu/cpu_primitive.h"
 #include "mlx_h2o/ops.h"
 
 namespace mx = mlx::core;
@@ -18,53 +13,36 @@ constexpr const char* kPutRows = "put_rows";
 
 /// Inputs: a buffer [B, H, C, ...], slots uint32 [B, H, n], rows [B, H, n, ...]. Output: the
 /// buffer, in place if nothing else holds it.
-class PutRows : public CpuPrimitive {
- public:
-  explicit PutRows(mx::Stream stream) : CpuPrimitive(stream, kPutRows) {}
+struct PutRows : CpuOperation {
+  Layout layout(size_t input) const { return input == 2 ? Layout::contiguous : Layout::any; }
+  int origin(size_t /*output*/) const { return 0; }
+  // Queued work that makes the rows may still hold the buffer, which would force a copy.
+  bool waits(const Arrays& inputs, const Arrays& /*outputs*/) const {
+    return !inputs[0].is_donatable();
+  }
 
-  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
-
-  const char* name() const override { return "PutRows"; }
-
-  bool is_equivalent(const Primitive& /*other*/) const override { return true; }
-};
-
-/// The arrays own no memory.
-struct Writing {
-  mx::array before, buffer, slots, rows;
-  bool in_place;
-
-  void operator()() {
-    if (!in_place) copy_elements(before, buffer.data<void>());
-    const Flat flat(rows);
-    const char* from = flat.data<char>();
+  void run(Arrays& inputs, Arrays& outputs) const {
+    const mx::array &slots = inputs[1], &rows = inputs[2];
+    const uint32_t* first = nullptr;
+    int64_t strides[3];
+    locate(slots, first, strides);
     const auto count = static_cast<size_t>(slots.shape(2));
-    const auto capacity = static_cast<uint32_t>(buffer.shape(2));
-    size_t bytes = buffer.itemsize();
-    for (int axis = 3; axis < static_cast<int>(buffer.ndim()); ++axis)
-      bytes *= static_cast<size_t>(buffer.shape(axis));
-    char* to = buffer.data<char>();
+    const auto capacity = static_cast<uint32_t>(outputs[0].shape(2));
+    const size_t bytes =
+        rows.ndim() == 4 ? rows.itemsize() * size_t(rows.shape(3)) : rows.itemsize();
+    const char* from = rows.data<char>();
+    char* to = outputs[0].data<char>();
     for (int sequence = 0; sequence < slots.shape(0); ++sequence) {
       for (int head = 0; head < slots.shape(1); ++head, to += capacity * bytes) {
+        const uint32_t* own = first + sequence * strides[0] + head * strides[1];
         for (size_t row = 0; row < count; ++row, from += bytes) {
-          const int64_t at = sequence * slots.strides(0) + head * slots.strides(1) +
-                             static_cast<int64_t>(row) * slots.strides(2);
-          const uint32_t slot = slots.data<uint32_t>()[at];
+          const uint32_t slot = own[static_cast<int64_t>(row) * strides[2]];
           if (slot < capacity) std::memcpy(to + slot * bytes, from, bytes);
         }
       }
     }
   }
 };
-
-void PutRows::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
-  // Queued work that makes the rows may still hold the buffer, which would force a copy: wait.
-  if (!inputs[0].is_donatable()) mx::synchronize(stream());
-  const bool in_place = take_over(inputs[0], outputs[0]);
-  mx::cpu::get_command_encoder(stream()).dispatch(Writing{
-      mx::array::unsafe_weak_copy(inputs[0]), mx::array::unsafe_weak_copy(outputs[0]),
-      mx::array::unsafe_weak_copy(inputs[1]), mx::array::unsafe_weak_copy(inputs[2]), in_place});
-}
 
 }  // namespace
 
@@ -83,8 +61,7 @@ mx::array put_rows(const mx::array& buffer, const mx::array& slots, const mx::ar
          ", expected [B, H, C] or [B, H, C, width], uint32 [B, H, n], and rows [B, H, n, ...] of "
          "the buffer's dtype.");
   }
-  auto primitive = std::make_shared<PutRows>(cpu_stream(kPutRows, s));
-  return mx::array(buffer.shape(), buffer.dtype(), std::move(primitive), {buffer, slots, rows});
+  return outputs_of(kPutRows, PutRows{}, {buffer, slots, rows}, {buffer.dtype()}, s)[0];
 }
 
 }  // namespace mlx_h2o

@@ -8,8 +8,7 @@
 
 #include <mlx/allocator.h>
 
-#include "cpu/array_memory.h"
-#include "cpu/checks.h"
+#include "cpu/cpu_primitive.h"
 #include "mlx_h2o/ops.h"
 
 namespace mx = mlx::core;
@@ -60,7 +59,9 @@ mx::array reserved_rows(const mx::Shape& shape, mx::Dtype dtype) {
     if (extent < 1) {
       fail("reserved_rows", "shape is ", to_text(shape), ", expected positive numbers.");
     }
-    bytes *= static_cast<size_t>(extent);
+    if (__builtin_mul_overflow(bytes, static_cast<size_t>(extent), &bytes)) {
+      fail("reserved_rows", "shape is ", to_text(shape), ", expected one that fits in memory.");
+    }
   }
   mx::array found(mx::allocator::malloc(bytes), shape, dtype);
   check_memory(found);

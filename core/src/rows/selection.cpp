@@ -1,11 +1,5 @@
 // The operation that chooses the rows to keep: checks, MLX primitive, kernel call.
-#include <memory>
-#include <utility>
-
-#include <mlx/ops.h>
-
-#include "cpu/checks.h"
-#include "cpu/new_arrays.h"
+#include "cpu/cpu_primitive.h"
 #include "mlx_h2o/ops.h"
 #include "rows/selection_kernel.h"
 
@@ -18,48 +12,29 @@ constexpr const char* kKeepIndices = "keep_indices";
 
 /// Inputs: scores float32 [B, H, N], positions int32 [B, H, N] and, if there is a window,
 /// recent_start int32 [] or [B]. Output: uint32 [B, H, keep].
-class KeepIndices : public NewArrays {
- public:
-  KeepIndices(mx::Stream stream, int keep, int sink_size)
-      : NewArrays(stream, kKeepIndices), keep_(keep), sink_size_(sink_size) {}
+struct KeepIndices : CpuOperation {
+  int keep, sink_size;
 
-  const char* name() const override { return "KeepIndices"; }
+  bool operator==(const KeepIndices&) const = default;
 
-  bool is_equivalent(const Primitive& other) const override {
-    const auto& that = static_cast<const KeepIndices&>(other);
-    return keep_ == that.keep_ && sink_size_ == that.sink_size_;
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) const {
+    return {{inputs[0].shape(0), inputs[0].shape(1), keep}};
   }
 
-  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
-    return {{inputs[0].shape(0), inputs[0].shape(1), keep_}};
+  void run(Arrays& inputs, Arrays& outputs) const {
+    kernels::SelectionArguments a{};
+    a.batch = inputs[0].shape(0);
+    a.heads = inputs[0].shape(1);
+    a.rows = inputs[0].shape(2);
+    locate(inputs[0], a.scores, a.score_strides);
+    locate(inputs[1], a.positions, a.position_strides);
+    a.sink_size = sink_size;
+    if (inputs.size() == 3) {
+      a.recent_start = inputs[2].data<int32_t>();
+      a.recent_start_stride = inputs[2].size() == 1 ? 0 : inputs[2].strides(0);
+    }
+    kernels::keep_indices(a, keep, outputs[0].data<uint32_t>());
   }
-
- protected:
-  void dispatch(mx::cpu::CommandEncoder& encoder, std::vector<mx::array> inputs,
-                std::vector<mx::array> outputs) override {
-    encoder.dispatch([keep = keep_, sink_size = sink_size_, inputs = std::move(inputs),
-                      outputs = std::move(outputs)]() mutable {
-      const mx::array &scores = inputs[0], &positions = inputs[1];
-      kernels::SelectionArguments a{};
-      a.batch = scores.shape(0);
-      a.heads = scores.shape(1);
-      a.rows = scores.shape(2);
-      a.scores = scores.data<float>();
-      copy_strides(scores, 3, a.score_strides);
-      a.positions = positions.data<int32_t>();
-      copy_strides(positions, 3, a.position_strides);
-      a.sink_size = sink_size;
-      if (inputs.size() == 3) {
-        a.recent_start = inputs[2].data<int32_t>();
-        a.recent_start_stride = stride_of_sequences(inputs[2]);
-      }
-      kernels::keep_indices(a, keep, outputs[0].data<uint32_t>());
-    });
-  }
-
- private:
-  int keep_;
-  int sink_size_;
 };
 
 }  // namespace
@@ -71,14 +46,12 @@ mx::array keep_indices(const mx::array& scores, const mx::array& positions, int 
   given.array(found(positions));
   given.integer("keep", keep);
   given.integer("sink_size", sink_size);
-  std::vector<mx::array> inputs{scores, positions};
+  Arrays inputs{scores, positions};
   if (recent_start.has_value()) {
     given.per_sequence("recent_start", found(*recent_start));
     inputs.push_back(*recent_start);
   }
-  const mx::Stream stream = cpu_stream(kKeepIndices, s);
-  return mx::array({scores.shape(0), scores.shape(1), keep}, mx::uint32,
-                   std::make_shared<KeepIndices>(stream, keep, sink_size), std::move(inputs));
+  return outputs_of(kKeepIndices, KeepIndices{{}, keep, sink_size}, inputs, {mx::uint32}, s)[0];
 }
 
 }  // namespace mlx_h2o
