@@ -27,7 +27,8 @@ def objects(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return c_api_build.objects(tmp_path_factory)
 
 
-CASES = [case for case in read() if case.fields["op"] != "trace"] + [
+CASES = [
+    *read(),
     # Of the golden cases none has a bias of rows.
     attention_case(
         "bias", heads=(4, 2), queries=3, rows=33, bias=partial(row_bias, nan=True), mask="causal"
