@@ -19,14 +19,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from mlx.utils import tree_flatten
 
-from mlx_h2o import (
-    H2OConfig,
-    H2OKVCache,
-    fast,
-    load_prompt_cache,
-    save_prompt_cache,
-    use_backend,
-)
+from mlx_h2o import H2OConfig, H2OKVCache, fast, load_prompt_cache, save_prompt_cache, use_backend
 from mlx_h2o.caches.cache import evicting_cache
 from mlx_h2o.operations.backends import backends
 from sizes import examples

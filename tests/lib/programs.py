@@ -15,9 +15,9 @@ def ended(
     return subprocess.run([*map(str, command)], check=False, **given)
 
 
-def run(*command: object) -> str:
-    """Output of a command that must succeed."""
-    done = ended(*command)
+def run(*command: object, **given: Any) -> str:
+    """Output of a command that must succeed; arguments as of ``ended``."""
+    done = ended(*command, **given)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
