@@ -12,7 +12,7 @@ import c_api_build
 from back_ends import NATIVE
 from made_once import made_once
 from paths import IMPORTS
-from programs import ended
+from programs import run
 
 FOLDER = Path(__file__).parent
 
@@ -25,13 +25,12 @@ def short_of_memory(factory: pytest.TempPathFactory, script: str, *arguments: st
     def make(folder: Path) -> None:
         flags = ("-std=gnu11", "-O1", "-shared", "-fPIC", *c_api_build.WARNINGS)
         source, target = FOLDER / "failing_malloc.c", folder / "failing_malloc.so"
-        c_api_build.run(c_api_build.compiler("c"), *flags, source, "-o", target)
+        run(c_api_build.compiler("c"), *flags, source, "-o", target)
 
     library = made_once(factory, "failing_malloc", make) / "failing_malloc.so"
     own = {"LD_PRELOAD": str(library), "PYTHONPATH": IMPORTS}
-    done = ended(sys.executable, FOLDER / script, *arguments, environment=own, timeout=120)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout.splitlines()
+    command = sys.executable, FOLDER / script, *arguments
+    return run(*command, environment=own, timeout=120).splitlines()
 
 
 @NATIVE

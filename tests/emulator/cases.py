@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -145,7 +146,6 @@ def _skips(expected: reference.Attention, found: mx.array, threshold: float) -> 
 
 def compile_all(work: Iterable[tuple[EmulatorBackend, AttentionRequest]]) -> None:
     """Compile the kernels of these requests side by side, each text once."""
-    steps: list[Callable[[], object]] = [backend.compile(request) for backend, request in work]
+    steps = [backend.compile(request) for backend, request in work]
     with ThreadPoolExecutor(max_workers=min(2, os.cpu_count() or 1)) as pool:
-        for done in [pool.submit(step) for step in steps]:
-            done.result()
+        list(pool.map(operator.call, steps))

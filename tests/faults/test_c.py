@@ -10,9 +10,10 @@ import pytest
 import c_api
 import c_api_build
 from faults.text import Edit, table
-from golden.build import attention_case, row_bias
+from golden.build import row_bias
 from golden.make import read
 from parity.c_leg import failures
+from parity.calls import attention_case
 from parity.decode_cases import decode_case
 from parity.fold_cases import fold_case
 from parity.row_cases import append_case
@@ -26,7 +27,8 @@ def objects(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return c_api_build.objects(tmp_path_factory)
 
 
-CASES = [case for case in read() if case.fields["op"] != "trace"] + [
+CASES = [
+    *read(),
     # Of the golden cases none has a bias of rows.
     attention_case(
         "bias", heads=(4, 2), queries=3, rows=33, bias=partial(row_bias, nan=True), mask="causal"

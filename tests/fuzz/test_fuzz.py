@@ -19,15 +19,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from mlx.utils import tree_flatten
 
-from mlx_h2o import (
-    H2OConfig,
-    H2OKVCache,
-    QuantizedH2OKVCache,
-    fast,
-    load_prompt_cache,
-    save_prompt_cache,
-    use_backend,
-)
+from mlx_h2o import H2OConfig, H2OKVCache, fast, load_prompt_cache, save_prompt_cache, use_backend
+from mlx_h2o.caches.cache import evicting_cache
 from mlx_h2o.operations.backends import backends
 from sizes import examples
 
@@ -248,7 +241,7 @@ def test_any_settings_are_refused_or_kept_to(changed, length):
         return
     most = config.max_kv_size
     assume((most or 0) <= 4096 and config.kv_handed != "latents" and not config.preallocate)
-    cache = made(config)
+    cache = evicting_cache(config)
     seen = 0
     for count in (length, 1, 30, *[1] * 12):
         _, refused = tried(functools.partial(step, cache, count, 64))
@@ -267,13 +260,11 @@ def step(cache: H2OKVCache, count: int, width: int) -> None:
     mx.eval(cache.attend(queries, keys, values, scale=0.1, mask=None), cache.state[:2])
 
 
-def made(config: H2OConfig) -> H2OKVCache:
-    return (H2OKVCache if config.kv_bits is None else QuantizedH2OKVCache)(config)
-
-
 @functools.cache
 def written() -> tuple[bytes, H2OKVCache]:
-    cache = made(H2OConfig.of(max_kv_size=12, kv_bits=8, kv_group_size=32, policy="h2o-ema"))
+    cache = evicting_cache(
+        H2OConfig.of(max_kv_size=12, kv_bits=8, kv_group_size=32, policy="h2o-ema")
+    )
     for count in (9, 1, 7, 1):
         step(cache, count, 32)
     with tempfile.TemporaryDirectory() as folder:

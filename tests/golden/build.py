@@ -32,7 +32,7 @@ def generator(name: str, seed: int = 0) -> np.random.Generator:
     return np.random.default_rng([zlib.crc32(name.encode()), seed])
 
 
-def _normal(rng: np.random.Generator, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+def normal(rng: np.random.Generator, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
     return mx.array(rng.standard_normal(shape).astype(np.float32)).astype(dtype)
 
 
@@ -88,52 +88,6 @@ def with_slack(array: mx.array, slack: int) -> mx.array:
     poison = 2**32 - 1 if array.dtype == mx.uint32 else np.nan
     shape = (*array.shape[:2], slack, array.shape[3])
     return mx.concatenate([array, mx.full(shape, poison, dtype=array.dtype)], axis=2)
-
-
-def attention_case(
-    name: str, *, dtype: str = "f32", heads: tuple[int, int] = (2, 1), batch: int = 1,
-    queries: int = 1, rows: int = 20, sizes: tuple[int, int] = (32, 32), mask: Any = "",
-    sinks: tuple[float, ...] | None = None, bias: Any = None, slack: int = 0,
-    return_lse: bool = True, scale: float | None = None, seed: int = 0,
-) -> Case:  # fmt: skip
-    """An attention case. ``mask``: "", "causal", or a function of the generator that makes one.
-
-    ``bias``: a function of the generator and a shape that makes a bias of rows. The ``slack`` rows
-    behind keys and values are NaN: nothing may read them.
-    """
-    rng, kind = generator(name, seed), DTYPES[dtype]
-    hq, hkv = heads
-    scale = float(sizes[0] ** -0.5 if scale is None else scale)
-    scale = float(np.float32(scale))
-    tensors = {
-        "queries": _normal(rng, (batch, hq, queries, sizes[0]), kind),
-        "keys": _normal(rng, (batch, hkv, rows, sizes[0]), kind),
-        "values": _normal(rng, (batch, hkv, rows, sizes[1]), kind),
-    }
-    arguments: dict[str, Any] = {"scale": scale, "mask": mask or None, "sinks": None}
-    if callable(mask):
-        arguments["mask"] = tensors["mask"] = mask(rng)
-    if sinks is not None:
-        arguments["sinks"] = tensors["sinks"] = mx.array(sinks, dtype=mx.float32).astype(kind)
-    if bias is not None:
-        arguments["row_bias"] = tensors["row_bias"] = bias(rng, (batch, hkv, rows))
-    inputs = tuple(tensors[key] for key in ("queries", "keys", "values"))
-    expected = reference.attention(*inputs, **arguments)
-    allowed = reference.tolerances(*inputs, **arguments, expected=expected)
-    for key in ("keys", "values"):
-        tensors[key] = with_slack(tensors[key], slack)
-    for key, value in expected._asdict().items():
-        tensors[f"{key}64"] = mx.array(value.astype(np.float32))
-    fields = {
-        "name": name,
-        "op": "attention",
-        "scale": scale,
-        "mask": "array" if callable(mask) else mask,
-        "return_lse": return_lse,
-        "slack": slack,
-        "tolerance": {key: float(f"{bound:.4g}") for key, bound in allowed._asdict().items()},
-    }
-    return Case(fields, tensors)
 
 
 def keep_case(
@@ -200,9 +154,9 @@ def trace_case(
     keys = themes[:, rng.integers(0, 6, total)] + rng.standard_normal((heads[1], total, size))
     keys = keys[None] * rng.uniform(0.5, 1.5, (batch, heads[1], total, 1))
     tensors = {
-        "queries": _normal(rng, (batch, heads[0], total, size), kind),
+        "queries": normal(rng, (batch, heads[0], total, size), kind),
         "keys": mx.array(keys.astype(np.float32)).astype(kind),
-        "values": _normal(rng, (batch, heads[1], total, size), kind),
+        "values": normal(rng, (batch, heads[1], total, size), kind),
     }
     if bits:
         for name_of, width in zip(("keys", "values"), bits, strict=True):

@@ -14,7 +14,6 @@ from golden import build
 from golden.build import (
     Case,
     additive_mask,
-    attention_case,
     bool_mask,
     generator,
     keep_case,
@@ -23,6 +22,7 @@ from golden.build import (
     spread_scores,
     trace_case,
 )
+from parity.calls import attention_case
 from parity.trace_reference import run_reference
 
 BOUNDARIES = (1, 31, 32, 33, 1023, 1024, 1025)
@@ -137,7 +137,7 @@ def _others() -> Iterator[Case]:
         yield case(f"sinks-causal-{dtype}", sinks=(0.5, -1.5, 3, 8), queries=4, mask="causal")
         yield case(f"slack-{dtype}", slack=7, rows=17, batch=2)
         yield case(f"slack-causal-{dtype}", slack=31, rows=17, queries=3, mask="causal")
-        yield case(f"no-lse-{dtype}", return_lse=False)
+        yield case(f"no-lse-{dtype}", lse=False)
         yield case(f"large-logits-{dtype}", scale=8.0, rows=34)
         yield case(f"negative-scale-{dtype}", scale=-0.5)
         yield case(f"zero-scale-{dtype}", scale=0.0)

@@ -22,7 +22,6 @@ from paths import ROOT
 
 PACKAGER = ROOT / "tools" / "package_kernels.py"
 
-pytest.importorskip("tomllib", reason="tools/package_kernels.py needs Python 3.11")
 sys.path.insert(0, str(PACKAGER.parent))
 
 import kernel_source  # noqa: E402

@@ -6,7 +6,6 @@ Nothing is suppressed: neither MLX nor the C++ library leaks.
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 from pathlib import Path
@@ -17,6 +16,7 @@ import c_api
 import c_api_build
 from c_api_headers import INCLUDE
 from paths import ROOT, TESTS
+from programs import ended
 
 SOURCES = [TESTS / "languages" / "c_driver" / "driver.cpp", TESTS / "fuzz" / "c_api.cpp"]
 CORPUS = TESTS / "fuzz" / "corpus"
@@ -43,11 +43,9 @@ def driver(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(driver: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """The program by itself: what Python needs preloaded is not for it."""
-    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     options = "detect_leaks=1:fast_unwind_on_malloc=0"
-    environment |= {"ASAN_OPTIONS": options, "LSAN_OPTIONS": options}
-    command = [driver, CORPUS, *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True)
+    own = {"LD_PRELOAD": "", "ASAN_OPTIONS": options, "LSAN_OPTIONS": options}
+    return ended(driver, CORPUS, *arguments, environment=own)
 
 
 def test_the_driver_calls_every_function() -> None:

@@ -11,12 +11,7 @@ import pytest
 
 from parity.swift_leg import SwiftLeg
 from paths import ROOT
-from programs import ended
-
-
-def run(*line: object) -> None:
-    done = ended(*line)
-    assert done.returncode == 0, done.stdout + done.stderr
+from programs import run
 
 
 @pytest.mark.swift

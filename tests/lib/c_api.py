@@ -12,13 +12,14 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import cffi
 import mlx.core as mx
 import numpy as np
 
 from c_api_headers import ROOT, declarations
+from programs import missing
 
 ENVIRONMENT = "MLX_H2O_C_LIBRARY"
 ATTENTION = "scaled_dot_product_attention_with_scores"
@@ -254,13 +255,6 @@ def load(path: Path | None = None) -> Library | None:
     """The library under test, or None if it is not built."""
     path = path or library_path()
     return None if path is None else Library(path)
-
-
-def missing(reason: str) -> NoReturn:
-    """Skip a test because something is missing; in CI it fails."""
-    import pytest  # not at the top: the parity runner does not need it
-
-    (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
 
 
 def required() -> Library:

@@ -16,7 +16,7 @@ import pytest
 import c_api
 from c_api_headers import INCLUDE, ROOT
 from made_once import made_once
-from programs import ended
+from programs import run
 
 SOURCES = ROOT / "mlx-c" / "h2o"
 FAKES = ROOT / "tests" / "languages" / "c_api_fakes"
@@ -35,13 +35,6 @@ def compiler(language: str = "c++") -> str:
     if not found:
         c_api.missing(f"no compiler for {language} found")
     return found[0]
-
-
-def run(*command: str | Path) -> str:
-    """Output of a command that must succeed."""
-    done = ended(*command)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def link(directory: Path, name: str, objects: Sequence[Path]) -> c_api.Library:

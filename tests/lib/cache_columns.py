@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -10,7 +11,8 @@ import mlx.core as mx
 import numpy as np
 
 import reference_frame
-from mlx_h2o import H2OConfig, H2OKVCache, QuantizedH2OKVCache, policies
+from mlx_h2o import H2OConfig, policies
+from mlx_h2o.caches.cache import evicting_cache
 from mlx_h2o.caches.turbo_column import TurboColumn
 from mlx_h2o.config import KV_FORMATS
 from mlx_h2o.operations.composed import turbo
@@ -68,9 +70,8 @@ IN_BATCHES = [
 ]
 
 
-def new_cache(config: H2OConfig, name: str = "tiny layer 0") -> H2OKVCache:
-    """An empty cache of the class that the settings ask for."""
-    return (H2OKVCache if config.kv_bits is None else QuantizedH2OKVCache)(config, name=name)
+new_cache = partial(evicting_cache, name="tiny layer 0")
+"""An empty cache of the class that the settings ask for."""
 
 
 def packings(config: H2OConfig) -> tuple[int | Codes | None, int | Codes | None]:

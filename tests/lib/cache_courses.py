@@ -168,13 +168,10 @@ class Course:
         self.flush()
         alone = copy.deepcopy(self.cache)
         alone.share(rows)
-        found = copy.copy(self)
-        found.cache = H2OKVCache.merge([copy.deepcopy(alone) for _ in range(count)])
-        found.ragged = True
-        found.sequences = [copy.deepcopy(self.sequences[0]) for _ in range(count)]
+        batch = H2OKVCache.merge([copy.deepcopy(alone) for _ in range(count)])
+        found = self._continued(batch, [0] * count, ragged=True)
         for number, sequence in enumerate(found.sequences[1:]):
             sequence.goes_on_differently(number)
-        found.windows, found.coming = self.windows * count, [0] * count
         assert found.cache.prefix_rows == rows
         found.check()
         return found
@@ -192,22 +189,25 @@ class Course:
     def extract(self, index: int) -> Course:
         """A course of its own for one sequence, which also stays in this one."""
         self.flush()
-        found = copy.copy(self)
-        found.cache, found.ragged = self.cache.extract(index), False
-        found.sequences = [copy.deepcopy(self.sequences[index])]
-        found.windows, found.coming = [self.windows[index]], [0]
+        found = self._continued(self.cache.extract(index), [index], ragged=False)
         found.check()
         return found
 
     def merged(self, order: list[int]) -> Course:
         """A course with a new batch, merged from these sequences after extracting each."""
         self.flush()
+        batch = H2OKVCache.merge([self.cache.extract(index) for index in order])
+        found = self._continued(batch, order, ragged=self.ragged)
+        found.check()
+        return found
+
+    def _continued(self, cache: Any, order: list[int], *, ragged: bool) -> Course:
+        """A course with this cache, which holds copies of these sequences."""
         found = copy.copy(self)
-        found.cache = H2OKVCache.merge([self.cache.extract(index) for index in order])
+        found.cache, found.ragged = cache, ragged
         found.sequences = [copy.deepcopy(self.sequences[index]) for index in order]
         found.windows = [self.windows[index] for index in order]
         found.coming = [0] * len(order)
-        found.check()
         return found
 
     def copied(self, how: str = "copy") -> Course:

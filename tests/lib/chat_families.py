@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
 from mlx_lm.models import llama
+from mlx_lm.utils import save_model
 
 from mlx_h2o.demo import model_path
 
@@ -73,7 +73,6 @@ def saved(family: Family, folder: Path) -> str:
         "num_attention_heads": 2, "rms_norm_eps": 1e-5, "vocab_size": size + len(family.special),
     }  # fmt: skip
     model = llama.Model(llama.ModelArgs(**args))
-    weights = dict(tree_flatten(model.parameters()))
-    mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
+    save_model(folder, model)
     (folder / "config.json").write_text(json.dumps(args | {"eos_token_id": args["vocab_size"] - 1}))
     return str(folder)

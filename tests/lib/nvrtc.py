@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
-import struct
+import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -104,59 +104,30 @@ def compile_cuda(text: str, architecture: str) -> dict[str, Resources]:
     )
     try:
         options = [b"--device-as-default-execution-space", f"-arch={architecture}".encode()]
+        options.append(b"--ptxas-options=--verbose")
         include = toolkit() / "include"
         options += [f"--include-path={path}".encode() for path in (include / "cccl", include)]
         status = nvrtc.nvrtcCompileProgram(
             program, len(options), (ctypes.c_char_p * len(options))(*options)
         )
-        log = _bytes(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program)
-        message = log.rstrip(b"\0\n").decode()
+        size = ctypes.c_size_t()
+        _check(nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size)))
+        log = ctypes.create_string_buffer(size.value)
+        _check(nvrtc.nvrtcGetProgramLog(program, log))
+        message = log.value.decode().rstrip("\n")
         if status or "warning" in message:
             raise RuntimeError(message[:8000])
-        return resources(_bytes(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program))
+        return resources(message)
     finally:
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
 
 
-def resources(binary: bytes) -> dict[str, Resources]:
-    """Registers and stack of each kernel, from the `.nv.info` section of a CUDA binary."""
-    sections = _sections(binary)
-    strings = next(data for name, data in sections if name == ".strtab")
-    symbols = next(data for name, data in sections if name == ".symtab")
-    found: dict[int, dict[int, int]] = {}
-    for name, data in sections:
-        at = 0
-        while name == ".nv.info" and at < len(data):
-            form, attribute, size = struct.unpack_from("<BBH", data, at)
-            if form == 0x04:  # the size, and that many bytes
-                if attribute in (0x2F, 0x11):  # registers, frame size: symbol and value
-                    symbol, value = struct.unpack_from("<II", data, at + 4)
-                    found.setdefault(symbol, {})[attribute] = value
-                at += 4 + size
-            else:
-                at += 4
-    kernels = {}
-    for symbol, values in found.items():
-        if 0x2F in values:
-            (start,) = struct.unpack_from("<I", symbols, symbol * 24)
-            name = strings[start : strings.index(b"\0", start)].decode()
-            kernels[name] = Resources(values[0x2F], values.get(0x11, 0))
-    return kernels
-
-
-def _sections(binary: bytes) -> list[tuple[str, bytes]]:
-    """Names and contents of the sections of a 64-bit ELF file."""
-    (table,) = struct.unpack_from("<Q", binary, 0x28)
-    size, count, names = struct.unpack_from("<HHH", binary, 0x3A)
-    headers = [
-        struct.unpack_from("<IIQQQQIIQQ", binary, table + index * size) for index in range(count)
-    ]
-    labels = binary[headers[names][4] :]
-    found = []
-    for name, kind, _, _, offset, length, *_ in headers:
-        label = labels[name : labels.index(b"\0", name)].decode()
-        found.append((label, b"" if kind == 8 else binary[offset : offset + length]))
-    return found
+def resources(log: str) -> dict[str, Resources]:
+    """Registers and stack of each kernel, from what the assembler says of them."""
+    found = re.findall(
+        r"entry function '(\w+)'.*?(\d+) bytes stack frame.*?Used (\d+) registers", log, re.DOTALL
+    )
+    return {name: Resources(int(registers), int(stack)) for name, stack, registers in found}
 
 
 @cache
@@ -187,11 +158,3 @@ def _library() -> ctypes.CDLL:
 def _check(status: int) -> None:
     if status:
         raise RuntimeError(f"NVRTC failed with status {status}")
-
-
-def _bytes(size_of, get, program: ctypes.c_void_p) -> bytes:
-    size = ctypes.c_size_t()
-    _check(size_of(program, ctypes.byref(size)))
-    buffer = ctypes.create_string_buffer(size.value)
-    _check(get(program, buffer))
-    return buffer.raw[: size.value]

@@ -11,9 +11,8 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
-import mlx.core as mx
 import pytest
-from mlx.utils import tree_flatten
+from mlx_lm.utils import save_model
 
 from ranks_program import HEADS
 from tiny_models import tiny_qwen3, tiny_tokenizer
@@ -74,8 +73,7 @@ def ended(processes: list[subprocess.Popen[str]]) -> list[tuple[str, str]]:
 def saved(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A small model on disk."""
     folder, model = tmp_path_factory.mktemp("model"), tiny_qwen3(**HEADS)
-    weights = dict(tree_flatten(model.parameters()))
-    mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
+    save_model(folder, model)
     (folder / "config.json").write_text(json.dumps(vars(model.args)))
     tiny_tokenizer().save_pretrained(folder)
     return str(folder)

@@ -23,7 +23,7 @@ from mlx_h2o import demo, fit_bytes
 from mlx_h2o.lm import layers
 from mlx_h2o.lm.ranks import ranks_of
 from mlx_h2o.lm.routing import evicting_caches
-from tiny_models import random_prompt, spread, tiny_llama, tiny_qwen3, tiny_tokenizer
+from tiny_models import SMALL, random_prompt, spread, tiny_llama, tiny_qwen3, tiny_tokenizer
 
 HEADS = {"heads": 8, "kv_heads": 4}
 COUNT = 12
@@ -39,10 +39,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 def tiny_qwen2() -> Any:
     mx.random.seed(9)
-    sizes = {"hidden_size": 256, "num_hidden_layers": 2, "intermediate_size": 48}
-    numbers = {"rms_norm_eps": 1e-6, "vocab_size": 64, "tie_word_embeddings": True}
+    sizes = {"hidden_size": 256, "num_hidden_layers": 2, "tie_word_embeddings": True}
     heads = {"num_attention_heads": 8, "num_key_value_heads": 4}
-    return spread(qwen2.Model(qwen2.ModelArgs(model_type="qwen2", **sizes, **heads, **numbers)))
+    return spread(qwen2.Model(qwen2.ModelArgs(model_type="qwen2", **sizes, **heads, **SMALL)))
 
 
 MODELS = {

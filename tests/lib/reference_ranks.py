@@ -15,11 +15,6 @@ WEIGHTS = ("h2o", "h2o-sum", "snapkv", "tova", "value-aware", "mix")
 """Policies whose ``C`` accumulates attention weights."""
 
 
-def accumulate(config, before: np.ndarray, scores: np.ndarray) -> np.ndarray:
-    """The new C [N] of a head."""
-    return take_in(config, before, seen(config, scores))
-
-
 def seen(config, scores: np.ndarray) -> np.ndarray:
     """What the policy accumulates: the logits, or their softmax."""
     if config.policy.name not in WEIGHTS:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
+from mlx.utils import tree_map
 from mlx_lm.generate import generate_step
 from mlx_lm.models import gemma3_text, llama, qwen3
 from tokenizers import Tokenizer
@@ -65,12 +65,7 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
 
 def spread(model):
     """The model with large weights, so that attention is not flat."""
-    model.load_weights(
-        [
-            (name, 3 * weight if weight.ndim == 2 else weight)
-            for name, weight in tree_flatten(model.parameters())
-        ]
-    )
+    model.update(tree_map(lambda w: 3 * w if w.ndim == 2 else w, model.parameters()))
     mx.eval(model.parameters())
     return model
 

@@ -8,8 +8,18 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+import reference
 import reference_turbo
-from golden.build import DTYPES, Case, additive_mask, bool_mask, row_bias, with_slack
+from golden.build import (
+    DTYPES,
+    Case,
+    additive_mask,
+    bool_mask,
+    generator,
+    normal,
+    row_bias,
+    with_slack,
+)
 from mlx_h2o.config import KV_FORMATS
 from mlx_h2o.operations.composed import turbo
 from parity.operations import dense_rows
@@ -20,7 +30,8 @@ PARTS = {1: ("",), 2: ("_words", "_norms"), 3: ("_words", "_scales", "_biases")}
 
 @dataclass(frozen=True)
 class Call:
-    """One call. ``mask`` is "", "causal", "bool", or "add-f32" and its like for an additive one.
+    """One call. ``mask`` is "", "causal", "bool", "add-f32" and its like for an additive one, or a
+    function of the generator that makes one; ``sinks`` a dtype, or numbers.
 
     ``bits`` of keys and values pack them in groups of ``group``, with scales of a dtype ``scales``
     (that of the queries where it is empty), and ``kv_format`` as codes of rotated rows. The
@@ -34,7 +45,7 @@ class Call:
     heads: tuple[int, int] = (2, 1)
     queries: int = 1
     rows: int = 33
-    mask: str = ""
+    mask: Any = ""
     sinks: Any = ""
     lse: bool = True
     scores: bool = True
@@ -46,7 +57,7 @@ class Call:
     sparse: float = 0.0
     skipped: bool = False
     bias: Any = False
-    scale: float = 0.0
+    scale: float | None = None
     empty: bool = False
 
     def made(
@@ -54,17 +65,16 @@ class Call:
     ) -> tuple[dict[str, Any], dict[str, mx.array], list[Any], dict[str, Any]]:
         """Fields and tensors of a case; keys and values as they dequantise; and scale, mask, sinks
         and bias as the reference takes them."""
-
-        def normal(*shape: int, dtype: str = self.dtype) -> mx.array:
-            return mx.array(rng.standard_normal(shape).astype(np.float32)).astype(DTYPES[dtype])
-
-        (heads, kv_heads), scale = self.heads, self.scale or self.sizes[0] ** -0.5
+        (heads, kv_heads), kind = self.heads, DTYPES[self.dtype]
+        scale = self.sizes[0] ** -0.5 if self.scale is None else self.scale
         bits = KV_FORMATS[self.kv_format] if self.kv_format else self.bits
-        tensors, live = {"queries": normal(self.batch, heads, self.queries, self.sizes[0])}, []
+        shape_of_queries = (self.batch, heads, self.queries, self.sizes[0])
+        tensors, live = {"queries": normal(rng, shape_of_queries, kind)}, []
         for (side, seed), size, width in zip(
             reference_turbo.SEEDS.items(), self.sizes, bits or (0, 0), strict=True
         ):
-            parts: tuple[mx.array, ...] = (normal(self.batch, kv_heads, self.rows, size),)
+            rows = (self.batch, kv_heads, self.rows, size)
+            parts: tuple[mx.array, ...] = (normal(rng, rows, kind),)
             if self.kv_format and 0 < width < 8:
                 parts = turbo.encode_rows(*parts, width, seed)
             elif width:
@@ -79,14 +89,18 @@ class Call:
         if self.empty:
             whole = (self.batch, heads, self.queries, self.rows)
             shape = {"shape": whole, "empty": (0, 0, 0)}
-        if self.mask == "bool":
+        if callable(self.mask):
+            given["mask"] = tensors["mask"] = self.mask(rng)
+        elif self.mask == "bool":
             given["mask"] = tensors["mask"] = bool_mask(rng, **shape)
         elif self.mask.startswith("add-"):
             shape |= {"dtype": DTYPES[self.mask[4:]], "masked": (-np.inf,)}
             given["mask"] = tensors["mask"] = additive_mask(rng, **shape)
         if self.sinks:
-            drawn = isinstance(self.sinks, str)
-            sinks = normal(heads, dtype=self.sinks) if drawn else mx.array(self.sinks)
+            if isinstance(self.sinks, str):
+                sinks = normal(rng, (heads,), DTYPES[self.sinks])
+            else:
+                sinks = mx.array(self.sinks, mx.float32).astype(kind)
             given["sinks"] = tensors["sinks"] = sinks
         if self.bias:
             draw = self.bias if callable(self.bias) else row_bias
@@ -113,3 +127,21 @@ def drawn_case(
 ) -> Case:
     wanted = {f"{key}64": mx.array(array.astype(np.float32)) for key, array in expected.items()}
     return Case(fields | {"tolerance": tolerance}, tensors | wanted)
+
+
+def attention_case(
+    name: str, *, rows: int = 20, sizes: tuple[int, int] = (32, 32), seed: int = 0, **given: Any
+) -> Case:
+    """One case of a ``Call`` with dense rows and scores, as the golden vectors have it."""
+    call = Call(rows=rows, sizes=sizes, **given)
+    fields, tensors, live, arguments = call.made(generator(name, seed))
+    inputs = (tensors["queries"], *live)
+    expected = reference.attention(*inputs, **arguments)
+    allowed = reference.tolerances(*inputs, **arguments, expected=expected)
+    kept = {key: fields[key] for key in ("scale", "mask", "return_lse", "slack")}
+    return drawn_case(
+        {"name": name, "op": "attention"} | kept,
+        tensors,
+        expected._asdict(),
+        {key: float(f"{bound:.4g}") for key, bound in allowed._asdict().items()},
+    )

@@ -15,9 +15,9 @@ import mlx.core as mx
 import numpy as np
 
 import reference
-from golden.build import DTYPES, Case, additive_mask, attention_case, generator, row_bias
+from golden.build import DTYPES, Case, additive_mask, generator, row_bias
 from mlx_h2o.config import KV_FORMATS
-from parity.calls import Call, drawn_case
+from parity.calls import Call, attention_case, drawn_case
 
 # The combinations that bring both sides of every flag: mask, sinks, scores, lse. Those at even
 # places have a bias of rows in one pass, the others in two.
@@ -123,7 +123,7 @@ def decode_case(name: str, *, seed: int = 0, mask: str = "", **given: Any) -> Ca
     dense rows with scores is plain attention, which every leg serves."""
     dtype, sparse = given.get("dtype", "f32"), given.get("sparse", 0.0)
     # Sparse V needs pairs to drop, so logits that lie far apart.
-    given["scale"] = 0.4 if sparse else 0.0
+    given["scale"] = 0.4 if sparse else None
     given["sinks"] = dtype if given.get("sinks") else ""
     call = Call(mask=f"add-{dtype}" if mask == "additive" else mask, **given)
     fields, tensors, live, arguments = call.made(generator(name, seed))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
 
@@ -14,8 +15,6 @@ from mlx_h2o.operations.gpu import kernels
 from parity import runner
 from parity.legs import EmulatorLeg
 from paths import ROOT
-
-tomllib = pytest.importorskip("tomllib", reason="variants.toml is read with Python 3.11")
 
 TABLE = ROOT / "metal" / "variants.toml"
 VARIANTS = tomllib.loads(TABLE.read_text("ascii"))
