@@ -362,8 +362,9 @@ class H2OKVCache:
         if self._free and length == 1 == len(table.segments):  # nearly always
             slots, width = table.segments[0].next_slots(), table.shown + 1
             return None if slots is None else self._shaped(mx.arange(width) <= slots)
-        step = Step.of(length, self._padding)
+        step = Step(length, len(self._padding))
         if self._free < length:
+            step = Step.of(length, self._padding)
             checks.check_scored(self)
             table = self._make_room(step.counts)
         rows = [one.rows for one in table.segments] or [table.tokens]
