@@ -102,8 +102,10 @@ def read_by(source: Path) -> set[Path]:
     """The source, and what it includes, directly or not."""
     found, waiting = {source}, [source]
     while waiting:
-        names = re.findall(r'"(\w+/\w+\.h)"', waiting.pop().read_text("utf-8"))
-        new = {SOURCES / name for name in names if (SOURCES / name).exists()} - found
+        file = waiting.pop()
+        names = re.findall(r'"((?:\w+/)?\w+\.h)"', file.read_text("utf-8"))
+        places = {folder / name for name in names for folder in (SOURCES, file.parent)}
+        new = {place for place in places if place.exists()} - found
         found |= new
         waiting += new
     return found
