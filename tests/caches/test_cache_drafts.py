@@ -39,6 +39,12 @@ def test_a_draft_before_the_budget_falls_leaves_no_trace():
     course.chunk(5)
 
 
+def test_the_newest_row_stays_when_a_budget_falls_almost_to_its_sinks():
+    course = Course(max_kv_size=13, sink_size=9, recent_size=4, heavy_size=0, rows_at=((16, 11),))
+    course.chunk(16)
+    assert [row.position for row in course.references[0].heads[0]] == [*range(9), 14, 15]
+
+
 def test_trims_that_reach_too_far_are_refused():
     course = Course(speculative=2)
     course.chunk(30)

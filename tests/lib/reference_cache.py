@@ -66,7 +66,8 @@ class ReferenceCache:
         """Set the budget of a text of this length, and how many newest rows it protects."""
         steps, most = self.config.rows_at, self.config.max_kv_size
         self.budget = next((rows for tokens, rows in steps if tokens >= end), most)
-        self.recent = max(self.config.recent_size * self.budget // most, self.tail)
+        free = self.budget - max(self.config.budget.sink_size, self.config.prefix_size)
+        self.recent = max(min(self.config.recent_size * self.budget // most, free), self.tail)
 
     def update(self, keys: np.ndarray, values: np.ndarray) -> None:
         """Evict what is due, then append the new rows."""

@@ -38,8 +38,9 @@ class Room:
         plans = [next((one for one in steps if one[0] >= end), last) for end in ends]
         self._lasting = [tokens for tokens, _ in plans]
         self.budgets = [rows - self._shared for _, rows in plans]
-        recent = self._config.recent_size or 0
-        self._recent = [max(recent * rows // self._most, self.reach) for _, rows in plans]
+        recent, first = self._config.recent_size or 0, self._config.protected
+        shares = ((recent * rows // self._most, rows - first) for _, rows in plans)
+        self._recent = [max(min(share), self.reach) for share in shares]
         most = max(self.budgets, default=0)
         self.tail_limit = tiers.tail_limit(self._config) if self._mixed else most
 
