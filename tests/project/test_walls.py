@@ -15,23 +15,23 @@ GENERATED = {"_kernel_text.py", "kernel_text.h", "_operation_table.py", "operati
 CODE = {".py", ".pyi", ".h", ".c", ".cpp", ".metal", ".swift"}
 
 MOST = {
-    "python": 17_459,
-    "python/mlx_h2o/caches": 3_480,
-    "python/mlx_h2o/commands": 1_495,
-    "python/mlx_h2o/demo": 203,
-    "python/mlx_h2o/evaluation": 1_570,
-    "python/mlx_h2o/hardware": 420,
-    "python/mlx_h2o/lm": 2_711,
-    "python/mlx_h2o/operations": 2_992,
-    "python/mlx_h2o/policies": 618,
-    "python/mlx_h2o/serving": 2_527,
-    "core": 7_553,
+    "python": 17_055,
+    "python/mlx_h2o/caches": 3_390,
+    "python/mlx_h2o/commands": 1_459,
+    "python/mlx_h2o/demo": 202,
+    "python/mlx_h2o/evaluation": 1_509,
+    "python/mlx_h2o/hardware": 414,
+    "python/mlx_h2o/lm": 2_683,
+    "python/mlx_h2o/operations": 2_865,
+    "python/mlx_h2o/policies": 589,
+    "python/mlx_h2o/serving": 2_526,
+    "core": 6_826,
     "metal": 1_874,
-    "mlx-c/h2o": 3_075,
+    "mlx-c/h2o": 3_055,
     "swift/Sources/MLXH2O": 1_430,
     "swift/Sources/MLXH2OLM": 2_844,
-    "benchmarks": 2_843,
-    "tests": 29_782,
+    "benchmarks": 2_792,
+    "tests": 29_746,
 }
 
 
