@@ -1,7 +1,5 @@
 """The command `mlx_h2o`: one module of `commands` per subcommand."""
 
-from __future__ import annotations
-
 import errno
 import importlib
 import io

@@ -1,7 +1,5 @@
 """Errors about settings, as data: each caller names settings in its own way."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Container
 
 LARGEST = 2**30

@@ -1,7 +1,5 @@
 """`mlx_h2o benchmark`: tokens per second and memory, with random prompts."""
 
-from __future__ import annotations
-
 import argparse
 import time
 from typing import Any

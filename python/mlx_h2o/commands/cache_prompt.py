@@ -1,7 +1,5 @@
 """`mlx_h2o cache_prompt`: read a prompt once, and save its cache."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import time

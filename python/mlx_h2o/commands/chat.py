@@ -1,7 +1,5 @@
 """`mlx_h2o chat`: talk to a model in the terminal, in a fixed amount of memory."""
 
-from __future__ import annotations
-
 import argparse
 import copy
 import importlib

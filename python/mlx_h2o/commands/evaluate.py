@@ -1,7 +1,5 @@
 """`mlx_h2o evaluate`: what bounded caches cost on your own model and texts, at equal bytes."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import sys

@@ -1,7 +1,5 @@
 """The flags of all commands, including those of caches, each with the type that reads it."""
 
-from __future__ import annotations
-
 import argparse
 import logging
 from pathlib import Path

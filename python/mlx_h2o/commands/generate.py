@@ -1,7 +1,5 @@
 """`mlx_h2o generate`: text from a prompt."""
 
-from __future__ import annotations
-
 import argparse
 from functools import partial
 from typing import Any

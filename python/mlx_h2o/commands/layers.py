@@ -1,7 +1,5 @@
 """`mlx_h2o layers`: which KV heads of a model retrieve, and the rows of each, as a file."""
 
-from __future__ import annotations
-
 import argparse
 import json
 

@@ -1,7 +1,5 @@
 """The command line: check values as they are parsed, and report a mistake in one line."""
 
-from __future__ import annotations
-
 import argparse
 import difflib
 import json

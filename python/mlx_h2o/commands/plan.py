@@ -1,7 +1,5 @@
 """`mlx_h2o plan`: what a model's KV cache takes, what fits into a memory, and how to run it."""
 
-from __future__ import annotations
-
 import argparse
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """`mlx_h2o server`: one model over HTTP."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import hashlib

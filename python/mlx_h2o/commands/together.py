@@ -1,7 +1,5 @@
 """A command in several processes of `mlx.launch`: they share one model, and end together."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import socket

@@ -1,7 +1,5 @@
 """Progress of a command: a bar in a terminal, otherwise a line every few seconds."""
 
-from __future__ import annotations
-
 import sys
 import time
 from contextlib import AbstractContextManager

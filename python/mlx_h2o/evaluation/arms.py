@@ -6,8 +6,6 @@ mlx_lm's caches allocate ahead does not. Only layers whose caches grow with the 
 windows are the same in every arm.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Callable, Mapping

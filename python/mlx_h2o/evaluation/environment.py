@@ -1,7 +1,5 @@
 """The machine and the versions with which figures were measured."""
 
-from __future__ import annotations
-
 import os
 import platform
 import re

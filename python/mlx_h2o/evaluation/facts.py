@@ -5,8 +5,6 @@ question is the beginning of its fact, which a language model continues. Tokeniz
 hashable, with the methods of mlx_lm's `TokenizerWrapper`.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 Texts are given as (name, text), and are cut into separate windows of one length.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Sequence

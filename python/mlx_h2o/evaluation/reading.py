@@ -5,8 +5,6 @@ equal those of texts read alone (a test compares them). A comparison is fair if 
 same tokens in the same chunks.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A result of :func:`.run.evaluate` as a table in Markdown, and as a plot of loss against bytes."""
 
-from __future__ import annotations
-
 import importlib
 import math
 from collections.abc import Iterable, Mapping, Sequence

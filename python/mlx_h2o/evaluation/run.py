@@ -1,7 +1,5 @@
 """Measure every arm on every case once, and keep the results in a file, to resume from."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Sequence

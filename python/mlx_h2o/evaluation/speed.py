@@ -1,7 +1,5 @@
 """Measure speed and memory of a model with several kinds of caches, which take turns."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping

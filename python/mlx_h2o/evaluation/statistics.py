@@ -1,7 +1,5 @@
 """Timings in turns and their spreads; paired differences and their bootstrap intervals."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar

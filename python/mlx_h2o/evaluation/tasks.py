@@ -11,8 +11,6 @@ writing: texts that the model continues by itself: whether it repeats itself, an
     loss on them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial

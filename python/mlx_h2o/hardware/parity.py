@@ -1,7 +1,5 @@
 """Compare every operation on the machine's back end with plain MLX operations on its CPU."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The measurements as Markdown, for the documents."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ..evaluation.report import markdown, spread_text

@@ -1,8 +1,6 @@
 """Measure speed and memory of a model with our caches, relative to mlx_lm's; values that sparse V
 skips; and caches that fill row by row."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Sequence

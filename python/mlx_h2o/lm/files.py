@@ -6,8 +6,6 @@ fail far from its cause. The checksum in the header detects damage, but is not a
 the SHA-256 of all bytes of the file, with zeros in place of the checksum itself.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import hashlib

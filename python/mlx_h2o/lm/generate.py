@@ -1,7 +1,5 @@
 """mlx_lm's loading and generation with evicting caches, also for programs that call mlx_lm."""
 
-from __future__ import annotations
-
 import copy
 import json
 import sys

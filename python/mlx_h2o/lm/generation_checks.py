@@ -1,8 +1,6 @@
 """Checks of generation's arguments before anything is computed: MLX reads out of bounds for a token
 id outside the embedding table, and with some numbers mlx_lm's loops never end."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, cast

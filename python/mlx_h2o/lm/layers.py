@@ -4,8 +4,6 @@ Most heads attend nearby; a few retrieve from far back in the text. Their rows d
 recalls, and the others need fewer. :mod:`mlx_h2o.lm.probing` finds them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json

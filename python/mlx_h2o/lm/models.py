@@ -1,8 +1,6 @@
 """Facts about models: which cannot be served, in which form the others get their rows, and how to
 tell them apart."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ One token in a lazy graph that is never evaluated shows which arrays each layer 
 follow from their shapes, for any model and any caches, without a formula.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, cast

@@ -3,8 +3,6 @@
 The model is built and its weights are mapped, but nothing is evaluated (:mod:`.outline`).
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

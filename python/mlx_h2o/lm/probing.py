@@ -5,8 +5,6 @@ Olsson et al. 2022). Reading random tokens twice reveals them: the first copy of
 only useful thing to attend to.
 """
 
-from __future__ import annotations
-
 import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """The caches of a model, with evicting caches instead of mlx_lm's unbounded ones."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Iterable, Sequence

@@ -10,8 +10,6 @@ collector, in the middle of another call of the same thread. Ctrl-C can strike b
 steps. So every step can safely run twice, and the end of the next context completes what is left.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import inspect

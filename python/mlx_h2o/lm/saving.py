@@ -5,8 +5,6 @@ the model was given, facts that identify it. This package also reads files of it
 wrote; mlx_lm does not know their classes, and refuses either kind of file by name.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Sequence

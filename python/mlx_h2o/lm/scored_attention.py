@@ -1,7 +1,5 @@
 """Attention that returns its output, and passes its scores to the cache that wants them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, cast
 

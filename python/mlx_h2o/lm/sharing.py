@@ -1,7 +1,5 @@
 """A common prefix of several prompts, prefilled once and held once."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

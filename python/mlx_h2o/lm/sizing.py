@@ -1,7 +1,5 @@
 """Find how many rows, of how many bits, fit into a number of bytes."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence

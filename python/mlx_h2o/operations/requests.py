@@ -4,8 +4,6 @@
 token, so none is a frozen dataclass, which takes longer to make.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple

@@ -3,8 +3,6 @@
 Arguments are not checked.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 

@@ -1,7 +1,5 @@
 """Turn the engine's events into answers in OpenAI's format, whole or streamed in chunks."""
 
-from __future__ import annotations
-
 import json
 import logging
 import time

@@ -4,8 +4,6 @@ An entry is a file of ``save_prompt_cache``, which appears whole or not at all. 
 the tokens, and names the model with its settings.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

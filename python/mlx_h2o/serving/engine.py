@@ -1,7 +1,5 @@
 """One thread that owns the model: requests join a batch, and each fails alone."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import logging
@@ -336,23 +334,18 @@ class Engine:
                 self._keep_row(one.uid, request)
 
     def _keep_row(self, uid: int, request: Request) -> None:
-        """Keep a snapshot of a request up to its next place, or of all that it has read."""
-        caches = self._batch.extract_cache([uid])[uid][0]
-        place, *request._places = request._places or (None,)
-        worth = place is not None and self._is_worth_a_file(request, place)
-        self._keep(request.seen[:place], caches, worth)
+        """Keep a snapshot of a request up to its next place, or of all that it has read.
 
-    def _is_worth_a_file(self, request: Request, place: int) -> bool:
-        """Whether to write the snapshot at a place of a prompt: at its end, before its last part,
-        and otherwise once for as many tokens as caches hold rows, so that all of them together take
-        little more than a cache that evicts nothing."""
-        if request._places:
-            near = request._places[-1] - self.least_on_disk
-            apart = place - request._filed >= self.memory.rows
-            if not (apart or place <= near < request._places[0]):
-                return False
-        request._filed = place
-        return True
+        Worth a file are the end of a prompt, the place before its last part, and one for as many
+        tokens as caches hold rows: together little more than a cache that evicts nothing.
+        """
+        caches, worth = self._batch.extract_cache([uid])[uid][0], False
+        place, *rest = request._places or (None,)
+        if place is not None:
+            part = bool(rest) and place <= rest[-1] - self.least_on_disk < rest[0]
+            worth = not rest or part or place - request._filed >= self.memory.rows
+            request._places, request._filed = rest, place if worth else request._filed
+        self._keep(request.seen[:place], caches, worth)
 
     def _keep(self, tokens: list[int], caches: list[Any], worth: bool) -> None:
         """Keep a snapshot, which may be ``worth`` a file."""

@@ -1,7 +1,5 @@
 """JSON answers: llguidance tells which tokens a schema allows next."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import subprocess

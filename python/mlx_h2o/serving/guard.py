@@ -4,8 +4,6 @@ A browser lets any web page send requests to this machine; the host and origin h
 from local requests.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ipaddress
 import secrets

@@ -1,7 +1,5 @@
 """The server's paths, as in OpenAI's API."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

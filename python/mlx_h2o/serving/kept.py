@@ -1,7 +1,5 @@
 """A store keyed by tokens: found by the longest shared prefix, dropped in the order of last use."""
 
-from __future__ import annotations
-
 import heapq
 import sys
 from bisect import bisect_left, insort

@@ -1,7 +1,5 @@
 """Sequences that take turns, for draft models and for caches that cannot be batched."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import itertools

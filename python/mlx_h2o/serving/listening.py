@@ -1,7 +1,5 @@
 """Listen on a port, and serve until a signal comes."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

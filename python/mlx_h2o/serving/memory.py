@@ -1,7 +1,5 @@
 """Plan what fits in memory: weights, running requests, prefill chunks and snapshots."""
 
-from __future__ import annotations
-
 import math
 import os
 import sys

@@ -1,7 +1,5 @@
 """The server's metrics for Prometheus."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 

@@ -1,7 +1,5 @@
 """A request for one answer, and its events."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

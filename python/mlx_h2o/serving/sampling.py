@@ -1,7 +1,5 @@
 """Sampling with random keys of the request's own, so that its batch changes nothing."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import struct

@@ -5,8 +5,6 @@ ranked its rows. Other caches cannot be trimmed, but are bounded and therefore s
 leaves several of them, at a ladder of places (:func:`places`).
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from contextlib import suppress

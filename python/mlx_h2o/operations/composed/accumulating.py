@@ -5,8 +5,6 @@ All in float32. ``a`` is the decay; ``1 - a`` is computed in double precision, t
 Other languages repeat the operations of ``accumulate_scores`` with one query in the same order.
 """
 
-from __future__ import annotations
-
 import mlx.core as mx
 
 MAX_QUERIES = 128

@@ -3,8 +3,6 @@
 Only ``append_rows`` changes an array that was passed; all other results are new objects.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import mlx.core as mx

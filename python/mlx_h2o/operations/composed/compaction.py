@@ -4,8 +4,6 @@ The order of slots does not matter to attention, since keys already contain RoPE
 move than there are gaps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 

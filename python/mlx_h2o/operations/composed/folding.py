@@ -1,7 +1,5 @@
 """The definition of folding evicted rows into rows that stay: plain MLX operations in float32."""
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Operations on rows in several arrays: the definitions, in plain MLX operations."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import cast
 

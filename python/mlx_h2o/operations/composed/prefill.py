@@ -1,7 +1,5 @@
 """The definition of the scores of a long chunk in plain MLX operations: logits in blocks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any

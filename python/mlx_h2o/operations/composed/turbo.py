@@ -17,8 +17,6 @@ queries into the basis of the keys' codes, and the output back from the basis of
 once each. Plain MLX operations; all arithmetic is float32.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The base of back ends that run the operations as kernels."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import mlx.core as mx

@@ -4,8 +4,6 @@ Nothing here runs anything: ``plan`` names the kernels, their flags, buffers, te
 and grids, and the Metal, CUDA and test back ends hand that to MLX in their own way.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any, NamedTuple

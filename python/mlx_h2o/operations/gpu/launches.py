@@ -1,8 +1,6 @@
 """Kernel launches: a single one, a plan of several for one request, and those of the operations on
 a cache's rows. Nothing here runs anything."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

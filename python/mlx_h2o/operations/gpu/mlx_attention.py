@@ -1,7 +1,5 @@
 """MLX's own attention, used for chunks, and for steps over packed rows where it is faster."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import replace

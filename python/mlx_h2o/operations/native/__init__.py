@@ -1,7 +1,5 @@
 """The native CPU back end: the SIMD kernels of core/, for every valid request on a CPU stream."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, cast
 

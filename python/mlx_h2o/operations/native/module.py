@@ -1,8 +1,6 @@
 """The extension ``mlx_h2o._core``: whether it is installed and fits this process, and how many
 threads it uses."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import re
