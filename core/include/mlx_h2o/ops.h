@@ -148,8 +148,9 @@ bool commits_pages();
 ///
 /// `buffer` is [B, H, C] or [B, H, C, width]. In the sequences `sequences`, the rows in the slots
 /// `kept`, uint32 [b, H, K], ascending, stay: kept rows beyond slot K fill the free slots below it,
-/// the last row first. Then `tail` rows from slot `start` on follow them. Returns the buffer, written in the memory of the input if nothing else holds it;
-/// the contents after the rows that stay are undefined.
+/// the last row first. Then `tail` rows from slot `start` on follow them. Returns the buffer,
+/// written in the memory of the input if nothing else holds it; the contents after the rows that
+/// stay are undefined.
 mlx::core::array compact_rows(const mlx::core::array& buffer, const mlx::core::array& kept,
                               const std::vector<int>& sequences, int start = 0, int tail = 0,
                               mlx::core::StreamOrDevice s = {});

@@ -126,7 +126,7 @@ class Engine:
         with self._wake:
             if self._closing or self.ended.is_set():
                 raise BusyError("the server is shutting down")
-            if self.waiting + len(requests) > self.memory.queue:
+            if self.running + self.waiting + len(requests) > self.memory.decode + self.memory.queue:
                 raise BusyError(f"{self.waiting:,} requests wait already")
             self._come += requests
             self._wake.notify()
