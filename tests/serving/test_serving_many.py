@@ -44,6 +44,9 @@ def hostile(client: httpx.Client) -> list[Callable[[], bool]]:
 
     def leaves(stream: bool) -> bool:
         body = as_json({"prompt": TEXT, "max_tokens": 100_000, "stream": stream})
+        if stream:
+            with client.stream("POST", "completions", **body) as found:
+                return bool(next(found.iter_bytes()))
         with pytest.raises(httpx.TimeoutException):
             client.post("completions", **body, timeout=0.5)
         return True

@@ -342,8 +342,9 @@ class Engine:
         caches, worth = self._batch.extract_cache([uid])[uid][0], False
         place, *rest = request._places or (None,)
         if place is not None:
-            part = bool(rest) and place <= rest[-1] - self.least_on_disk < rest[0]
-            worth = not rest or part or place - request._filed >= self.memory.rows
+            near = (rest or [0])[-1] - self.least_on_disk  # later ones are not worth a file
+            apart = place - request._filed >= self.memory.rows
+            worth = not rest or (place <= near and (apart or near < rest[0]))
             request._places, request._filed = rest, place if worth else request._filed
         self._keep(request.seen[:place], caches, worth)
 
