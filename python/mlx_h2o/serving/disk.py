@@ -22,6 +22,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..lm.files import check_folder
+from ..lm.outline import total_bytes
 from ..lm.prompt_cache import with_own_rows
 from ..lm.saving import load_prompt_cache, save_prompt_cache, saved_texts
 from .kept import Entry, Kept, key_of
@@ -103,8 +104,7 @@ class PromptStore:
                 self.known.use(found.key)
                 return
         caches = with_own_rows(caches)
-        nbytes = sum(int(one.nbytes) for one in caches)
-        if nbytes > room:
+        if (nbytes := total_bytes(caches)) > room:
             _LOG.warning("a prompt cache is not kept on disk: requests need the memory")
         elif not self._room.acquire(blocking=False):
             _LOG.warning("prompt caches come faster than they are written: one is not kept")

@@ -342,9 +342,9 @@ class Engine:
         caches, worth = self._batch.extract_cache([uid])[uid][0], False
         place, *rest = request._places or (None,)
         if place is not None:
-            near = (rest or [0])[-1] - self.least_on_disk  # later ones are not worth a file
-            apart = place - request._filed >= self.memory.rows
-            worth = not rest or (place <= near and (apart or near < rest[0]))
+            last = rest[-1] if rest else place
+            near, apart = last - self.least_on_disk, place - request._filed >= self.memory.rows
+            worth = place == last or (place <= near and (apart or near < rest[0]))
             request._places, request._filed = rest, place if worth else request._filed
         self._keep(request.seen[:place], caches, worth)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from ..lm.outline import total_bytes
 from ..lm.ranks import ALONE, Ranks
 from ..lm.routing import evicting_caches, held_tokens, parts_of
 from .kept import Entry, Kept, key_of
@@ -46,8 +47,7 @@ class Snapshots(Kept[list[Any]]):
         for cache in evicting_caches(caches):
             cache.flush()
         held, able = min([len(tokens), *held_tokens(caches)]), is_cuttable(caches)
-        own = able, trim_to(caches, held), -sum(int(one.nbytes) for one in caches)
-        cuttable, whole, less = self.ranks.least(*own)
+        cuttable, whole, less = self.ranks.least(able, trim_to(caches, held), -total_bytes(caches))
         if not whole or held == 0:
             return 0
         new = Entry(key_of(tokens[:held]), -less, caches, bool(cuttable))
