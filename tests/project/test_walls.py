@@ -25,7 +25,7 @@ MOST = {
     "python/mlx_h2o/operations": 2_865,
     "python/mlx_h2o/policies": 589,
     "python/mlx_h2o/serving": 2_527,
-    "core": 6_827,
+    "core": 6_826,
     "metal": 1_874,
     "mlx-c/h2o": 3_055,
     "swift/Sources/MLXH2O": 1_430,

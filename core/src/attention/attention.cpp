@@ -1,5 +1,4 @@
 // The operations of attention: argument checks, and the inputs and outputs of their primitive.
-#include <utility>
 #include <vector>
 
 #include <mlx/ops.h>
@@ -91,7 +90,7 @@ Arrays attend(const char* name, const mx::array& queries, const Arrays& keys, co
   // All outputs but the first are float32; of a chunk, this one too.
   std::vector<mx::Dtype> dtypes(operation.output_shapes(inputs).size(), mx::float32);
   if (!values.empty()) dtypes[0] = queries.dtype();
-  return outputs_of(name, std::move(operation), inputs, dtypes, s);
+  return outputs_of(name, operation, inputs, dtypes, s);
 }
 
 }  // namespace
