@@ -97,8 +97,9 @@ struct Arguments {
         configuration = try H2OConfiguration(
             .init(
                 isUnbounded ? nil : number("--max-kv-size") ?? 256,
-                sinkSize: number("--sink-size") ?? 4, heavySize: number("--heavy-size"), recentSize: number("--recent-size"),
-                evictEvery: number("--evict-every"), contextSize: number("--context-size")),
+                sinkSize: number("--sink-size") ?? 4, heavySize: number("--heavy-size"),
+                recentSize: number("--recent-size"), evictEvery: number("--evict-every"),
+                contextSize: number("--context-size")),
             .named(
                 kvBits: number("--kv-bits"), valueBits: number("--v-bits"),
                 denseSize: number("--dense-size"), groupSize: number("--kv-group-size") ?? 64,

@@ -298,14 +298,12 @@ extension H2OConfiguration.Budget {
             config.policy.name = name
             _ = try H2OError.catching { mlx_h2o_config_resolve(&config) }
         }
-        guard maxKVSize != nil else {
-            guard max(heavySize ?? 0, recentSize ?? 0, rowsAt?.count ?? 0) == 0 else {
-                throw failure(
-                    "max_kv_size is null, expected a number with heavy_size, recent_size, rows_at.")
-            }
-            return self
+        let sizes = max(heavySize ?? 0, recentSize ?? 0, rowsAt?.count ?? 0)
+        guard maxKVSize != nil || sizes == 0 else {
+            throw failure(
+                "max_kv_size is null, expected a number with heavy_size, recent_size or rows_at.")
         }
-        var found = Self(config)
+        var found = maxKVSize == nil ? self : Self(config)
         (found.contextSize, found.prefixSize) = (contextSize, prefixSize)
         found.rowsAt = try checkedRows(least: found.sinkSize + 1)
         found.sinkSize = sinkSize

@@ -105,11 +105,11 @@ private typealias Make = @Sendable () throws -> H2OConfiguration
             { try H2OConfiguration(.init(), .affine(7)) }
         ),
         (
-            "max_kv_size is null, expected a number with heavy_size, recent_size, rows_at.",
+            "max_kv_size is null, expected a number with heavy_size, recent_size or rows_at.",
             { try H2OConfiguration(.init(nil, heavySize: 3)) }
         ),
         (
-            "max_kv_size is null, expected a number with heavy_size, recent_size, rows_at.",
+            "max_kv_size is null, expected a number with heavy_size, recent_size or rows_at.",
             { try H2OConfiguration(.init(nil, rowsAt: [[9, 9]])) }
         ),
         (
