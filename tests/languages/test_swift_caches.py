@@ -269,6 +269,6 @@ def test_the_benchmark_of_host_time_runs(tmp_path: Path) -> None:
     if command is None:
         pytest.skip("mlx-h2o-parity is not built")
     with script("swift_host_time") as benchmark:
-        found = benchmark.measure(command, BACKEND, rounds=1, turns=1, steps=2)
+        found = benchmark.measure(command, BACKEND, 1, 1, 2)
     assert set(found) == set(benchmark.ARMS)
     assert all(one["swift_of_python"] > 0 for one in found.values())
