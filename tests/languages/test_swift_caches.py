@@ -137,7 +137,7 @@ def test_drafts_leave_the_rows_of_python(swift: Leg) -> None:
         for policy in POLICIES
         for drafts, kind, bits in (
             (2, "dense", {}), (4, "packed", PACKED), (3, "codes", CODES),
-            (3, "newest dense", PACKED | {"dense_size": 4}), (4, "all rows", ALL_ROWS),
+            (3, "newest dense", PACKED | {"dense_size": 1}), (4, "all rows", ALL_ROWS),
         )
     ]  # fmt: skip
     found = swift(cases)
