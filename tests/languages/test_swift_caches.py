@@ -213,7 +213,7 @@ FILES: dict[str, dict[str, Any]] = {
     "drafts": {"speculative": 3},
     "dropped": {"fold": False},
     "prefix and sparse V": PACKED | {"prefix_size": 9, "sparse_v": 0.04},
-    "newest dense": PACKED | {"dense_size": 3, "prefix_size": 5},
+    "newest dense": PACKED | {"dense_size": 2, "prefix_size": 9},
     "all rows": ALL_ROWS | {"speculative": 2},
 }
 

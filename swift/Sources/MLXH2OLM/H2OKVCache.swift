@@ -236,8 +236,8 @@ public class H2OKVCache {
     private func evict(
         to count: Int, recent: Int, before added: Int, in table: inout RowTable
     ) throws {
+        let tail = min(table.tail.length, max(0, reach - added))
         table.certain = max(table.certain, offset + added - reach)
-        let tail = max(0, min(table.tail.length, offset - table.certain))
         let recentStart = offset + added - recent
         // Rows before this position are evicted first; nil while there can be none.
         let contextStart = configuration.contextSize.flatMap { size in

@@ -113,6 +113,25 @@ import Testing
         }
     }
 
+    /// None of them is lost, even if drafts may still be taken back.
+    @Test func allRowsOfAStateMayBeQuantised() throws {
+        let tokens = Tokens(count: 40, seed: 37)
+        let packed = evictingCache(try configuration(24, denseSize: 0))
+        eval(attend(tokens, 0..<24, packed))
+        let none = MLXArray.zeros([1, 2, 0, 32], dtype: .float32)
+        var state = packed.state
+        state.insert(none, at: 7)
+        state.insert(none, at: 3)
+        let cache = evictingCache(try configuration(24, denseSize: 4, speculative: 3))
+        cache.state = state
+        for token in 24..<40 {
+            eval(attend(tokens, token..<token + 1, cache))
+            #expect(cache.size == 24)
+            let newest = Array(token - 3...token)
+            #expect(sortedPositions(cache.positions).allSatisfy { $0.suffix(4) == newest[...] })
+        }
+    }
+
     @Test func statesThatDoNotFitAreReported() throws {
         let tokens = Tokens(count: 60, seed: 35)
         let cache = evictingCache(try configuration())
