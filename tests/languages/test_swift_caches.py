@@ -39,9 +39,9 @@ POLICIES = ("h2o", "h2o-ema", "window", "keydiff")
 SETTINGS = (
     *("max_kv_size", "sink_size", "heavy_size", "recent_size", "evict_every", "speculative"),
     *("context_size", "policy", "decay", "kv_bits", "v_bits", "kv_frame", "kv_group_size"),
-    *("dense_size", "kv_format", "rows_at", "fold"),
+    *("dense_size", "kv_format", "rows_at", "fold", "prefix_size", "sparse_v"),
 )
-"""Settings that Swift is told."""
+"""Settings that Swift is told, the last two in files alone."""
 SHORTER = [[36, 34], [55, 30], [90, 27], [120, 24]]
 """Rows for texts of up to this many tokens."""
 Rounds = Sequence[tuple[int, int]]
@@ -213,7 +213,7 @@ FILES: dict[str, dict[str, Any]] = {
     "drafts": {"speculative": 3},
     "dropped": {"fold": False},
     "prefix and sparse V": PACKED | {"prefix_size": 9, "sparse_v": 0.04},
-    "newest dense": PACKED | {"dense_size": 2, "prefix_size": 9},
+    "newest dense": PACKED | {"dense_size": 2, "max_kv_size": 40, "prefix_size": 20},
     "all rows": ALL_ROWS | {"speculative": 2},
 }
 
