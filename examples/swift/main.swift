@@ -1,6 +1,5 @@
 // Decodes 40 tokens of a made-up attention layer with room for 12 rows per head, by two policies,
-// once with quantised rows, then with room for all rows, quantised, and prints which positions each
-// head still holds. Run it with:
+// once with quantised rows, and prints which positions each head still holds. Run it with:
 // swift run mlx-h2o-example
 import MLX
 import MLXH2O
@@ -37,7 +36,3 @@ try decode(H2OKVCache(h2o, name: "example layer"))
 // The default policy, keydiff, and 8-bit rows: `evictingCache` makes a QuantizedH2OKVCache.
 let packed = try H2OConfiguration(.init(12, sinkSize: 2, heavySize: 6), .affine(8))
 try decode(evictingCache(packed, name: "example layer"))
-
-// All rows: keys of 8 bits and values of 4, except the newest 8, which are not quantised yet.
-let all = try H2OConfiguration(.init(nil), .affine(8, valueBits: 4))
-try decode(evictingCache(all, name: "example layer"))

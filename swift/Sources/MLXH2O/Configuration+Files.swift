@@ -4,8 +4,8 @@ extension H2OConfiguration: Codable {
     /// Settings of Python, or of earlier versions, that Swift does not have, and their neutral
     /// values.
     private static let unserved = [
-        "light_bits": ["null"], "kv_handed": ["'packed'"],
-        "unequal_budgets": ["true", "false"], "turbo_guard": ["0"], "shared_heads": ["false"],
+        "light_bits": ["null"], "kv_handed": ["'packed'"], "unequal_budgets": ["true", "false"],
+        "turbo_guard": ["0"], "shared_heads": ["false"],
         // Of coded rows, which do not record it.
         "dtype": ["'float32'", "'float16'", "'bfloat16'"],
     ]

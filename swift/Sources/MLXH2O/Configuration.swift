@@ -327,9 +327,9 @@ extension H2OConfiguration.Budget {
 extension H2OConfiguration.Format {
     /// The same with ``denseSize`` filled in.
     fileprivate func checked(_ budget: H2OConfiguration.Budget) throws -> Self {
-        let fewBits = (valueBits ?? kvBits ?? 8) <= 4
-        let size = denseSize ?? (budget.maxKVSize == nil && fewBits ? 8 : 0)
-        let recent = budget.recentSize ?? 1 << 30
+        let (isBounded, fewBits) = (budget.maxKVSize != nil, (valueBits ?? kvBits ?? 8) <= 4)
+        let size = denseSize ?? (!isBounded && fewBits ? 8 : 0)
+        let recent = isBounded ? budget.recentSize ?? 0 : 1 << 30
         let most = kvBits == nil || budget.rowsAt != nil ? 0 : max(0, recent - 1)
         guard (0...most).contains(size) else {
             throw failure(

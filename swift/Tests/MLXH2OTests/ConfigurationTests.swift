@@ -217,7 +217,9 @@ private typealias Make = @Sendable () throws -> H2OConfiguration
                 #expect(read == made)
             }
         }
-        let unbounded = try H2OConfiguration(.init(nil), .affine(4))
+        let zeros = H2OConfiguration.Budget(nil, heavySize: 0, recentSize: 0)
+        let unbounded = try H2OConfiguration(zeros, .affine(4))
+        #expect(unbounded.format.denseSize == 8)
         let scaled = try unbounded.with(maxKVSize: 100)
         #expect(try scaled == H2OConfiguration(.init(100), .affine(4)))
     }
