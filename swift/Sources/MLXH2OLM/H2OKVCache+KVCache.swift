@@ -55,9 +55,7 @@ extension H2OKVCache: KVCache {
     public var isTrimmable: Bool { isTrimmable(after: 1) }
 
     /// Whether `positions` tokens can be taken back right after they were appended.
-    public func isTrimmable(after positions: Int) -> Bool {
-        maxSize == nil || positions <= reach
-    }
+    public func isTrimmable(after positions: Int) -> Bool { maxSize == nil || positions <= reach }
 
     /// Take back the last `n` tokens, or all if there are fewer; returns how many.
     ///
@@ -100,9 +98,8 @@ extension H2OKVCache: KVCache {
 
     /// Keys, values, scores, biases if rows were folded, and positions. Quantised keys and values
     /// are words, scales and biases each, and with `denseSize` also the newest rows; the centre
-    /// follows the keys if they have a frame. Empty
-    /// while there are no rows. Later updates do not change arrays read here. Setting it puts
-    /// ``offset`` after the last position.
+    /// follows the keys if they have a frame. Empty while there are no rows. Later updates do not
+    /// change arrays read here. Setting it puts ``offset`` after the last position.
     public var state: [MLXArray] {
         get { table?.parts.flatMap { $0 } ?? [] }
         set { reported(else: ()) { try hold(newValue) } }

@@ -163,7 +163,7 @@ public class H2OKVCache {
 
     // MARK: Eviction
 
-    /// Evict the surplus of the last chunk, beyond the budget, or quantise that of a tail.
+    /// Evict the surplus of the last chunk, beyond the budget, and quantise rows that are due.
     ///
     /// The next update, a copy, and ``save(_:to:metadata:)`` do so themselves.
     ///

@@ -1,8 +1,8 @@
 import MLX
 import MLXH2O
 
-/// An ``H2OKVCache`` that quantises rows once, when they are appended, straight into their slots; with
-/// `denseSize` in the format later, in groups, and the newest rows not yet.
+/// An ``H2OKVCache`` that quantises rows once, when they are appended, straight into their slots. With
+/// `denseSize`, older rows are quantised in groups, and the newest not yet.
 ///
 /// Rows are evicted, moved, saved and copied as they are packed, and quantised again only if other
 /// rows are folded into them. `attentionWithCacheUpdate` of this module passes up to 8 queries to
