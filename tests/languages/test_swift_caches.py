@@ -30,6 +30,8 @@ pytestmark = pytest.mark.swift
 SIZE, HEADS, QUERY_HEADS = 32, 2, 4
 BACKEND = "native"
 PACKED = {"kv_bits": 8, "v_bits": 4, "kv_group_size": 32}
+ALL_ROWS = PACKED | {"max_kv_size": None, "heavy_size": None, "evict_every": None, "dense_size": 8}
+"""An unbounded cache whose newest rows are not quantised."""
 CODES = {"kv_format": "turbo4v3", "kv_group_size": 32}
 POLICIES = ("h2o", "h2o-ema", "window", "keydiff")
 """Policies that Swift has."""
@@ -37,9 +39,9 @@ POLICIES = ("h2o", "h2o-ema", "window", "keydiff")
 SETTINGS = (
     *("max_kv_size", "sink_size", "heavy_size", "recent_size", "evict_every", "speculative"),
     *("context_size", "policy", "decay", "kv_bits", "v_bits", "kv_frame", "kv_group_size"),
-    *("kv_format", "rows_at", "fold"),
+    *("dense_size", "kv_format", "rows_at", "fold", "prefix_size", "sparse_v"),
 )
-"""Settings that Swift is told."""
+"""Settings that Swift is told, the last two in files alone."""
 SHORTER = [[36, 34], [55, 30], [90, 27], [120, 24]]
 """Rows for texts of up to this many tokens."""
 Rounds = Sequence[tuple[int, int]]
@@ -100,8 +102,9 @@ def in_python(case: Case, cache: Any, name: str = BACKEND) -> Outcome:
 
 def fresh(case: Case) -> Any:
     config = {name: case.fields.get(name) for name in setting_names()}
+    rows = config.pop("max_kv_size")
     given = {name: value for name, value in config.items() if value is not None}
-    return evicting_cache(H2OConfig.of(**given), name=case.fields["name"])
+    return evicting_cache(H2OConfig.of(max_kv_size=rows, **given), name=case.fields["name"])
 
 
 def assert_same(found: Outcome, expected: Outcome) -> None:
@@ -132,7 +135,10 @@ def test_drafts_leave_the_rows_of_python(swift: Leg) -> None:
         case(f"drafts-{policy}-{drafts}-{kind}", draft_rounds(drafts, 40),
              small | bits | {"policy": policy, "speculative": drafts})
         for policy in POLICIES
-        for drafts, kind, bits in ((2, "dense", {}), (4, "packed", PACKED), (3, "codes", CODES))
+        for drafts, kind, bits in (
+            (2, "dense", {}), (4, "packed", PACKED), (3, "codes", CODES),
+            (3, "newest dense", PACKED | {"dense_size": 1}), (4, "all rows", ALL_ROWS),
+        )
     ]  # fmt: skip
     found = swift(cases)
     for one in cases:
@@ -140,7 +146,21 @@ def test_drafts_leave_the_rows_of_python(swift: Leg) -> None:
         assert_same(found[one.fields["name"]], in_python(one, cache))
         committed = sum(count - back for count, back in one.fields["rounds"])
         assert cache.offset == committed
-        assert cache.evicted == committed - cache.size() > 0
+        assert cache.evicted == committed - cache.size()
+        assert (cache.evicted > 0) == ("max_kv_size" in one.fields)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("framed", [True, False])
+def test_any_number_of_rows_goes_back_where_none_was_evicted(swift: Leg, framed: bool) -> None:
+    """More rows than are unquantised, and than have been since the last were quantised."""
+    rounds = [(70, 0), *SINGLE, (3, 2), (1, 5), *SINGLE * 3, (1, 8), (1, 30), (6, 0), (40, 60),
+              *SINGLE * 4, (2, 60), *SINGLE]  # fmt: skip
+    settings = ALL_ROWS | {"kv_frame": framed}
+    cases = [case(f"back-{policy}", rounds, settings | {"policy": policy}) for policy in POLICIES]
+    found = swift(cases)
+    for one in cases:
+        assert_same(found[one.fields["name"]], in_python(one, fresh(one)))
 
 
 SINGLE = [(1, 0)] * 12
@@ -167,6 +187,9 @@ def test_chunks_leave_the_rows_of_python(swift: Leg, backend: str) -> None:
         "packed, unframed": {"evict_every": 4, **PACKED, "kv_frame": False},
         "codes": {"evict_every": 5, **CODES},
         "dropped": {"evict_every": 4, "fold": False, **PACKED},
+        "newest dense": {"evict_every": 4, **PACKED, "dense_size": 3},
+        "newest dense, unframed": {"evict_every": 1, **PACKED, "dense_size": 5, "kv_frame": False},
+        "all rows": ALL_ROWS,
     }
     cases = [
         case(f"chunks-{policy}-{kind}", CHUNKS, small | settings | {"policy": policy})
@@ -176,7 +199,7 @@ def test_chunks_leave_the_rows_of_python(swift: Leg, backend: str) -> None:
     for one in cases:
         cache = fresh(one)
         assert_same(found[one.fields["name"]], in_python(one, cache, backend))
-        assert cache.evicted > 100
+        assert (cache.evicted > 100) == ("max_kv_size" in one.fields)
 
 
 FILES: dict[str, dict[str, Any]] = {
@@ -190,6 +213,8 @@ FILES: dict[str, dict[str, Any]] = {
     "drafts": {"speculative": 3},
     "dropped": {"fold": False},
     "prefix and sparse V": PACKED | {"prefix_size": 9, "sparse_v": 0.04},
+    "newest dense": PACKED | {"dense_size": 2, "max_kv_size": 40, "prefix_size": 20},
+    "all rows": ALL_ROWS | {"speculative": 2},
 }
 
 
@@ -225,9 +250,7 @@ def test_files_go_both_ways(swift: Leg, kind: str, tmp_path: Path) -> None:
 def test_settings_that_swift_lacks_are_refused_by_name(swift: Leg, tmp_path: Path) -> None:
     lacking: dict[str, dict[str, Any]] = {
         "light_bits is 4": {"kv_bits": 8, "light_bits": 4},
-        "dense_size is 2": {"kv_bits": 8, "dense_size": 2},
         "kv_handed is 'arrays'": {"kv_bits": 8, "kv_handed": "arrays"},
-        "max_kv_size is null": {"max_kv_size": None},
     }
     cases = []
     for place, (said, settings) in enumerate(lacking.items()):
@@ -246,6 +269,6 @@ def test_the_benchmark_of_host_time_runs(tmp_path: Path) -> None:
     if command is None:
         pytest.skip("mlx-h2o-parity is not built")
     with script("swift_host_time") as benchmark:
-        found = benchmark.measure(command, BACKEND, rounds=1, turns=1, steps=2)
+        found = benchmark.measure(command, BACKEND, 1, 1, 2)
     assert set(found) == set(benchmark.ARMS)
     assert all(one["swift_of_python"] > 0 for one in found.values())

@@ -33,6 +33,7 @@ CACHES: dict[str, dict[str, Any]] = {
     "keydiff": {"max_kv_size": 48},
     "h2o": {"max_kv_size": 48, "kv_bits": 4, "policy": "h2o"},
     "codes": {"max_kv_size": 48, "kv_format": "turbo4", "policy": "h2o-ema"},
+    "all rows": {"max_kv_size": None, "kv_bits": 8, "v_bits": 4, "dense_size": 8},
 }
 
 
@@ -92,6 +93,7 @@ FORMATS: dict[str, dict[str, Any]] = {
     "dense": {"policy": "keydiff"},
     "8 bits": {"kv_bits": 8, "policy": "keydiff"},
     "keys of 5 bits, values of 4": {"kv_bits": 5, "v_bits": 4, "policy": "h2o"},
+    "all rows": CACHES["all rows"],
 }
 
 
@@ -183,6 +185,7 @@ def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
         {"max_kv_size": 48, "layers": "equal", "kv_bits": 8},
         {"max_kv_size": 48},  # which shares rows out by KV head, and anew as the text grows
         {"max_kv_bytes": "100KB"},
+        CACHES["all rows"],
     ],
     ids=str,
 )

@@ -22,6 +22,8 @@ from mlx_h2o.operations.resolved import COMPOSED, Operations
 from parity.outcome import Outcome, Verdict, failed
 from parity.trace_reference import config_of, ranks
 
+# Rows of a trace without a budget, at most; unused ones are padding.
+UNBOUNDED = 512
 # Two candidates whose C differ by less than this, relative, are one choice to rounding.
 NEAR = 1e-5
 
@@ -103,7 +105,7 @@ def _snapshot(cache: H2OKVCache, out: mx.array) -> tuple[np.ndarray, np.ndarray,
     order = np.argsort(positions, axis=-1)
     positions = np.take_along_axis(positions, order, axis=-1).astype(np.int32)
     scores = np.take_along_axis(scores, order, axis=-1)
-    most = max([cache.config.max_kv_size, *(rows for _, rows in cache.config.rows_at)])
+    most = max([cache.config.max_kv_size or UNBOUNDED, *(n for _, n in cache.config.rows_at)])
     missing = [(0, 0), (0, 0), (0, most - positions.shape[-1])]
     padded = np.pad(positions, missing, constant_values=-1)
     scores = np.pad(scores, missing, constant_values=np.nan)

@@ -17,7 +17,7 @@ struct Arguments {
     var savedCache: String?
     var backend: H2OBackend?
     var printsTokens = false
-    /// Nil: keep every row.
+    /// Nil: the caches of the model, which keep every row.
     var configuration: H2OConfiguration?
     /// A file of rows per layer.
     var budgets: String?
@@ -41,6 +41,8 @@ struct Arguments {
           --policy NAME             keydiff, window, h2o or h2o-ema
           --sink-size N  --heavy-size N  --recent-size N  --evict-every N  --decay A
           --kv-bits N  --v-bits N  --kv-group-size N
+          --dense-size N            newest rows that stay unquantised (8 with --max-kv-size none and
+                                    values of at most 4 bits; else 0)
           --kv-format NAME          turbo3 and others, in the place of --kv-bits
           --context-size TOKENS     rows further back go first (what the model says); 0: they do not
         """
@@ -88,25 +90,20 @@ struct Arguments {
         }
         let settings = Self.settings.intersection(given.keys)
         namesSettings = !settings.isEmpty
-        guard given["--max-kv-size"] != "none" else {
-            guard settings.count == 1 else {
-                throw Usage(description: "--max-kv-size none goes with no other flag of the cache")
-            }
-            guard savedCache == nil else {
-                throw Usage(description: "--save-prompt-cache expects --max-kv-size ROWS")
-            }
-            return
-        }
+        let isUnbounded = given["--max-kv-size"] == "none"
+        if isUnbounded, settings.count == 1, savedCache == nil { return }
         budgets = given["--budgets"]
         let decay = given["--decay"].map { Double($0) ?? .nan }
         configuration = try H2OConfiguration(
             .init(
-                number("--max-kv-size") ?? 256, sinkSize: number("--sink-size") ?? 4,
-                heavySize: number("--heavy-size"), recentSize: number("--recent-size"),
-                evictEvery: number("--evict-every"), contextSize: number("--context-size")),
+                isUnbounded ? nil : number("--max-kv-size") ?? 256,
+                sinkSize: number("--sink-size") ?? 4, heavySize: number("--heavy-size"),
+                recentSize: number("--recent-size"), evictEvery: number("--evict-every"),
+                contextSize: number("--context-size")),
             .named(
                 kvBits: number("--kv-bits"), valueBits: number("--v-bits"),
-                groupSize: number("--kv-group-size") ?? 64, kvFormat: given["--kv-format"]),
+                denseSize: number("--dense-size"), groupSize: number("--kv-group-size") ?? 64,
+                kvFormat: given["--kv-format"]),
             policy: .init(
                 given["--policy"].map { try PolicyName(named: $0) } ?? .keydiff,
                 decay: decay ?? 0.95))
@@ -116,7 +113,7 @@ struct Arguments {
     private static let settings: Set = [
         "--max-kv-size", "--budgets", "--policy", "--sink-size", "--heavy-size", "--recent-size",
         "--evict-every", "--decay", "--kv-bits", "--v-bits", "--kv-group-size", "--kv-format",
-        "--context-size",
+        "--context-size", "--dense-size",
     ]
     private static let known = settings.union(switches).union([
         "--model", "--prompt", "--prompt-tokens", "--max-tokens", "--prefill-step-size",

@@ -148,6 +148,12 @@ public func sorted(
     return MLXArray(result)
 }
 
+public func logSumExp(
+    _ array: MLXArray, axis: Int, keepDims: Bool = false, stream: StreamOrDevice = .default
+) -> MLXArray {
+    reduce(mlx_logsumexp_axis, array, axis: axis, keepDims: keepDims, stream)
+}
+
 public func argMax(
     _ array: MLXArray, axis: Int, keepDims: Bool = false, stream: StreamOrDevice = .default
 ) -> MLXArray {

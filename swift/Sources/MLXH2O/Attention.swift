@@ -45,8 +45,10 @@ extension MLXFast {
         mask: ScaledDotProductAttentionMaskMode = .none, sinks: MLXArray? = nil,
         rowBias: MLXArray? = nil, stream: StreamOrDevice = .default
     ) throws -> (output: MLXArray, scores: MLXArray) {
-        let found = try attention(2, queries, keys, values, scale, mask, sinks, rowBias, stream)
-        return (found[0], found[1])
+        let found = try attention(
+            3, queries, [keys], [values], nil, scale, mask, sinks: sinks, rowBias: rowBias,
+            stream: stream)
+        return (found[0], found[2])
     }
 
     /// As ``scaledDotProductAttentionWithScores(queries:keys:values:scale:mask:sinks:rowBias:stream:)``,
@@ -56,24 +58,10 @@ extension MLXFast {
         mask: ScaledDotProductAttentionMaskMode = .none, sinks: MLXArray? = nil,
         rowBias: MLXArray? = nil, stream: StreamOrDevice = .default
     ) throws -> AttentionWithScores {
-        let found = try attention(3, queries, keys, values, scale, mask, sinks, rowBias, stream)
-        return AttentionWithScores(output: found[0], scores: found[1], lse: found[2])
-    }
-
-    /// The first `count` of output, scores and lse. On a GPU, MLX's own attention computes the
-    /// output alone of more than 8 queries: a fully masked query then gives a mean of the values.
-    package static func attention(
-        _ count: Int, _ queries: MLXArray, _ keys: MLXArray, _ values: MLXArray, _ scale: Float,
-        _ mask: ScaledDotProductAttentionMaskMode, _ sinks: MLXArray?, _ rowBias: MLXArray?,
-        _ stream: StreamOrDevice = .default
-    ) throws -> [MLXArray] {
-        let (mode, array) = mask.arguments
-        return try results(count) { place in
-            mlx_h2o_scaled_dot_product_attention_with_scores(
-                place, count > 1 ? place + 1 : nil, count > 2 ? place + 2 : nil, queries.ctx,
-                keys.ctx, values.ctx, scale, mode, array.ctx, (sinks ?? .mlxNone).ctx,
-                (rowBias ?? .mlxNone).ctx, stream.ctx)
-        }
+        let found = try attention(
+            3, queries, [keys], [values], nil, scale, mask, sinks: sinks, rowBias: rowBias,
+            stream: stream)
+        return AttentionWithScores(output: found[0], scores: found[2], lse: found[1])
     }
 }
 
@@ -110,10 +98,10 @@ extension MLXFast {
         mask: ScaledDotProductAttentionMaskMode = .none, sinks: MLXArray? = nil,
         rowBias: MLXArray? = nil, sparseVThreshold: Float = 0, stream: StreamOrDevice = .default
     ) throws -> (output: MLXArray, scores: MLXArray) {
-        let found = try quantized(
-            2, queries, keys.parts, values.parts, scale, bits, groupSize, valueBits, mask, sinks,
-            rowBias, sparseVThreshold, stream)
-        return (found[0], found[1])
+        let found = try attention(
+            3, queries, keys.parts, values.parts, (bits, groupSize, valueBits), scale, mask,
+            sinks: sinks, rowBias: rowBias, sparseV: sparseVThreshold, stream: stream)
+        return (found[0], found[2])
     }
 
     /// The same with the logarithm of the denominator, and `skipped`, float32 [B, Hq, Lq]: the
@@ -126,34 +114,44 @@ extension MLXFast {
         mask: ScaledDotProductAttentionMaskMode = .none, sinks: MLXArray? = nil,
         rowBias: MLXArray? = nil, sparseVThreshold: Float = 0, stream: StreamOrDevice = .default
     ) throws -> (attention: AttentionWithScores, skipped: MLXArray) {
-        let found = try quantized(
-            4, queries, keys.parts, values.parts, scale, bits, groupSize, valueBits, mask, sinks,
-            rowBias, sparseVThreshold, stream)
+        let found = try attention(
+            4, queries, keys.parts, values.parts, (bits, groupSize, valueBits), scale, mask,
+            sinks: sinks, rowBias: rowBias, sparseV: sparseVThreshold, stream: stream)
         return (
-            AttentionWithScores(output: found[0], scores: found[1], lse: found[2]),
+            AttentionWithScores(output: found[0], scores: found[2], lse: found[1]),
             skipped: found[3]
         )
     }
 
-    /// The first `count` of output, scores, lse and skipped.
-    package static func quantized(
+    /// How rows are packed.
+    package typealias Packing = (bits: Int, groupSize: Int, valueBits: Int?)
+
+    /// The first `count` of output, lse and scores, and of packed rows skipped. On a GPU, MLX's own
+    /// attention computes the output alone of more than 8 queries over dense rows: a fully masked
+    /// query then gives a mean of the values.
+    package static func attention(
         _ count: Int, _ queries: MLXArray, _ keys: [MLXArray], _ values: [MLXArray],
-        _ scale: Float, _ bits: Int, _ groupSize: Int, _ valueBits: Int?,
-        _ mask: ScaledDotProductAttentionMaskMode, _ sinks: MLXArray?, _ rowBias: MLXArray?,
-        _ sparseVThreshold: Float, _ stream: StreamOrDevice = .default
+        _ packing: Packing?, _ scale: Float, _ mask: ScaledDotProductAttentionMaskMode,
+        sinks: MLXArray? = nil, rowBias: MLXArray?, sparseV: Float = 0,
+        stream: StreamOrDevice = .default
     ) throws -> [MLXArray] {
         let (mode, array) = mask.arguments
+        let (sinks, rowBias) = (sinks ?? .mlxNone, rowBias ?? .mlxNone)
         // Codes have no biases, dense keys no scales either.
         let none = [MLXArray](repeating: .mlxNone, count: 3)
         let (k, v) = (keys + none, values + none)
         return try results(count) { place in
-            mlx_h2o_scaled_dot_product_attention_quantized_with_scores(
-                place, count > 1 ? place + 1 : nil, count > 2 ? place + 2 : nil,
-                count > 3 ? place + 3 : nil, queries.ctx, k[0].ctx, k[1].ctx, k[2].ctx, v[0].ctx,
-                v[1].ctx, v[2].ctx, scale,
-                Int32(clamping: bits), Int32(clamping: groupSize), optional(valueBits), mode,
-                array.ctx, (sinks ?? .mlxNone).ctx, (rowBias ?? .mlxNone).ctx, sparseVThreshold,
-                stream.ctx)
+            let (lse, scores) = (count > 1 ? place + 1 : nil, count > 2 ? place + 2 : nil)
+            guard let packing else {
+                return mlx_h2o_scaled_dot_product_attention_with_scores(
+                    place, scores, lse, queries.ctx, k[0].ctx, v[0].ctx, scale, mode, array.ctx,
+                    sinks.ctx, rowBias.ctx, stream.ctx)
+            }
+            return mlx_h2o_scaled_dot_product_attention_quantized_with_scores(
+                place, scores, lse, count > 3 ? place + 3 : nil, queries.ctx, k[0].ctx, k[1].ctx,
+                k[2].ctx, v[0].ctx, v[1].ctx, v[2].ctx, scale, Int32(clamping: packing.bits),
+                Int32(clamping: packing.groupSize), optional(packing.valueBits), mode, array.ctx,
+                sinks.ctx, rowBias.ctx, sparseV, stream.ctx)
         }
     }
 }

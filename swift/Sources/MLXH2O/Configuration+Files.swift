@@ -4,8 +4,8 @@ extension H2OConfiguration: Codable {
     /// Settings of Python, or of earlier versions, that Swift does not have, and their neutral
     /// values.
     private static let unserved = [
-        "light_bits": ["null"], "dense_size": ["null", "0"], "kv_handed": ["'packed'"],
-        "unequal_budgets": ["true", "false"], "turbo_guard": ["0"], "shared_heads": ["false"],
+        "light_bits": ["null"], "kv_handed": ["'packed'"], "unequal_budgets": ["true", "false"],
+        "turbo_guard": ["0"], "shared_heads": ["false"],
         // Of coded rows, which do not record it.
         "dtype": ["'float32'", "'float16'", "'bfloat16'"],
     ]
@@ -49,27 +49,12 @@ extension H2OConfiguration: Codable {
     /// All settings under their Python names, in one container.
     public func encode(to encoder: any Encoder) throws {
         try budget.encode(to: encoder)
+        if maxKVSize == nil {  // without the name, it would mean the default
+            var values = encoder.container(keyedBy: Budget.CodingKeys.self)
+            try values.encodeNil(forKey: .maxKVSize)
+        }
         try format.encode(to: encoder)
         try policy.encode(to: encoder)
-    }
-}
-
-extension H2OConfiguration.Budget {
-    init(from decoder: any Decoder) throws {
-        let values = try decoder.container(keyedBy: CodingKeys.self)
-        guard try !values.decodeNil(forKey: .maxKVSize) else {
-            throw failure("max_kv_size is null, expected a number: a cache here has a budget.")
-        }
-        self.init(
-            try values.decode(Int.self, forKey: .maxKVSize),
-            sinkSize: try values.decode(Int.self, forKey: .sinkSize),
-            heavySize: try values.decode(Int.self, forKey: .heavySize),
-            recentSize: try values.decode(Int.self, forKey: .recentSize),
-            evictEvery: try values.decode(Int.self, forKey: .evictEvery),
-            speculative: try values.decodeIfPresent(Int.self, forKey: .speculative) ?? 0,
-            contextSize: try values.decodeIfPresent(Int.self, forKey: .contextSize),
-            rowsAt: try values.decodeIfPresent([[Int]].self, forKey: .rowsAt))
-        prefixSize = try values.decodeIfPresent(Int.self, forKey: .prefixSize)
     }
 }
 
@@ -79,6 +64,7 @@ extension H2OConfiguration.Format {
         self = try .named(
             kvBits: values.decodeIfPresent(Int.self, forKey: .kvBits),
             valueBits: values.decodeIfPresent(Int.self, forKey: .valueBits),
+            denseSize: values.decodeIfPresent(Int.self, forKey: .denseSize) ?? 0,
             isFramed: values.decodeIfPresent(Bool.self, forKey: .kvFrame) ?? false,
             groupSize: values.decodeIfPresent(Int.self, forKey: .kvGroupSize) ?? 64,
             kvFormat: values.decodeIfPresent(String.self, forKey: .kvFormat))

@@ -16,15 +16,15 @@ public struct H2OConfiguration: Sendable, Hashable {
     public init(
         _ budget: Budget = Budget(), _ format: Format = .dense, policy: Policy = .keydiff
     ) throws {
-        self.format = format
         self.policy = policy
         self.budget = try budget.checked(format, policy)
+        self.format = try format.checked(self.budget)
     }
 
     /// The rows that each KV head keeps, and which of them always stay.
-    public struct Budget: Sendable, Hashable, Encodable {
-        /// Rows that each KV head keeps, at least 1.
-        public var maxKVSize: Int
+    public struct Budget: Sendable, Hashable, Codable {
+        /// Rows that each KV head keeps, at least 1. Nil: unbounded, no row is ever evicted.
+        public var maxKVSize: Int?
         /// Positions below it are never evicted; fewer than `maxKVSize`.
         public var sinkSize: Int
         /// Rows kept by score. Nil: half of the budget, or what the other two leave; for the policy
@@ -56,7 +56,7 @@ public struct H2OConfiguration: Sendable, Hashable {
 
         /// Not checked until the settings are made.
         public init(
-            _ maxKVSize: Int = 256, sinkSize: Int = 4, heavySize: Int? = nil,
+            _ maxKVSize: Int? = 256, sinkSize: Int = 4, heavySize: Int? = nil,
             recentSize: Int? = nil, evictEvery: Int? = nil, speculative: Int = 0,
             contextSize: Int? = nil, rowsAt: [[Int]]? = nil
         ) {
@@ -89,6 +89,8 @@ public struct H2OConfiguration: Sendable, Hashable {
         public private(set) var kvBits: Int?
         /// Bits of affine values; nil: ``kvBits``.
         public private(set) var valueBits: Int?
+        /// The newest rows, which are not quantised yet; nil: a default, which the settings fill in.
+        public fileprivate(set) var denseSize: Int? = 0
         /// Whether affine rows are stored relative to the centre of their head's first keys, and
         /// rotated. Nil if there are none.
         private(set) var kvFrame: Bool?
@@ -104,12 +106,17 @@ public struct H2OConfiguration: Sendable, Hashable {
 
         /// Rows of 2, 3, 4, 5, 6 or 8 bits; 32, 64 or 128 elements share a scale and a bias. In a
         /// frame: relative to the centre of their head's first keys, and rotated.
+        ///
+        /// Most of the loss of few bits comes from the newest rows: `denseSize` of them, fewer than
+        /// `recentSize`, stay unquantised. Nil: 8 in an unbounded cache with values of at most 4
+        /// bits, else 0.
         public static func affine(
-            _ kvBits: Int, valueBits: Int? = nil, isFramed: Bool = true, groupSize: Int = 64
+            _ kvBits: Int, valueBits: Int? = nil, denseSize: Int? = nil, isFramed: Bool = true,
+            groupSize: Int = 64
         ) -> Format {
             Format(
-                kvBits: kvBits, valueBits: valueBits, kvFrame: isFramed ? true : nil,
-                kvGroupSize: groupSize)
+                kvBits: kvBits, valueBits: valueBits, denseSize: denseSize,
+                kvFrame: isFramed ? true : nil, kvGroupSize: groupSize)
         }
 
         /// Rows are codes of rotated directions; keys of 8 bits have scales and biases.
@@ -121,11 +128,11 @@ public struct H2OConfiguration: Sendable, Hashable {
         ///
         /// - Throws: ``H2OError`` if they do not fit together, or there is no such format
         public static func named(
-            kvBits: Int? = nil, valueBits: Int? = nil, isFramed: Bool = true, groupSize: Int = 64,
-            kvFormat: String? = nil
+            kvBits: Int? = nil, valueBits: Int? = nil, denseSize: Int? = nil,
+            isFramed: Bool = true, groupSize: Int = 64, kvFormat: String? = nil
         ) throws -> Format {
             var format = Format(
-                kvBits: kvBits, valueBits: valueBits,
+                kvBits: kvBits, valueBits: valueBits, denseSize: denseSize,
                 kvFrame: kvBits != nil && isFramed ? true : nil, kvGroupSize: groupSize)
             guard let kvFormat else { return format }
             if let kvBits { throw failure("kv_bits is \(kvBits), expected none with kv_format.") }
@@ -141,6 +148,7 @@ public struct H2OConfiguration: Sendable, Hashable {
         enum CodingKeys: String, CodingKey, CaseIterable {
             case kvBits = "kv_bits"
             case valueBits = "v_bits"
+            case denseSize = "dense_size"
             case kvFrame = "kv_frame"
             case kvGroupSize = "kv_group_size"
             case kvFormat = "kv_format"
@@ -210,8 +218,8 @@ public struct H2OConfiguration: Sendable, Hashable {
 }
 
 extension H2OConfiguration {
-    /// Rows that each KV head keeps.
-    public var maxKVSize: Int { budget.maxKVSize }
+    /// Rows that each KV head keeps; nil: all.
+    public var maxKVSize: Int? { budget.maxKVSize }
     /// Of these, the first positions, which always stay.
     public var sinkSize: Int { budget.sinkSize }
     /// The first positions that always stay.
@@ -230,7 +238,7 @@ extension H2OConfiguration {
     /// The same with affine rows of 8 bits.
     public var with8Bits: H2OConfiguration {
         var found = self
-        found.format = .affine(8, groupSize: format.kvGroupSize)
+        found.format = .affine(8, denseSize: 0, groupSize: format.kvGroupSize)
         return found
     }
 
@@ -247,16 +255,17 @@ extension H2OConfiguration {
     /// - Throws: ``H2OError`` if the budget does not suit the other sizes
     public func with(maxKVSize rows: Int) throws -> H2OConfiguration {
         let rows = Int(Int32(clamping: rows))
-        let usual = try Budget(maxKVSize, sinkSize: sinkSize).checked(format, policy)
-        var other = budget
+        var (other, free) = (budget, format)
+        free.denseSize = nil
+        let usual = try H2OConfiguration(.init(maxKVSize, sinkSize: sinkSize), free, policy: policy)
         other.maxKVSize = rows
         other.heavySize =
             heavySize == usual.heavySize
-            ? nil : max(0, min(heavySize * rows / maxKVSize, rows - sinkSize - 1))
+            ? nil : max(0, min(heavySize * rows / (maxKVSize ?? rows), rows - sinkSize - 1))
         other.recentSize = nil
         other.rowsAt = nil
         if evictEvery == usual.evictEvery { other.evictEvery = nil }
-        return try H2OConfiguration(other, format, policy: policy)
+        return try H2OConfiguration(other, format == usual.format ? free : format, policy: policy)
     }
 }
 
@@ -276,7 +285,7 @@ extension H2OConfiguration.Budget {
         let first = min(sinkSize, prefixSize ?? 0) < 0 ? -1 : max(sinkSize, prefixSize ?? 0)
         var config = mlx_h2o_config_new()
         config.budget = mlx_h2o_budget(
-            max_kv_size: Int32(clamping: maxKVSize), sink_size: Int32(clamping: first),
+            max_kv_size: Int32(clamping: maxKVSize ?? 1 << 30), sink_size: Int32(clamping: first),
             heavy_size: optional(heavySize), recent_size: optional(recentSize),
             evict_every: optional(evictEvery), speculative: Int32(clamping: speculative),
             context_size: Int32(clamping: contextSize ?? 0))
@@ -289,7 +298,12 @@ extension H2OConfiguration.Budget {
             config.policy.name = name
             _ = try H2OError.catching { mlx_h2o_config_resolve(&config) }
         }
-        var found = Self(config)
+        let sizes = max(heavySize ?? 0, recentSize ?? 0, rowsAt?.count ?? 0)
+        guard maxKVSize != nil || sizes == 0 else {
+            throw failure(
+                "max_kv_size is null, expected a number with heavy_size, recent_size or rows_at.")
+        }
+        var found = maxKVSize == nil ? self : Self(config)
         (found.contextSize, found.prefixSize) = (contextSize, prefixSize)
         found.rowsAt = try checkedRows(least: found.sinkSize + 1)
         found.sinkSize = sinkSize
@@ -307,6 +321,24 @@ extension H2OConfiguration.Budget {
                     + "sink_size = \(least - 1).")
         }
         return rowsAt.isEmpty ? nil : rowsAt
+    }
+}
+
+extension H2OConfiguration.Format {
+    /// The same with ``denseSize`` filled in.
+    fileprivate func checked(_ budget: H2OConfiguration.Budget) throws -> Self {
+        let (isBounded, fewBits) = (budget.maxKVSize != nil, (valueBits ?? kvBits ?? 8) <= 4)
+        let size = denseSize ?? (!isBounded && fewBits ? 8 : 0)
+        let recent = isBounded ? budget.recentSize ?? 0 : 1 << 30
+        let most = kvBits == nil || budget.rowsAt != nil ? 0 : max(0, recent - 1)
+        guard (0...most).contains(size) else {
+            throw failure(
+                "dense_size is \(size), expected 0 to \(most): fewer than recent_size, and 0 "
+                    + "without kv_bits or with rows_at.")
+        }
+        var found = self
+        found.denseSize = size
+        return found
     }
 }
 

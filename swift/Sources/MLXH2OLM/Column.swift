@@ -75,9 +75,6 @@ struct Column: CacheRows {
 
     var capacity: Int { parts[0].dim(2) }
 
-    /// The first rows, as stored.
-    func first(_ length: Int) -> Column { with { $0.rows(upTo: length) } }
-
     /// All rows as an array.
     func dense() throws -> MLXArray {
         switch packing {
@@ -134,7 +131,7 @@ struct Column: CacheRows {
 }
 
 /// The layout of rows: everything except their number.
-struct RowLayout: Equatable, CustomStringConvertible {
+struct RowLayout: Hashable, CustomStringConvertible {
     let batch: Int
     let heads: Int
     var size: Int

@@ -3,31 +3,37 @@ import MLXH2O
 
 // How the settings ask for rows to be stored.
 extension H2OConfiguration.Format {
-    /// The number of arrays for stored keys, and for values.
-    var parts: (keys: Int, values: Int) {
-        guard let kvFormat else { return kvBits == nil ? (1, 1) : (3, 3) }
-        return ([0: 1, 8: 3][kvFormat.keyBits] ?? 2, 2)
+    /// Whether the newest rows are not packed yet.
+    var hasTail: Bool { denseSize ?? 0 > 0 }
+
+    /// The number of arrays for stored keys, and for values, in each segment.
+    var parts: [(keys: Int, values: Int)] {
+        guard let kvFormat else {
+            return kvBits == nil ? [(1, 1)] : hasTail ? [(3, 3), (1, 1)] : [(3, 3)]
+        }
+        return [([0: 1, 8: 3][kvFormat.keyBits] ?? 2, 2)]
     }
 
-    /// Their bits; 0: rows are not packed.
+    /// Their bits, where packed; 0: rows are not packed.
     var storedBits: (keys: Int, values: Int) {
         (kvFormat?.keyBits ?? kvBits ?? 0, kvFormat?.valueBits ?? valueBits ?? kvBits ?? 0)
     }
 
-    /// The packing for rows like these.
+    /// The packing for rows like these, in each segment.
     ///
     /// - Throws: `H2OError` that names the owner, if rows of these sizes cannot be stored so
-    func packing(
+    func packings(
         of keys: MLXArray, _ values: MLXArray, owner: String
-    ) throws -> (keys: RowPacking?, values: RowPacking?) {
+    ) throws -> [(keys: RowPacking?, values: RowPacking?)] {
         guard let kvFormat else {
-            guard let kvBits else { return (nil, nil) }
+            guard let kvBits else { return [(nil, nil)] }
             let sizes = [keys.dim(3), values.dim(3)]
             let size = try groupSize(isFramed ? sizes.map(Frame.keptSize) : sizes, owner)
-            return (
-                .affine(bits: kvBits, groupSize: size),
-                .affine(bits: valueBits ?? kvBits, groupSize: size)
+            let packed = (
+                keys: RowPacking.affine(bits: kvBits, groupSize: size),
+                values: RowPacking.affine(bits: valueBits ?? kvBits, groupSize: size)
             )
+            return hasTail ? [packed, (nil, nil)] : [packed]
         }
         func codes(_ bits: Int, _ rows: MLXArray, ofValues: Bool) throws -> RowPacking {
             guard hasCodes(rows.dim(3)) else {
@@ -45,7 +51,7 @@ extension H2OConfiguration.Format {
             case 8: .affine(bits: 8, groupSize: try groupSize([keys.dim(3)], owner))
             default: try codes(kvFormat.keyBits, keys, ofValues: false)
             }
-        return (own, try codes(kvFormat.valueBits, values, ofValues: true))
+        return [(own, try codes(kvFormat.valueBits, values, ofValues: true))]
     }
 
     /// `kvGroupSize`, or 32 for sizes that it does not divide.

@@ -13,7 +13,7 @@ extension H2OKVCache: H2OScoreTracking {
 }
 
 extension H2OKVCache: KVCache {
-    /// The budget.
+    /// The budget; nil: unbounded.
     public var maxSize: Int? { configuration.maxKVSize }
 
     public func innerState() -> [MLXArray] { table?.arrays ?? [] }
@@ -49,12 +49,13 @@ extension H2OKVCache: KVCache {
         return .array(createCausalMask(n: n, offset: rowsLeft(of: size, for: n)))
     }
 
-    /// Whether ``trim(_:)`` is exact at any time: only with `configuration.speculative`, for that
-    /// many tokens and one more, since a caller may check this only at the start.
-    public var isTrimmable: Bool { reach > 0 }
+    /// Whether ``trim(_:)`` is exact at any time: in an unbounded cache, else only with
+    /// `configuration.speculative`, for that many tokens and one more, since a caller may check this
+    /// only at the start.
+    public var isTrimmable: Bool { isTrimmable(after: 1) }
 
     /// Whether `positions` tokens can be taken back right after they were appended.
-    public func isTrimmable(after positions: Int) -> Bool { reach > 0 && positions <= reach }
+    public func isTrimmable(after positions: Int) -> Bool { maxSize == nil || positions <= reach }
 
     /// Take back the last `n` tokens, or all if there are fewer; returns how many.
     ///
@@ -96,9 +97,9 @@ extension H2OKVCache: KVCache {
     // MARK: State
 
     /// Keys, values, scores, biases if rows were folded, and positions. Quantised keys and values
-    /// are words, scales and biases each; the centre follows the keys if they have a frame. Empty
-    /// while there are no rows. Later updates do not change arrays read here. Setting it puts
-    /// ``offset`` after the last position.
+    /// are words, scales and biases each, and with `denseSize` also the newest rows; the centre
+    /// follows the keys if they have a frame. Empty while there are no rows. Later updates do not
+    /// change arrays read here. Setting it puts ``offset`` after the last position.
     public var state: [MLXArray] {
         get { table?.parts.flatMap { $0 } ?? [] }
         set { reported(else: ()) { try hold(newValue) } }

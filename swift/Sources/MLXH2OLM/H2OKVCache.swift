@@ -96,10 +96,11 @@ public class H2OKVCache {
             try self.table
             ?? RowTable(emptyFor: keys, values, configuration.format, owner: described)
         try makeRoom(for: added, in: &table)
-        try table.append(keys, values, offset: offset, limit: budget(at: end).rows)
+        try table.append(
+            keys, values, offset: offset, limit: min(unpacked.full, budget(at: end).rows))
         self.table = table
         offset = end
-        isUnscored = policy.needsScores || policy.folds
+        isUnscored = policy.needsScores || folds
     }
 
     /// The array, such that evaluating it also evaluates scores, positions and biases: otherwise
@@ -162,13 +163,13 @@ public class H2OKVCache {
 
     // MARK: Eviction
 
-    /// Evict the surplus of the last chunk, beyond the budget, if there is any.
+    /// Evict the surplus of the last chunk, beyond the budget, and quantise rows that are due.
     ///
     /// The next update, a copy, and ``save(_:to:metadata:)`` do so themselves.
     ///
     /// - Throws: `H2OError` if rows must go and the policy still waits for scores
     public func flush() throws {
-        guard hasSurplus, var table else { return }
+        guard var table, hasSurplus || !isUnscored else { return }
         try checkScored()
         try makeRoom(for: 0, in: &table)
         self.table = table
@@ -179,25 +180,44 @@ public class H2OKVCache {
 
     /// The rows of each head after `tokens` tokens, and how many of the newest are protected.
     func budget(at tokens: Int) -> (rows: Int, recent: Int) {
+        guard let most = maxSize else { return (.max, reach) }
         let shorter = configuration.budget.rowsAt?.first { $0[0] >= tokens }
-        let rows = shorter?[1] ?? configuration.maxKVSize
-        return (rows, max(configuration.recentSize * rows / configuration.maxKVSize, reach))
+        let rows = shorter?[1] ?? most
+        return (rows, max(configuration.recentSize * rows / most, reach))
     }
 
+    /// How many rows fill a tail of unquantised rows, and how many then stay so.
+    private var unpacked: (full: Int, left: Int) {
+        let left = (configuration.format.denseSize ?? 0) + reach
+        return (configuration.format.hasTail ? left + group : .max, left)
+    }
+
+    /// Rows that are evicted together, or in an unbounded cache quantised together.
+    private var group: Int {
+        maxSize == nil ? 32 : min(configuration.evictEvery, configuration.heavySize + 1)
+    }
+
+    /// Whether evicted rows are folded into others: not where rows have more than one precision.
+    private var folds: Bool { policy.folds && !configuration.format.hasTail }
+
     /// Evict before `added` tokens come: the surplus of a chunk, and room for tokens that come one
-    /// by one or may be taken back.
+    /// by one or may be taken back. Rows of a full tail are quantised.
     private func makeRoom(for added: Int, in table: inout RowTable) throws {
         let (rows, recent) = budget(at: offset + added)
+        let (full, left) = unpacked
         if table.length > rows {
             try settle(before: offset - reach, in: &table)
             try evict(to: rows, recent: recent, before: 0, in: &table)
+        } else if table.tail.length > full {
+            try table.pack(leaving: left)
         }
         try settle(before: offset + added - reach, in: &table)
         let stay = rowsLeft(of: table.length, for: added)
         if stay < table.length {
             try evict(to: stay, recent: recent, before: added, in: &table)
         }
-        if added <= max(1, reach) { table.fit(rows) }
+        if added > 0, table.tail.length >= full { try table.pack(leaving: left) }
+        if added <= max(1, reach) { table.fit(min(rows, full)) }
     }
 
     /// Of `rows` rows, how many stay when `added` tokens come.
@@ -208,7 +228,7 @@ public class H2OKVCache {
         guard need > 0, (1...max(1, reach)).contains(added) else { return rows }
         // Evict a whole group, of those that nothing protects.
         let free = rows - configuration.protectedSize - max(0, recent - added)
-        return rows - max(need, min(configuration.evictEvery, configuration.heavySize + 1, free))
+        return rows - max(need, min(group, free))
     }
 
     /// Evict all but `count` rows of each head, before `added` tokens come. Sinks and the recent
@@ -216,7 +236,7 @@ public class H2OKVCache {
     private func evict(
         to count: Int, recent: Int, before added: Int, in table: inout RowTable
     ) throws {
-        let tail = min(table.length, max(0, reach - added))
+        let tail = min(table.tail.length, max(0, reach - added))
         table.certain = max(table.certain, offset + added - reach)
         let recentStart = offset + added - recent
         // Rows before this position are evicted first; nil while there can be none.
@@ -228,7 +248,12 @@ public class H2OKVCache {
         let slots = try kept(
             count - tail, of: &table, tail: tail, recentStart: recentStart,
             contextStart: contextStart)
-        table.fillHoles(keeping: slots, tail: tail)
+        // Only rows that are sure to stay remain unquantised.
+        let left =
+            configuration.format.hasTail
+            ? min(count, table.tail.length, max(0, recent - added), unpacked.left) : tail
+        try table.pack(leaving: left)
+        table.fillHoles(keeping: slots.rows(upTo: count - left), tail: left)
     }
 
     /// Slots of the best `count` rows of each head except the last `tail`, ascending. If the policy
@@ -237,7 +262,8 @@ public class H2OKVCache {
         _ count: Int, of table: inout RowTable, tail: Int, recentStart: Int, contextStart: Int?
     ) throws -> MLXArray {
         // Rows of a prefix lie in the first slots.
-        let (skip, end) = (configuration.budget.prefixSize ?? 0, table.length - tail)
+        let skip = configuration.format.hasTail ? 0 : configuration.budget.prefixSize ?? 0
+        let end = table.length - tail
         func first(_ rows: MLXArray) -> MLXArray {
             skip == 0 ? rows.rows(upTo: end) : rows[0..., 0..., skip..<end]
         }
@@ -256,7 +282,7 @@ public class H2OKVCache {
         let slots = try keepIndices(
             known, positions: positions, keep: rows.keep, sinkSize: rows.sinkSize,
             recentStart: recentStart)
-        if policy.folds, rows.keep < positions.dim(2) {
+        if folds, rows.keep < positions.dim(2) {
             try table.fold(rows, policy, by: known, keeping: slots, behind: skip)
         }
         return skip == 0 ? slots : concatenated([prefix, slots + UInt32(skip)], axis: 2)

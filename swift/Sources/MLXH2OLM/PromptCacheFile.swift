@@ -108,10 +108,10 @@ struct PromptCacheFile {
         facts = found.facts ?? [:]
     }
 
-    /// The arrays of keys or values, packed or not, including a centre, or the single array of
-    /// another part; empty if there is none.
+    /// The arrays of keys or values, packed or not, including the newest rows and a centre, or the
+    /// single array of another part; empty if there is none.
     func rows(_ layer: String, _ part: Int) -> [MLXArray] {
-        let packed = (0..<4).compactMap { arrays["\(layer).\(part).\($0)"] }
+        let packed = (0..<5).compactMap { arrays["\(layer).\(part).\($0)"] }
         return packed.isEmpty
             ? [arrays["\(layer).\(part)"]].compactMap { $0 }.filter { $0.ndim > 1 } : packed
     }

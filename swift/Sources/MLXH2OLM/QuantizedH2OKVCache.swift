@@ -1,7 +1,8 @@
 import MLX
 import MLXH2O
 
-/// An ``H2OKVCache`` that quantises rows once, when they are appended, straight into their slots.
+/// An ``H2OKVCache`` that quantises rows once, when they are appended, straight into their slots. With
+/// `denseSize`, older rows are quantised in groups, and the newest not yet.
 ///
 /// Rows are evicted, moved, saved and copied as they are packed, and quantised again only if other
 /// rows are folded into them. `attentionWithCacheUpdate` of this module passes up to 8 queries to
@@ -24,28 +25,31 @@ public final class QuantizedH2OKVCache: H2OKVCache {
     public var bits: Int { configuration.format.kvBits ?? 8 }
 
     /// Elements that share a scale and a bias, as stored; before the first row, as set.
-    public var groupSize: Int { table?.packing?.groupSize ?? configuration.format.kvGroupSize }
+    public var groupSize: Int {
+        table?.segments[0].packing?.groupSize ?? configuration.format.kvGroupSize
+    }
 
     /// As ``H2OKVCache/append(keys:values:)``, but returns the rows as stored. For settings without
-    /// a frame: only this module's attention reads rows in a frame.
+    /// a frame or unquantised rows: only this module's attention reads these.
     public func appendPacked(
         keys: MLXArray, values: MLXArray
     ) throws -> (keys: PackedRows, values: PackedRows) {
-        if !configuration.format.isFramed { try appendRows(keys, values) }
-        guard !configuration.format.isFramed, let table else {
+        guard !configuration.format.isFramed, !configuration.format.hasTail else {
             throw H2OError(
                 "QuantizedH2OKVCache.appendPacked",
-                "\(described) stores rows in a frame, expected isFramed false.")
+                "\(described) stores rows in a frame or unquantised, expected isFramed false and "
+                    + "denseSize 0.")
         }
-        let (keys, values) = table.fetch()
-        return (.rows(of: [tied(keys.parts[0])] + keys.parts[1...]), .rows(of: values.parts))
+        try appendRows(keys, values)
+        let (keys, values) = (packedKeys?.parts ?? [], packedValues?.parts ?? [])
+        return (.rows(of: keys.prefix(1).map(tied) + keys.dropFirst()), .rows(of: values))
     }
 
-    /// The stored keys, in their frame if they have one.
-    public var packedKeys: PackedRows? { table.map { .rows(of: $0.fetch().keys.parts) } }
+    /// The stored keys that are quantised, in their frame if they have one.
+    public var packedKeys: PackedRows? { table.map { .rows(of: $0.packed.keys.parts) } }
 
     /// The stored values, like the keys.
-    public var packedValues: PackedRows? { table.map { .rows(of: $0.fetch().values.parts) } }
+    public var packedValues: PackedRows? { table.map { .rows(of: $0.packed.values.parts) } }
 }
 
 /// An empty cache of the class that suits the settings.

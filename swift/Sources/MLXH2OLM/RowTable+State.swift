@@ -9,60 +9,73 @@ extension RowTable {
         valueSize: Int? = nil
     ) throws {
         if given.isEmpty { return nil }
-        var state = given
-        let place = format.parts.keys
-        let centre = format.isFramed && state.count > place ? state.remove(at: place) : nil
-        let shapes = state.map(\.shape)
-        let (keyParts, valueParts) = format.parts
-        let sides = keyParts + valueParts
-        let beside = state.count - sides
-        guard beside == 2 || beside == 3, shapes.prefix(sides).allSatisfy({ $0.count == 4 }),
-            shapes.allSatisfy({ $0.prefix(3) == shapes[0].prefix(3) }),
-            shapes.suffix(beside).allSatisfy({ $0.count == 3 }), !shapes.joined().contains(0),
-            state[sides..<(state.count - 1)].allSatisfy({ $0.dtype == .float32 }),
-            state[state.count - 1].dtype == .int32
+        var rest = given[...]
+        func take(_ count: Int) -> [MLXArray] {
+            defer { rest = rest.dropFirst(count) }
+            return Array(rest.prefix(count))
+        }
+        let parts = format.parts
+        let keys = parts.map { take($0.keys) }
+        let centre = take(format.isFramed ? 1 : 0).first
+        let values = parts.map { take($0.values) }
+        let (rows, shape) = (zip(keys, values).map { $0 + $1 }, rest.last?.shape ?? [])
+        func fit(_ arrays: [MLXArray]) -> Bool {
+            arrays.allSatisfy {
+                $0.ndim == 4 && $0.shape.prefix(2) == shape.prefix(2) && $0.dim(3) > 0
+                    && $0.dim(2) == arrays[0].dim(2)
+            }
+        }
+        guard (2...3).contains(rest.count), shape.count == 3, !shape.contains(0),
+            rest.allSatisfy({ $0.shape == shape }), rows.allSatisfy(fit),
+            rows.reduce(0, { $0 + $1[0].dim(2) }) == shape[2],
+            rest.dropLast().allSatisfy({ $0.dtype == .float32 }), rest.last?.dtype == .int32
         else {
+            let count = parts.reduce(format.isFramed ? 1 : 0) { $0 + $1.keys + $1.values }
             throw H2OError(
                 "H2OKVCache.state",
-                "found arrays of shapes \(shapes), expected \(Self.stored(keyParts))keys and "
-                    + "\(Self.stored(valueParts))values, [B, H, N, ...] each, scores float32 [B, H, N], biases like them where rows were folded, and "
-                    + "positions int32 [B, H, N].")
+                "found arrays of shapes \(given.map(\.shape)), expected \(count) of keys and "
+                    + "values, [B, H, N, ...] each, scores float32 [B, H, N], biases like them where rows "
+                    + "were folded, and positions int32 [B, H, N].")
         }
         let bits = format.storedBits
-        guard
-            let keys = Column(
-                stored: Array(state[..<keyParts]), bits: bits.keys, ofValues: false, dtype: dtype),
-            let values = Column(
-                stored: Array(state[keyParts..<sides]), bits: bits.values, ofValues: true,
-                dtype: dtype ?? keys.layout.dtype),
-            valueParts == 2 || keys.packing?.groupSize == values.packing?.groupSize
+        let segments = zip(keys, values).compactMap { keys, values -> Segment? in
+            guard
+                let own = Column(stored: keys, bits: bits.keys, ofValues: false, dtype: dtype),
+                let others = Column(
+                    stored: values, bits: bits.values, ofValues: true,
+                    dtype: dtype ?? own.layout.dtype),
+                values.count == 2 || own.packing?.groupSize == others.packing?.groupSize
+            else { return nil }
+            return Segment(keys: own, values: others, length: own.capacity)
+        }
+        let layouts = segments.map { [$0.keys.layout, $0.values.layout] }
+        guard layouts.count == parts.count, Set(layouts).count == 1, let layout = layouts.first
         else {
             throw H2OError(
                 "H2OKVCache.state",
-                "found \(zip(state, shapes).prefix(sides).map { "\($0.dtype) \($1)" }), expected "
+                "found \(rows.joined().map { "\($0.dtype) \($0.shape)" }), expected "
                     + "keys of \(bits.keys) bits and values of \(bits.values), words uint32, in "
                     + "groups of the same size: 32, 64 or 128; norms float32; or rows of floats.")
         }
-        let size = values.layout.size
+        let size = layout[1].size
         let frame = centre.map { Frame(centre: $0, valueSize: valueSize ?? size) }
         if let frame {
             let found = frame.centre.shape
-            guard found.count == 4, found.prefix(2) == shapes[0].prefix(2), found[2] == 1,
-                Frame.keptSize(found[3]) == keys.layout.size,
-                Frame.keptSize(frame.valueSize) == size, frame.centre.dtype == keys.layout.dtype
+            guard found.count == 4, found.prefix(2) == shape.prefix(2), found[2] == 1,
+                Frame.keptSize(found[3]) == layout[0].size,
+                Frame.keptSize(frame.valueSize) == size, frame.centre.dtype == layout[0].dtype
             else {
                 throw H2OError(
                     "H2OKVCache.state",
                     "found a centre \(frame.centre.dtype) \(found) and values of "
-                        + "\(frame.valueSize) elements, expected \(keys.layout.dtype) "
-                        + "[B, H, 1, D] of keys kept in \(keys.layout.size) elements and values "
-                        + "in \(size).")
+                        + "\(frame.valueSize) elements, expected \(layout[0].dtype) [B, H, 1, D] of "
+                        + "keys kept in \(layout[0].size) elements and values in \(size).")
             }
         }
+        let beside = Array(rest)
         self.init(
-            keys: keys, values: values, importance: state[sides],
-            positions: state[state.count - 1], frame: frame)
-        if beside == 3 { bias = state[sides + 1] }
+            segments, importance: beside[0], positions: beside[beside.count - 1], frame: frame)
+        if beside.count == 3 { bias = beside[1] }
         let sorted = sorted(positions, axis: 2)
         let next = sorted[0..., 0..., 1...] .> sorted[0..., 0..., ..<(length - 1)]
         guard next.asArray(Bool.self).allSatisfy({ $0 }), lastPosition < Int(Int32.max),
@@ -78,9 +91,11 @@ extension RowTable {
 
     /// Keys, values, scores and positions of the rows in use, each in as many arrays as it has.
     var parts: [[MLXArray]] {
-        let (keys, values) = fetch()
+        let rows = segments.map { $0.first($0.length) }
         let scores = [importance] + (bias.map { [$0] } ?? [])
-        return [keys.parts + centre, values.parts, scores, [positions]]
+        return [
+            rows.flatMap(\.keys.parts) + centre, rows.flatMap(\.values.parts), scores, [positions],
+        ]
     }
 
     /// Find the newest tokens whose rows are all there, in order, at the end: a trim may take these
@@ -89,10 +104,5 @@ extension RowTable {
         let (first, places) = (tokens - length, MLXArray(Int32(0)..<Int32(length)))
         let gone = which(positions - places .== Int32(clamping: first), Int32(0), places + Int32(1))
         certain = first + gone.reshaped(-1).max(axis: 0).item(Int.self)
-    }
-
-    /// The words before the name of a side stored in this many parts.
-    private static func stored(_ parts: Int) -> String {
-        [2: "words and norms of the ", 3: "words, scales and biases of the "][parts] ?? ""
     }
 }

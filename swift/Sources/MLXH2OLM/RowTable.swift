@@ -9,13 +9,11 @@ import MLXH2O
 /// can reuse their buffers, and an array that something else holds never changes. Nothing is
 /// evaluated.
 struct RowTable {
-    /// With unused rows at the end, like `values`.
-    private(set) var keys: Column
-    private(set) var values: Column
-    /// The frame of packed rows; nil: none.
+    /// The last one takes new rows. If there are two, the first has packed rows, and the last one a
+    /// tail of dense rows.
+    private(set) var segments: [Segment]
+    /// The frame of the rows; nil: none.
     private(set) var frame: Frame?
-    /// Rows of each head in use.
-    private(set) var length: Int
     /// For the first rows, float32; NaN for the rest.
     private var scored: MLXArray
     /// For the first rows, `ln n` of the n rows that each stands for, float32; 0 for the rest. Nil
@@ -31,15 +29,11 @@ struct RowTable {
     /// Scores, positions or biases have changed since attention was last tied to them.
     var isChanged = true
 
-    private static let step = 256
-
     init(
-        keys: Column, values: Column, importance: MLXArray, positions: MLXArray, frame: Frame? = nil
+        _ segments: [Segment], importance: MLXArray, positions: MLXArray, frame: Frame? = nil
     ) {
         self.frame = frame
-        self.keys = keys
-        self.values = values
-        length = positions.dim(2)
+        self.segments = segments
         scored = importance
         placed = positions
     }
@@ -50,16 +44,29 @@ struct RowTable {
         emptyFor keys: MLXArray, _ values: MLXArray, _ format: H2OConfiguration.Format,
         owner: String
     ) throws {
-        let packing = try format.packing(of: keys, values, owner: owner)
+        let packings = try format.packings(of: keys, values, owner: owner)
         let heads = Array(keys.shape.prefix(2))
         let frame = format.isFramed ? Frame(of: keys, values) : nil
         let kept = frame?.into(keys, values) ?? (keys: keys, values: values)
         self.init(
-            keys: try Column(kept.keys[0..., 0..., ..<1], packing.keys).first(0),
-            values: try Column(kept.values[0..., 0..., ..<1], packing.values).first(0),
+            try packings.map { packing in
+                Segment(
+                    keys: try Column(kept.keys[0..., 0..., ..<1], packing.keys),
+                    values: try Column(kept.values[0..., 0..., ..<1], packing.values), length: 1
+                ).first(0)
+            },
             importance: .zeros(heads + [0], dtype: .float32),
             positions: .zeros(heads + [0], dtype: .int32), frame: frame)
     }
+
+    /// Rows of each head.
+    var length: Int { segments.reduce(0) { $0 + $1.length } }
+
+    /// The segment that takes new rows.
+    var tail: Segment { segments[segments.count - 1] }
+
+    /// The first segment, without room for more rows.
+    var packed: Segment { segments[0].first(segments[0].length) }
 
     /// float32 [B, H, length]; NaN for unscored rows.
     var importance: MLXArray {
@@ -85,17 +92,10 @@ struct RowTable {
     /// B and H.
     private var heads: [Int] { [placed.dim(0), placed.dim(1)] }
 
-    /// The packing arguments of operations; nil: no rows are packed.
-    var packing: (bits: Int, valueBits: Int, groupSize: Int)? {
-        guard keys.packing != nil || values.packing != nil else { return nil }
-        return (
-            keys.packing?.bits ?? 8, values.packing?.bits ?? 8,
-            keys.packing?.groupSize ?? values.packing?.groupSize ?? 64
-        )
-    }
-
     /// Every stored array, keys first.
-    var arrays: [MLXArray] { keys.parts + centre + values.parts + remembered }
+    var arrays: [MLXArray] {
+        segments.flatMap(\.keys.parts) + centre + segments.flatMap(\.values.parts) + remembered
+    }
 
     /// The centre of the keys, if there is one.
     var centre: [MLXArray] { frame.map { [$0.centre] } ?? [] }
@@ -108,33 +108,28 @@ struct RowTable {
     /// Every stored byte, unused rows included.
     var nbytes: Int { arrays.reduce(0) { $0 + $1.nbytes } }
 
-    /// The rows in use, as they are stored.
-    func fetch() -> (keys: Column, values: Column) { (keys.first(length), values.first(length)) }
-
     /// The rows in use as arrays [B, H, length, D] and [B, H, length, Dv]. `newest`, the last rows
-    /// before packing, replace them; evaluating the keys then evaluates the stored rows too.
+    /// before packing, replace packed ones; evaluating the keys then evaluates these too.
     func dense(newest: (keys: MLXArray, values: MLXArray)? = nil) throws -> (
         keys: MLXArray, values: MLXArray
     ) {
-        let newest = packing == nil ? nil : newest
+        let newest = tail.packing == nil ? nil : newest
         let first = length - (newest?.keys.dim(2) ?? 0)
-        var kept: [(MLXArray, MLXArray)] = []
-        if first > 0 || newest == nil {
-            let rows = (try keys.first(first).dense(), try values.first(first).dense())
-            kept = [frame.map { ($0.keysBack(rows.0), $0.valuesBack(rows.1)) } ?? rows]
-        }
-        guard let newest else { return kept[0] }
-        kept.append(newest)
-        let stored = keys.parts + values.parts
+        let stored = segments.map { $0.first(min($0.length, first)) }.filter { $0.length > 0 }
+        var kept = try stored.map { (try $0.keys.dense(), try $0.values.dense()) }
+        if let frame { kept = kept.map { (frame.keysBack($0), frame.valuesBack($1)) } }
+        if let newest { kept.append(newest) }
+        let keys = concatenated(kept.map(\.0), axis: 2)
         return (
-            depends(input: concatenated(kept.map(\.0), axis: 2), dependencies: stored),
+            newest == nil
+                ? keys : depends(input: keys, dependencies: tail.keys.parts + tail.values.parts),
             concatenated(kept.map(\.1), axis: 2)
         )
     }
 
     /// The layouts that new keys and values must have.
     var layouts: (keys: RowLayout, values: RowLayout) {
-        var found = (keys: keys.layout, values: values.layout)
+        var found = (keys: tail.keys.layout, values: tail.values.layout)
         guard let frame else { return found }
         (found.keys, found.values.size) = (RowLayout(frame.centre), frame.valueSize)
         return found
@@ -148,35 +143,20 @@ struct RowTable {
     ) throws {
         let added = newKeys.dim(2)
         if frame != nil, length == 0 { frame = Frame(of: newKeys, newValues) }
-        let (newKeys, newValues) = frame?.into(newKeys, newValues) ?? (newKeys, newValues)
-        let rows = length + added
-        if rows > min(keys.capacity, values.capacity) {
-            let rounded = (rows + Self.step - 1) / Self.step * Self.step
-            let room = max(rows, min(rounded, limit)) - rows
-            keys = try keys.grown(used: length, newKeys, room: room)
-            values = try values.grown(used: length, newValues, room: room)
-        } else {
-            try write(newKeys, newValues)
-        }
-        length = rows
+        let rows = frame?.into(newKeys, newValues) ?? (keys: newKeys, values: newValues)
+        try segments[segments.count - 1].append(rows.keys, rows.values, limit: limit)
         end = offset + added
         waiting = waiting.map { $0.followed(by: added) }
     }
 
-    /// Write rows to the slots after the last row.
-    private mutating func write(_ newKeys: MLXArray, _ newValues: MLXArray) throws {
-        guard let packing else {
-            keys = keys.with { $0.writing(newKeys, from: length) }
-            values = values.with { $0.writing(newValues, from: length) }
-            return
-        }
-        let slots = MLXArray(UInt32(length)..<UInt32(length + newKeys.dim(2)))
-        let (packedKeys, packedValues) = try quantizeAppend(
-            keys: keys, values: values, newKeys: newKeys, newValues: newValues,
-            slots: broadcast(slots, to: newKeys.shape.prefix(3)), bits: packing.bits,
-            groupSize: packing.groupSize, valueBits: packing.valueBits)
-        keys = Column(parts: packedKeys.parts, packing: keys.packing)
-        values = Column(parts: packedValues.parts, packing: values.packing)
+    /// Pack the rows of a dense tail, except the newest `count`.
+    mutating func pack(leaving count: Int) throws {
+        let (tail, older) = (tail, tail.length - count)
+        guard segments.count > 1, older > 0 else { return }
+        let rows = tail.first(older)
+        try segments[0].append(rows.keys.parts[0], rows.values.parts[0], limit: .max)
+        segments[1] = tail.with { contiguous($0[0..., 0..., older..<tail.length]) }
+        segments[1].length = count
     }
 
     // MARK: Rows that go
@@ -198,8 +178,8 @@ struct RowTable {
             share: policy.foldShare)
         let made = frame?.into(found.keys, found.values) ?? (keys: found.keys, values: found.values)
         let into = skip == 0 ? found.into : found.into + UInt32(skip)
-        keys = try keys.put(made.keys, at: into)
-        values = try values.put(made.values, at: into)
+        segments[0].keys = try segments[0].keys.put(made.keys, at: into)
+        segments[0].values = try segments[0].values.put(made.values, at: into)
         importance = putAlong(importance, into, values: found.mass, axis: 2)
         bias = putAlong(biases, into, values: found.bias, axis: 2)
         isChanged = true
@@ -227,15 +207,20 @@ struct RowTable {
             let all = slots.shape.dropLast() + [tail]
             let from = broadcast(MLXArray(Int32(ranked)..<Int32(length)), to: all)
             let to = broadcast(MLXArray(Int32(kept)..<Int32(kept + tail)), to: all)
-            move(from, to: to)
+            move(from, to: to, isTail: true)
         }
+        if segments.count > 1 { segments[0].length = kept }
         truncate(to: kept + tail)
     }
 
     /// Drop the rows from slot `count` on, but keep their space.
     mutating func truncate(to count: Int) {
         end -= length - count
-        length = count
+        var left = count
+        for index in segments.indices {
+            segments[index].length = min(segments[index].length, left)
+            left -= segments[index].length
+        }
         scored = scored.rows(upTo: count)
         biases = biases?.rows(upTo: count)
         placed = placed.rows(upTo: count)
@@ -245,20 +230,20 @@ struct RowTable {
 
     /// Free the room for more than `limit` rows, if it is unused.
     mutating func fit(_ limit: Int) {
-        guard length <= limit, keys.capacity > limit else { return }
-        let copy = { (part: MLXArray) in contiguous(part.rows(upTo: limit)) }
-        (keys, values) = (keys.with(copy), values.with(copy))
+        guard tail.length <= limit, tail.keys.capacity > limit else { return }
+        segments[segments.count - 1] = tail.with { contiguous($0.rows(upTo: limit)) }
     }
 
-    /// Copy the rows at `sources` [B, H, n] to the slots `targets` of the same shape.
-    private mutating func move(_ sources: MLXArray, to targets: MLXArray) {
+    /// Copy the rows at `sources` [B, H, n] to the slots `targets` of the same shape. `isTail`: they
+    /// are the last rows, which do not move where they have a segment of their own.
+    private mutating func move(_ sources: MLXArray, to targets: MLXArray, isTail: Bool = false) {
         let wide = [sources, targets].map { $0.expandedDimensions(axis: -1) }
         func moved(_ column: MLXArray) -> MLXArray {
             let places = column.ndim == 3 ? [sources, targets] : wide
             return putAlong(
                 column, places[1], values: takeAlong(column, places[0], axis: 2), axis: 2)
         }
-        (keys, values) = (keys.with(moved), values.with(moved))
+        if !isTail || segments.count == 1 { segments[0] = segments[0].with(moved) }
         if scored.dim(2) > 0 { scored = moved(importance) }
         biases = bias.map(moved)
         placed = moved(positions)

@@ -178,10 +178,9 @@ private struct StoredSettings: Codable {
 
     init(_ configuration: H2OConfiguration, _ table: RowTable?) {
         self.configuration = configuration
-        dtype = if case .codes(_, _, let dtype) = table?.values.packing { "\(dtype)" } else { nil }
-        valueSize = table?.frame.flatMap {
-            $0.valueSize == table?.values.layout.size ? nil : $0.valueSize
-        }
+        let packing = table?.tail.values.packing
+        dtype = if case .codes(_, _, let dtype) = packing { "\(dtype)" } else { nil }
+        valueSize = (table?.frame?.valueSize).flatMap { Frame.keptSize($0) == $0 ? nil : $0 }
     }
 
     init(from decoder: any Decoder) throws {

@@ -55,7 +55,7 @@ extension EvictionPolicy {
 }
 
 /// `exp(scores - lse)`, 0 for a query that sees nothing; without lse, with the lse of these scores.
-private func weights(of scores: MLXArray, lse: MLXArray?) -> MLXArray {
+func weights(of scores: MLXArray, lse: MLXArray?) -> MLXArray {
     if let lse = lse?.expandedDimensions(axis: -1) {
         return which(lse .== -Float.infinity, Float(0), (scores - lse).exp())
     }

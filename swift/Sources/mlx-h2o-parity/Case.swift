@@ -37,6 +37,7 @@ struct Case {
         let kvBits: Int?
         let kvFrame: Bool?
         let vBits: Int?
+        let denseSize: Int?
         let kvGroupSize: Int?
         let kvFormat: String?
         let fold: Bool?

@@ -14,7 +14,7 @@ func runHostTime(_ parity: Case) throws -> [String: MLXArray] {
         attentionWithCacheUpdate(
             queries: rows[0], keys: rows[1], values: rows[2], cache: cache, scale: scale)
     }
-    for _ in 0..<cache.configuration.maxKVSize + 40 { eval(step()) }
+    for _ in 0..<(cache.configuration.maxKVSize ?? 0) + 40 { eval(step()) }
     let seconds = try (0..<parity.field(\.count, "count")).map { _ in
         let start = DispatchTime.now().uptimeNanoseconds
         var output = rows[0]

@@ -29,9 +29,9 @@ func runWithoutScores(_ parity: Case) throws -> [String: MLXArray] {
         return found
     }
     let out = try MLXFast.attention(
-        1, parity.tensor("queries"), parity.rows("keys"), parity.rows("values"),
-        parity.field(\.scale, "scale"), parity.mask(), parity.optionalTensor("sinks"),
-        parity.optionalTensor("row_bias"))[0]
+        1, parity.tensor("queries"), [parity.rows("keys")], [parity.rows("values")], nil,
+        parity.field(\.scale, "scale"), parity.mask(), sinks: parity.optionalTensor("sinks"),
+        rowBias: parity.optionalTensor("row_bias"))[0]
     return ["out": out.asType(.float32)]
 }
 

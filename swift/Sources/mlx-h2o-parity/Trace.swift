@@ -44,6 +44,9 @@ private func cache(of parity: Case) throws -> H2OKVCache {
     return cache
 }
 
+/// Rows of a trace without a budget, at most; unused ones are padding.
+private let unbounded = 512
+
 /// The results after each step.
 private struct Recorded {
     private var positions: [MLXArray] = []
@@ -54,7 +57,7 @@ private struct Recorded {
         guard let kept = cache.positions, let scores = cache.scores else { return }
         let order = argSort(kept, axis: -1)
         let budget = cache.configuration.budget
-        let size = max(budget.maxKVSize, budget.rowsAt?.map { $0[1] }.max() ?? 0)
+        let size = max(budget.maxKVSize ?? unbounded, budget.rowsAt?.map { $0[1] }.max() ?? 0)
         let found = [
             padded(takeAlong(kept, order, axis: -1), to: size, with: MLXArray(Int32(-1))),
             padded(takeAlong(scores, order, axis: -1), to: size, with: MLXArray(Float.nan)),
@@ -117,15 +120,14 @@ private func attended(
 func configuration(of parity: Case) throws -> H2OConfiguration {
     try H2OConfiguration(
         .init(
-            try parity.field(\.maxKvSize, "max_kv_size"),
-            sinkSize: try parity.field(\.sinkSize, "sink_size"),
+            parity.fields.maxKvSize, sinkSize: try parity.field(\.sinkSize, "sink_size"),
             heavySize: parity.fields.heavySize, recentSize: parity.fields.recentSize,
             evictEvery: parity.fields.evictEvery ?? 1, speculative: parity.fields.speculative ?? 0,
             contextSize: parity.fields.contextSize, rowsAt: parity.fields.rowsAt),
         .named(
             kvBits: parity.fields.kvBits, valueBits: parity.fields.vBits,
-            isFramed: parity.fields.kvFrame ?? false, groupSize: parity.fields.kvGroupSize ?? 64,
-            kvFormat: parity.fields.kvFormat),
+            denseSize: parity.fields.denseSize ?? 0, isFramed: parity.fields.kvFrame ?? false,
+            groupSize: parity.fields.kvGroupSize ?? 64, kvFormat: parity.fields.kvFormat),
         policy: .init(
             PolicyName(named: parity.field(\.policy, "policy")),
             decay: parity.field(\.decay, "decay"), folds: parity.fields.fold ?? true))

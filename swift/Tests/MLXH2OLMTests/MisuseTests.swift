@@ -19,6 +19,7 @@ import Testing
                 try refused { try H2OConfiguration(.init(speculative: most)) }
                 try refused { try H2OConfiguration(.init(), .affine(most)) }
                 try refused { try H2OConfiguration(.init(), .affine(8, groupSize: most)) }
+                try refused { try H2OConfiguration(.init(nil), .affine(8, denseSize: most)) }
                 try refused { try H2OConfiguration(preset: .heavy, maxKVSize: most) }
             }
             for decay in [Double.nan, .infinity, -1] {

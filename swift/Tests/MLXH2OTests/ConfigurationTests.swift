@@ -51,6 +51,8 @@ private typealias Make = @Sendable () throws -> H2OConfiguration
         #expect(try H2OConfiguration(.init(1, sinkSize: 0)).recentSize == 1)
     }
 
+    private static let denseSizes =
+        ": fewer than recent_size, and 0 without kv_bits or with rows_at."
     private static let sizes = "sink_size + heavy_size + recent_size ="
     private static let refused: [(String, Make)] = [
         (
@@ -101,6 +103,34 @@ private typealias Make = @Sendable () throws -> H2OConfiguration
         (
             "kv_bits is 7, expected one of (2, 3, 4, 5, 6, 8).",
             { try H2OConfiguration(.init(), .affine(7)) }
+        ),
+        (
+            "max_kv_size is null, expected a number with heavy_size, recent_size or rows_at.",
+            { try H2OConfiguration(.init(nil, heavySize: 3)) }
+        ),
+        (
+            "max_kv_size is null, expected a number with heavy_size, recent_size or rows_at.",
+            { try H2OConfiguration(.init(nil, rowsAt: [[9, 9]])) }
+        ),
+        (
+            "sink_size is -1, expected an int of at least 0.",
+            { try H2OConfiguration(.init(nil, sinkSize: -1)) }
+        ),
+        (
+            "dense_size is -1, expected 0 to 1073741823\(denseSizes)",
+            { try H2OConfiguration(.init(nil), .affine(8, denseSize: -1)) }
+        ),
+        (
+            "dense_size is 28, expected 0 to 27\(denseSizes)",
+            { try H2OConfiguration(.init(64), .affine(8, denseSize: 28)) }
+        ),
+        (
+            "dense_size is 2, expected 0 to 0\(denseSizes)",
+            { try H2OConfiguration(.init(64, rowsAt: [[90, 80]]), .affine(8, denseSize: 2)) }
+        ),
+        (
+            "dense_size is 2, expected 0 to 0\(denseSizes)",
+            { try H2OConfiguration(.init(), .named(denseSize: 2, kvFormat: "turbo3")) }
         ),
         (
             "v_bits is 4, expected kv_bits too.",
@@ -161,6 +191,37 @@ private typealias Make = @Sendable () throws -> H2OConfiguration
             let error = #expect(throws: H2OError.self) { try read(other) }
             #expect(error?.description.contains(said) == true)
         }
+    }
+
+    /// Rows that cost most: those of few bits, where all are kept. Files have the number.
+    @Test func theNewestRowsStayUnquantisedByDefault() throws {
+        for (rows, format, size) in [
+            (nil, H2OConfiguration.Format.affine(8, valueBits: 4), 8), (nil, .affine(4), 8),
+            (nil, .affine(8), 0), (nil, .affine(4, valueBits: 5), 0), (nil, .dense, 0),
+            (nil, .affine(4, denseSize: 0), 0), (nil, .affine(8, denseSize: 3), 3),
+            (nil, .codes(.turbo3), 0), (64, .affine(4), 0), (64, .affine(4, denseSize: 6), 6),
+        ] {
+            let made = try H2OConfiguration(.init(rows), format)
+            #expect(made.format.denseSize == size)
+            let data = try JSONEncoder().encode(made)
+            let text = String(decoding: data, as: UTF8.self)
+            #expect(text.contains("\"dense_size\":\(size)"))
+            #expect(text.contains("\"max_kv_size\":\(rows.map { "\($0)" } ?? "null")"))
+            #expect(try JSONDecoder().decode(H2OConfiguration.self, from: data) == made)
+            for none in ["", "\"dense_size\":null"] where size == 0 {
+                let other = text.replacing("\"dense_size\":0", with: none)
+                    .replacing(",,", with: ",").replacing(",}", with: "}")
+                #expect(other != text)
+                let read = try JSONDecoder().decode(
+                    H2OConfiguration.self, from: Data(other.utf8))
+                #expect(read == made)
+            }
+        }
+        let zeros = H2OConfiguration.Budget(nil, heavySize: 0, recentSize: 0)
+        let unbounded = try H2OConfiguration(zeros, .affine(4))
+        #expect(unbounded.format.denseSize == 8)
+        let scaled = try unbounded.with(maxKVSize: 100)
+        #expect(try scaled == H2OConfiguration(.init(100), .affine(4)))
     }
 
     @Test func survivesJSONAndChecksWhatItReads() throws {
