@@ -53,50 +53,55 @@ def truncated(table: Table, gone: Sequence[int], config: H2OConfig) -> Table:
     tables = []
     for n, count in enumerate(gone):
         alone = table if len(gone) == 1 else select(table, [n])
-        rows, positions = alone.lengths[0] - count, alone.positions
-        slots = mx.sort(mx.argsort(positions, axis=2)[:, :, :rows], axis=2).astype(mx.uint32)
+        rows = alone.lengths[0] - count
+        slots = mx.sort(mx.argsort(alone.positions, axis=2)[:, :, :rows], axis=2).astype(mx.uint32)
         counts = [rows, *[0] * (len(table.segments) - 1)]  # no row loses precision
-        tables.append(_rearranged(alone, slots, -positions, counts, config))
+        tables.append(_rearranged(alone, slots, None, counts, config))
         tables[-1].tokens = [alone.tokens[0] - count]
     return join(tables)
+
+
+def standing(table: Table, rows: int, config: H2OConfig) -> Table:
+    """As ``Table.standing``, without light rows: all shared rows are packed."""
+    slots, newest = _all_slots(table), min(table.tail.width, table.width - rows)
+    counts = [table.width - rows - newest, newest]
+    found = _rearranged(table, slots[:, :, rows:], None, counts, config)
+    found.prefix = _gathered(table, table.segments[0], slots[:, :, :rows])
+    return found
+
+
+def _all_slots(table: Table) -> mx.array:
+    slots = mx.arange(table.width, dtype=mx.uint32)
+    return mx.broadcast_to(slots, (*table.shape, table.width))
 
 
 def _arranged(eviction: Eviction) -> Table:
     """The table after an eviction from all of its sequences, which have equally many rows."""
     table, keep, config = eviction.table, eviction.stay, eviction.config
-    tail = eviction.tail
-    every = replace(eviction, tail=0) if tail else eviction
-    positions, ranks = every.positions, every.ranks()
-    if keep == table.width:
-        slots = mx.broadcast_to(mx.arange(keep, dtype=mx.uint32), positions.shape)
-    else:
-        slots = eviction.kept(eviction.ranks() if tail else ranks)
-    if tail and keep < table.width:
-        newest = mx.arange(table.width - tail, table.width, dtype=mx.uint32)
-        newest = mx.broadcast_to(newest, (*slots.shape[:2], tail))
-        slots = mx.concatenate([slots, newest], axis=2)
-    dense = table.tail.rows[0]
-    if keep < table.width:  # only rows that are sure to stay keep their place
-        dense = min(dense, eviction.protected)
+    slots, dense, tail = _all_slots(table), table.tail.rows[0], eviction.tail
+    ranks = None if config.light_bits is None else replace(eviction, tail=0).ranks()
+    if keep < table.width:
+        own = eviction.ranks() if tail or ranks is None else ranks
+        kept = eviction.behind_skipped(eviction.kept(own))
+        slots = mx.concatenate([kept, slots[:, :, table.width - tail :]], axis=2)
+        dense = min(dense, eviction.protected)  # only rows that are sure to stay keep their place
     counts = planned(config, keep, dense, eviction.protected)
-    if config.dense_rows == 0:  # as published: the newest are light, whatever they were before
-        ranks = -positions.astype(mx.float32)
-    ranks = mx.where(mx.isnan(ranks), -mx.inf, ranks)
     return _rearranged(table, slots, ranks, counts, config)
 
 
 def _rearranged(
-    table: Table, slots: mx.array, ranks: mx.array, counts: Sequence[int], config: H2OConfig
+    table: Table, slots: mx.array, ranks: mx.array | None, counts: Sequence[int], config: H2OConfig
 ) -> Table:
     """The table of the rows at ``slots``, ascending; the last ``counts[-1]`` stay in the tail.
+    Without ``ranks`` no row is light.
 
     O(rows). A row that gets fewer bits keeps the upper bits of its codes.
     """
     newest = counts[-1]
     old = slots[:, :, : slots.shape[2] - newest]
-    chosen = [old] if len(table.segments) == 2 else _split(table, old, ranks, counts, config)
+    chosen = [old, old[:, :, :0]] if ranks is None else _split(table, old, ranks, counts, config)
     start = table.tail.rows[0] - newest
-    pairs = zip(table.segments, chosen, strict=False)
+    pairs = zip(table.segments[:-1], chosen, strict=False)
     segments = [_gathered(table, segment, some) for segment, some in pairs]
     tail = table.tail.each(
         lambda part: padded(part[:, :, start : start + newest], tail_limit(config), 0),
@@ -132,7 +137,11 @@ def _split(
     not improve them. As published, without dense rows, the newest rows are light.
     """
     before, heavy = table.segments[0].width, counts[0]
-    place = mx.argsort(mx.argsort(-gathered(ranks, slots), axis=2), axis=2)
+    if config.dense_rows == 0:
+        ranks = -table.positions.astype(mx.float32)
+    ranks = gathered(ranks, slots)
+    ranks = mx.where(mx.isnan(ranks), -mx.inf, ranks)
+    place = mx.argsort(mx.argsort(-ranks, axis=2), axis=2)
     if config.dense_rows:
         was_light = (slots >= before) & (slots < table.packed_width)
         place = place + mx.where(was_light, slots.shape[2], 0)
