@@ -60,7 +60,7 @@ def test_codes_come_back_in_the_dtype_of_their_rows():
 
 @pytest.mark.parametrize("said", [{}, {"dense_size": None}, {"dense_size": 0}])
 def test_all_rows_are_packed_where_earlier_versions_packed_them(said):
-    few, rows = {"max_kv_size": None, "kv_bits": 4}, mx.ones((1, 2, 9, 32))
+    few, rows = {"max_kv_size": None, "kv_bits": 4}, mx.ones((1, 2, 9, 64))
     cache = QuantizedH2OKVCache(H2OConfig.of(**few, dense_size=0))
     cache.update_and_fetch(rows, rows)
     settings = json.loads(cache.state[-1])
