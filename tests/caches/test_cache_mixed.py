@@ -9,7 +9,7 @@ import pytest
 from cache_columns import COLUMNS, SIZE
 from cache_courses import HEADS, Course
 from cache_invariants import arrays_of
-from mlx_h2o import H2OConfig, QuantizedH2OKVCache, make_prompt_cache, policies, routing
+from mlx_h2o import H2OConfig, H2OKVCache, QuantizedH2OKVCache, make_prompt_cache, policies, routing
 from mlx_h2o.caches import attention
 from mlx_h2o.caches.views import true_rows
 from mlx_h2o.operations.composed.merging import recoded
@@ -290,6 +290,19 @@ def test_all_rows_but_the_newest_are_those_of_a_cache_that_packs_at_once(bits, v
     assert cache.trim(20) == again.trim(20) == 20
     assert mx.array_equal(true_rows(cache._table, "keys"), true_rows(again._table, "keys")).item()
     assert cache.size() == 100
+
+
+def test_the_sequences_of_a_batch_that_evicts_nothing_are_packed_together():
+    """Since packing copies the rows of all."""
+    caches = [QuantizedH2OKVCache(H2OConfig.of(max_kv_size=None, kv_bits=4)) for _ in range(2)]
+    for cache, count in zip(caches, (10, 0), strict=True):
+        for length in (60, *[1] * count):
+            cache.update_and_fetch(*mx.ones((2, 1, HEADS, length, 64)))
+    batch = H2OKVCache.merge(caches)
+    for newest in (18, 8), (40, 30), (9, 9):
+        while batch._table.tail.rows[0] != newest[0]:
+            batch.update_and_fetch(*mx.ones((2, 2, HEADS, 1, 64)))
+        assert batch._table.tail.rows == [*newest]
 
 
 @pytest.mark.parametrize("policy", ["h2o", "keydiff"])

@@ -18,18 +18,6 @@ from .table import Segment, Table
 from .views import in_parts
 
 
-def planned(config: H2OConfig, kept: int, dense: int, protected: int) -> list[int]:
-    """Rows of each segment when ``kept`` stay, of which ``protected`` are recent and at most
-    ``dense`` of the newest can stay in the tail."""
-    newest = min(kept, dense, config.dense_rows + config.reach)
-    old = kept - newest
-    if config.light_bits is None:
-        return [old, newest]
-    # Without dense rows, as published, the recent range is light.
-    light = old // 2 if config.dense_rows else min(old, max(0, protected - newest))
-    return [old - light, light, newest]
-
-
 def tail_limit(config: H2OConfig) -> int:
     """Most dense rows: rows leave a full tail before new ones arrive."""
     return config.dense_rows + config.group + config.reach
@@ -55,8 +43,8 @@ def truncated(table: Table, gone: Sequence[int], config: H2OConfig) -> Table:
         alone = table if len(gone) == 1 else select(table, [n])
         rows = alone.lengths[0] - count
         slots = mx.sort(mx.argsort(alone.positions, axis=2)[:, :, :rows], axis=2).astype(mx.uint32)
-        counts = [rows, *[0] * (len(table.segments) - 1)]  # no row loses precision
-        tables.append(_rearranged(alone, slots, None, counts, config))
+        packed = [slots, slots[:, :, :0]][: len(table.segments) - 1]  # no row loses precision
+        tables.append(_rearranged(alone, packed, 0, config))
         tables[-1].tokens = [alone.tokens[0] - count]
     return join(tables)
 
@@ -64,8 +52,7 @@ def truncated(table: Table, gone: Sequence[int], config: H2OConfig) -> Table:
 def standing(table: Table, rows: int, config: H2OConfig) -> Table:
     """As ``Table.standing``, without light rows: all shared rows are packed."""
     slots, newest = _all_slots(table), min(table.tail.width, table.width - rows)
-    counts = [table.width - rows - newest, newest]
-    found = _rearranged(table, slots[:, :, rows:], None, counts, config)
+    found = _rearranged(table, [slots[:, :, rows : table.width - newest]], newest, config)
     found.prefix = _gathered(table, table.segments[0], slots[:, :, :rows])
     return found
 
@@ -78,36 +65,34 @@ def _all_slots(table: Table) -> mx.array:
 def _arranged(eviction: Eviction) -> Table:
     """The table after an eviction from all of its sequences, which have equally many rows."""
     table, keep, config = eviction.table, eviction.stay, eviction.config
-    slots, dense, tail = _all_slots(table), table.tail.rows[0], eviction.tail
+    slots, newest, tail = _all_slots(table), table.tail.rows[0], eviction.tail
     ranks = None if config.light_bits is None else replace(eviction, tail=0).ranks()
     if keep < table.width:
         own = eviction.ranks() if tail or ranks is None else ranks
         kept = eviction.behind_skipped(eviction.kept(own))
         slots = mx.concatenate([kept, slots[:, :, table.width - tail :]], axis=2)
-        dense = min(dense, eviction.protected)  # only rows that are sure to stay keep their place
-    counts = planned(config, keep, dense, eviction.protected)
-    return _rearranged(table, slots, ranks, counts, config)
+        newest = min(newest, eviction.protected)  # only rows that are sure to stay keep their place
+    newest = min(keep, newest, config.dense_rows + config.reach)
+    packed = [slots[:, :, : keep - newest]]
+    if ranks is not None:
+        packed = _split(eviction, packed[0], ranks, newest)
+    return _rearranged(table, packed, newest, config)
 
 
-def _rearranged(
-    table: Table, slots: mx.array, ranks: mx.array | None, counts: Sequence[int], config: H2OConfig
-) -> Table:
-    """The table of the rows at ``slots``, ascending; the last ``counts[-1]`` stay in the tail.
-    Without ``ranks`` no row is light.
+def _rearranged(table: Table, packed: list[mx.array], newest: int, config: H2OConfig) -> Table:
+    """The table of the rows at the slots ``packed``, ascending in each packed segment, and of the
+    ``newest``, which stay in the tail.
 
     O(rows). A row that gets fewer bits keeps the upper bits of its codes.
     """
-    newest = counts[-1]
-    old = slots[:, :, : slots.shape[2] - newest]
-    chosen = [old, old[:, :, :0]] if ranks is None else _split(table, old, ranks, counts, config)
     start = table.tail.rows[0] - newest
-    pairs = zip(table.segments[:-1], chosen, strict=False)
-    segments = [_gathered(table, segment, some) for segment, some in pairs]
+    pairs = zip(table.segments[:-1], packed, strict=True)
+    segments = [_gathered(table, segment, slots) for segment, slots in pairs]
     tail = table.tail.each(
         lambda part: padded(part[:, :, start : start + newest], tail_limit(config), 0),
         [newest] * len(table.tokens),
     )
-    order = mx.concatenate([*chosen, slots[:, :, slots.shape[2] - newest :]], axis=2)
+    order = mx.concatenate([*packed, _all_slots(table)[:, :, table.width - newest :]], axis=2)
     return table.arranged([*segments, tail], lambda array, _: gathered(array, order))
 
 
@@ -128,22 +113,23 @@ def _gathered(table: Table, segment: Segment, slots: mx.array) -> Segment:
     return Segment(columns[0], columns[1], [slots.shape[2]] * len(table.tokens))
 
 
-def _split(
-    table: Table, slots: mx.array, ranks: mx.array, counts: Sequence[int], config: H2OConfig
-) -> list[mx.array]:
+def _split(eviction: Eviction, slots: mx.array, ranks: mx.array, newest: int) -> list[mx.array]:
     """The heavy and the light rows among ``slots``, each ascending.
 
-    Rows of lower rank become light, and first of all those that already are, since more bits would
-    not improve them. As published, without dense rows, the newest rows are light.
+    Rows of lower rank become light, half of all, and first those that already are, since more bits
+    would not improve them. As published, without dense rows, those of the recent range are light.
     """
-    before, heavy = table.segments[0].width, counts[0]
-    if config.dense_rows == 0:
+    table, count = eviction.table, slots.shape[2]
+    light = count // 2
+    if published := eviction.config.dense_rows == 0:
+        light = min(count, max(0, eviction.protected - newest))
         ranks = -table.positions.astype(mx.float32)
     ranks = gathered(ranks, slots)
     ranks = mx.where(mx.isnan(ranks), -mx.inf, ranks)
     place = mx.argsort(mx.argsort(-ranks, axis=2), axis=2)
-    if config.dense_rows:
-        was_light = (slots >= before) & (slots < table.packed_width)
-        place = place + mx.where(was_light, slots.shape[2], 0)
+    if not published:
+        was_light = (slots >= table.segments[0].width) & (slots < table.packed_width)
+        place = place + mx.where(was_light, count, 0)
     order = gathered(slots, mx.argsort(place, axis=2))
+    heavy = count - light
     return [mx.sort(order[:, :, :heavy], axis=2), mx.sort(order[:, :, heavy:], axis=2)]
