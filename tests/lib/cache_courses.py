@@ -171,7 +171,7 @@ class Course:
         batch = H2OKVCache.merge([copy.deepcopy(alone) for _ in range(count)])
         found = self._continued(batch, [0] * count, ragged=True)
         for number, sequence in enumerate(found.sequences):
-            sequence.packed = rows
+            sequence.packed = sequence.reference.offset
             if number:
                 sequence.goes_on_differently(number)
         assert found.cache.prefix_rows == rows

@@ -545,8 +545,9 @@ class H2OKVCache:
         kept = f"keeps the first {config.prefix_size} for good (prefix_size)"
         wanted = f"1 to {most}: {self._described()} holds {held} and {kept}"
         check(0 < rows <= most, "rows", rows, wanted, operation=f"{type(self).__name__}.share")
-        table = self._table
-        self._hold(tiers.standing(table, rows, config) if config.mixed else table.standing(rows))
+        if config.mixed:  # no row changes once it is shared
+            self._table = tiers.more_packed(self._table, config, newest=0)
+        self._hold(self._table.standing(rows))
 
     def unshared(self) -> Any:
         """This cache, or if it shares rows a copy with all rows of its own."""

@@ -398,11 +398,12 @@ class Table:
         return found
 
     def standing(self, rows: int) -> Table:
-        """The table of one sequence with its first ``rows`` as a shared prefix."""
-        tail, width = self.tail, self.width
-        own = tail.each(lambda part: mx.contiguous(part[:, :, rows:width]), [width - rows])
-        found = self.arranged([own], lambda array, _: mx.contiguous(array[:, :, rows:width]))
-        found.prefix = tail.each(lambda part: mx.contiguous(part[:, :, :rows]), [rows])
+        """The table of one sequence with its first ``rows`` as a shared prefix. All rows are in the
+        first segment."""
+        (first, *others), end = self.segments, self.width
+        own = first.each(lambda part: mx.contiguous(part[:, :, rows:end]), [end - rows])
+        found = self.arranged([own, *others], lambda array, _: mx.contiguous(array[:, :, rows:end]))
+        found.prefix = first.each(lambda part: mx.contiguous(part[:, :, :rows]), [rows])
         return found
 
     @property

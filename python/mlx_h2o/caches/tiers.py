@@ -14,6 +14,7 @@ from ..operations.backends import resolve
 from ..operations.composed.buffers import gathered, padded
 from .eviction import Eviction
 from .sequences import join, select
+from .step import per_sequence
 from .table import Segment, Table
 from .views import in_parts
 
@@ -26,6 +27,9 @@ def tail_limit(config: H2OConfig) -> int:
 def pack_older(table: Table, evictions: Sequence[Eviction]) -> Table:
     """The table after these evictions, with older rows of the sequences that are due packed."""
     first, count = evictions[0], len(table.tokens)
+    all_due, config = sum(len(one.due) for one in evictions) == count, first.config
+    if all_due and config.max_kv_size is None and not table.tail.ragged:
+        return more_packed(table, config, min(table.tail.width, config.dense_rows + config.reach))
     if len(first.due) == count and not any(one.ragged for one in table.segments):
         return _arranged(first)
     tables = [select(table, [n]) for n in range(count)]
@@ -34,6 +38,33 @@ def pack_older(table: Table, evictions: Sequence[Eviction]) -> Table:
             alone = replace(one, table=tables[n], due=[0], ends=[one.ends[n]])
             tables[n] = _arranged(alone)
     return join(tables)
+
+
+def more_packed(table: Table, config: H2OConfig, newest: int) -> Table:
+    """The table with all but the ``newest`` rows packed; without light rows, and with tails of the
+    same length. O(rows that are packed), as long as there is room for them."""
+    first, tail = table.segments
+    count, width, columns = tail.width - newest, first.width, []
+    if count == 0:
+        return table
+    start = per_sequence((*first.rows,))
+    for own, others in ((first.keys, tail.keys), (first.values, tail.values)):
+        (rows,), column = others.view(count), own.like(own.parts)
+        column.reserve(width + count, 2**31)
+        slots = start + mx.arange(count)[:, None]
+        column.parts = tuple(resolve().put_each([*column.parts], slots, [*column.encode(rows)]))
+        columns.append(column)
+    packed = Segment(columns[0], columns[1], [held + count for held in first.rows])
+    left = tail.each(
+        lambda part: padded(part[:, :, count : tail.width], tail_limit(config), 0),
+        [newest] * len(table.tokens),
+    )
+    slots, start = mx.arange(packed.width), start.squeeze(3)
+    came = mx.where(slots < start + count, slots - start + width, start)  # or an unused slot
+    newer = mx.arange(width + count, table.width) + 0 * start
+    order = mx.concatenate([mx.where(slots < start, slots, came), newer], axis=2)
+    order = mx.broadcast_to(order, (*table.shape, order.shape[2]))
+    return table.arranged([packed, left], lambda array, _: gathered(array, order))
 
 
 def truncated(table: Table, gone: Sequence[int], config: H2OConfig) -> Table:
@@ -47,14 +78,6 @@ def truncated(table: Table, gone: Sequence[int], config: H2OConfig) -> Table:
         tables.append(_rearranged(alone, packed, 0, config))
         tables[-1].tokens = [alone.tokens[0] - count]
     return join(tables)
-
-
-def standing(table: Table, rows: int, config: H2OConfig) -> Table:
-    """As ``Table.standing``, without light rows: all shared rows are packed."""
-    slots, newest = _all_slots(table), min(table.tail.width, table.width - rows)
-    found = _rearranged(table, [slots[:, :, rows : table.width - newest]], newest, config)
-    found.prefix = _gathered(table, table.segments[0], slots[:, :, :rows])
-    return found
 
 
 def _all_slots(table: Table) -> mx.array:
