@@ -293,16 +293,28 @@ def test_all_rows_but_the_newest_are_those_of_a_cache_that_packs_at_once(bits, v
 
 
 def test_the_sequences_of_a_batch_that_evicts_nothing_are_packed_together():
-    """Since packing copies the rows of all."""
-    caches = [QuantizedH2OKVCache(H2OConfig.of(max_kv_size=None, kv_bits=4)) for _ in range(2)]
-    for cache, count in zip(caches, (10, 0), strict=True):
-        for length in (60, *[1] * count):
-            cache.update_and_fetch(*mx.ones((2, 1, HEADS, length, 64)))
-    batch = H2OKVCache.merge(caches)
-    for newest in (18, 8), (40, 30), (9, 9):
+    """Each behind its own rows, which the first time are copied."""
+    rows, both = mx.random.normal((2, 2, HEADS, 200, 64), key=mx.random.key(4)), []
+    for size in (8, 0):
+        config = H2OConfig.of(max_kv_size=None, kv_bits=4, dense_size=size)
+        caches = [QuantizedH2OKVCache(config) for _ in range(2)]
+        for place, (cache, count) in enumerate(zip(caches, (10, 0), strict=True)):
+            for length in (60, *[1] * count):
+                cache.update_and_fetch(*rows[:, place : place + 1, :, :length])
+        both.append(H2OKVCache.merge(caches))
+    batch = both[0]
+    for newest in (18, 8), (40, 30), (9, 9), (40, 40), (9, 9):
         while batch._table.tail.rows[0] != newest[0]:
-            batch.update_and_fetch(*mx.ones((2, 2, HEADS, 1, 64)))
+            at = batch._table.tokens[0]
+            for one in both:
+                one.update_and_fetch(*rows[:, :, :, at : at + 1])
         assert batch._table.tail.rows == [*newest]
+    for place in range(2):
+        one, other = (cache.extract(place) for cache in both)
+        assert np.array(one.positions).tolist() == np.array(other.positions).tolist()
+        found, expected = (true_rows(each._table, "keys") for each in (one, other))
+        packed = one._table.packed_width
+        assert mx.allclose(found[:, :, :packed], expected[:, :, :packed], atol=1e-6).item()
 
 
 @pytest.mark.parametrize("policy", ["h2o", "keydiff"])
