@@ -55,16 +55,20 @@ def more_packed(table: Table, config: H2OConfig, newest: int) -> Table:
         column.parts = tuple(resolve().put_each([*column.parts], slots, [*column.encode(rows)]))
         columns.append(column)
     packed = Segment(columns[0], columns[1], [held + count for held in first.rows])
-    left = tail.each(
-        lambda part: padded(part[:, :, count : tail.width], tail_limit(config), 0),
-        [newest] * len(table.tokens),
-    )
     slots, start = mx.arange(packed.width), start.squeeze(3)
     came = mx.where(slots < start + count, slots - start + width, start)  # or an unused slot
     newer = mx.arange(width + count, table.width) + 0 * start
     order = mx.concatenate([mx.where(slots < start, slots, came), newer], axis=2)
     order = mx.broadcast_to(order, (*table.shape, order.shape[2]))
-    return table.arranged([packed, left], lambda array, _: gathered(array, order))
+    segments = [packed, _cut(tail, newest, config)]
+    return table.arranged(segments, lambda array, _: gathered(array, order))
+
+
+def _cut(tail: Segment, newest: int, config: H2OConfig) -> Segment:
+    """The ``newest`` rows of a tail, with room for more."""
+    start, rows = tail.width - newest, [newest] * len(tail.rows)
+    most = tail_limit(config)
+    return tail.each(lambda part: padded(part[:, :, start : start + newest], most, 0), rows)
 
 
 def truncated(table: Table, gone: Sequence[int], config: H2OConfig) -> Table:
@@ -108,15 +112,11 @@ def _rearranged(table: Table, packed: list[mx.array], newest: int, config: H2OCo
 
     O(rows). A row that gets fewer bits keeps the upper bits of its codes.
     """
-    start = table.tail.rows[0] - newest
     pairs = zip(table.segments[:-1], packed, strict=True)
     segments = [_gathered(table, segment, slots) for segment, slots in pairs]
-    tail = table.tail.each(
-        lambda part: padded(part[:, :, start : start + newest], tail_limit(config), 0),
-        [newest] * len(table.tokens),
-    )
+    segments.append(_cut(table.tail, newest, config))
     order = mx.concatenate([*packed, _all_slots(table)[:, :, table.width - newest :]], axis=2)
-    return table.arranged([*segments, tail], lambda array, _: gathered(array, order))
+    return table.arranged(segments, lambda array, _: gathered(array, order))
 
 
 def _gathered(table: Table, segment: Segment, slots: mx.array) -> Segment:
