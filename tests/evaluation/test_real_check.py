@@ -62,17 +62,15 @@ def test_rows_for_the_wrong_heads_show(
 
 
 @pytest.mark.real
-@pytest.mark.parametrize(("bits", "most"), [(8, 0.003), (5, 0.008)])
-def test_few_bits_hardly_change_predictions_where_nothing_is_evicted(
-    check: ModuleType, bits: int, most: float
-) -> None:
-    """With the default settings; twice as much if the newest rows are quantised too."""
+def test_few_bits_hardly_change_predictions_where_nothing_is_evicted(check: ModuleType) -> None:
+    """By default: .0010 and .0027; .0066 and .0114 if the newest rows are quantised too."""
     model, tokenizer = loaded(check.MODEL)
-    read = partial(forced, model, tokens=check.passages(tokenizer)[:, :256], first=128)
+    read = partial(forced, model, tokens=check.passages(tokenizer)[:, :208], first=128)
     with routing(model):
         full = read(make_prompt_cache(model, None), keep=True)
-        few = read(make_prompt_cache(model, None, kv_bits=bits, v_bits=4), reference=full)
-    assert few.divergences is not None and few.divergences.mean().item() < most
+        for bits, most in ((8, 0.003), (5, 0.006)):
+            few = read(make_prompt_cache(model, None, kv_bits=bits, v_bits=4), reference=full)
+            assert few.divergences is not None and few.divergences.mean().item() < most
 
 
 def test_a_difference_is_named(check: ModuleType) -> None:
