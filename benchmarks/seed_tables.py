@@ -64,7 +64,7 @@ def _sum(name: str, length: int, heavy: float, recent: float) -> Row:
 
 
 def _sparse(bits: int, tau: float) -> Row:
-    settings = {"policy": "keydiff", "max_kv_size": None, "kv_bits": bits, "sparse_v": tau}
+    settings = {"max_kv_size": None, "kv_bits": bits, "dense_size": 0, "sparse_v": tau}
     return Row(Arm(f"{bits} bits, {tau:g}", settings=settings), 0.0 if tau else None)
 
 

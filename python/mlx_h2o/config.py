@@ -33,6 +33,9 @@ PRESETS = {"heavy": 1 / 2, "balanced": 1 / 4, "recent": 1 / 8}
 DENSE_SIZE = 32
 """Newest rows that mixed precision leaves unquantised."""
 
+DENSE_UNBOUNDED = 8
+"""Newest rows that an unbounded cache leaves unquantised if values have at most 4 bits."""
+
 PACKED_TOGETHER = 32
 """Rows that an unbounded cache quantises at a time, if its newest rows stay unquantised."""
 
@@ -214,6 +217,7 @@ class Format:
     sparse_v: float = 0.0
 
     def __post_init__(self) -> None:
+        _check_int("dense_size", self.dense_size, 0, optional=True)
         check_bool("kv_frame", self.kv_frame)
         check_known("kv_group_size", self.kv_group_size, GROUP_SIZES)
         check_share("sparse_v", self.sparse_v)
@@ -232,7 +236,9 @@ class Affine(Format):
         kv_bits: bits of each element of keys and values: 2, 3, 4, 5, 6 or 8.
         v_bits: bits of the values, if they differ from those of the keys.
         dense_size: number of newest rows left unquantised, less than ``recent_size``. Most of the
-            loss of low bits comes from the newest 8 rows (docs/internals/measured.md).
+            loss of low bits comes from the newest 8 rows (docs/internals/measured.md). None: 8 in
+            an unbounded cache whose values have at most 4 bits, else 0; also 0 with ``preallocate``
+            and for latents.
         kv_frame: store keys relative to the centre of the first keys of their head, and rotate
             keys and values, so that they lose far less (docs/design.md). False: quantise rows as
             they are, like mlx_lm. Latents (MLA) are never centred or rotated.
@@ -244,7 +250,7 @@ class Affine(Format):
 
     kv_bits: int = 8
     v_bits: int | None = None
-    dense_size: int = 0
+    dense_size: int | None = field(default=None, compare=False)  # H2OConfig.dense_rows counts
     kv_frame: bool = True
     kv_group_size: int = 64
     sparse_v: float = 0.0
@@ -253,7 +259,6 @@ class Affine(Format):
         check_known("kv_bits", self.kv_bits, AFFINE_BITS)
         if self.v_bits is not None:
             check_known("v_bits", self.v_bits, AFFINE_BITS)
-        _check_int("dense_size", self.dense_size, 0)
         super().__post_init__()
 
 
@@ -282,7 +287,6 @@ class Mixed(Format):
         check_known("light_bits", self.light_bits, (2, 4))
         right = self.kv_bits in (4, 8) and self.light_bits < self.kv_bits
         check(right, "kv_bits", self.kv_bits, "4 or 8, and more than {}", "light_bits")
-        _check_int("dense_size", self.dense_size, 0, optional=True)
         super().__post_init__()
 
 
@@ -326,6 +330,8 @@ class H2OConfig:
     format: Format = Dense()
     policy: policies.Policy = field(default_factory=policies.KeyDiff)
     kv_handed: str = field(default="packed", kw_only=True)
+    dense_rows: int = field(init=False)
+    """The newest rows that are not quantised: ``dense_size``, or what None stands for."""
 
     max_kv_size = cached_property[int | None](attrgetter("budget.max_kv_size"))
     recent_size = cached_property[int | None](attrgetter("budget.recent_size"))
@@ -353,8 +359,18 @@ class H2OConfig:
             served = self.kv_handed != "latents" or not found
             check(served, name, found, "{} alone for latent attention", "kv_bits")
         object.__setattr__(self, "budget", self.budget.filled(self.policy))
+        object.__setattr__(self, "dense_rows", self._newest_rows())
         if self.mixed:
             self._check_mixed("dense_size" if self.light_bits is None else "light_bits")
+
+    def _newest_rows(self) -> int:
+        if self.format.dense_size is not None:
+            return self.format.dense_size
+        if self.light_bits is not None:
+            return min(DENSE_SIZE, (self.recent_size or 0) - 1)
+        served = not self.preallocate and self.kv_handed != "latents"
+        few = (self.v_bits or self.kv_bits or 8) <= 4
+        return DENSE_UNBOUNDED if few and served and self.max_kv_size is None else 0
 
     def _check_mixed(self, name: str) -> None:
         for other in ("preallocate", "rows_at"):
@@ -414,6 +430,8 @@ class H2OConfig:
     def named(self) -> dict[str, Any]:
         """All settings by the names that :meth:`of` takes, as files store them."""
         own = vars(self.budget) | vars(self.format) | vars(self.policy)
+        if isinstance(self.format, Affine):
+            own["dense_size"] = self.dense_rows
         return _DEFAULTS | own | {"policy": self.policy.name, "kv_handed": self.kv_handed}
 
     def with_budget(self, **changes: Any) -> H2OConfig:
@@ -433,12 +451,6 @@ class H2OConfig:
     def framed(self) -> bool:
         """Whether rows are kept in a frame of their head (``kv_frame``)."""
         return self.format.kv_frame and self.kv_handed != "latents"
-
-    @property
-    def dense_rows(self) -> int:
-        """The newest rows that are not quantised: ``dense_size``, or what None stands for."""
-        found = self.format.dense_size
-        return min(DENSE_SIZE, (self.recent_size or 0) - 1) if found is None else found
 
     @property
     def mixed(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import product
 from pathlib import Path
 
@@ -55,6 +56,18 @@ def test_codes_come_back_in_the_dtype_of_their_rows():
     cache.update_and_fetch(rows, rows)
     keys, values = H2OKVCache.from_state(cache.state).update_and_fetch(rows, rows)
     assert keys.dtype == values.dtype == mx.bfloat16
+
+
+@pytest.mark.parametrize("said", [{}, {"dense_size": None}, {"dense_size": 0}])
+def test_all_rows_are_packed_where_earlier_versions_packed_them(said):
+    few, rows = {"max_kv_size": None, "kv_bits": 4}, mx.ones((1, 2, 9, 64))
+    cache = QuantizedH2OKVCache(H2OConfig.of(**few, dense_size=0))
+    cache.update_and_fetch(rows, rows)
+    settings = json.loads(cache.state[-1])
+    assert settings.pop("dense_size") == 0
+    again = QuantizedH2OKVCache.from_state((*cache.state[:-1], json.dumps(settings | said)))
+    assert again.config == cache.config != H2OConfig.of(**few)
+    assert json.loads(QuantizedH2OKVCache(H2OConfig.of(**few)).state[-1])["dense_size"] == 8
 
 
 def test_states_of_another_kind_are_refused():

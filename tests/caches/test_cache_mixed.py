@@ -9,7 +9,7 @@ import pytest
 from cache_columns import COLUMNS, SIZE
 from cache_courses import HEADS, Course
 from cache_invariants import arrays_of
-from mlx_h2o import H2OConfig, QuantizedH2OKVCache, make_prompt_cache, policies, routing
+from mlx_h2o import H2OConfig, H2OKVCache, QuantizedH2OKVCache, make_prompt_cache, policies, routing
 from mlx_h2o.caches import attention
 from mlx_h2o.caches.views import true_rows
 from mlx_h2o.operations.composed.merging import recoded
@@ -268,7 +268,7 @@ def test_sequences_of_unlike_packed_rows_and_as_many_new_ones_see_their_own(poli
 def test_all_rows_but_the_newest_are_those_of_a_cache_that_packs_at_once(bits, v_bits):
     settings = {"max_kv_size": None, "kv_bits": bits, "v_bits": v_bits, "kv_group_size": 32}
     plain, cache = (
-        QuantizedH2OKVCache(H2OConfig.of(**settings, dense_size=size)) for size in (0, 8)
+        QuantizedH2OKVCache(H2OConfig.of(**settings, dense_size=size)) for size in (0, None)
     )
     rows = mx.random.normal((2, 1, HEADS, 120, SIZE), key=mx.random.key(3))
     start = 0
@@ -290,6 +290,31 @@ def test_all_rows_but_the_newest_are_those_of_a_cache_that_packs_at_once(bits, v
     assert cache.trim(20) == again.trim(20) == 20
     assert mx.array_equal(true_rows(cache._table, "keys"), true_rows(again._table, "keys")).item()
     assert cache.size() == 100
+
+
+def test_the_sequences_of_a_batch_that_evicts_nothing_are_packed_together():
+    """Each behind its own rows, which the first time are copied."""
+    rows, both = mx.random.normal((2, 2, HEADS, 200, 64), key=mx.random.key(4)), []
+    for size in (8, 0):
+        config = H2OConfig.of(max_kv_size=None, kv_bits=4, dense_size=size)
+        caches = [QuantizedH2OKVCache(config) for _ in range(2)]
+        for place, (cache, count) in enumerate(zip(caches, (10, 0), strict=True)):
+            for length in (60, *[1] * count):
+                cache.update_and_fetch(*rows[:, place : place + 1, :, :length])
+        both.append(H2OKVCache.merge(caches))
+    batch = both[0]
+    for newest in (18, 8), (40, 30), (9, 9), (40, 40), (9, 9):
+        while batch._table.tail.rows[0] != newest[0]:
+            at = batch._table.tokens[0]
+            for one in both:
+                one.update_and_fetch(*rows[:, :, :, at : at + 1])
+        assert batch._table.tail.rows == [*newest]
+    for place in range(2):
+        one, other = (cache.extract(place) for cache in both)
+        assert np.array(one.positions).tolist() == np.array(other.positions).tolist()
+        found, expected = (true_rows(each._table, "keys") for each in (one, other))
+        packed = one._table.packed_width
+        assert mx.allclose(found[:, :, :packed], expected[:, :, :packed], atol=1e-6).item()
 
 
 @pytest.mark.parametrize("policy", ["h2o", "keydiff"])

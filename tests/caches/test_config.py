@@ -82,6 +82,18 @@ def test_mixed_precision_as_published_has_no_dense_rows():
     assert H2OConfig.of(kv_bits=8, v_bits=4).dense_rows == 0
 
 
+def test_values_of_few_bits_leave_the_newest_rows_of_a_cache_without_a_limit():
+    few = {"max_kv_size": None, "kv_bits": 8, "v_bits": 4}
+    same, none = (H2OConfig.of(**few, dense_size=size) for size in (8, 0))
+    assert H2OConfig.of(**few) == same != none
+    assert H2OConfig.of(max_kv_size=None, kv_bits=3).named()["dense_size"] == 8
+    changes = {"v_bits": 5}, {"v_bits": None}, {"max_kv_size": 64}, {"preallocate": 64}
+    for change in (*changes, {"kv_handed": "latents"}):
+        assert not H2OConfig.of(**few | change).mixed
+    with pytest.raises(ValueError, match="preallocate is 64, expected none with dense_size"):
+        H2OConfig.of(**few, dense_size=8, preallocate=64)
+
+
 def test_drafts_need_room_beside_the_sinks():
     assert H2OConfig.of(max_kv_size=10, sink_size=4, speculative=4, evict_every=3).recent_size == 1
 

@@ -12,6 +12,8 @@ import pytest
 
 from benchmark_scripts import script
 from fetched_models import loaded
+from mlx_h2o import make_prompt_cache, routing
+from mlx_h2o.evaluation.reading import forced
 from mlx_h2o.lm import layers
 
 WRONG = {"window": {"policy": "window"}, "3 bits": {"kv_bits": 3}}
@@ -57,6 +59,18 @@ def test_rows_for_the_wrong_heads_show(
     monkeypatch.setattr(layers, "probe", lambda model: wrong)
     share = check.recalled(model, tokenizer, eighth)
     assert check.beyond(committed | {"recall, eighth": share}, committed)
+
+
+@pytest.mark.real
+def test_few_bits_hardly_change_predictions_where_nothing_is_evicted(check: ModuleType) -> None:
+    """By default: .0010 and .0027; .0066 and .0114 if the newest rows are quantised too."""
+    model, tokenizer = loaded(check.MODEL)
+    read = partial(forced, model, tokens=check.passages(tokenizer)[:, :208], first=128)
+    with routing(model):
+        full = read(make_prompt_cache(model, None), keep=True)
+        for bits, most in ((8, 0.003), (5, 0.006)):
+            few = read(make_prompt_cache(model, None, kv_bits=bits, v_bits=4), reference=full)
+            assert few.divergences is not None and few.divergences.mean().item() < most
 
 
 def test_a_difference_is_named(check: ModuleType) -> None:

@@ -71,7 +71,7 @@ class Course:
     def shareable(self) -> int:
         """How many first rows of a sequence can be shared."""
         config, cache = self.config, self.cache
-        changing = self.column.mixed or self.column.latents
+        changing = config.light_bits or self.column.latents
         several = len(self.sequences) > 1 and not self.ragged
         if changing or several or config.speculative or cache.prefix_rows:
             return 0
@@ -170,8 +170,10 @@ class Course:
         alone.share(rows)
         batch = H2OKVCache.merge([copy.deepcopy(alone) for _ in range(count)])
         found = self._continued(batch, [0] * count, ragged=True)
-        for number, sequence in enumerate(found.sequences[1:]):
-            sequence.goes_on_differently(number)
+        for number, sequence in enumerate(found.sequences):
+            sequence.packed = sequence.reference.offset
+            if number:
+                sequence.goes_on_differently(number)
         assert found.cache.prefix_rows == rows
         found.check()
         return found
@@ -344,7 +346,7 @@ class Course:
 
     def _check_scores(self, reference, rows, found: np.ndarray, where: str) -> None:
         """Check scores of evictable rows out of reach of trims; shared rows have no scores."""
-        first = 0 if self.column.mixed else self.config.prefix_size
+        first = 0 if self.config.light_bits else self.config.prefix_size
         final = [first <= row.position < reference.offset - reference.tail for row in rows]
         expected = np.array([row.score for row in rows])[final]
         np.testing.assert_allclose(found[final], expected, rtol=3e-4, atol=1e-5, err_msg=where)
@@ -361,7 +363,7 @@ class Course:
         for at, row in enumerate(rows):
             for part in range(2):
                 came = sequence.came[part][head, row.position]
-                dense = row.position >= newest - self.config.dense_rows
+                dense = row.position >= max(newest - self.config.dense_rows, sequence.packed)
                 coarsest = self.config.light_bits or self.bits[part]
                 centre = sequence.centres[part][head]
                 check_mixed(found[part][at], came, dense, coarsest, centre)

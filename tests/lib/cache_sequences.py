@@ -21,6 +21,7 @@ class Sequence:
         self.came = [array.copy() for array in self.accepted[1:]]  # drafts too, while they last
         self.reference = ReferenceCache(config, HEADS)
         self.framed = config.framed
+        self.packed = 0  # first rows that are packed, however new
         self.centres: list[np.ndarray | None] = [None, None]
 
     def random(self, count: int) -> list[np.ndarray]:

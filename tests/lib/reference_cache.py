@@ -112,7 +112,7 @@ class ReferenceCache:
         for row in (row for rows in self.heads for row in rows if context):
             row.leaves = row.position < end - context
         # A prefix is left out if rows are in order.
-        prefix = 0 if self.config.mixed else self.config.prefix_size
+        prefix = 0 if self.config.light_bits else self.config.prefix_size
         ranked = [
             [row for row in rows if prefix <= row.position < self.certain] for rows in self.heads
         ]

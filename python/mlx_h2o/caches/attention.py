@@ -53,7 +53,7 @@ def attend(
         )  # fmt: skip
         table.unscored = False
         return out if frame is None else frame.output(out), None, None
-    segments = shared_rows(table, framed=packed)
+    segments = shared_rows(table, framed=frame is not None)
     if newest is None:
         segments.append(AttentionRows(keys, values, more))
     else:

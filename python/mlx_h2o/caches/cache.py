@@ -531,7 +531,7 @@ class H2OKVCache:
         ``attend``.
 
         Raises ValueError for rows that do not exist or may be evicted, and for a cache that already
-        shares rows or cannot: mixed precision, speculation, MLA, several sequences.
+        shares rows or cannot: ``light_bits``, speculation, MLA, several sequences.
         """
         op, config = f"[{type(self).__name__}.share]", self.config
         reason = formats.unshareable(config)
@@ -545,6 +545,8 @@ class H2OKVCache:
         kept = f"keeps the first {config.prefix_size} for good (prefix_size)"
         wanted = f"1 to {most}: {self._described()} holds {held} and {kept}"
         check(0 < rows <= most, "rows", rows, wanted, operation=f"{type(self).__name__}.share")
+        if config.mixed:  # no row changes once it is shared
+            self._table = tiers.more_packed(self._table, config, newest=0)
         self._hold(self._table.standing(rows))
 
     def unshared(self) -> Any:
@@ -666,7 +668,7 @@ class H2OKVCache:
             return self
         if self._in_batch:
             raise ValueError("[H2OKVCache.to_quantized] found a batch, expected one sequence.")
-        config = replace(self.config, format=Affine(bits, kv_group_size=group_size))
+        config = replace(self.config, format=Affine(bits, dense_size=0, kv_group_size=group_size))
         self.flush()
         return self._another(config, formats.quantized(config, self._table, self._described()))
 
@@ -705,7 +707,7 @@ class QuantizedH2OKVCache(H2OKVCache):
     they return arrays, in which the chunk's own rows are unquantised. ``keys`` and ``values`` are
     packed.
 
-    In mixed precision (``config.light_bits``, ``config.dense_size``) the newest rows are not
+    In mixed precision (``config.light_bits``, ``config.dense_rows``) the newest rows are not
     quantised yet; each row is quantised once, later. Updates then return arrays, which are computed
     only if attention does not read the rows as they are stored.
 

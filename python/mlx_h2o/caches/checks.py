@@ -5,6 +5,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from ..config import H2OConfig
 from ..errors import check
 from .table import Table
 
@@ -121,7 +122,7 @@ def check_alike(op: str, caches: Sequence[Any]) -> None:
     """Check that settings are equal, except ``preallocate``, which files do not store."""
     found = dict.fromkeys(cache.config for cache in caches)
     if len(found) > 1:
-        found = dict.fromkeys(one.with_budget(preallocate=False) for one in found)
+        found = dict.fromkeys(H2OConfig.of(**one.named() | {"preallocate": False}) for one in found)
     first, *others = found
     if others:
         raise ValueError(

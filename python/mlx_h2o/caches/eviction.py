@@ -46,9 +46,9 @@ class Eviction:
         table, config, first = self.table, self.config, self.due[0]
         self.protected = max(0, table.tokens[first] - self.ends[first] + self.recent_size)
         """How many of the newest rows of each sequence are protected."""
-        self.skip = 0 if config.mixed else max(0, config.prefix_size - table.prefix_rows)
-        """How many first slots hold rows of a prefix, which are neither ranked nor evicted. 0 in
-        mixed precision, where rows are not in order."""
+        self.skip = 0 if config.light_bits else max(0, config.prefix_size - table.prefix_rows)
+        """How many first slots hold rows of a prefix, which are neither ranked nor evicted. 0 with
+        light rows, which are not in order."""
         self.sequences = None if len(self.due) == len(table.tokens) else mx.array(list(self.due))
         self._end = table.lengths[first] - self.tail
         # What a policy sees as ``Rows``, besides the properties below.
@@ -72,11 +72,9 @@ class Eviction:
         kept = self.kept(ranks)
         if self.keep and self.config.folds:
             fold_rows(self, ranks, kept)
-        if skip := self.skip:  # these stay, and ``kept`` is counted from there
-            before = mx.arange(skip, dtype=mx.uint32)[None, None]
-            kept = behind(before, kept + mx.array(skip, mx.uint32))
         sequences = range(table.shape[0]) if self.sequences is None else self.due
-        table.close_gaps(kept, self.whole, sequences, rows, self._end, self.tail)
+        slots = self.behind_skipped(kept)
+        table.close_gaps(slots, self.whole, sequences, rows, self._end, self.tail)
 
     def kept(self, ranks: mx.array) -> mx.array:
         """Slots of the best of the ranked rows, uint32 [sequences, H, keep], ascending, counted
@@ -84,6 +82,13 @@ class Eviction:
         if not self.keep:  # all are evicted
             return mx.zeros((*self.positions.shape[:2], 0), mx.uint32)
         return best(cast(Rows, self), ranks, self.keep)
+
+    def behind_skipped(self, kept: mx.array) -> mx.array:
+        """Slots that stay: those of a prefix, and ``kept``, which are counted from there."""
+        if not self.skip:
+            return kept
+        before = mx.arange(self.skip, dtype=mx.uint32)[None, None]
+        return behind(before, kept + mx.array(self.skip, mx.uint32))
 
     def ranks(self) -> mx.array:
         """float32 [sequences, H, N]; NaN, which is evicted first, for rows beyond the context that

@@ -6,6 +6,7 @@ from ..config import KV_FORMATS, H2OConfig
 from .affine import AffineColumn, group_size_for
 from .column import Column, DenseColumn
 from .frame import Frame, kept_size
+from .step import Step
 from .table import IMPORTANCE, Segment, Table
 from .turbo_column import KEYS, VALUES, TurboColumn, check_sizes
 
@@ -34,24 +35,20 @@ def quantized(config: H2OConfig, table: Table, owner: str) -> Table:
     """A copy of a table of dense rows, packed as ``config`` says; errors as in ``new_table``."""
     if not table.segments:
         return table.copy()
-    table, width = table.whole, table.whole.width
+    table = table.whole
     (keys,), (values,) = table.tail.state
-    dtype = mx.result_type(keys, values)
+    dtype, step = mx.result_type(keys, values), Step(table.width, len(table.tokens))
     keys, values = keys.astype(dtype), values.astype(dtype)
-    size = _group_size(config, keys, values, owner)
-    own, others = columns(config, size, dtype)[-1]
-    frame = Frame.of(keys, values) if config.framed else None
-    if frame is not None:
-        keys, values = frame.into(keys, values)
-    packed = own.like(own.encode(keys)), others.like(others.encode(values))
-    found = table.arranged([Segment(*packed, table.tail.rows)], lambda one, _: one[:, :, :width])
-    found.frame = frame
+    packed = new_table(config, keys, values, step.sequences, owner)
+    packed.append(keys, values, step, step.length)
+    found = table.arranged(packed.segments, lambda one, _: one[:, :, : step.length])
+    found.frame = packed.frame
     return found
 
 
 def unshareable(config: H2OConfig) -> str:
     """Why rows cannot be shared with these settings; empty if they can."""
-    if config.mixed:
+    if config.light_bits is not None:
         return "mixed precision, whose rows change"
     if config.speculative:
         return "speculation"

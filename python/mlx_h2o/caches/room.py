@@ -82,7 +82,10 @@ class Room:
         keeps = enumerate(map(self._kept, lengths, counts, self.budgets, self._recent))
         table = self._evict(table, {n: keep for n, keep in keeps if keep < lengths[n]}, counts)
         if self._mixed and added:
-            full = [n for n, rows in enumerate(table.tail.rows) if rows >= self.tail_limit]
+            rows, most = table.tail.rows, self.tail_limit
+            # Packing rows of one sequence copies those of all: if nothing is ranked, all pack.
+            least = most if self._config.max_kv_size else most - self._group + 1
+            full = [n for n, new in enumerate(rows) if new >= least] if max(rows) >= most else []
             table = self._evict(table, dict.fromkeys(full, _UNBOUNDED), counts)
         if added <= self._few:
             table.fit(self.tail_limit)

@@ -47,6 +47,8 @@ def read_settings(settings: str) -> tuple[H2OConfig, bool, tuple[mx.Dtype, int]]
         wanted = f"{usual!r}: this setting of earlier versions is gone"
         check(value == usual, gone, value, wanted, operation="H2OKVCache")
     given.setdefault("kv_frame", _framed_by_default(given))
+    if given.get("light_bits") is None:  # null or nothing in older files
+        given["dense_size"] = given.get("dense_size") or 0
     dtype = getattr(mx, given.pop("dtype", "float32"))
     if "diversity" not in given and given["policy"] == "h2o":
         given["policy"] = "h2o-ema"  # its name before there was ``diversity``
@@ -165,12 +167,12 @@ def _segments(
     if len(sides[0]) >= 3:
         words, scales = sides[0][:2]
         size = words.shape[3] * 32 // (config.kv_bits or 8) // scales.shape[3]
-    for place, pair in enumerate(formats.columns(config, size, dtype)):
+    count = -(-len(sides[0]) // 3)  # of which a shared prefix has one
+    for place, pair in enumerate(formats.columns(config, size, dtype)[:count]):
         # New array objects, because the columns write in place later.
         keys, values = (
             column.like(tuple(part[...] for part in parts[3 * place : 3 * place + 3]))
             for column, parts in zip(pair, sides, strict=True)
         )
-        count = [keys.capacity] if rows is None else list(rows[place])
-        found.append(Segment(keys, values, count))
+        found.append(Segment(keys, values, [keys.capacity] if rows is None else rows[place]))
     return found

@@ -379,7 +379,7 @@ class Table:
     ) -> Table:
         """A table of these segments. ``change`` makes what is beside their rows, and with None
         instead of what unused slots are filled with, their positions."""
-        found = Table(segments, self.tokens, self.frame)
+        found = Table(segments, self.tokens, self.frame, self.prefix)
         found.waiting, found.unscored = self.waiting, self.unscored
         found.place(change(self.positions, None))
         for name, array in self.beside.items():
@@ -398,12 +398,12 @@ class Table:
         return found
 
     def standing(self, rows: int) -> Table:
-        """The table of one sequence with its first ``rows`` as a shared prefix."""
-        width = self.width
-        prefix = self.tail.each(lambda part: mx.contiguous(part[:, :, :rows]), [rows])
-        found = self.each(lambda part: mx.contiguous(part[:, :, rows:width]), [width - rows])
-        found.prefix = prefix
-        found.place(self.positions[:, :, rows:])
+        """The table of one sequence with its first ``rows`` as a shared prefix. All rows are in the
+        first segment."""
+        (first, *others), end = self.segments, self.width
+        own = first.each(lambda part: mx.contiguous(part[:, :, rows:end]), [end - rows])
+        found = self.arranged([own, *others], lambda array, _: mx.contiguous(array[:, :, rows:end]))
+        found.prefix = first.each(lambda part: mx.contiguous(part[:, :, :rows]), [rows])
         return found
 
     @property
@@ -412,10 +412,15 @@ class Table:
         prefix = self.prefix
         if prefix is None:
             return self
-        tail, width = self.tail, self.tail.width
-        both = tail.each(lambda part: part[:, :, :width], [prefix.width + n for n in tail.rows])
+        first, *others = self.segments
+        rows, width = [prefix.width + count for count in first.rows], first.width
+        both = first.each(lambda part: part[:, :, :width], rows)
         both.parts = [*map(behind, prefix.parts, both.parts)]
-        return self.arranged([both], lambda own, fill: self.behind_prefix(own[:, :, :width], fill))
+        found = self.arranged(
+            [both, *others], lambda own, fill: self.behind_prefix(own[:, :, : self.width], fill)
+        )
+        found.prefix = None
+        return found
 
     def behind_prefix(self, own: mx.array, fill: float | None) -> mx.array:
         """``own`` data [B, H, N] after that of the shared rows, which is ``fill``, or if None

@@ -14,20 +14,9 @@ from ..operations.backends import resolve
 from ..operations.composed.buffers import gathered, padded
 from .eviction import Eviction
 from .sequences import join, select
+from .step import per_sequence
 from .table import Segment, Table
 from .views import in_parts
-
-
-def planned(config: H2OConfig, kept: int, dense: int, protected: int) -> list[int]:
-    """Rows of each segment when ``kept`` stay, of which ``protected`` are recent and at most
-    ``dense`` of the newest can stay in the tail."""
-    newest = min(kept, dense, config.dense_rows + config.reach)
-    old = kept - newest
-    if config.light_bits is None:
-        return [old, newest]
-    # Without dense rows, as published, the recent range is light.
-    light = old // 2 if config.dense_rows else min(old, max(0, protected - newest))
-    return [old - light, light, newest]
 
 
 def tail_limit(config: H2OConfig) -> int:
@@ -38,6 +27,9 @@ def tail_limit(config: H2OConfig) -> int:
 def pack_older(table: Table, evictions: Sequence[Eviction]) -> Table:
     """The table after these evictions, with older rows of the sequences that are due packed."""
     first, count = evictions[0], len(table.tokens)
+    all_due, config = sum(len(one.due) for one in evictions) == count, first.config
+    if all_due and config.max_kv_size is None and not table.tail.ragged:
+        return more_packed(table, config, min(table.tail.width, config.dense_rows + config.reach))
     if len(first.due) == count and not any(one.ragged for one in table.segments):
         return _arranged(first)
     tables = [select(table, [n]) for n in range(count)]
@@ -48,62 +40,83 @@ def pack_older(table: Table, evictions: Sequence[Eviction]) -> Table:
     return join(tables)
 
 
+def more_packed(table: Table, config: H2OConfig, newest: int) -> Table:
+    """The table with all but the ``newest`` rows packed; without light rows, and with tails of the
+    same length. O(rows that are packed), as long as there is room for them."""
+    first, tail = table.segments
+    count, width, columns = tail.width - newest, first.width, []
+    if count == 0:
+        return table
+    start = per_sequence((*first.rows,))
+    for own, others in ((first.keys, tail.keys), (first.values, tail.values)):
+        (rows,), column = others.view(count), own.like(own.parts)
+        column.reserve(width + count, 2**31)
+        slots = start + mx.arange(count)[:, None]
+        column.parts = tuple(resolve().put_each([*column.parts], slots, [*column.encode(rows)]))
+        columns.append(column)
+    packed = Segment(columns[0], columns[1], [held + count for held in first.rows])
+    slots, start = mx.arange(packed.width), start.squeeze(3)
+    came = mx.where(slots < start + count, slots - start + width, start)  # or an unused slot
+    newer = mx.arange(width + count, table.width) + 0 * start
+    order = mx.concatenate([mx.where(slots < start, slots, came), newer], axis=2)
+    order = mx.broadcast_to(order, (*table.shape, order.shape[2]))
+    segments = [packed, _cut(tail, newest, config)]
+    return table.arranged(segments, lambda array, _: gathered(array, order))
+
+
+def _cut(tail: Segment, newest: int, config: H2OConfig) -> Segment:
+    """The ``newest`` rows of a tail, with room for more."""
+    start, rows = tail.width - newest, [newest] * len(tail.rows)
+    most = tail_limit(config)
+    return tail.each(lambda part: padded(part[:, :, start : start + newest], most, 0), rows)
+
+
 def truncated(table: Table, gone: Sequence[int], config: H2OConfig) -> Table:
     """The table without the newest ``gone`` tokens of each sequence, none of them evicted."""
     tables = []
     for n, count in enumerate(gone):
         alone = table if len(gone) == 1 else select(table, [n])
-        rows, positions = alone.lengths[0] - count, alone.positions
-        slots = mx.sort(mx.argsort(positions, axis=2)[:, :, :rows], axis=2).astype(mx.uint32)
-        counts = [rows, *[0] * (len(table.segments) - 1)]  # no row loses precision
-        tables.append(_rearranged(alone, slots, -positions, counts, config))
+        rows = alone.lengths[0] - count
+        slots = mx.sort(mx.argsort(alone.positions, axis=2)[:, :, :rows], axis=2).astype(mx.uint32)
+        packed = [slots, slots[:, :, :0]][: len(table.segments) - 1]  # no row loses precision
+        tables.append(_rearranged(alone, packed, 0, config))
         tables[-1].tokens = [alone.tokens[0] - count]
     return join(tables)
+
+
+def _all_slots(table: Table) -> mx.array:
+    slots = mx.arange(table.width, dtype=mx.uint32)
+    return mx.broadcast_to(slots, (*table.shape, table.width))
 
 
 def _arranged(eviction: Eviction) -> Table:
     """The table after an eviction from all of its sequences, which have equally many rows."""
     table, keep, config = eviction.table, eviction.stay, eviction.config
-    tail = eviction.tail
-    every = replace(eviction, tail=0) if tail else eviction
-    positions, ranks = every.positions, every.ranks()
-    if keep == table.width:
-        slots = mx.broadcast_to(mx.arange(keep, dtype=mx.uint32), positions.shape)
-    else:
-        slots = eviction.kept(eviction.ranks() if tail else ranks)
-    if tail and keep < table.width:
-        newest = mx.arange(table.width - tail, table.width, dtype=mx.uint32)
-        newest = mx.broadcast_to(newest, (*slots.shape[:2], tail))
-        slots = mx.concatenate([slots, newest], axis=2)
-    dense = table.tail.rows[0]
-    if keep < table.width:  # only rows that are sure to stay keep their place
-        dense = min(dense, eviction.protected)
-    counts = planned(config, keep, dense, eviction.protected)
-    if config.dense_rows == 0:  # as published: the newest are light, whatever they were before
-        ranks = -positions.astype(mx.float32)
-    ranks = mx.where(mx.isnan(ranks), -mx.inf, ranks)
-    return _rearranged(table, slots, ranks, counts, config)
+    slots, newest, tail = _all_slots(table), table.tail.rows[0], eviction.tail
+    ranks = None if config.light_bits is None else replace(eviction, tail=0).ranks()
+    if keep < table.width:
+        own = eviction.ranks() if tail or ranks is None else ranks
+        kept = eviction.behind_skipped(eviction.kept(own))
+        slots = mx.concatenate([kept, slots[:, :, table.width - tail :]], axis=2)
+        newest = min(newest, eviction.protected)  # only rows that are sure to stay keep their place
+    newest = min(keep, newest, config.dense_rows + config.reach)
+    packed = [slots[:, :, : keep - newest]]
+    if ranks is not None:
+        packed = _split(eviction, packed[0], ranks, newest)
+    return _rearranged(table, packed, newest, config)
 
 
-def _rearranged(
-    table: Table, slots: mx.array, ranks: mx.array, counts: Sequence[int], config: H2OConfig
-) -> Table:
-    """The table of the rows at ``slots``, ascending; the last ``counts[-1]`` stay in the tail.
+def _rearranged(table: Table, packed: list[mx.array], newest: int, config: H2OConfig) -> Table:
+    """The table of the rows at the slots ``packed``, ascending in each packed segment, and of the
+    ``newest``, which stay in the tail.
 
     O(rows). A row that gets fewer bits keeps the upper bits of its codes.
     """
-    newest = counts[-1]
-    old = slots[:, :, : slots.shape[2] - newest]
-    chosen = [old] if len(table.segments) == 2 else _split(table, old, ranks, counts, config)
-    start = table.tail.rows[0] - newest
-    pairs = zip(table.segments, chosen, strict=False)
-    segments = [_gathered(table, segment, some) for segment, some in pairs]
-    tail = table.tail.each(
-        lambda part: padded(part[:, :, start : start + newest], tail_limit(config), 0),
-        [newest] * len(table.tokens),
-    )
-    order = mx.concatenate([*chosen, slots[:, :, slots.shape[2] - newest :]], axis=2)
-    return table.arranged([*segments, tail], lambda array, _: gathered(array, order))
+    pairs = zip(table.segments[:-1], packed, strict=True)
+    segments = [_gathered(table, segment, slots) for segment, slots in pairs]
+    segments.append(_cut(table.tail, newest, config))
+    order = mx.concatenate([*packed, _all_slots(table)[:, :, table.width - newest :]], axis=2)
+    return table.arranged(segments, lambda array, _: gathered(array, order))
 
 
 def _gathered(table: Table, segment: Segment, slots: mx.array) -> Segment:
@@ -123,18 +136,23 @@ def _gathered(table: Table, segment: Segment, slots: mx.array) -> Segment:
     return Segment(columns[0], columns[1], [slots.shape[2]] * len(table.tokens))
 
 
-def _split(
-    table: Table, slots: mx.array, ranks: mx.array, counts: Sequence[int], config: H2OConfig
-) -> list[mx.array]:
+def _split(eviction: Eviction, slots: mx.array, ranks: mx.array, newest: int) -> list[mx.array]:
     """The heavy and the light rows among ``slots``, each ascending.
 
-    Rows of lower rank become light, and first of all those that already are, since more bits would
-    not improve them. As published, without dense rows, the newest rows are light.
+    Rows of lower rank become light, half of all, and first those that already are, since more bits
+    would not improve them. As published, without dense rows, those of the recent range are light.
     """
-    before, heavy = table.segments[0].width, counts[0]
-    place = mx.argsort(mx.argsort(-gathered(ranks, slots), axis=2), axis=2)
-    if config.dense_rows:
-        was_light = (slots >= before) & (slots < table.packed_width)
-        place = place + mx.where(was_light, slots.shape[2], 0)
+    table, count = eviction.table, slots.shape[2]
+    light = count // 2
+    if published := eviction.config.dense_rows == 0:
+        light = min(count, max(0, eviction.protected - newest))
+        ranks = -table.positions.astype(mx.float32)
+    ranks = gathered(ranks, slots)
+    ranks = mx.where(mx.isnan(ranks), -mx.inf, ranks)
+    place = mx.argsort(mx.argsort(-ranks, axis=2), axis=2)
+    if not published:
+        was_light = (slots >= table.segments[0].width) & (slots < table.packed_width)
+        place = place + mx.where(was_light, count, 0)
     order = gathered(slots, mx.argsort(place, axis=2))
+    heavy = count - light
     return [mx.sort(order[:, :, :heavy], axis=2), mx.sort(order[:, :, heavy:], axis=2)]

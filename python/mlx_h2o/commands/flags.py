@@ -105,7 +105,7 @@ _FLAGS: dict[str, tuple[Any, ...]] = {
     "--v-bits": (int, _UNSAID, "BITS", "bits of values (default: those of --kv-bits)"),
     "--kv-group-size": (int, _UNSAID, "SIZE", f"group size (default: {_USUAL.kv_group_size})"),
     "--light-bits": (int, _UNSAID, "BITS", "bits of the lower-ranked half"),
-    "--dense-size": (int, _UNSAID, "ROWS", "newest rows that stay unquantised"),
+    "--dense-size": (int, _UNSAID, "ROWS", "newest rows left unquantised (default: 0, 8 or 32)"),
     "--kv-format": (tuple(KV_FORMATS), _UNSAID, "FORMAT", _FORMAT),
     "--sparse-v": (float, _UNSAID, "WEIGHT", "skip values of smaller weight, such as 1e-6"),
     "--quantized-kv-start": (int, _UNSAID, "0", "only 0: all rows are quantised, from the first"),
