@@ -59,6 +59,13 @@ def engine_of(
         assert engine.close(60)
 
 
+def memory_for(engine: Engine, nbytes: int) -> int:
+    """The memory of an engine like this one that has ``nbytes`` for caches."""
+    own = engine.memory
+    others = own.limit - own.limit // 16 - own.free  # a 16th is for freed buffers
+    return (others + nbytes) * 16 // 15 + 16
+
+
 class Asked:
     """A request and its outcome."""
 
