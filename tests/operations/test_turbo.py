@@ -64,6 +64,16 @@ def test_a_row_of_zeros_stays_one(bits, backend):
     assert (np.array(found) == 0).all()
 
 
+@pytest.mark.parametrize("bits", CODE_BITS)
+def test_no_rows_stay_none(bits, backend):
+    column = TurboColumn(bits, turbo.VALUES, mx.float16)
+    words, norms = column.encode(mx.zeros((2, 3, 0, 64), mx.float16))
+    assert (words.shape, norms.shape) == ((2, 3, 0, 2 * bits), (2, 3, 0, 1))
+    found = column.decode((words, norms))
+    assert (found.shape, found.dtype) == ((2, 3, 0, 64), mx.float16)
+    mx.eval(words, norms, found)
+
+
 def test_a_row_whose_squares_are_infinite_is_infinite(backend):
     rows = mx.array([1e18, 1e20]).reshape(1, 1, 2, 1) * mx.ones((1, 1, 2, 32))
     _, norms = resolve().encode_rows(rows, 4, turbo.KEYS)
