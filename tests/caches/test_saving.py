@@ -1,7 +1,5 @@
 """Prompt caches in files: what is restored, what is refused, and that nothing is done by halves."""
 
-from __future__ import annotations
-
 import json
 import sys
 

@@ -1,7 +1,5 @@
 """Commands around generate: saved prompts, a draft model, mlx_lm's chat, and refusals."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import importlib

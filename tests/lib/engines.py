@@ -1,12 +1,10 @@
 """An engine in this process, and requests that collect their answers."""
 
-from __future__ import annotations
-
 import functools
 import queue
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
@@ -75,7 +73,7 @@ class Asked:
         tokens = engine.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         self.request = Request(list(tokens), self._told.put, **({"max_tokens": 12} | given))
 
-    def submit(self) -> Asked:
+    def submit(self) -> Self:
         self.engine.check(self.request)
         self.engine.submit([self.request])
         return self
@@ -84,7 +82,7 @@ class Asked:
         self.events.append(self._told.get(timeout=60))
         return self.events[-1]
 
-    def wait(self) -> Asked:
+    def wait(self) -> Self:
         while True:
             event = self.next()
             if event.error is not None or event.finish is not None:

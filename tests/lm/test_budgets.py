@@ -1,7 +1,5 @@
 """Layers with different budgets: a list of them, a file, and the masks that they need."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import functools

@@ -1,7 +1,5 @@
 """What generation refuses, in one sentence, before it computes anything."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import re

@@ -1,7 +1,5 @@
 """Rows as codes of rotated directions: the format, attention over them, and refusals."""
 
-from __future__ import annotations
-
 import copy
 
 import mlx.core as mx

@@ -1,7 +1,5 @@
 """Prompt caches on disk: which one is found, which are removed, and what accidents leave."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -1,7 +1,5 @@
 """The engine: answers are the same as alone, and a failing request fails alone."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable
