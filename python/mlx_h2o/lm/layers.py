@@ -93,7 +93,8 @@ def read_budgets(path: str | PathLike[str]) -> Sequence[Any]:
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:  # also if the text is not UTF-8
-        said = f"budgets are {str(path)!r:.200}, expected a JSON file: {error}."
+        why = getattr(error, "strerror", error)
+        said = f"budgets are {str(path)!r:.200}, expected a JSON file: {why}."
         raise ValueError(f"[make_prompt_cache] {said}") from error
     if not isinstance(found, dict) or not isinstance(found.get("budgets"), list):
         said = f'holds {type(found).__name__}, expected an object with a list under "budgets".'
