@@ -25,8 +25,7 @@ class Settings:
 
     documents: Annotated[int, "texts of each task, or 1 of the embedded text"] = 4
     length: Annotated[int, "tokens of each where losses are measured"] = 768
-    # Later ones see earlier ones, whatever the budget.
-    step: Annotated[int, "tokens that are read at once there"] = 1
+    step: Annotated[int, "tokens that are read at once there"] = 1  # each sees all before it
     lengths: Annotated[tuple[int, ...], "tokens of texts or chats with facts"] = (1000, 2000, 4000)
     facts: Annotated[int, "facts in each text"] = 16
     wordings: tuple[str, ...] = tuple(name for name in WORDINGS if name != "secret")  # in turn
