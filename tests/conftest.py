@@ -1,7 +1,5 @@
 """Shared by all suites: markers, and a report of what is missing."""
 
-from __future__ import annotations
-
 import gc
 import importlib
 import importlib.util

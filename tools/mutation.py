@@ -258,6 +258,20 @@ def change_of(mutant: Mutant) -> list[str]:
     return [line for line in lines if not line.startswith(("---", "+++", "@@"))]
 
 
+def function_at(text: str, line: int) -> str:
+    """The innermost function around a line, whose name stays when lines move."""
+    names: list[str] = []
+
+    def around(node: Any) -> bool:  # some parts of a function have no lines
+        return bool(getattr(node, "lineno", line) <= line <= getattr(node, "end_lineno", line))
+
+    nodes: list[Any] = [ast.parse(text)]
+    while nodes:
+        nodes = [one for node in nodes for one in ast.iter_child_nodes(node) if around(one)]
+        names += [one.name for one in nodes if isinstance(one, ast.FunctionDef | ast.ClassDef)]
+    return ".".join(names)
+
+
 def summary(
     results: list[tuple[Mutant, str]], places: Counter[str], given: argparse.Namespace
 ) -> dict[str, Any]:
@@ -278,7 +292,12 @@ def summary(
             for file, count in sorted(tried.items())
         },
         "survivors": [
-            {"file": one.file, "line": one.line, "change": change_of(one), "looked_at": ""}
+            {
+                "file": one.file,
+                "function": function_at((ROOT / one.file).read_text("utf-8"), one.line),
+                "change": change_of(one),
+                "looked_at": "",
+            }
             for one, said in results
             if not said.startswith("killed")
         ],

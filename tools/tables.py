@@ -20,6 +20,7 @@ from typing import Any
 
 from mlx_h2o.commands import plan
 from mlx_h2o.evaluation import report
+from mlx_h2o.evaluation.environment import environment_line
 from mlx_h2o.evaluation.report import markdown, spread_text
 from mlx_h2o.hardware import tables as hardware
 
@@ -307,7 +308,7 @@ def rewritten(page: Path, text: str) -> str:
         up = "../" * (len(page.relative_to(ROOT).parts) - 1)
         environment = results[0].get("after", results[0])["environment"]
         links = ", ".join(f"[result]({up}benchmarks/results/{file})" for file in files)
-        said = f"{_environment(environment)} ({links})."
+        said = f"{environment_line(environment)} ({links})."
         lines = textwrap.wrap(said, width=100, break_on_hyphens=False, break_long_words=False)
         return "\n".join([f"{found[1]}{write(*results)}", "", *lines, found[3]])
 
@@ -317,15 +318,6 @@ def rewritten(page: Path, text: str) -> str:
 def shown(text: str) -> list[str]:
     """Names of the tables that ``text`` shows."""
     return [found[2] for found in _MARKED.finditer(text)]
-
-
-def _environment(machine: dict[str, str]) -> str:
-    said = (
-        f"{machine['machine']}, {machine['cores']} cores, {machine['system']}, "
-        f"Python {machine['python']}, MLX {machine['mlx']}, mlx-lm {machine['mlx_lm']}, "
-        f"back end {machine['backend']}"
-    )
-    return f"{said}, {machine['blas']}" if "blas" in machine else said
 
 
 def _benchmark(name: str) -> Any:

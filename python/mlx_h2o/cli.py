@@ -68,10 +68,11 @@ def _run(given: Sequence[str]) -> int:
         return 0 if given else 2
     if given[0] == "--version":
         from . import __version__, backends
-        from .evaluation.environment import environment_line
+        from .evaluation.environment import environment, environment_line, slow_blas
 
         advice = [f"{each.name}: {each.advice}" for each in backends().values() if each.advice]
-        print(f"mlx_h2o {__version__}", environment_line(), *advice, sep="\n")
+        advice += filter(None, [slow_blas()])
+        print(f"mlx_h2o {__version__}", environment_line(environment()), *advice, sep="\n")
         return 0
     command, *rest = given
     if command not in _COMMANDS:

@@ -1,8 +1,6 @@
 """A process whose memory runs out in calls of the C interface: the allocation of each array fails
 in turn, and the call must report it. Loaded behind failing_malloc.c."""
 
-from __future__ import annotations
-
 import ctypes
 
 import mlx.core as mx

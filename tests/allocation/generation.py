@@ -3,8 +3,6 @@ one array or another fails. Prints how many arrays there were; status 0 if all w
 
 Loaded behind failing_malloc.c."""
 
-from __future__ import annotations
-
 import ctypes
 import sys
 

@@ -1,7 +1,5 @@
 """Memory that runs out in native code: an error is raised, and the next generation works again."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

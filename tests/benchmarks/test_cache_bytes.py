@@ -1,7 +1,5 @@
 """benchmarks/cache_bytes.py: the arithmetic of bytes per row, and the committed result."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

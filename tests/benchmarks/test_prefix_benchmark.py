@@ -1,7 +1,5 @@
 """benchmarks/prefix_sharing.py: both arms give the answers of each prompt alone, and record it."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

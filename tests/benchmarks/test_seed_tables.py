@@ -1,7 +1,5 @@
 """benchmarks/seed_tables.py: changes are relative to what each source compares with."""
 
-from __future__ import annotations
-
 import math
 
 SCRIPT = "seed_tables"

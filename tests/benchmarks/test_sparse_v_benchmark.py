@@ -1,7 +1,5 @@
 """benchmarks/sparse_v.py: what counts as skipped, and what its committed result promises."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

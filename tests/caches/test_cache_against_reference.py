@@ -4,8 +4,6 @@ A plain run tries half of a set that contains all pairs of column, policy, mode 
 exhaustive session tries the whole set, and all triples of the first three.
 """
 
-from __future__ import annotations
-
 from itertools import combinations, product
 
 import pytest

@@ -1,7 +1,5 @@
 """After each chunk of a prompt, caches hold no more bytes than when they are full."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import mlx.core as mx

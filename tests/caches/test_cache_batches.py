@@ -1,7 +1,5 @@
 """Batches: masks, bytes, that joining and leaving do not affect others, and what is refused."""
 
-from __future__ import annotations
-
 import copy
 import json
 

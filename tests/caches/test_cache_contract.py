@@ -1,7 +1,5 @@
 """H2OKVCache: the members that mlx_lm needs in a cache, masks, and errors."""
 
-from __future__ import annotations
-
 import copy
 
 import mlx.core as mx

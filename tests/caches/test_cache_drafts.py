@@ -1,7 +1,5 @@
 """Drafts: the newest rows can be trimmed at any time, which leaves no trace."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Caches in files: every kind continues as before, and files of earlier versions load."""
 
-from __future__ import annotations
-
 import json
 from itertools import product
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Random series of events, drawn by hypothesis; the reference knows what each must leave."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

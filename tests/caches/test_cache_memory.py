@@ -1,7 +1,5 @@
 """Memory of caches: no copies at the budget, nothing handed out stays alive, no graph grows."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 

@@ -1,7 +1,5 @@
 """Mixed precision: the newest rows dense, older ones packed once, the light half coarser."""
 
-from __future__ import annotations
-
 import mlx.core as mx
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """QuantizedH2OKVCache: each row is packed once, moved in packed form, and handed out as stored."""
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Scores that a cache is given: what they decide, ties, chunks, and what happens without scores."""
 
-from __future__ import annotations
-
 import mlx.core as mx
 import numpy as np
 import pytest

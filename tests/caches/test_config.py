@@ -1,7 +1,5 @@
 """H2OConfig: presets, resolution of sizes, errors."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

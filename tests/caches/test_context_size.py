@@ -1,7 +1,5 @@
 """Rows beyond the context that a model was trained for are evicted first."""
 
-from __future__ import annotations
-
 import mlx.core as mx
 import numpy as np
 import pytest

@@ -7,8 +7,6 @@ that is being computed, and neither waits nor holds it. An array that is copied 
 one token, back to its old place, would be missed.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 
 import mlx.core as mx

@@ -1,7 +1,5 @@
 """Memory that runs out in the middle of a step: the cache refuses to continue, or is right."""
 
-from __future__ import annotations
-
 import copy
 import os
 import tempfile

@@ -1,7 +1,5 @@
 """The loss of bounded caches: a small model on the package's caches, and on the slow reference."""
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

@@ -3,8 +3,6 @@
 The suites of all policies check that each step agrees with the slow reference.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import mlx.core as mx

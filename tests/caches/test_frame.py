@@ -1,7 +1,5 @@
 """Packed rows in a frame of their head: what is stored, and that attention is the same."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Callable

@@ -4,8 +4,6 @@ It follows "A row format" in docs/internals/extending.md, as far as that needs n
 arrays for each row, which attention gets unpacked.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Policies: what each accumulates and how it ranks rows."""
 
-from __future__ import annotations
-
 import re
 
 import mlx.core as mx

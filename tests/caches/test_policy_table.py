@@ -1,7 +1,5 @@
 """Every policy against the same rules: one table, one set of tests."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import mlx.core as mx

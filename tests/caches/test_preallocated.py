@@ -1,7 +1,5 @@
 """Slots allocated ahead: the same rows, no further allocations, and pages are given back."""
 
-from __future__ import annotations
-
 import copy
 import resource
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Sequences that share the rows of a prefix: each is as it is alone, and rows are stored once."""
 
-from __future__ import annotations
-
 import mlx.core as mx
 import mlx_lm
 import numpy as np

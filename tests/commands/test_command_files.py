@@ -1,7 +1,5 @@
 """Files and streams that a command cannot read or write: one line names them."""
 
-from __future__ import annotations
-
 import os
 import resource
 import subprocess

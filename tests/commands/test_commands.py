@@ -1,7 +1,5 @@
 """Commands around generate: saved prompts, a draft model, mlx_lm's chat, and refusals."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import importlib
@@ -337,7 +335,7 @@ def test_without_a_budget_nothing_is_evicted(capsys):
     assert texts[0] == texts[1]
 
 
-def test_help_and_mistakes(capsys):
+def test_help_and_mistakes(capsys, monkeypatch):
     assert cli.main(["sing"]) == 2
     assert "'sing' is not a command" in capsys.readouterr().err
     assert cli.main([]) == 2
@@ -345,3 +343,6 @@ def test_help_and_mistakes(capsys):
     assert "generate" in capsys.readouterr().out
     assert cli.main(["--version"]) == 0
     assert ", back end " in capsys.readouterr().out
+    monkeypatch.setattr("mlx_h2o.evaluation.environment.slow_blas", lambda: "install another BLAS")
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out.endswith("\ninstall another BLAS\n")

@@ -1,7 +1,5 @@
 """`mlx_h2o evaluate`: files, messages about progress, and what it refuses."""
 
-from __future__ import annotations
-
 import errno
 import json
 import re

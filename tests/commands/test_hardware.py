@@ -1,7 +1,5 @@
 """`python -m mlx_h2o.hardware`: every operation and kernel has a case, and faults are found."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 

@@ -1,7 +1,5 @@
 """Mistakes on the command line are reported in one line, in the names that the user typed."""
 
-from __future__ import annotations
-
 import io
 import shlex
 import tomllib

@@ -1,7 +1,5 @@
 """`mlx_h2o plan`: its bytes match measurements, and its table matches what happens."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The command `server`, tested over HTTP."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

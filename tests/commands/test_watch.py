@@ -1,7 +1,5 @@
 """What commands print while they work: lines in a log, a bar in a terminal."""
 
-from __future__ import annotations
-
 import io
 from itertools import count
 

@@ -1,7 +1,5 @@
 """The emulator as a back end of mlx_h2o."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ Objects are kept in a cache directory (MLX_H2O_CACHE, else ~/.cache/mlx-h2o) und
 everything that goes into them: text, shims, compiler, flags.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import platform

@@ -1,7 +1,5 @@
 """Attention calls for the emulator's tests, and the comparison with the float64 reference."""
 
-from __future__ import annotations
-
 import math
 import operator
 import os

@@ -1,7 +1,5 @@
 """An emulated kernel, called like the object that ``mx.fast.metal_kernel`` returns."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import threading

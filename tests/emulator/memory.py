@@ -1,7 +1,5 @@
 """Buffers that end at a guard page, filled with a poison that shows up when it is read."""
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 

@@ -1,7 +1,5 @@
 """Rows for the tests of kernels on a cache's rows, and the schedules that these run in."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 

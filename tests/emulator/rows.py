@@ -1,7 +1,5 @@
 """Launches on a cache's rows, one for each variant, for checks that only compile."""
 
-from __future__ import annotations
-
 import mlx.core as mx
 
 from mlx_h2o.operations.composed import turbo

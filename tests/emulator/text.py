@@ -3,8 +3,6 @@
 Exporting a function records the kernel's primitive, including its text, but runs nothing.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

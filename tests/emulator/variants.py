@@ -1,7 +1,5 @@
 """Every variant of the kernels, for checks that only compile."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """The embedded model, and the demo from end to end."""
 
-from __future__ import annotations
-
 import copy
 import json
 from pathlib import Path

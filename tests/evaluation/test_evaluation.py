@@ -1,7 +1,5 @@
 """An evaluation from end to end: bytes, tasks, statistics, continuing from results, tables."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

@@ -1,7 +1,5 @@
 """lm-evaluation-harness with our unbounded caches has the same numbers as mlx_lm's own wrapper."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

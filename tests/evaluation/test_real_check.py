@@ -1,7 +1,5 @@
 """What caches lose on a real model matches benchmarks/results/real_check.json."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import replace

@@ -3,8 +3,6 @@
 `nox -s yardsticks` fetches them.
 """
 
-from __future__ import annotations
-
 import math
 import tomllib
 from pathlib import Path

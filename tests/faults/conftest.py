@@ -1,7 +1,5 @@
 """Marks everything in this folder ``faults``, which a plain run of pytest leaves out."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Builds and runs the native test driver, h2o_native_test, with a fault in one kernel."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

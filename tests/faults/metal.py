@@ -1,7 +1,5 @@
 """Faults in the text of the Metal kernels, run by the emulator."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 
 from emulator import EmulatorBackend

@@ -1,7 +1,5 @@
 """Faults in the compositions of the C interface: a golden or a random case fails for each."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 

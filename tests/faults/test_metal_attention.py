@@ -1,7 +1,5 @@
 """Faults in the Metal text of decode attention: the emulator and the reference catch each."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 

@@ -1,7 +1,5 @@
 """Faults in the Metal text of the operations on rows: the emulator catches each of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial

@@ -4,8 +4,6 @@ machine, and those of NEON, built for AArch64 and run under QEMU.
 Only the kernels that read the changed file are compiled again.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

@@ -3,8 +3,6 @@
 A fault replaces a name where it is used by ``wrap`` of the original.
 """
 
-from __future__ import annotations
-
 import importlib
 import tempfile
 from collections.abc import Callable

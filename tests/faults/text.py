@@ -10,8 +10,6 @@ is not in its place, or occurs more than once, is a PlaceError. The ``*.toml`` f
 tables of such edits, by what is wrong.
 """
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Iterable, Iterator

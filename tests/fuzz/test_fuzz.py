@@ -3,8 +3,6 @@
 A few examples of each here; ``nox -s fuzz -- SECONDS`` continues until the time is over.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import tempfile

@@ -1,7 +1,5 @@
 """Building blocks of parity cases: seeded inputs, and the results of the float64 reference."""
 
-from __future__ import annotations
-
 import zlib
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """The golden cases, and further ones that the parity runner draws at random."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from functools import partial

@@ -1,7 +1,5 @@
 """Write the golden vectors: ``python -m golden.make [FILE]``, tests/ and tests/lib on the path."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterable

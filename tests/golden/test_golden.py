@@ -1,7 +1,5 @@
 """The committed golden vectors match what their generator makes."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 

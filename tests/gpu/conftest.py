@@ -1,7 +1,5 @@
 """The GPU back ends, with the emulator in place of MLX's launches."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import mlx.core as mx

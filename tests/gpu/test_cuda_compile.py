@@ -3,8 +3,6 @@
 MLX without CUDA does not show the text that it would generate; tests/lib/nvrtc.py imitates it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache

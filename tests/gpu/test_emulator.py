@@ -1,7 +1,5 @@
 """The Metal text, run by the emulator, against the float64 reference."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Bytes of the inputs that the kernels read, counted by the emulator: each byte once per launch."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import mlx.core as mx

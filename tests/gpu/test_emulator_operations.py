@@ -1,7 +1,5 @@
 """Tests of the CPU back ends, repeated on the emulator."""
 
-from __future__ import annotations
-
 import pytest
 
 from emulator.marks import EMULATED

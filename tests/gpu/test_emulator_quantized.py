@@ -1,7 +1,5 @@
 """The Metal text for packed keys and values, run by the emulator."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import replace

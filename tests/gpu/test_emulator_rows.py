@@ -1,7 +1,5 @@
 """The kernels on a cache's rows, run by the emulator, against the composed back end."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import mlx.core as mx

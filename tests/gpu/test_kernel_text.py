@@ -1,7 +1,5 @@
 """The packaged kernel text: in step with metal/, and within the rules of metal_kernel."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import re

@@ -1,7 +1,5 @@
 """Clang's type check of the kernels, with Metal's address spaces as real ones."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The Metal back end with the emulator in place of MLX's launches, and both on CPU streams."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """Apple's compiler on every variant of the kernels, as MLX passes them to Metal at run time."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from pathlib import Path

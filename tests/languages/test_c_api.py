@@ -1,7 +1,5 @@
 """The C interface: results, laziness, back ends, threads."""
 
-from __future__ import annotations
-
 import sys
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,7 +1,5 @@
 """The settings in C: the same values as in Python's H2OConfig, and the same error messages."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

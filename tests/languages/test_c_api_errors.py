@@ -1,7 +1,5 @@
 """What the C interface refuses: messages, untouched outputs, and no leaks."""
 
-from __future__ import annotations
-
 import math
 import re
 from concurrent.futures import ThreadPoolExecutor

@@ -4,8 +4,6 @@ The installed mlx-c is the subset in this repository, which uses mlx-c's names, 
 prefix: a program that uses it sees no difference.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """The last error of each thread in C, and that messages contain no paths of the machine."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

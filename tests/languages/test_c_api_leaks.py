@@ -4,8 +4,6 @@ LeakSanitizer checks it, with ASan and UBSan if they are in the library (`nox -s
 Nothing is suppressed: neither MLX nor the C++ library leaks.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The Metal path of the C interface on a recording device: its launches match Python's."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any

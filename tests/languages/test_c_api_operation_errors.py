@@ -1,7 +1,5 @@
 """What the C operations on packed rows and on a cache's rows refuse, with Python's messages."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import mlx.core as mx

@@ -1,7 +1,5 @@
 """The C operations on packed rows and on a cache's rows: results."""
 
-from __future__ import annotations
-
 import functools
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """The C interface as source: headers, public calls only, failures halfway, the example."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

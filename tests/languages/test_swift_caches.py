@@ -3,8 +3,6 @@
 `nox -s parity` compares traces of 1,000 steps.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every public name of the Swift modules is documented, and DocC has no complaints."""
 
-from __future__ import annotations
-
 import json
 import platform
 import shutil

@@ -1,7 +1,5 @@
 """`h2o-generate`, the command of the Swift package, against generation in Python."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import shutil

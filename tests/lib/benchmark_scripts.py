@@ -1,7 +1,5 @@
 """The scripts of benchmarks/ and tools/ as modules, for tests of what they compute."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ The sources see only public mlx-c headers, as with the mlx-c of mlx-swift. A lib
 its own copies of what it compiles, and takes the rest, mlx-c included, from the library under test.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor

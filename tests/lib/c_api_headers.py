@@ -1,7 +1,5 @@
 """The public C headers as declarations that cffi can read."""
 
-from __future__ import annotations
-
 import re
 
 from paths import ROOT

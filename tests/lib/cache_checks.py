@@ -3,8 +3,6 @@
 Each check takes its subject as an argument and raises AssertionError.
 """
 
-from __future__ import annotations
-
 import tempfile
 
 import mlx.core as mx

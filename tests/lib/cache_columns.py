@@ -1,7 +1,5 @@
 """The row formats of a cache, and how far a stored row may differ from the given one."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from itertools import product

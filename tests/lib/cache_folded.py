@@ -6,8 +6,6 @@ the reference reports a close choice, float32 may have chosen differently: then 
 any choice are checked, and the reference follows the cache.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from unittest import mock

@@ -1,7 +1,5 @@
 """Invariants of an evicting cache, as code that raises AssertionError."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

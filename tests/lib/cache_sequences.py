@@ -1,7 +1,5 @@
 """A sequence of random tokens for a cache and for the slow reference."""
 
-from __future__ import annotations
-
 import numpy as np
 
 import reference_frame

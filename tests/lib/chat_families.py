@@ -1,7 +1,5 @@
 """Families of chat models that people run (``chat_families.toml``), and small models of them."""
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib

@@ -1,12 +1,10 @@
 """An engine in this process, and requests that collect their answers."""
 
-from __future__ import annotations
-
 import functools
 import queue
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
@@ -59,6 +57,13 @@ def engine_of(
         assert engine.close(60)
 
 
+def memory_for(engine: Engine, nbytes: int) -> int:
+    """The memory of an engine like this one that has ``nbytes`` for caches."""
+    own = engine.memory
+    others = own.limit - own.limit // 16 - own.free  # a 16th is for freed buffers
+    return (others + nbytes) * 16 // 15 + 16
+
+
 class Asked:
     """A request and its outcome."""
 
@@ -68,7 +73,7 @@ class Asked:
         tokens = engine.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         self.request = Request(list(tokens), self._told.put, **({"max_tokens": 12} | given))
 
-    def submit(self) -> Asked:
+    def submit(self) -> Self:
         self.engine.check(self.request)
         self.engine.submit([self.request])
         return self
@@ -77,7 +82,7 @@ class Asked:
         self.events.append(self._told.get(timeout=60))
         return self.events[-1]
 
-    def wait(self) -> Asked:
+    def wait(self) -> Self:
         while True:
             event = self.next()
             if event.error is not None or event.finish is not None:

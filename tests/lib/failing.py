@@ -1,7 +1,5 @@
 """Memory that runs out in Python: the n-th operation of the package raises MemoryError."""
 
-from __future__ import annotations
-
 import dis
 import sys
 from collections.abc import Iterator

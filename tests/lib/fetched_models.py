@@ -1,7 +1,5 @@
 """The models that `nox -s yardsticks` fetches, each loaded once; tests of missing ones skip."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a test run builds once, though several processes share its tests."""
 
-from __future__ import annotations
-
 import fcntl
 from collections.abc import Callable
 from pathlib import Path

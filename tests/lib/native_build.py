@@ -1,7 +1,5 @@
 """Whether the native extension can be built here, and if not, what is missing."""
 
-from __future__ import annotations
-
 import shutil
 import sysconfig
 from pathlib import Path

@@ -4,8 +4,6 @@ No GPU and no CUDA toolkit: `pip install nvidia-cuda-nvrtc nvidia-cuda-runtime n
 nvidia-cuda-cccl`, all of one CUDA release, 13.x.
 """
 
-from __future__ import annotations
-
 import ctypes
 import importlib.util
 import re

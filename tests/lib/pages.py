@@ -1,7 +1,5 @@
 """The README and the documents: their pages, and the blocks of code on them."""
 
-from __future__ import annotations
-
 import ast
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Prompts with a common prefix, and caches that share its rows."""
 
-from __future__ import annotations
-
 import copy
 
 import mlx.core as mx

@@ -1,7 +1,5 @@
 """Run programs to their end, and say which are missing."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from typing import Any, NoReturn

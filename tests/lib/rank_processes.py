@@ -1,7 +1,5 @@
 """Processes of one group on this machine, and a small model on disk for them."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

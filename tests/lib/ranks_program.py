@@ -5,8 +5,6 @@
 With the folder of a model on disk, its results with that model instead.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Run a model over one sequence with given caches, and with our attention if they need it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import Any

@@ -4,8 +4,6 @@ It shares no code with the package. Tests, golden vectors, the parity runner and
 import it. It states the semantics of docs/python.md as directly as it can; speed is no concern.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

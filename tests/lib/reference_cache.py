@@ -4,8 +4,6 @@ It shares no code with the package. Rows stay in the order of their positions, a
 row whose position is not beyond its own, and everything is float64.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 

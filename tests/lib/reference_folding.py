@@ -3,8 +3,6 @@
 Written from docs/design.md; shares no code with the package.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -4,8 +4,6 @@ Written from docs/design.md, in float64; shares no code with the package. ``kept
 do the same in float32 by MLX's own operation, for tests that need every bit.
 """
 
-from __future__ import annotations
-
 import mlx.core as mx
 import numpy as np
 

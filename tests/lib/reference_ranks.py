@@ -4,8 +4,6 @@ Written from docs/design.md; shares no code with the package. Rows are in order 
 [heads of the group, L, N] are logits, -inf where masked.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 import reference

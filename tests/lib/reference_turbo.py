@@ -1,7 +1,5 @@
 """Codes of rotated rows, written from docs/design.md in NumPy and float64, without our code."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import mlx.core as mx

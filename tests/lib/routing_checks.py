@@ -1,7 +1,5 @@
 """Checks that mlx_lm is unchanged after every context, and tools of the routing tests."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib

@@ -1,7 +1,5 @@
 """Which part of its tests ``nox -s exhaustive`` runs, and how many random examples are tried."""
 
-from __future__ import annotations
-
 import os
 
 EXHAUSTIVE = os.environ.get("MLX_H2O_EXHAUSTIVE") == "1"

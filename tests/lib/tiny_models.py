@@ -1,7 +1,5 @@
 """Tiny random models of mlx_lm's own classes, and the greedy tokens of stock mlx_lm."""
 
-from __future__ import annotations
-
 import mlx.core as mx
 from mlx.utils import tree_map
 from mlx_lm.generate import generate_step

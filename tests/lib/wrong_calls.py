@@ -4,8 +4,6 @@ The messages are Python's, and the native module and C use the same: ``wrong_cal
 calls that only Python can make.
 """
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """mlx_lm's own batch generation with evicting caches: each sequence is as it is alone."""
 
-from __future__ import annotations
-
 import copy
 
 import mlx_lm

@@ -1,7 +1,5 @@
 """Layers with different budgets: a list of them, a file, and the masks that they need."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import functools
@@ -187,7 +185,7 @@ def test_wrong_budgets_say_what_was_found(budgets, text):
 @pytest.mark.parametrize(
     ("content", "text"),
     [
-        ("{", "is not JSON"),
+        ("{", "file', expected a JSON file: Expecting"),
         ("[1, 2]", "holds list, expected an object with a list under"),
         ('{"budgets": [12, {"rows": 3}]}', "a budget is {'rows': 3}"),
     ],

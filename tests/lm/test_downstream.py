@@ -1,7 +1,5 @@
 """What mlx_lm's callers do with a prompt cache, done with each kind of ours."""
 
-from __future__ import annotations
-
 import mlx.core as mx
 import mlx_lm
 import mlx_lm.models.cache as mlx_lm_cache

@@ -1,7 +1,5 @@
 """Speculative decoding by mlx_lm's own loop, with evicting caches for both models."""
 
-from __future__ import annotations
-
 from itertools import islice
 
 import pytest

@@ -1,7 +1,5 @@
 """Generation with evicting caches: loading, arguments, equality with stock mlx_lm, refusals."""
 
-from __future__ import annotations
-
 from io import StringIO
 from types import SimpleNamespace
 

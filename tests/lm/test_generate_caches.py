@@ -1,7 +1,5 @@
 """make_prompt_cache: which caches of a model evict, which models are refused, the summary."""
 
-from __future__ import annotations
-
 import mlx.core as mx
 import mlx_lm.models.cache as mlx_lm_cache
 import pytest

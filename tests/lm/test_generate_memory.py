@@ -1,7 +1,5 @@
 """Thousands of steps of mlx_lm's own loop: memory grows only by what the caches hold."""
 
-from __future__ import annotations
-
 import gc
 from contextlib import nullcontext
 

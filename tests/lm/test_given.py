@@ -1,7 +1,5 @@
 """What generation refuses, in one sentence, before it computes anything."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import re
@@ -193,7 +191,9 @@ def test_budgets_and_numbers_of_rows_that_are_none(demo, tmp_path):
     refused(lambda: make_prompt_cache(demo[0], budgets=5), "found 5 as budgets, expected one")
     file = tmp_path / "budgets.json"
     file.write_bytes(b"\xff\xfe")
-    refused(lambda: make_prompt_cache(demo[0], budgets=file), f"{file} is not JSON")
+    for path in (file, "", tmp_path, tmp_path / "none"):
+        said = f"budgets are {str(path)!r}, expected a JSON file: "
+        refused(lambda path=path: make_prompt_cache(demo[0], budgets=path), said)
     said = f"max_kv_size is {10**30}, expected at most"  # which arrays can have
     refused(lambda: make_prompt_cache(demo[0], 10**30), said)
 

@@ -1,7 +1,5 @@
 """KV heads of a layer with different budgets: two caches that the model sees as one."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import weakref

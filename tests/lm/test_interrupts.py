@@ -1,7 +1,5 @@
 """Interruptions leave nothing behind: Ctrl-C, or a reader or client that goes away."""
 
-from __future__ import annotations
-
 import os
 import runpy
 import signal

@@ -1,7 +1,5 @@
 """Quantised caches under whole models: with and without routing, in mlx_lm's loops, peak memory."""
 
-from __future__ import annotations
-
 import gc
 from contextlib import nullcontext
 from functools import partial

@@ -1,7 +1,5 @@
 """Several processes that share a model give the results of a single one, and end together."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Routing: which cache gets which scores, what is refused, and that mlx_lm is restored."""
 
-from __future__ import annotations
-
 import importlib.util
 import pkgutil
 import sys

@@ -1,7 +1,5 @@
 """Routing contexts: counted, and closed by exceptions, garbage collection and threads alike."""
 
-from __future__ import annotations
-
 import gc
 import linecache
 import sys

@@ -1,7 +1,5 @@
 """KV heads that retrieve: how they are found, how many rows they get, and when all get the same."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

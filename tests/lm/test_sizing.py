@@ -1,7 +1,5 @@
 """Budgets in bytes: they are never exceeded, and one more row would not fit."""
 
-from __future__ import annotations
-
 from functools import partial
 from types import SimpleNamespace
 from typing import Any

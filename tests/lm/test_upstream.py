@@ -1,7 +1,5 @@
 """What we replace in mlx_lm, and which names we use: fails if a new version changes them."""
 
-from __future__ import annotations
-
 import ast
 import tomllib
 from pathlib import Path

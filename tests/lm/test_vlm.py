@@ -1,7 +1,5 @@
 """mlx-vlm with evicting caches: a model family that mlx_lm lacks, and mlx-vlm's prompt cache."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import mlx.core as mx

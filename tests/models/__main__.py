@@ -4,8 +4,6 @@ Each runs in its own process. Writes the table with ``--write``; otherwise fails
 one differs. Always fails if a promise is broken.
 """
 
-from __future__ import annotations
-
 import argparse
 import concurrent.futures
 import importlib.metadata

@@ -3,8 +3,6 @@
 ``python -m models.check NAME`` prints the verdict on one architecture as JSON.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

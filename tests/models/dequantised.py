@@ -1,7 +1,5 @@
 """The reference of quantised caches: rows that were quantised and dequantised once, kept dense."""
 
-from __future__ import annotations
-
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache
 

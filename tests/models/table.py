@@ -1,7 +1,5 @@
 """Verdicts in Markdown: what is supported, and why others are partly so, refused or not tried."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Our caches on one architecture of each kind; ``nox -s models`` tries every one."""
 
-from __future__ import annotations
-
 import re
 
 import mlx.core as mx

@@ -1,7 +1,5 @@
 """Tiny random models of every architecture that the installed mlx_lm has."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import importlib

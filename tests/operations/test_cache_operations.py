@@ -1,7 +1,5 @@
 """Operations on the rows of a cache: each CPU back end against the reference."""
 
-from __future__ import annotations
-
 import mlx.core as mx
 import numpy as np
 import pytest

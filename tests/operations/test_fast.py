@@ -1,7 +1,5 @@
 """The operations of mlx_h2o.fast, by dispatch and on each back end that runs here."""
 
-from __future__ import annotations
-
 import mlx.core as mx
 import numpy as np
 import pytest

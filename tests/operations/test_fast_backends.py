@@ -1,7 +1,5 @@
 """The choice of a back end, and what importing the package does."""
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The table of operations against what Python, C and Swift declare and document."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import tomllib

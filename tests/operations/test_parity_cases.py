@@ -4,8 +4,6 @@ Golden vectors, and every flag, packing and length on both sides of a boundary, 
 reference.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from functools import cache
 

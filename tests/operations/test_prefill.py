@@ -1,7 +1,5 @@
 """fast.prefill_scores against the float64 loops of the reference, and its memory."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Putting rows into slots, and filling gaps with rows."""
 
-from __future__ import annotations
-
 import mlx.core as mx
 import numpy as np
 import pytest

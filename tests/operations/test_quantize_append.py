@@ -1,7 +1,5 @@
 """quantize_append: equal to mx.quantize bit for bit, in its slots, in place where possible."""
 
-from __future__ import annotations
-
 import mlx.core as mx
 import numpy as np
 import pytest

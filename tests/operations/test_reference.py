@@ -1,7 +1,5 @@
 """The reference against independent results: stock MLX, and examples worked out by hand."""
 
-from __future__ import annotations
-
 import math
 
 import mlx.core as mx

@@ -1,7 +1,5 @@
 """Rows in segments on the native back end: merged attention, and the rows as arrays."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import mlx.core as mx

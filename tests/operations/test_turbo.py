@@ -1,7 +1,5 @@
 """Rows as codes of rotated directions: the format, attention over them, and refusals."""
 
-from __future__ import annotations
-
 import copy
 
 import mlx.core as mx
@@ -62,6 +60,16 @@ def test_a_row_of_zeros_stays_one(bits, backend):
     column = TurboColumn(bits, turbo.KEYS, mx.float32)
     found = column.decode(column.encode(mx.zeros((1, 1, 2, 64))))
     assert (np.array(found) == 0).all()
+
+
+@pytest.mark.parametrize("bits", CODE_BITS)
+def test_no_rows_stay_none(bits, backend):
+    column = TurboColumn(bits, turbo.VALUES, mx.float16)
+    words, norms = column.encode(mx.zeros((2, 3, 0, 64), mx.float16))
+    assert (words.shape, norms.shape) == ((2, 3, 0, 2 * bits), (2, 3, 0, 1))
+    found = column.decode((words, norms))
+    assert (found.shape, found.dtype) == ((2, 3, 0, 64), mx.float16)
+    mx.eval(words, norms, found)
 
 
 def test_a_row_whose_squares_are_infinite_is_infinite(backend):

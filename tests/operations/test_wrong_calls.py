@@ -1,7 +1,5 @@
 """What the operations refuse, word for word, because people will read the messages."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """``python -m parity``: the same cases through every implementation; names the cases that fail."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

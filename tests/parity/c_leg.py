@@ -1,7 +1,5 @@
 """The C leg: the package on the operations of the C library, through cffi."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Attention calls of every kind: random inputs, and their rows dequantised."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -4,8 +4,6 @@ Packed keys and values, sparse V, calls that request no scores, and lengths on b
 boundaries at which a launch changes.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from functools import partial

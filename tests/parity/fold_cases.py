@@ -1,7 +1,5 @@
 """Cases of folded rows, drawn until no choice is close, so that all legs must agree."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Compare what a leg found in a case with what is expected, except for traces."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The legs that run in this process: the reference, and the package on each of its back ends."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import platform

@@ -3,8 +3,6 @@
 They keep the same rows at every step. Legs of other back ends would diverge at close choices.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator
 from functools import partial

@@ -4,8 +4,6 @@ A back end without its own function for an operation shows "n/a", also in C and 
 would only repeat another one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

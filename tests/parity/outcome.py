@@ -1,7 +1,5 @@
 """The result of a leg in a case, and the runner's verdict on it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Cache traces of every policy that all languages have, as in a routed model."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """The table on the terminal, and the same table as JSON."""
 
-from __future__ import annotations
-
 import json
 import platform
 from collections import Counter

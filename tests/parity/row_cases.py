@@ -1,7 +1,5 @@
 """Random cases of the operations on a cache's rows, and of the scores of a long chunk."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from typing import Any

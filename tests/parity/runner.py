@@ -1,7 +1,5 @@
 """Run the legs over the cases and collect the verdicts."""
 
-from __future__ import annotations
-
 import fnmatch
 import functools
 import itertools

@@ -1,7 +1,5 @@
 """Cases of a decode step: attention whose scores or weights are accumulated in C."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from functools import partial

@@ -1,7 +1,5 @@
 """The Swift leg: an executable that reads a file of cases and writes a file of results."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

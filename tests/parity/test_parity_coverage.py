@@ -1,7 +1,5 @@
 """Every kernel and both settings of every flag have a parity case on the emulator leg."""
 
-from __future__ import annotations
-
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterator

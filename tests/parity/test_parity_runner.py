@@ -1,7 +1,5 @@
 """The parity runner finds a fault in a leg and names its cases; it reports what cannot run."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

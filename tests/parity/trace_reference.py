@@ -1,7 +1,5 @@
 """Whole traces on the float64 reference cache."""
 
-from __future__ import annotations
-
 import numpy as np
 
 import reference

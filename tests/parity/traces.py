@@ -1,7 +1,5 @@
 """Whole cache traces: run one through the Python cache, and compare two runs of it."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 

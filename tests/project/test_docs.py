@@ -1,7 +1,5 @@
 """Every block of code on the pages is run, compiled or parsed; exceptions are listed."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import importlib.util

@@ -1,7 +1,5 @@
 """The blocks of C, CMake and Swift on the pages compile, alone or as parts of a program."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

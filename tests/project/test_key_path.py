@@ -3,8 +3,6 @@
 A file counts if a function in it gets the key, up to the operation that stores it.
 """
 
-from __future__ import annotations
-
 import sys
 from types import FrameType
 from typing import Any

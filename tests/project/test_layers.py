@@ -1,7 +1,5 @@
 """The folders of the package import in one direction, and its modules without cycles."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A public name of the package means one thing: each is defined once, and file names are unique."""
 
-from __future__ import annotations
-
 import symtable
 from collections import defaultdict
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The README and the documents: the code that they show runs, and what they name exists."""
 
-from __future__ import annotations
-
 import re
 import runpy
 from pathlib import Path

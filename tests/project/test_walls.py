@@ -3,8 +3,6 @@
 A room that grows must shrink elsewhere; a number here only falls.
 """
 
-from __future__ import annotations
-
 import subprocess
 
 import pytest

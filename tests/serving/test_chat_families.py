@@ -1,7 +1,5 @@
 """Templates, tool calls and thoughts of the common families, in generate, chat and server."""
 
-from __future__ import annotations
-
 import io
 import json
 import sys

@@ -1,13 +1,12 @@
 """Prompt caches on disk: which one is found, which are removed, and what accidents leave."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os
 import random
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +17,7 @@ import numpy as np
 import pytest
 
 from mlx_h2o import H2OConfig, H2OKVCache
+from mlx_h2o.lm.outline import total_bytes
 from mlx_h2o.lm.saving import saved_texts
 from mlx_h2o.serving.disk import PromptStore, _key
 from paths import IMPORTS
@@ -154,6 +154,21 @@ def test_what_is_too_large_is_not_kept(tmp_path, caplog):
     assert not list(tmp_path.iterdir())
     (told,) = caplog.messages
     assert told.startswith("a prompt cache is not kept on disk: ") and "at most 1,000" in told
+
+
+def test_what_waits_for_a_slow_disk_has_little_room(tmp_path, monkeypatch, caplog):
+    disk, write = threading.Event(), PromptStore._write
+    monkeypatch.setattr(PromptStore, "_write", lambda *given: disk.wait(60) and write(*given))
+    store, one = PromptStore(tmp_path, PLENTY, "model"), total_bytes(caches_of(30))
+    for length, room in ((29, one - 1), (30, one), (31, 2 * one), (32, 3 * one - 1)):
+        store.keep(range(length), caches_of(length), room)
+    disk.set()
+    store.close()
+    assert sorted(lengths_in(tmp_path)) == [30, 31] and store.pending == 0
+    said = "a prompt cache is not kept on disk: "
+    assert caplog.messages == [
+        f"{said}requests need the memory", f"{said}{2 * one:,} bytes wait for the disk"
+    ]  # fmt: skip
 
 
 def test_a_full_disk_takes_what_was_used_longest_ago(tmp_path, monkeypatch, caplog):

@@ -1,7 +1,5 @@
 """LangChain's client, used as its users do; test_serving_http.py covers openai's client."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

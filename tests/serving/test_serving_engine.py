@@ -1,7 +1,5 @@
 """The engine: answers are the same as alone, and a failing request fails alone."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable
@@ -17,7 +15,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from engines import SAID, TEXT, Asked, ask, demo, engine_of, fail, submit, tiny
+from engines import SAID, TEXT, Asked, ask, demo, engine_of, fail, memory_for, submit, tiny
 from mlx_h2o import batch_generate
 from mlx_h2o.serving.answers import Choice
 from mlx_h2o.serving.disk import PromptStore
@@ -253,13 +251,12 @@ def test_requests_wait_for_bytes_and_prompts_give_way(monkeypatch):
     limits = {"prompts": 1, "step": 64}
     with engine_of(limits=limits) as engine:
         one = engine.memory.of_request(100)
-        reserved = engine.memory.limit - engine.memory.limit // 16 - engine.memory.free
+        memory = memory_for(engine, 2 * one + one // 2)
         with monkeypatch.context() as mac:
             mac.setattr(mx.metal, "is_available", lambda: True)
             mac.setattr(mx, "device_info", lambda: {"max_recommended_working_set_size": 3 << 30})
             engine.memory.apply()
     assert limits_of == {"memory": 4 << 30, "cache": (4 << 30) // 16, "wired": 3 << 30}
-    memory = (reserved + 2 * one + one // 2) * 16 // 15 + 16
     with engine_of(limits=limits, memory=memory) as engine:
         asked = [Asked(engine, [n, *TEXT * 4], max_tokens=40) for n in range(5)]
         held = []
@@ -279,8 +276,7 @@ def test_caches_that_are_being_written_take_memory(monkeypatch, tmp_path):
     monkeypatch.setattr(PromptStore, "_write", lambda *given: disk.wait(60) and write(*given))
     limits = {"prompts": 1, "step": 64}
     with engine_of(limits=limits) as engine:
-        reserved = engine.memory.limit * 15 // 16 - engine.memory.free
-        memory = (reserved + engine.memory.of_request(100) + 10_000) * 16 // 15
+        memory = memory_for(engine, engine.memory.of_request(100) + 10_000)
     store = PromptStore(tmp_path, 1 << 30, "model")
     with engine_of(limits=limits, memory=memory, store=store) as engine:
         engine.least_on_disk = 8
@@ -303,8 +299,7 @@ def test_the_peak_stays_below_the_memory(settings):
     limits, (model, tokenizer) = {"prompts": 4, "step": 64}, demo()
     given = {"tokenizer": tokenizer, **settings}
     with engine_of([model], memory=1 << 40, limits=limits, **given) as probe:
-        memory = (probe.memory.limit * 15 // 16 - probe.memory.free) * 16 // 15
-        memory += 8 * probe.memory.of_request(256)
+        memory = memory_for(probe, 8 * probe.memory.of_request(256))
     weights = sum(array.nbytes for _, array in tree_flatten(model.parameters()))
     with engine_of([model], memory=memory, kept=1 << 40, limits=limits, **given) as engine:
         mx.clear_cache()

@@ -1,7 +1,5 @@
 """The server over HTTP: what it answers, what it refuses, and its messages."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

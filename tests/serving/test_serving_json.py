@@ -1,7 +1,5 @@
 """Answers in JSON, of any object or of a schema: in batches, streamed, sampled, with drafts."""
 
-from __future__ import annotations
-
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor

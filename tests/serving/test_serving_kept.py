@@ -1,7 +1,5 @@
 """Caches kept by their tokens, including snapshots, against a scan of everything that is kept."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import mlx.core as mx

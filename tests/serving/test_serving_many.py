@@ -1,7 +1,5 @@
 """256 clients at once, 40 of them hostile: the others get the same answers as alone."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A server of several processes answers like one of a single process, and all end together."""
 
-from __future__ import annotations
-
 import json
 import signal
 import socket

@@ -1,7 +1,5 @@
 """Snapshots: the longest prefix is found, and none claims more than it holds."""
 
-from __future__ import annotations
-
 import random
 import sys
 from contextlib import contextmanager

@@ -1,7 +1,7 @@
 // Argument checks that several operations share, with one wording for every language.
 #pragma once
 
-#include <cstdint>
+#include <cstddef>
 #include <optional>
 #include <string>
 #include <vector>
@@ -39,9 +39,9 @@ void give_rows(Arguments& given, const std::vector<mlx::core::array>& parts);
 /// `most` rows. `shape` is memory for the result.
 Found found_rows(const mlx::core::array& array, int least, int most, mlx::core::Shape& shape);
 
-/// The distance between the numbers of two sequences.
-inline int64_t stride_of_sequences(const mlx::core::array& array) {
-  return array.size() == 1 ? 0 : array.strides(0);
+/// Bytes of a row of an array [B, H, C] or [B, H, C, width].
+inline size_t row_bytes(const mlx::core::array& array) {
+  return array.itemsize() * (array.ndim() == 4 ? static_cast<size_t>(array.shape(3)) : 1);
 }
 
 /// The stream to run on; throws if it is not a CPU stream.

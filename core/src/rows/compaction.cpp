@@ -34,19 +34,18 @@ struct CompactRows : CpuOperation {
     locate(kept, slots, strides);
     mx::array& buffer = outputs[0];
     const int capacity = buffer.shape(2), keep = kept.shape(2);
-    const size_t row_bytes =
-        buffer.ndim() == 4 ? buffer.itemsize() * size_t(buffer.shape(3)) : buffer.itemsize();
+    const size_t bytes = row_bytes(buffer);
     for (size_t n = 0; n < chosen.size(); ++n) {
       for (int head = 0; head < kept.shape(1); ++head) {
         const int64_t place = int64_t{chosen[n]} * buffer.shape(1) + head;
-        char* rows = buffer.data<char>() + static_cast<size_t>(place * capacity) * row_bytes;
+        char* rows = buffer.data<char>() + static_cast<size_t>(place * capacity) * bytes;
         const uint32_t* own = slots + static_cast<int64_t>(n) * strides[0] + head * strides[1];
         const auto slot = [&](int i) {
           return static_cast<int>(std::min(own[i * strides[2]], uint32_t(capacity - 1)));
         };
         const auto move = [&](int from, int to) {
-          std::memmove(rows + static_cast<size_t>(to) * row_bytes,
-                       rows + static_cast<size_t>(from) * row_bytes, row_bytes);
+          std::memmove(rows + static_cast<size_t>(to) * bytes,
+                       rows + static_cast<size_t>(from) * bytes, bytes);
         };
         // Ascending: the first slots lie below `keep`; the last ones fill the holes between them.
         int last = keep - 1, next = 0;

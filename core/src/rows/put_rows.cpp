@@ -28,8 +28,7 @@ struct PutRows : CpuOperation {
     locate(slots, first, strides);
     const auto count = static_cast<size_t>(slots.shape(2));
     const auto capacity = static_cast<uint32_t>(outputs[0].shape(2));
-    const size_t bytes =
-        rows.ndim() == 4 ? rows.itemsize() * size_t(rows.shape(3)) : rows.itemsize();
+    const size_t bytes = row_bytes(rows);
     const char* from = rows.data<char>();
     char* to = outputs[0].data<char>();
     for (int sequence = 0; sequence < slots.shape(0); ++sequence) {

@@ -91,7 +91,7 @@ size_t discard_rows(mx::array& buffer, int from) {
   // Other holders of the buffer may still read its rows.
   if (!buffer.is_available() || !buffer.is_donatable() || !buffer.flags().row_contiguous) return 0;
   auto* first = buffer.data<char>();
-  const size_t row = static_cast<size_t>(buffer.shape(3)) * buffer.itemsize();
+  const size_t row = row_bytes(buffer);
   const size_t head = static_cast<size_t>(rows) * row;
   size_t bytes = 0;
   for (int each = 0; each < buffer.shape(0) * buffer.shape(1); ++each, first += head) {

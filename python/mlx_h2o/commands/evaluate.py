@@ -5,7 +5,7 @@ import contextlib
 import sys
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from .. import demo
 from ..evaluation import report
@@ -20,15 +20,8 @@ from .parsing import OneLineParser, new_file
 from .watch import Watch
 
 _ARMS = [arm.name for arm in DEFAULT]
-_HELP = {
-    "documents": "texts of each task, or 1 of the embedded text",
-    "length": "tokens of each where losses are measured",
-    "step": "tokens that are read at once there",
-    "lengths": "tokens of texts with facts, and of a chat",
-    "facts": "facts in each text",
-    "writing": "tokens to write",
-    "seed": "draws facts, tokens that are written, and rows that random policies keep",
-}
+_HINTS = get_type_hints(Settings, include_extras=True).items()
+_HELP = {name: kind.__metadata__[0] for name, kind in _HINTS if hasattr(kind, "__metadata__")}
 
 
 def run(args: argparse.Namespace, *_: Any) -> int:
@@ -40,6 +33,8 @@ def run(args: argparse.Namespace, *_: Any) -> int:
         if name in (*_HELP, "ruler")
     }
     settings = Settings(**given)
+    if args.ruler is not None and "ruler" not in args.tasks:
+        raise ValueError(f"--ruler is {args.ruler}, expected ruler in --tasks")
     drawn = [task for task in args.tasks if task in ("loss", "chunks")]
     if args.plot is not None:
         if not drawn or "full" not in args.arms or args.plot == args.output:

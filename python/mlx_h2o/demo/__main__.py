@@ -22,7 +22,7 @@ from mlx_h2o.commands.parsing import OneLineParser, nbytes, new_file, number, to
 from mlx_h2o.commands.watch import Watch
 from mlx_h2o.demo import DEMO, text
 from mlx_h2o.evaluation import arms
-from mlx_h2o.evaluation.environment import environment_line
+from mlx_h2o.evaluation.environment import environment, environment_line
 from mlx_h2o.evaluation.questions import Settings, windows
 from mlx_h2o.evaluation.report import markdown
 from mlx_h2o.evaluation.run import evaluate
@@ -135,7 +135,7 @@ def note(found: dict[str, Any]) -> str:
         f"agreement are of a text read {STEP} tokens at a time. One text: a demonstration, not a "
         f"study. Of {facts} facts planted in it the full cache itself recalls {recalled:.0f}. "
     )
-    return textwrap.fill(said + environment_line(), 100, break_on_hyphens=False)
+    return textwrap.fill(f"{said}{environment_line(environment())}.", 100, break_on_hyphens=False)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

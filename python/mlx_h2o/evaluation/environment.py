@@ -29,10 +29,11 @@ def environment() -> dict[str, str]:
     }
 
 
-def environment_line() -> str:
-    """The same, as one line."""
+def environment_line(found: dict[str, str]) -> str:
+    """An environment in one line, without our own version. Earlier results do not have the BLAS."""
     said = "{machine}, {cores} cores, {system}, Python {python}, MLX {mlx}, mlx-lm {mlx_lm}, "
-    return (said + "mlx-h2o {mlx_h2o}, back end {backend}.").format(**environment())
+    said = (said + "back end {backend}, BLAS: {blas}").format(**{"blas": ""} | found)
+    return said.removesuffix(", BLAS: ")
 
 
 def slow_blas(maps: Path = Path("/proc/self/maps")) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from ..errors import check_int
 from .arms import PINNED
@@ -21,18 +21,17 @@ PROMPT = PINNED
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings that all arms share. Raises SettingError if one is out of range."""
+    """Settings that all arms share, with the help of flags. Raises SettingError if out of range."""
 
-    documents: int = 4  # texts of each task
-    length: int = 768  # tokens of each where losses are measured
-    # Tokens that are read at once there: later ones see earlier ones, whatever the budget.
-    step: int = 1
-    lengths: tuple[int, ...] = (1000, 2000, 4000)  # tokens of texts with facts, and of a chat
-    facts: int = 16  # in each text
+    documents: Annotated[int, "texts of each task, or 1 of the embedded text"] = 4
+    length: Annotated[int, "tokens of each where losses are measured"] = 768
+    step: Annotated[int, "tokens that are read at once there"] = 1  # each sees all before it
+    lengths: Annotated[tuple[int, ...], "tokens of texts or chats with facts"] = (1000, 2000, 4000)
+    facts: Annotated[int, "facts in each text"] = 16
     wordings: tuple[str, ...] = tuple(name for name in WORDINGS if name != "secret")  # in turn
-    writing: int = 6000  # tokens to write
+    writing: Annotated[int, "tokens to write"] = 6000
     ruler: str | None = None  # a file of RULER's samples
-    seed: int = 0  # draws facts, tokens that are written, and rows that random policies keep
+    seed: Annotated[int, "draws facts, written tokens, and rows that random policies keep"] = 0
 
     def __post_init__(self) -> None:
         counts = dict.fromkeys(("documents", "step", "facts"), 1)

@@ -1,7 +1,5 @@
 """Check and time the package on this machine: `python -m mlx_h2o.hardware`."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Sequence
@@ -41,21 +39,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         model: Any = drawn or load(args.model)[0]
     except (OSError, ValueError) as error:
         parser.error(told(error))
-    say(environment_line())
+    machine = environment()
+    say(here := f"mlx-h2o {machine['mlx_h2o']} on {environment_line(machine)}.")
     checked = parity.compare(next(name for name, one in backends().items() if one.default))
     say("\n".join([*checked["failed"], f"{len(checked['failed'])} cases failed"]))
     longest = max(args.lengths)
     result = {
         "model": args.model if drawn else Path(args.model).name,
         "random": drawn is not None,
-        "environment": environment(),
+        "environment": machine,
         "repeats": args.repeats,
         "parity": checked,
         "speed": timings.measure(model, args.lengths, args.repeats, args.tokens, say),
         "sparse_v": timings.sparse_v(longest, args.repeats),
         "growth": timings.growth(min(longest, 4096), args.repeats),
     }
-    table = f"{tables.hardware_table(result)}\n\n{environment_line()}\n"
+    table = f"{tables.hardware_table(result)}\n\n{here}\n"
     print(table)
     write_text(args.output, json.dumps(result, indent=1) + "\n")
     write_text(args.output.with_suffix(".md"), table)

@@ -89,11 +89,13 @@ def _config(config: H2OConfig, budget: Any) -> H2OConfig:
 
 
 def read_budgets(path: str | PathLike[str]) -> Sequence[Any]:
-    """The budgets of a file; raises ValueError if it has none, or OSError."""
+    """The budgets of a file; raises ValueError if it has none."""
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
-    except ValueError as error:  # also if the text is not UTF-8
-        raise ValueError(f"[make_prompt_cache] {path!s:.200} is not JSON: {error}.") from error
+    except (OSError, ValueError) as error:  # also if the text is not UTF-8
+        why = getattr(error, "strerror", error)
+        said = f"budgets are {str(path)!r:.200}, expected a JSON file: {why}."
+        raise ValueError(f"[make_prompt_cache] {said}") from error
     if not isinstance(found, dict) or not isinstance(found.get("budgets"), list):
         said = f'holds {type(found).__name__}, expected an object with a list under "budgets".'
         raise ValueError(f"[make_prompt_cache] {path} {said}")

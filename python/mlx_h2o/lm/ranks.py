@@ -3,8 +3,6 @@
 All ranks run the same steps on their own heads, and must agree where all heads matter.
 """
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -31,7 +29,7 @@ class Ranks:
     _last: list[mx.array] = field(default_factory=list, compare=False, repr=False)
 
     @classmethod
-    def of(cls, group: Any) -> Ranks:
+    def of(cls, group: Any) -> "Ranks":
         """The ranks of one of MLX's groups."""
         return cls(group.size(), group.rank(), group) if group.size() > 1 else ALONE
 

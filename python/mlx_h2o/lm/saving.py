@@ -62,7 +62,7 @@ def save_prompt_cache(
     """
     op = "[save_prompt_cache]"
     if not isinstance(cache, list | tuple) or not cache:
-        found = "no" if cache in ([], ()) else f"a {type(cache).__name__} for"
+        found = "no" if isinstance(cache, list | tuple) else f"a {type(cache).__name__} for"
         raise ValueError(f"{op} found {found} caches, expected one per layer.")
     metadata = dict(metadata or {})
     # mlx_lm reads a dot in a name as a level of a tree.

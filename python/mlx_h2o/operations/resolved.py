@@ -4,8 +4,6 @@
 ``fast`` first check the user's arguments.
 """
 
-from __future__ import annotations
-
 import contextvars
 import os
 from functools import cache
@@ -110,7 +108,7 @@ class Operations:
         # Untied, the new importance would stay unevaluated, and keep every step's graph alive.
         return mx.depends(found.out, [new]), new
 
-    def serving(self, request: AttentionRequest, op: str = "attention") -> Operations:
+    def serving(self, request: AttentionRequest, op: str = "attention") -> "Operations":
         """This back end, or composed if it refuses; if it was named, raises ValueError instead."""
         reason = self.refuses(request)
         if not reason:

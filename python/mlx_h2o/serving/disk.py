@@ -61,7 +61,6 @@ class PromptStore:
         self.known = Kept[Path](share=0.5)  # accessed only under the lock
         self._look()
         self._shrink(max_bytes)
-        self._room = threading.Semaphore(8)  # for caches that wait to be written; drops others
         self.pending = 0
         self._writer = ThreadPoolExecutor(1, "prompt store")
 
@@ -97,22 +96,23 @@ class PromptStore:
 
     def keep(self, tokens: Sequence[int], caches: Sequence[Any], room: int = sys.maxsize) -> None:
         """Write caches that have seen these ``tokens`` soon, unless they are on disk already, or
-        take more than ``room`` bytes until then. Nobody may change them from here on."""
+        all caches that wait would take more than ``room`` bytes. Nobody may change them from here
+        on."""
         key = _key(self.of, tokens)
         with self._lock:
             if found := self.known.whole(key):
                 self.known.use(found.key)
                 return
         caches = with_own_rows(caches)
-        if (nbytes := total_bytes(caches)) > room:
-            _LOG.warning("a prompt cache is not kept on disk: requests need the memory")
-        elif not self._room.acquire(blocking=False):
-            _LOG.warning("prompt caches come faster than they are written: one is not kept")
-        else:
-            mx.eval([cache.state for cache in caches])  # in the thread and stream that made them
-            with self._lock:
-                self.pending += nbytes
-            self._writer.submit(self._write, key, list(tokens), list(caches), nbytes)
+        nbytes, waiting = total_bytes(caches), self.pending
+        if waiting + nbytes > room:
+            why = f"{waiting:,} bytes wait for the disk" if waiting else "requests need the memory"
+            _LOG.warning("a prompt cache is not kept on disk: %s", why)
+            return
+        mx.eval([cache.state for cache in caches])  # in the thread and stream that made them
+        with self._lock:
+            self.pending += nbytes
+        self._writer.submit(self._write, key, list(tokens), list(caches), nbytes)
 
     def close(self) -> None:
         """Finish the pending writes; entries can still be read."""
@@ -140,7 +140,6 @@ class PromptStore:
         finally:
             with self._lock:
                 self.pending -= size
-            self._room.release()
 
     def _add(self, file: Path) -> None:
         """Register an entry that is on disk; remove it if it is damaged."""

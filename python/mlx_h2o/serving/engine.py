@@ -213,8 +213,7 @@ class Engine:
         with self._wake:
             if not (here or untold):
                 self._wake.wait_for(lambda: self._come or self._closing, None if alone else _MOMENT)
-                full = self.memory.queue
-                self._wake.wait_for(lambda: not self.expected or self.waiting >= full, _MOMENT)
+                self._wake.wait_for(lambda: not self.expected, _MOMENT)
             come, self._come = self._come, []
             left = {one.number for one in here + come if one.left}
             news = come, left, self._closing, self.gave_up
@@ -354,7 +353,7 @@ class Engine:
             held = self.snapshots.keep(tokens, caches)
             left = self._give_way()
             if self.store is not None and worth and held >= self.least_on_disk:
-                self.store.keep(tokens[:held], caches, left)
+                self.store.keep(tokens[:held], caches, left)  # at most half of the room
                 self._give_way()
         except self._bearable as error:  # the request goes on without
             _LOG.warning("a prompt is not kept: %s", error)

@@ -89,12 +89,13 @@ def signs(size: int, seed: int) -> mx.array:
 
 def rotated(rows: mx.array, seed: int) -> mx.array:
     """Rows [..., d] in the basis of the codes, float32."""
-    return mx.hadamard_transform(rows.astype(mx.float32) * signs(rows.shape[-1], seed))
+    found = rows.astype(mx.float32) * signs(rows.shape[-1], seed)
+    return mx.hadamard_transform(found) if rows.size else found  # MLX refuses empty arrays
 
 
 def restored(rows: mx.array, seed: int) -> mx.array:
     """The inverse of ``rotated``."""
-    return mx.hadamard_transform(rows) * signs(rows.shape[-1], seed)
+    return mx.hadamard_transform(rows) * signs(rows.shape[-1], seed) if rows.size else rows
 
 
 def encode_rows(rows: mx.array, bits: int, seed: int) -> tuple[mx.array, mx.array]:
@@ -116,7 +117,7 @@ def encode_rows(rows: mx.array, bits: int, seed: int) -> tuple[mx.array, mx.arra
 
 def _lengths(rows: mx.array) -> mx.array:
     """[..., 1]; summed in parts, since a long float32 sum of few different numbers drifts."""
-    parts = mx.sum(mx.square(rows).reshape(*rows.shape[:-1], -1, 32), axis=-1)
+    parts = mx.sum(mx.square(rows).reshape(*rows.shape[:-1], rows.shape[-1] // 32, 32), axis=-1)
     return mx.sqrt(mx.sum(parts, axis=-1, keepdims=True))
 
 
