@@ -262,7 +262,7 @@ public class H2OKVCache {
         _ count: Int, of table: inout RowTable, tail: Int, recentStart: Int, contextStart: Int?
     ) throws -> MLXArray {
         // Rows of a prefix lie in the first slots.
-        let skip = configuration.format.hasTail ? 0 : configuration.budget.prefixSize ?? 0
+        let skip = configuration.budget.prefixSize ?? 0
         let end = table.length - tail
         func first(_ rows: MLXArray) -> MLXArray {
             skip == 0 ? rows.rows(upTo: end) : rows[0..., 0..., skip..<end]
