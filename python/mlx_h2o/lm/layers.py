@@ -13,6 +13,7 @@ import os
 import weakref
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, cast
@@ -32,7 +33,7 @@ LAYERS = ("probe", "equal")
 """How rows are shared out over layers and KV heads that have no budgets of their own."""
 TOKENS = 128
 """Random tokens that the probe reads twice."""
-FLOOR = 0.55
+FLOOR = 0.45
 """Least rows of any head, relative to the mean. It matters: the losses of heads do not add up."""
 FLOOR_BESIDE_WINDOWS = 0.2
 """The same in a model with sliding-window layers, which hold recent tokens already."""
@@ -178,6 +179,9 @@ def _shared_out(
             means = [sum(each[layer][at] for at in heads) // len(heads) for _, each in shorter]
             rows_at = tuple(zip(lengths, means, strict=True))
             configs[level] = config.scaled(level).with_budget(rows_at=rows_at)
+            if level > rows and config.folds:  # folding blurs what heads that retrieve look for
+                policy = replace(cast(Any, config.policy), fold=False)
+                configs[level] = replace(configs[level], policy=policy)
         found.append([configs[many] for many in own])
     return found
 
