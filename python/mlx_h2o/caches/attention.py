@@ -7,7 +7,6 @@ import mlx.core as mx
 from ..config import H2OConfig
 from ..operations.backends import resolve
 from ..operations.segments import AttentionRows, masking, merged_attention
-from .frame import share_of_rows
 from .scores import AttentionCall, biases
 from .table import IMPORTANCE, Table
 from .views import behind_shared, packed_rows, shared_rows
@@ -71,7 +70,8 @@ def attend(
     if sinks is None:
         return out, scores, lse
     total = mx.logaddexp(lse, sinks.astype(mx.float32)[:, None])
-    return share_of_rows(out, lse, sinks), scores, total
+    share = mx.expand_dims(mx.exp(lse - total), -1)  # of the rows, beside the sinks
+    return (out * share).astype(out.dtype), scores, total
 
 
 def without_scores(asked: AttentionCall) -> mx.array:
