@@ -266,7 +266,7 @@ class H2OKVCache:
     def _at_rest(self) -> Table:
         table = self._table
         if table.segments and not table.unscored:
-            if not self._room.rests(table):
+            if self._room.surplus(table) or table.tail.capacity > self._room.tail_limit:
                 table = self._make_room([0] * len(table.tokens))
             if self.config.preallocate:
                 table.give_back()
