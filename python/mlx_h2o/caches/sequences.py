@@ -69,7 +69,8 @@ def _stacked(
 
 def _none_like(table: Table, tokens: Sequence[int]) -> Table:
     """Sequences without rows, in the formats of ``table``."""
-    none = table.each(lambda array: array[:, :, :0], [0] * len(table.tokens))
-    found = select(none, [0] * len(tokens))
+    rows = [0] * len(table.tokens)
+    segments = [one.each(lambda part: part[:, :, :0], rows) for one in table.segments]
+    found = select(table.arranged(segments, lambda array, _: array[:, :, :0]), [0] * len(tokens))
     found.tokens = list(tokens)
     return found
