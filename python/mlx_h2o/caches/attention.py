@@ -25,9 +25,6 @@ def attend(
     """The output; also scores and lse, unless attention has accumulated them itself.
 
     Args:
-        table: the rows.
-        config: settings of the cache.
-        asked: the arguments of the attention call.
         newest: in mixed precision the dense keys and values, read along with the packed rows.
         whole: whether ``keys`` are the stored heads, with neither padding nor speculation.
     """

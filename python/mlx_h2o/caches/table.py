@@ -164,12 +164,10 @@ class Table:
 
     @property
     def evicted(self) -> int:
-        """Rows evicted per head, summed over all sequences."""
         return sum(self.tokens) - self.prefix_rows * len(self.tokens) - sum(self.lengths)
 
     @property
     def prefix_rows(self) -> int:
-        """Shared rows per head."""
         return 0 if self.prefix is None else self.prefix.width
 
     @property
