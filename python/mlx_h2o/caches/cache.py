@@ -248,7 +248,6 @@ class H2OKVCache:
 
     @changes
     def _make_room(self, counts: Sequence[int]) -> Table:
-        """Evict what must go before ``counts`` rows of each sequence are added. Idempotent."""
         self._free = 0
         self._table = table = self._room.make(self._table, counts)
         return table
@@ -487,8 +486,7 @@ class H2OKVCache:
         exact, but the scores that the removed queries gave to other rows remain. Raises ValueError
         if evicted rows would have to be restored.
         """
-        if not isinstance(n, int):
-            raise ValueError(f"[H2OKVCache.trim] n is {n!r}, expected an int.")
+        check(isinstance(n, int), "n", n, "an int", operation="H2OKVCache.trim")
         if n <= 0 or self.empty():
             return 0
         if n > min(self._table.lengths):
@@ -657,14 +655,14 @@ class H2OKVCache:
                 quantised twice.
             RuntimeError: the scores of a chunk are pending.
         """
-        own = self.config.kv_group_size, self.config.kv_bits
-        if self.config.packs and (group_size, bits) != own:
-            raise ValueError(
-                f"[QuantizedH2OKVCache.to_quantized] found group_size {group_size} and bits "
-                f"{bits}, expected {own[0]} and {own[1]} as {self._described()} has: rows are "
-                "quantised once."
-            )
         if self.config.packs:
+            own = self.config.kv_group_size, self.config.kv_bits
+            if (group_size, bits) != own:
+                raise ValueError(
+                    f"[QuantizedH2OKVCache.to_quantized] found group_size {group_size} and bits "
+                    f"{bits}, expected {own[0]} and {own[1]} as {self._described()} has: rows are "
+                    "quantised once."
+                )
             return self
         if self._in_batch:
             raise ValueError("[H2OKVCache.to_quantized] found a batch, expected one sequence.")
