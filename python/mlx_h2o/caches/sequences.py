@@ -69,8 +69,5 @@ def _stacked(
 
 def _none_like(table: Table, tokens: Sequence[int]) -> Table:
     """Sequences without rows, in the formats of ``table``."""
-    rows = [0] * len(table.tokens)
-    segments = [one.each(lambda part: part[:, :, :0], rows) for one in table.segments]
-    found = select(table.arranged(segments, lambda array, _: array[:, :, :0]), [0] * len(tokens))
-    found.tokens = list(tokens)
-    return found
+    index, rows = mx.zeros(len(tokens), mx.int32), [[0] * len(tokens) for _ in table.segments]
+    return _stacked([table], rows, tokens, lambda array: array[index])
