@@ -267,8 +267,7 @@ class H2OKVCache:
         if table.segments and not table.unscored:
             if self._room.surplus(table) or table.tail.capacity > self._room.tail_limit:
                 table = self._make_room([0] * len(table.tokens))
-            if self.config.preallocate:
-                table.give_back()
+            table.give_back()
         return table
 
     def _hand_out(
@@ -515,8 +514,7 @@ class H2OKVCache:
             table.tokens = [seen - count for seen, count in zip(table.tokens, gone, strict=True)]
             self._free = free + n if free and min(table.lengths) else 0
         table.unscored = False
-        if self.config.preallocate:
-            table.give_back()
+        table.give_back()
         return max(gone)
 
     # Shared rows
