@@ -514,7 +514,8 @@ class H2OKVCache:
             table.tokens = [seen - count for seen, count in zip(table.tokens, gone, strict=True)]
             self._free = free + n if free and min(table.lengths) else 0
         table.unscored = False
-        table.give_back()
+        if self.config.preallocate:  # saves a call for every draft
+            table.give_back()
         return max(gone)
 
     # Shared rows

@@ -13,7 +13,6 @@ from .table import Table, behind
 
 
 def packed_rows(table: Table) -> list[AttentionRows]:
-    """The packed segments."""
     return [one.as_rows() for one in table.segments[:-1] if one.width]
 
 
