@@ -1,7 +1,4 @@
-"""Quantised rows: codes of 2 to 8 bits with a scale and a bias per group, as ``mx.quantize`` makes.
-
-A row is quantised once, on arrival, and moved in packed form.
-"""
+"""Quantised rows: codes of 2 to 8 bits with a scale and a bias per group, from ``mx.quantize``."""
 
 import warnings
 

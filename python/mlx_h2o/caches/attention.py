@@ -7,7 +7,6 @@ import mlx.core as mx
 from ..config import H2OConfig
 from ..operations.backends import resolve
 from ..operations.segments import AttentionRows, masking, merged_attention
-from .frame import share_of_rows
 from .scores import AttentionCall, biases
 from .table import IMPORTANCE, Table
 from .views import behind_shared, packed_rows, shared_rows
@@ -26,9 +25,6 @@ def attend(
     """The output; also scores and lse, unless attention has accumulated them itself.
 
     Args:
-        table: the rows.
-        config: settings of the cache.
-        asked: the arguments of the attention call.
         newest: in mixed precision the dense keys and values, read along with the packed rows.
         whole: whether ``keys`` are the stored heads, with neither padding nor speculation.
     """
@@ -71,7 +67,8 @@ def attend(
     if sinks is None:
         return out, scores, lse
     total = mx.logaddexp(lse, sinks.astype(mx.float32)[:, None])
-    return share_of_rows(out, lse, sinks), scores, total
+    share = mx.expand_dims(mx.exp(lse - total), -1)  # of the rows, beside the sinks
+    return (out * share).astype(out.dtype), scores, total
 
 
 def without_scores(asked: AttentionCall) -> mx.array:

@@ -248,7 +248,6 @@ class H2OKVCache:
 
     @changes
     def _make_room(self, counts: Sequence[int]) -> Table:
-        """Evict what must go before ``counts`` rows of each sequence are added. Idempotent."""
         self._free = 0
         self._table = table = self._room.make(self._table, counts)
         return table
@@ -266,10 +265,9 @@ class H2OKVCache:
     def _at_rest(self) -> Table:
         table = self._table
         if table.segments and not table.unscored:
-            if not self._room.rests(table):
+            if self._room.surplus(table) or table.tail.capacity > self._room.tail_limit:
                 table = self._make_room([0] * len(table.tokens))
-            if self.config.preallocate:
-                table.give_back()
+            table.give_back()
         return table
 
     def _hand_out(
@@ -487,8 +485,7 @@ class H2OKVCache:
         exact, but the scores that the removed queries gave to other rows remain. Raises ValueError
         if evicted rows would have to be restored.
         """
-        if not isinstance(n, int):
-            raise ValueError(f"[H2OKVCache.trim] n is {n!r}, expected an int.")
+        check(isinstance(n, int), "n", n, "an int", operation="H2OKVCache.trim")
         if n <= 0 or self.empty():
             return 0
         if n > min(self._table.lengths):
@@ -517,7 +514,7 @@ class H2OKVCache:
             table.tokens = [seen - count for seen, count in zip(table.tokens, gone, strict=True)]
             self._free = free + n if free and min(table.lengths) else 0
         table.unscored = False
-        if self.config.preallocate:
+        if self.config.preallocate:  # saves a call for every draft
             table.give_back()
         return max(gone)
 
@@ -657,14 +654,14 @@ class H2OKVCache:
                 quantised twice.
             RuntimeError: the scores of a chunk are pending.
         """
-        own = self.config.kv_group_size, self.config.kv_bits
-        if self.config.packs and (group_size, bits) != own:
-            raise ValueError(
-                f"[QuantizedH2OKVCache.to_quantized] found group_size {group_size} and bits "
-                f"{bits}, expected {own[0]} and {own[1]} as {self._described()} has: rows are "
-                "quantised once."
-            )
         if self.config.packs:
+            own = self.config.kv_group_size, self.config.kv_bits
+            if (group_size, bits) != own:
+                raise ValueError(
+                    f"[QuantizedH2OKVCache.to_quantized] found group_size {group_size} and bits "
+                    f"{bits}, expected {own[0]} and {own[1]} as {self._described()} has: rows are "
+                    "quantised once."
+                )
             return self
         if self._in_batch:
             raise ValueError("[H2OKVCache.to_quantized] found a batch, expected one sequence.")

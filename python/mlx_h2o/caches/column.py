@@ -1,6 +1,7 @@
 """A column of rows: how the keys, or the values, of one layer are stored.
 
-A new row format is one subclass with ``encode`` and ``decode``.
+A row is quantised once, on arrival, and moved in packed form. A new row format is one subclass with
+``encode`` and ``decode``.
 """
 
 from __future__ import annotations

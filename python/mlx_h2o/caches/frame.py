@@ -103,13 +103,6 @@ def as_they_came(frame: Frame | None, rows: mx.array, side: str) -> mx.array:
     return rows if frame is None else frame.back(rows, int(side == "values"))
 
 
-def share_of_rows(out: mx.array, lse: mx.array, sinks: mx.array) -> mx.array:
-    """The output [B, Hq, L, D] of attention without ``sinks`` [Hq], scaled to what it is with them;
-    ``lse`` is float32 [B, Hq, L], of the rows alone."""
-    share = mx.sigmoid(mx.expand_dims(lse - sinks.astype(mx.float32)[:, None], -1))
-    return (out * share).astype(out.dtype)
-
-
 def kept_size(size: int) -> int:
     """Elements of a stored row, for rows of ``size`` elements."""
     return -(-size // _GROUP) * _GROUP

@@ -57,10 +57,6 @@ class Room:
         """Whether there are rows beyond the budget, left by a chunk."""
         return any(map(gt, table.lengths, self.budgets))
 
-    def rests(self, table: Table) -> bool:
-        """Whether the table has neither rows nor slots beyond its limits."""
-        return not self.surplus(table) and table.tail.capacity <= self.tail_limit
-
     def make(self, table: Table, counts: Sequence[int]) -> Table:
         """Evict what must go before ``counts`` rows of each sequence are added. Idempotent."""
         if not table.segments:

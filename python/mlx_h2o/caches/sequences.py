@@ -69,7 +69,5 @@ def _stacked(
 
 def _none_like(table: Table, tokens: Sequence[int]) -> Table:
     """Sequences without rows, in the formats of ``table``."""
-    none = table.each(lambda array: array[:, :, :0], [0] * len(table.tokens))
-    found = select(none, [0] * len(tokens))
-    found.tokens = list(tokens)
-    return found
+    index, rows = mx.zeros(len(tokens), mx.int32), [[0] * len(tokens) for _ in table.segments]
+    return _stacked([table], rows, tokens, lambda array: array[index])

@@ -164,12 +164,10 @@ class Table:
 
     @property
     def evicted(self) -> int:
-        """Rows evicted per head, summed over all sequences."""
         return sum(self.tokens) - self.prefix_rows * len(self.tokens) - sum(self.lengths)
 
     @property
     def prefix_rows(self) -> int:
-        """Shared rows per head."""
         return 0 if self.prefix is None else self.prefix.width
 
     @property
@@ -365,15 +363,6 @@ class Table:
 
     # Other tables
 
-    def each(self, change: Change, rows: Sequence[int] = ()) -> Table:
-        """A table whose arrays are ``change`` of these, with ``rows`` of each sequence in each
-        segment (empty: as here). The caller has to set positions with ``place``."""
-        segments = [one.each(change, rows) for one in self.segments]
-        found = Table(segments, self.tokens, self.frame, self.prefix)
-        found.beside = {name: change(array) for name, array in self.beside.items()}
-        found.waiting, found.unscored = self.waiting, self.unscored
-        return found
-
     def arranged(
         self, segments: list[Segment], change: Callable[[mx.array, float | None], mx.array]
     ) -> Table:
@@ -392,7 +381,8 @@ class Table:
             return Table([], self.tokens)
         # Copy rows only: a copy of slots allocated ahead would take memory for all of them.
         end = self.tail.width if self.tail.keys.ahead else None
-        found = self.each(lambda array: mx.contiguous(array[:, :, :end]))
+        segments = [one.each(lambda part: mx.contiguous(part[:, :, :end])) for one in self.segments]
+        found = self.arranged(segments, lambda array, _: array[:, :, :end])
         found.make_ahead(self.tail.keys.ahead)
         found._placed, found._known = self._placed, list(self._known)
         return found

@@ -1,7 +1,4 @@
-"""Rows as codes of rotated directions and norms: TurboQuant, in the format of ``composed.turbo``.
-
-A row is quantised once, on arrival, and moved in packed form.
-"""
+"""TurboQuant: rows as codes of rotated directions and norms, as ``composed.turbo`` makes them."""
 
 import mlx.core as mx
 

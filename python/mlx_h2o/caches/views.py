@@ -13,7 +13,6 @@ from .table import Table, behind
 
 
 def packed_rows(table: Table) -> list[AttentionRows]:
-    """The packed segments."""
     return [one.as_rows() for one in table.segments[:-1] if one.width]
 
 
@@ -30,11 +29,8 @@ def shared_rows(table: Table, framed: bool) -> list[AttentionRows]:
 def _shared(table: Table, side: str) -> mx.array:
     """The shared "keys" or "values", as they arrived."""
     frame = table.frame and table.frame.each(lambda centre: centre[:1])  # the same in all
-    return as_they_came(frame, _decoded(getattr(table.prefix, side), table.prefix_rows), side)
-
-
-def _decoded(column: Column, count: int) -> mx.array:
-    return column.decode(column.view(count))
+    column: Column = getattr(table.prefix, side)
+    return as_they_came(frame, column.decode(column.view(table.prefix_rows)), side)
 
 
 def behind_shared(
@@ -83,7 +79,8 @@ def true_rows(table: Table, side: str, newest: mx.array | None = None) -> mx.arr
     if len(table.segments) > 1:
         rows = resolve().segment_rows(*in_parts(table, side, newest))[0]
     else:
-        rows = _decoded(getattr(table.tail, side), table.width)
+        column: Column = getattr(table.tail, side)
+        rows = column.decode(column.view(table.width))
     return as_they_came(table.frame, rows, side)
 
 
