@@ -13,7 +13,6 @@ import os
 import weakref
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, cast
@@ -158,19 +157,16 @@ def has_windows(model: Any) -> bool:
 def _shared_out(
     gives: tuple[tuple[float, ...], ...], config: H2OConfig, windows: bool, most: int
 ) -> list[list[H2OConfig]] | None:
-    rows = cast(int, config.max_kv_size)
-    parts, least = parts_of_mean(gives, windows), _least(config)
-
-    def shared(most: int) -> list[list[int]]:
-        return shares(parts, rows, least=least, most=most, fixed=config.protected)
-
-    by_head = shared(most)
+    rows, parts = cast(int, config.max_kv_size), parts_of_mean(gives, windows)
+    fixed = {"least": _least(config), "fixed": config.protected}
+    shared = functools.partial(shares, parts, rows, **fixed)
+    by_head = shared(most=most)
     if all({*layer} == {rows} for layer in by_head):
         return None
     lengths = [] if config.mixed or config.preallocate else [rows]
     while lengths and lengths[-1] * GROWTH < max(map(max, by_head)):  # where the widest are full
         lengths.append(int(lengths[-1] * GROWTH) + 1)
-    shorter = [(tokens, shared(tokens)) for tokens in lengths]
+    shorter = [(tokens, shared(most=tokens)) for tokens in lengths]
     found = []
     for layer, own in enumerate(by_head):
         configs = {}
@@ -180,8 +176,7 @@ def _shared_out(
             rows_at = tuple(zip(lengths, means, strict=True))
             configs[level] = config.scaled(level).with_budget(rows_at=rows_at)
             if level > rows and config.folds:  # folding blurs what heads that retrieve look for
-                policy = replace(cast(Any, config.policy), fold=False)
-                configs[level] = replace(configs[level], policy=policy)
+                configs[level] = H2OConfig.of(**configs[level].named() | {"fold": False})
         found.append([configs[many] for many in own])
     return found
 
