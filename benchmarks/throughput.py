@@ -35,7 +35,7 @@ ARMS = {
     "ours, no budget": ("mlx_h2o", ("--max-kv-size", "none")),
     "ours, 256 rows": ("mlx_h2o", ("--max-kv-size", "256")),
 }
-CLIENTS, TOKENS, ROUNDS, MEMORY = (1, 8, 32), 48, 11, 2**31
+TOKENS, ROUNDS, MEMORY = 48, {1: 41, 8: 15, 32: 11}, 2**31  # rounds by number of clients
 
 
 def together(port: int, prompts: Sequence[str], tokens: int) -> tuple[float, float, int]:
@@ -73,7 +73,7 @@ def speeds(model: str) -> dict[str, Any]:
             arm: running.enter_context(servers.server("--model", model, *flags, package=package))[0]
             for arm, (package, flags) in ARMS.items()
         }
-        return {str(clients): _speeds(ports, clients) for clients in CLIENTS}
+        return {str(clients): _speeds(ports, clients) for clients in ROUNDS}
 
 
 def _speeds(ports: dict[str, int], clients: int) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def _speeds(ports: dict[str, int], clients: int) -> dict[str, Any]:
         prompts = texts(clients, 100 * next(turn[arm]) + clients, 1)
         return together(ports[arm], prompts, TOKENS)
 
-    runs = in_turns({arm: partial(asked, arm) for arm in ports}, ROUNDS)
+    runs = in_turns({arm: partial(asked, arm) for arm in ports}, ROUNDS[clients])
     found: dict[str, Any] = {}
     for arm, own in runs.items():
         found[arm] = {"without_answer": sum(run[2] for run in own)}
@@ -115,7 +115,7 @@ def main() -> None:
         if model == "demo":
             model = str(Path(folder) / "demo")
             mlx_lm.convert(str(demo.model_path()), model, dtype="float32")
-        found = {"model": Path(args.model).name, "tokens": TOKENS, "rounds": ROUNDS}
+        found = {"model": Path(args.model).name, "tokens": TOKENS, "rounds": [*ROUNDS.values()]}
         found |= {"environment": environment()}
         common.save(args.json, found | {"peaks": peaks(model), "speeds": speeds(model)})
 

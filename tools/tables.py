@@ -172,8 +172,9 @@ def throughput(result: dict[str, Any]) -> str:
         for backend, one in result["peaks"].items()
     )
     most = next(iter(result["peaks"].values()))["memory"] / 1e6
-    said = f"{result['model']} model, {result['rounds']} rounds. The most that MLX held for 64 "
-    said += f"clients with --memory {most:,.0f} MB: {peaks}."
+    rounds = ", ".join(map(str, result["rounds"]))
+    said = f"{result['model']} model, {rounds} rounds. The most that MLX held for 64 clients with "
+    said += f"--memory {most:,.0f} MB: {peaks}."
     return f"{markdown(head, rows)}\n\n{textwrap.fill(said, width=100, break_on_hyphens=False)}"
 
 
