@@ -136,7 +136,7 @@ def rows_by_head(
 ) -> list[list[H2OConfig]] | None:
     """The settings of each KV head of each evicting layer: on average at most
     ``config.max_kv_size`` rows per head, at any length of the text, and for no head more than
-    ``length`` tokens fill.
+    ``length`` tokens fill. Heads with more than the mean do not fold.
 
     None: all heads get the same, since no head stands out or the model cannot be probed.
     """
@@ -158,8 +158,7 @@ def _shared_out(
     gives: tuple[tuple[float, ...], ...], config: H2OConfig, windows: bool, most: int
 ) -> list[list[H2OConfig]] | None:
     rows, parts = cast(int, config.max_kv_size), parts_of_mean(gives, windows)
-    fixed = {"least": _least(config), "fixed": config.protected}
-    shared = functools.partial(shares, parts, rows, **fixed)
+    shared = functools.partial(shares, parts, rows, least=_least(config), fixed=config.protected)
     by_head = shared(most=most)
     if all({*layer} == {rows} for layer in by_head):
         return None
