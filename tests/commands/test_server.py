@@ -24,7 +24,8 @@ import plain_http as httpx
 from mlx_h2o import load, make_prompt_cache
 from mlx_h2o.commands.options import CacheSettings
 from mlx_h2o.commands.server import _name
-from mlx_h2o.serving.memory import Memory
+from mlx_h2o.lm.outline import Outline, total_bytes
+from mlx_h2o.serving.memory import Memory, bounds
 from tiny_models import tiny_qwen3
 
 pytestmark = pytest.mark.downstream
@@ -255,3 +256,13 @@ def test_prompts_that_are_read_take_half_of_what_the_weights_leave():
         assert found.free > found.of_request(2048)
     asked = fits(900, decode=7, prompts=1)
     assert (asked.prompts, asked.decode, asked.lowered) == (1, 7, False)
+
+
+@pytest.mark.parametrize("tokens", [200, 256, 300, 1200])
+def test_a_request_takes_what_its_rows_take_where_some_heads_keep_more(tokens):
+    """Up to 256 tokens every head keeps all; later one layer gets rows of the others."""
+    model = load("demo")[0]
+    make = partial(make_prompt_cache, model, 256)
+    assert bounds(make()) == [*4 * [(256, 117)], (949, 949), (256, 117)]
+    filled = [*Outline(model).fed(make(), tokens, 1)][-1]
+    assert Memory([model], make, 1 << 33).of_request(tokens) >= total_bytes(filled)

@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 from ..lm.outline import Outline, total_bytes
 from ..lm.ranks import ranks_of
@@ -59,10 +60,13 @@ class Memory:
     ) -> None:  # fmt: skip
         self.models, self.make, self.limit = models, make, limit
         self.queue, self.step, self.drafts = queue, step, drafts
-        sizes, outlines = bounds(make()), [Outline(model) for model in models]
+        found, outlines = bounds(make()), [Outline(model) for model in models]
+        sizes = [most for _, most in found]
         self._rows = max(sizes, default=0)
+        self._lasting = min((first for first, _ in found), default=0)
         full, weights = self._rows + 1, sum(one.weights for one in outlines)
         self._full = _held(outlines, make, full)
+        self._early = _held(outlines, make, self._lasting - 1) if self._lasting > 1 else 0
         self._more = (_held(outlines, make, full + _FAR) - self._full) / _FAR
         chunk = min(full, step)
         read = _held(outlines, make, chunk, step) - _held(outlines, make, chunk)
@@ -71,8 +75,10 @@ class Memory:
         beside = limit - limit // _FREED - weights
         # With several ranks, plan for the one that has the least room.
         least = ranks_of(models[0]).least
-        found = least(beside, -self._full, -math.ceil(self._more), -self._rows, -of_prompt)
-        beside, self._full, self._more, self._rows, of_prompt = found[0], *(-n for n in found[1:])
+        beside, *less = least(
+            beside, -of_prompt, -self._full, -self._early, -math.ceil(self._more), -self._rows
+        )
+        of_prompt, self._full, self._early, self._more, self._rows = (-n for n in less)
         self.rows = sys.maxsize if self._more > 0 else sum(sizes) // len(sizes)
         sequence = self.of_request(max(full, step))
 
@@ -107,7 +113,8 @@ class Memory:
     def of_request(self, tokens: int) -> int:
         """Bytes that a sequence of this many tokens takes."""
         tokens = -(-tokens // _STEP) * _STEP
-        bounded = self._full * min(1.0, tokens / (self._rows + 1))
+        ends = 0, self._lasting, self._rows + 1
+        bounded = np.interp(tokens, ends, (0, self._early, self._full))
         return int(COPIED * (bounded + self._more * max(0, tokens - self._rows)))
 
 
@@ -119,11 +126,13 @@ def _held(outlines: list[Outline], make: Callable[[], list[Any]], *counts: int) 
     return sum(total_bytes([*one.fed(own, *counts)][-1]) for one, own in pairs)
 
 
-def bounds(caches: Sequence[Any]) -> list[int]:
-    """The sizes of all bounded caches, ours and mlx_lm's, in tokens."""
-    sizes = [one.config.max_kv_size for one in evicting_caches(caches)]
-    sizes += [getattr(one, n, None) for one in caches for n in ("max_size", "chunk_size")]
-    return [size for size in sizes if size is not None]
+def bounds(caches: Sequence[Any]) -> list[tuple[int, int]]:
+    """Of all bounded caches, ours and mlx_lm's: how many tokens leave all their rows, and the most
+    rows, in tokens."""
+    own = [one.config.budget for one in evicting_caches(caches)]
+    sizes = [(one.lasting, one.max_kv_size) for one in own if one.max_kv_size is not None]
+    stock = (getattr(one, n, None) for one in caches for n in ("max_size", "chunk_size"))
+    return sizes + [(size, size) for size in stock if size is not None]
 
 
 def _activations(model: Any, step: int, rows: int) -> int:
