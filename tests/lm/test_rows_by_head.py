@@ -4,6 +4,7 @@ import json
 import math
 import os
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import mlx.core as mx
@@ -329,11 +330,15 @@ def test_the_command_writes_what_budgets_read(demo, tmp_path, capsys):
     assert cli.main(["layers", *flags, "--output", str(file)]) == 0
     said = capsys.readouterr().out
     rows = json.loads(file.read_text())["budgets"]
-    assert rows == budgets_of(make_prompt_cache(demo, 100))
+    budget: dict[str, Any] = {"max_kv_size": 100}
+    assert rows == budgets_of(make_prompt_cache(demo, **budget))
     own = ", ".join(map(str, by_head(rows)[FOUND]))
     shown = f"layer   {FOUND}: {', '.join(dict.fromkeys(own.split(', ')))} rows a head"
     assert said.count(f"{shown}; the first copy changes the output by 0.") == 1
-    assert budgets_of(make_prompt_cache(demo, budgets=file)) == rows
+    made = [make_prompt_cache(demo, policy="h2o", **one) for one in ({"budgets": file}, budget)]
+    assert budgets_of(made[0]) == rows
+    folds = [[one.config.folds for one in evicting_caches(caches)] for caches in made]
+    assert folds[0] == folds[1] and {*folds[0]} == {True, False}
 
 
 def test_layers_that_grow_among_windows():

@@ -27,7 +27,7 @@ MOST = {
     "metal": 1_874,
     "mlx-c/h2o": 3_055,
     "swift/Sources/MLXH2O": 1_446,
-    "swift/Sources/MLXH2OLM": 2_938,
+    "swift/Sources/MLXH2OLM": 2_933,
     "benchmarks": 2_792,
     "tests": 29_505,
 }

@@ -52,7 +52,8 @@ or a file that holds them."""
 def layer_configs(
     model: Any, config: H2OConfig, budgets: Budgets, layers: int
 ) -> list[list[H2OConfig]]:
-    """The settings of each KV head of each evicting layer, or of all of its heads at once.
+    """The settings of each KV head of each evicting layer, or of all of its heads at once. Heads
+    with more rows than the mean of the numbers in ``budgets`` do not fold.
 
     Raises:
         ValueError: not one budget for each layer, or for each KV head of one; an invalid budget, or
@@ -63,17 +64,19 @@ def layer_configs(
     if count != layers:
         said = f"found {count} budgets, expected one for each of the {layers} layers that evict."
         raise ValueError(f"[make_prompt_cache] {said}")
-    lists = (own if isinstance(own, list | tuple) and own else [own] for own in given)
+    lists = [own if isinstance(own, list | tuple) and own else [own] for own in given]
     counts = [len(own) if isinstance(own, list | tuple) else 0 for own in given]
     known = [ranks_of(model).size * one for one in Outline(model).heads] if any(counts) else counts
     for layer, (found, heads) in enumerate(zip(counts, known, strict=True)):
         if found and heads not in (0, found):
             said = f"budgets[{layer}] is of {found} KV heads, expected {heads}"
             raise ValueError(f"[make_prompt_cache] {said} as {model_name(model)} has.")
-    return [[_config(config, one) for one in own] for own in lists]
+    of_layer = [sum(own) / len(own) for own in lists if {*map(type, own)} == {int}]
+    mean = sum(of_layer) / (len(of_layer) or 1)
+    return [[_config(config, one, mean) for one in own] for own in lists]
 
 
-def _config(config: H2OConfig, budget: Any) -> H2OConfig:
+def _config(config: H2OConfig, budget: Any, mean: float) -> H2OConfig:
     wanted = "an int, an H2OConfig, or a list of these, one for each KV head"
     said = f"is {budget!r}, expected {wanted}."
     if isinstance(budget, H2OConfig):
@@ -82,10 +85,18 @@ def _config(config: H2OConfig, budget: Any) -> H2OConfig:
         said = f"has kv_bits {budget.kv_bits}, expected {config.kv_bits} as the other settings."
     elif isinstance(budget, int) and not isinstance(budget, bool):
         try:
-            return config.scaled(budget)
+            return _with_rows(config, budget, mean)
         except SettingError as error:
             said = f"is {budget!r}, {error.told()}"
     raise ValueError(f"[make_prompt_cache] a budget {said}")
+
+
+def _with_rows(config: H2OConfig, rows: int, mean: float) -> H2OConfig:
+    """The settings of heads with this many rows. Those with more than the mean retrieve, and drop
+    evicted rows: folding blurs what they look for."""
+    found = config.scaled(rows)
+    drops = rows > mean and found.folds
+    return H2OConfig.of(**found.named() | {"fold": False}) if drops else found
 
 
 def read_budgets(path: str | PathLike[str]) -> Sequence[Any]:
@@ -173,9 +184,7 @@ def _shared_out(
             heads = [head for head, many in enumerate(own) if many == level]
             means = [sum(each[layer][at] for at in heads) // len(heads) for _, each in shorter]
             rows_at = tuple(zip(lengths, means, strict=True))
-            configs[level] = config.scaled(level).with_budget(rows_at=rows_at)
-            if level > rows and config.folds:  # folding blurs what heads that retrieve look for
-                configs[level] = H2OConfig.of(**configs[level].named() | {"fold": False})
+            configs[level] = _with_rows(config, level, rows).with_budget(rows_at=rows_at)
         found.append([configs[many] for many in own])
     return found
 

@@ -164,7 +164,7 @@ public struct H2OConfiguration: Sendable, Hashable {
         public let diversity: Double
         /// For `h2o-ema`: `a` of the moving average `C = a*C + (1-a)*|s|`.
         public let decay: Double
-        private let fold: Bool?
+        fileprivate(set) var fold: Bool?
         /// For `h2o`: whether evicted rows are folded into others; else they are dropped.
         public var folds: Bool { fold ?? true }
 
@@ -249,23 +249,23 @@ extension H2OConfiguration {
         return found
     }
 
-    /// The same with another budget: default sizes follow it; otherwise the share of heavy rows
-    /// stays the same, and so does an ``evictEvery`` of one row of 32.
+    /// The same with another budget: default sizes and an ``evictEvery`` of one row of 32 follow it,
+    /// or the share of heavy rows stays the same. Without `folds`, evicted rows are dropped.
     ///
     /// - Throws: ``H2OError`` if the budget does not suit the other sizes
-    public func with(maxKVSize rows: Int) throws -> H2OConfiguration {
+    public func with(maxKVSize rows: Int, folds: Bool = true) throws -> H2OConfiguration {
         let rows = Int(Int32(clamping: rows))
-        var (other, free) = (budget, format)
+        var (other, free, own) = (budget, format, policy)
         free.denseSize = nil
         let usual = try H2OConfiguration(.init(maxKVSize, sinkSize: sinkSize), free, policy: policy)
         other.maxKVSize = rows
         other.heavySize =
             heavySize == usual.heavySize
             ? nil : max(0, min(heavySize * rows / (maxKVSize ?? rows), rows - sinkSize - 1))
-        other.recentSize = nil
-        other.rowsAt = nil
+        (other.recentSize, other.rowsAt) = (nil, nil)
         if evictEvery == usual.evictEvery { other.evictEvery = nil }
-        return try H2OConfiguration(other, format == usual.format ? free : format, policy: policy)
+        if !folds, own.name == .h2o { own.fold = false }
+        return try H2OConfiguration(other, format == usual.format ? free : format, policy: own)
     }
 }
 

@@ -16,9 +16,9 @@ import MLXNN
 ///     uses the one in its own settings
 ///   - ownPolicy: your own policy, instead of the one that the settings name
 ///   - budgets: instead of `maxKVSize`, rows of each layer that evicts, in order, or of each of its
-///     KV heads, as ``rowsPerLayer(contentsOf:)`` reads them from a file. The model must then not
-///     make one array mask for all layers; mlx-swift-lm's do not, unless they ask a cache for an
-///     array
+///     KV heads, as ``rowsPerLayer(contentsOf:)`` reads them from a file. Heads with more than the
+///     mean drop evicted rows instead of folding them. The model must then not make one array mask
+///     for all layers; mlx-swift-lm's do not, unless they ask a cache for an array
 /// - Throws: `H2OError` if the policy needs scores, or folds, or KV heads of a layer have different
 ///   budgets, and the model is not routed; if no layer would keep every row; for a model whose
 ///   masks do not fit after evictions; and if the number of budgets differs from the layers that
@@ -60,6 +60,7 @@ public func evictingCaches(
                 + "\(name) that evict.")
     }
     var left = budgets?.makeIterator()
+    let mean = budgets.map { $0.map(\.mean).reduce(0, +) / Double(plain.count) } ?? .infinity
     let kvHeads = (model as? any KVCacheDimensionProvider)?.kvHeads ?? []
     return try caches.enumerated().map { layer, cache in
         guard isPlain(cache) else { return cache }
@@ -73,7 +74,8 @@ public func evictingCaches(
                 "found \(rows.count) budgets for \(name), expected a number, or one for each of its "
                     + "\(kvHeads[layer]) KV heads.")
         }
-        return try evictingCache(configuration, rows: rows, policy: ownPolicy, name: name)
+        return try evictingCache(
+            configuration, rows: rows, mean: mean, policy: ownPolicy, name: name)
     }
 }
 
@@ -86,10 +88,13 @@ public func evicting(
     _ model: any LanguageModel, configuration: H2OConfiguration,
     policy: (any EvictionPolicy)? = nil, budgets: [LayerRows]? = nil
 ) throws -> any LanguageModel {
-    _ = try evictingCaches(
-        for: model, configuration: configuration, policy: policy, budgets: budgets)
     let model = (model as? EvictingLanguageModel)?.model ?? model
-    return EvictingLanguageModel(model, configuration, policy, budgets)
+    let make = {
+        try evictingCaches(
+            for: model, configuration: configuration, policy: policy, budgets: budgets)
+    }
+    _ = try make()  // what it refuses is refused now
+    return EvictingLanguageModel(model, make)
 }
 
 /// A loaded model with evicting caches.
@@ -123,28 +128,15 @@ private func isPlain(_ cache: any KVCache) -> Bool { type(of: cache) == KVCacheS
 /// A model whose caches evict.
 final class EvictingLanguageModel: Module, LanguageModel {
     let model: any LanguageModel
-    private let configuration: H2OConfiguration
-    private let policy: (any EvictionPolicy)?
-    private let budgets: [LayerRows]?
+    private let make: () throws -> [any KVCache]
 
-    init(
-        _ model: any LanguageModel, _ configuration: H2OConfiguration,
-        _ policy: (any EvictionPolicy)?, _ budgets: [LayerRows]?
-    ) {
-        self.model = model
-        self.configuration = configuration
-        self.policy = policy
-        self.budgets = budgets
+    init(_ model: any LanguageModel, _ make: @escaping () throws -> [any KVCache]) {
+        (self.model, self.make) = (model, make)
         super.init()
     }
 
     /// Ignores `maxKVSize` and other settings of `parameters`, which are for other caches.
-    func newCache(parameters: GenerateParameters?) -> [KVCache] {
-        reported(else: []) {
-            try evictingCaches(
-                for: model, configuration: configuration, policy: policy, budgets: budgets)
-        }
-    }
+    func newCache(parameters: GenerateParameters?) -> [KVCache] { reported(else: [], make) }
 
     func callAsFunction(
         _ input: LMInput.Text, cache: [KVCache]?, state: LMOutput.State?

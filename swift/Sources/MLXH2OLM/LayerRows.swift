@@ -20,9 +20,16 @@ public enum LayerRows: Decodable, Equatable, Sendable, ExpressibleByIntegerLiter
         self = try (try? .each(value.decode(Int.self))) ?? .heads(value.decode([Int].self))
     }
 
-    var differ: Bool {
-        if case .heads(let rows) = self { Set(rows).count > 1 } else { false }
+    fileprivate var numbers: [Int] {
+        switch self {
+        case .each(let rows): [rows]
+        case .heads(let rows): rows
+        }
     }
+
+    var mean: Double { Double(numbers.reduce(0, +)) / Double(max(1, numbers.count)) }
+
+    var differ: Bool { Set(numbers).count > 1 }
 }
 
 /// The rows of each layer from a file of `mlx_h2o layers --output`: `{"budgets": [ROWS, ...]}`,
@@ -42,25 +49,21 @@ public func rowsPerLayer(contentsOf url: URL) throws -> [LayerRows] {
 }
 
 /// Empty caches for a layer with these rows: one cache, or if KV heads differ, a
-/// ``HeadGroupsKVCache`` with one cache for each number of rows, the fewest first.
+/// ``HeadGroupsKVCache`` with one cache for each number of rows, the fewest first. Heads with more
+/// than `mean` rows drop evicted rows instead of folding them, which recalls more.
 ///
 /// - Throws: `H2OError` if the rows do not suit the other settings, or there are none
 public func evictingCache(
-    _ configuration: H2OConfiguration, rows: LayerRows, policy: (any EvictionPolicy)? = nil,
-    name: String = ""
+    _ configuration: H2OConfiguration, rows: LayerRows, mean: Double = .infinity,
+    policy: (any EvictionPolicy)? = nil, name: String = ""
 ) throws -> any KVCache {
-    let groups =
-        switch rows {
-        case .each(let rows): [(rows, [0])]
-        case .heads(let rows):
-            Dictionary(grouping: rows.indices) { rows[$0] }.sorted { $0.key < $1.key }
-                .map { ($0.key, $0.value) }
-        }
+    let numbers = rows.numbers
+    let groups = Dictionary(grouping: numbers.indices) { numbers[$0] }.sorted { $0.key < $1.key }
     let caches = try groups.map { rows, heads in
         let own =
             groups.count == 1 ? "" : " KV heads \(heads.map(String.init).joined(separator: ", "))"
-        return evictingCache(
-            try configuration.with(maxKVSize: rows), policy: policy, name: name + own)
+        let found = try configuration.with(maxKVSize: rows, folds: Double(rows) <= mean)
+        return evictingCache(found, policy: policy, name: name + own)
     }
-    return caches.count == 1 ? caches[0] : try HeadGroupsKVCache(caches, heads: groups.map(\.1))
+    return caches.count == 1 ? caches[0] : try HeadGroupsKVCache(caches, heads: groups.map(\.value))
 }

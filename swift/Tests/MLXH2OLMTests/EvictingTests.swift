@@ -77,6 +77,9 @@ import Testing
             ])
         #expect((groups.offset, groups.size, groups.maxSize) == (40, 24, 24))
         #expect((cache[1] as? H2OKVCache)?.size == 12)
+        // A head with more than the mean of 14 drops what others fold.
+        let folds = groups.caches.map(\.configuration.policy.folds)
+        #expect(folds == [true, policy != .h2o])
     }
 
     /// What fits says what caches of every row say.
