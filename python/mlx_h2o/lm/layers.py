@@ -21,6 +21,7 @@ import numpy as np
 from mlx_lm.models import cache as mlx_lm_cache
 
 from ..config import H2OConfig, SettingError
+from .blas import say_slow_blas
 from .files import write_text
 from .models import computes_with_keys, fingerprint
 from .outline import Outline
@@ -272,6 +273,7 @@ def _probed(model: Any) -> Probe:
     found = _read(file, growing)
     if not ranks.least(found is not None)[0]:  # all ranks probe, or none
         _LOG.warning("Probing once which heads of %s retrieve; it takes a while", model_name(model))
+        say_slow_blas()
         found = gives(model, vocabulary, tokens)
         if not found.reason:
             with contextlib.suppress(OSError):  # then it is probed again next time
