@@ -19,7 +19,7 @@ from mlx_lm.models.cache import make_prompt_cache as stock_cache
 
 from ..config import H2OConfig, setting_names
 from ..errors import LARGEST
-from ..lm.outline import Outline, total_bytes
+from ..lm.outline import FAR, Outline, total_bytes
 from ..lm.prompt_cache import NAMES, make_prompt_cache
 from ..lm.routing import evicting_caches
 
@@ -178,17 +178,11 @@ class Sizes:
         settings = {"length": tokens, **arm.settings}
         if settings.get("policy") == "random":
             settings.setdefault("random_seed", self._seed)
-        if arm.sized:
-            settings["max_kv_bytes"] = self._windows() + nbytes
+        if arm.sized:  # besides what the caches that do not grow take once they are full
+            *_, full = self._outline.fed(stock_cache(self._model), FAR, 1)
+            windows = [one for at, one in enumerate(full) if at not in self._places]
+            settings["max_kv_bytes"] = total_bytes(windows) + nbytes
         return make_prompt_cache(cast(Any, self._outline), **settings)
-
-    def _windows(self) -> int:
-        """Bytes of the caches that do not grow, once they are full."""
-        caches = stock_cache(self._model)
-        fixed = [one for at, one in enumerate(caches) if at not in self._places]
-        longest = max((getattr(one, "max_size", 1) or 1 for one in fixed), default=1)
-        *_, _ = self._outline.fed(caches, longest, 1)
-        return total_bytes(fixed)
 
     def _held(self, caches: list[Any], tokens: int) -> int:
         """The most bytes between steps once this many tokens have been read; fills the caches."""

@@ -15,6 +15,9 @@ from mlx_lm.models import cache as mlx_lm_cache
 from .routing import args_of, evicting_caches, parts_of, routing_for
 from .scored_attention import scored_attention
 
+FAR = 1 << 20
+"""Tokens after which windows are full."""
+
 
 class _Watched(cast(Any, mlx_lm_cache.KVCache)):  # type: ignore[misc]
     """mlx_lm's own cache, which notes the queries that attend to its rows."""
