@@ -1,6 +1,5 @@
 """Find how many rows, of how many bits, fit into a number of bytes."""
 
-import contextlib
 import math
 import re
 from bisect import bisect_left
@@ -85,13 +84,7 @@ def fewest_bits(errors: Sequence[Sequence[float]]) -> tuple[int, int]:
 
 def fewest_rows(made: Callable[[int], Any], most: int) -> int:
     """The fewest rows for which ``made`` raises no ValueError; ``most`` if there are no fewer."""
-
-    def served(rows: int) -> bool:
-        with contextlib.suppress(ValueError):
-            return bool(made(rows))
-        return False
-
-    return bisect_left(range(most), True, lo=1, key=served)
+    return bisect_left(range(most), True, lo=1, key=lambda rows: measured(made, rows) != math.inf)
 
 
 def most_rows(measure: Callable[[int], int], least: int, limit: int) -> int:
