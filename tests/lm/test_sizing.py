@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 import mlx_h2o
 from mlx_h2o import H2OConfig, cli
 from mlx_h2o.commands.options import FEW_ROWS, CacheSettings
-from mlx_h2o.errors import LARGEST
 from mlx_h2o.lm.layers import probe
 from mlx_h2o.lm.outline import Outline, total_bytes
 from mlx_h2o.lm.probing import BITS
@@ -212,20 +211,6 @@ def test_the_search_finds_the_last_budget_that_fits(start, slope, step, first, l
     assert fewest_rows(measure, 100) == first and fewest_rows(measure, first - 1) == first - 1
 
 
-@pytest.mark.parametrize(("settings", "rows"), [
-    ({}, 5), ({"sink_size": 2, "speculative": 3}, 7), ({"heavy_size": 5, "recent_size": 9}, 18),
-    ({"heavy_size": 5, "dense_size": 90}, 100), ({"dense_size": 90}, 189),
-    ({"dense_size": 90, "policy": "h2o"}, 364),
-])  # fmt: skip
-def test_where_the_search_begins(settings, rows):
-    """With this many rows the settings fit together, and with one fewer they do not."""
-    settings = settings | ({"kv_bits": 8} if "dense_size" in settings else {})
-    assert fewest_rows(lambda n: H2OConfig.of(**settings, max_kv_size=n), LARGEST) == rows
-    assert H2OConfig.of(**settings, max_kv_size=rows).max_kv_size == rows
-    with pytest.raises(ValueError):
-        H2OConfig.of(**settings, max_kv_size=rows - 1)
-
-
 def test_the_command_says_what_it_picked(capsys):
     arguments = ["--model", "demo", "--prompt", "The ship", "--max-tokens", "2"]
     packed, dense = ("0.02 MB", "by h2o, in 8 bits"), ("0.4 MB", "by keydiff, unquantised:")
@@ -265,6 +250,9 @@ def test_caches_of_which_nothing_is_known():
 def test_what_is_refused(model):
     with pytest.raises(ValueError, match=r"max_kv_bytes is 100, expected at least [\d,]+: 5 rows"):
         fit_bytes(model, 100)
+    dense = {"kv_bits": 8, "dense_size": 90, "policy": "h2o"}  # a quarter of the rows are recent
+    with pytest.raises(ValueError, match=r"is 100, expected at least [\d,]+: 364 rows"):
+        fit_bytes(model, 100, **dense)
     with pytest.raises(ValueError, match="beside max_kv_size or budgets"):
         mlx_h2o.make_prompt_cache(model, 64, max_kv_bytes="1MB")
     with pytest.raises(ValueError, match="unknown settings"):
