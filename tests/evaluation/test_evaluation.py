@@ -244,7 +244,7 @@ def test_the_full_cache_recalls_what_a_small_window_does_not(demo):
     assert full > window + 0.2
 
 
-def test_a_chat_asks_for_the_first_turn(demo):
+def test_a_chat_asks_for_the_first_turn(demo, monkeypatch):
     tokenizer = demo[1]
     settings = Settings(documents=1, facts=4, lengths=(400,))
     (chat,) = questions.chats(tokenizer, [("one", demo_text())], 400, settings)
@@ -254,6 +254,9 @@ def test_a_chat_asks_for_the_first_turn(demo):
         assert tokenizer.decode(list(answer)).strip() in first
     # The end of the second turn begins each question.
     assert all(prompt[:1] == chat.asked[0][0][:1] for prompt, _ in chat.asked)
+    monkeypatch.setattr(questions, "_front", lambda tokenizer: (-1,))
+    (marked,) = questions.chats(tokenizer, [("one", demo_text())], 400, settings)
+    assert marked.text[0] == -1 and -1 not in marked.text[1:]  # what begins a text is there once
 
 
 def test_samples_of_ruler(demo, tmp_path):
