@@ -175,12 +175,12 @@ def fit_bytes(
         given = packing | (chosen if packs else {}) | settings | {"max_kv_size": rows}
         return H2OConfig.of(**given)
 
+    @functools.cache
     def each_nbytes(bits: _Bits, rows: int, chunk: int = 0) -> list[int]:
         """Bytes for the model, and for the draft model."""
         of = {"layers": layers, "length": length}
         return [_full_nbytes(one, config_of(bits, rows), of, chunk) for one in outlines]
 
-    @functools.cache
     def nbytes(bits: _Bits, rows: int) -> int:
         return sum(each_nbytes(bits, rows))
 
