@@ -25,6 +25,8 @@ from .routing import context_length, model_name
 _METHODS: dict[Any, Any] = {
     "mxfp4": {"group_size": 32, "bits": 4, "mode": "mxfp4"},
     "mxfp8": {"group_size": 32, "bits": 8, "mode": "mxfp8"},
+    "nvfp4": {"group_size": 16, "bits": 4, "mode": "nvfp4"},
+    "pack-quantized": {"group_size": 32, "bits": 4},
 } | {name: {"group_size": 128, "bits": 4} for name in ("awq", "gptq")}
 """How mlx_lm reads weights of other quantisation methods that it leaves packed."""
 _DEPTHS, _MOST = ("num_hidden_layers", "num_layers", "n_layers", "n_layer"), 1000
@@ -119,10 +121,13 @@ def _built(config: dict[str, Any]) -> Any:
     model = model_class(args.from_dict(config))
     model.set_dtype(mx.bfloat16)
     packed = config.get("quantization_config") or {}
-    method = _METHODS.get(packed.get("quant_method"), {})
+    # Of compressed-tensors the format says it, of ModelOpt the algorithm.
+    kind = str(packed.get("format") or packed.get("quant_algo") or packed.get("quant_method"))
+    method = _METHODS.get(kind.lower().removesuffix("-pack-quantized"), {})
     if said := config.get("quantization") or (method and method | packed):
         size, bits, mode = said["group_size"], said["bits"], said.get("mode", "affine")
-        dense = [f"{name}*" for name in packed.get("modules_to_not_convert") or ()]
+        names = *(packed.get("modules_to_not_convert") or ()), *(packed.get("ignore") or ())
+        dense = [f"{name}*" for name in names]
         dense += ["*embed*", "*lm_head"] if method else []
 
         def fits(path: str, module: Any) -> Any:
