@@ -23,6 +23,7 @@ from mlx_h2o.evaluation.statistics import in_turns, paired, ratios
 from mlx_h2o.lm.blas import slow_blas
 from mlx_h2o.lm.routing import evicting_caches, routing_for
 from mlx_h2o.policies import H2O, Random
+from models.tiny import build
 from readings import losses
 from tiny_models import random_prompt, stock_tokens, tiny_gemma3, tiny_qwen3, tiny_tokenizer
 
@@ -81,6 +82,14 @@ def test_sliding_windows_are_the_same_in_every_arm():
     made = sizes.made(KEYDIFF, 300, full // 4)
     assert 0.95 * full / 4 <= made.nbytes <= full / 4
     assert [type(cache) for cache in made.make()[::2]] == [RotatingKVCache] * 2
+
+
+def test_what_grows_in_a_list_of_caches_is_replaced_too():
+    sizes = arms.Sizes(build("falcon_h1"))
+    full, fixed = sizes.full(400), sizes.full(400) - (sizes.full(800) - sizes.full(400))
+    for arm, share in ((arms.ARMS["window"], 4), (arms.ARMS["kv8"], 16 / 9)):
+        found = sizes.made(arm, 400, full // 4).nbytes - fixed
+        assert found == pytest.approx((full - fixed) / share, rel=0.1)
 
 
 def test_a_text_beyond_the_context_of_the_model_is_noted(tiny):

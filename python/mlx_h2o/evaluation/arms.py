@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, cast
 
 import mlx.core as mx
+from mlx.utils import tree_flatten
 from mlx_lm.models.cache import CacheList, KVCache, QuantizedKVCache, RotatingKVCache
 from mlx_lm.models.cache import make_prompt_cache as stock_cache
 
@@ -21,7 +22,7 @@ from ..config import H2OConfig, setting_names
 from ..errors import LARGEST
 from ..lm.outline import FAR, Outline, total_bytes
 from ..lm.prompt_cache import NAMES, make_prompt_cache
-from ..lm.routing import evicting_caches
+from ..lm.routing import evicting_caches, parts_of
 
 KEEP = 4
 """First rows that mlx_lm's rotating cache never overwrites."""
@@ -139,8 +140,8 @@ class Sizes:
         self._places = [at for at, one in enumerate(stock) if isinstance(one, kinds)]
         if not self._places:
             raise ValueError("the model makes no plain KVCache, expected at least one to replace")
-        plain = (kept for kept in self._outline.kept if isinstance(kept[0], mx.array))
-        sizes = [side.shape[-1] for kept in plain for side in kept]
+        arrays = cast(Any, tree_flatten)([self._outline.kept[at] for at in self._places])
+        sizes = [one.shape[-1] for _, one in arrays if isinstance(one, mx.array)]
         self._group = 32 if any(size % 64 for size in sizes) else 64
 
     def full(self, tokens: int) -> int:
@@ -170,8 +171,13 @@ class Sizes:
             "stock": partial(QuantizedKVCache, self._group, arm.settings.get("bits", 8)),
             "window": partial(RotatingKVCache, max_size=rows, keep=KEEP),
         }
-        plain = stock_cache(self._model)
-        return [kinds[arm.kind]() if type(one) is KVCache else one for one in plain]
+
+        def made(one: Any) -> Any:
+            if type(one) is CacheList:
+                return CacheList(*map(made, one.caches))
+            return kinds[arm.kind]() if type(one) is KVCache else one
+
+        return [*map(made, stock_cache(self._model))]
 
     def _ours(self, arm: Arm, tokens: int, nbytes: int) -> list[Any]:
         """The largest caches that take at most `nbytes`, in rows of 16 bits."""
@@ -191,7 +197,8 @@ class Sizes:
         evicting = (one.group for one in settings if one.max_kv_size and one.max_kv_size < tokens)
         steps = 1 + max(evicting, default=0)
         after = self._outline.fed(caches, max(1, tokens - steps), *[1] * steps)
-        return max(sum(_nbytes(filled[at], tokens) for at in self._places) for filled in after)
+        growing = ([filled[at] for at in self._places] for filled in after)
+        return max(sum(_nbytes(one, tokens) for one in parts_of(own)) for own in growing)
 
 
 def _nbytes(cache: Any, tokens: int) -> int:
