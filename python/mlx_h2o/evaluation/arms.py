@@ -171,13 +171,7 @@ class Sizes:
             "stock": partial(QuantizedKVCache, self._group, arm.settings.get("bits", 8)),
             "window": partial(RotatingKVCache, max_size=rows, keep=KEEP),
         }
-
-        def made(one: Any) -> Any:
-            if type(one) is CacheList:
-                return CacheList(*map(made, one.caches))
-            return kinds[arm.kind]() if type(one) is KVCache else one
-
-        return [*map(made, stock_cache(self._model))]
+        return with_growing(self._model, kinds[arm.kind])
 
     def _ours(self, arm: Arm, tokens: int, nbytes: int) -> list[Any]:
         """The largest caches that take at most `nbytes`, in rows of 16 bits."""
@@ -199,6 +193,17 @@ class Sizes:
         after = self._outline.fed(caches, max(1, tokens - steps), *[1] * steps)
         growing = ([filled[at] for at in self._places] for filled in after)
         return max(sum(_nbytes(one, tokens) for one in parts_of(own)) for own in growing)
+
+
+def with_growing(model: Any, make: Callable[[], Any]) -> list[Any]:
+    """mlx_lm's caches of a model, with what this makes in place of each that grows."""
+
+    def replaced(one: Any) -> Any:
+        if type(one) is CacheList:
+            return CacheList(*map(replaced, one.caches))
+        return make() if type(one) is KVCache else one
+
+    return [*map(replaced, stock_cache(model))]
 
 
 def _nbytes(cache: Any, tokens: int) -> int:
