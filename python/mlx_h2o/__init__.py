@@ -42,22 +42,17 @@ __all__ = [
     "stream_generate", "threads", "use_backend",
 ]  # fmt: skip
 
-_LAZY = {
-    "mlx_h2o.caches.cache": ("BatchH2OKVCache", "H2OKVCache", "QuantizedH2OKVCache"),
-    "mlx_h2o.caches.heads": ("HeadGroups",),
-    "mlx_h2o.config": ("Affine", "Budget", "Codes", "Dense", "H2OConfig", "Mixed", "SettingError"),
-    "mlx_h2o.lm.generate": ("batch_generate", "evicting", "generate", "load", "stream_generate"),
-    "mlx_h2o.lm.prompt_cache": ("fit_bytes", "make_prompt_cache"),
-    "mlx_h2o.lm.routing": ("routing",),
-    "mlx_h2o.lm.saving": ("load_prompt_cache", "save_prompt_cache"),
-}
+_LAZY = (
+    "mlx_h2o.config", "mlx_h2o.caches.cache", "mlx_h2o.caches.heads", "mlx_h2o.lm.routing",
+    "mlx_h2o.lm.prompt_cache", "mlx_h2o.lm.saving", "mlx_h2o.lm.generate",
+)  # fmt: skip
+"""Modules with names that are imported when they are first used; those that import little first."""
 
 
 def __getattr__(name: str) -> Any:
-    for module, names in _LAZY.items():
-        if name in names:
-            found = globals()[name] = getattr(importlib.import_module(module), name)
-            return found
+    for module in _LAZY if name in __all__ else ():
+        if (found := getattr(importlib.import_module(module), name, None)) is not None:
+            return globals().setdefault(name, found)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

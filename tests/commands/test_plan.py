@@ -168,6 +168,10 @@ def test_weights_that_are_not_there_are_estimated_from_the_settings(quantised, t
     assert 13.5e9 < outline_of("gpt-oss-20b").weights < 14e9  # its experts are packed
     packed = {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128}}
     assert 6.1e9 < outlined(CONFIGS["Qwen/Qwen3-8B"] | packed).weights < 6.2e9
+    # As compressed-tensors and ModelOpt say it.
+    for how in ({"format": "nvfp4-pack-quantized", "ignore": ["lm_head"]}, {"quant_algo": "NVFP4"}):
+        packed = {"quantization_config": {"quant_method": "theirs"} | how}
+        assert 6.3e9 < outlined(CONFIGS["Qwen/Qwen3-8B"] | packed).weights < 6.5e9
 
 
 def test_a_whole_model_is_planned_and_nothing_is_computed(capsys):

@@ -16,13 +16,14 @@ from mlx_lm.models.cache import RotatingKVCache, make_prompt_cache
 import mlx_h2o
 from mlx_h2o.demo import text as demo_text
 from mlx_h2o.evaluation import arms, facts, questions, reading, report
-from mlx_h2o.evaluation.environment import slow_blas
 from mlx_h2o.evaluation.questions import PROMPT, Settings
 from mlx_h2o.evaluation.run import evaluate as evaluation
 from mlx_h2o.evaluation.speed import timed
 from mlx_h2o.evaluation.statistics import in_turns, paired, ratios
+from mlx_h2o.lm.blas import slow_blas
 from mlx_h2o.lm.routing import evicting_caches, routing_for
 from mlx_h2o.policies import H2O, Random
+from models.tiny import build
 from readings import losses
 from tiny_models import random_prompt, stock_tokens, tiny_gemma3, tiny_qwen3, tiny_tokenizer
 
@@ -81,6 +82,14 @@ def test_sliding_windows_are_the_same_in_every_arm():
     made = sizes.made(KEYDIFF, 300, full // 4)
     assert 0.95 * full / 4 <= made.nbytes <= full / 4
     assert [type(cache) for cache in made.make()[::2]] == [RotatingKVCache] * 2
+
+
+def test_what_grows_in_a_list_of_caches_is_replaced_too():
+    sizes = arms.Sizes(build("falcon_h1"))
+    full, fixed = sizes.full(400), sizes.full(400) - (sizes.full(800) - sizes.full(400))
+    for arm, share in ((arms.ARMS["window"], 4), (arms.ARMS["kv8"], 16 / 9)):
+        found = sizes.made(arm, 400, full // 4).nbytes - fixed
+        assert found == pytest.approx((full - fixed) / share, rel=0.1)
 
 
 def test_a_text_beyond_the_context_of_the_model_is_noted(tiny):
@@ -244,7 +253,7 @@ def test_the_full_cache_recalls_what_a_small_window_does_not(demo):
     assert full > window + 0.2
 
 
-def test_a_chat_asks_for_the_first_turn(demo):
+def test_a_chat_asks_for_the_first_turn(demo, monkeypatch):
     tokenizer = demo[1]
     settings = Settings(documents=1, facts=4, lengths=(400,))
     (chat,) = questions.chats(tokenizer, [("one", demo_text())], 400, settings)
@@ -254,6 +263,9 @@ def test_a_chat_asks_for_the_first_turn(demo):
         assert tokenizer.decode(list(answer)).strip() in first
     # The end of the second turn begins each question.
     assert all(prompt[:1] == chat.asked[0][0][:1] for prompt, _ in chat.asked)
+    monkeypatch.setattr(questions, "_front", lambda tokenizer: (-1,))
+    (marked,) = questions.chats(tokenizer, [("one", demo_text())], 400, settings)
+    assert marked.text[0] == -1 and -1 not in marked.text[1:]  # what begins a text is there once
 
 
 def test_samples_of_ruler(demo, tmp_path):
@@ -388,6 +400,8 @@ def test_a_table_shows_differences_to_the_full_cache(tiny):
     apart = paired(figures(result, KEYDIFF.name)["loss"], figures(result, "full")["loss"])
     assert rows[3][2].startswith(f"{apart.mean:+.3f} [") and rows[3][3].startswith("[")
     assert rows[2][3] == "-"
+    one = evaluated(tiny, FEW[:2], settings=replace(SETTINGS, documents=1))
+    assert float(report.rows(one)[1][1][2])  # one text has no interval
     mean = np.mean(figures(result, "window")["loss"])  # with no full cache to compare with
     assert report.rows(result | {"records": result["records"][1:]})[1][1][2] == f"{mean:.2f}"
 

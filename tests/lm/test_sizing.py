@@ -1,6 +1,5 @@
 """Budgets in bytes: they are never exceeded, and one more row would not fit."""
 
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,13 +11,12 @@ from hypothesis import strategies as st
 import mlx_h2o
 from mlx_h2o import H2OConfig, cli
 from mlx_h2o.commands.options import FEW_ROWS, CacheSettings
-from mlx_h2o.lm import sizing
 from mlx_h2o.lm.layers import probe
 from mlx_h2o.lm.outline import Outline, total_bytes
 from mlx_h2o.lm.probing import BITS
 from mlx_h2o.lm.prompt_cache import fit_bytes
 from mlx_h2o.lm.routing import context_length
-from mlx_h2o.lm.sizing import FREE, UNMEASURED, fewest_bits, least_rows, most_rows, parsed_bytes
+from mlx_h2o.lm.sizing import FREE, UNMEASURED, fewest_bits, fewest_rows, most_rows, parsed_bytes
 from mlx_h2o.policies import H2O
 from models import tiny
 from tiny_models import random_prompt, tiny_gemma3, tiny_qwen3, tiny_tokenizer
@@ -164,6 +162,16 @@ def test_an_outline_counts_what_the_graph_of_the_model_keeps(name):
     assert found == [total_bytes(filled) for filled in Outline(model).fed(made[1], *counts)]
 
 
+@pytest.mark.parametrize(("name", "folds"), [("llama4", True), ("baichuan_m1", False)])
+def test_windows_are_counted_once_they_are_full(name, folds):
+    """Of more rows than the caches: those that are cut in chunks, and those in lists."""
+    model = tiny.build(name)
+    *_, full = Outline(model).fed(mlx_h2o.make_prompt_cache(model, 10), 300, 1, 1)
+    found = fit_bytes(model, total_bytes(full) + 99, kv_bits=None)
+    assert found.config.max_kv_size == 10 and found.nbytes >= total_bytes(full)
+    assert fit_bytes(model, 500_000, kv_bits=8, kv_group_size=32).config.folds is folds
+
+
 def test_rows_that_cannot_be_quantised_stay_as_they_come():
     model = tiny_qwen3(head_dim=16)
     assert fit_bytes(model, 30_000, kv_frame=False).config.kv_bits is None
@@ -194,22 +202,11 @@ def test_the_search_finds_the_last_budget_that_fits(start, slope, step, first, l
 
     if measure(first) > limit:
         with pytest.raises(ValueError, match=f"expected at least .*: {first} rows a head"):
-            most_rows(measure, 6, limit)
+            most_rows(measure, first, limit)
         return
-    rows = most_rows(measure, 6, limit)
+    rows = most_rows(measure, first, limit)
     assert measure(rows) <= limit < measure(rows + 1)
-
-
-@pytest.mark.parametrize(("settings", "rows"), [
-    ({}, 6), ({"sink_size": 2, "speculative": 3}, 7), ({"heavy_size": 5, "recent_size": 9}, 18),
-    ({"heavy_size": 5, "dense_size": 90}, 100), ({"dense_size": 90}, 186),
-])  # fmt: skip
-def test_where_the_search_begins(settings, rows):
-    """With this many rows, or a few more, the settings fit together."""
-    assert least_rows(settings) == rows
-    settings = settings | ({"kv_bits": 8} if "dense_size" in settings else {})
-    served = partial(sizing.measured, lambda n: H2OConfig.of(**settings, max_kv_size=n).max_kv_size)
-    assert min(served(rows + more) for more in range(5)) < float("inf")
+    assert fewest_rows(measure, 100) == first and fewest_rows(measure, first - 1) == first - 1
 
 
 def test_the_command_says_what_it_picked(capsys):
@@ -249,8 +246,11 @@ def test_caches_of_which_nothing_is_known():
 
 
 def test_what_is_refused(model):
-    with pytest.raises(ValueError, match=r"max_kv_bytes is 100, expected at least [\d,]+: 6 rows"):
+    with pytest.raises(ValueError, match=r"max_kv_bytes is 100, expected at least [\d,]+: 5 rows"):
         fit_bytes(model, 100)
+    dense = {"kv_bits": 8, "dense_size": 90, "policy": "h2o"}  # a quarter of the rows are recent
+    with pytest.raises(ValueError, match=r"is 100, expected at least [\d,]+: 364 rows"):
+        fit_bytes(model, 100, **dense)
     with pytest.raises(ValueError, match="beside max_kv_size or budgets"):
         mlx_h2o.make_prompt_cache(model, 64, max_kv_bytes="1MB")
     with pytest.raises(ValueError, match="unknown settings"):

@@ -10,10 +10,10 @@ from typing import Any, get_type_hints
 from .. import demo
 from ..evaluation import report
 from ..evaluation.arms import ARMS, DEFAULT, parsed
-from ..evaluation.environment import slow_blas
 from ..evaluation.questions import Settings
 from ..evaluation.run import SHARES, evaluate
 from ..evaluation.tasks import TASKS
+from ..lm.blas import say_slow_blas
 from ..lm.generate import load
 from .flags import add_flags
 from .parsing import OneLineParser, new_file
@@ -44,8 +44,7 @@ def run(args: argparse.Namespace, *_: Any) -> int:
     arms = [parsed(text) for text in args.arms]
     texts = [_text(name) for name in args.texts] or [("embedded text", demo.text())]
     model, tokenizer = load(args.model)
-    if slow := slow_blas():
-        print(f"mlx_h2o evaluate: {slow}", file=sys.stderr)
+    say_slow_blas()
     try:
         with Watch() as watch:
             result = evaluate(

@@ -14,14 +14,15 @@ from functools import partial
 from typing import Any, cast
 
 import mlx.core as mx
+from mlx.utils import tree_flatten
 from mlx_lm.models.cache import CacheList, KVCache, QuantizedKVCache, RotatingKVCache
 from mlx_lm.models.cache import make_prompt_cache as stock_cache
 
 from ..config import H2OConfig, setting_names
 from ..errors import LARGEST
-from ..lm.outline import Outline, total_bytes
+from ..lm.outline import FAR, Outline, total_bytes
 from ..lm.prompt_cache import NAMES, make_prompt_cache
-from ..lm.routing import evicting_caches
+from ..lm.routing import evicting_caches, parts_of
 
 KEEP = 4
 """First rows that mlx_lm's rotating cache never overwrites."""
@@ -139,8 +140,8 @@ class Sizes:
         self._places = [at for at, one in enumerate(stock) if isinstance(one, kinds)]
         if not self._places:
             raise ValueError("the model makes no plain KVCache, expected at least one to replace")
-        plain = (kept for kept in self._outline.kept if isinstance(kept[0], mx.array))
-        sizes = [side.shape[-1] for kept in plain for side in kept]
+        arrays = cast(Any, tree_flatten)([self._outline.kept[at] for at in self._places])
+        sizes = [one.shape[-1] for _, one in arrays if isinstance(one, mx.array)]
         self._group = 32 if any(size % 64 for size in sizes) else 64
 
     def full(self, tokens: int) -> int:
@@ -170,25 +171,18 @@ class Sizes:
             "stock": partial(QuantizedKVCache, self._group, arm.settings.get("bits", 8)),
             "window": partial(RotatingKVCache, max_size=rows, keep=KEEP),
         }
-        plain = stock_cache(self._model)
-        return [kinds[arm.kind]() if type(one) is KVCache else one for one in plain]
+        return with_growing(self._model, kinds[arm.kind])
 
     def _ours(self, arm: Arm, tokens: int, nbytes: int) -> list[Any]:
         """The largest caches that take at most `nbytes`, in rows of 16 bits."""
         settings = {"length": tokens, **arm.settings}
         if settings.get("policy") == "random":
             settings.setdefault("random_seed", self._seed)
-        if arm.sized:
-            settings["max_kv_bytes"] = self._windows() + nbytes
+        if arm.sized:  # besides what the caches that do not grow take once they are full
+            *_, full = self._outline.fed(stock_cache(self._model), FAR, 1)
+            windows = [one for at, one in enumerate(full) if at not in self._places]
+            settings["max_kv_bytes"] = total_bytes(windows) + nbytes
         return make_prompt_cache(cast(Any, self._outline), **settings)
-
-    def _windows(self) -> int:
-        """Bytes of the caches that do not grow, once they are full."""
-        caches = stock_cache(self._model)
-        fixed = [one for at, one in enumerate(caches) if at not in self._places]
-        longest = max((getattr(one, "max_size", 1) or 1 for one in fixed), default=1)
-        *_, _ = self._outline.fed(caches, longest, 1)
-        return total_bytes(fixed)
 
     def _held(self, caches: list[Any], tokens: int) -> int:
         """The most bytes between steps once this many tokens have been read; fills the caches."""
@@ -197,7 +191,19 @@ class Sizes:
         evicting = (one.group for one in settings if one.max_kv_size and one.max_kv_size < tokens)
         steps = 1 + max(evicting, default=0)
         after = self._outline.fed(caches, max(1, tokens - steps), *[1] * steps)
-        return max(sum(_nbytes(filled[at], tokens) for at in self._places) for filled in after)
+        growing = ([filled[at] for at in self._places] for filled in after)
+        return max(sum(_nbytes(one, tokens) for one in parts_of(own)) for own in growing)
+
+
+def with_growing(model: Any, make: Callable[[], Any]) -> list[Any]:
+    """mlx_lm's caches of a model, with what this makes in place of each that grows."""
+
+    def replaced(one: Any) -> Any:
+        if type(one) is CacheList:
+            return CacheList(*map(replaced, one.caches))
+        return make() if type(one) is KVCache else one
+
+    return [*map(replaced, stock_cache(model))]
 
 
 def _nbytes(cache: Any, tokens: int) -> int:

@@ -29,8 +29,9 @@ from ..lm.prompt_cache import make_prompt_cache
 _upstream: Any = mlx_lm_evaluate
 
 
-class _Evicting:
-    """The differences from mlx_lm's wrapper: evicting caches, and attention that serves them."""
+@register_model("mlx_h2o")
+class MLXH2O(cast(Any, _upstream.MLXLM)):  # type: ignore[misc]
+    """mlx_lm's wrapper, with evicting caches, and attention that serves them."""
 
     def __init__(
         self,
@@ -55,19 +56,19 @@ class _Evicting:
 
     def _process_prompt(self, prompt: Sequence[int]) -> Any:
         with made_by(self._model, self._caches):
-            return _upstream.MLXLM._process_prompt(self, prompt, self._step)
+            return super()._process_prompt(prompt, self._step)
 
     def _score_fn(self, inputs: Any, cache: list[Any] | None = None) -> Any:
         with made_by(self._model, self._caches):
-            return _upstream.MLXLM._score_fn(self, inputs, cache, self._step)
+            return super()._score_fn(inputs, cache, self._step)
 
     def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:
-        texts = _upstream.MLXLM._tokenize(self, [one.args[0] for one in requests])
+        texts = self._tokenize([one.args[0] for one in requests])
         # One by one: mlx_lm's batches hold rows at the same places. One token predicts nothing.
         return [float(self._score_fn([one])[0].sum().item()) if one[1:] else 0.0 for one in texts]
 
     def generate_until(self, requests: Sequence[Any]) -> list[str]:
-        prompts = _upstream.MLXLM._tokenize(self, [one.args[0] for one in requests])
+        prompts = self._tokenize([one.args[0] for one in requests])
         options = [one.args[1] for one in requests]
         made = batch_generate(
             self._model,
@@ -84,10 +85,6 @@ class _Evicting:
         if self.tokenizer.has_thinking:
             texts = [_upstream._lstrip(text, self.tokenizer.think_end) for text in texts]
         return texts
-
-
-MLXH2O: Any = type("MLXH2O", (_Evicting, _upstream.MLXLM), {"__doc__": __doc__})
-register_model("mlx_h2o")(MLXH2O)
 
 
 if __name__ == "__main__":

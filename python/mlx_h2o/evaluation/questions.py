@@ -92,6 +92,7 @@ def chats(
 ) -> list[Asked]:
     """Chats of two turns of half the tokens each; the facts are in the first."""
     bodies = windows(tokenizer, texts, count=2 * settings.documents, length=length // 2)
+    bodies = [one[len(_front(tokenizer)) :] for one in bodies]  # the chat begins but once
     start, middle, (*closing, last) = _frame(tokenizer)
     found = []
     for number in range(settings.documents):

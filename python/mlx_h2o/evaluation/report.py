@@ -91,15 +91,15 @@ def _cell(task: str, measure: str, record: Record, full: Record, other: Record) 
     """The cell for a record, given the full cache's record and that of the arm to compare with."""
     if measure == "apart":
         return _interval(differences(record, other, "loss"))
-    apart = differences(record, full, "loss") if measure == "loss" and task != "writing" else None
-    if apart is not None:
-        return f"{apart.mean:+.3f} {_interval(apart)}"
     if "figures" not in record:
         return "-"
     values: Sequence[float] = record["figures"][measure]
     mean = f"{sum(values) / len(values):.{4 if measure == 'kl' else 2}f}"
-    interval = _interval(differences(record, full, measure)) if measure == "tokens" else "-"
-    return mean if interval == "-" else f"{mean} {interval}"
+    compared = measure == "tokens" or (measure == "loss" and task != "writing")
+    apart = differences(record, full, measure) if compared else None
+    if apart is not None and measure == "loss":
+        mean = f"{apart.mean:+.3f}"
+    return f"{mean} {_interval(apart)}".removesuffix(" -")
 
 
 def notes(result: Result) -> list[str]:

@@ -89,9 +89,12 @@ def evaluate(
     result: Result = {**what, "records": _known(file, what)}
     _turn(model)
     sizes = sizes or Sizes(model, settings.seed)
+    # Arms with their own size are measured once.
+    pairs: list[tuple[Arm, Fraction | None]] = [(arm, None) for arm in arms if not arm.sized]
+    pairs += [(arm, share) for share in shares for arm in arms if arm.sized]
     for case in [*cases(model, tokenizer, texts, tasks, settings)]:  # or a refusal comes late
         whole = sizes.full(case.tokens)
-        for arm, share in _pairs(arms, shares):
+        for arm, share in pairs:
             part = None if share is None else str(share)
             key = {"task": case.task, "tokens": case.tokens, "share": part, "arm": arm.name}
             if any(key.items() <= record.items() for record in result["records"]):
@@ -123,12 +126,6 @@ def _turn(model: Any) -> None:
             if type(module) in (Linear, Embedding):
                 module.weight = mx.contiguous(module.weight.T).T
                 mx.eval(module.weight)
-
-
-def _pairs(arms: Sequence[Arm], shares: Sequence[Fraction]) -> list[tuple[Arm, Fraction | None]]:
-    """Each arm with each share, or with None if it has its own size."""
-    once: list[tuple[Arm, Fraction | None]] = [(arm, None) for arm in arms if not arm.sized]
-    return once + [(arm, share) for share in shares for arm in arms if arm.sized]
 
 
 def _measured(

@@ -12,6 +12,7 @@ from mlx_lm.models import cache as mlx_lm_cache
 
 from ..caches.cache import PROMPT_CHUNK, H2OKVCache
 from ..config import H2OConfig
+from ..evaluation.arms import with_growing
 from ..evaluation.speed import Make, timed
 from ..evaluation.statistics import in_turns, ratios
 from ..fast import scaled_dot_product_attention_quantized_with_scores as quantized_attention
@@ -75,13 +76,9 @@ def _of_length(
 
 def _makes(model: Any, prompt: mx.array, say: Callable[[str], None]) -> dict[str, Make]:
     """The caches that work with this model in a short trial, mlx_lm's first."""
-    stock = partial(mlx_lm_cache.make_prompt_cache, model)
-
-    def packed() -> list[Any]:
-        kind = mlx_lm_cache.KVCache
-        return [one.to_quantized(64, 8) if type(one) is kind else one for one in stock()]
-
-    found: dict[str, Make] = {STOCK: stock, "mlx_lm, 8 bits": packed}
+    found: dict[str, Make] = {STOCK: partial(mlx_lm_cache.make_prompt_cache, model)}
+    packed = partial(mlx_lm_cache.QuantizedKVCache, 64, 8)
+    found["mlx_lm, 8 bits"] = partial(with_growing, model, packed)
     for name, settings in OURS.items():
         found[name] = partial(make_prompt_cache, model, max(16, len(prompt) // 4), **settings)
     for name, make in [*found.items()]:

@@ -11,7 +11,6 @@ import logging
 import math
 import os
 import weakref
-from bisect import bisect_left
 from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
@@ -21,12 +20,14 @@ import numpy as np
 from mlx_lm.models import cache as mlx_lm_cache
 
 from ..config import H2OConfig, SettingError
+from .blas import say_slow_blas
 from .files import write_text
-from .models import computes_with_keys, fingerprint
+from .models import computes_with_keys, fingerprint, stock_caches
 from .outline import Outline
 from .probing import BITS, Probe, gives
 from .ranks import ranks_of
-from .routing import calls_attention, context_length, int_setting, model_name
+from .routing import calls_attention, context_length, int_setting, model_name, parts_of
+from .sizing import fewest_rows
 
 LAYERS = ("probe", "equal")
 """How rows are shared out over layers and KV heads that have no budgets of their own."""
@@ -161,7 +162,7 @@ def rows_by_head(
 
 def has_windows(model: Any) -> bool:
     """Whether a model has sliding-window layers, which hold recent tokens."""
-    return mlx_lm_cache.RotatingKVCache in map(type, mlx_lm_cache.make_prompt_cache(model))
+    return mlx_lm_cache.RotatingKVCache in map(type, parts_of(stock_caches([model])))
 
 
 @functools.lru_cache(16)
@@ -169,7 +170,8 @@ def _shared_out(
     gives: tuple[tuple[float, ...], ...], config: H2OConfig, windows: bool, most: int
 ) -> list[list[H2OConfig]] | None:
     rows, parts = cast(int, config.max_kv_size), parts_of_mean(gives, windows)
-    shared = functools.partial(shares, parts, rows, least=_least(config), fixed=config.protected)
+    least, fixed = fewest_rows(config.scaled, rows), config.protected
+    shared = functools.partial(shares, parts, rows, least=least, fixed=fixed)
     by_head = shared(most=most)
     if all({*layer} == {rows} for layer in by_head):
         return None
@@ -211,10 +213,10 @@ def shares(
     share, low = np.concatenate(parts), least - fixed
     # The sum is piecewise linear in the level: it bends where a head leaves its floor or is full.
     levels = np.sort(np.concatenate([low / share, top / share]))
-    filled = np.clip(levels[:, None] * share, low, top).sum(axis=1)
-    level = np.interp(mean * share.size, filled, levels)
-    found = fixed + np.floor(np.clip(level * share, low, top) + 1e-6).astype(int)
-    return [layer.tolist() for layer in _by_layer(found, parts)]
+    sums = np.clip(levels[:, None] * share, low, top).sum(axis=1)
+    level = np.interp(mean * share.size, sums, levels)
+    filled = (np.floor(np.clip(level * layer, low, top) + 1e-6) for layer in parts)
+    return [(fixed + layer).astype(int).tolist() for layer in filled]
 
 
 def parts_of_mean(given: Sequence[Sequence[float]], windows: bool = False) -> list[Any]:
@@ -225,15 +227,12 @@ def parts_of_mean(given: Sequence[Sequence[float]], windows: bool = False) -> li
     and heads that retrieve get equal parts of the rest. The heads of a layer have two shares, or
     one if the upper is less than APART times the lower.
     """
-    gains = np.array([gain for layer in given for gain in layer], float)
     floor, power = (FLOOR_BESIDE_WINDOWS, 0.0) if windows else (FLOOR, 0.5)
-    wide = np.where(gains >= BEST * gains.max(), gains**power, 0)
-    share = floor + (1 - floor) * wide / (wide.mean() or 1)
-    return [_two_levels(layer) for layer in _by_layer(share, given)]
-
-
-def _by_layer(heads: Any, like: Sequence[Any]) -> list[Any]:
-    return np.split(heads, np.cumsum([len(layer) for layer in like])[:-1])
+    gains = [np.array(layer, float) for layer in given]
+    least = BEST * max(layer.max() for layer in gains)
+    wide = [np.where(layer >= least, layer**power, 0) for layer in gains]
+    mean = np.concatenate(wide).mean() or 1
+    return [_two_levels(floor + (1 - floor) * layer / mean) for layer in wide]
 
 
 def _two_levels(share: Any) -> Any:
@@ -247,18 +246,6 @@ def _two_levels(share: Any) -> Any:
     upper = share >= min(levels[1:], key=spread, default=levels[0])
     means = [share[part].mean() if part.any() else math.inf for part in (upper, ~upper)]
     return np.where(upper, *means) if means[0] >= APART * means[1] else share * 0 + share.mean()
-
-
-def _least(config: H2OConfig) -> int:
-    """The fewest rows that the other settings allow."""
-
-    def served(rows: int) -> bool:
-        with contextlib.suppress(ValueError):
-            return bool(config.scaled(rows))
-        return False
-
-    known = cast(int, config.max_kv_size)
-    return bisect_left(range(known), True, lo=config.protected + 1, key=served)
 
 
 def _probed(model: Any) -> Probe:
@@ -281,6 +268,7 @@ def _probed(model: Any) -> Probe:
     found = _read(file, growing)
     if not ranks.least(found is not None)[0]:  # all ranks probe, or none
         _LOG.warning("Probing once which heads of %s retrieve; it takes a while", model_name(model))
+        say_slow_blas()
         found = gives(model, vocabulary, tokens)
         if not found.reason:
             with contextlib.suppress(OSError):  # then it is probed again next time

@@ -15,6 +15,9 @@ from mlx_lm.models import cache as mlx_lm_cache
 from .routing import args_of, evicting_caches, parts_of, routing_for
 from .scored_attention import scored_attention
 
+FAR = 1 << 20
+"""Tokens after which windows are full."""
+
 
 class _Watched(cast(Any, mlx_lm_cache.KVCache)):  # type: ignore[misc]
     """mlx_lm's own cache, which notes the queries that attend to its rows."""
@@ -45,11 +48,13 @@ class Outline:
         self.model = model
         self.args, self.model_type = args_of(model), getattr(model, "model_type", None)
         self.parameters, self.modules = model.parameters, functools.cache(model.modules)
-        caches = [*map(_watched, self.make_cache())]
+        caches = self.make_cache()
+        growing = [one for one in parts_of(caches) if type(one) is mlx_lm_cache.KVCache]
+        for one in growing:
+            one.__class__ = _Watched
         with routing_for(cast(Any, self), caches):
             model(mx.zeros((1, 1), mx.int32), cache=caches)
         self.kept = [_kept(cache, narrow) for cache in caches]
-        growing = (one for one in parts_of(caches) if isinstance(one, _Watched))
         self.heads = [0 if one.keys is None else one.keys.shape[1] for one in growing]
 
     @property
@@ -85,12 +90,6 @@ class Outline:
 def total_bytes(caches: Sequence[Any]) -> int:
     """Bytes of all caches together."""
     return sum(int(one.nbytes) for one in caches)
-
-
-def _watched(cache: Any) -> Any:
-    if type(cache) is mlx_lm_cache.CacheList:
-        return mlx_lm_cache.CacheList(*map(_watched, cache.caches))
-    return _Watched() if type(cache) is mlx_lm_cache.KVCache else cache
 
 
 def _kept(cache: Any, narrow: bool) -> Any:

@@ -17,19 +17,20 @@ from huggingface_hub import snapshot_download
 from mlx_lm.utils import _get_classes, load_config, load_model
 
 from .generate import loading, widen
-from .outline import Outline, total_bytes
+from .models import refusal
+from .outline import FAR, Outline, total_bytes
 from .prompt_cache import make_prompt_cache
-from .routing import context_length
+from .routing import context_length, model_name
 
 _METHODS: dict[Any, Any] = {
     "mxfp4": {"group_size": 32, "bits": 4, "mode": "mxfp4"},
     "mxfp8": {"group_size": 32, "bits": 8, "mode": "mxfp8"},
+    "nvfp4": {"group_size": 16, "bits": 4, "mode": "nvfp4"},
+    "pack-quantized": {"group_size": 32, "bits": 4},
 } | {name: {"group_size": 128, "bits": 4} for name in ("awq", "gptq")}
 """How mlx_lm reads weights of other quantisation methods that it leaves packed."""
 _DEPTHS, _MOST = ("num_hidden_layers", "num_layers", "n_layers", "n_layer"), 1000
 """What settings call the number of layers, and more than any model has: it would not be built."""
-_FAR = 1 << 20
-"""Tokens after which windows are full."""
 _STEP = 256
 """Tokens by which mlx_lm's caches grow at a time."""
 
@@ -45,16 +46,19 @@ class Plan(Outline):
     Attributes:
         chats: whether it has a chat template, as far as is known.
         context: the context that the model was trained on, if its settings say.
+        refused: why our caches cannot serve it; empty if they can.
     """
 
     def __init__(self, model: Any, config: Mapping[str, Any], name: str = "") -> None:
         super().__init__(model)
         self.name, self.chats, self.context = name, True, context_length(config)
+        none = "" if self.heads else f"{model_name(model)} makes no plain KVCache"
+        self.refused = refusal(model) or none
 
     @cached_property
     def rows(self) -> list[int]:
         """Bytes per token in each of mlx_lm's caches; 0 if it does not grow."""
-        near, far = (self._filled(self.make_cache(), _FAR + more) for more in (0, _STEP))
+        near, far = (self._filled(self.make_cache(), FAR + more) for more in (0, _STEP))
         return [(b.nbytes - a.nbytes) // _STEP for a, b in zip(near, far, strict=True)]
 
     def _filled(self, caches: list[Any], tokens: int) -> list[Any]:
@@ -71,17 +75,6 @@ class Plan(Outline):
         model = cast(Any, self)
         made = make_prompt_cache(model, layers="equal", **settings) if settings else None
         return total_bytes(self._filled(made or self.make_cache(), tokens))
-
-    @cached_property
-    def refused(self) -> str:
-        """Why our caches cannot serve the model; empty if they can."""
-        try:
-            make_prompt_cache(cast(Any, self), layers="equal")
-        except ValueError as error:
-            said = str(error).partition("] ")[2]
-            why = said.partition("cannot be served: ")[2] or said
-            return re.split("[.,] [Ee]xpected", why)[0]
-        return ""
 
 
 def outline_of(name: str) -> Plan:
@@ -128,10 +121,13 @@ def _built(config: dict[str, Any]) -> Any:
     model = model_class(args.from_dict(config))
     model.set_dtype(mx.bfloat16)
     packed = config.get("quantization_config") or {}
-    method = _METHODS.get(packed.get("quant_method"), {})
+    # Of compressed-tensors the format says it, of ModelOpt the algorithm.
+    kind = str(packed.get("format") or packed.get("quant_algo") or packed.get("quant_method"))
+    method = _METHODS.get(kind.lower().removesuffix("-pack-quantized"), {})
     if said := config.get("quantization") or (method and method | packed):
         size, bits, mode = said["group_size"], said["bits"], said.get("mode", "affine")
-        dense = [f"{name}*" for name in packed.get("modules_to_not_convert") or ()]
+        names = *(packed.get("modules_to_not_convert") or ()), *(packed.get("ignore") or ())
+        dense = [f"{name}*" for name in names]
         dense += ["*embed*", "*lm_head"] if method else []
 
         def fits(path: str, module: Any) -> Any:

@@ -144,8 +144,8 @@ def gives(model: Any, vocabulary: int, tokens: int) -> Probe:
     mx.eval([one.gives for one in growing], most, squares)
     squares = ranks.sums(squares)
     errors = mx.sqrt(squares[:, :-1] / squares[:, -1:]).mean(axis=0).reshape(2, len(BITS))
-    part = 1.0 if cast(float, ranks.largest(most).item()) >= RETRIEVES else 0.0
-    given = (_rounded(part * cast(mx.array, one.gives)) for one in growing)
+    retrieves = mx.minimum(ranks.sums((most >= RETRIEVES).astype(mx.float32)), 1)  # on any rank
+    given = (_rounded(retrieves * cast(mx.array, one.gives)) for one in growing)
     return Probe(tuple(given), errors=tuple(map(_rounded, errors)))
 
 

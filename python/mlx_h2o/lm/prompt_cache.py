@@ -15,7 +15,7 @@ from mlx_lm.models import cache as mlx_lm_cache
 from ..caches.cache import PROMPT_CHUNK, H2OKVCache
 from ..caches.heads import HeadGroups
 from ..config import H2OConfig, setting_names
-from ..errors import check
+from ..errors import LARGEST, check
 from ..operations.backends import resolve
 from ..policies.h2o import H2O
 from . import sizing
@@ -25,7 +25,7 @@ from .outline import Outline, total_bytes
 from .probing import BITS
 from .ranks import ranks_of
 from .routing import check_given, context_length, evicting_caches, model_name, parts_of
-from .sizing import Sizing, least_rows, measured, most_rows
+from .sizing import Sizing, fewest_rows, measured, most_rows
 
 NAMES = {*setting_names(), "budgets", "layers", "max_kv_bytes"}
 """Arguments of :func:`make_prompt_cache` that users choose."""
@@ -175,31 +175,34 @@ def fit_bytes(
         given = packing | (chosen if packs else {}) | settings | {"max_kv_size": rows}
         return H2OConfig.of(**given)
 
+    @functools.cache
     def each_nbytes(bits: _Bits, rows: int, chunk: int = 0) -> list[int]:
         """Bytes for the model, and for the draft model."""
         of = {"layers": layers, "length": length}
         return [_full_nbytes(one, config_of(bits, rows), of, chunk) for one in outlines]
 
-    @functools.cache
     def nbytes(bits: _Bits, rows: int) -> int:
         return sum(each_nbytes(bits, rows))
 
     def held(bits: _Bits, rows: int) -> float:
         return measured(partial(nbytes, bits), rows)
 
+    def least(bits: _Bits) -> int:
+        return fewest_rows(partial(config_of, bits), LARGEST)
+
     @functools.cache
     def most(bits: _Bits) -> int:  # that fit on every rank
-        return ranks_of(model).least(most_rows(partial(nbytes, bits), least, limit))[0]
+        return ranks_of(model).least(most_rows(partial(nbytes, bits), least(bits), limit))[0]
 
-    least, context, why = least_rows(settings), context_length(model), ""
-    # No cache has fewer rows than the least.
-    longest = min((max(tokens, least) for tokens in (length, context) if tokens), default=0)
+    context, why = context_length(model), ""
     bits: _Bits = settings.get("kv_bits"), None
+    # No cache has fewer rows than the least.
+    longest = min((max(tokens, least(bits)) for tokens in (length, context) if tokens), default=0)
     known = "kv_bits" in settings or "kv_format" in settings
     free: _Bits = bits if known else sizing.fewest_bits(probe(model).errors)
-    if (unserved := held(free, least + 64) == math.inf) and chosen:
+    if (unserved := held(free, least(free)) == math.inf) and chosen:
         chosen = {}
-        unserved = held(free, least + 64) == math.inf
+        unserved = held(free, least(free)) == math.inf
     if not (known or unserved or (longest and held(bits, longest) <= limit)):
         bits, why = free, "the fewest that cost nothing"
         tokens = min(length or sizing.SOME, context or sizing.SOME)
@@ -236,7 +239,7 @@ def _full_nbytes(outline: Outline, config: H2OConfig, shared: dict[str, Any], ch
         config = config.with_budget(preallocate=False)
     caches = make_prompt_cache(cast(Any, outline), config, **shared)
     budgets = [one.config.budget for one in evicting_caches(caches)]
-    windows = (getattr(one, "max_size", 1) for one in caches)
+    windows = (getattr(one, n, 1) for one in parts_of(caches) for n in ("max_size", "chunk_size"))
     full = max(*windows, *(one.max_kv_size or 1 for one in budgets)) + 1
     ends = [*(tokens for tokens, _ in budgets[0].rows_at), full]  # where rows are shared out anew
     # Mixed precision collects dense rows until it packs them, and scores wait for drafts.

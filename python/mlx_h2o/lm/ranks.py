@@ -49,10 +49,6 @@ class Ranks:
         """The sums over all ranks; all must call it."""
         return self._with(mx.distributed.all_sum, numbers)
 
-    def largest(self, numbers: mx.array) -> mx.array:
-        """The maxima over all ranks; all must call it."""
-        return self._with(mx.distributed.all_max, numbers)
-
     def least(self, *numbers: int) -> list[int]:
         """The minimum of each number over all ranks; all must call it."""
         if self.group is None:  # numbers may exceed 64 bits

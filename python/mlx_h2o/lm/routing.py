@@ -146,10 +146,8 @@ def evicting_caches(caches: Iterable[Any]) -> Iterator[H2OKVCache]:
     return (one for one in parts_of(caches) if isinstance(one, H2OKVCache))
 
 
-def model_name(model: Module | None) -> str:
+def model_name(model: Any) -> str:
     """What error messages call a model: its mlx_lm model type if it has one."""
-    if model is None:
-        return "mlx_lm"
     found = getattr(model, "model_type", None) or getattr(args_of(model), "model_type", None)
     return str(found or type(model).__module__.rpartition(".")[2])
 

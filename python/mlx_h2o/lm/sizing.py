@@ -2,13 +2,13 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from functools import partial
 from typing import Any
 
-from ..config import Budget, H2OConfig
+from ..config import H2OConfig
 from ..errors import SettingError
 from .probing import BITS
 
@@ -23,8 +23,6 @@ SOME = 1000
 """Tokens of a text if its length is not known."""
 _EVENLY = 8
 """Guesses by interpolation, as if all rows took the same bytes, before halving."""
-
-_UNITS = ("", "K", "M", "G", "T")
 
 
 @dataclass(frozen=True)
@@ -67,7 +65,7 @@ def parsed_bytes(given: int | str) -> int:
     form = r"\s*(\d+(?:\.\d+)?|\.\d+)\s*(?:([KMGT])(I?))?B?\s*"
     if isinstance(given, str) and (found := re.fullmatch(form, given.upper())):
         number, unit, binary = found.groups("")
-        size = int(Decimal(number) * (1024 if binary else 1000) ** _UNITS.index(unit))
+        size = int(Decimal(number) * (1024 if binary else 1000) ** "_KMGT".index(unit or "_"))
     if not 1 <= size <= 10**30:  # as a float, more could be infinite
         said = f"{given!r} is not a size in bytes, expected e.g. 300MB or 64MiB."
         raise ValueError(f"[fit_bytes] {said}")
@@ -84,15 +82,9 @@ def fewest_bits(errors: Sequence[Sequence[float]]) -> tuple[int, int]:
     return (fewest(errors[0]), fewest(errors[1])) if errors else UNMEASURED
 
 
-def least_rows(settings: Mapping[str, Any]) -> int:
-    """The fewest rows that make sense with these settings of H2OConfig."""
-    heavy, recent = settings.get("heavy_size"), settings.get("recent_size")
-    if recent is None:
-        recent = (settings.get("dense_size") or 0) + 1
-        heavy = recent if heavy is None else heavy  # half of the rows
-    rows = max((heavy or 0) + recent, settings.get("speculative", 0) + 2)
-    sinks = settings.get("sink_size", Budget.sink_size)
-    return int(max(sinks, settings.get("prefix_size", 0)) + rows)
+def fewest_rows(made: Callable[[int], Any], most: int) -> int:
+    """The fewest rows for which ``made`` raises no ValueError; ``most`` if there are no fewer."""
+    return bisect_left(range(most), True, lo=1, key=lambda rows: measured(made, rows) != math.inf)
 
 
 def most_rows(measure: Callable[[int], int], least: int, limit: int) -> int:
@@ -101,24 +93,22 @@ def most_rows(measure: Callable[[int], int], least: int, limit: int) -> int:
     Args:
         measure: bytes of full caches of this many rows; raises ValueError if the settings do not
             allow them.
-        least: the fewest rows that make sense.
+        least: the fewest rows that they allow.
         limit: bytes.
 
     Raises ValueError if the fewest rows take more, or the settings allow no number of rows.
     """
-    nbytes, enough = partial(measured, measure), least + 64
-    measure(enough)  # raises if settings are wrong
-    low = next((rows for rows in range(least, enough) if nbytes(rows) < math.inf), enough)
-    if (below := nbytes(low)) > limit:
-        wanted = f"at least {below:,}: {low} rows a head"
+    below: float = measure(least)
+    if below > limit:
+        wanted = f"at least {below:,}: {least} rows a head"
         raise SettingError("max_kv_bytes", limit, wanted, operation="fit_bytes")
-    high, each, turns = math.inf, below / low, 0
+    low, high, each, turns = least, math.inf, below / least, 0
     while low + 1 < high:
         # Bytes are nearly linear in rows; where they are not, halving still comes to an end.
         turns += 1
         evenly, halfway = low + (limit - below) / each, min(2 * low, (low + high) / 2)
         rows = max(low + 1, int(min(evenly if turns <= _EVENLY else halfway, high - 1)))
-        held = nbytes(rows)
+        held = measured(measure, rows)
         each = (held - below) / (rows - low) or each
         low, below, high = (rows, held, high) if held <= limit else (low, below, rows)
     return low
