@@ -9,12 +9,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engines import TEXT, ask, engine_of, submit
+from engines import TEXT, ask, demo, engine_of, submit
 from engines import tiny as tiny_model
 from mlx_h2o import make_prompt_cache
+from mlx_h2o.lm.outline import total_bytes
 from mlx_h2o.lm.routing import routing_for
 from mlx_h2o.serving.disk import PromptStore
 from mlx_h2o.serving.kept import key_of
+from mlx_h2o.serving.memory import bounds
 from mlx_h2o.serving.snapshots import Snapshots, held_tokens, places
 from models import tiny
 from tiny_models import random_prompt, tiny_gemma3, tiny_qwen3
@@ -68,6 +70,23 @@ def test_a_key_never_says_more_than_its_caches():
     kept = Snapshots(1 << 30)
     assert kept.keep(TEXT, uneven) == 16
     assert set(held_tokens(kept.find(TEXT)[0])) == {16}
+
+
+def test_what_is_too_large_leaves_the_others():
+    kept = Snapshots(total_bytes(caches := read(TEXT)))
+    kept.keep(TEXT, caches)
+    assert kept.keep(random_prompt(600), read(random_prompt(600))) == 600
+    assert kept.find([*TEXT, 1])[1] == 18
+
+
+def test_heads_with_few_rows_keep_all_of_a_short_prompt(monkeypatch):
+    """Up to the rows of all heads on average, so that one snapshot serves all its beginnings."""
+    kept, keep, (model, tokenizer) = [], Snapshots.keep, demo()
+    monkeypatch.setattr(Snapshots, "keep", lambda *given: kept.append(keep(*given)) or kept[-1])
+    with engine_of([model], tokenizer, max_kv_size=128, layers="probe") as engine:
+        assert min(bounds(engine.memory.make())) < 100
+        ask(engine, [*range(7, 120)], max_tokens=4)
+    assert kept == [112, 117]  # and one behind the answer
 
 
 @given(

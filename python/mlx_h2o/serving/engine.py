@@ -76,7 +76,8 @@ class Engine:
         batches = not alone and _have_batches(self._fresh)
         mx.eval([model.modules() for model in self.models])  # only the thread that made them can
         # Up to this many tokens, a cache can be trimmed to any prefix.
-        lasting = min(bounds(self._fresh), default=sys.maxsize) if is_cuttable(self._fresh) else 0
+        full = min(bounds(self._fresh, at_first=True), default=sys.maxsize)
+        lasting = full if is_cuttable(self._fresh) else 0
         self._batches, self._lasting = self.ranks.least(batches, lasting)
         special = set(getattr(tokenizer, "all_special_ids", ()))
         added: dict[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})

@@ -119,9 +119,11 @@ def _held(outlines: list[Outline], make: Callable[[], list[Any]], *counts: int) 
     return sum(total_bytes([*one.fed(own, *counts)][-1]) for one, own in pairs)
 
 
-def bounds(caches: Sequence[Any]) -> list[int]:
-    """The sizes of all bounded caches, ours and mlx_lm's, in tokens."""
-    sizes = [one.config.max_kv_size for one in evicting_caches(caches)]
+def bounds(caches: Sequence[Any], at_first: bool = False) -> list[int]:
+    """The sizes of all bounded caches, ours and mlx_lm's, in tokens; ``at_first``: the tokens after
+    which each evicts its first row. KV heads with unequal budgets have equal ones until then."""
+    ours = [one.config for one in evicting_caches(caches)]
+    sizes = [min(one.rows_at[0]) if at_first and one.rows_at else one.max_kv_size for one in ours]
     sizes += [getattr(one, n, None) for one in caches for n in ("max_size", "chunk_size")]
     return [size for size in sizes if size is not None]
 

@@ -51,7 +51,7 @@ class Snapshots(Kept[list[Any]]):
         if not whole or held == 0:
             return 0
         new = Entry(key_of(tokens[:held]), -less, caches, bool(cuttable))
-        if self.whole(new.key) is None:
+        if new.nbytes <= self.max_bytes and self.whole(new.key) is None:
             mx.eval([cache.state for cache in caches])
             self.put(new)
             self.shrink(self.max_bytes)
