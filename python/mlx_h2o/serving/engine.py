@@ -125,7 +125,7 @@ class Engine:
             BusyError: too many wait, or the engine is about to end.
         """
         with self._wake:
-            if self._closing or self.ended.is_set():
+            if self._closing:
                 raise BusyError("the server is shutting down")
             if self.running + self.waiting + len(requests) > self.memory.decode + self.memory.queue:
                 raise BusyError(f"{self.waiting:,} requests wait already")
@@ -174,6 +174,8 @@ class Engine:
                 stack.enter_context(mx.stream(generation_stream))
                 while self._work():
                     pass
+            with self._wake:
+                self._closing = True  # who submits after this is refused
         except Exception as error:
             if not isinstance(error, BusyError):
                 self.error = error
@@ -401,12 +403,13 @@ class Engine:
     def _recover(self, error: Exception) -> None:
         """Recover from a failed step, which leaves torn caches: the requests join again, one after
         the other, and a request with which the step fails again fails alone."""
-        if not (running := list(self._running.values())):
+        running = list(self._running.values())
+        guilty = next((one for one in running if one._suspect), None)
+        if len(running) < 2:
+            guilty, self._lone_failures = next(iter(running), None), self._lone_failures + 1
+        if not running and self._lone_failures > _AGAIN:  # or it would try for ever
             raise error
         _LOG.warning("a step of the model failed: %s", error)
-        guilty = next((one for one in running if one._suspect), None)
-        if len(running) == 1:
-            guilty, self._lone_failures = running[0], self._lone_failures + 1
         if guilty is None:
             for one in running:
                 one._failures += 1
