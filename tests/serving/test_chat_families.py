@@ -53,14 +53,13 @@ def told(served: Any, count: int = sys.maxsize, *stops: str) -> tuple[dict[str, 
     """The choice of this many tokens of the family's answer, and its pieces."""
     family, _, tokenizer = served
     asked = body(family)
-    request, choice = Request([1], print), ChatChoice(0, tokenizer, asked.tools_given)
+    request = Request([1], print, max_tokens=count)
+    choice = ChatChoice(0, tokenizer, asked.tools_given)
     request._writer = Writer(tokenizer, stops, asked.encoded(tokenizer, {})[0][1])
     written = tokenizer.encode(family.answer, add_special_tokens=False)[:count]
     pieces = []
-    for place, token in enumerate(written, 1):
-        reason = "length" if place == count else None
-        reason = "stop" if token in tokenizer.eos_token_ids else reason
-        event = request.take(tokenizer, token, mx.array(0), reason)
+    for token in written:
+        event = request.take(tokenizer, token, mx.array(0))
         pieces.append(choice.take(event)["delta"])
         if event.finish is not None:
             return choice.whole, pieces

@@ -48,7 +48,6 @@ class Lanes:
         for _, turns in list(self._lanes.values()):
             turn = next(turns)
             found[isinstance(turn, GenerationBatch.Response)].append(turn)
-        self.remove([one.uid for one in found[1] if one.finish_reason])
         return found
 
     def extract_cache(self, uids: Sequence[int]) -> dict[int, Any]:
@@ -76,7 +75,6 @@ class Lanes:
         all_tokens: list[int],
         max_tokens: int,
         samplers: Any,
-        stop_sequences: Any,
         logits_processors: Sequence[Callable[..., mx.array]],
     ) -> Iterator[Any]:
         *parts, last = segments
@@ -104,10 +102,6 @@ class Lanes:
             logits_processors=[*self._cut, *(partial(of_all, one) for one in logits_processors)],
             prompt_cache=caches,
         )
-        stops = stop_sequences.matcher()
         with contextlib.closing(answer):
-            for number, (token, logprobs, *_) in enumerate(answer, 1):
-                reason = "length" if number == max_tokens else None
-                reason = "stop" if stops.advance(int(token)) else reason
-                held = caches if reason else None
-                yield GenerationBatch.Response(uid, int(token), logprobs, reason, held, None)
+            for token, logprobs, *_ in answer:
+                yield GenerationBatch.Response(uid, int(token), logprobs, None, None, None)
