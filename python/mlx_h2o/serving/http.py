@@ -30,6 +30,7 @@ from .schema import Body, ChatBody, CompletionBody, what_is_wrong
 _LONG = 1 << 16  # a body of this many bytes must not hold up shorter ones
 _UNREAD = 1 << 13  # pieces that wait for a slow client before its answer fails
 _PATIENCE = 60  # seconds that pieces wait, and none is read, before it fails
+_IN_JSON = json.JSONEncoder(ensure_ascii=False).encode  # json.dumps would make one each time
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,7 @@ class _Asking:
     ) -> Response:
         came = time.monotonic()
         await self.model(body.model)
-        told: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
+        told: asyncio.Queue[tuple[int, Event | None]] = asyncio.Queue()
         requests: list[Request] = []
         loop = asyncio.get_running_loop()
         waited, since = 1, came  # pieces after the last one came; when some were read last
@@ -214,19 +215,24 @@ class _Asking:
 
     async def _pieces(
         self, requests: Sequence[Request], choices: Sequence[Choice],
-        told: asyncio.Queue[tuple[int, Event]], came: float,
+        told: asyncio.Queue[tuple[int, Event | None]], came: float,
     ) -> AsyncIterator[dict[str, Any] | None]:  # fmt: skip
-        """Yield the choice of each chunk as it comes, or None if nothing came for a while. Closing
-        this generator drops the requests that are not finished."""
+        """Yield the choice of each chunk as it comes, and None now and then. Closing this generator
+        drops the requests that are not finished."""
         open_ones, first = len(requests), True
+
+        async def wake() -> None:  # a timeout for each piece would take longer than the piece
+            while True:
+                await asyncio.sleep(10)
+                told.put_nowait((0, None))
+
+        waking = asyncio.ensure_future(wake())
         try:
             while open_ones:
-                try:
-                    async with asyncio.timeout(10):  # wait_for would make a task each time
-                        index, event = await told.get()
-                except TimeoutError:
+                index, event = await told.get()
+                if event is None:
                     if self.engine.gave_up:  # while the engine is in a long step
-                        raise BusyError("the server has ended before the answer did") from None
+                        raise BusyError("the server has ended before the answer did")
                     yield None  # a stream then sends a keepalive
                     continue
                 if event.error is not None:
@@ -238,6 +244,7 @@ class _Asking:
                 yield choices[index].take(event)
             self.metrics.whole.observe(time.monotonic() - came)
         finally:
+            waking.cancel()
             if open_ones:
                 self.engine.leave(requests)
 
@@ -249,7 +256,7 @@ async def _as_stream(
     """Server-sent events, errors included. took: the usage to send at the end, if it is wanted."""
 
     def event(content: dict[str, Any]) -> str:
-        return f"data: {json.dumps(content, ensure_ascii=False)}\n\n"
+        return f"data: {_IN_JSON(content)}\n\n"
 
     if took is not None:
         head |= {"usage": None}
