@@ -18,7 +18,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import create_model
 from starlette.exceptions import HTTPException as AnyHTTPException
 
-from .answers import ChatChoice, Choice, failure, heads, usage
+from .answers import ChatChoice, Choice, failure, head, usage
 from .engine import Engine
 from .grammar import matcher, vocabulary_of
 from .guard import Guard
@@ -197,11 +197,11 @@ class _Asking:
         finally:
             self.engine.expected -= 1
         choices = [*map(choice, range(len(requests)))]
-        whole, piece = heads(self.settings.name, isinstance(body, ChatBody))
+        top = head(self.settings.name, isinstance(body, ChatBody), body.stream)
         pieces, took = self._pieces(requests, choices, told, came), partial(usage, requests, body.n)
         if body.stream:
             wanted = body.stream_options.get("include_usage")
-            events = _as_stream(piece, pieces, took if wanted else None)
+            events = _as_stream(top, pieces, took if wanted else None)
             return StreamingResponse(events, media_type="text/event-stream")
         leaving = asyncio.ensure_future(tell_of_leaving())
         try:
@@ -211,7 +211,7 @@ class _Asking:
             raise _wrong(500, f"generation failed: {error}") from error
         finally:
             leaving.cancel()
-        return JSONResponse(whole | {"choices": [one.whole for one in choices], "usage": took()})
+        return JSONResponse(top | {"choices": [one.whole for one in choices], "usage": took()})
 
     async def _pieces(
         self, requests: Sequence[Request], choices: Sequence[Choice],
@@ -224,15 +224,14 @@ class _Asking:
         async def wake() -> None:  # a timeout for each piece would take longer than the piece
             while True:
                 await asyncio.sleep(10)
-                told.put_nowait((0, None))
+                lost = BusyError("the server has ended before the answer did")  # in a long step
+                told.put_nowait((0, Event(error=lost) if self.engine.gave_up else None))
 
         waking = asyncio.ensure_future(wake())
         try:
             while open_ones:
                 index, event = await told.get()
                 if event is None:
-                    if self.engine.gave_up:  # while the engine is in a long step
-                        raise BusyError("the server has ended before the answer did")
                     yield None  # a stream then sends a keepalive
                     continue
                 if event.error is not None:
