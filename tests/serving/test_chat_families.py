@@ -85,6 +85,14 @@ def test_a_call_that_is_cut_is_told_as_text(served: Any) -> None:
         assert family.answer.partition("Bonn")[0].endswith(whole["message"]["content"])
 
 
+def test_text_before_a_stop_may_look_like_the_beginning_of_a_mark(tmp_path: Path) -> None:
+    tokenizer = mlx_h2o.load(saved(FAMILIES["qwen3"], tmp_path))[1]
+    request = Request([1], print, stops=["t"])
+    events = [request.take(tokenizer, token, mx.array(0)) for token in tokenizer.encode("1 <t")]
+    assert [text for event in events for _, text in event.segments] == ["1", " ", "<"]
+    assert events[-1].finish == "stop"
+
+
 def test_the_server_tells_thoughts_text_and_calls_apart(served: Any) -> None:
     family, _, _ = served
     whole, pieces = told(served)

@@ -79,9 +79,8 @@ class Engine:
         full = min(bounds(self._fresh, at_first=True), default=sys.maxsize)
         lasting = full if is_cuttable(self._fresh) else 0
         self._batches, self._lasting = self.ranks.least(batches, lasting)
-        special = set(getattr(tokenizer, "all_special_ids", ()))
-        added: dict[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
-        self._boundaries = frozenset(special | {n for n, one in added.items() if one.special})
+        added = tokenizer.added_tokens_decoder.items()
+        self._boundaries = frozenset(token for token, one in added if one.special)
         self._spared = spared_tokens(tokenizer, self.vocabulary)
         self._batch = self._new_batch()
         self._running: dict[int, Request] = {}

@@ -45,7 +45,7 @@ class Lanes:
     def next(self) -> tuple[list[Any], list[Any]]:
         """Advance every sequence; returns the chunks that were prefilled, and the new tokens."""
         found: tuple[list[Any], list[Any]] = [], []
-        for _, turns in list(self._lanes.values()):
+        for _, turns in self._lanes.values():
             turn = next(turns)
             found[isinstance(turn, GenerationBatch.Response)].append(turn)
         return found

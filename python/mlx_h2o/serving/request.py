@@ -110,7 +110,7 @@ class Request:
         segments = writer.take(token)
         told = [] if asked is None else [logprobs_of(tokenizer, token, logprobs, asked)]
         is_last = len(self.answer) >= self.max_tokens
-        if is_last and not writer.stopped:
+        if is_last or writer.stopped:
             segments = segments + writer.end()
         finish = "stop" if writer.stopped else "length" if is_last else None
         return Event(segments, told, finish, cut=finish is not None)
