@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from engines import TEXT, ask, demo, engine_of, submit
 from engines import tiny as tiny_model
 from mlx_h2o import make_prompt_cache
-from mlx_h2o.lm.outline import total_bytes
 from mlx_h2o.lm.routing import routing_for
 from mlx_h2o.serving.disk import PromptStore
 from mlx_h2o.serving.kept import key_of
@@ -70,13 +69,6 @@ def test_a_key_never_says_more_than_its_caches():
     kept = Snapshots(1 << 30)
     assert kept.keep(TEXT, uneven) == 16
     assert set(held_tokens(kept.find(TEXT)[0])) == {16}
-
-
-def test_what_is_too_large_leaves_the_others():
-    kept = Snapshots(total_bytes(caches := read(TEXT)))
-    kept.keep(TEXT, caches)
-    assert kept.keep(random_prompt(600), read(random_prompt(600))) == 600
-    assert kept.find([*TEXT, 1])[1] == 18
 
 
 def test_heads_with_few_rows_keep_all_of_a_short_prompt(monkeypatch):
