@@ -5,15 +5,11 @@ import copy
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.generate import (
-    GenerationBatch,
-    PromptProcessingBatch,
-    generate_step,
-    speculative_generate_step,
-)
+from mlx_lm.generate import generate_step, speculative_generate_step
 
 from ..lm.generate import read
 from ..lm.generation_checks import within_all
@@ -47,7 +43,7 @@ class Lanes:
         found: tuple[list[Any], list[Any]] = [], []
         for _, turns in self._lanes.values():
             turn = next(turns)
-            found[isinstance(turn, GenerationBatch.Response)].append(turn)
+            found[hasattr(turn, "token")].append(turn)
         return found
 
     def extract_cache(self, uids: Sequence[int]) -> dict[int, Any]:
@@ -85,7 +81,7 @@ class Lanes:
                 for model, own in pairs:
                     read(model, own, mx.array([chunk]), len(chunk))
                 whole = start + len(chunk) == len(part)
-                yield PromptProcessingBatch.Response(uid, (), whole, False)
+                yield SimpleNamespace(uid=uid, end_of_segment=whole, end_of_prompt=False)
         before = mx.array([*itertools.chain(all_tokens, *segments)][:-1], mx.uint32)
 
         def of_all(process: Callable[..., mx.array], tokens: mx.array, logits: mx.array) -> Any:
@@ -104,4 +100,4 @@ class Lanes:
         )
         with contextlib.closing(answer):
             for token, logprobs, *_ in answer:
-                yield GenerationBatch.Response(uid, int(token), logprobs, None, None, None)
+                yield SimpleNamespace(uid=uid, token=int(token), logprobs=logprobs)
