@@ -265,15 +265,13 @@ class Engine:
         """Whether this one had better wait for a prefix that another is prefilling just now."""
         if not (self.snapshots.max_bytes and self.snapshots.max_count):
             return False
-        enough = self.snapshots.best(key_of(request.prompt))[0] + _WORTH
+        most = 0
         for one in self._running.values():
-            if not one._places or one.answer:
-                continue
-            shared = min(common(one.prompt, request.prompt), len(request.tokens) - 1)
-            far = max(shared, min(self._lasting, 2 * shared))  # who shares little waits for little
-            if max((min(n, shared) for n in one._places if n <= far), default=0) >= enough:
-                return True
-        return False
+            if one._places and not one.answer:
+                shared = min(common(one.prompt, request.prompt), len(request.tokens) - 1)
+                far = max(shared, min(self._lasting, 2 * shared))  # who shares little waits little
+                most = max([most, *(min(n, shared) for n in one._places if n <= far)])
+        return most >= _WORTH and most >= self.snapshots.best(key_of(request.prompt))[0] + _WORTH
 
     def _join(self, request: Request) -> None:
         """Add a request to the batch: a new one, or one whose step failed."""

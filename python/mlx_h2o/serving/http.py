@@ -249,7 +249,7 @@ class _Asking:
 
 
 async def _as_stream(
-    head: dict[str, Any], pieces: AsyncIterator[dict[str, Any] | None],
+    top: dict[str, Any], pieces: AsyncIterator[dict[str, Any] | None],
     took: Callable[[], dict[str, Any]] | None,
 ) -> AsyncIterator[str]:  # fmt: skip
     """Server-sent events, errors included. took: the usage to send at the end, if it is wanted."""
@@ -258,16 +258,16 @@ async def _as_stream(
         return f"data: {_IN_JSON(content)}\n\n"
 
     if took is not None:
-        head |= {"usage": None}
+        top |= {"usage": None}
     async with contextlib.aclosing(pieces):  # type: ignore[type-var]
         try:
             async for choice in pieces:
-                yield ": keepalive\n\n" if choice is None else event(head | {"choices": [choice]})
+                yield ": keepalive\n\n" if choice is None else event(top | {"choices": [choice]})
         except Exception as error:
             yield event(failure(f"generation failed: {error}", 500))
         else:
             if took is not None:
-                yield event(head | {"choices": [], "usage": took()})
+                yield event(top | {"choices": [], "usage": took()})
     yield "data: [DONE]\n\n"
 
 
