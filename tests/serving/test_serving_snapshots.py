@@ -3,6 +3,7 @@
 import random
 import sys
 from contextlib import contextmanager
+from unittest.mock import patch
 
 import mlx.core as mx
 import pytest
@@ -48,6 +49,7 @@ def test_what_evicted_serves_what_goes_on_from_it():
     assert kept.best(key_of(TEXT))[0] == kept.best(key_of(TEXT[:9]))[0] == 0
 
 
+@patch("mlx_h2o.serving.snapshots.SHORT", 0)
 @pytest.mark.parametrize("more", [{"policy": "h2o"}, {"kv_bits": 8, "light_bits": 4}])
 def test_ranks_are_those_of_the_text_alone(more):
     """Of rows that another one begins with too, where ranks are not taken back with its tokens."""
@@ -71,6 +73,7 @@ def test_a_key_never_says_more_than_its_caches():
     assert set(held_tokens(kept.find(TEXT)[0])) == {16}
 
 
+@patch("mlx_h2o.serving.snapshots.SHORT", 0)
 def test_heads_with_few_rows_keep_all_of_a_short_prompt(monkeypatch):
     """Up to the rows of all heads on average, so that one snapshot serves all its beginnings."""
     kept, keep, (model, tokenizer) = [], Snapshots.keep, demo()
@@ -99,6 +102,8 @@ def test_places_follow_the_ends_of_messages():
     found = places(tokens, frozenset([1]), 0, 0)
     assert {100, 1707, len(tokens) - 1} <= set(found) and 106 not in found
     assert {1707 - 32, 1707 - 64, 1707 - 1024} <= set(found)
+    found = [places([0] * count, frozenset(), 0, 0) for count in (150, 200)]
+    assert found == [[149], [71, 135, 167, 199]]  # a short one is read in one step
 
 
 # Read again
@@ -230,6 +235,7 @@ def test_a_conversation_is_that_of_a_fresh_server(kind, tmp_path):
     check_conversations(kind, tmp_path, said, random.Random(4))
 
 
+@patch("mlx_h2o.serving.snapshots.SHORT", 0)
 def check_conversations(kind, folder, said, rng):
     """With caching, batches, drafts and a restart, token for token."""
     model = MADE.get(kind.split()[0], tiny_qwen3)()
