@@ -208,20 +208,11 @@ turns = st.lists(
 )  # fmt: skip
 
 
+ON_DISK = ["disk", "windows on disk", "hybrid on disk"]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "unbounded",
-        "windows",
-        "hybrid",
-        "chunks",
-        "drafts",
-        "disk",
-        "windows on disk",
-        "hybrid on disk",
-    ],
-)
+@pytest.mark.parametrize("kind", ["unbounded", *MADE, "drafts", *ON_DISK])
 @settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
 @given(turns, st.randoms(use_true_random=False))
 def test_answers_are_those_of_a_fresh_server(kind, tmp_path_factory, said, rng):
