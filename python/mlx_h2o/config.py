@@ -186,16 +186,6 @@ class Budget:
         return replace(self, **sizes, evict_every=every, rows_at=())
 
     @property
-    def lasting(self) -> int:
-        """Up to this many tokens, a bounded cache keeps a row of each."""
-        most, found = cast(int, self.max_kv_size), 0
-        for tokens, rows in (*self.rows_at, (most, most)):
-            found = max(found, min(tokens, rows))
-            if rows < tokens:
-                break
-        return found
-
-    @property
     def protected(self) -> int:
         """The first positions, which are never evicted: sinks, or the prefix that they begin."""
         return max(self.sink_size, self.prefix_size)

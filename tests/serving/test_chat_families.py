@@ -53,14 +53,13 @@ def told(served: Any, count: int = sys.maxsize, *stops: str) -> tuple[dict[str, 
     """The choice of this many tokens of the family's answer, and its pieces."""
     family, _, tokenizer = served
     asked = body(family)
-    request, choice = Request([1], print), ChatChoice(0, tokenizer, asked.tools_given)
+    request = Request([1], print, max_tokens=count)
+    choice = ChatChoice(0, tokenizer, asked.tools_given)
     request._writer = Writer(tokenizer, stops, asked.encoded(tokenizer, {})[0][1])
     written = tokenizer.encode(family.answer, add_special_tokens=False)[:count]
     pieces = []
-    for place, token in enumerate(written, 1):
-        reason = "length" if place == count else None
-        reason = "stop" if token in tokenizer.eos_token_ids else reason
-        event = request.take(tokenizer, token, mx.array(0), reason)
+    for token in written:
+        event = request.take(tokenizer, token, mx.array(0))
         pieces.append(choice.take(event)["delta"])
         if event.finish is not None:
             return choice.whole, pieces
@@ -84,6 +83,14 @@ def test_a_call_that_is_cut_is_told_as_text(served: Any) -> None:
         whole, _ = told(served, sys.maxsize, "Bonn")
         assert whole["finish_reason"] == "stop" and "tool_calls" not in whole["message"]
         assert family.answer.partition("Bonn")[0].endswith(whole["message"]["content"])
+
+
+def test_text_before_a_stop_may_look_like_the_beginning_of_a_mark(tmp_path: Path) -> None:
+    tokenizer = mlx_h2o.load(saved(FAMILIES["qwen3"], tmp_path))[1]
+    request = Request([1], print, stops=["t"])
+    events = [request.take(tokenizer, token, mx.array(0)) for token in tokenizer.encode("1 <t")]
+    assert [text for event in events for _, text in event.segments] == ["1", " ", "<"]
+    assert events[-1].finish == "stop"
 
 
 def test_the_server_tells_thoughts_text_and_calls_apart(served: Any) -> None:

@@ -95,8 +95,10 @@ def test_the_longest_prefix_is_found_also_after_a_restart(tmp_path):
         assert store.known.nbytes == sum(file.stat().st_size for file in tmp_path.iterdir())
     another = PromptStore(tmp_path, PLENTY, "another model")
     assert another.find(range(40)) == ([], 0) and another.known.nbytes == store.known.nbytes
-    for order in ((3, 18), (18, 3)):  # reading 18 for 3 would take longer
-        assert sorted(lengths_in(kept(tmp_path / f"{order}", *order).folder)) == [3, 18]
+    for order in ((3, 19), (19, 3)):  # reading 19 for 3 would take longer
+        store = kept(tmp_path / f"{order}", *order)
+        assert sorted(lengths_in(store.folder)) == [3, 19]
+        assert store.find([0, 1, 2, 99], 2)[1] == 3  # of the one that is read whole
     assert tmp_path.stat().st_mode & 0o777 == 0o700  # for its user alone
 
 

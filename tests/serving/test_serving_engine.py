@@ -11,6 +11,7 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 from mlx_lm import sample_utils
+from mlx_lm.generate import BatchGenerator
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
@@ -19,6 +20,7 @@ from engines import SAID, TEXT, Asked, ask, demo, engine_of, fail, memory_for, s
 from mlx_h2o import batch_generate
 from mlx_h2o.serving.answers import Choice
 from mlx_h2o.serving.disk import PromptStore
+from mlx_h2o.serving.engine import Engine
 from mlx_h2o.serving.request import BusyError, Event
 from mlx_h2o.serving.sampling import Sampling
 from mlx_h2o.serving.schema import CompletionBody
@@ -204,6 +206,24 @@ def test_a_model_that_always_fails_is_told():
         assert "fails" in engine.fault and engine.counts["read"] == 0
         assert ask(engine, TEXT).answer == alone(TEXT)
         assert engine.fault == ""
+
+
+def test_an_answer_that_cannot_be_taken_out_of_its_batch_ends(monkeypatch):
+    with engine_of() as engine:
+        text = ask(engine, TEXT).text
+        monkeypatch.setattr(BatchGenerator, "remove", fail)
+        assert ask(engine, TEXT, stops=[text[9:12]]).finish == "stop"
+        assert ask(engine, TEXT).text == text and engine.fault == ""
+
+
+def test_an_engine_that_can_never_begin_ends_and_takes_no_more(monkeypatch):
+    monkeypatch.setattr(Engine, "_let_join", fail)
+    late: list[Any] = []
+    with engine_of() as engine:
+        busy = partial(pytest.raises, BusyError, submit, engine, TEXT)
+        monkeypatch.setattr(engine.snapshots, "shrink", lambda _: late.append(busy()))
+        assert "fails" in str(ask(engine, TEXT).error)
+    assert len(late) == 1 and str(engine.error) == "it fails"
 
 
 # Requests that come and go

@@ -3,18 +3,20 @@
 import random
 import sys
 from contextlib import contextmanager
+from unittest.mock import patch
 
 import mlx.core as mx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engines import TEXT, ask, engine_of, submit
+from engines import TEXT, ask, demo, engine_of, submit
 from engines import tiny as tiny_model
 from mlx_h2o import make_prompt_cache
 from mlx_h2o.lm.routing import routing_for
 from mlx_h2o.serving.disk import PromptStore
 from mlx_h2o.serving.kept import key_of
+from mlx_h2o.serving.memory import bounds
 from mlx_h2o.serving.snapshots import Snapshots, held_tokens, places
 from models import tiny
 from tiny_models import random_prompt, tiny_gemma3, tiny_qwen3
@@ -47,6 +49,7 @@ def test_what_evicted_serves_what_goes_on_from_it():
     assert kept.best(key_of(TEXT))[0] == kept.best(key_of(TEXT[:9]))[0] == 0
 
 
+@patch("mlx_h2o.serving.snapshots.SHORT", 0)
 @pytest.mark.parametrize("more", [{"policy": "h2o"}, {"kv_bits": 8, "light_bits": 4}])
 def test_ranks_are_those_of_the_text_alone(more):
     """Of rows that another one begins with too, where ranks are not taken back with its tokens."""
@@ -70,6 +73,17 @@ def test_a_key_never_says_more_than_its_caches():
     assert set(held_tokens(kept.find(TEXT)[0])) == {16}
 
 
+@patch("mlx_h2o.serving.snapshots.SHORT", 0)
+def test_heads_with_few_rows_keep_all_of_a_short_prompt(monkeypatch):
+    """Up to the rows of all heads on average, so that one snapshot serves all its beginnings."""
+    kept, keep, (model, tokenizer) = [], Snapshots.keep, demo()
+    monkeypatch.setattr(Snapshots, "keep", lambda *given: kept.append(keep(*given)) or kept[-1])
+    with engine_of([model], tokenizer, max_kv_size=128, layers="probe") as engine:
+        assert min(rows for _, rows in bounds(engine.memory.make())) < 100
+        ask(engine, [*range(7, 120)], max_tokens=4)
+    assert kept == [112, 117]  # and one behind the answer
+
+
 @given(
     st.integers(2, 3000), st.lists(st.integers(1, 2998), max_size=6), st.integers(0, 2999),
     st.one_of(st.just(sys.maxsize), st.integers(0, 3000)),
@@ -88,6 +102,8 @@ def test_places_follow_the_ends_of_messages():
     found = places(tokens, frozenset([1]), 0, 0)
     assert {100, 1707, len(tokens) - 1} <= set(found) and 106 not in found
     assert {1707 - 32, 1707 - 64, 1707 - 1024} <= set(found)
+    found = [places([0] * count, frozenset(), 0, 0) for count in (150, 200)]
+    assert found == [[149], [71, 135, 167, 199]]  # a short one is read in one step
 
 
 # Read again
@@ -192,20 +208,11 @@ turns = st.lists(
 )  # fmt: skip
 
 
+ON_DISK = ["disk", "windows on disk", "hybrid on disk"]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "unbounded",
-        "windows",
-        "hybrid",
-        "chunks",
-        "drafts",
-        "disk",
-        "windows on disk",
-        "hybrid on disk",
-    ],
-)
+@pytest.mark.parametrize("kind", ["unbounded", *MADE, "drafts", *ON_DISK])
 @settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
 @given(turns, st.randoms(use_true_random=False))
 def test_answers_are_those_of_a_fresh_server(kind, tmp_path_factory, said, rng):
@@ -219,6 +226,7 @@ def test_a_conversation_is_that_of_a_fresh_server(kind, tmp_path):
     check_conversations(kind, tmp_path, said, random.Random(4))
 
 
+@patch("mlx_h2o.serving.snapshots.SHORT", 0)
 def check_conversations(kind, folder, said, rng):
     """With caching, batches, drafts and a restart, token for token."""
     model = MADE.get(kind.split()[0], tiny_qwen3)()

@@ -142,12 +142,12 @@ def _as_call(parsed: Any) -> dict[str, str]:
     return {"name": call.name, "arguments": text}
 
 
-def heads(model: str, chat: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The fields that head a complete answer, and each chunk of a stream."""
-    name = f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}"
-    whole, part = ("chat.completion", ".chunk") if chat else ("text_completion", "")
-    head = {"object": whole, "id": name, "created": int(time.time()), "model": model}
-    return head, head | {"object": whole + part}
+def head(model: str, chat: bool, stream: bool) -> dict[str, Any]:
+    """The fields that head a complete answer, or each chunk of a stream."""
+    name, kind = ("chatcmpl", "chat.completion") if chat else ("cmpl", "text_completion")
+    kind += ".chunk" if chat and stream else ""
+    name += f"-{uuid.uuid4().hex}"
+    return {"object": kind, "id": name, "created": int(time.time()), "model": model}
 
 
 def usage(requests: Sequence[Request], each: int) -> dict[str, Any]:

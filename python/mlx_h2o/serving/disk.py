@@ -71,18 +71,20 @@ class PromptStore:
         key, ahead = _key(self.of, tokens), len(_key(self.of, ())) // 4
         while True:
             with self._lock:
-                for shared, found in self.known.nearest(key):
-                    served = found.serves(shared, len(key) // 4)
-                    length, cost = served - ahead, (len(found) - served) // _DEAR
-                    if length > cost:
+                gain = length = 0  # tokens, less what reading the rest of a longer entry costs
+                for shared, one in self.known.nearest(key):
+                    if shared - ahead <= gain:
                         break
-                else:
+                    served = one.serves(shared, len(key) // 4)
+                    if (own := served - ahead - (len(one) - served) // _DEAR) > gain:
+                        gain, length, found = own, served - ahead, one
+                if not gain:
                     return [], 0
                 self.known.use(found.key)
             try:
                 with contextlib.suppress(OSError):  # of a disk that has become read-only
                     os.utime(found.content)  # also if memory has it: it counts as used
-                if length - cost <= more_than:
+                if gain <= more_than:
                     return [], 0
                 caches = load_prompt_cache(found.content)
                 if not trim_to(caches, length):

@@ -12,7 +12,7 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.generate import BatchGenerator, StopSequences, generation_stream
+from mlx_lm.generate import BatchGenerator, generation_stream
 from mlx_lm.sample_utils import greedy_sampler
 
 from ..lm.generation_checks import check_drafts, checked_tokens, vocabulary
@@ -79,11 +79,9 @@ class Engine:
         lasting = min((first for first, _ in bounds(self._fresh)), default=sys.maxsize)
         lasting = lasting if is_cuttable(self._fresh) else 0
         self._batches, self._lasting = self.ranks.least(batches, lasting)
-        special = set(getattr(tokenizer, "all_special_ids", ()))
-        added: dict[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
-        self._boundaries = frozenset(special | {n for n, one in added.items() if one.special})
+        added = tokenizer.added_tokens_decoder.items()
+        self._boundaries = frozenset(token for token, one in added if one.special)
         self._spared = spared_tokens(tokenizer, self.vocabulary)
-        self._ends = StopSequences([(token,) for token in tokenizer.eos_token_ids])
         self._batch = self._new_batch()
         self._running: dict[int, Request] = {}
         self._come: list[Request] = []  # filled by other threads
@@ -125,7 +123,7 @@ class Engine:
             BusyError: too many wait, or the engine is about to end.
         """
         with self._wake:
-            if self._closing or self.ended.is_set():
+            if self._closing:
                 raise BusyError("the server is shutting down")
             if self.running + self.waiting + len(requests) > self.memory.decode + self.memory.queue:
                 raise BusyError(f"{self.waiting:,} requests wait already")
@@ -175,6 +173,8 @@ class Engine:
                 while self._work():
                     pass
         except Exception as error:
+            with self._wake:
+                self._closing = True  # who submits after this is refused
             if not isinstance(error, BusyError):
                 self.error = error
                 _LOG.exception("the engine has ended")
@@ -194,7 +194,8 @@ class Engine:
         if giving_up:
             raise BusyError("the server has ended before the answer did")
         try:
-            self._part_with(left)
+            if left:
+                self._part_with(left)
             self._let_join()
             if self._running:
                 self._step()
@@ -226,8 +227,7 @@ class Engine:
 
     def _part_with(self, left: set[int]) -> None:
         gone = [one for one in (*self._running.values(), *self._waiting) if one.number in left]
-        for uid in [uid for uid, one in self._running.items() if one in gone]:
-            self._part(uid)
+        self._part([uid for uid, one in self._running.items() if one in gone])
         self._waiting = deque(one for one in self._waiting if one not in gone)
         for one in gone:
             self._end(one, None)
@@ -265,15 +265,13 @@ class Engine:
         """Whether this one had better wait for a prefix that another is prefilling just now."""
         if not (self.snapshots.max_bytes and self.snapshots.max_count):
             return False
-        enough = self.snapshots.best(key_of(request.prompt))[0] + _WORTH
+        most = 0
         for one in self._running.values():
-            if not one._places or one.answer:
-                continue
-            shared = min(common(one.prompt, request.prompt), len(request.tokens) - 1)
-            far = max(shared, min(self._lasting, 2 * shared))  # who shares little waits for little
-            if max((min(n, shared) for n in one._places if n <= far), default=0) >= enough:
-                return True
-        return False
+            if one._places and not one.answer:
+                shared = min(common(one.prompt, request.prompt), len(request.tokens) - 1)
+                far = max(shared, min(self._lasting, 2 * shared))  # who shares little waits little
+                most = max([most, *(min(n, shared) for n in one._places if n <= far)])
+        return most >= _WORTH and most >= self.snapshots.best(key_of(request.prompt))[0] + _WORTH
 
     def _join(self, request: Request) -> None:
         """Add a request to the batch: a new one, or one whose step failed."""
@@ -291,10 +289,11 @@ class Engine:
             chooses = self._greedy if chooses is greedy_sampler else self.ranks.agreed(chooses)
             request._places = places(seen, self._boundaries, read, self._lasting)
             request._filed = read
+            # A batch goes on until the request ends; drafts must not go beyond its last token.
+            limit = sys.maxsize if self._batches else request.max_tokens - len(request.answer)
             [uid] = self._batch.insert_segments(
                 [[seen[a:b] for a, b in itertools.pairwise([read, *request._places, len(seen)])]],
-                max_tokens=[request.max_tokens - len(request.answer)], all_tokens=[seen[:read]],
-                samplers=[chooses], stop_sequences=[self._ends],
+                max_tokens=[limit], all_tokens=[seen[:read]], samplers=[chooses],
                 logits_processors=[request.processors()],
                 caches=[caches or copy.deepcopy(self._fresh)],
             )  # fmt: skip
@@ -322,6 +321,7 @@ class Engine:
             lost = len(request.seen) + 2 + self.memory.drafts > self._lasting
             if lost and one.end_of_segment and not one.end_of_prompt:
                 self._keep_row(one.uid, request)
+        ended = []
         for one in answers:
             request = self._running[one.uid]
             # Once its caches evict rows, they cannot be trimmed any more.
@@ -329,9 +329,11 @@ class Engine:
             event = self._take(request, one)
             if event.finish is not None or event.error is not None:
                 self._end(request, event)
-                self._part(one.uid, one.prompt_cache, keep=event.error is None)
+                ended.append(one.uid)
             elif request._places or (grows and len(request.answer) % _EVERY == 0):
                 self._keep_row(one.uid, request)
+        if ended:
+            self._part(ended, keep=True)
 
     def _keep_row(self, uid: int, request: Request) -> None:
         """Keep a snapshot of a request up to its next place, or of all that it has read.
@@ -365,7 +367,7 @@ class Engine:
             self.counts["cached"] += request.cached or 0
             self.counts["read"] += len(request.tokens) - (request.cached or 0)
         try:
-            event = request.take(self.tokenizer, one.token, one.logprobs, one.finish_reason)
+            event = request.take(self.tokenizer, one.token, one.logprobs)
         except self._bearable as error:
             return Event(error=error)
         self.counts["answered"] += 1
@@ -375,15 +377,12 @@ class Engine:
             request.sink(event)
         return event
 
-    def _part(self, uid: int, caches: Any = None, keep: bool = False) -> None:
-        """Take a request out of the batch, which may have done so and given its ``caches``;
-        ``keep`` them as a snapshot."""
-        request = self._running.pop(uid)
-        if caches is None:
-            removed = self._batch.remove([uid], return_prompt_caches=keep)
-            caches = removed[uid][0] if keep else None
-        if keep:
-            self._keep(request.seen, caches, worth=True)
+    def _part(self, uids: Sequence[int], keep: bool = False) -> None:
+        """Take requests out of the batch; ``keep`` their caches as snapshots."""
+        gone = {uid: self._running.pop(uid) for uid in uids}
+        removed = self._batch.remove(uids, return_prompt_caches=keep)
+        for uid, request in gone.items() if keep else ():
+            self._keep(request.seen, removed[uid][0], worth=True)
 
     def _end(self, request: Request, event: Event | None) -> None:
         """Report a request's last event, or its failure; None: its client has left."""
@@ -401,12 +400,13 @@ class Engine:
     def _recover(self, error: Exception) -> None:
         """Recover from a failed step, which leaves torn caches: the requests join again, one after
         the other, and a request with which the step fails again fails alone."""
-        if not (running := list(self._running.values())):
+        running = list(self._running.values())
+        guilty = next((one for one in running if one._suspect), None)
+        if len(running) < 2:
+            guilty, self._lone_failures = next(iter(running), None), self._lone_failures + 1
+        if not running and self._lone_failures > _AGAIN:  # or it would try for ever
             raise error
         _LOG.warning("a step of the model failed: %s", error)
-        guilty = next((one for one in running if one._suspect), None)
-        if len(running) == 1:
-            guilty, self._lone_failures = running[0], self._lone_failures + 1
         if guilty is None:
             for one in running:
                 one._failures += 1

@@ -18,7 +18,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import create_model
 from starlette.exceptions import HTTPException as AnyHTTPException
 
-from .answers import ChatChoice, Choice, failure, heads, usage
+from .answers import ChatChoice, Choice, failure, head, usage
 from .engine import Engine
 from .grammar import matcher, vocabulary_of
 from .guard import Guard
@@ -30,6 +30,7 @@ from .schema import Body, ChatBody, CompletionBody, what_is_wrong
 _LONG = 1 << 16  # a body of this many bytes must not hold up shorter ones
 _UNREAD = 1 << 13  # pieces that wait for a slow client before its answer fails
 _PATIENCE = 60  # seconds that pieces wait, and none is read, before it fails
+_IN_JSON = json.JSONEncoder(ensure_ascii=False).encode  # json.dumps would make one each time
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,7 @@ class _Asking:
     ) -> Response:
         came = time.monotonic()
         await self.model(body.model)
-        told: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
+        told: asyncio.Queue[tuple[int, Event | None]] = asyncio.Queue()
         requests: list[Request] = []
         loop = asyncio.get_running_loop()
         waited, since = 1, came  # pieces after the last one came; when some were read last
@@ -196,11 +197,11 @@ class _Asking:
         finally:
             self.engine.expected -= 1
         choices = [*map(choice, range(len(requests)))]
-        whole, piece = heads(self.settings.name, isinstance(body, ChatBody))
+        top = head(self.settings.name, isinstance(body, ChatBody), body.stream)
         pieces, took = self._pieces(requests, choices, told, came), partial(usage, requests, body.n)
         if body.stream:
             wanted = body.stream_options.get("include_usage")
-            events = _as_stream(piece, pieces, took if wanted else None)
+            events = _as_stream(top, pieces, took if wanted else None)
             return StreamingResponse(events, media_type="text/event-stream")
         leaving = asyncio.ensure_future(tell_of_leaving())
         try:
@@ -210,23 +211,27 @@ class _Asking:
             raise _wrong(500, f"generation failed: {error}") from error
         finally:
             leaving.cancel()
-        return JSONResponse(whole | {"choices": [one.whole for one in choices], "usage": took()})
+        return JSONResponse(top | {"choices": [one.whole for one in choices], "usage": took()})
 
     async def _pieces(
         self, requests: Sequence[Request], choices: Sequence[Choice],
-        told: asyncio.Queue[tuple[int, Event]], came: float,
+        told: asyncio.Queue[tuple[int, Event | None]], came: float,
     ) -> AsyncIterator[dict[str, Any] | None]:  # fmt: skip
-        """Yield the choice of each chunk as it comes, or None if nothing came for a while. Closing
-        this generator drops the requests that are not finished."""
+        """Yield the choice of each chunk as it comes, and None now and then. Closing this generator
+        drops the requests that are not finished."""
         open_ones, first = len(requests), True
+
+        async def wake() -> None:  # a timeout for each piece would take longer than the piece
+            while True:
+                await asyncio.sleep(10)
+                lost = BusyError("the server has ended before the answer did")  # in a long step
+                told.put_nowait((0, Event(error=lost) if self.engine.gave_up else None))
+
+        waking = asyncio.ensure_future(wake())
         try:
             while open_ones:
-                try:
-                    async with asyncio.timeout(10):  # wait_for would make a task each time
-                        index, event = await told.get()
-                except TimeoutError:
-                    if self.engine.gave_up:  # while the engine is in a long step
-                        raise BusyError("the server has ended before the answer did") from None
+                index, event = await told.get()
+                if event is None:
                     yield None  # a stream then sends a keepalive
                     continue
                 if event.error is not None:
@@ -238,30 +243,31 @@ class _Asking:
                 yield choices[index].take(event)
             self.metrics.whole.observe(time.monotonic() - came)
         finally:
+            waking.cancel()
             if open_ones:
                 self.engine.leave(requests)
 
 
 async def _as_stream(
-    head: dict[str, Any], pieces: AsyncIterator[dict[str, Any] | None],
+    top: dict[str, Any], pieces: AsyncIterator[dict[str, Any] | None],
     took: Callable[[], dict[str, Any]] | None,
 ) -> AsyncIterator[str]:  # fmt: skip
     """Server-sent events, errors included. took: the usage to send at the end, if it is wanted."""
 
     def event(content: dict[str, Any]) -> str:
-        return f"data: {json.dumps(content, ensure_ascii=False)}\n\n"
+        return f"data: {_IN_JSON(content)}\n\n"
 
     if took is not None:
-        head |= {"usage": None}
+        top |= {"usage": None}
     async with contextlib.aclosing(pieces):  # type: ignore[type-var]
         try:
             async for choice in pieces:
-                yield ": keepalive\n\n" if choice is None else event(head | {"choices": [choice]})
+                yield ": keepalive\n\n" if choice is None else event(top | {"choices": [choice]})
         except Exception as error:
             yield event(failure(f"generation failed: {error}", 500))
         else:
             if took is not None:
-                yield event(head | {"choices": [], "usage": took()})
+                yield event(top | {"choices": [], "usage": took()})
     yield "data: [DONE]\n\n"
 
 

@@ -5,15 +5,11 @@ import copy
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.generate import (
-    GenerationBatch,
-    PromptProcessingBatch,
-    generate_step,
-    speculative_generate_step,
-)
+from mlx_lm.generate import generate_step, speculative_generate_step
 
 from ..lm.generate import read
 from ..lm.generation_checks import within_all
@@ -45,10 +41,9 @@ class Lanes:
     def next(self) -> tuple[list[Any], list[Any]]:
         """Advance every sequence; returns the chunks that were prefilled, and the new tokens."""
         found: tuple[list[Any], list[Any]] = [], []
-        for _, turns in list(self._lanes.values()):
+        for _, turns in self._lanes.values():
             turn = next(turns)
-            found[isinstance(turn, GenerationBatch.Response)].append(turn)
-        self.remove([one.uid for one in found[1] if one.finish_reason])
+            found[hasattr(turn, "token")].append(turn)
         return found
 
     def extract_cache(self, uids: Sequence[int]) -> dict[int, Any]:
@@ -76,7 +71,6 @@ class Lanes:
         all_tokens: list[int],
         max_tokens: int,
         samplers: Any,
-        stop_sequences: Any,
         logits_processors: Sequence[Callable[..., mx.array]],
     ) -> Iterator[Any]:
         *parts, last = segments
@@ -87,7 +81,7 @@ class Lanes:
                 for model, own in pairs:
                     read(model, own, mx.array([chunk]), len(chunk))
                 whole = start + len(chunk) == len(part)
-                yield PromptProcessingBatch.Response(uid, (), whole, False)
+                yield SimpleNamespace(uid=uid, end_of_segment=whole, end_of_prompt=False)
         before = mx.array([*itertools.chain(all_tokens, *segments)][:-1], mx.uint32)
 
         def of_all(process: Callable[..., mx.array], tokens: mx.array, logits: mx.array) -> Any:
@@ -104,10 +98,6 @@ class Lanes:
             logits_processors=[*self._cut, *(partial(of_all, one) for one in logits_processors)],
             prompt_cache=caches,
         )
-        stops = stop_sequences.matcher()
         with contextlib.closing(answer):
-            for number, (token, logprobs, *_) in enumerate(answer, 1):
-                reason = "length" if number == max_tokens else None
-                reason = "stop" if stops.advance(int(token)) else reason
-                held = caches if reason else None
-                yield GenerationBatch.Response(uid, int(token), logprobs, reason, held, None)
+            for token, logprobs, *_ in answer:
+                yield SimpleNamespace(uid=uid, token=int(token), logprobs=logprobs)

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..lm.outline import Outline, total_bytes
 from ..lm.ranks import ranks_of
-from ..lm.routing import evicting_caches, int_setting
+from ..lm.routing import evicting_caches, int_setting, parts_of
 
 _PROMPTS, _ANSWERS = 8, 32  # defaults for prompts that are prefilled, and answers decoded, together
 _FREED = 16  # MLX's cache of freed buffers gets a 16th of the limit
@@ -60,13 +60,12 @@ class Memory:
     ) -> None:  # fmt: skip
         self.models, self.make, self.limit = models, make, limit
         self.queue, self.step, self.drafts = queue, step, drafts
-        found, outlines = bounds(make()), [Outline(model) for model in models]
-        sizes = [most for _, most in found]
-        self._rows = max(sizes, default=0)
-        self._lasting = min((first for first, _ in found), default=0)
+        outlines = [Outline(model) for model in models]
+        firsts, sizes = zip(*(bounds(make()) or [(0, 0)]), strict=True)
+        self._lasting, self._rows = min(firsts), max(sizes)
         full, weights = self._rows + 1, sum(one.weights for one in outlines)
         self._full = _held(outlines, make, full)
-        self._early = _held(outlines, make, self._lasting - 1) if self._lasting > 1 else 0
+        self._early = _held(outlines, make, max(1, self._lasting - 1))
         self._more = (_held(outlines, make, full + _FAR) - self._full) / _FAR
         chunk = min(full, step)
         read = _held(outlines, make, chunk, step) - _held(outlines, make, chunk)
@@ -127,11 +126,14 @@ def _held(outlines: list[Outline], make: Callable[[], list[Any]], *counts: int) 
 
 
 def bounds(caches: Sequence[Any]) -> list[tuple[int, int]]:
-    """Of all bounded caches, ours and mlx_lm's: how many tokens leave all their rows, and the most
-    rows, in tokens."""
-    own = [one.config.budget for one in evicting_caches(caches)]
-    sizes = [(one.lasting, one.max_kv_size) for one in own if one.max_kv_size is not None]
-    stock = (getattr(one, n, None) for one in caches for n in ("max_size", "chunk_size"))
+    """Of all bounded caches, ours and mlx_lm's: up to how many tokens each keeps all, and its most
+    rows. KV heads with unequal budgets have equal ones at first (``rows_at``)."""
+    bounded = (one.config for one in evicting_caches(caches) if one.config.max_kv_size is not None)
+    sizes = [
+        (min(*one.rows_at[0]) if one.rows_at else one.max_kv_size, one.max_kv_size)
+        for one in bounded
+    ]
+    stock = (getattr(one, n, None) for one in parts_of(caches) for n in ("max_size", "chunk_size"))
     return sizes + [(size, size) for size in stock if size is not None]
 
 

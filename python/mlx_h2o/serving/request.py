@@ -99,22 +99,18 @@ class Request:
 
         return guarded
 
-    def take(self, tokenizer: Any, token: int, logprobs: mx.array, reason: str | None) -> Event:
-        """The event of a token of the answer; with ``reason``, it is the last one.
-
-        Args:
-            logprobs: [V], of all tokens at its position.
-            reason: "stop": it is an end-of-sequence token, which has no text; or "length".
-        """
+    def take(self, tokenizer: Any, token: int, logprobs: mx.array) -> Event:
+        """The event of a token of the answer. logprobs: [V], of all tokens at its position."""
         self.answer.append(token)
         self._suspect = False
         writer = self._writer or Writer(tokenizer, self.stops, self.state, self.goes_on)
         self._writer, asked = writer, self.top_logprobs
-        if reason == "stop":
+        if token in tokenizer.eos_token_ids:  # it has no text
             return Event(writer.end(), finish="stop")
         segments = writer.take(token)
         told = [] if asked is None else [logprobs_of(tokenizer, token, logprobs, asked)]
-        if reason is not None and not writer.stopped:
+        is_last = len(self.answer) >= self.max_tokens
+        if is_last or writer.stopped:
             segments = segments + writer.end()
-        finish = "stop" if writer.stopped else reason
+        finish = "stop" if writer.stopped else "length" if is_last else None
         return Event(segments, told, finish, cut=finish is not None)

@@ -18,6 +18,7 @@ from ..lm.routing import evicting_caches, held_tokens, parts_of
 from .kept import Entry, Kept, key_of
 
 LEAST = 32  # tokens between two places at least
+SHORT = 160  # up to so many tokens, reading a message again costs no more than its places
 MOST = 48  # places of one prompt at most
 
 
@@ -51,7 +52,7 @@ class Snapshots(Kept[list[Any]]):
         if not whole or held == 0:
             return 0
         new = Entry(key_of(tokens[:held]), -less, caches, bool(cuttable))
-        if self.whole(new.key) is None:
+        if new.nbytes <= self.max_bytes and self.whole(new.key) is None:
             mx.eval([cache.state for cache in caches])
             self.put(new)
             self.shrink(self.max_bytes)
@@ -62,7 +63,8 @@ def places(
     tokens: Sequence[int], boundaries: frozenset[int], start: int, lasting: int
 ) -> list[int]:
     """Where to take snapshots while ``tokens`` are prefilled: before tokens that begin or end a
-    message, at doubling distances before each of these, and always before the last token.
+    message, at doubling distances before each of these if there are more than SHORT tokens, and
+    always before the last one.
 
     Args:
         boundaries: the tokens that stand between messages.
@@ -79,7 +81,7 @@ def places(
         if end - before < LEAST and end != last:
             continue
         step = LEAST
-        while end - step >= before + LEAST:
+        while len(tokens) > SHORT and end - step >= before + LEAST:
             found.add(end - step)
             step *= 2
         found.add(end)
