@@ -128,13 +128,12 @@ def _held(outlines: list[Outline], make: Callable[[], list[Any]], *counts: int) 
 def bounds(caches: Sequence[Any]) -> list[tuple[int, int]]:
     """Of all bounded caches, ours and mlx_lm's: up to how many tokens each keeps all, and its most
     rows. KV heads with unequal budgets have equal ones at first (``rows_at``)."""
-    bounded = (one.config for one in evicting_caches(caches) if one.config.max_kv_size is not None)
-    sizes = [
-        (min(*one.rows_at[0]) if one.rows_at else one.max_kv_size, one.max_kv_size)
-        for one in bounded
-    ]
     stock = (getattr(one, n, None) for one in parts_of(caches) for n in ("max_size", "chunk_size"))
-    return sizes + [(size, size) for size in stock if size is not None]
+    found = [(size, size) for size in stock if size is not None]
+    for own in (one.config for one in evicting_caches(caches)):
+        if own.max_kv_size is not None:
+            found.append((min(own.rows_at[0]) if own.rows_at else own.max_kv_size, own.max_kv_size))
+    return found
 
 
 def _activations(model: Any, step: int, rows: int) -> int:
