@@ -26,7 +26,7 @@ class Operation(NamedTuple):
     """Arguments in order, and rules: a size, its relation, and another size or a number."""
 
     arguments: tuple[Argument, ...]
-    rules: tuple[tuple[str, str, str], ...]
+    rules: tuple[tuple[str, str, str | int], ...]
 
 
 OPERATIONS: dict[str, Operation] = {
@@ -67,7 +67,7 @@ OPERATIONS: dict[str, Operation] = {
         Argument(name='group_size', called='group_size', kind='one_of', optional=True, values=(32, 64, 128)),
         Argument(name='v_bits', called='v_bits', kind='one_of', optional=True, values=(2, 3, 4, 5, 6, 8)),
         Argument(name='sparse_v_threshold', called='sparse_v_threshold', kind='number', optional=True, bounds={'least': 0, 'below': 1}),
-    ), (('Hkv', 'divides', 'Hq'), ('Lq', 'at', '128'))),
+    ), (('Hkv', 'divides', 'Hq'), ('Lq', 'most', 128))),
     'prefill_scores': Operation((
         Argument(name='queries', called='q', kind='array', dtype='T', sizes=('B', 'Hq', 'Lq', 'D')),
         Argument(name='keys', called='k', kind='array', dtype='T', sizes=('B', 'Hkv', 'N', 'D')),
@@ -84,7 +84,7 @@ OPERATIONS: dict[str, Operation] = {
         Argument(name='importance', called='importance', kind='array', dtype='float32', sizes=('B', 'H', 'N')),
         Argument(name='scores', called='scores', kind='array', dtype='float32', sizes=('B', 'Hq', 'Lq', 'N')),
         Argument(name='decay', called='decay', kind='number', bounds={'least': 0, 'below': 1}),
-    ), (('H', 'divides', 'Hq'), ('Lq', 'at', '128'))),
+    ), (('H', 'divides', 'Hq'), ('Lq', 'most', 128))),
     'keep_indices': Operation((
         Argument(name='scores', called='scores', kind='array', dtype='float32', sizes=('B', 'H', 'N')),
         Argument(name='positions', called='positions', kind='array', dtype='int32', sizes=('B', 'H', 'N')),

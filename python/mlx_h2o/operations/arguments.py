@@ -141,17 +141,15 @@ class _Sizes:
         fits = fits and all(
             size == new[name] and size > 0 for name, size in zip(names, shape, strict=True)
         )
-        if not fits or not all(_holds(rule, new) for rule in self.rules):
+        if not fits or not all(_holds(*rule, new) for rule in self.rules):
             self._refuse(expected, dtype, shape, self._words(expected))
         known |= new
         known.setdefault(expected.dtype, dtype_name(dtype))
 
     def take_mask(self, expected: Argument, dtype: mx.Dtype, shape: Shape) -> None:
         full = tuple(self.known[name] for name in expected.sizes)
-        last = full[len(full) - len(shape) :]
-        broadcasts = len(shape) <= len(full) and all(
-            size in (1, most) for size, most in zip(shape, last, strict=True)
-        )
+        pairs = zip(reversed(shape), reversed(full), strict=False)
+        broadcasts = len(shape) <= len(full) and all(size in (1, most) for size, most in pairs)
         if not broadcasts or (dtype != mx.bool_ and dtype not in FLOATS):
             words = f"bool, {_FLOAT_NAMES} that broadcasts to {expected.layout} = {full}."
             self._refuse(expected, dtype, shape, words)
@@ -160,28 +158,26 @@ class _Sizes:
         if len(found) == 1:
             return self.take(expected, *found[0])
         known, codes, width = self.known, len(found) == 2, expected.sizes[3]
-        bits, scales = known[expected.bits], expected.scales
+        bits, group_size, scales = known[expected.bits], known["group_size"], expected.scales
         of_words, of_groups = f"{width} * {expected.bits} / 32", f"{width} / group_size"
+        kinds = [
+            ("uint32", of_words),
+            *([("float32", "1")] if codes else [(scales, of_groups)] * 2),
+        ]
+        parts = [
+            (expected._replace(name=name, dtype=dtype, sizes=(*expected.sizes[:3], size)), *part)
+            for name, (dtype, size), part in zip(
+                _parts_of(expected.name, len(found)), kinds, found, strict=True
+            )
+        ]
         if width in known:
-            self._check_width(expected, known[width], f"{known[width]} elements", codes)
-            known[of_words] = known[width] * bits // 32
-        known["1"] = 1
-        lasts = (of_words, "1") if codes else (of_words, of_groups, of_groups)
-        dtypes = ("uint32", "float32") if codes else ("uint32", scales, scales)
-        names = _parts_of(expected.name, len(found))
-        for name, dtype, last, part in zip(names, dtypes, lasts, found, strict=True):
-            sizes = (*expected.sizes[:3], last)
-            self.take(expected._replace(name=name, dtype=dtype, sizes=sizes), *part)
-            if last == of_words:
-                words = known[of_words]
-                size = -1 if words * 32 % bits else words * 32 // bits
-                self._check_width(expected, size, f"{words} words", codes)
-                known[width], known[of_groups] = size, size // known["group_size"]
-        return None
-
-    def _check_width(self, expected: Argument, size: int, found: str, codes: bool) -> None:
-        bits, group_size = self.known[expected.bits], self.known["group_size"]
-        text = f"[{self.op}] {expected.name} have {found} per row"
+            size = known[width]
+            held = f"{size} elements"
+        else:  # the words tell
+            self.take(*parts[0])
+            size, rest = divmod(known[of_words] * 32, bits)
+            size, held = -1 if rest else size, f"{known[of_words]} words"
+        text = f"[{self.op}] {expected.name} have {held} per row"
         if codes and (bits not in CODE_BITS or not codes_fit(size)):
             raise ValueError(
                 f"{text} and codes of {bits} bits, expected a power of two of elements from "
@@ -191,6 +187,10 @@ class _Sizes:
             raise ValueError(
                 f"{text} of {bits} bits, expected a multiple of group_size = {group_size} elements."
             )
+        known |= {width: size, of_words: size * bits // 32, of_groups: size // group_size, "1": 1}
+        for part in parts:
+            self.take(*part)
+        return None
 
     def _dtypes(self, expected: Argument) -> tuple[str, ...]:
         name = expected.dtype
@@ -215,24 +215,17 @@ class _Sizes:
             text += f" = ({shown}{',' if len(expected.sizes) == 1 else ''})"
         notes = ["every size at least 1"] if free else []
         for first, relation, second in self.rules:
-            limit = f"{second} = {known[second]}" if second in known else second
-            if first in free and (second in known or second.isdigit()):
-                words = {"divides": "a divisor of", "below": "below"}.get(relation, "at most")
-                notes.append(f"{first} {words} {limit}")
+            if first in free and (second in known or isinstance(second, int)):
+                notes.append(f"{first} {_limit(relation, second, known)}")
             elif second in free and first in known:
                 notes.append(f"{second} a multiple of {first} = {known[first]}")
         return ", ".join([text, *notes]) + "."
 
 
-def _holds(rule: tuple[str, str, str], known: Known) -> bool:
+def _holds(first: str, relation: str, second: Any, known: Known) -> bool:
     """Whether a rule holds, or concerns sizes that are not known yet."""
-    first, relation, second = rule
-    one, other = known.get(first), int(second) if second.isdigit() else known.get(second)
-    if one is None or other is None:
-        return True
-    if relation == "divides":
-        return bool(other % one == 0)
-    return bool(one < other) if relation == "below" else bool(one <= other)
+    size, limit = known.get(first), known.get(second, second)
+    return size is None or isinstance(limit, str) or _RELATIONS[relation][1](size, limit)
 
 
 def _parts_of(name: str, count: int) -> tuple[str, ...]:
@@ -292,23 +285,27 @@ def _number(op: str, name: str, value: object, bounds: dict[str, Any]) -> float:
     return _bounded(op, name, found, bounds, {})
 
 
-_RELATIONS: dict[str, tuple[str, Callable[[float, float], bool]]] = {
+_RELATIONS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
     "least": ("at least", operator.ge),
     "above": ("above", operator.gt),
     "most": ("at most", operator.le),
     "below": ("below", operator.lt),
+    "divides": ("a divisor of", lambda size, multiple: multiple % size == 0),
 }
+"""Of a number or a size to its limit."""
+
+
+def _limit(relation: str, limit: Any, known: Known) -> str:
+    size = f" = {known[limit]}" if limit in known else ""
+    return f"{_RELATIONS[relation][0]} {limit}{size}"
 
 
 def _bounded(op: str, name: str, found: Number, bounds: dict[str, Any], known: Known) -> Number:
     """``found``, if it is within its bounds, which may be names of sizes."""
     if all(_RELATIONS[bound][1](found, known.get(limit, limit)) for bound, limit in bounds.items()):
         return found
-    limits = [
-        f"{_RELATIONS[bound][0]} {limit}" + (f" = {known[limit]}" if limit in known else "")
-        for bound, limit in bounds.items()
-    ]
-    raise ValueError(f"[{op}] {name} is {found}, expected {' and '.join(limits)}.")
+    limits = " and ".join(_limit(*bound, known) for bound in bounds.items())
+    raise ValueError(f"[{op}] {name} is {found}, expected {limits}.")
 
 
 def _one_of(op: str, name: str, value: Any, allowed: tuple[Any, ...]) -> Any:
