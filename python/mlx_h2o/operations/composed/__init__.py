@@ -64,24 +64,27 @@ def _dots(queries: mx.array, keys: StoredRows, scale: float, bias: mx.array | No
     """scale * q.k + bias, float32 [B, Hkv, Hq / Hkv * Lq, N]."""
     batch, heads, rows, size = keys.shape
     bias = None if bias is None else bias[:, :, None, :rows]
-    queries = queries.astype(mx.float32).reshape(batch, heads, -1, size)
-    if isinstance(keys, mx.array):  # one operation less than with scaled queries
-        columns = keys.astype(mx.float32).swapaxes(2, 3)
-        return mx.addmm(_NOTHING if bias is None else bias, queries, columns, alpha=scale)
-    found = _product(queries * scale, keys, transpose=True)
+    queries = queries.reshape(batch, heads, -1, size)
+    if isinstance(keys, mx.array):  # one operation; a float32 summand upcasts its factors
+        return mx.addmm(
+            _NOTHING if bias is None else bias, queries, keys.swapaxes(2, 3), alpha=scale
+        )
+    found = _product(queries.astype(mx.float32) * scale, keys, transpose=True)
     return found if bias is None else bias + found
 
 
 def _product(left: mx.array, rows: StoredRows, transpose: bool = False) -> mx.array:
-    """``left`` [B, Hkv, n, ...] times rows in float32; scales and biases of packed rows are upcast
-    first. On CUDA, MLX cannot multiply by packed rows of every shape."""
-    if isinstance(rows, PackedRows) and not (are_codes(rows) or mx.cuda.is_available()):
-        words, scales, biases = rows.parts
-        return mx.quantized_matmul(
-            left, words, scales.astype(mx.float32), biases.astype(mx.float32), transpose=transpose,
-            group_size=rows.group_size, bits=rows.bits,
-        )  # fmt: skip
-    return left @ (dense(rows).swapaxes(2, 3) if transpose else dense(rows))
+    """``left``, float32 [B, Hkv, n, ...], times rows, which are upcast first, as are scales and
+    biases of packed ones. On CUDA, MLX cannot multiply by packed rows of every shape."""
+    if isinstance(rows, PackedRows):
+        if not (are_codes(rows) or mx.cuda.is_available()):
+            words, scales, biases = rows.parts
+            return mx.quantized_matmul(
+                left, words, scales.astype(mx.float32), biases.astype(mx.float32),
+                transpose=transpose, group_size=rows.group_size, bits=rows.bits,
+            )  # fmt: skip
+        rows = dense(rows)
+    return left @ (rows.swapaxes(2, 3) if transpose else rows)
 
 
 def masked(request: AttentionRequest) -> AttentionRequest:
@@ -191,7 +194,7 @@ def step(
     shares = mx.softmax(scores if mask is None else mx.where(mask, scores, _LEAST), -1)
     if mask is not None:  # a call less than a search for -inf; 0 if a query sees nothing
         shares = mx.where(mask, shares, _NOTHING)
-    out = (shares @ values.astype(mx.float32)).reshape(*queries.shape[:3], -1)
+    out = (shares @ values).reshape(*queries.shape[:3], -1)
     new = accumulating.add_mass(importance, shares)
     return mx.depends(out.astype(queries.dtype), [new]), new
 
