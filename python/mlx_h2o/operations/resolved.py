@@ -6,6 +6,7 @@
 
 import contextvars
 import os
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -70,10 +71,25 @@ class Operations:
     segment_rows = staticmethod(merging.segment_rows)
     encode_rows = staticmethod(turbo.encode_rows)
     decode_rows = staticmethod(turbo.decode_rows)
-    reserved_rows = staticmethod(buffers.reserved_rows)
-    discard_rows = staticmethod(buffers.discard_rows)
-    commits_pages = staticmethod(buffers.commits_pages)
-    committed_bytes = staticmethod(buffers.committed_bytes)
+
+    def reserved_rows(self, shape: Sequence[int], dtype: mx.Dtype) -> mx.array:
+        """Zeros [B, H, C, width]. A back end may take their memory page by page, as rows are
+        written; ``discard_rows`` then gives pages back, and ``committed_bytes`` counts those in
+        use."""
+        return mx.zeros(shape, dtype)
+
+    def discard_rows(self, buffer: mx.array, from_slot: int) -> int:
+        """Give back the memory of the rows from a slot on, which then read as zeros; returns its
+        bytes. Needs a back end that can, and an evaluated buffer that nothing else holds."""
+        return 0
+
+    def committed_bytes(self, buffer: mx.array) -> int:
+        """Bytes of a buffer that are in memory."""
+        return buffer.nbytes
+
+    def commits_pages(self) -> bool:
+        """Whether memory of ``reserved_rows`` is taken page by page."""
+        return False
 
     def unavailable_reason(self) -> str:
         """Why this back end does not run on this machine; empty if it does."""

@@ -11,13 +11,6 @@ from mlx_h2o.operations.native import module
 from mlx_h2o.operations.requests import AttentionRequest, AttentionResult, PackedRows
 from mlx_h2o.operations.resolved import Operations
 
-_AS_DEFINED = (
-    "accumulate_scores", "append_rows", "attention", "commits_pages", "committed_bytes",
-    "decode_rows", "discard_rows", "encode_rows", "keep_indices", "key_diversity",
-    "merge_segments", "put_rows", "quantize_append", "reserved_rows", "segment_rows",
-)  # fmt: skip
-"""Functions of the extension with the signatures of the base class."""
-
 _OF_SCORES = "queries", "keys", "scale", "causal", "mask", "sinks", "row_bias"
 _OF_ATTENTION = *_OF_SCORES, "values", *NUMBERS
 _ASKED = "return_scores", "return_lse", "return_skipped"
@@ -31,9 +24,11 @@ class Native(Operations):
     advice = staticmethod(module.advice)
 
     def ready(self) -> None:
-        """Bind functions of the extension as methods, so that a step calls them directly."""
+        """Bind functions of the extension as methods, so that a step calls them directly: those
+        with the names of the base class, and its signatures if this class has none of its own."""
         self._core = core = cast(Any, module.extension()[0])
-        vars(self).update({name: getattr(core, name) for name in _AS_DEFINED})
+        as_defined = vars(Operations).keys() & vars(core).keys() - vars(Native).keys()
+        vars(self).update({name: vars(core)[name] for name in as_defined})
         vars(self)["attention_and_accumulate"] = core.attention
         vars(self)["output"] = core.scaled_dot_product_attention
 
