@@ -39,7 +39,8 @@ def _arguments(operation: dict[str, Any]) -> Iterator[dict[str, Any]]:
             "name": name, "called": given.get("python", name), "kind": kind, "dtype": dtype,
             "sizes": tuple(layout[1:-1].split(", ")) if layout else (),
             "scales": given.get("scales", ""), "bits": given.get("bits", ""),
-            "optional": "default" in given, "bounds": what if isinstance(what, dict) else {},
+            "optional": "default" in given,
+            "bounds": tuple(what.items()) if isinstance(what, dict) else (),
             "values": tuple(what) if kind == "one_of" else (),
         }  # fmt: skip
 
@@ -80,7 +81,7 @@ def cpp_header(operations: dict[str, dict[str, Any]]) -> str:
 
 
 def _cpp_argument(given: dict[str, Any], names: list[str]) -> str:
-    bounds, sizes = given["bounds"], given["sizes"]
+    bounds, sizes = dict(given["bounds"]), given["sizes"]
     layout = f"[{', '.join(sizes)}]" if sizes else ""
     numbers = ", ".join(
         "none" if isinstance(value := bounds.get(side), str | None) else repr(float(value))
@@ -111,7 +112,7 @@ class Argument(NamedTuple):
     scales: str = ""
     bits: str = ""
     optional: bool = False
-    bounds: dict[str, Any] = {}
+    bounds: tuple[tuple[str, Any], ...] = ()
     values: tuple[Any, ...] = ()
 
     @property
