@@ -141,18 +141,18 @@ class Operations:
         return self.serving(request).attend(request)[:4]
 
     def attention_and_accumulate(
-        self, queries: mx.array, keys: Any, values: Any, importance: mx.array, **options: Any
+        self, *rows: Any, decay: float | None, **options: Any
     ) -> tuple[mx.array, mx.array]:
-        """The output and the new importance. Options are those of ``attention``, and ``decay``, of
-        the moving average; None for the mass."""
-        rows, decay = (queries, keys, values), options.pop("decay")
+        """The output and the new importance, for queries, keys, values and the importance so far:
+        the moving average if there is a ``decay``, else the mass. Options are those of
+        ``attention``."""
         if self is COMPOSED and decay is None:
-            found = composed.step(*rows, importance, **options)
+            found = composed.step(*rows, **options)
             if found is not None:
                 return found
-        request = attention_request(*rows, bias_masks=False, **options)
+        request = attention_request(*rows[:3], bias_masks=False, **options)
         served = self.serving(request, "attention_and_accumulate")
-        return served.accumulate(request, importance, decay)
+        return served.accumulate(request, rows[3], decay)
 
 
 COMPOSED = Operations()
