@@ -100,19 +100,22 @@ def masked(request: AttentionRequest) -> AttentionRequest:
 def weights(scores: mx.array, sinks: mx.array | None = None, masked: bool = True) -> mx.array:
     """The softmax over the last axis of scores [B, Hq, L, N], with sinks [Hq] in its denominator:
     0 if a query has nothing to attend to. ``masked`` is False if no pair is masked."""
+    if sinks is not None:
+        return weights_of(scores, lse_of(scores, sinks))
     found = mx.softmax(scores, -1)
     if masked:  # a query that sees something keeps its NaN
         nothing = mx.max(scores, axis=-1, keepdims=True) == _NEVER
         found = mx.where(nothing, _NOTHING, found)
-    if sinks is not None:
-        lse = mx.maximum(mx.logsumexp(scores, axis=-1, keepdims=True), _LOWEST)
-        found = found * mx.sigmoid(lse - _poison(sinks.astype(mx.float32))[:, None, None])
     return found
 
 
-def _poison(logits: mx.array) -> mx.array:
-    """NaN instead of +inf, which makes the softmax NaN, as in MLX's own attention."""
-    return mx.where(logits == mx.inf, mx.nan, logits)
+def lse_of(scores: mx.array, sinks: mx.array | None) -> mx.array:
+    """The logarithm of the softmax's denominator, [B, Hq, L]. NaN instead of +inf, which makes the
+    softmax NaN, as in MLX's own attention."""
+    lse = mx.logsumexp(scores, axis=-1)
+    if sinks is not None:
+        lse = mx.logaddexp(lse, sinks.astype(mx.float32)[:, None])
+    return mx.where(lse == mx.inf, mx.nan, lse)
 
 
 def weights_of(scores: mx.array, lse: mx.array) -> mx.array:
@@ -162,14 +165,9 @@ def _attend(request: AttentionRequest) -> AttentionResult:
             skipped = below.astype(mx.float32).mean(axis=-1).reshape(pairs)
     out = _product(read, request.values).reshape(*pairs, request.values.shape[3])
     out = out.astype(request.queries.dtype)
-    lse = None
-    if request.return_lse:
-        lse = mx.logsumexp(scores, axis=-1).reshape(pairs)
-        if sinks is not None:
-            lse = mx.logaddexp(lse, sinks.astype(mx.float32)[:, None])
-        lse = _poison(lse)
-    found = scores.reshape(*pairs, -1) if request.return_scores else None
-    return AttentionResult(out, found, lse, skipped, shares)
+    whole = scores.reshape(*pairs, -1)
+    lse = lse_of(whole, sinks) if request.return_lse else None
+    return AttentionResult(out, whole if request.return_scores else None, lse, skipped, shares)
 
 
 def step(
