@@ -5,21 +5,13 @@ and grids, and the Metal, CUDA and test back ends hand that to MLX in their own 
 """
 
 from functools import lru_cache
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 import mlx.core as mx
 
 from mlx_h2o.operations.arguments import NUMBERS
 from mlx_h2o.operations.composed import turbo
-from mlx_h2o.operations.gpu.launches import (
-    LANES,
-    Launch,
-    LaunchPlan,
-    TemplateArgument,
-    launch_of,
-    params,
-)
+from mlx_h2o.operations.gpu.launches import LANES, Launch, LaunchPlan, launch_of, params
 from mlx_h2o.operations.requests import MASK_THRESHOLDS, AttentionRequest, PackedRows, are_codes
 
 LONGEST_QUERY = 8
@@ -68,15 +60,12 @@ def preferred_blocks(key_count: int, simdgroups: int) -> int:
     return min(MOST_BLOCKS, 1 << (most.bit_length() - 1))
 
 
-_scalars = attrgetter("scale", *NUMBERS)
-
-
 def _params(request: AttentionRequest) -> mx.array:
     """The scalars that the kernels read, without zeros at the end."""
-    mask, (scale, *numbers) = request.mask, _scalars(request)
+    mask, numbers = request.mask, [getattr(request, name) for name in NUMBERS]
     while numbers and numbers[-1] == 0:
         numbers.pop()
-    return params(scale, 0.0 if mask is None else MASK_THRESHOLDS[mask.dtype], *numbers)
+    return params(request.scale, 0.0 if mask is None else MASK_THRESHOLDS[mask.dtype], *numbers)
 
 
 def _given(request: AttentionRequest) -> dict[str, Any]:
@@ -103,7 +92,7 @@ class Variant(NamedTuple):
 
     flags: frozenset[str]
     """Those that are on, including those of numeric options."""
-    template: tuple[tuple[str, TemplateArgument], ...]
+    template: tuple[tuple[str, Any], ...]
     """Template arguments, except the number of simdgroups."""
     dtypes: tuple[mx.Dtype | None, ...]
     """Those of mask and sinks."""
@@ -118,29 +107,34 @@ class Variant(NamedTuple):
 
 def variant_of(request: AttentionRequest) -> Variant:
     """The variant of a request that was not refused."""
-    queries, keys, values, mask = request.queries, request.keys, request.values, request.mask
-    sinks, scores, lse = request.sinks, request.return_scores, request.return_lse
-    on = [name for name in NUMBERS if getattr(request, name) != 0]
-    on += ["scores"] * scores + ["lse"] * lse + ["sinks"] * (sinks is not None)
-    if request.return_skipped and request.sparse_v_threshold > 0:
-        on.append("skipped")
-    if request.row_bias is not None:
-        on.append("row_bias")
-    if mask is not None:
-        on.append("bool_mask" if mask.dtype == mx.bool_ else "additive_mask")
-    template: dict[str, TemplateArgument] = {
-        "T": queries.dtype, "D": keys.shape[3], "V": values.shape[3], "CAUSAL": request.causal,
-    }  # fmt: skip
-    if request.is_packed:
+    queries, keys, values = request.queries, request.keys, request.values
+    mask, sinks, packed = request.mask, request.sinks, request.is_packed
+    on = {
+        "scores": request.return_scores,
+        "lse": request.return_lse,
+        "skipped": request.return_skipped and request.sparse_v_threshold > 0,
+        "row_bias": request.row_bias is not None,
+        "sinks": sinks is not None,
+        "bool_mask": mask is not None and mask.dtype == mx.bool_,
+        "additive_mask": mask is not None and mask.dtype != mx.bool_,
+        "dense_keys": packed and isinstance(keys, mx.array),
+        "key_codes": are_codes(keys),
+        "value_codes": are_codes(values),
+    }
+    on |= {name: getattr(request, name) != 0 for name in NUMBERS}
+    template: dict[str, Any] = {
+        "T": mx.float32 if request.has_codes else queries.dtype,
+        "D": keys.shape[3],
+        "V": values.shape[3],
+        "CAUSAL": request.causal,
+    }
+    if packed:
         affine = [r for r in (keys, values) if isinstance(r, PackedRows) and not are_codes(r)]
         template["S"] = affine[0].parts[1].dtype if affine else mx.float32
         template |= zip(("KB", "VB", "G"), request.packing.values(), strict=True)
-        on += ["dense_keys"] * isinstance(keys, mx.array)
-        on += ["key_codes"] * are_codes(keys) + ["value_codes"] * are_codes(values)
-        if request.has_codes:
-            template["T"] = mx.float32
+    flags = frozenset(name for name, is_on in on.items() if is_on)
     dtypes = None if mask is None else mask.dtype, None if sinks is None else sinks.dtype
-    return Variant(frozenset(on), (*template.items(),), dtypes, queries.shape, keys.shape[2])
+    return Variant(flags, (*template.items(),), dtypes, queries.shape, keys.shape[2])
 
 
 def plan(
