@@ -5,6 +5,7 @@ and grids, and the Metal, CUDA and test back ends hand that to MLX in their own 
 """
 
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -60,12 +61,18 @@ def preferred_blocks(key_count: int, simdgroups: int) -> int:
     return min(MOST_BLOCKS, 1 << (most.bit_length() - 1))
 
 
+_scalars = attrgetter("scale", *NUMBERS)
+_FLAGS = (
+    "scores", "lse", "skipped", "row_bias", "dense_keys", "key_codes", "value_codes", *NUMBERS
+)  # fmt: skip
+
+
 def _params(request: AttentionRequest) -> mx.array:
     """The scalars that the kernels read, without zeros at the end."""
-    mask, numbers = request.mask, [getattr(request, name) for name in NUMBERS]
+    mask, (scale, *numbers) = request.mask, _scalars(request)
     while numbers and numbers[-1] == 0:
         numbers.pop()
-    return params(request.scale, 0.0 if mask is None else MASK_THRESHOLDS[mask.dtype], *numbers)
+    return params(scale, 0.0 if mask is None else MASK_THRESHOLDS[mask.dtype], *numbers)
 
 
 def _given(request: AttentionRequest) -> dict[str, Any]:
@@ -90,12 +97,16 @@ def _given(request: AttentionRequest) -> dict[str, Any]:
 class Variant(NamedTuple):
     """What the launches for a request depend on: everything except the elements of its arrays."""
 
-    flags: frozenset[str]
-    """Those that are on, including those of numeric options."""
-    template: tuple[tuple[str, Any], ...]
-    """Template arguments, except the number of simdgroups."""
-    dtypes: tuple[mx.Dtype | None, ...]
-    """Those of mask and sinks."""
+    dtype: mx.Dtype
+    mask: mx.Dtype | None
+    sinks: mx.Dtype | None
+    causal: bool
+    on: tuple[bool, ...]
+    """Which of ``_FLAGS`` are on."""
+    head_size: int
+    value_size: int
+    packing: tuple[Any, ...] | None
+    """Dtype of the scales, bits of keys and of values, group size; None: dense rows."""
     queries: tuple[int, ...]
     key_count: int
 
@@ -104,37 +115,33 @@ class Variant(NamedTuple):
         """What the compiled text depends on, except the number of simdgroups."""
         return self[:-2]
 
+    @property
+    def flags(self) -> frozenset[str]:
+        """The flags that are on, including those of numeric options."""
+        found = {name for name, is_on in zip(_FLAGS, self.on, strict=True) if is_on}
+        if self.mask is not None:
+            found.add("bool_mask" if self.mask == mx.bool_ else "additive_mask")
+        return frozenset(found if self.sinks is None else {*found, "sinks"})
+
 
 def variant_of(request: AttentionRequest) -> Variant:
     """The variant of a request that was not refused."""
-    queries, keys, values = request.queries, request.keys, request.values
-    mask, sinks, packed = request.mask, request.sinks, request.is_packed
-    on = {
-        "scores": request.return_scores,
-        "lse": request.return_lse,
-        "skipped": request.return_skipped and request.sparse_v_threshold > 0,
-        "row_bias": request.row_bias is not None,
-        "sinks": sinks is not None,
-        "bool_mask": mask is not None and mask.dtype == mx.bool_,
-        "additive_mask": mask is not None and mask.dtype != mx.bool_,
-        "dense_keys": packed and isinstance(keys, mx.array),
-        "key_codes": are_codes(keys),
-        "value_codes": are_codes(values),
-    }
-    on |= {name: getattr(request, name) != 0 for name in NUMBERS}
-    template: dict[str, Any] = {
-        "T": mx.float32 if request.has_codes else queries.dtype,
-        "D": keys.shape[3],
-        "V": values.shape[3],
-        "CAUSAL": request.causal,
-    }
-    if packed:
+    queries, keys, values, packing = request.queries, request.keys, request.values, None
+    dtype, mask, sinks, kinds = queries.dtype, request.mask, request.sinks, (False, False, False)
+    numbers = [number != 0 for number in _scalars(request)[1:]]
+    if request.is_packed:
         affine = [r for r in (keys, values) if isinstance(r, PackedRows) and not are_codes(r)]
-        template["S"] = affine[0].parts[1].dtype if affine else mx.float32
-        template |= zip(("KB", "VB", "G"), request.packing.values(), strict=True)
-    flags = frozenset(name for name, is_on in on.items() if is_on)
-    dtypes = None if mask is None else mask.dtype, None if sinks is None else sinks.dtype
-    return Variant(flags, (*template.items(),), dtypes, queries.shape, keys.shape[2])
+        scales = affine[0].parts[1].dtype if affine else mx.float32
+        packing = scales, *request.packing.values()
+        kinds = isinstance(keys, mx.array), are_codes(keys), are_codes(values)
+        dtype = mx.float32 if request.has_codes else dtype
+    skipped = request.return_skipped and request.sparse_v_threshold > 0
+    on = request.return_scores, request.return_lse, skipped, request.row_bias is not None
+    return Variant(
+        dtype, None if mask is None else mask.dtype, None if sinks is None else sinks.dtype,
+        request.causal, (*on, *kinds, *numbers), keys.shape[3], values.shape[3], packing,
+        queries.shape, keys.shape[2],
+    )  # fmt: skip
 
 
 def plan(
@@ -154,10 +161,10 @@ def plan(
     if variant is None:
         variant = variant_of(request)
     if simdgroups is None:
-        simdgroups = preferred_simdgroups(request.keys.shape[3], request.values.shape[3])
+        simdgroups = preferred_simdgroups(variant.head_size, variant.value_size)
     if blocks is None:
         blocks = preferred_blocks(variant.key_count, simdgroups)
-    if request.has_codes:
+    if variant.packing is not None and request.has_codes:
         request = turbo.turned(request)
     return LaunchPlan(_launches(variant, simdgroups, blocks), _given(request))
 
@@ -166,11 +173,14 @@ def plan(
 def _launches(variant: Variant, simdgroups: int, blocks: int) -> tuple[Launch, ...]:
     """The launches, without buffers: the same in all layers, and at a full budget in all steps."""
     (batch, heads, length, _), flags = variant.queries, variant.flags
-    arguments: dict[str, Any] = {**dict(variant.template), "NS": simdgroups}
-    rows, value_size = (batch, heads, length), arguments["V"]
+    rows, key_count, value_size = (batch, heads, length), variant.key_count, variant.value_size
+    arguments: dict[str, Any] = {"T": variant.dtype, "D": variant.head_size, "V": value_size}
+    arguments |= {"NS": simdgroups, "CAUSAL": variant.causal}
+    if variant.packing is not None:
+        arguments |= zip(("S", "KB", "VB", "G"), variant.packing, strict=True)
     made = (
-        ("out", (*rows, value_size), arguments["T"]),
-        ("scores", (*rows, variant.key_count), mx.float32),
+        ("out", (*rows, value_size), variant.dtype),
+        ("scores", (*rows, key_count), mx.float32),
         ("lse", rows, mx.float32),
         ("skipped", rows, mx.float32),
         ("partial_sums", (*rows, blocks, value_size), mx.float32),
@@ -182,7 +192,7 @@ def _launches(variant: Variant, simdgroups: int, blocks: int) -> tuple[Launch, .
         passes = ("sparse",) if blocks == 1 else ("sparse_keys", "sparse_values")
     else:
         passes = ("",) if blocks == 1 else ("2pass_1",)
-    packed = "quantized" if "S" in arguments else ""
+    packed = "" if variant.packing is None else "quantized"
     threads = simdgroups * LANES
     each = [
         ("_".join(filter(None, ("sdpa_vector", one, packed))), threads,

@@ -34,7 +34,7 @@ class Metal(KernelBackend):
     def plan(self, request: AttentionRequest) -> LaunchPlan:
         """The first call of a variant compiles and runs it."""
         variant = launch.variant_of(request)
-        preferred = launch.preferred_simdgroups(request.keys.shape[3], request.values.shape[3])
+        preferred = launch.preferred_simdgroups(variant.head_size, variant.value_size)
         blocks = launch.preferred_blocks(variant.key_count, preferred)
         key = variant.text, blocks > 1
         while key not in self.simdgroups:

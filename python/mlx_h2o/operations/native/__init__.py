@@ -13,7 +13,7 @@ from mlx_h2o.operations.resolved import Operations
 
 _OF_SCORES = "queries", "keys", "scale", "causal", "mask", "sinks", "row_bias"
 _OF_ATTENTION = *_OF_SCORES, "values", *NUMBERS
-_ASKED = "return_scores", "return_lse", "return_skipped"
+_WITH_RESULTS = *_OF_ATTENTION, "return_scores", "return_lse", "return_skipped"
 
 
 class Native(Operations):
@@ -36,14 +36,13 @@ class Native(Operations):
         return "it runs on CPU streams, found a GPU stream" if runs_on_gpu() else ""
 
     def attend(self, request: AttentionRequest) -> AttentionResult:
-        given = _given(request, (*_OF_ATTENTION, *_ASKED))
-        return AttentionResult(*self._core.attention(**given, **request.packing))
+        return AttentionResult(*self._core.attention(**_given(request, _WITH_RESULTS)))
 
     def accumulate(
         self, request: AttentionRequest, importance: mx.array, decay: float | None
     ) -> tuple[mx.array, mx.array]:
         """Attention output and the new importance; the scores stay inside."""
-        given = _given(request, _OF_ATTENTION) | request.packing
+        given = _given(request, _OF_ATTENTION)
         found = self._core.attention(importance=importance, decay=decay, **given)
         return cast("tuple[mx.array, mx.array]", found)
 
@@ -80,8 +79,10 @@ class Native(Operations):
 def _given(request: AttentionRequest, names: Sequence[str]) -> dict[str, Any]:
     """Some fields of a request, in the form that the extension takes."""
     found = {name: getattr(request, name) for name in names}
+    if not request.is_packed:
+        return found
     parts = {name: rows.parts for name, rows in found.items() if isinstance(rows, PackedRows)}
-    return found | parts
+    return found | parts | request.packing
 
 
 BACKEND = Native()
