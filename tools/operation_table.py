@@ -39,15 +39,19 @@ def _arguments(operation: dict[str, Any]) -> Iterator[dict[str, Any]]:
             "name": name, "called": given.get("python", name), "kind": kind, "dtype": dtype,
             "sizes": tuple(layout[1:-1].split(", ")) if layout else (),
             "scales": given.get("scales", ""), "bits": given.get("bits", ""),
-            "optional": "default" in given, "bounds": what if isinstance(what, dict) else {},
+            "optional": "default" in given,
+            "bounds": tuple(what.items()) if isinstance(what, dict) else (),
             "values": tuple(what) if kind == "one_of" else (),
         }  # fmt: skip
 
 
-def _rules(operation: dict[str, Any]) -> tuple[tuple[str, str, str], ...]:
+def _rules(operation: dict[str, Any]) -> tuple[tuple[str, str, str | int], ...]:
     """More rules for the sizes: a size, its relation, and another size or a number."""
     split = (rule.split() for rule in operation.get("sizes", ()))
-    return tuple((first, relation, second) for first, relation, *_, second in split)
+    return tuple(
+        (first, relation, int(second) if second.isdigit() else second)
+        for first, *_, relation, second in split
+    )
 
 
 def cpp_header(operations: dict[str, dict[str, Any]]) -> str:
@@ -62,8 +66,9 @@ def cpp_header(operations: dict[str, dict[str, Any]]) -> str:
             lines.append(_cpp_argument(fields, names))
         rules = []
         for first, relation, second in _rules(arguments):
-            limit, size = (second, -1) if second.isdigit() else (0, names.index(second))
-            rules.append(f"{{{names.index(first)}, Relation::{relation}, {size}, {limit}}}")
+            limit, size = (second, -1) if isinstance(second, int) else (0, names.index(second))
+            word = "at" if relation == "most" else relation
+            rules.append(f"{{{names.index(first)}, Relation::{word}, {size}, {limit}}}")
         parts.append(f"inline constexpr Argument {name}_arguments[] = {{\n{''.join(lines)}}};\n")
         own = f"{name}_arguments"
         listed = ", ".join(f'"{size}"' for size in names)
@@ -76,7 +81,7 @@ def cpp_header(operations: dict[str, dict[str, Any]]) -> str:
 
 
 def _cpp_argument(given: dict[str, Any], names: list[str]) -> str:
-    bounds, sizes = given["bounds"], given["sizes"]
+    bounds, sizes = dict(given["bounds"]), given["sizes"]
     layout = f"[{', '.join(sizes)}]" if sizes else ""
     numbers = ", ".join(
         "none" if isinstance(value := bounds.get(side), str | None) else repr(float(value))
@@ -107,7 +112,7 @@ class Argument(NamedTuple):
     scales: str = ""
     bits: str = ""
     optional: bool = False
-    bounds: dict[str, Any] = {}
+    bounds: tuple[tuple[str, Any], ...] = ()
     values: tuple[Any, ...] = ()
 
     @property
@@ -119,7 +124,7 @@ class Operation(NamedTuple):
     """Arguments in order, and rules: a size, its relation, and another size or a number."""
 
     arguments: tuple[Argument, ...]
-    rules: tuple[tuple[str, str, str], ...]
+    rules: tuple[tuple[str, str, str | int], ...]
 
 
 '''

@@ -14,7 +14,7 @@ class Argument(NamedTuple):
     scales: str = ""
     bits: str = ""
     optional: bool = False
-    bounds: dict[str, Any] = {}
+    bounds: tuple[tuple[str, Any], ...] = ()
     values: tuple[Any, ...] = ()
 
     @property
@@ -26,7 +26,7 @@ class Operation(NamedTuple):
     """Arguments in order, and rules: a size, its relation, and another size or a number."""
 
     arguments: tuple[Argument, ...]
-    rules: tuple[tuple[str, str, str], ...]
+    rules: tuple[tuple[str, str, str | int], ...]
 
 
 OPERATIONS: dict[str, Operation] = {
@@ -50,7 +50,7 @@ OPERATIONS: dict[str, Operation] = {
         Argument(name='mask', called='mask', kind='mask', dtype='bool|F', sizes=('B', 'Hq', 'Lq', 'N'), optional=True),
         Argument(name='sinks', called='sinks', kind='array', dtype='F', sizes=('Hq',), optional=True),
         Argument(name='row_bias', called='row_bias', kind='array', dtype='float32', sizes=('B', 'Hkv', 'N'), optional=True),
-        Argument(name='sparse_v_threshold', called='sparse_v_threshold', kind='number', optional=True, bounds={'least': 0, 'below': 1}),
+        Argument(name='sparse_v_threshold', called='sparse_v_threshold', kind='number', optional=True, bounds=(('least', 0), ('below', 1))),
     ), (('Hkv', 'divides', 'Hq'),)),
     'attention_and_accumulate': Operation((
         Argument(name='queries', called='q', kind='array', dtype='T', sizes=('B', 'Hq', 'Lq', 'D')),
@@ -59,15 +59,15 @@ OPERATIONS: dict[str, Operation] = {
         Argument(name='importance', called='importance', kind='array', dtype='float32', sizes=('B', 'Hkv', 'N')),
         Argument(name='scale', called='scale', kind='number'),
         Argument(name='kind', called='kind', kind='one_of', optional=True, values=('ema', 'mass')),
-        Argument(name='decay', called='decay', kind='number', optional=True, bounds={'least': 0, 'below': 1}),
+        Argument(name='decay', called='decay', kind='number', optional=True, bounds=(('least', 0), ('below', 1))),
         Argument(name='mask', called='mask', kind='mask', dtype='bool|F', sizes=('B', 'Hq', 'Lq', 'N'), optional=True),
         Argument(name='sinks', called='sinks', kind='array', dtype='F', sizes=('Hq',), optional=True),
         Argument(name='row_bias', called='row_bias', kind='array', dtype='float32', sizes=('B', 'Hkv', 'N'), optional=True),
         Argument(name='bits', called='bits', kind='one_of', optional=True, values=(2, 3, 4, 5, 6, 8)),
         Argument(name='group_size', called='group_size', kind='one_of', optional=True, values=(32, 64, 128)),
         Argument(name='v_bits', called='v_bits', kind='one_of', optional=True, values=(2, 3, 4, 5, 6, 8)),
-        Argument(name='sparse_v_threshold', called='sparse_v_threshold', kind='number', optional=True, bounds={'least': 0, 'below': 1}),
-    ), (('Hkv', 'divides', 'Hq'), ('Lq', 'at', '128'))),
+        Argument(name='sparse_v_threshold', called='sparse_v_threshold', kind='number', optional=True, bounds=(('least', 0), ('below', 1))),
+    ), (('Hkv', 'divides', 'Hq'), ('Lq', 'most', 128))),
     'prefill_scores': Operation((
         Argument(name='queries', called='q', kind='array', dtype='T', sizes=('B', 'Hq', 'Lq', 'D')),
         Argument(name='keys', called='k', kind='array', dtype='T', sizes=('B', 'Hkv', 'N', 'D')),
@@ -77,19 +77,19 @@ OPERATIONS: dict[str, Operation] = {
         Argument(name='row_bias', called='row_bias', kind='array', dtype='float32', sizes=('B', 'Hkv', 'N'), optional=True),
         Argument(name='kind', called='kind', kind='one_of', optional=True, values=('ema', 'mass')),
         Argument(name='importance', called='importance', kind='array', dtype='float32', sizes=('B', 'Hkv', 'N'), optional=True),
-        Argument(name='decay', called='decay', kind='number', optional=True, bounds={'least': 0, 'below': 1}),
-        Argument(name='counted_queries', called='queries', kind='integer', optional=True, bounds={'least': 1}),
+        Argument(name='decay', called='decay', kind='number', optional=True, bounds=(('least', 0), ('below', 1))),
+        Argument(name='counted_queries', called='queries', kind='integer', optional=True, bounds=(('least', 1),)),
     ), (('Hkv', 'divides', 'Hq'),)),
     'accumulate_scores': Operation((
         Argument(name='importance', called='importance', kind='array', dtype='float32', sizes=('B', 'H', 'N')),
         Argument(name='scores', called='scores', kind='array', dtype='float32', sizes=('B', 'Hq', 'Lq', 'N')),
-        Argument(name='decay', called='decay', kind='number', bounds={'least': 0, 'below': 1}),
-    ), (('H', 'divides', 'Hq'), ('Lq', 'at', '128'))),
+        Argument(name='decay', called='decay', kind='number', bounds=(('least', 0), ('below', 1))),
+    ), (('H', 'divides', 'Hq'), ('Lq', 'most', 128))),
     'keep_indices': Operation((
         Argument(name='scores', called='scores', kind='array', dtype='float32', sizes=('B', 'H', 'N')),
         Argument(name='positions', called='positions', kind='array', dtype='int32', sizes=('B', 'H', 'N')),
-        Argument(name='keep', called='keep', kind='integer', bounds={'least': 1, 'most': 'N'}),
-        Argument(name='sink_size', called='sink_size', kind='integer', optional=True, bounds={'least': 0}),
+        Argument(name='keep', called='keep', kind='integer', bounds=(('least', 1), ('most', 'N'))),
+        Argument(name='sink_size', called='sink_size', kind='integer', optional=True, bounds=(('least', 0),)),
         Argument(name='recent_start', called='recent_start', kind='per_sequence', dtype='int32', optional=True),
     ), ()),
     'key_diversity': Operation((
@@ -113,7 +113,7 @@ OPERATIONS: dict[str, Operation] = {
         Argument(name='weights', called='weights', kind='array', dtype='float32', sizes=('B', 'H', 'N')),
         Argument(name='eligible', called='eligible', kind='array', dtype='bool', sizes=('B', 'H', 'N')),
         Argument(name='kept', called='kept', kind='array', dtype='uint32', sizes=('B', 'H', 'K')),
-        Argument(name='share', called='share', kind='number', optional=True, bounds={'above': 0, 'most': 1}),
+        Argument(name='share', called='share', kind='number', optional=True, bounds=(('above', 0), ('most', 1))),
     ), (('K', 'below', 'N'),)),
     'encode_rows': Operation((
         Argument(name='rows', called='rows', kind='array', dtype='T', sizes=('B', 'H', 'N', 'D')),

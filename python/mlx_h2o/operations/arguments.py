@@ -9,7 +9,7 @@ import math
 import numbers
 import operator
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, TypeVar
 
 import mlx.core as mx
@@ -21,6 +21,7 @@ StreamLike = mx.Stream | mx.Device | None
 Shape = tuple[int, ...]
 Known = dict[str, Any]
 """Sizes and dtypes by their names in the table."""
+Bounds = tuple[tuple[str, Any], ...]
 
 FLOATS: tuple[mx.Dtype, ...] = (mx.float32, mx.float16, mx.bfloat16)
 _FLOAT_NAMES = "float32, float16 or bfloat16"
@@ -99,15 +100,30 @@ def _stored(op: str, name: str, parts: tuple[Any, ...]) -> tuple[Any, ...]:
     return parts
 
 
-def _signature(op: str, expected: Argument, given: Any) -> Any:
-    """Dtype and shape of an array, or of each part of rows; None for None."""
+@cache
+def _parts(rows: Argument, count: int) -> tuple[Argument, ...]:
+    """The parts that rows are stored in, or an array alone."""
+    if count == 1:
+        return (rows,)
+    (*others, width), one = rows.sizes, rows.name.removesuffix("s")
+    groups = rows.scales, f"{width} / group_size"
+    parts = {"words": ("uint32", f"{width} * {rows.bits} / 32")}
+    parts |= {"norms": ("float32", "1")} if count == 2 else {"scales": groups, "biases": groups}
+    return tuple(
+        rows._replace(name=f"{one} {part}", dtype=dtype, sizes=(*others, size))
+        for part, (dtype, size) in parts.items()
+    )
+
+
+def _signature(op: str, expected: Argument, given: Any) -> tuple[tuple[mx.Dtype, Shape], ...]:
+    """Dtype and shape of each part, or of an array; empty for None."""
     if given is None and expected.optional:
-        return None
+        return ()
     if not isinstance(given, tuple) or expected.kind != "rows":
         found = array(op, expected.name, given)
-        return found.dtype, found.shape
-    parts = zip(_parts_of(expected.name, len(given)), given, strict=True)
-    return tuple((part.dtype, part.shape) for part in (array(op, *named) for named in parts))
+        return ((found.dtype, found.shape),)
+    pairs = zip(_parts(expected, len(given)), given, strict=True)
+    return tuple([(array(op, part.name, one).dtype, one.shape) for part, one in pairs])
 
 
 @lru_cache(maxsize=512)
@@ -116,14 +132,11 @@ def _sizes(op: str, given: tuple[Any, ...], *packing: tuple[str, int]) -> Known:
     sizes = _Sizes(op, dict(packing))
     arrays = (argument for argument in OPERATIONS[op].arguments if argument.sizes)
     for expected, found in zip(arrays, given, strict=True):
-        if found is None:
-            continue
-        if expected.kind == "mask":
-            sizes.take_mask(expected, *found)
-        elif isinstance(found[0], tuple):
-            sizes.take_parts(expected, found)
-        else:
-            sizes.take(expected, *found)
+        if len(found) > 1:
+            sizes.take_width(expected, len(found) == 2, *found[0])
+        take = sizes.take_mask if expected.kind == "mask" else sizes.take
+        for part, (dtype, shape) in zip(_parts(expected, len(found)), found, strict=False):
+            take(part, dtype, shape)
     return sizes.known
 
 
@@ -141,47 +154,30 @@ class _Sizes:
         fits = fits and all(
             size == new[name] and size > 0 for name, size in zip(names, shape, strict=True)
         )
-        if not fits or not all(_holds(rule, new) for rule in self.rules):
+        if not fits or not all(_holds(*rule, new) for rule in self.rules):
             self._refuse(expected, dtype, shape, self._words(expected))
         known |= new
         known.setdefault(expected.dtype, dtype_name(dtype))
 
     def take_mask(self, expected: Argument, dtype: mx.Dtype, shape: Shape) -> None:
         full = tuple(self.known[name] for name in expected.sizes)
-        last = full[len(full) - len(shape) :]
-        broadcasts = len(shape) <= len(full) and all(
-            size in (1, most) for size, most in zip(shape, last, strict=True)
-        )
+        pairs = zip(reversed(shape), reversed(full), strict=False)
+        broadcasts = len(shape) <= len(full) and all(size in (1, most) for size, most in pairs)
         if not broadcasts or (dtype != mx.bool_ and dtype not in FLOATS):
             words = f"bool, {_FLOAT_NAMES} that broadcasts to {expected.layout} = {full}."
             self._refuse(expected, dtype, shape, words)
 
-    def take_parts(self, expected: Argument, found: tuple[tuple[mx.Dtype, Shape], ...]) -> None:
-        if len(found) == 1:
-            return self.take(expected, *found[0])
-        known, codes, width = self.known, len(found) == 2, expected.sizes[3]
-        bits, scales = known[expected.bits], expected.scales
-        of_words, of_groups = f"{width} * {expected.bits} / 32", f"{width} / group_size"
+    def take_width(self, rows: Argument, codes: bool, dtype: mx.Dtype, shape: Shape) -> None:
+        """The size of packed rows, unless it is known, follows from their words."""
+        known, width, words = self.known, rows.sizes[-1], _parts(rows, 2)[0]
+        bits, group_size = known[rows.bits], known["group_size"]
         if width in known:
-            self._check_width(expected, known[width], f"{known[width]} elements", codes)
-            known[of_words] = known[width] * bits // 32
-        known["1"] = 1
-        lasts = (of_words, "1") if codes else (of_words, of_groups, of_groups)
-        dtypes = ("uint32", "float32") if codes else ("uint32", scales, scales)
-        names = _parts_of(expected.name, len(found))
-        for name, dtype, last, part in zip(names, dtypes, lasts, found, strict=True):
-            sizes = (*expected.sizes[:3], last)
-            self.take(expected._replace(name=name, dtype=dtype, sizes=sizes), *part)
-            if last == of_words:
-                words = known[of_words]
-                size = -1 if words * 32 % bits else words * 32 // bits
-                self._check_width(expected, size, f"{words} words", codes)
-                known[width], known[of_groups] = size, size // known["group_size"]
-        return None
-
-    def _check_width(self, expected: Argument, size: int, found: str, codes: bool) -> None:
-        bits, group_size = self.known[expected.bits], self.known["group_size"]
-        text = f"[{self.op}] {expected.name} have {found} per row"
+            size, held = known[width], f"{known[width]} elements"
+        else:
+            self.take(words, dtype, shape)
+            size, rest = divmod(shape[-1] * 32, bits)
+            size, held = -1 if rest else size, f"{shape[-1]} words"
+        text = f"[{self.op}] {rows.name} have {held} per row"
         if codes and (bits not in CODE_BITS or not codes_fit(size)):
             raise ValueError(
                 f"{text} and codes of {bits} bits, expected a power of two of elements from "
@@ -191,6 +187,8 @@ class _Sizes:
             raise ValueError(
                 f"{text} of {bits} bits, expected a multiple of group_size = {group_size} elements."
             )
+        known |= {width: size, words.sizes[-1]: size * bits // 32, "1": 1}
+        known[_parts(rows, 3)[1].sizes[-1]] = size // group_size
 
     def _dtypes(self, expected: Argument) -> tuple[str, ...]:
         name = expected.dtype
@@ -215,31 +213,17 @@ class _Sizes:
             text += f" = ({shown}{',' if len(expected.sizes) == 1 else ''})"
         notes = ["every size at least 1"] if free else []
         for first, relation, second in self.rules:
-            limit = f"{second} = {known[second]}" if second in known else second
-            if first in free and (second in known or second.isdigit()):
-                words = {"divides": "a divisor of", "below": "below"}.get(relation, "at most")
-                notes.append(f"{first} {words} {limit}")
+            if first in free and (second in known or isinstance(second, int)):
+                notes.append(f"{first} {_limit(relation, second, known)}")
             elif second in free and first in known:
                 notes.append(f"{second} a multiple of {first} = {known[first]}")
         return ", ".join([text, *notes]) + "."
 
 
-def _holds(rule: tuple[str, str, str], known: Known) -> bool:
+def _holds(first: str, relation: str, second: Any, known: Known) -> bool:
     """Whether a rule holds, or concerns sizes that are not known yet."""
-    first, relation, second = rule
-    one, other = known.get(first), int(second) if second.isdigit() else known.get(second)
-    if one is None or other is None:
-        return True
-    if relation == "divides":
-        return bool(other % one == 0)
-    return bool(one < other) if relation == "below" else bool(one <= other)
-
-
-def _parts_of(name: str, count: int) -> tuple[str, ...]:
-    """The names of the parts of rows."""
-    one = name.removesuffix("s")
-    words = ("words", "norms") if count == 2 else ("words", "scales", "biases")
-    return (name,) if count == 1 else tuple(f"{one} {word}" for word in words)
+    size, limit = known.get(first), known.get(second, second)
+    return size is None or isinstance(limit, str) or _RELATIONS[relation][1](size, limit)
 
 
 def codes_fit(size: int) -> bool:
@@ -275,7 +259,7 @@ def _per_sequence(op: str, name: str, value: object, known: Known) -> int | mx.a
     return value
 
 
-def _number(op: str, name: str, value: object, bounds: dict[str, Any]) -> float:
+def _number(op: str, name: str, value: object, bounds: Bounds) -> float:
     """``value`` as a float that is finite in float32 and within its bounds."""
     # The first test is for speed: this runs once per layer and token.
     if type(value) is not float and (
@@ -292,23 +276,27 @@ def _number(op: str, name: str, value: object, bounds: dict[str, Any]) -> float:
     return _bounded(op, name, found, bounds, {})
 
 
-_RELATIONS: dict[str, tuple[str, Callable[[float, float], bool]]] = {
+_RELATIONS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
     "least": ("at least", operator.ge),
     "above": ("above", operator.gt),
     "most": ("at most", operator.le),
     "below": ("below", operator.lt),
+    "divides": ("a divisor of", lambda size, multiple: multiple % size == 0),
 }
+"""Of a number or a size to its limit."""
 
 
-def _bounded(op: str, name: str, found: Number, bounds: dict[str, Any], known: Known) -> Number:
+def _limit(relation: str, limit: Any, known: Known) -> str:
+    size = f" = {known[limit]}" if limit in known else ""
+    return f"{_RELATIONS[relation][0]} {limit}{size}"
+
+
+def _bounded(op: str, name: str, found: Number, bounds: Bounds, known: Known) -> Number:
     """``found``, if it is within its bounds, which may be names of sizes."""
-    if all(_RELATIONS[bound][1](found, known.get(limit, limit)) for bound, limit in bounds.items()):
+    if all(_RELATIONS[bound][1](found, known.get(limit, limit)) for bound, limit in bounds):
         return found
-    limits = [
-        f"{_RELATIONS[bound][0]} {limit}" + (f" = {known[limit]}" if limit in known else "")
-        for bound, limit in bounds.items()
-    ]
-    raise ValueError(f"[{op}] {name} is {found}, expected {' and '.join(limits)}.")
+    limits = " and ".join(_limit(*bound, known) for bound in bounds)
+    raise ValueError(f"[{op}] {name} is {found}, expected {limits}.")
 
 
 def _one_of(op: str, name: str, value: Any, allowed: tuple[Any, ...]) -> Any:

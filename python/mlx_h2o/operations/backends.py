@@ -40,12 +40,8 @@ class BackendStatus:
     advice: str = ""
 
 
-_registered: dict[str, Operations] = {
-    "metal": metal.BACKEND,
-    "cuda": cuda.BACKEND,
-    "native": native.BACKEND,
-    "composed": COMPOSED,
-}
+_every: tuple[Operations, ...] = metal.BACKEND, cuda.BACKEND, native.BACKEND, COMPOSED
+_registered = {backend.name: backend for backend in _every}
 # In order of preference; composed is the last on both devices.
 _ON_GPU, _ON_CPU = ("metal", "cuda", "composed"), ("native", "composed")
 

@@ -6,6 +6,7 @@
 
 import contextvars
 import os
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -70,10 +71,25 @@ class Operations:
     segment_rows = staticmethod(merging.segment_rows)
     encode_rows = staticmethod(turbo.encode_rows)
     decode_rows = staticmethod(turbo.decode_rows)
-    reserved_rows = staticmethod(buffers.reserved_rows)
-    discard_rows = staticmethod(buffers.discard_rows)
-    commits_pages = staticmethod(buffers.commits_pages)
-    committed_bytes = staticmethod(buffers.committed_bytes)
+
+    def reserved_rows(self, shape: Sequence[int], dtype: mx.Dtype) -> mx.array:
+        """Zeros [B, H, C, width]. A back end may take their memory page by page, as rows are
+        written; ``discard_rows`` then gives pages back, and ``committed_bytes`` counts those in
+        use."""
+        return mx.zeros(shape, dtype)
+
+    def discard_rows(self, buffer: mx.array, from_slot: int) -> int:
+        """Give back the memory of the rows from a slot on, which then read as zeros; returns its
+        bytes. Needs a back end that can, and an evaluated buffer that nothing else holds."""
+        return 0
+
+    def committed_bytes(self, buffer: mx.array) -> int:
+        """Bytes of a buffer that are in memory."""
+        return buffer.nbytes
+
+    def commits_pages(self) -> bool:
+        """Whether memory of ``reserved_rows`` is taken page by page."""
+        return False
 
     def unavailable_reason(self) -> str:
         """Why this back end does not run on this machine; empty if it does."""
@@ -125,18 +141,18 @@ class Operations:
         return self.serving(request).attend(request)[:4]
 
     def attention_and_accumulate(
-        self, queries: mx.array, keys: Any, values: Any, importance: mx.array, **options: Any
+        self, *rows: Any, decay: float | None, **options: Any
     ) -> tuple[mx.array, mx.array]:
-        """The output and the new importance. Options are those of ``attention``, and ``decay``, of
-        the moving average; None for the mass."""
-        rows, decay = (queries, keys, values), options.pop("decay")
+        """The output and the new importance, for queries, keys, values and the importance so far:
+        the moving average if there is a ``decay``, else the mass. Options are those of
+        ``attention``."""
         if self is COMPOSED and decay is None:
-            found = composed.step(*rows, importance, **options)
+            found = composed.step(*rows, **options)
             if found is not None:
                 return found
-        request = attention_request(*rows, bias_masks=False, **options)
+        request = attention_request(*rows[:3], bias_masks=False, **options)
         served = self.serving(request, "attention_and_accumulate")
-        return served.accumulate(request, importance, decay)
+        return served.accumulate(request, rows[3], decay)
 
 
 COMPOSED = Operations()

@@ -64,24 +64,27 @@ def _dots(queries: mx.array, keys: StoredRows, scale: float, bias: mx.array | No
     """scale * q.k + bias, float32 [B, Hkv, Hq / Hkv * Lq, N]."""
     batch, heads, rows, size = keys.shape
     bias = None if bias is None else bias[:, :, None, :rows]
-    queries = queries.astype(mx.float32).reshape(batch, heads, -1, size)
-    if isinstance(keys, mx.array):  # one operation less than with scaled queries
-        columns = keys.astype(mx.float32).swapaxes(2, 3)
-        return mx.addmm(_NOTHING if bias is None else bias, queries, columns, alpha=scale)
-    found = _product(queries * scale, keys, transpose=True)
+    queries = queries.reshape(batch, heads, -1, size)
+    if isinstance(keys, mx.array):  # one operation; a float32 summand upcasts its factors
+        return mx.addmm(
+            _NOTHING if bias is None else bias, queries, keys.swapaxes(2, 3), alpha=scale
+        )
+    found = _product(queries.astype(mx.float32) * scale, keys, transpose=True)
     return found if bias is None else bias + found
 
 
 def _product(left: mx.array, rows: StoredRows, transpose: bool = False) -> mx.array:
-    """``left`` [B, Hkv, n, ...] times rows in float32; scales and biases of packed rows are upcast
-    first. On CUDA, MLX cannot multiply by packed rows of every shape."""
-    if isinstance(rows, PackedRows) and not (are_codes(rows) or mx.cuda.is_available()):
-        words, scales, biases = rows.parts
-        return mx.quantized_matmul(
-            left, words, scales.astype(mx.float32), biases.astype(mx.float32), transpose=transpose,
-            group_size=rows.group_size, bits=rows.bits,
-        )  # fmt: skip
-    return left @ (dense(rows).swapaxes(2, 3) if transpose else dense(rows))
+    """``left``, float32 [B, Hkv, n, ...], times rows, which are upcast first, as are scales and
+    biases of packed ones. On CUDA, MLX cannot multiply by packed rows of every shape."""
+    if isinstance(rows, PackedRows):
+        if not (are_codes(rows) or mx.cuda.is_available()):
+            words, scales, biases = rows.parts
+            return mx.quantized_matmul(
+                left, words, scales.astype(mx.float32), biases.astype(mx.float32),
+                transpose=transpose, group_size=rows.group_size, bits=rows.bits,
+            )  # fmt: skip
+        rows = dense(rows)
+    return left @ (rows.swapaxes(2, 3) if transpose else rows)
 
 
 def masked(request: AttentionRequest) -> AttentionRequest:
@@ -97,19 +100,22 @@ def masked(request: AttentionRequest) -> AttentionRequest:
 def weights(scores: mx.array, sinks: mx.array | None = None, masked: bool = True) -> mx.array:
     """The softmax over the last axis of scores [B, Hq, L, N], with sinks [Hq] in its denominator:
     0 if a query has nothing to attend to. ``masked`` is False if no pair is masked."""
+    if sinks is not None:
+        return weights_of(scores, lse_of(scores, sinks))
     found = mx.softmax(scores, -1)
     if masked:  # a query that sees something keeps its NaN
         nothing = mx.max(scores, axis=-1, keepdims=True) == _NEVER
         found = mx.where(nothing, _NOTHING, found)
-    if sinks is not None:
-        lse = mx.maximum(mx.logsumexp(scores, axis=-1, keepdims=True), _LOWEST)
-        found = found * mx.sigmoid(lse - _poison(sinks.astype(mx.float32))[:, None, None])
     return found
 
 
-def _poison(logits: mx.array) -> mx.array:
-    """NaN instead of +inf, which makes the softmax NaN, as in MLX's own attention."""
-    return mx.where(logits == mx.inf, mx.nan, logits)
+def lse_of(scores: mx.array, sinks: mx.array | None) -> mx.array:
+    """The logarithm of the softmax's denominator, [B, Hq, L]. NaN instead of +inf, which makes the
+    softmax NaN, as in MLX's own attention."""
+    lse = mx.logsumexp(scores, axis=-1)
+    if sinks is not None:
+        lse = mx.logaddexp(lse, sinks.astype(mx.float32)[:, None])
+    return mx.where(lse == mx.inf, mx.nan, lse)
 
 
 def weights_of(scores: mx.array, lse: mx.array) -> mx.array:
@@ -159,14 +165,9 @@ def _attend(request: AttentionRequest) -> AttentionResult:
             skipped = below.astype(mx.float32).mean(axis=-1).reshape(pairs)
     out = _product(read, request.values).reshape(*pairs, request.values.shape[3])
     out = out.astype(request.queries.dtype)
-    lse = None
-    if request.return_lse:
-        lse = mx.logsumexp(scores, axis=-1).reshape(pairs)
-        if sinks is not None:
-            lse = mx.logaddexp(lse, sinks.astype(mx.float32)[:, None])
-        lse = _poison(lse)
-    found = scores.reshape(*pairs, -1) if request.return_scores else None
-    return AttentionResult(out, found, lse, skipped, shares)
+    whole = scores.reshape(*pairs, -1)
+    lse = lse_of(whole, sinks) if request.return_lse else None
+    return AttentionResult(out, whole if request.return_scores else None, lse, skipped, shares)
 
 
 def step(
@@ -191,7 +192,7 @@ def step(
     shares = mx.softmax(scores if mask is None else mx.where(mask, scores, _LEAST), -1)
     if mask is not None:  # a call less than a search for -inf; 0 if a query sees nothing
         shares = mx.where(mask, shares, _NOTHING)
-    out = (shares @ values.astype(mx.float32)).reshape(*queries.shape[:3], -1)
+    out = (shares @ values).reshape(*queries.shape[:3], -1)
     new = accumulating.add_mass(importance, shares)
     return mx.depends(out.astype(queries.dtype), [new]), new
 

@@ -81,28 +81,6 @@ def packed(
     return mx.quantize(rows, group_size=group_size, bits=bits)
 
 
-def reserved_rows(shape: Sequence[int], dtype: mx.Dtype) -> mx.array:
-    """Zeros [B, H, C, width]. A back end may take their memory page by page, as rows are written;
-    then ``discard_rows`` gives pages back, and ``committed_bytes`` counts those in use."""
-    return mx.zeros(shape, dtype)
-
-
-def discard_rows(buffer: mx.array, from_slot: int) -> int:
-    """Give back the memory of the rows from a slot on, which then read as zeros; returns its bytes.
-    Needs a back end that can, and an evaluated buffer that nothing else holds."""
-    return 0
-
-
-def committed_bytes(buffer: mx.array) -> int:
-    """Bytes of a buffer that are in memory."""
-    return buffer.nbytes
-
-
-def commits_pages() -> bool:
-    """Whether memory of ``reserved_rows`` is taken page by page."""
-    return False
-
-
 def padded(array: mx.array, length: int, fill: float) -> mx.array:
     """The array extended by ``fill`` to at least ``length`` slots; always another array."""
     missing = length - array.shape[2]

@@ -25,15 +25,27 @@ def prefill_scores(
     The request has only the queries that count, and its values are ignored. ``importance`` is None
     if no row has been scored.
     """
+    (batch, _, length, _), (kv_heads, keys) = request.queries.shape, request.keys.shape[1:3]
     # With a causal mask alone every query sees a key, unless there are fewer keys.
-    few = request.queries.shape[2] > request.keys.shape[2]
-    empty = few or replace(request, causal=False).hides
+    empty = length > keys or replace(request, causal=False).hides
     # Compute once what all blocks share.
-    queries = request.queries.astype(mx.float32)
-    request = replace(composed.masked(request), queries=queries)
+    request = replace(composed.masked(request), queries=request.queries.astype(mx.float32))
     if decay is None:
-        return _mass(request, empty)
-    return _moving_average(request, importance, decay)
+        request = replace(request, keys=composed.dense(request.keys))
+        mass = mx.zeros((batch, kv_heads, keys))
+        for queries in _ranges(request, length, keys):
+            scores = composed.logits(part_of(request, queries, slice(None), [mass]))
+            weights = composed.weights(scores, request.sinks, empty)
+            mass = mass + weights.reshape(batch, kv_heads, -1, keys).sum(axis=2)
+        return mass
+    if importance is None:
+        importance = mx.full((batch, kv_heads, keys), mx.nan)
+    parts: list[mx.array] = []
+    for columns in _ranges(request, keys, length):
+        scores = composed.logits(part_of(request, slice(None), columns, parts))
+        given = importance[:, :, columns], scores
+        parts.append(accumulating.accumulate_scores(*given, decay=decay, masked=request.hides))
+    return mx.concatenate(parts, axis=2)
 
 
 def last_scores(
@@ -50,33 +62,3 @@ def _ranges(request: AttentionRequest, count: int, pairs: int) -> Iterator[slice
     size = max(1, most // (batch * heads * pairs * 4))
     for start in range(0, count, size):
         yield slice(start, start + size)
-
-
-def _moving_average(
-    request: AttentionRequest, importance: mx.array | None, decay: float
-) -> mx.array:
-    batch, _, length, _ = request.queries.shape
-    kv_heads, keys = request.keys.shape[1:3]
-    if importance is None:
-        importance = mx.full((batch, kv_heads, keys), mx.nan)
-    parts: list[mx.array] = []
-    for columns in _ranges(request, keys, length):
-        scores = composed.logits(part_of(request, slice(None), columns, parts))
-        before = importance[:, :, columns]
-        parts.append(
-            accumulating.accumulate_scores(before, scores, decay=decay, masked=request.hides)
-        )
-    return mx.concatenate(parts, axis=2)
-
-
-def _mass(request: AttentionRequest, empty: bool) -> mx.array:
-    """``empty``: there may be queries that see nothing."""
-    batch, _, length, _ = request.queries.shape
-    kv_heads, keys = request.keys.shape[1:3]
-    request = replace(request, keys=composed.dense(request.keys))
-    mass = mx.zeros((batch, kv_heads, keys))
-    for queries in _ranges(request, length, keys):
-        scores = composed.logits(part_of(request, queries, slice(None), [mass]))
-        weights = composed.weights(scores, request.sinks, empty)
-        mass = mass + weights.reshape(batch, kv_heads, -1, keys).sum(axis=2)
-    return mass

@@ -19,6 +19,7 @@ once each. Plain MLX operations; all arithmetic is float32.
 
 import itertools
 import math
+from bisect import bisect_left
 from dataclasses import replace
 from functools import cache
 
@@ -52,16 +53,9 @@ def levels(size: int, bits: int) -> tuple[float, ...]:
 
 
 def _angle(share: float, power: int) -> float:
-    """The angle below which this share of the mass from 0 to pi / 2 lies, by bisection."""
-    low, high = 0.0, math.pi / 2
-    wanted = share * _mass(high, power)
-    for _ in range(_STEPS):
-        middle = (low + high) / 2
-        if _mass(middle, power) < wanted:
-            low = middle
-        else:
-            high = middle
-    return low
+    """The angle below which this share of the mass from 0 to pi / 2 lies."""
+    wanted, unit = share * _mass(math.pi / 2, power), math.pi / 2**53
+    return unit * bisect_left(range(2**52), wanted, key=lambda place: _mass(place * unit, power))
 
 
 def _mass(angle: float, power: int) -> float:

@@ -86,13 +86,14 @@ class KernelBackend(Operations):
         return made
 
     def attention_and_accumulate(
-        self, queries: mx.array, keys: Any, values: Any, importance: mx.array, **options: Any
+        self, *rows: Any, decay: float | None, **options: Any
     ) -> tuple[mx.array, mx.array]:
         """For arrays and the mass, a step like an earlier one makes no request: launches depend on
         shapes and dtypes, and the number of rows only changes the size of the scores."""
-        base, rows = super().attention_and_accumulate, (queries, keys, values)
-        if options["decay"] is not None or "bits" in options or not self.serves():
-            return base(*rows, importance, **options)
+        base = super().attention_and_accumulate
+        if decay is not None or "bits" in options or not self.serves():
+            return base(*rows, decay=decay, **options)
+        queries, keys, values, importance = rows
         shape, (*heads, count, size) = queries.shape, keys.shape
         mask, sinks, bias = map(options.get, ("mask", "sinks", "row_bias"))
         # The number of blocks depends only on the bit length of ``count``.
@@ -103,10 +104,9 @@ class KernelBackend(Operations):
         )  # fmt: skip
         known = self._steps.get(kind)
         if known is None:
-            asked = {name: option for name, option in options.items() if name != "decay"}
-            request = attention_request(*rows, **asked, bias_masks=False, return_lse=True)
+            request = attention_request(*rows[:3], **options, bias_masks=False, return_lse=True)
             if self.refuses(request):
-                return base(*rows, importance, **options)
+                return base(*rows, decay=decay, **options)
             passes, buffers = launches.add_mass(self.plan(request), importance)
             if len(self._steps) >= _MOST_STEPS:
                 self._steps.clear()

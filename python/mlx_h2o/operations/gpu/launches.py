@@ -111,13 +111,11 @@ def keep_rows(
     batch, heads, rows = scores.shape
     starts = _NEVER if recent_start is None else recent_start
     if isinstance(starts, int):  # differs in every step, so it is not cached
-        starts = mx.array([starts] * batch, mx.int32)
-    elif starts.ndim == 0:
-        starts = mx.broadcast_to(starts, (batch,))
+        starts = mx.array(starts, mx.int32)
     given = {
         "scores": scores,
         "positions": positions,
-        "recent_starts": starts,
+        "recent_starts": mx.broadcast_to(starts, (batch,)),
         "zones": params(sink_size, rows - keep, dtype=mx.int32),
     }
     grid, made = (batch * heads * _THREADS, 1, 1), ("kept", (batch, heads, keep), mx.uint32)

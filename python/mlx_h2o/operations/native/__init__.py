@@ -11,16 +11,9 @@ from mlx_h2o.operations.native import module
 from mlx_h2o.operations.requests import AttentionRequest, AttentionResult, PackedRows
 from mlx_h2o.operations.resolved import Operations
 
-_AS_DEFINED = (
-    "accumulate_scores", "append_rows", "attention", "commits_pages", "committed_bytes",
-    "decode_rows", "discard_rows", "encode_rows", "keep_indices", "key_diversity",
-    "merge_segments", "put_rows", "quantize_append", "reserved_rows", "segment_rows",
-)  # fmt: skip
-"""Functions of the extension with the signatures of the base class."""
-
 _OF_SCORES = "queries", "keys", "scale", "causal", "mask", "sinks", "row_bias"
 _OF_ATTENTION = *_OF_SCORES, "values", *NUMBERS
-_ASKED = "return_scores", "return_lse", "return_skipped"
+_WITH_RESULTS = *_OF_ATTENTION, "return_scores", "return_lse", "return_skipped"
 
 
 class Native(Operations):
@@ -31,9 +24,11 @@ class Native(Operations):
     advice = staticmethod(module.advice)
 
     def ready(self) -> None:
-        """Bind functions of the extension as methods, so that a step calls them directly."""
+        """Bind functions of the extension as methods, so that a step calls them directly: those
+        with the names of the base class, and its signatures if this class has none of its own."""
         self._core = core = cast(Any, module.extension()[0])
-        vars(self).update({name: getattr(core, name) for name in _AS_DEFINED})
+        as_defined = vars(Operations).keys() & vars(core).keys() - vars(Native).keys()
+        vars(self).update({name: vars(core)[name] for name in as_defined})
         vars(self)["attention_and_accumulate"] = core.attention
         vars(self)["output"] = core.scaled_dot_product_attention
 
@@ -41,14 +36,13 @@ class Native(Operations):
         return "it runs on CPU streams, found a GPU stream" if runs_on_gpu() else ""
 
     def attend(self, request: AttentionRequest) -> AttentionResult:
-        given = _given(request, (*_OF_ATTENTION, *_ASKED))
-        return AttentionResult(*self._core.attention(**given, **request.packing))
+        return AttentionResult(*self._core.attention(**_given(request, _WITH_RESULTS)))
 
     def accumulate(
         self, request: AttentionRequest, importance: mx.array, decay: float | None
     ) -> tuple[mx.array, mx.array]:
         """Attention output and the new importance; the scores stay inside."""
-        given = _given(request, _OF_ATTENTION) | request.packing
+        given = _given(request, _OF_ATTENTION)
         found = self._core.attention(importance=importance, decay=decay, **given)
         return cast("tuple[mx.array, mx.array]", found)
 
@@ -85,8 +79,10 @@ class Native(Operations):
 def _given(request: AttentionRequest, names: Sequence[str]) -> dict[str, Any]:
     """Some fields of a request, in the form that the extension takes."""
     found = {name: getattr(request, name) for name in names}
+    if not request.is_packed:
+        return found
     parts = {name: rows.parts for name, rows in found.items() if isinstance(rows, PackedRows)}
-    return found | parts
+    return found | parts | request.packing
 
 
 BACKEND = Native()
