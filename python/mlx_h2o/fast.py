@@ -1,10 +1,7 @@
 """Operations: attention that returns its scores, and the selection of rows to keep.
 
 Each call is checked against the table of operations (metal/operations.toml), then served by the
-best back end of this machine (see ``backends``), on the stream or device ``stream``.
-
-Raises ValueError for shapes, dtypes or numbers that do not fit, and if a back end was requested by
-name and cannot serve the call. Raises TypeError where an argument is of another type.
+best back end of this machine (see ``backends``).
 """
 
 from typing import Any, Literal, cast
@@ -58,6 +55,7 @@ def scaled_dot_product_attention_with_scores(
         row_bias: float32 [B, Hkv, N], added to the products of every query of the KV head: a row
             of bias ``log(n)`` counts as n rows. -inf masks the row.
         return_lse: also return the log of the denominator.
+        stream: stream or device to run on.
 
     Returns:
         ``(out, scores)``, or ``(out, scores, lse)``. ``out`` [B, Hq, Lq, Dv] has the dtype of
@@ -66,6 +64,11 @@ def scaled_dot_product_attention_with_scores(
         ``exp(scores - lse)``. For a fully masked query ``out`` and the weights are 0, and ``lse``
         is -inf without a sink. NaN in an additive mask or in ``row_bias`` makes the output of
         the queries that it applies to NaN, and of no other.
+
+    Raises:
+        ValueError: mismatched shapes, different or unsupported dtypes, a scale that is not finite,
+            or a back end that was requested by name and cannot serve the call.
+        TypeError: an argument that is not an array, a number or a stream where one is expected.
     """
     return _attended("scaled_dot_product_attention_with_scores", locals())
 
@@ -118,16 +121,21 @@ def scaled_dot_product_attention_quantized_with_scores(
         mask: None, ``"causal"``, or an array, as in the dense operation.
         sinks: learned logits [Hq], as in the dense operation.
         row_bias: float32 [B, Hkv, N], as in the dense operation.
-        return_lse: as in the dense operation.
+        return_lse, stream: as in the dense operation.
         sparse_v_threshold: pairs of smaller weight are left out of ``out``, and kernels do not
-            read their value rows (Turney 2026); scores and lse do not change. Below 1; 0 turns it
-            off; 1e-6 is a good value. ``out`` changes by at most the skipped weight times max|V|.
+            read their value rows (Turney 2026); scores and lse do not change. 0 turns it off;
+            1e-6 is a good value. ``out`` changes by at most the skipped weight times max|V|.
         return_skipped: also return the share of rows that each query skipped.
 
     Returns:
         ``(out, scores)``, followed by ``lse`` and ``skipped`` if requested. The first three are
         those of the dense operation for the dequantised rows. ``skipped`` is float32 [B, Hq, Lq]:
         the share of the N rows whose weight was below the threshold; masked pairs do not count.
+
+    Raises:
+        ValueError: as in the dense operation; sizes that do not match ``bits`` and
+            ``group_size``; or a threshold outside 0 <= threshold < 1.
+        TypeError: as in the dense operation.
     """
     return _attended("scaled_dot_product_attention_quantized_with_scores", locals())
 
@@ -218,6 +226,7 @@ def prefill_scores(
             None: no row has been scored. "mass" starts at 0, so None is required.
         decay: for "ema", at least 0 and below 1.
         queries: for "ema", how many of the last queries count; at least 1.
+        stream: stream or device to run on.
 
     Returns:
         float32 [B, Hkv, N], with "ema" NaN for rows that are still unscored. NaN in an additive
@@ -227,6 +236,8 @@ def prefill_scores(
         many as attention itself. Logits are computed in a few blocks of 2 MiB, on GPUs of 16 MiB.
         A block holds at least one query by all keys ("mass"), or the counted queries by one key
         ("ema"). GPUs use MLX's own matrix products: no kernel here reads a chunk.
+
+    Raises ValueError for shapes, dtypes or settings other than these, TypeError for other types.
     """
     op = "prefill_scores"
     given = checked_arguments(op, locals())
@@ -260,9 +271,12 @@ def accumulate_scores(
             is at most 128.
         decay: a, at least 0 and below 1.
         masked: False if every score is finite, which saves work on some back ends.
+        stream: stream or device to run on.
 
     Returns:
         float32 [B, H, N]. With one query, results are identical bit for bit on all CPU back ends.
+
+    Raises ValueError for shapes, dtypes or a decay other than these, TypeError for other types.
     """
     return _served("accumulate_scores", locals(), masked=bool(masked))
 
@@ -289,9 +303,12 @@ def keep_indices(
         sink_size: number of first positions that are protected.
         recent_start: first position of the protected recent window, or int32 [B], one for each
             sequence; None: no window.
+        stream: stream or device to run on.
 
     Returns:
         uint32 [B, H, keep], ascending.
+
+    Raises ValueError for shapes, dtypes or counts other than these, TypeError for other types.
     """
     return _served("keep_indices", locals())
 
@@ -301,9 +318,12 @@ def key_diversity(keys: mx.array, *, stream: StreamLike = None) -> mx.array:
 
     Args:
         keys: [B, H, N, D], float32, float16 or bfloat16.
+        stream: stream or device to run on.
 
     Returns:
         float32 [B, H, N]; a key of zeros gets 0. Computed in float32.
+
+    Raises ValueError for another shape or dtype, TypeError for another type.
     """
     return _served("key_diversity", locals())
 
@@ -345,11 +365,14 @@ def quantize_append(
         group_size: 32, 64 or 128; it must divide D and Dv. Codes ignore it: there D and Dv must be
             powers of two from 32 to 1,024.
         v_bits: bits of the values; None: ``bits``.
+        stream: stream or device to run on.
 
     Returns:
         Keys and values, each in as many arrays as were passed. Evaluating the first array of the
         keys evaluates all. The arrays that were passed never change; if nothing else refers to
         them, their memory may be reused.
+
+    Raises ValueError for shapes, dtypes or numbers other than these, TypeError for other types.
     """
     op = "quantize_append"
     for name, stored in (("keys", quantised_keys), ("values", quantised_values)):
