@@ -68,8 +68,8 @@ def _run(given: Sequence[str]) -> int:
         return 0 if given else 2
     if given[0] == "--version":
         from . import __version__, backends
+        from .blas import slow_blas
         from .evaluation.environment import environment, environment_line
-        from .lm.blas import slow_blas
 
         advice = [f"{each.name}: {each.advice}" for each in backends().values() if each.advice]
         advice += filter(None, [slow_blas()])

@@ -343,6 +343,6 @@ def test_help_and_mistakes(capsys, monkeypatch):
     assert "generate" in capsys.readouterr().out
     assert cli.main(["--version"]) == 0
     assert ", back end " in capsys.readouterr().out
-    monkeypatch.setattr("mlx_h2o.lm.blas.slow_blas", lambda: "install another BLAS")
+    monkeypatch.setattr("mlx_h2o.blas.slow_blas", lambda: "install another BLAS")
     assert cli.main(["--version"]) == 0
     assert capsys.readouterr().out.endswith("\ninstall another BLAS\n")

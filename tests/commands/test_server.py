@@ -25,7 +25,8 @@ from mlx_h2o import load, make_prompt_cache
 from mlx_h2o.commands.options import CacheSettings
 from mlx_h2o.commands.server import _name
 from mlx_h2o.lm.outline import Outline, total_bytes
-from mlx_h2o.serving.memory import Memory, bounds
+from mlx_h2o.lm.routing import bounds
+from mlx_h2o.serving.memory import Memory
 from tiny_models import tiny_qwen3
 
 pytestmark = pytest.mark.downstream

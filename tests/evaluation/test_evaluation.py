@@ -14,13 +14,13 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import RotatingKVCache, make_prompt_cache
 
 import mlx_h2o
+from mlx_h2o.blas import slow_blas
 from mlx_h2o.demo import text as demo_text
 from mlx_h2o.evaluation import arms, facts, questions, reading, report
 from mlx_h2o.evaluation.questions import PROMPT, Settings
 from mlx_h2o.evaluation.run import evaluate as evaluation
 from mlx_h2o.evaluation.speed import timed
 from mlx_h2o.evaluation.statistics import in_turns, paired, ratios
-from mlx_h2o.lm.blas import slow_blas
 from mlx_h2o.lm.routing import evicting_caches, routing_for
 from mlx_h2o.policies import H2O, Random
 from models.tiny import build

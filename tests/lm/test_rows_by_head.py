@@ -18,8 +18,8 @@ from mlx_lm.models import qwen3
 
 import mlx_h2o
 from fetched_models import loaded
-from mlx_h2o import H2OConfig, cli, make_prompt_cache
-from mlx_h2o.lm import blas, layers, probing
+from mlx_h2o import H2OConfig, blas, cli, make_prompt_cache
+from mlx_h2o.lm import layers, probing
 from mlx_h2o.lm.layers import FLOOR, parts_of_mean, probe, shares
 from mlx_h2o.lm.prompt_cache import budgets_of, fit_bytes, summary
 from mlx_h2o.lm.routing import evicting_caches

@@ -9,7 +9,17 @@ import pytest
 import mlx_h2o
 
 PACKAGE = Path(mlx_h2o.__file__).parent
-LAYERS = ["errors", "version", "_kernel_text", "operations", "fast", "policies", "config", "caches"]
+LAYERS = [
+    "errors",
+    "version",
+    "blas",
+    "_kernel_text",
+    "operations",
+    "fast",
+    "policies",
+    "config",
+    "caches",
+]
 LAYERS += ["demo", "lm", "vlm", "evaluation", "serving", "commands", "hardware", "cli", "__main__"]
 
 

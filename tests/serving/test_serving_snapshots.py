@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from engines import TEXT, ask, demo, engine_of, submit
 from engines import tiny as tiny_model
 from mlx_h2o import make_prompt_cache
-from mlx_h2o.lm.routing import routing_for
+from mlx_h2o.lm.routing import bounds, routing_for
 from mlx_h2o.serving.disk import PromptStore
 from mlx_h2o.serving.kept import key_of
-from mlx_h2o.serving.memory import bounds
 from mlx_h2o.serving.snapshots import Snapshots, held_tokens, places
 from models import tiny
 from tiny_models import random_prompt, tiny_gemma3, tiny_qwen3

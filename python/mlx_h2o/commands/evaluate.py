@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from .. import demo
+from ..blas import say_slow_blas
 from ..evaluation import report
 from ..evaluation.arms import ARMS, DEFAULT, parsed
 from ..evaluation.questions import Settings
 from ..evaluation.run import SHARES, evaluate
 from ..evaluation.tasks import TASKS
-from ..lm.blas import say_slow_blas
 from ..lm.generate import load
 from .flags import add_flags
 from .parsing import OneLineParser, new_file

@@ -19,8 +19,8 @@ from typing import Any, cast
 import numpy as np
 from mlx_lm.models import cache as mlx_lm_cache
 
+from ..blas import say_slow_blas
 from ..config import H2OConfig, SettingError
-from .blas import say_slow_blas
 from .files import write_text
 from .models import computes_with_keys, fingerprint, stock_caches
 from .outline import Outline

@@ -146,6 +146,17 @@ def evicting_caches(caches: Iterable[Any]) -> Iterator[H2OKVCache]:
     return (one for one in parts_of(caches) if isinstance(one, H2OKVCache))
 
 
+def bounds(caches: Sequence[Any]) -> list[tuple[int, int]]:
+    """Of all bounded caches, ours and mlx_lm's: up to how many tokens each keeps all, and its most
+    rows. KV heads with unequal budgets have equal ones at first (``rows_at``)."""
+    stock = (getattr(one, n, None) for one in parts_of(caches) for n in ("max_size", "chunk_size"))
+    found = [(size, size) for size in stock if size is not None]
+    for own in (one.config for one in evicting_caches(caches)):
+        if own.max_kv_size is not None:
+            found.append((min(own.rows_at[0]) if own.rows_at else own.max_kv_size, own.max_kv_size))
+    return found
+
+
 def model_name(model: Any) -> str:
     """What error messages call a model: its mlx_lm model type if it has one."""
     found = getattr(model, "model_type", None) or getattr(args_of(model), "model_type", None)

@@ -19,12 +19,12 @@ from ..lm.generation_checks import check_drafts, checked_tokens, vocabulary
 from ..lm.models import is_padded
 from ..lm.prompt_cache import beyond_context
 from ..lm.ranks import ranks_of
-from ..lm.routing import context_length, routing_for
+from ..lm.routing import bounds, context_length, routing_for
 from ..lm.sharing import common
 from .disk import PromptStore
 from .kept import key_of
 from .lanes import Lanes
-from .memory import Memory, bounds
+from .memory import Memory
 from .request import BusyError, Event, Request
 from .sampling import spared_tokens
 from .snapshots import Snapshots, is_cuttable, places

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..lm.outline import Outline, total_bytes
 from ..lm.ranks import ranks_of
-from ..lm.routing import evicting_caches, int_setting, parts_of
+from ..lm.routing import bounds, int_setting
 
 _PROMPTS, _ANSWERS = 8, 32  # defaults for prompts that are prefilled, and answers decoded, together
 _FREED = 16  # MLX's cache of freed buffers gets a 16th of the limit
@@ -123,17 +123,6 @@ def _held(outlines: list[Outline], make: Callable[[], list[Any]], *counts: int) 
     caches = iter(make())
     pairs = ((one, [*islice(caches, len(one.kept))]) for one in outlines)
     return sum(total_bytes([*one.fed(own, *counts)][-1]) for one, own in pairs)
-
-
-def bounds(caches: Sequence[Any]) -> list[tuple[int, int]]:
-    """Of all bounded caches, ours and mlx_lm's: up to how many tokens each keeps all, and its most
-    rows. KV heads with unequal budgets have equal ones at first (``rows_at``)."""
-    stock = (getattr(one, n, None) for one in parts_of(caches) for n in ("max_size", "chunk_size"))
-    found = [(size, size) for size in stock if size is not None]
-    for own in (one.config for one in evicting_caches(caches)):
-        if own.max_kv_size is not None:
-            found.append((min(own.rows_at[0]) if own.rows_at else own.max_kv_size, own.max_kv_size))
-    return found
 
 
 def _activations(model: Any, step: int, rows: int) -> int:
