@@ -61,6 +61,18 @@ def test_trims_that_reach_too_far_are_refused():
         one.tokens(2)
 
 
+def test_a_packed_copy_takes_back_no_more():
+    course = Course(speculative=2)
+    course.chunk(30)
+    course.tokens(3)
+    course.trim(2)
+    packed = course.cache.to_quantized(32, 8)
+    for cache in (course.cache, packed):
+        with pytest.raises(ValueError, match="take back 2 tokens, expected at most 1"):
+            cache.trim(2)
+    assert packed.trim(1) == 1
+
+
 def test_batches_take_no_drafts():
     with pytest.raises(ValueError, match=r"\[BatchH2OKVCache.merge\] speculative is 2, expected 0"):
         H2OKVCache.merge([Course(speculative=2).cache])

@@ -13,7 +13,7 @@ from ..config import H2OConfig
 from ..operations.composed import prefill
 from ..policies import Policy, scoring
 from .step import Step
-from .table import BIAS, IMPORTANCE, WAITING, Table
+from .table import BIAS, IMPORTANCE, POSITIONS, WAITING, Table
 from .views import behind_shared
 
 AttentionCall = tuple[mx.array, Any, Any, float, mx.array | str | None, mx.array | None]
@@ -91,9 +91,9 @@ def of_chunk(
             shown = shown[sequences, :, own][..., slots]
         if before:  # the softmax is over all rows
             rows, _, shown = behind_shared(table, rows, rows, shown)
-            old = table.behind_prefix(old, mx.nan)
-            beside = None if beside is None else table.behind_prefix(beside, 0.0)
-            places = None if places is None else table.behind_prefix(places, None)
+            old = table.behind_prefix(old, IMPORTANCE)
+            beside = None if beside is None else table.behind_prefix(beside, BIAS)
+            places = None if places is None else table.behind_prefix(places, POSITIONS)
         new = scoring.chunk_seen(
             policy, old, places, queries[sequences, :, own], rows,
             scale=scale, mask=shown, sinks=sinks, row_bias=beside,
@@ -125,7 +125,7 @@ def store(
             slots = slice(importance.shape[2]) if part.slots is None else part.slots
             table.beside[IMPORTANCE][part.sequences, :, slots] = importance
     if policy.kind is None and table.tail.ragged:  # each kind leaves unused slots unchanged or 0
-        table.truncate(table.tail.rows)
+        table.clear(IMPORTANCE)
     if waiting is not None and (count := waiting.shape[2]):
         wait(policy, table, waiting, [(table.tokens[0] - count, count)])
     table.unscored = False
