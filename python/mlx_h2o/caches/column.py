@@ -125,13 +125,16 @@ class Segment:
 
     def view(self, count: int) -> tuple[Parts, Parts]:
         """Keys and values of the first ``count`` slots, in stored form."""
-        parts = [one[...] if one.shape[2] == count else one[:, :, :count] for one in self.parts]
-        return self.sides(parts)
+        return self.sides(_first(self.parts, count))
 
     @property
     def state(self) -> tuple[Parts, Parts]:
         """The slots in use."""
         return self.view(self.width)
+
+    def stored(self, side: str) -> Parts:
+        """The "keys" or "values" in use."""
+        return _first(self.sides(self.parts)[side == "values"], self.width)
 
     def as_rows(self, shared: bool = False) -> AttentionRows:
         """What attention reads, cached: only for a segment that does not change."""
@@ -186,6 +189,10 @@ class Segment:
         width, discard = self.width, resolve().discard_rows
         if self.ahead and self._peak > width and sum(discard(part, width) for part in self.parts):
             self._peak = width
+
+
+def _first(parts: Sequence[mx.array], count: int) -> Parts:
+    return tuple([one[...] if one.shape[2] == count else one[:, :, :count] for one in parts])
 
 
 def _in_room(rows: mx.array, slots: int) -> mx.array:

@@ -92,7 +92,7 @@ def scores_of(table: Table) -> mx.array:
 def stored(table: Table, side: str) -> Any:
     """The "keys" or "values" in use, in stored form: an array, or words, scales and biases; in
     mixed precision those of each segment."""
-    parts = [part for one in table.segments for part in one.state[side == "values"]]
+    parts = [part for one in table.segments for part in one.stored(side)]
     return parts[0] if len(parts) == 1 else tuple(parts)
 
 

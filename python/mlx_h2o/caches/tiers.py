@@ -122,13 +122,13 @@ def _gathered(table: Table, segment: Segment, slots: mx.array) -> Segment:
     count, found = slots.shape[2], []
     if not count:
         return segment.each(lambda part: part[:, :, :0], [0] * len(table.tokens))
-    sides = zip(("keys", "values"), segment.state, table.tail.state, strict=True)
-    for side, own, newest in sides:
+    for side in ("keys", "values"):
         column: Column = getattr(segment, side)
+        newest = table.tail.stored(side)
         if column.bits in (2, 4, 8):
             found += resolve().segment_rows(*in_parts(table, side, newest), slots, column.bits)
         else:  # no other segment has these bits: codes stay
-            both = zip(own, column.encode(newest[0]), strict=True)
+            both = zip(segment.stored(side), column.encode(newest[0]), strict=True)
             found += [gathered(mx.concatenate([*parts], axis=2), slots) for parts in both]
     return segment.like(found, [count] * len(table.tokens))
 

@@ -74,7 +74,7 @@ def true_rows(table: Table, side: str, newest: Parts = ()) -> mx.array:
     """The "keys" or "values" in use as an array [B, H, N, D], as they arrived; ``newest`` are the
     stored rows of the tail, if not those in use."""
     column: Column = getattr(table.tail, side)
-    newest = newest or table.tail.state[side == "values"]
+    newest = newest or table.tail.stored(side)
     if len(table.segments) > 1:
         rows = resolve().segment_rows(*in_parts(table, side, newest))[0]
     else:
