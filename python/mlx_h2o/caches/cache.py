@@ -13,13 +13,12 @@ import mlx.core as mx
 from ..config import Affine, H2OConfig
 from ..errors import check
 from ..operations.backends import resolve
-from ..policies import scoring
 from . import attention, checks, formats, saved, tiers
 from .attention import DECODE_QUERIES
 from .column import Parts
 from .handed_out import EachLayersMask, hand_out
 from .room import Room
-from .scores import cut, of_chunk, of_scores, settle, store, wait, waiting
+from .scores import cut, of_chunk, of_scores, seen, settle, store, wait, waiting
 from .sequences import join, select
 from .step import NO_PADDING, Padding, Step
 from .table import BIAS, POSITIONS, Table
@@ -460,7 +459,7 @@ class H2OKVCache(saved.Restorable):
         table = self._table
         checks.check_seen("update_scores", scores, 3, table)
         if self.policy.needs_scores:
-            given = scoring.seen(self.policy, scores, lse)
+            given = seen(self.policy, scores, lse)
             self._take(of_scores(self.config, table, self._step, given, masked))
         table.unscored = False
 

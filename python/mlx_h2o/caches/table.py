@@ -1,8 +1,7 @@
-"""Rows of one layer as a table: columns of keys and values, and other data of each row.
+"""Rows of one layer as a table: segments of keys and values, and other data of each row.
 
 The rows of a sequence fill the first slots of each segment; slots after them are unused. Every
-eviction, trim or departing sequence comes down to which rows go to which slots, and the columns
-move them.
+eviction, trim or departing sequence comes down to which rows go to which slots.
 """
 
 from __future__ import annotations
@@ -198,26 +197,18 @@ class Table:
     # Removing and moving rows
 
     def close_gaps(
-        self,
-        kept: mx.array,
-        positions: mx.array,
-        sequences: Sequence[int],
-        rows: Sequence[int],
-        start: int,
-        tail: int,
+        self, kept: mx.array, sequences: Sequence[int], rows: Sequence[int], start: int, tail: int
     ) -> None:
         """Keep the rows at ``kept`` [b, H, K] of some sequences in the first slots, then ``tail``
-        rows from slot ``start`` on; ``rows`` of each sequence remain. ``positions`` are those of
-        all rows before.
+        rows from slot ``start`` on; ``rows`` of each sequence remain.
 
-        Only for a table of one segment.
+        Only for a table of one segment that has the positions of all rows beside them.
         """
-        parts, segment = self.tail.parts, self.tail
-        self.beside[POSITIONS] = positions
-        buffers = [*parts, *self.beside.values()]
+        count = len(self.tail.parts)
+        buffers = [*self.tail.parts, *self.beside.values()]
         found = resolve().compact_rows(buffers, kept, sequences, start, tail)
-        segment.parts, beside = found[: len(parts)], found[len(parts) :]
-        self.beside = dict(zip(self.beside, beside, strict=True))
+        self.tail.parts = found[:count]
+        self.beside = dict(zip(self.beside, found[count:], strict=True))
         self.truncate(rows)
 
     def truncate(self, rows: Sequence[int]) -> None:
