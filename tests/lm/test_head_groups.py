@@ -256,6 +256,16 @@ def test_wrong_groups_say_what_was_found():
         make_prompt_cache(three_heads(), budgets=[[12, True, 12], 12])
 
 
+def test_batches_of_which_one_group_differs_are_refused_before_any_grows():
+    one, other = (
+        HeadGroups.merge([HeadGroups.of_rows([H2OConfig.of(max_kv_size=20), H2OConfig.of(**more)])])
+        for more in ({"max_kv_size": 60}, {"max_kv_size": 60, "evict_every": 9})
+    )
+    with pytest.raises(ValueError, match=r"\[HeadGroups.extend\] found the settings .* beside"):
+        one.extend(other)
+    assert [group.offset.size for group in one.caches] == [1, 1]
+
+
 def test_heads_of_one_budget_have_one_cache():
     caches = grouped(three_heads(), [[12, 12, 12], [12, 20, 12]])
     assert [type(one).__name__ for one in caches] == ["H2OKVCache", "HeadGroups"]

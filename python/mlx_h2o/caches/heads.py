@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from ..config import H2OConfig
 from .cache import BatchH2OKVCache, H2OKVCache, QuantizedH2OKVCache, evicting_cache
-from .checks import check_rows
+from .checks import check_alike, check_rows
 from .handed_out import EachLayersMask, hand_out, owner_of
 from .saved import Restorable
 
@@ -236,3 +236,5 @@ def _check_alike(operation: str, caches: Sequence[Any]) -> None:
         if not isinstance(one, HeadGroups) or one.heads != caches[0].heads:
             found = getattr(one, "heads", type(one).__name__)
             raise ValueError(f"{op} found {found}, expected the same groups of KV heads in all.")
+    for group in zip(*(one.caches for one in caches), strict=True):
+        check_alike(op, group)  # before any of them changes

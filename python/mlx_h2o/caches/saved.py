@@ -150,7 +150,7 @@ def sequences_text(padding: Sequence[Padding], table: Table) -> str:
 
 def table_of(
     config: H2OConfig,
-    tokens: Sequence[int],
+    tokens: list[int],
     state: Sequence[Any],
     rows: Any,
     shared: Any,

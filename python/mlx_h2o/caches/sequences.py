@@ -33,7 +33,7 @@ def join(tables: Sequence[Table]) -> Table:
 def _stacked(
     tables: Sequence[Table],
     rows: Sequence[list[int]],
-    tokens: Sequence[int],
+    tokens: list[int],
     change: Change = lambda array: array,
 ) -> Table:
     """One table with the sequences that ``change`` makes of ``tables``, in order: ``rows`` of each
@@ -68,7 +68,7 @@ def _stacked(
     return found
 
 
-def _none_like(table: Table, tokens: Sequence[int]) -> Table:
+def _none_like(table: Table, tokens: list[int]) -> Table:
     """Sequences without rows, in the formats of ``table``."""
     index, rows = mx.zeros(len(tokens), mx.int32), [[0] * len(tokens) for _ in table.segments]
     return _stacked([table], rows, tokens, lambda array: array[index])

@@ -6,9 +6,9 @@ eviction, trim or departing sequence comes down to which rows go to which slots.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from operator import add
 from typing import Any
 
@@ -31,6 +31,7 @@ FILLS |= {WAITING[False]: -math.inf, WAITING[True]: 0.0}
 """Values for unused slots, and for rows that a query has not seen."""
 
 
+@dataclass(eq=False, repr=False)
 class Table:
     """Rows of one sequence or several.
 
@@ -40,36 +41,31 @@ class Table:
         tokens: how many tokens each sequence has seen.
         frame: the frame in which rows are stored; None: they are stored as they arrive.
         prefix: the shared rows before these, of batch 1, which never change.
-        packed_width: slots before the tail.
-        shown: slots that attention reads: those in use, and after an append with padding as many
-            as if there were none.
         beside: arrays [B, H, slots, ...] of other data of each row, with as many slots as the
             segments have room for. ``POSITIONS`` may have fewer: rows of the tail whose position is
             missing or -1 are the newest of their sequence, in order.
         waiting: first position and number of queries of each run of pending scores.
         unscored: whether the last rows still wait for their attention.
         certain: how many first tokens may have lost rows, and so cannot be taken back.
+        packed_width: slots before the tail.
+        shown: slots that attention reads: those in use, and after an append with padding as many
+            as if there were none.
         free: tokens that can be appended before anything else is due.
+        changed: whether there are new arrays that attention does not read.
     """
 
-    def __init__(
-        self,
-        segments: list[Segment],
-        tokens: Sequence[int],
-        frame: Frame | None = None,
-        prefix: Segment | None = None,
-    ) -> None:
-        self.segments = segments
-        self.tokens = list(tokens)
-        self.frame = frame
-        self.prefix = prefix
-        self.packed_width = sum(segment.width for segment in segments[:-1])
-        self.shown = self.width
-        self.beside: dict[str, mx.array] = {}
-        self.waiting: list[tuple[int, int]] = []
-        self.unscored = False
-        self.certain = self.free = 0
-        self.changed = True  # whether there are new arrays that attention does not read
+    segments: list[Segment]
+    tokens: list[int]
+    frame: Frame | None = None
+    prefix: Segment | None = None
+    beside: dict[str, mx.array] = field(default_factory=dict)
+    waiting: Sequence[tuple[int, int]] = ()
+    unscored: bool = False
+    certain: int = 0
+
+    def __post_init__(self) -> None:
+        self.packed_width = sum(segment.width for segment in self.segments[:-1])
+        self.shown, self.free, self.changed = self.width, 0, True
 
     @property
     def tail(self) -> Segment:
@@ -250,26 +246,24 @@ class Table:
         self, segments: list[Segment], change: Callable[[mx.array, str], mx.array]
     ) -> Table:
         """A table of these segments; ``change`` makes what is beside their rows, by name."""
-        found = Table(segments, self.tokens, self.frame, self.prefix)
-        found.waiting, found.unscored, found.certain = self.waiting, self.unscored, self.certain
+        found = replace(self, segments=segments, beside={})
         for name, array in self.beside_all.items():
             found.attach(name, change(array, name))
         return found
 
     def copy(self) -> Table:
         """A table of the same rows; the one that is written first copies them."""
-        found = copy.copy(self)
-        if self.segments:
-            # Copy rows only: a copy of slots allocated ahead would take memory for all of them.
-            end = self.tail.width if self.tail.ahead else None
+        if not self.segments:
+            return replace(self)
+        # Copy rows only: a copy of slots allocated ahead would take memory for all of them.
+        end = self.tail.width if self.tail.ahead else None
 
-            def own(array: mx.array) -> mx.array:
-                return mx.contiguous(array[:, :, :end])
+        def own(array: mx.array) -> mx.array:
+            return mx.contiguous(array[:, :, :end])
 
-            found.segments = [one.each(own) for one in self.segments]
-            found.beside = {name: own(array) for name, array in self.beside.items()}
-            found.tail.ahead = self.tail.ahead
-            found.shown, found.changed, found.free = self.width, True, 0  # it may have less room
+        beside = {name: own(array) for name, array in self.beside.items()}
+        found = replace(self, segments=[one.each(own) for one in self.segments], beside=beside)
+        found.tail.ahead = self.tail.ahead
         return found
 
     def standing(self, rows: int) -> Table:
