@@ -11,6 +11,7 @@ import pytest
 
 from back_ends import BACKENDS, NATIVE
 from cache_checks import address
+from cache_invariants import check_same_rows
 from mlx_h2o import H2OConfig, H2OKVCache
 from mlx_h2o.caches.cache import evicting_cache
 from mlx_h2o.operations.backends import resolve, use_backend
@@ -51,16 +52,6 @@ def step(cache: Any, seed: int, count: int = 1, batch: int = 1) -> mx.array:
     return out
 
 
-def same(one: Any, other: Any) -> None:
-    for name in ("keys", "values", "scores", "positions"):
-        pairs = zip(_arrays(getattr(one, name)), _arrays(getattr(other, name)), strict=True)
-        assert all(mx.array_equal(a, b, equal_nan=a.dtype == mx.float32).item() for a, b in pairs)
-
-
-def _arrays(found: Any) -> tuple[mx.array, ...]:
-    return found if isinstance(found, tuple) else (found,)
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", COLUMNS)
 def test_the_rows_are_those_of_a_cache_that_grows(kind: str, backend: str) -> None:
@@ -75,7 +66,7 @@ def test_the_rows_are_those_of_a_cache_that_grows(kind: str, backend: str) -> No
                 plain, ahead = copy.deepcopy(plain), copy.deepcopy(ahead)
             if count == 3:
                 assert plain.trim(2) == ahead.trim(2) == 2
-        same(plain, ahead)
+        check_same_rows(plain, ahead)
 
 
 def pair(config: dict[str, Any]) -> list[Any]:

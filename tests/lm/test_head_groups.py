@@ -250,20 +250,14 @@ def test_wrong_groups_say_what_was_found():
         groups.merge([groups, caches[0]])
     with pytest.raises(ValueError, match=r"\[HeadGroups.extend\] found \(\(0,\), \(1, 2\)\)"):
         groups.extend(HeadGroups(caches, [[0], [1, 2]]))
+    pairs = ([H2OConfig(), H2OConfig.of(evict_every=n)] for n in (1, 2))
+    batch, other = (HeadGroups.merge([HeadGroups.of_rows(pair)]) for pair in pairs)
+    with pytest.raises(ValueError, match=r"\[HeadGroups.extend\] found the settings .* beside"):
+        batch.extend(other)  # before its first group grows
     with pytest.raises(ValueError, match="found no caches"):
         HeadGroups.merge([])
     with pytest.raises(ValueError, match="a budget is True, expected an int"):
         make_prompt_cache(three_heads(), budgets=[[12, True, 12], 12])
-
-
-def test_batches_of_which_one_group_differs_are_refused_before_any_grows():
-    one, other = (
-        HeadGroups.merge([HeadGroups.of_rows([H2OConfig.of(max_kv_size=20), H2OConfig.of(**more)])])
-        for more in ({"max_kv_size": 60}, {"max_kv_size": 60, "evict_every": 9})
-    )
-    with pytest.raises(ValueError, match=r"\[HeadGroups.extend\] found the settings .* beside"):
-        one.extend(other)
-    assert [group.offset.size for group in one.caches] == [1, 1]
 
 
 def test_heads_of_one_budget_have_one_cache():
