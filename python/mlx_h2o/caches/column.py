@@ -116,7 +116,7 @@ class Segment:
 
     @property
     def row(self) -> tuple[mx.array, mx.array]:
-        """A key and a value [B, H, 1, D] as they are before they are encoded; not computed."""
+        """A key and a value [B, H, 1, D] as ``decode`` returns them; nothing is computed."""
         shapes = ((*part.shape[:2], 1, *part.shape[3:]) for part in self.parts)
         keys, values = self.sides([*map(mx.zeros, shapes, (part.dtype for part in self.parts))])
         return self.keys.decode(keys), self.values.decode(values)
