@@ -132,9 +132,10 @@ class Budget:
         with contextlib.suppress(TypeError, ValueError):  # no pairs of numbers
             given = tuple((tokens, rows) for tokens, rows in given)  # JSON has lists
             plain = all(type(n) is int and n >= least for pair in given for n in pair)
+        plain = plain and isinstance(self.rows_at, list | tuple)
         right = plain and [pair[0] for pair in given] == sorted({pair[0] for pair in given})
         wanted = f"pairs of tokens, ascending, and rows, at least {least} with {{}} and {{}}"
-        check(right, "rows_at", given, wanted, self._first, "speculative")
+        check(right, "rows_at", given or self.rows_at, wanted, self._first, "speculative")
         object.__setattr__(self, "rows_at", given)
         alone = not given or not (self.preallocate or self.max_kv_size is None)
         check(alone, "rows_at", given, "none with {} or an unbounded cache", "preallocate")
@@ -504,6 +505,7 @@ def _format(given: dict[str, Any]) -> Format:
     elif "light_bits" in given:
         kind, wanted = Mixed, ("none with {}", "light_bits")
     for name in ("kv_bits", "v_bits", "light_bits", "dense_size", "sparse_v"):
-        served = not given.get(name) or name in kind.__annotations__
-        check(served, name, given.get(name), *wanted)
+        found = given.get(name)
+        off = found is None or (type(found) in (int, float) and not found)
+        check(off or name in kind.__annotations__, name, found, *wanted)
     return _made(kind, given)

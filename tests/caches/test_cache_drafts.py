@@ -54,6 +54,8 @@ def test_trims_that_reach_too_far_are_refused():
         course.cache.trim(4)
     check_same(before, seen_from_outside(course.cache))
     course.trim(2)
+    with pytest.raises(ValueError, match="take back 2 tokens, expected at most 1"):
+        course.cache.to_quantized(32, 8).trim(2)
     for one in (course, *map(course.copied, ("copy", "state", "file"))):
         with pytest.raises(ValueError, match="take back 2 tokens, expected at most 1"):
             one.cache.trim(2)

@@ -28,9 +28,9 @@ def stored_arrays(cache):
     But for positions: those of the newest rows follow from the offset and are not stored, and all
     are written anew when rows go, 4 bytes per row and head.
     """
-    found = dict(cache._table.beside)
-    for name in ("keys", "values"):
-        parts = getattr(cache._table.tail, name).parts
+    found, tail = dict(cache._table.beside), cache._table.tail
+    found.pop("positions", None)
+    for name, parts in zip(("keys", "values"), tail.sides(tail.parts), strict=True):
         names = [name] if len(parts) == 1 else [f"{name}, {part}" for part in PARTS]
         found |= zip(names, parts, strict=True)
     return found

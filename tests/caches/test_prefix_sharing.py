@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
+from cache_invariants import check_same_rows
 from lm.test_batch_generate import kept, tiny_gemma3
 from mlx_h2o import BatchH2OKVCache, H2OConfig, H2OKVCache, make_prompt_cache, routing
 from mlx_h2o.lm.generate import batch_generate, read_prompt
@@ -128,11 +129,7 @@ def test_bytes_of_shared_rows_count_once():
 def same_rows(one, other) -> None:
     """All rows are there, shared or not, to the bit."""
     assert (one.size(), one.evicted) == (other.size(), other.evicted)
-    for name in ("keys", "values", "positions"):
-        for found, expected in zip(
-            tree_flatten([getattr(one, name)]), tree_flatten([getattr(other, name)]), strict=True
-        ):
-            np.testing.assert_array_equal(np.array(found[1]), np.array(expected[1]), err_msg=name)
+    check_same_rows(one, other)
     assert np.array(one.offset).tolist() == np.array(other.offset).tolist()
 
 

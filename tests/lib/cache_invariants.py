@@ -39,6 +39,14 @@ def check_same(one: dict[str, Any], other: dict[str, Any]) -> None:
             np.testing.assert_array_equal(value, other[name], err_msg=name)
 
 
+def check_same_rows(one, other) -> None:
+    """Check that all rows, shared or not, are the same to the bit."""
+    for name in ("keys", "values", "scores", "positions"):
+        sides = (tree_flatten([getattr(cache, name)]) for cache in (one, other))
+        for (_, found), (_, expected) in zip(*sides, strict=True):
+            np.testing.assert_array_equal(np.array(found), np.array(expected), err_msg=name)
+
+
 def _same_bits(one: Any, other: Any) -> bool:
     if not (isinstance(one, np.ndarray) and isinstance(other, np.ndarray)):
         return False
@@ -104,8 +112,6 @@ def held_arrays(table: Any) -> list[mx.array]:
     """Every array that a table's attributes lead to, except what attention has just read and what
     is shared."""
     found: dict[int, mx.array] = {}
-    if table is None:  # all rows are shared
-        return []
     waiting, known = [vars(table) | {"prefix": None}], {id(table)}
     while waiting:
         one = waiting.pop()

@@ -250,6 +250,10 @@ def test_wrong_groups_say_what_was_found():
         groups.merge([groups, caches[0]])
     with pytest.raises(ValueError, match=r"\[HeadGroups.extend\] found \(\(0,\), \(1, 2\)\)"):
         groups.extend(HeadGroups(caches, [[0], [1, 2]]))
+    pairs = ([H2OConfig(), H2OConfig.of(evict_every=n)] for n in (1, 2))
+    batch, other = (HeadGroups.merge([HeadGroups.of_rows(pair)]) for pair in pairs)
+    with pytest.raises(ValueError, match=r"\[HeadGroups.extend\] found the settings .* beside"):
+        batch.extend(other)  # before its first group grows
     with pytest.raises(ValueError, match="found no caches"):
         HeadGroups.merge([])
     with pytest.raises(ValueError, match="a budget is True, expected an int"):

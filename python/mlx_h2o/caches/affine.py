@@ -1,6 +1,7 @@
 """Quantised rows: codes of 2 to 8 bits with a scale and a bias per group, from ``mx.quantize``."""
 
 import warnings
+from collections.abc import Sequence
 
 import mlx.core as mx
 
@@ -8,7 +9,7 @@ from ..operations.arguments import GROUP_SIZES
 from ..operations.backends import resolve
 from .column import Column, Parts
 
-_warned: set[tuple[int, int, int]] = set()
+_warned: set[tuple[int, ...]] = set()
 
 
 class AffineColumn(Column):
@@ -38,25 +39,26 @@ class AffineColumn(Column):
         return mx.dequantize(words, scales, biases, group_size=self.group_size, bits=self.bits)
 
 
-def group_size_for(wanted: int, width: int, value_width: int, owner: str) -> int:
-    """``wanted``, or 32 for rows that it does not divide, with a warning the first time.
+def group_size_for(wanted: int, sizes: Sequence[int], owner: str) -> int:
+    """``wanted``, or 32 for rows of ``sizes`` that it does not divide, with a warning the first
+    time. The first are those of keys, the last those of values.
 
     Raises ValueError, naming ``owner``, if 32 does not divide them either.
     """
-    if width % wanted == 0 == value_width % wanted:
+    if not any(size % wanted for size in sizes):
         return wanted
     least = min(GROUP_SIZES)
     found = (
-        f"[QuantizedH2OKVCache] {owner} has keys of {width} and values of {value_width} elements, "
+        f"[QuantizedH2OKVCache] {owner} has keys of {sizes[0]} and values of {sizes[-1]} elements, "
         f"which "
     )
-    if width % least or value_width % least:
+    if any(size % least for size in sizes):
         raise ValueError(
             f"{found}neither kv_group_size = {wanted} nor {least} divides: expected multiples of "
             f"{least}, or kv_bits=None."
         )
-    if (wanted, width, value_width) not in _warned:
-        _warned.add((wanted, width, value_width))
+    if (wanted, *sizes) not in _warned:
+        _warned.add((wanted, *sizes))
         message = f"kv_group_size = {wanted} does not divide: groups of {least} are used."
         warnings.warn(found + message, stacklevel=2)
     return least

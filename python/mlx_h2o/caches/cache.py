@@ -13,16 +13,15 @@ import mlx.core as mx
 from ..config import Affine, H2OConfig
 from ..errors import check
 from ..operations.backends import resolve
-from ..policies import scoring
 from . import attention, checks, formats, saved, tiers
 from .attention import DECODE_QUERIES
 from .column import Parts
 from .handed_out import EachLayersMask, hand_out
 from .room import Room
-from .scores import cut, of_chunk, of_scores, settle, store, wait, waiting
+from .scores import cut, of_chunk, of_scores, seen, settle, store, wait, waiting
 from .sequences import join, select
 from .step import NO_PADDING, Padding, Step
-from .table import BIAS, Table
+from .table import BIAS, POSITIONS, Table
 from .torn import Torn, changes
 from .views import unpacked
 
@@ -40,7 +39,7 @@ def _side(side: str) -> Any:
         if cache.empty():
             raise ValueError(f"[H2OKVCache.{side}] an array was set, but no rows are stored.")
         cache._unshare()
-        cache._free = 0
+        cache._table.free = 0
         saved.set_rows(cache._table, side, rows)
 
     doc = f"""The stored {side} [B, H, N, size], or None. May be set to others of the same shape.
@@ -49,7 +48,7 @@ def _side(side: str) -> Any:
     return property(stored, put, doc=doc)
 
 
-class H2OKVCache:
+class H2OKVCache(saved.Restorable):
     """Keys and values of one layer; a policy keeps ``config.max_kv_size`` rows per head.
 
     Replaces mlx_lm's KVCache without subclassing it: a subclass would inherit a batched form
@@ -98,9 +97,8 @@ class H2OKVCache:
     def _hold(self, table: Table, padding: Sequence[Padding] = ()) -> None:
         """Replace the table and the padding still to come, and reset everything about steps."""
         self._table, self._padding = table, list(padding) or [NO_PADDING] * len(table.tokens)
-        self._free = 0  # tokens that can be appended before anything else is due
         self._like: tuple[Any, ...] = ()  # shapes and dtypes of the last update
-        self._takes_step(Step(1, len(self._padding)))
+        self._step = Step(1, len(self._padding))  # of the last update
         self._own_mask_due = False  # an EachLayersMask was returned and not read yet
         self.handed: Callable[[], Any] = lambda: None  # the keys, or words, handed out last
         self._stand()
@@ -115,7 +113,7 @@ class H2OKVCache:
             wanted = 0 if config.preallocate is True else config.preallocate
             spare = PROMPT_CHUNK if resolve().commits_pages() else 0  # unused pages are free
             budget = max(self._room.budgets) if config.max_kv_size else 0
-            self._table.make_ahead(max(budget, wanted) + spare)
+            self._table.tail.ahead = max(budget, wanted) + spare
 
     # What the cache holds
 
@@ -205,42 +203,41 @@ class H2OKVCache:
                 return self.update_and_fetch(keys.astype(common), values.astype(common))
             count = len(self._padding) if self._in_batch else None
             checks.check_rows(self, keys, values, held.layouts, count)
-        elif self._free >= self._step.length and not held.unscored:
+        elif held.free >= self._step.length and not held.unscored:
             return self._append(keys, values)
         checks.check_scored(self)
         if self.empty():
             given = len(self._padding), self._described()
             self._table = formats.new_table(self.config, keys, values, *given)
             self._stand()
-        self._takes_step(Step.of(keys.shape[2], self._padding))
+        self._step = Step.of(keys.shape[2], self._padding)
         table = self._make_room(self._step.counts)
         self._like = like
         if all(one == NO_PADDING for one in self._padding):
-            self._free = self._room.free(table, self._step.length)
+            table.free = self._room.free(table, self._step.length)
         return self._append(keys, values)
 
     def _append(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         """Append the rows of the step's tokens."""
         table, step = self._table, self._step
         try:  # ``changes`` inlined: here one more call would be measurable
-            if self._free >= step.length:  # nearly always
+            if table.free >= step.length:  # nearly always
                 views = table.append(keys, values, step)
-                self._free -= step.length
+                table.free -= step.length
             else:
                 views = table.append(keys, values, step, self._room.tail_limit)
-                self._free, self._padding = 0, step.after(self._padding)
+                table.free, self._padding = 0, step.after(self._padding)
             table.unscored = self._needs_attention
             return self._hand_out(table, views, (keys, values))
         except BaseException:
             self._give_up()
             raise
 
-    def _takes_step(self, step: Step) -> None:
-        """Remember an update's step, and whether packed rows are handed out as arrays for it."""
-        handed = self.config.kv_handed
-        most = 1 if handed == "latents" else DECODE_QUERIES
-        self._hands_arrays = handed not in ("packed", "latents") or step.length > most
-        self._step = step
+    @property
+    def _hands_arrays(self) -> bool:
+        """Whether the last update returned packed rows as arrays."""
+        most = {"packed": DECODE_QUERIES, "latents": 1}
+        return self._step.length > most.get(self.config.kv_handed, 0)
 
     def _give_up(self) -> None:
         """Drop the rows, so that any later access raises an error that says why."""
@@ -248,8 +245,8 @@ class H2OKVCache:
 
     @changes
     def _make_room(self, counts: Sequence[int]) -> Table:
-        self._free = 0
         self._table = table = self._room.make(self._table, counts)
+        table.free = 0
         return table
 
     def flush(self) -> None:
@@ -267,7 +264,7 @@ class H2OKVCache:
         if table.segments and not table.unscored:
             if self._room.surplus(table) or table.tail.capacity > self._room.tail_limit:
                 table = self._make_room([0] * len(table.tokens))
-            table.give_back()
+            table.tail.give_back()
         return table
 
     def _hand_out(
@@ -279,11 +276,13 @@ class H2OKVCache:
         parts, others = views
         if table.changed:
             # Evaluating the keys must evaluate these too: otherwise they would keep the graph of
-            # every step alive until the next eviction.
-            loose = table.loose(self.policy.needs_scores and not mixed)
+            # every step alive until the next eviction. Attention updates scores, and would copy
+            # them if anything else read them; it ties them to its output.
+            own = self.policy.needs_scores and not mixed
+            loose = [one for name, one in table.beside.items() if not own or name == POSITIONS]
             parts = (mx.depends(parts[0], loose), *parts[1:])
             table.changed = False
-        if mixed or (self._hands_arrays and (tail.keys.bits or tail.values.bits)):
+        if mixed or ((tail.keys.bits or tail.values.bits) and self._hands_arrays):
             keys, values = unpacked(table, (parts, others), self._step, came)
         else:
             keys, values = tail.keys.given(parts), tail.values.given(others)
@@ -357,11 +356,11 @@ class H2OKVCache:
             self._own_mask_due = True
             return EachLayersMask()
         table = self._table
-        if self._free and length == 1 == len(table.segments):  # nearly always
+        if table.free and length == 1 == len(table.segments):  # nearly always
             slots, width = table.segments[0].next_slots(), table.shown + 1
             return None if slots is None else self._shaped(mx.arange(width) <= slots)
         step = Step(length, len(self._padding))
-        if self._free < length:
+        if table.free < length:
             step = Step.of(length, self._padding)
             checks.check_scored(self)
             table = self._make_room(step.counts)
@@ -460,7 +459,7 @@ class H2OKVCache:
         table = self._table
         checks.check_seen("update_scores", scores, 3, table)
         if self.policy.needs_scores:
-            given = scoring.seen(self.policy, scores, lse)
+            given = seen(self.policy, scores, lse)
             self._take(of_scores(self.config, table, self._step, given, masked))
         table.unscored = False
 
@@ -491,7 +490,7 @@ class H2OKVCache:
         if n > min(self._table.lengths):
             self._unshare()
         table = self._table
-        reach = min(self._room.reach, table.tokens[0] - self._room.certain)
+        reach = min(self._room.reach, table.tokens[0] - table.certain)
         if n > reach and (self.evicted or self._room.surplus(self._table)):
             wanted = f"at most {reach}" if self._room.reach else "none: see is_trimmable()"
             raise ValueError(
@@ -503,7 +502,6 @@ class H2OKVCache:
     @changes
     def _take_back(self, table: Table, n: int) -> int:
         """Remove the last ``n`` tokens; the caller has checked that it is possible."""
-        free, self._free = self._free, 0
         gone = [min(n, rows) for rows in table.lengths]
         left = [rows - count for rows, count in zip(table.tail.rows, gone, strict=True)]
         cut(self.policy, table, end=table.tokens[0] - n)
@@ -512,10 +510,10 @@ class H2OKVCache:
         else:
             table.truncate(left)
             table.tokens = [seen - count for seen, count in zip(table.tokens, gone, strict=True)]
-            self._free = free + n if free and min(table.lengths) else 0
+            table.free = table.free + n if table.free and min(table.lengths) else 0
         table.unscored = False
         if self.config.preallocate:  # saves a call for every draft
-            table.give_back()
+            table.tail.give_back()
         return max(gone)
 
     # Shared rows
@@ -558,7 +556,6 @@ class H2OKVCache:
     def _unshare(self) -> None:
         """Copy the shared rows into this cache's own table."""
         if self.prefix_rows:
-            self._free = 0
             self._table = self._table.whole
             self._stand()
 
@@ -614,23 +611,7 @@ class H2OKVCache:
         if self._room.reach and self.evicted:  # the newest rows in order can be taken back
             places, first = mx.arange(table.width), table.tokens[0] - table.width
             moved = mx.where(table.positions - places == first, 0, places + 1)
-            self._room.certain = first + cast(int, mx.max(moved).item())
-
-    @classmethod
-    def from_state(cls, state: Sequence[Any]) -> H2OKVCache:
-        """A cache with the given ``state``, including its settings."""
-        cache = cls.__new__(cls)
-        cache.state = state
-        return cache
-
-    def __copy__(self) -> H2OKVCache:
-        return copy.deepcopy(self)  # rows change in place, so copies cannot share them
-
-    def __reduce__(self) -> Any:
-        raise ValueError(
-            f"[{type(self).__name__}] a cache cannot be pickled, expected "
-            "mlx_h2o.save_prompt_cache to keep it."
-        )
+            table.certain = first + cast(int, mx.max(moved).item())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> H2OKVCache:
         self.flush()
@@ -638,7 +619,6 @@ class H2OKVCache:
         vars(found).update(vars(self))
         memo[id(self)] = found
         found._table = self._table.copy()
-        found._free = 0  # a copy may have less room
         found._room = copy.copy(self._room)
         return found
 
@@ -770,7 +750,7 @@ class BatchH2OKVCache(H2OKVCache):
             raise ValueError(f"{op} left_padding is given, expected it before the first tokens.")
         if right_padding is not None and max(right_padding, default=0) > 0 and lengths is None:
             raise ValueError(f"{op} right_padding is given without lengths, expected both.")
-        self._free = 0
+        self._table.free = 0
         more = left_padding or [0] * len(self._padding)
         self._padding = [
             (left + int(more[n]), own if lengths is None else int(lengths[n]))
@@ -790,7 +770,7 @@ class BatchH2OKVCache(H2OKVCache):
         prefixes = {one._table.prefix for one in caches if one._padding}
         if len(prefixes) > 1:
             caches = [one.unshared() for one in caches]
-        self._hold(join([one._table.copy() for one in caches]), padding)
+        self._hold(join([one._table for one in caches]), padding)
 
     def extend(self, other: BatchH2OKVCache) -> None:
         """Add the sequences of another batch after these.

@@ -1,14 +1,13 @@
-"""A column of rows: how the keys, or the values, of one layer are stored.
+"""A column: how the keys, or the values, of one layer are stored; and a segment of rows, with both.
 
-A row is quantised once, on arrival, and moved in packed form. A new row format is one subclass with
-``encode`` and ``decode``.
+A row is quantised once, on arrival, and moved in packed form. A new row format is one subclass of
+``Column`` with ``encode`` and ``decode``.
 """
 
 from __future__ import annotations
 
-import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -16,98 +15,35 @@ import mlx.core as mx
 from ..operations.backends import resolve
 from ..operations.composed.buffers import padded
 from ..operations.requests import Parts as Parts
+from ..operations.segments import AttentionRows
+from .step import per_sequence
 
-Layout = tuple[int, int, int, mx.Dtype]
-"""B, H, row size and dtype of rows as they arrive."""
+Change = Callable[[mx.array], mx.array]
 
 _STEP = 256
 """Buffers grow by this many rows at a time."""
 
 
 class Column(ABC):
-    """Rows [B, H, capacity, ...]; the table knows which slots are in use.
+    """How the keys, or the values, of a segment are stored: as one array or several."""
 
-    ``parts`` are written in place and belong to the column alone, so what methods return are other
-    array objects. Nothing is evaluated.
-    """
-
-    parts: Parts = ()
     bits: int | None = None
     """Bits of packed rows if attention can read them; None: it gets the result of ``decode``."""
     group_size: int | None = None
     sparse_v: float = 0.0
     """Weights below which attention skips packed values."""
-    ahead: int = 0
-    """Slots to allocate at once, with the first rows; 0: allocate as rows arrive."""
-    _slots = 0
-    """The capacity, if slots are allocated ahead: how many of them can be used so far."""
 
     @abstractmethod
     def encode(self, rows: mx.array) -> Parts:
-        """Rows [B, H, L, D] in stored form."""
+        """Rows [B, H, L, D] in stored form, arrays [B, H, L, ...]."""
 
     @abstractmethod
     def decode(self, parts: Parts) -> mx.array:
         """Stored rows as an array [B, H, N, D], in the dtype in which they arrived."""
 
-    def like(self, parts: Parts) -> Column:
-        """A column of the same format with these parts."""
-        found = copy.copy(self)
-        found.parts, found.ahead, found._slots = parts, 0, 0
-        return found
-
-    @property
-    def layout(self) -> Layout:
-        """The layout of the stored rows: that of an unpacked row, which is not computed."""
-        shapes = ((*part.shape[:2], 1, *part.shape[3:]) for part in self.parts)
-        row = self.decode(tuple(map(mx.zeros, shapes, (part.dtype for part in self.parts))))
-        batch, heads, _, width = row.shape
-        return batch, heads, width, row.dtype
-
-    @property
-    def capacity(self) -> int:
-        return self._slots if self.ahead else self.parts[0].shape[2]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all slots; of those allocated ahead, only what takes memory."""
-        if self.ahead:
-            return sum(resolve().committed_bytes(part) for part in self.parts)
-        return sum(part.nbytes for part in self.parts)
-
-    def view(self, count: int) -> Parts:
-        """The first ``count`` slots, in stored form."""
-        if count == self.parts[0].shape[2]:
-            return tuple([part[...] for part in self.parts])
-        return tuple([part[:, :, :count] for part in self.parts])
-
     def given(self, parts: Parts) -> Any:
         """Stored rows as attention takes them: an array, or the parts of packed rows."""
         return self.decode(parts) if self.bits is None else parts
-
-    def reserve(self, rows: int, limit: int) -> None:
-        """Make room for ``rows``, and in advance for more, up to ``limit``."""
-        if rows > self.capacity:
-            ahead = min(-(-rows // _STEP) * _STEP, limit, self.ahead or limit)
-            self.resize(max(rows, ahead))
-
-    def resize(self, slots: int) -> None:
-        """Have ``slots``. Those allocated ahead stay, but no more than these can be used."""
-        if not self.ahead:
-            self.parts = tuple(padded(part[:, :, :slots], slots, 0) for part in self.parts)
-            return
-        most = max(slots, self.ahead)
-        if not slots <= self.parts[0].shape[2] <= most:
-            self.parts = tuple(_in_room(part[:, :, :slots], most) for part in self.parts)
-        self._slots = slots
-
-    def give_back(self, rows: int) -> int:
-        """Release memory after the first ``rows`` of slots allocated ahead; returns bytes."""
-        return sum(resolve().discard_rows(part, rows) for part in self.parts if self.ahead)
-
-    def each(self, change: Callable[[mx.array], mx.array]) -> Column:
-        """A column whose parts are ``change`` of these."""
-        return self.like(tuple(change(part) for part in self.parts))
 
 
 class DenseColumn(Column):
@@ -121,6 +57,142 @@ class DenseColumn(Column):
 
     def given(self, parts: Parts) -> mx.array:
         return parts[0]  # saves a call in every step
+
+
+class Segment:
+    """Rows in one format; ``rows`` of each sequence are in use, ``came`` of them appended since
+    ``rows`` was set.
+
+    Attributes:
+        keys, values: how they are stored.
+        parts: arrays [B, H, capacity, ...] of the keys, then of the values. They are written in
+            place and belong to the segment alone, so what methods return are other objects.
+        ragged: whether sequences have different numbers of rows.
+        read: caches what attention reads of a segment that does not change.
+        ahead: slots to allocate at once, with the next rows; 0: allocate as rows arrive.
+        room: how many of the slots allocated ahead can be used so far.
+    """
+
+    def __init__(
+        self, keys: Column, values: Column, sides: Sequence[Sequence[mx.array]], rows: Sequence[int]
+    ) -> None:
+        self.keys, self.values = keys, values
+        self._most = self.came = self._peak = 0
+        self.rows = rows
+        self._of_keys = len(sides[0])
+        self.parts = [*sides[0], *sides[1]]
+        self.read: AttentionRows | None = None
+        self.ahead = self.room = 0
+
+    @property
+    def rows(self) -> list[int]:
+        return [*map(self.came.__add__, self._set)]
+
+    @rows.setter
+    def rows(self, rows: Sequence[int]) -> None:
+        self._peak = max(self._peak, self.width)
+        self._set, self._most, self.came = (*rows,), max(rows), 0
+        self.ragged = min(rows) != self._most
+
+    @property
+    def width(self) -> int:
+        return self._most + self.came
+
+    def next_slots(self) -> mx.array | None:
+        """int32 [B, 1, 1, 1]: where the next row of each sequence goes; None: the same for all."""
+        return per_sequence(self._set, self.came) if self.ragged else None
+
+    def sides(self, parts: Sequence[mx.array]) -> tuple[Parts, Parts]:
+        """The parts of the keys, and those of the values."""
+        return tuple(parts[: self._of_keys]), tuple(parts[self._of_keys :])
+
+    def like(self, parts: Sequence[mx.array], rows: Sequence[int]) -> Segment:
+        """A segment of the same format with other rows."""
+        return Segment(self.keys, self.values, self.sides(parts), rows)
+
+    def each(self, change: Change, rows: Sequence[int] = ()) -> Segment:
+        """A segment of the same format, whose arrays are ``change`` of these."""
+        return self.like([*map(change, self.parts)], rows or self.rows)
+
+    @property
+    def row(self) -> tuple[mx.array, mx.array]:
+        """A key and a value [B, H, 1, D] as ``decode`` returns them; nothing is computed."""
+        shapes = ((*part.shape[:2], 1, *part.shape[3:]) for part in self.parts)
+        keys, values = self.sides([*map(mx.zeros, shapes, (part.dtype for part in self.parts))])
+        return self.keys.decode(keys), self.values.decode(values)
+
+    # What attention reads
+
+    def view(self, count: int) -> tuple[Parts, Parts]:
+        """Keys and values of the first ``count`` slots, in stored form."""
+        return self.sides(_first(self.parts, count))
+
+    @property
+    def state(self) -> tuple[Parts, Parts]:
+        """The slots in use."""
+        return self.view(self.width)
+
+    def stored(self, side: str) -> Parts:
+        """The "keys" or "values" in use."""
+        return _first(self.sides(self.parts)[side == "values"], self.width)
+
+    def as_rows(self, shared: bool = False) -> AttentionRows:
+        """What attention reads, cached: only for a segment that does not change."""
+        if self.read is None:
+            keys, values = self.state
+            rows = self.keys.given(keys), self.values.given(values)
+            self.read = AttentionRows(*rows, self.packing, shared)
+        return self.read
+
+    @property
+    def packing(self) -> dict[str, Any]:
+        """Arguments that tell operations how rows are packed; empty for arrays."""
+        keys, values = self.keys, self.values
+        bits = keys.bits or values.bits
+        if bits is None:
+            return {}
+        size = keys.group_size or values.group_size or 64
+        found = {"bits": bits, "v_bits": values.bits or bits, "group_size": size}
+        return found | {"sparse_v_threshold": values.sparse_v} if values.sparse_v else found
+
+    # Room for more rows
+
+    @property
+    def capacity(self) -> int:
+        slots = self.parts[0].shape[2], self.parts[-1].shape[2]
+        return self.room if self.ahead else min(slots)  # of a side that was set, fewer
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all slots; of those allocated ahead, only what takes memory."""
+        if self.ahead:
+            return sum(map(resolve().committed_bytes, self.parts))
+        return sum(part.nbytes for part in self.parts)
+
+    def reserve(self, rows: int, limit: int) -> None:
+        """Make room for ``rows``, and in advance for more, up to ``limit``."""
+        if rows > self.capacity:
+            more = min(-(-rows // _STEP) * _STEP, limit, self.ahead or limit)
+            self.resize(max(rows, more))
+
+    def resize(self, slots: int) -> None:
+        """Have ``slots``. Those allocated ahead stay, but no more than these can be used."""
+        if not self.ahead:
+            self.parts = [padded(part[:, :, :slots], slots, 0) for part in self.parts]
+            return
+        self.room, most = slots, max(slots, self.ahead)
+        if not all(slots <= part.shape[2] <= most for part in self.parts):
+            self.parts = [_in_room(part[:, :, :slots], most) for part in self.parts]
+
+    def give_back(self) -> None:
+        """Release the memory after the rows, if slots were allocated ahead."""
+        width, discard = self.width, resolve().discard_rows
+        if self.ahead and self._peak > width and sum(discard(part, width) for part in self.parts):
+            self._peak = width
+
+
+def _first(parts: Sequence[mx.array], count: int) -> Parts:
+    return tuple([one[...] if one.shape[2] == count else one[:, :, :count] for one in parts])
 
 
 def _in_room(rows: mx.array, slots: int) -> mx.array:

@@ -17,7 +17,7 @@ from ..operations.composed.buffers import gathered
 from ..operations.requests import PerSequence
 from ..policies import Rows
 from ..policies.weights import best
-from .table import BIAS, FILLS, IMPORTANCE, Table, behind
+from .table import BIAS, FILLS, IMPORTANCE, POSITIONS, Table, behind
 from .views import true_rows
 
 
@@ -73,8 +73,8 @@ class Eviction:
         if self.keep and self.config.folds:
             fold_rows(self, ranks, kept)
         sequences = range(table.shape[0]) if self.sequences is None else self.due
-        slots = self.behind_skipped(kept)
-        table.close_gaps(slots, self.whole, sequences, rows, self._end, self.tail)
+        table.beside[POSITIONS] = self.whole
+        table.close_gaps(self.behind_skipped(kept), sequences, rows, self._end, self.tail)
 
     def kept(self, ranks: mx.array) -> mx.array:
         """Slots of the best of the ranked rows, uint32 [sequences, H, keep], ascending, counted

@@ -1,14 +1,16 @@
 """Which columns the settings of a cache ask for."""
 
+from collections.abc import Sequence
+
 import mlx.core as mx
 
 from ..config import KV_FORMATS, H2OConfig
 from .affine import AffineColumn, group_size_for
-from .column import Column, DenseColumn
-from .frame import Frame, kept_size
+from .column import Column, DenseColumn, Segment
+from .frame import Frame
 from .step import Step
-from .table import IMPORTANCE, Segment, Table
-from .turbo_column import KEYS, VALUES, TurboColumn, check_sizes
+from .table import IMPORTANCE, Table
+from .turbo_column import KEYS, VALUES, TurboColumn, check_size
 
 
 def new_table(config: H2OConfig, keys: mx.array, values: mx.array, count: int, owner: str) -> Table:
@@ -16,15 +18,16 @@ def new_table(config: H2OConfig, keys: mx.array, values: mx.array, count: int, o
 
     Raises ValueError, naming ``owner``, for rows that cannot be quantised as ``config`` says.
     """
-    size = _group_size(config, keys, values, owner)
     kept = [mx.zeros((*rows.shape[:2], 1, rows.shape[3]), rows.dtype) for rows in (keys, values)]
     frame = Frame(kept[0], values.shape[3]) if config.framed else None
     if frame is not None:
         kept = [*frame.into(*kept)]
-    segments = [Segment(*pair, [0] * count) for pair in columns(config, size, values.dtype)]
-    for one in segments:
-        for column, row in zip((one.keys, one.values), kept, strict=True):
-            column.parts = tuple(part[:, :, :0] for part in column.encode(row))
+    size = _group_size(config, [row.shape[3] for row in kept], owner)
+    segments = []
+    for pair in columns(config, size, values.dtype):
+        both = [column.encode(row) for column, row in zip(pair, kept, strict=True)]
+        none = [[part[:, :, :0] for part in parts] for parts in both]
+        segments.append(Segment(*pair, none, [0] * count))
     found = Table(segments, [0] * count, frame)
     if config.policy.needs_scores:
         found.attach(IMPORTANCE)
@@ -78,17 +81,11 @@ def columns(config: H2OConfig, size: int, dtype: mx.Dtype) -> list[tuple[Column,
     return pairs
 
 
-def _group_size(config: H2OConfig, keys: mx.array, values: mx.array, owner: str) -> int:
-    if config.kv_format is not None:
-        bits, width = KV_FORMATS[config.kv_format][0], keys.shape[3]
-        check_sizes(config.kv_format, 0 if bits in (0, 8) else width, values.shape[3], owner)
-        return group_size_for(config.kv_group_size, width, width, owner) if bits == 8 else 0
-    if config.kv_bits is None:
-        return 0
-    # The values of latent attention are rotary parts, which are not packed.
-    width, value_width = keys.shape[3], values.shape[3]
-    if config.kv_handed == "latents":
-        value_width = width
-    if config.framed:
-        width, value_width = kept_size(width), kept_size(value_width)
-    return group_size_for(config.kv_group_size, width, value_width, owner)
+def _group_size(config: H2OConfig, sizes: Sequence[int], owner: str) -> int:
+    """Elements that share a scale and a bias, in keys and values of ``sizes``; 0 if none do."""
+    affine, pair = [], columns(config, 0, mx.float32)[0]
+    for side, size, column in zip(("keys", "values"), sizes, pair, strict=True):
+        if isinstance(column, TurboColumn):
+            check_size(config.kv_format, side, size, owner)
+        affine += [size] if isinstance(column, AffineColumn) else []
+    return group_size_for(config.kv_group_size, affine, owner) if affine else 0

@@ -98,11 +98,6 @@ class Frame:
         return Frame(change(self.centre), self.sizes[1])
 
 
-def as_they_came(frame: Frame | None, rows: mx.array, side: str) -> mx.array:
-    """Stored "keys" or "values", taken out of their frame."""
-    return rows if frame is None else frame.back(rows, int(side == "values"))
-
-
 def kept_size(size: int) -> int:
     """Elements of a stored row, for rows of ``size`` elements."""
     return -(-size // _GROUP) * _GROUP

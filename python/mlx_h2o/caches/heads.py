@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -11,8 +10,9 @@ import mlx.core as mx
 
 from ..config import H2OConfig
 from .cache import BatchH2OKVCache, H2OKVCache, QuantizedH2OKVCache, evicting_cache
-from .checks import check_rows
+from .checks import check_alike, check_rows
 from .handed_out import EachLayersMask, hand_out, owner_of
+from .saved import Restorable
 
 _CLASSES = {cls.__name__: cls for cls in (H2OKVCache, QuantizedH2OKVCache, BatchH2OKVCache)}
 
@@ -37,7 +37,7 @@ def _of_each(
     return call
 
 
-class HeadGroups:
+class HeadGroups(Restorable):
     """Several evicting caches for one layer, each for some of its KV heads.
 
     A single cache holds the same number of rows for all of its heads, so heads with different
@@ -173,12 +173,7 @@ class HeadGroups:
     flush = _of_each(H2OKVCache.flush)
     to_quantized = _of_each(H2OKVCache.to_quantized)
     unshared = _of_each(H2OKVCache.unshared)
-
-    def __copy__(self) -> HeadGroups:
-        return copy.deepcopy(self)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> HeadGroups:
-        return HeadGroups([copy.deepcopy(one, memo) for one in self.caches], self.heads)
+    __deepcopy__ = _of_each(H2OKVCache.__deepcopy__)
 
     @property
     def state(self) -> list[Any]:
@@ -197,13 +192,6 @@ class HeadGroups:
             )
         pairs = zip(classes, state[1:], strict=True)
         HeadGroups.__init__(self, [one.from_state(part) for one, part in pairs], about["heads"])
-
-    @classmethod
-    def from_state(cls, state: Sequence[Any]) -> HeadGroups:
-        """Caches with the given ``state``, settings included."""
-        found = cls.__new__(cls)
-        found.state = state
-        return found
 
     # Batches
 
@@ -248,3 +236,5 @@ def _check_alike(operation: str, caches: Sequence[Any]) -> None:
         if not isinstance(one, HeadGroups) or one.heads != caches[0].heads:
             found = getattr(one, "heads", type(one).__name__)
             raise ValueError(f"{op} found {found}, expected the same groups of KV heads in all.")
+    for group in zip(*(one.caches for one in caches), strict=True):
+        check_alike(op, group)  # before any of them changes

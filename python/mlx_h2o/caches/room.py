@@ -20,13 +20,11 @@ class Room:
         budgets: how many of each sequence's own rows stay, per head.
         tail_limit: most dense rows in mixed precision; else the largest budget.
         reach: how many of the newest tokens can be taken back.
-        certain: how many first tokens may have lost rows, and so cannot be taken back.
     """
 
     def __init__(self, config: H2OConfig, shared: int, tokens: Sequence[int]) -> None:
         self._config, self._shared = config, shared
         self._mixed, self._group, self.reach = config.mixed, config.group, config.reach
-        self.certain = 0
         self._few = max(1, self.reach)  # longest step that makes room row by row
         self._sinks = max(0, config.protected - shared)
         self._most = config.max_kv_size or _UNBOUNDED
@@ -65,7 +63,7 @@ class Room:
         if self._config.rows_at:
             self._plan([*map(add, table.tokens, counts)])
         if self._config.preallocate:
-            table.give_back()
+            table.tail.give_back()
         lengths = table.lengths
         both = enumerate(zip(lengths, self.budgets, table.tail.rows, strict=True))
         due = {n: most for n, (rows, most, new) in both if rows > most or new > self.tail_limit}
@@ -101,8 +99,8 @@ class Room:
         if not keeps:
             return table
         ends, lengths = [*map(add, table.tokens, counts)], table.lengths
-        self.certain = max(self.certain, ends[0] - self.reach)
-        tail = max(0, min(table.tail.rows[0], table.tokens[0] - self.certain))
+        table.certain = max(table.certain, ends[0] - self.reach)
+        tail = max(0, min(table.tail.rows[0], table.tokens[0] - table.certain))
         alike: dict[tuple[int, ...], list[int]] = {}
         for n, keep in keeps.items():
             numbers = self._recent[n], min(keep, lengths[n]), lengths[n], counts[n]

@@ -1,8 +1,9 @@
 """How a cache is saved: its rows, and its settings as JSON."""
 
+import copy
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self, cast
 
 import mlx.core as mx
 
@@ -10,15 +11,36 @@ from ..config import H2OConfig
 from ..errors import check
 from ..operations.arguments import dtype_name
 from . import formats
+from .column import Segment
 from .frame import Frame, kept_size
 from .step import Padding
-from .table import BIAS, IMPORTANCE, Segment, Table
+from .table import BIAS, IMPORTANCE, POSITIONS, Table
 
 _GONE = {"turbo_guard": 0, "shared_heads": False}
 """Removed settings that older files may name, and the value at which they had no effect."""
 
 _USUAL = {"prefix_size": 0, "context_size": None, "fold": True, "rows_at": ()}
 """Newer settings that are saved only if they differ, so that other files stay as they were."""
+
+
+class Restorable:
+    """A cache that its ``state`` describes as a whole, and that is copied as a whole."""
+
+    @classmethod
+    def from_state(cls, state: Sequence[Any]) -> Self:
+        """A cache with the given ``state``, including its settings."""
+        cache = cls.__new__(cls)
+        cast(Any, cache).state = state
+        return cache
+
+    def __copy__(self) -> Self:
+        return copy.deepcopy(self)  # rows change in place, so copies cannot share them
+
+    def __reduce__(self) -> Any:
+        raise ValueError(
+            f"[{type(self).__name__}] a cache cannot be pickled, expected "
+            "mlx_h2o.save_prompt_cache to keep it."
+        )
 
 
 def settings_text(cache: Any) -> str:
@@ -70,7 +92,7 @@ def scores_of(table: Table) -> mx.array:
 def stored(table: Table, side: str) -> Any:
     """The "keys" or "values" in use, in stored form: an array, or words, scales and biases; in
     mixed precision those of each segment."""
-    parts = [part for one in table.segments for part in getattr(one, side).view(one.width)]
+    parts = [part for one in table.segments for part in one.stored(side)]
     return parts[0] if len(parts) == 1 else tuple(parts)
 
 
@@ -85,8 +107,9 @@ def set_rows(table: Table, side: str, rows: Any) -> None:
         raise ValueError(f"[H2OKVCache.{side}] found {found}, expected {expected} as stored.")
     left = iter(parts)
     for one in table.segments:
-        column, one.read = getattr(one, side), None
-        column.parts, column.ahead = tuple(next(left)[...] for _ in column.parts), 0
+        both = [*one.sides(one.parts)]
+        both[side == "values"] = tuple(next(left)[...] for _ in both[side == "values"])
+        one.parts, one.read, one.room = [*both[0], *both[1]], None, 0
 
 
 def _parts(rows: Any) -> list[mx.array]:
@@ -127,7 +150,7 @@ def sequences_text(padding: Sequence[Padding], table: Table) -> str:
 
 def table_of(
     config: H2OConfig,
-    tokens: Sequence[int],
+    tokens: list[int],
     state: Sequence[Any],
     rows: Any,
     shared: Any,
@@ -147,8 +170,8 @@ def table_of(
     if centre is not None:
         if shared is not None:  # earlier versions saved one for all
             centre = mx.broadcast_to(centre, (len(tokens), *centre.shape[1:]))
-        table.frame = Frame(centre, value_size or segments[0].values.layout[2])
-    table.place(positions)
+        table.frame = Frame(centre, value_size or segments[0].row[1].shape[3])
+    table.attach(POSITIONS, positions)
     if config.policy.needs_scores:
         table.attach(IMPORTANCE, mx.where(positions < 0, mx.nan, importance))  # unused slots
     if bias is not None:
@@ -169,10 +192,8 @@ def _segments(
         size = words.shape[3] * 32 // (config.kv_bits or 8) // scales.shape[3]
     count = -(-len(sides[0]) // 3)  # of which a shared prefix has one
     for place, pair in enumerate(formats.columns(config, size, dtype)[:count]):
-        # New array objects, because the columns write in place later.
-        keys, values = (
-            column.like(tuple(part[...] for part in parts[3 * place : 3 * place + 3]))
-            for column, parts in zip(pair, sides, strict=True)
-        )
-        found.append(Segment(keys, values, [keys.capacity] if rows is None else rows[place]))
+        # New array objects, because segments are written in place later.
+        both = [[part[...] for part in side[3 * place : 3 * place + 3]] for side in sides]
+        slots = both[0][0].shape[2]
+        found.append(Segment(*pair, both, [slots] if rows is None else rows[place]))
     return found

@@ -10,10 +10,13 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from ..config import H2OConfig
-from ..operations.composed import prefill
-from ..policies import Policy, scoring
+from ..operations import composed
+from ..operations.backends import resolve
+from ..operations.composed import accumulating, prefill
+from ..operations.requests import attention_request, last_queries
+from ..policies import Policy
 from .step import Step
-from .table import BIAS, IMPORTANCE, WAITING, Table
+from .table import BIAS, IMPORTANCE, POSITIONS, WAITING, Table
 from .views import behind_shared
 
 AttentionCall = tuple[mx.array, Any, Any, float, mx.array | str | None, mx.array | None]
@@ -55,6 +58,35 @@ def _before(policy: Policy, table: Table) -> tuple[mx.array, mx.array | None]:
     return table.beside[IMPORTANCE][:, :, : table.width], places
 
 
+def seen(
+    policy: Policy, scores: mx.array, lse: mx.array | None, sinks: mx.array | None = None
+) -> mx.array:
+    """What ``accumulate`` takes: the scores, or their weights if the policy needs weights.
+
+    Without ``lse``, the softmax is over these scores and ``sinks``. Raises ValueError for an
+    ``lse`` of another shape.
+    """
+    if not policy.needs_weights:
+        return scores
+    if lse is None:
+        return composed.weights(scores, sinks)
+    if lse.shape != scores.shape[:3]:
+        raise ValueError(
+            f"[H2OKVCache.update_scores] lse has shape {lse.shape}, expected [B, Hq, L] = "
+            f"{scores.shape[:3]} as the scores."
+        )
+    return composed.weights_of(scores, lse)
+
+
+def _accumulated(
+    policy: Policy, old: mx.array, given: mx.array, places: Any, masked: bool = True
+) -> mx.array:
+    """The importance [B, H, N] after the scores or weights ``given`` [B, Hq, L, N]."""
+    if policy.chunk_queries is not None:
+        given = given[:, :, -policy.chunk_queries :]
+    return policy.accumulate(old, given, positions=places, masked=masked)
+
+
 def of_scores(
     config: H2OConfig, table: Table, step: Step, given: mx.array, masked: bool
 ) -> tuple[list[tuple[Part, mx.array]], mx.array]:
@@ -66,7 +98,7 @@ def of_scores(
     for part in _parts(table, step, length, last):
         sequences, queries, slots = part
         some = given if slots is None else given[sequences, :, queries][..., slots]
-        new = scoring.accumulated(policy, part.of(old), some, part.of(places), masked=masked)
+        new = _accumulated(policy, part.of(old), some, part.of(places), masked)
         found.append((part, new))
     return found, given[:, :, length - last :]
 
@@ -91,18 +123,43 @@ def of_chunk(
             shown = shown[sequences, :, own][..., slots]
         if before:  # the softmax is over all rows
             rows, _, shown = behind_shared(table, rows, rows, shown)
-            old = table.behind_prefix(old, mx.nan)
-            beside = None if beside is None else table.behind_prefix(beside, 0.0)
-            places = None if places is None else table.behind_prefix(places, None)
-        new = scoring.chunk_seen(
-            policy, old, places, queries[sequences, :, own], rows,
-            scale=scale, mask=shown, sinks=sinks, row_bias=beside,
-        )  # fmt: skip
+            old = table.behind_prefix(old, IMPORTANCE)
+            beside = None if beside is None else table.behind_prefix(beside, BIAS)
+            places = None if places is None else table.behind_prefix(places, POSITIONS)
+        given: Any = {"scale": scale, "mask": shown, "row_bias": beside}
+        new = _after_chunk(policy, old, places, queries[sequences, :, own], rows, sinks, given)
         found.append((part, new[:, :, before:] if before else new))
     if not last:
         return found, None
-    given = prefill.last_scores(queries, keys, scale=scale, mask=mask, row_bias=bias, queries=last)
-    return found, scoring.seen(policy, given, None, sinks)
+    given = {"scale": scale, "mask": mask, "row_bias": bias, "queries": last}
+    return found, seen(policy, prefill.last_scores(queries, keys, **given), None, sinks)
+
+
+def _after_chunk(
+    policy: Policy,
+    old: mx.array,
+    places: mx.array | None,
+    queries: mx.array,
+    keys: mx.array,
+    sinks: mx.array | None,
+    given: dict[str, Any],
+) -> mx.array:
+    """The importance after a chunk whose attention returned no scores.
+
+    In blocks of keys or queries where the policy allows it, so that the scores are never in memory
+    all at once.
+    """
+    request, operations = attention_request(queries, keys, keys, **given), resolve()
+    if policy.decay is not None and keys.shape[1] == old.shape[1]:
+        last = last_queries(request, accumulating.MAX_QUERIES)
+        return operations.prefill_scores(last, old, policy.decay)
+    if policy.chunk_queries is None:
+        request.sinks = sinks
+        scores = mx.expand_dims(operations.prefill_scores(request, None, None), 2)
+    else:
+        scores = prefill.last_scores(queries, keys, queries=policy.chunk_queries, **given)
+        scores = seen(policy, scores, None, sinks)
+    return policy.accumulate(old, scores, positions=places, masked=given["mask"] is not None)
 
 
 def biases(table: Table, keys: mx.array) -> mx.array | None:
@@ -125,7 +182,7 @@ def store(
             slots = slice(importance.shape[2]) if part.slots is None else part.slots
             table.beside[IMPORTANCE][part.sequences, :, slots] = importance
     if policy.kind is None and table.tail.ragged:  # each kind leaves unused slots unchanged or 0
-        table.truncate(table.tail.rows)
+        table.clear(IMPORTANCE)
     if waiting is not None and (count := waiting.shape[2]):
         wait(policy, table, waiting, [(table.tokens[0] - count, count)])
     table.unscored = False
@@ -167,7 +224,7 @@ def settle(policy: Policy, table: Table, border: int) -> None:
             part = Part(slice(None), slice(None), slice(held))
             given = waiting(policy, table, first, first + done)[..., part.slots]  # rows held then
             old, places = map(part.of, _before(policy, table))
-            store(policy, table, [(part, scoring.accumulated(policy, old, given, places))])
+            store(policy, table, [(part, _accumulated(policy, old, given, places))])
         first += count
     cut(policy, table, border)
 

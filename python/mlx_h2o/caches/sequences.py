@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from ..operations.composed.buffers import padded
+from .column import Change
 from .frame import Frame
-from .table import FILLS, NONE, Change, Table
+from .table import FILLS, Table
 
 
 def select(table: Table, sequences: Sequence[int]) -> Table:
@@ -17,13 +18,13 @@ def select(table: Table, sequences: Sequence[int]) -> Table:
 
 
 def join(tables: Sequence[Table]) -> Table:
-    """One table with the sequences of all ``tables``, in order."""
+    """One table with the sequences of all ``tables``, in order, in arrays of its own."""
     like = next((table for table in tables if table.segments), None)
     if like is None:
         return Table([], [seen for table in tables for seen in table.tokens])
     found = [one if one.segments else _none_like(like, one.tokens) for one in tables if one.tokens]
     if len(found) == 1:
-        return found[0]
+        return found[0].copy()
     same = zip(*(table.segments for table in found), strict=True)
     rows = [[count for one in parts for count in one.rows] for parts in same]
     return _stacked(found, rows, [seen for table in found for seen in table.tokens])
@@ -32,7 +33,7 @@ def join(tables: Sequence[Table]) -> Table:
 def _stacked(
     tables: Sequence[Table],
     rows: Sequence[list[int]],
-    tokens: Sequence[int],
+    tokens: list[int],
     change: Change = lambda array: array,
 ) -> Table:
     """One table with the sequences that ``change`` makes of ``tables``, in order: ``rows`` of each
@@ -40,17 +41,18 @@ def _stacked(
     widths, segments = [max(one) for one in rows], []
     for place, (count, width) in enumerate(zip(rows, widths, strict=True)):
         same = [table.segments[place] for table in tables]
-        segments.append(same[0].each(lambda part: part, count))
-        segments[-1].parts = [
+        parts = [
             mx.concatenate([padded(change(part)[:, :, :width], width, 0) for part in parts])
             for parts in zip(*(one.parts for one in same), strict=True)
         ]
+        segments.append(same[0].like(parts, count))
 
-    def spread(table: Table, array: mx.array, fill: float) -> mx.array:
+    def spread(table: Table, array: mx.array, name: str) -> mx.array:
         """An array beside the rows of a table, with each segment brought to its new width."""
         parts, start, array = [], 0, change(array)
         for one, width in zip(table.segments, widths, strict=True):
-            parts.append(padded(array[:, :, start : start + min(one.width, width)], width, fill))
+            some = array[:, :, start : start + min(one.width, width)]
+            parts.append(padded(some, width, FILLS[name]))
             start += one.width
         return mx.concatenate(parts, axis=2) if len(parts) > 1 else parts[0]
 
@@ -59,15 +61,14 @@ def _stacked(
     if frames:
         found.frame = Frame(mx.concatenate([one.centre for one in frames]), frames[0].sizes[1])
     found.unscored = any(table.unscored for table in tables)
-    found.place(mx.concatenate([spread(table, table.positions, NONE) for table in tables]))
-    for name in dict.fromkeys(name for table in tables for name in table.beside):
-        arrays = [table.beside.get(name, mx.zeros((*table.shape, 0))) for table in tables]
-        pairs = zip(tables, arrays, strict=True)
-        found.beside[name] = mx.concatenate([spread(*pair, FILLS[name]) for pair in pairs])
+    every = [(table, table.beside_all, mx.zeros((*table.shape, 0))) for table in tables]
+    for name in dict.fromkeys(name for _, beside, _ in every for name in beside):
+        arrays = [spread(table, beside.get(name, none), name) for table, beside, none in every]
+        found.beside[name] = mx.concatenate(arrays)
     return found
 
 
-def _none_like(table: Table, tokens: Sequence[int]) -> Table:
+def _none_like(table: Table, tokens: list[int]) -> Table:
     """Sequences without rows, in the formats of ``table``."""
     index, rows = mx.zeros(len(tokens), mx.int32), [[0] * len(tokens) for _ in table.segments]
     return _stacked([table], rows, tokens, lambda array: array[index])

@@ -12,10 +12,11 @@ import mlx.core as mx
 from ..config import H2OConfig
 from ..operations.backends import resolve
 from ..operations.composed.buffers import gathered, padded
+from .column import Column, Segment
 from .eviction import Eviction
 from .sequences import join, select
 from .step import per_sequence
-from .table import Segment, Table
+from .table import Table
 from .views import in_parts
 
 
@@ -44,17 +45,14 @@ def more_packed(table: Table, config: H2OConfig, newest: int) -> Table:
     """The table with all but the ``newest`` rows packed; without light rows, and with tails of the
     same length. O(rows that are packed), as long as there is room for them."""
     first, tail = table.segments
-    count, width, columns = tail.width - newest, first.width, []
+    count, width, start = tail.width - newest, first.width, per_sequence((*first.rows,))
     if count == 0:
         return table
-    start = per_sequence((*first.rows,))
-    for own, others in ((first.keys, tail.keys), (first.values, tail.values)):
-        (rows,), column = others.view(count), own.like(own.parts)
-        column.reserve(width + count, 2**31)
-        slots = start + mx.arange(count)[:, None]
-        column.parts = tuple(resolve().put_each([*column.parts], slots, [*column.encode(rows)]))
-        columns.append(column)
-    packed = Segment(columns[0], columns[1], [held + count for held in first.rows])
+    packed = first.each(lambda part: part, [held + count for held in first.rows])
+    packed.reserve(width + count, 2**31)
+    (keys,), (values,) = tail.view(count)
+    rows = [*packed.keys.encode(keys), *packed.values.encode(values)]
+    packed.parts = resolve().put_each(packed.parts, start + mx.arange(count)[:, None], rows)
     slots, start = mx.arange(packed.width), start.squeeze(3)
     came = mx.where(slots < start + count, slots - start + width, start)  # or an unused slot
     newer = mx.arange(width + count, table.width) + 0 * start
@@ -121,19 +119,18 @@ def _rearranged(table: Table, packed: list[mx.array], newest: int, config: H2OCo
 
 def _gathered(table: Table, segment: Segment, slots: mx.array) -> Segment:
     """A packed segment of the rows at ``slots``."""
-    columns = []
-    for side, own in (("keys", segment.keys), ("values", segment.values)):
-        if not slots.shape[2]:
-            columns.append(own.each(lambda part: part[:, :, :0]))
-        elif own.bits in (2, 4, 8):
-            rows = resolve().segment_rows(*in_parts(table, side), slots, own.bits)
-            columns.append(own.like(tuple(rows)))
+    count, found = slots.shape[2], []
+    if not count:
+        return segment.each(lambda part: part[:, :, :0], [0] * len(table.tokens))
+    for side in ("keys", "values"):
+        column: Column = getattr(segment, side)
+        newest = table.tail.stored(side)
+        if column.bits in (2, 4, 8):
+            found += resolve().segment_rows(*in_parts(table, side, newest), slots, column.bits)
         else:  # no other segment has these bits: codes stay
-            (newest,) = getattr(table.tail, side).view(table.tail.width)
-            both = zip(own.view(segment.width), own.encode(newest), strict=True)
-            rows = [gathered(mx.concatenate([*parts], axis=2), slots) for parts in both]
-            columns.append(own.like(tuple(rows)))
-    return Segment(columns[0], columns[1], [slots.shape[2]] * len(table.tokens))
+            both = zip(segment.stored(side), column.encode(newest[0]), strict=True)
+            found += [gathered(mx.concatenate([*parts], axis=2), slots) for parts in both]
+    return segment.like(found, [count] * len(table.tokens))
 
 
 def _split(eviction: Eviction, slots: mx.array, ranks: mx.array, newest: int) -> list[mx.array]:

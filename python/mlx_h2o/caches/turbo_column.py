@@ -28,13 +28,11 @@ class TurboColumn(Column):
         return resolve().decode_rows(words, norms, self.bits, self.seed, self.dtype)
 
 
-def check_sizes(kv_format: str, width: int, value_width: int, owner: str) -> None:
-    """Raises ValueError, naming ``owner``, for row sizes that codes do not support; a size of 0
-    means that a side has no codes."""
-    for name, size in (("keys", width), ("values", value_width)):
-        if size and not codes_fit(size):
-            raise ValueError(
-                f"[H2OKVCache] {owner} has {name} of {size} elements, and kv_format is "
-                f"{kv_format!r}: expected a power of two from {CODE_SIZES[0]} to "
-                f"{CODE_SIZES[1]}, or kv_bits."
-            )
+def check_size(kv_format: str | None, side: str, size: int, owner: str) -> None:
+    """Raises ValueError, naming ``owner``, for keys or values of a size that codes do not
+    support."""
+    if not codes_fit(size):
+        raise ValueError(
+            f"[H2OKVCache] {owner} has {side} of {size} elements, and kv_format is {kv_format!r}: "
+            f"expected a power of two from {CODE_SIZES[0]} to {CODE_SIZES[1]}, or kv_bits."
+        )

@@ -1,13 +1,13 @@
 """The rows of a table as arrays, or in parts as operations take them."""
 
 from collections.abc import Sequence
+from typing import cast
 
 import mlx.core as mx
 
 from ..operations.backends import resolve
 from ..operations.segments import AttentionRows
-from .column import Column, Parts
-from .frame import as_they_came
+from .column import Column, Parts, Segment
 from .step import Step, per_sequence
 from .table import Table, behind
 
@@ -29,8 +29,7 @@ def shared_rows(table: Table, framed: bool) -> list[AttentionRows]:
 def _shared(table: Table, side: str) -> mx.array:
     """The shared "keys" or "values", as they arrived."""
     frame = table.frame and table.frame.each(lambda centre: centre[:1])  # the same in all
-    column: Column = getattr(table.prefix, side)
-    return as_they_came(frame, column.decode(column.view(table.prefix_rows)), side)
+    return true_rows(Table([cast(Segment, table.prefix)], [table.prefix_rows], frame), side)
 
 
 def behind_shared(
@@ -53,45 +52,42 @@ def unpacked(
 ) -> tuple[mx.array, mx.array]:
     """Keys and values as arrays: ``views`` of the tail, with the rows that ``came`` in this step as
     they were before they were packed. Evaluating the keys evaluates ``views`` too."""
-    tail, apart, found = table.tail, table.tail.ragged or bool(step.spans), []
+    tail, found = table.tail, []
     before = [rows - count for rows, count in zip(tail.rows, step.counts, strict=True)]
     for side, parts, new in zip(("keys", "values"), views, came or (None, None), strict=True):
-        if len(table.segments) > 1:  # the newest rows are dense anyway
-            rows = true_rows(table, side, parts[0])
-        elif new is not None and not apart and not before[0]:  # the start of a prompt
+        if new is None or len(table.segments) > 1:  # then the newest rows are dense anyway
+            rows = true_rows(table, side, parts)
+        elif tail.ragged or step.spans:
+            slots = per_sequence((*before,)) + step.places
+            (rows,) = resolve().put_each([true_rows(table, side, parts)], slots, [new])
+        elif before[0]:
+            older = true_rows(table, side, tuple(part[:, :, : before[0]] for part in parts))
+            rows = mx.concatenate([older, new], axis=2)
+        else:  # the start of a prompt
             rows = new
-        else:
-            kept = parts if new is None or apart else [part[:, :, : before[0]] for part in parts]
-            rows = as_they_came(table.frame, getattr(tail, side).decode(kept), side)
-            if new is not None and apart:
-                slots = per_sequence((*before,)) + step.places
-                (rows,) = resolve().put_each([rows], slots, [new])
-            elif new is not None:
-                rows = mx.concatenate([rows, new], axis=2)
         found.append(rows)
     keys, values = found
     return mx.depends(keys, [part for parts in views for part in parts]), values
 
 
-def true_rows(table: Table, side: str, newest: mx.array | None = None) -> mx.array:
-    """The "keys" or "values" in use as an array [B, H, N, D], as they arrived; ``newest`` as in
-    ``in_parts``, for mixed precision."""
+def true_rows(table: Table, side: str, newest: Parts = ()) -> mx.array:
+    """The "keys" or "values" in use as an array [B, H, N, D], as they arrived; ``newest`` are the
+    stored rows of the tail, if not those in use."""
+    column: Column = getattr(table.tail, side)
+    newest = newest or table.tail.stored(side)
     if len(table.segments) > 1:
         rows = resolve().segment_rows(*in_parts(table, side, newest))[0]
     else:
-        column: Column = getattr(table.tail, side)
-        rows = column.decode(column.view(table.width))
-    return as_they_came(table.frame, rows, side)
+        rows = column.decode(newest)
+    return rows if table.frame is None else table.frame.back(rows, side == "values")
 
 
 def in_parts(
-    table: Table, side: str, newest: mx.array | None = None
+    table: Table, side: str, newest: Parts
 ) -> tuple[list[mx.array], mx.array, list[int], int]:
     """The arguments of ``segment_rows`` for mixed precision: the parts of the packed segments, the
-    ``newest`` rows (None: those of the tail), the bits of each segment and the group size."""
-    keys, packed, tail = side == "keys", packed_rows(table), table.tail
+    ``newest`` rows, the bits of each segment and the group size."""
+    keys, packed = side == "keys", packed_rows(table)
     parts = [part for rows in packed for part in (rows.keys if keys else rows.values)]
     bits = [rows.settings["bits" if keys else "v_bits"] for rows in packed]
-    if newest is None:
-        (newest,) = (tail.keys if keys else tail.values).view(tail.width)
-    return parts, newest, bits, table.segments[0].keys.group_size or 0
+    return parts, newest[0], bits, table.segments[0].keys.group_size or 0
