@@ -13,13 +13,6 @@ from c_api_headers import INCLUDE, ROOT, declarations
 from golden.make import read
 from parity.c_leg import failures
 
-
-@pytest.fixture(scope="module")
-def objects(library: Library, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Compiled with the public headers alone: no C++ header of MLX is on the path."""
-    return c_api_build.whole(tmp_path_factory)
-
-
 HEADERS = sorted(str(path.relative_to(root)) for root in INCLUDE for path in root.rglob("*.h"))
 
 
@@ -43,8 +36,11 @@ def test_every_declared_function_is_exported(library: Library) -> None:
         assert getattr(library.c, name)
 
 
-def test_public_calls_alone_are_enough(objects: list[Path], tmp_path: Path) -> None:
-    built = c_api_build.link(tmp_path, "public", objects)
+def test_public_calls_alone_are_enough(
+    library: Library, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+) -> None:
+    """Compiled with the public headers alone: no C++ header of MLX is on the path."""
+    built = c_api_build.link(tmp_path, "public", c_api_build.whole(tmp_path_factory))
     assert built.backend_status("native") == (False, "this build has no native kernels")
     assert failures(built, read()) == []
     with pytest.raises(CError, match="back end 'native' is not available: this build has no"):
