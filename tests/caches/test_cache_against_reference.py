@@ -5,6 +5,7 @@ exhaustive session tries the whole set, and all triples of the first three.
 """
 
 from itertools import combinations, product
+from typing import Any
 
 import pytest
 
@@ -89,15 +90,16 @@ def drafting(course: Course, drafts: int) -> None:
         course.draft(drafts + 1, 0)
 
 
-def live(column: str, policy: str, mode: tuple[str, int], group: int) -> None:
+def live(column: str, policy: str, mode: tuple[str, int], group: int, **settings: Any) -> None:
     kind, drafts = mode
     if kind.startswith("ragged"):
-        courses = [Course(column, policy, n, seed=n, evict_every=group) for n in (3, 1)]
+        given = {"evict_every": group, **settings}
+        courses = [Course(column, policy, n, seed=n, **given) for n in (3, 1)]
         left, step = kind.endswith("left"), 1 if kind.endswith("token") else 8
         of_ragged_sequences(*courses, left=left, step=step)
     else:
-        count, settings = None if kind == "alone" else 3, {"speculative": drafts}
-        course = Course(column, policy, count, equal=True, evict_every=group, **settings)
+        count, given = None if kind == "alone" else 3, {"speculative": drafts, **settings}
+        course = Course(column, policy, count, equal=True, evict_every=group, **given)
         of_one_clock(course, drafts)
 
 

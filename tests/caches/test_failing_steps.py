@@ -12,6 +12,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from cache_checks import SHAPE, random_tokens
 from cache_columns import COLUMNS, SIZE, new_cache
 from cache_invariants import check_same, seen_from_outside
 from failing import failing
@@ -19,7 +20,6 @@ from mlx_h2o import H2OConfig, H2OKVCache, load_prompt_cache, save_prompt_cache
 
 pytestmark = pytest.mark.examples
 
-HEADS = 2
 APART = 7 if os.environ.get("MLX_H2O_EXHAUSTIVE") else 41
 """One operation in this many is made to fail."""
 
@@ -34,8 +34,7 @@ BEFORE: dict[str, list[int]] = {"few rows": [5, 1], "full": [5, 20, 1, 1], "surp
 def update(cache: Any, count: int, seed: int) -> Callable[[], np.ndarray]:
     """The rows come; what is returned attends to them."""
     rng, batch = np.random.default_rng([seed, count]), np.array(cache.offset).size
-    shapes = [(batch, heads, count, SIZE) for heads in (2 * HEADS, HEADS, HEADS)]
-    queries, keys, values = (mx.array(rng.standard_normal(shape), mx.float32) for shape in shapes)
+    queries, keys, values = map(mx.array, random_tokens(rng, count, SIZE, batch))
     mask = cache.make_mask(count)
     found = cache.update_and_fetch(keys, values)
     return lambda: np.array(cache.attend(queries, *found, scale=0.25, mask=mask))
@@ -162,7 +161,7 @@ def test_a_prefix_that_fails_to_be_shared():
 def test_what_an_interrupted_cache_says():
     """Whatever it is asked, and to everybody."""
     cache = alone("dense", "h2o-ema", "few rows")
-    shape = (1, HEADS, 1, SIZE)
+    shape = (1, SHAPE["heads"], 1, SIZE)
     with failing(30) as fault, pytest.raises(MemoryError):
         cache.update_and_fetch(mx.zeros(shape), mx.zeros(shape))
     said = r"^\[H2OKVCache\] the cache of tiny layer 0 was interrupted .* make a new cache\.$"

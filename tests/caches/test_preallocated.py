@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from back_ends import BACKENDS, NATIVE
-from cache_checks import address
+from cache_checks import SHAPE, address, random_tokens
 from cache_invariants import check_same_rows
 from mlx_h2o import H2OConfig, H2OKVCache
 from mlx_h2o.caches.cache import evicting_cache
 from mlx_h2o.operations.backends import resolve, use_backend
 
-HEADS, SIZE = 2, 64
+HEADS, SIZE = SHAPE["heads"], 64
 COLUMNS: dict[str, dict[str, Any]] = {
     "dense": {},
     "8": {"kv_bits": 8, "policy": "h2o-ema"},
@@ -36,11 +36,8 @@ def by_pages() -> None:
 
 
 def rows(count: int, seed: int = 0, batch: int = 1) -> tuple[mx.array, mx.array, mx.array]:
-    rng = np.random.default_rng(seed)
-    queries, keys, values = (
-        mx.array(rng.standard_normal((batch, heads, count, SIZE)).astype(np.float32))
-        for heads in (2 * HEADS, HEADS, HEADS)
-    )
+    drawn = random_tokens(np.random.default_rng(seed), count, SIZE, batch)
+    queries, keys, values = map(mx.array, drawn)
     return queries, keys, values
 
 

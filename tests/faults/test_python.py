@@ -12,28 +12,35 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import mlx.core as mx
 import numpy as np
 import pytest
 
 import mlx_h2o
-import reference
 from cache_courses import Course
+from caches.test_cache_against_reference import live
 from caches.test_cache_mixed import (
     test_the_light_rows_are_those_of_lower_rank_when_they_leave as light,
+)
+from caches.test_cache_scores import (
+    test_an_update_without_scores_is_an_error_at_the_next as unscored,
 )
 from caches.test_folding import test_a_long_chunk_reads_and_scores_a_row_of_n_as_n as long_chunk
 from caches.test_folding import test_no_token_is_lost as none_lost
 from caches.test_folding import test_rows_are_dropped_where_that_is_asked_for as rows_dropped
 from caches.test_frame import NOTICES
 from emulator.row_cases import rows_with_ties
-from golden.build import row_bias
+from golden.build import Case, keep_case
 from lm.test_budgets import test_models_that_share_a_mask_read_each_layers_own as shared_mask
 from lm.test_given import KNOWN
 from lm.test_given import test_tokens_that_are_none as no_tokens
 from lm.test_head_groups import test_each_group_is_a_cache_of_its_heads as by_hand
-from mlx_h2o import fast, load_prompt_cache, save_prompt_cache, use_backend
+from mlx_h2o import load_prompt_cache, save_prompt_cache
 from mlx_h2o.operations import backends
+from parity.calls import attention_case
+from parity.decode_cases import decode_case
+from parity.judge import judge
+from parity.legs import PackageLeg
+from parity.row_cases import accumulate_case, prefill_case
 
 
 @dataclass(frozen=True)
@@ -81,125 +88,42 @@ def first(original: Any) -> Any:
 # Checks: the operations against the float64 reference
 
 
-def same(found: mx.array, expected: Any) -> None:
-    np.testing.assert_allclose(np.array(found), expected, rtol=1e-4, atol=1e-5)
+def agree(*cases: Case) -> None:
+    """The composed back end gives what the cases expect."""
+    for case in cases:
+        verdict = judge(case, PackageLeg("composed").outcome(case))
+        assert verdict.ok, f"{case.name}: {verdict.note}"
 
 
-def arrays(length: int = 5, rows: int = 9) -> list[mx.array]:
-    rng = np.random.default_rng([length, rows])
-    shapes = ((2, 4, length, 32), (2, 2, rows, 32), (2, 2, rows, 64))
-    return [mx.array(rng.standard_normal(shape).astype(np.float32)) for shape in shapes]
-
-
-def attention() -> None:
-    """Masked, with sinks and a bias, all at once and each alone."""
-    rows, options = arrays(), {
-        "mask": mx.array(np.random.default_rng(1).random((2, 4, 5, 9)) < 0.7),
-        "sinks": mx.array([0.5, -1.0, 3.0, -np.inf]),
-        "row_bias": row_bias(np.random.default_rng(2), (2, 2, 9), nan=False),
-    }  # fmt: skip
-    for some in (options, *({name: value} for name, value in options.items())):
-        with use_backend("composed"):
-            found = fast.scaled_dot_product_attention_with_scores(
-                *rows, scale=0.25, **some, return_lse=True
-            )
-        for one, other in zip(found, reference.attention(*rows, scale=0.25, **some), strict=True):
-            same(one, other)
-
-
-def packed() -> None:
-    q, k, v = arrays(1, 64)
-    rows = [tuple(mx.quantize(each, group_size=32, bits=bits)) for each, bits in ((k, 4), (v, 8))]
-    plain = [
-        reference.dequantized(*each, bits=bits, group_size=32)
-        for each, bits in zip(rows, (4, 8), strict=True)
-    ]
-    with use_backend("composed"):
-        found = fast.scaled_dot_product_attention_quantized_with_scores(
-            q, *rows[0], *rows[1], scale=0.25, bits=4, v_bits=8, group_size=32,
-            sparse_v_threshold=0.02,
-        )  # fmt: skip
-    same(found[0], reference.attention(q, *plain, scale=0.25, sparse_v_threshold=0.02).out)
-
-
-def selection() -> None:
-    rows = rows_with_ties(1, 8, 40)
-    for zones in ({}, {"sink_size": 9, "recent_start": 60}):
-        with use_backend("composed"):
-            found = fast.keep_indices(*rows, keep=20, **zones)
-        np.testing.assert_array_equal(found, reference.keep_indices(*rows, keep=20, **zones))
-
-
-def averages() -> None:
-    rng = np.random.default_rng(1)
-    before = rng.random((2, 2, 20)).astype(np.float32)
-    scores = rng.standard_normal((2, 4, 3, 20)).astype(np.float32)
-    with use_backend("composed"):
-        found = fast.accumulate_scores(mx.array(before), mx.array(scores), decay=0.7)
-    same(found, reference.accumulate(before, scores, decay=0.7))
-
-
-def mass() -> None:
-    q, k, _ = arrays(40, 1700)
-    with use_backend("composed"):
-        found = fast.prefill_scores(q, k, kind="mass", scale=0.25, mask="causal")
-    whole = reference.attention(q, k, k, scale=0.25, mask="causal")
-    same(found, reference.attention_mass(whole.scores, whole.lse, 2))
+# A mask, sinks and a bias, all at once and each alone.
+HIDDEN = {"mask": "bool", "sinks": "f32", "bias": True}
+ATTENTION = [
+    attention_case("attention", batch=2, heads=(4, 2), queries=5, **some)
+    for some in (HIDDEN, *({name: value} for name, value in HIDDEN.items()))
+]
+ROWS = [np.array(part) for part in rows_with_ties(1, 8, 40)]
+ZONES = ({}, {"sink_size": 9, "recent_start": 60})
+attention = partial(agree, *ATTENTION)
+packed = partial(agree, decode_case("packed", rows=64, bits=(4, 8), sparse=0.02, skipped=True))
+selection = partial(agree, *(keep_case("keep", *ROWS, keep=20, **zones) for zones in ZONES))
+averages = partial(agree, accumulate_case("average", batch=2, queries=3, decay=0.7))
+mass = partial(agree, prefill_case("mass", kind="mass", queries=40, rows=1700, mask="causal"))
 
 
 # Checks: lives against the slow reference of the cache
 
 
-def life(column: str = "dense", policy: str = "h2o-ema", **settings: Any) -> None:
-    """One sequence: chunks, tokens, a trim and copies."""
-    course = Course(column, policy, **{"evict_every": 4} | settings)
-    course.chunk(5)
-    course.trim(2)
-    course.chunk(20)
-    course.tokens(10)
-    course.chunk(3)
-    course.tokens(4)
-    course.copied("state").tokens(2)
-    course.copied().tokens(2)
+def life(kind: str = "alone", drafts: int = 0, policy: str = "h2o-ema", **settings: Any) -> None:
+    """All events of the cache's own tests."""
+    live("dense", policy, (kind, drafts), 4, **settings)
 
 
-def batch(column: str = "dense", policy: str = "h2o-ema", **settings: Any) -> None:
-    """Sequences of any length that come and go."""
-    course = Course(column, policy, 3, **{"evict_every": 4} | settings)
-    course.prompts([5, 30, 9], step=12)
-    course.tokens(9)
-    course.prompts([3, 1, 20])
-    course.filter([2, 0])
-    other = course.new(1, 5)
-    other.prompts([6])
-    course.extend(other)
-    course.tokens(6)
-    course.extract(2).tokens(2)
+batch, drafts = partial(life, "ragged"), partial(life, drafts=4)
 
 
-def unscored() -> None:
-    """A step that attention of ours did not see is refused."""
-    cache, row = Course().cache, mx.zeros((1, 2, 1, 32))
-    cache.update_and_fetch(row, row)
-    with pytest.raises(RuntimeError, match="got no scores"):
-        cache.update_and_fetch(row, row)
-
-
-def drafts(column: str = "dense", policy: str = "h2o-ema", **settings: Any) -> None:
-    """Tokens that are taken back, beyond the budget."""
-    course = Course(column, policy, **{"speculative": 3, "evict_every": 4} | settings)
-    course.chunk(20)
-    for accepted, rejected in ((1, 3), (4, 0), (0, 4), (2, 2), (1, 0), (1, 3)):
-        course.draft(accepted, rejected)
-    course.draft(2, 2, at_once=False)
-    course.tokens(6)
-
-
-def shared(policy: str = "h2o-ema") -> None:
+def shared() -> None:
     """Sequences that begin alike come and go."""
-    course = Course(
-        "dense", policy, max_kv_size=20, prefix_size=6, recent_size=5, evict_every=4
-    )  # fmt: skip
+    course = Course(max_kv_size=20, prefix_size=6, evict_every=4)
     course.chunk(9)
     course.chunk(20)
     both = course.share(6, 3)

@@ -9,16 +9,9 @@ import pytest
 
 import c_api_build
 from c_api import CError, Library
-from c_api_headers import INCLUDE, ROOT, declarations
+from c_api_headers import INCLUDE, ROOT, functions
 from golden.make import read
 from parity.c_leg import failures
-
-
-@pytest.fixture(scope="module")
-def objects(library: Library, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Compiled with the public headers alone: no C++ header of MLX is on the path."""
-    return c_api_build.whole(tmp_path_factory)
-
 
 HEADERS = sorted(str(path.relative_to(root)) for root in INCLUDE for path in root.rglob("*.h"))
 
@@ -37,14 +30,17 @@ def test_headers_compile_alone(language: str, tmp_path: Path) -> None:
 
 
 def test_every_declared_function_is_exported(library: Library) -> None:
-    names = re.findall(r"\b(_?mlx_\w+)\(", re.sub(r"/\*.*?\*/", "", declarations(), flags=16))
+    names = functions()
     assert len(names) > 300 and len(set(names)) == len(names)
     for name in names:
         assert getattr(library.c, name)
 
 
-def test_public_calls_alone_are_enough(objects: list[Path], tmp_path: Path) -> None:
-    built = c_api_build.link(tmp_path, "public", objects)
+def test_public_calls_alone_are_enough(
+    library: Library, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+) -> None:
+    """Compiled with the public headers alone: no C++ header of MLX is on the path."""
+    built = c_api_build.link(tmp_path, "public", c_api_build.whole(tmp_path_factory))
     assert built.backend_status("native") == (False, "this build has no native kernels")
     assert failures(built, read()) == []
     with pytest.raises(CError, match="back end 'native' is not available: this build has no"):

@@ -22,3 +22,8 @@ def declarations(header: str = HEADER) -> str:
         return "".join(map(expand, included)) + re.sub(r"^#.*$", "", text, flags=re.MULTILINE)
 
     return expand(header)
+
+
+def functions() -> list[str]:
+    """The names of the functions that the headers declare."""
+    return re.findall(r"\b(_?mlx_\w+)\(", re.sub(r"/\*.*?\*/", "", declarations(), flags=re.DOTALL))

@@ -52,10 +52,10 @@ def same_states(one, other) -> None:
 
 
 def random_tokens(
-    rng, length: int, size: int = SHAPE["size"]
+    rng, length: int, size: int = SHAPE["size"], batch: int = SHAPE["batch"]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Queries, keys and values of ``length`` tokens, float32."""
-    batch, heads, group, _ = SHAPE.values()
+    _, heads, group, _ = SHAPE.values()
     shapes = ((batch, heads * group), (batch, heads), (batch, heads))
     return tuple(rng.standard_normal((*s, length, size)).astype(np.float32) for s in shapes)
 

@@ -25,6 +25,14 @@ def everything_of_mlx_lm() -> dict[tuple[str, str], object]:
     }
 
 
+def replaced_since(before: dict[tuple[str, str], object]) -> set[tuple[str, str]]:
+    """The globals of mlx_lm that are others now, and names that are new."""
+    now = everything_of_mlx_lm()
+    modules = {module for module, _ in before}
+    new = {key for key in now.keys() - before.keys() if key[0] in modules}
+    return new | {key for key, value in before.items() if now[key] is not value}
+
+
 def order_of_globals() -> dict[str, list[str]]:
     return {
         name: list(vars(module))
@@ -40,17 +48,14 @@ def mlx_lm_stays_as_it_is():
     yield
     gc.collect()
     after = everything_of_mlx_lm()
-    changed = {key for key, value in before.items() if after[key] is not value}
-    assert not changed
+    # Submodules imported in the meantime are bound in their packages.
+    modules = {key for key, value in after.items() if isinstance(value, types.ModuleType)}
+    assert not replaced_since(before) - (modules - before.keys())
     now = order_of_globals()
     assert all(now[name][: len(names)] == names for name, names in order.items())
     # By its name in the source, because it takes over the name of the original.
     codes = (getattr(value, "__code__", None) for value in after.values())
     assert not any("_routed" in code.co_qualname for code in codes if code)
-    modules = {name for name, _ in before}
-    added = {key for key in after.keys() - before.keys() if key[0] in modules}
-    # Submodules imported in the meantime are bound in their packages.
-    assert not {key for key in added if not isinstance(after[key], types.ModuleType)}
 
 
 def patched(module) -> bool:

@@ -175,22 +175,15 @@ def test_packed_rows_of_a_batch_are_read_outside_of_routing():
         ([12, [12, 12, 12]], "budgets.1. is of 3 KV heads, expected 2 as qwen3 has"),
         ([[12], 12], "budgets.0. is of 1 KV heads, expected 2 as qwen3 has"),
         ([12, H2OConfig.of(kv_bits=8)], "a budget has kv_bits 8, expected None"),
-    ],
-)
-def test_wrong_budgets_say_what_was_found(budgets, text):
-    with pytest.raises(ValueError, match=text):
-        mlx_h2o.make_prompt_cache(tiny_qwen3(), budgets=budgets)
-
-
-@pytest.mark.parametrize(
-    ("content", "text"),
-    [
         ("{", "file', expected a JSON file: Expecting"),
         ("[1, 2]", "holds list, expected an object with a list under"),
         ('{"budgets": [12, {"rows": 3}]}', "a budget is {'rows': 3}"),
     ],
 )
-def test_a_file_that_holds_no_budgets_is_refused(tmp_path, content, text):
-    (tmp_path / "file").write_text(content)
+def test_wrong_budgets_say_what_was_found(budgets, text, tmp_path):
+    """In a list, or in a file of this text."""
+    if isinstance(budgets, str):
+        (tmp_path / "file").write_text(budgets)
+        budgets = tmp_path / "file"
     with pytest.raises(ValueError, match=text):
-        mlx_h2o.make_prompt_cache(tiny_qwen3(), budgets=tmp_path / "file")
+        mlx_h2o.make_prompt_cache(tiny_qwen3(), budgets=budgets)

@@ -11,20 +11,12 @@ from mlx_lm.models.cache import make_prompt_cache
 import mlx_h2o
 from mlx_h2o.lm import probing
 from mlx_h2o.lm.routing import NAME, routing_for
-from routing_checks import SETTINGS, everything_of_mlx_lm
+from routing_checks import SETTINGS, everything_of_mlx_lm, replaced_since
 from tiny_models import random_prompt, tiny_qwen3, tiny_tokenizer
 
 pytestmark = [pytest.mark.downstream, pytest.mark.usefixtures("mlx_lm_stays_as_it_is")]
 
 PACKAGE = Path(mlx_h2o.__file__).parent
-
-
-def replaced_since(before: dict[tuple[str, str], object]) -> set[tuple[str, str]]:
-    """The globals of mlx_lm that are others now, and names that are new."""
-    now = everything_of_mlx_lm()
-    modules = {module for module, _ in before}
-    new = {key for key in now.keys() - before.keys() if key[0] in modules}
-    return new | {key for key, value in before.items() if now[key] is not value}
 
 
 def methods(model: object) -> list[object]:

@@ -23,21 +23,19 @@ LAYERS = [
 LAYERS += ["demo", "lm", "vlm", "evaluation", "serving", "commands", "hardware", "cli", "__main__"]
 
 
-def loaded(tree: ast.Module, package: Path, file: Path) -> Iterator[list[str]]:
+def loaded(tree: ast.Module, folder: list[str]) -> Iterator[list[str]]:
     """What a file may import by name: its texts that name a module, from the package or from its
     folder on."""
-    folder = [package.name, *file.relative_to(package).parts[:-1]]
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             first, *rest = node.value.split(".")
-            if rest and first in ("", package.name):
+            if rest and first in ("", folder[0]):
                 yield [*(folder if first == "" else [first]), *rest]
 
 
-def names(file: Path, package: Path, nodes: Iterator[ast.AST]) -> Iterator[list[str]]:
-    """The parts of every name that a file of the package imports."""
-    folder = [package.name, *file.relative_to(package).parts[:-1]]
-    for node in nodes:
+def names(tree: ast.Module, folder: list[str]) -> Iterator[list[str]]:
+    """The parts of every name that a file in this folder of the package imports."""
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name.split(".") for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -59,12 +57,11 @@ def imports(package: Path) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for module, file in files.items():
         tree = ast.parse(file.read_text())
-        given = [
-            (".".join(name), ".".join(name[:-1])) for name in names(file, package, ast.walk(tree))
-        ]
+        folder = [package.name, *file.relative_to(package).parts[:-1]]
+        given = [(".".join(name), ".".join(name[:-1])) for name in names(tree, folder)]
         # The last part is a module, or what a module holds.
         found[module] = {whole if whole in files else above for whole, above in given}
-        found[module] |= {".".join(name) for name in loaded(tree, package, file)}
+        found[module] |= {".".join(name) for name in loaded(tree, folder)}
         found[module] &= files.keys()
     return found
 
