@@ -79,7 +79,7 @@ class Engine:
         lasting = min((first for first, _ in bounds(self._fresh)), default=sys.maxsize)
         lasting = lasting if is_cuttable(self._fresh) else 0
         self._batches, self._lasting = self.ranks.least(batches, lasting)
-        added = tokenizer.added_tokens_decoder.items()
+        added = getattr(tokenizer, "added_tokens_decoder", {}).items()
         self._boundaries = frozenset(token for token, one in added if one.special)
         self._spared = spared_tokens(tokenizer, self.vocabulary)
         self._batch = self._new_batch()
