@@ -126,7 +126,7 @@ def of_chunk(
             old = table.behind_prefix(old, IMPORTANCE)
             beside = None if beside is None else table.behind_prefix(beside, BIAS)
             places = None if places is None else table.behind_prefix(places, POSITIONS)
-        given: Any = {"scale": scale, "mask": shown, "row_bias": beside}
+        given: Any = {"scale": scale, "mask": shown, "row_bias": beside, "bias_masks": False}
         new = _after_chunk(policy, old, places, queries[sequences, :, own], rows, sinks, given)
         found.append((part, new[:, :, before:] if before else new))
     if not last:

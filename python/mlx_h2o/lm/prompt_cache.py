@@ -24,7 +24,7 @@ from .models import handed, refusal
 from .outline import Outline, total_bytes
 from .probing import BITS
 from .ranks import ranks_of
-from .routing import check_given, context_length, evicting_caches, model_name, parts_of
+from .routing import bounds, check_given, context_length, evicting_caches, model_name, parts_of
 from .sizing import Sizing, fewest_rows, measured, most_rows
 
 NAMES = {*setting_names(), "budgets", "layers", "max_kv_bytes"}
@@ -238,10 +238,9 @@ def _full_nbytes(outline: Outline, config: H2OConfig, shared: dict[str, Any], ch
     if resolve().commits_pages():  # preallocated pages take no memory until rows are written
         config = config.with_budget(preallocate=False)
     caches = make_prompt_cache(cast(Any, outline), config, **shared)
-    budgets = [one.config.budget for one in evicting_caches(caches)]
-    windows = (getattr(one, n, 1) for one in parts_of(caches) for n in ("max_size", "chunk_size"))
-    full = max(*windows, *(one.max_kv_size or 1 for one in budgets)) + 1
-    ends = [*(tokens for tokens, _ in budgets[0].rows_at), full]  # where rows are shared out anew
+    full = max((most for _, most in bounds(caches)), default=1) + 1
+    rows_at = next(evicting_caches(caches)).config.rows_at
+    ends = [*(tokens for tokens, _ in rows_at), full]  # where rows are shared out anew
     # Mixed precision collects dense rows until it packs them, and scores wait for drafts.
     steps = config.reach + (config.group if config.mixed else 0) + 2
     counts = [end - start for start, end in pairwise([0, *ends])]
