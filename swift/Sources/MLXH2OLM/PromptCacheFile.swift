@@ -108,7 +108,7 @@ struct PromptCacheFile {
         facts = found.facts ?? [:]
     }
 
-    /// The arrays of keys or values, packed or not, including the newest rows and a centre, or the
+    /// The arrays of keys or values, packed or not, including the newest rows and the centre, or the
     /// single array of another part; empty if there is none.
     func rows(_ layer: String, _ part: Int) -> [MLXArray] {
         let packed = (0..<5).compactMap { arrays["\(layer).\(part).\($0)"] }
