@@ -14,7 +14,7 @@ struct PromptCacheFile {
     private let name: String
 
     /// Files of a later format are refused. Raised when older readers would misread a file.
-    private static let format = 5
+    private static let format = 6
     private static let entry = "mlx_h2o"
 
     private struct Description: Decodable {

@@ -105,7 +105,7 @@ import Testing
             }
             for (key, value) in [
                 ("1.0", "KVCache"), ("1.0", "QuantizedH2OKVCache"), ("1.1", "H2OKVCache"),
-                ("0.mlx_h2o", "{}"), ("0.mlx_h2o", #"{"format": 6, "layers": 1}"#),
+                ("0.mlx_h2o", "{}"), ("0.mlx_h2o", #"{"format": 7, "layers": 1}"#),
                 ("0.mlx_h2o", #"{"format": 1, "layers": 2}"#),
             ] {
                 try save(arrays: whole, metadata: texts.merging([key: value]) { $1 }, url: url)
