@@ -10,6 +10,7 @@ query equally, which the softmax ignores, and the output is rotated back once an
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 
 import mlx.core as mx
 
@@ -45,14 +46,12 @@ class Frame:
     @classmethod
     def of(cls, keys: mx.array, values: mx.array) -> Frame:
         """The frame of these rows [B, H, L, ...] and of later ones: keys have their mean as centre,
-        values the first one, if it is small, else 0. Without rows, both are 0.
+        values the first one, if it is small, else 0.
 
         A text's first token gets half of the attention, so the error of its value is in every
         output: at the centre it has none. Their mean says nothing about it.
         """
         first, seen = (rows[:, :, :FIRST_ROWS].astype(mx.float32) for rows in (keys, values))
-        if keys.shape[2] == 0:
-            first, seen = (mx.zeros((*one.shape[:2], 1, one.shape[3])) for one in (first, seen))
         norms = mx.linalg.norm(seen, axis=3, keepdims=True)
         small = norms[:, :, :1] < SMALL * mx.mean(norms, axis=2, keepdims=True)
         found = mx.mean(first, axis=2, keepdims=True), mx.where(small, seen[:, :, :1], 0)
@@ -65,15 +64,12 @@ class Frame:
         starts = [rows == 0 < new for rows, new in zip(held, step.counts, strict=True)]
         if not any(starts):
             return self
-        parts = [
-            Frame.of(*(rows[n : n + 1, :, start:stop] for rows in (keys, values)))
-            for n, (start, stop) in enumerate(step.spans)
-        ]
-        found = Frame.joined(parts or [Frame.of(keys, values)])
-        if all(starts):
-            return found
-        new, both = mx.array(starts)[:, None, None, None], (found.centres, self.centres)
-        return Frame([mx.where(new, *one) for one in zip(*both, strict=True)])
+        frames, spans = [], step.spans or [(0, step.length)] * step.sequences
+        for n, (new, (start, stop)) in enumerate(zip(starts, spans, strict=True)):
+            one, own = slice(n, n + 1), slice(start, stop)
+            rows = keys[one, :, own], values[one, :, own]
+            frames.append(Frame.of(*rows) if new else self.each(itemgetter(one)))
+        return Frame.joined(frames)
 
     # Rows
 
