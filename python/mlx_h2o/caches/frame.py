@@ -66,8 +66,8 @@ class Frame:
             return self
         frames, spans = [], step.spans or [(0, step.length)] * step.sequences
         for n, (new, (start, stop)) in enumerate(zip(starts, spans, strict=True)):
-            one, own = slice(n, n + 1), slice(start, stop)
-            rows = keys[one, :, own], values[one, :, own]
+            one = slice(n, n + 1) if len(starts) > 1 else slice(None)  # may be several alike
+            rows = keys[one, :, start:stop], values[one, :, start:stop]
             frames.append(Frame.of(*rows) if new else self.each(itemgetter(one)))
         return Frame.joined(frames)
 
