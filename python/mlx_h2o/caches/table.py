@@ -156,7 +156,7 @@ class Table:
                 self.frame = frame = frame.starting(keys, step, held)
             keys, values = frame.into(keys, values)
         if spans or (slots is not None and length > 1):
-            slots = per_sequence((*tail.rows,)) + step.places
+            slots = step.slots(tail.rows)
         first = limit is not None and slots is None and not (tail.capacity or tail.ahead)
         if limit is not None and not first:
             tail.reserve(width, limit)
