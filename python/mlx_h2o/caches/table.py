@@ -156,7 +156,7 @@ class Table:
                 self.frame = frame = frame.starting(keys, values, step, held)
             keys, values = frame.into(keys, values)
         if spans or (slots is not None and length > 1):
-            slots = per_sequence((*tail.rows,)) + step.places
+            slots = step.slots(tail.rows)
         first = limit is not None and slots is None and not (tail.capacity or tail.ahead)
         if limit is not None and not first:
             tail.reserve(width, limit)
@@ -168,7 +168,7 @@ class Table:
                 found = [mx.contiguous(part) for part in found]
             else:
                 found = resolve().put_each(tail.parts, slots, found)
-            found += [part[:, :, :width] for part in found]
+            found += [mx.split(part, [width], 2)[0] for part in found]  # a slice takes longer
         count = len(tail.parts)
         tail.parts, views = found[:count], tail.sides(found[count:])
         if limit is not None:
