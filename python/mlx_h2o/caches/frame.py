@@ -19,9 +19,6 @@ from .step import Step
 FIRST_ROWS = 64
 """Centres are chosen by at most this many rows."""
 
-SMALL = 0.5
-"""A first value of less than this share of the mean norm is the centre of the values."""
-
 _GROUP = 32
 """Stored rows are padded to a multiple of this many elements."""
 
@@ -46,14 +43,14 @@ class Frame:
     @classmethod
     def of(cls, keys: mx.array, values: mx.array) -> Frame:
         """The frame of these rows [B, H, L, ...] and of later ones: keys have their mean as centre,
-        values the first one, if it is small, else 0.
+        values the first one, if it is shorter than half of the mean, else 0.
 
         A text's first token gets half of the attention, so the error of its value is in every
         output: at the centre it has none. Their mean says nothing about it.
         """
         first, seen = (rows[:, :, :FIRST_ROWS].astype(mx.float32) for rows in (keys, values))
         norms = mx.linalg.norm(seen, axis=3, keepdims=True)
-        small = norms[:, :, :1] < SMALL * mx.mean(norms, axis=2, keepdims=True)
+        small = 2 * norms[:, :, :1] < mx.mean(norms, axis=2, keepdims=True)
         found = mx.mean(first, axis=2, keepdims=True), mx.where(small, seen[:, :, :1], 0)
         # To 8 bits, so that no order of a sum matters; centres near these serve as well.
         return cls([one.astype(mx.bfloat16).astype(keys.dtype) for one in found])

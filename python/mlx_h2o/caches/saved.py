@@ -164,8 +164,7 @@ def table_of(
     importance, bias = importance if isinstance(importance, tuple | list) else (importance, None)
     sides = [_parts(keys), _parts(values)]
     centres = [sides[0].pop()] if config.framed else []
-    if centres and len(sides[1]) > len(sides[0]):
-        centres.append(sides[1].pop())
+    centres += [sides[1].pop()] if centres and len(sides[1]) > len(sides[0]) else []
     segments = _segments(config, sides, rows, dtype)
     table = Table(segments, tokens)
     if centres:
