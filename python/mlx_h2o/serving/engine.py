@@ -330,7 +330,7 @@ class Engine:
             lost = len(request.seen) + 2 + self.memory.drafts > self._lasting
             if lost and one.end_of_segment and not one.end_of_prompt:
                 self._keep_row(one.uid, request)
-            if one.end_of_prompt and len(self._running) == 1:
+            if one.end_of_prompt and self.running == self.ranks.size == 1:
                 # Nobody waits for the next step: its first token goes out before that is prepared.
                 drawn, logprobs = self._drawn
                 self._early, token = one.uid, drawn.item()
