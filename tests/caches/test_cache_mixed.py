@@ -204,7 +204,7 @@ def test_nbytes_counts_what_is_stored():
             for count, bits, v_bits in segments(course.cache)
         )
         stored = sum(array.nbytes for array in arrays_of(course.cache.state))
-        assert stored == HEADS * (rows + 14 * 8 + SIZE * 4)  # and a centre
+        assert stored == HEADS * (rows + 14 * 8 + 2 * SIZE * 4)  # and centres
         # The dense rows have room for a group more.
         assert stored <= course.cache.nbytes <= stored + HEADS * 6 * (2 * SIZE * 4 + 8)
 

@@ -121,8 +121,8 @@ def test_nbytes_counts_every_array(bits, v_bits, dtype):
     groups = 2 * 2 * dtype.size  # of each group a scale and a bias
     row = 2 * SIZE * bits // 8 + 2 * SIZE * (v_bits or bits) // 8 + 2 * groups
     # And positions, but for the newest row, whose place is known; the policy wants no scores.
-    centre = 2 * SIZE * dtype.size
-    assert cache.nbytes == 2 * (14 * row + 13 * 4 + centre)
+    centres = 2 * 2 * SIZE * dtype.size
+    assert cache.nbytes == 2 * (14 * row + 13 * 4 + centres)
 
 
 def test_latents_are_packed_and_rotary_parts_are_not():

@@ -27,6 +27,12 @@ def rows(length: int, size: int, *, seed: int = 0, heads: int = HEADS, batch: in
     return mx.array(rng.standard_normal((batch, heads, length, size)).astype(np.float32))
 
 
+def with_a_small_one(values: mx.array) -> mx.array:
+    """``values`` whose first one is small in the first head, as that of an attention sink."""
+    values[:, 0, 0] *= 0.1
+    return values
+
+
 def new_cache(policy: str = "window", **given) -> QuantizedH2OKVCache:
     settings = {"max_kv_size": None, "policy": policy, "kv_bits": 8, "kv_group_size": 32}
     return QuantizedH2OKVCache(H2OConfig.of(**settings | given), name="tiny layer 0")
@@ -47,19 +53,22 @@ def true_rows(cache) -> list[np.ndarray]:
         kept = mx.dequantize(words, scales, biases, group_size=32, bits=bits)
         kept = np.array(kept.astype(mx.float32), np.float64)
         turned = (kept @ reference_frame.matrix(kept.shape[3]))[..., :size]
-        found.append(turned if side else turned + np.array(frame.centre.astype(mx.float32)))
+        found.append(turned + np.array(frame.centres[side].astype(mx.float32)))
     return found
 
 
 @pytest.mark.parametrize("size", [8, 32, 64, 80, 96, 128, 192, 256])
 def test_rows_are_moved_and_rotated_and_come_back(size):
-    keys, values = rows(70, size), rows(70, size, seed=1) + 3
+    keys, values = rows(70, size), with_a_small_one(rows(70, size, seed=1) + 3)
     frame = Frame.of(keys, values)
-    centre = np.array(frame.centre)
+    centre, sink = map(np.array, frame.centres)
     rounding = {"rtol": 2**-7, "atol": 1e-6}  # to 8 bits, of a sum in float32
-    np.testing.assert_allclose(centre, reference_frame.centre(np.array(keys)), **rounding)
+    expected = reference_frame.centres(np.array(keys), np.array(values))
+    np.testing.assert_allclose(centre, expected[0], **rounding)
+    np.testing.assert_array_equal(sink, expected[1])
+    assert sink[0, 0].any() and not sink[0, 1].any()
     kept = frame.into(keys, values)
-    came = np.array(keys, np.float64) - centre, np.array(values, np.float64)
+    came = np.array(keys, np.float64) - centre, np.array(values, np.float64) - sink
     for side, (found, moved) in enumerate(zip(kept, came, strict=True)):
         expected = reference_frame.padded(moved)
         expected = expected @ reference_frame.matrix(expected.shape[3])
@@ -79,6 +88,7 @@ def test_attention_is_that_over_the_true_rows(size, value_size, sinks, policy):
     bias = 4 * rows(1, size, seed=9)
     for index, length in enumerate((8, 1, 4, 1)):
         keys, values = rows(length, size, seed=index) + bias, rows(length, value_size, seed=index)
+        values = values if index else with_a_small_one(values)
         queries = rows(length, size, seed=index, heads=HEADS * GROUP)
         before = None if cache.scores is None else np.array(cache.scores)
         out = step(cache, queries, keys, values, sinks=sinks)
@@ -138,37 +148,59 @@ def test_keys_with_a_bias_lose_no_more_than_those_without(bits):
     assert error_of(bits, shift, False) > 3 * with_bias
 
 
+@pytest.mark.parametrize("v_bits", [3, 4])
+def test_the_value_of_a_sink_is_as_it_came(v_bits):
+    cache, values = new_cache(v_bits=v_bits, dense_size=0), with_a_small_one(rows(9, 64))
+    cache.update_and_fetch(rows(9, 64), values)
+    wrong = np.abs(true_rows(cache)[1] - np.array(values))[0, 0]
+    assert wrong[0].max() < 2**-9 < 0.02 < wrong[1:].max(axis=1).min()
+
+
+def test_a_state_of_earlier_versions_has_no_centre_of_values():
+    cache = new_cache()
+    cache.update_and_fetch(rows(9, 32) + 7, rows(9, 32, seed=1))
+    keys, values, *others = cache.state
+    older = QuantizedH2OKVCache.from_state([keys, values[:3], *others])
+    assert not _centre_of(older)[..., 32:].any()
+    check_same_rows(older, cache)
+
+
 def test_a_line_without_rows_starts_a_frame_of_its_own():
     """All tokens taken back, and those of another text come."""
     cache, other = new_cache(), new_cache()
     step(cache, rows(8, 32, heads=4), rows(8, 32) + 5, rows(8, 32))
     assert cache.trim(8) == 8
+    values = with_a_small_one(rows(3, 32))
     for one in (cache, other):
-        step(one, rows(3, 32, heads=4), rows(3, 32) - 5, rows(3, 32))
+        step(one, rows(3, 32, heads=4), rows(3, 32) - 5, values)
         step(one, rows(1, 32, heads=4), rows(1, 32) + 90, rows(1, 32))  # too late for the frame
-    np.testing.assert_array_equal(np.array(cache._table.frame.centre), _centre_of(other))
-    np.testing.assert_array_equal(
-        _centre_of(other)[0], reference_frame.centre(np.array(rows(3, 32)[0] - 5))
-    )
+    np.testing.assert_array_equal(_centre_of(cache), _centre_of(other))
+    np.testing.assert_array_equal(_centre_of(other), _centres(rows(3, 32) - 5, values))
     check_same_rows(cache, other)
 
 
 def _centre_of(cache) -> np.ndarray:
-    return np.array(cache._table.frame.centre)
+    """The centres of keys and values, one after the other."""
+    return np.concatenate([*map(np.array, cache._table.frame.centres)], axis=3)
+
+
+def _centres(keys: mx.array, values: mx.array) -> np.ndarray:
+    return np.concatenate(reference_frame.centres(np.array(keys), np.array(values)), axis=3)
 
 
 def test_sequences_of_a_batch_have_frames_of_their_own():
     alone = [new_cache() for _ in range(3)]
     for number, cache in enumerate(alone[:2]):
         keys = rows(8 + number, 32, seed=number) + 20 * number
-        cache.update_and_fetch(keys, rows(8 + number, 32, seed=5))
+        cache.update_and_fetch(keys, with_a_small_one(rows(8 + number, 32, seed=5)))
     centres = [_centre_of(cache) for cache in alone[:2]]
     batch = H2OKVCache.merge(alone)  # the third has no rows yet
     batch.prepare(lengths=[1, 2, 4], right_padding=[3, 2, 0])
     keys = mx.concatenate([rows(4, 32, seed=n) + 20 * n for n in (7, 8, 9)])
-    batch.update_and_fetch(keys, keys)
+    values = with_a_small_one(keys[...])
+    batch.update_and_fetch(keys, values)
     batch.finalize()
-    centres.append(reference_frame.centre(np.array(keys[2:])))
+    centres.append(_centres(keys[2:], values[2:]))
     np.testing.assert_array_equal(_centre_of(batch), np.concatenate(centres))
     batch.filter([2, 0])
     np.testing.assert_array_equal(_centre_of(batch), np.concatenate([centres[2], centres[0]]))
@@ -179,7 +211,7 @@ def test_sequences_of_a_batch_have_frames_of_their_own():
 def shared(size: int) -> QuantizedH2OKVCache:
     """A cache that stands on all its rows."""
     cache = new_cache(max_kv_size=40, prefix_size=12)
-    cache.update_and_fetch(rows(12, size) + 7, rows(12, size, seed=1))
+    cache.update_and_fetch(rows(12, size) + 7, with_a_small_one(rows(12, size, seed=1)))
     cache.share(12)
     return cache
 
@@ -187,7 +219,7 @@ def shared(size: int) -> QuantizedH2OKVCache:
 @pytest.mark.parametrize("size", [32, 80])
 def test_rows_on_a_prefix_are_in_its_frame(size):
     alone, cache = new_cache(), shared(size)
-    alone.update_and_fetch(rows(12, size) + 7, rows(12, size, seed=1))
+    alone.update_and_fetch(rows(12, size) + 7, with_a_small_one(rows(12, size, seed=1)))
     restored = QuantizedH2OKVCache.from_state(cache.state)
     batch = H2OKVCache.merge([copy.deepcopy(cache), copy.deepcopy(cache)])
     queries, new = rows(2, size, heads=4), rows(2, size, seed=4)

@@ -101,7 +101,7 @@ def stored_rows(cache) -> tuple[np.ndarray, np.ndarray]:
     """Keys and values [B, H, N, D] in the order of the slots, unpacked, shared ones first."""
     centres = (None, None)
     if cache._table.frame is not None:
-        centres = [np.array(cache._table.frame.centre), np.zeros(1, np.float32)]
+        centres = [*map(np.array, cache._table.frame.centres)]
     parts = []
     if cache._table.segments:
         parts = [_unpacked(cache.config, cache.keys_and_values(), centres)]

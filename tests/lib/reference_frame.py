@@ -22,8 +22,12 @@ def centre(rows: np.ndarray) -> np.ndarray:
 
 
 def centres(keys: np.ndarray, values: np.ndarray) -> list[np.ndarray]:
-    """The centres of keys and of values; the latter is 0."""
-    return [centre(keys), np.zeros_like(values[..., :1, :])]
+    """The centres of keys [..., L, D] and of values [..., L, Dv]: of these the first one, if its
+    norm is less than half of the mean norm of the first ones, else 0."""
+    norms = np.linalg.norm(values[..., :FIRST, :].astype(np.float64), axis=-1, keepdims=True)
+    small = norms[..., :1, :] < norms.mean(axis=-2, keepdims=True) / 2
+    sink = np.array(mx.array(values[..., :1, :]).astype(mx.bfloat16).astype(mx.float32))
+    return [centre(keys), np.where(small, sink, 0)]
 
 
 def matrix(size: int) -> np.ndarray:

@@ -19,7 +19,7 @@ def new_table(config: H2OConfig, keys: mx.array, values: mx.array, count: int, o
     Raises ValueError, naming ``owner``, for rows that cannot be quantised as ``config`` says.
     """
     kept = [mx.zeros((*rows.shape[:2], 1, rows.shape[3]), rows.dtype) for rows in (keys, values)]
-    frame = Frame(kept[0], values.shape[3]) if config.framed else None
+    frame = Frame(kept) if config.framed else None
     if frame is not None:
         kept = [*frame.into(*kept)]
     size = _group_size(config, [row.shape[3] for row in kept], owner)

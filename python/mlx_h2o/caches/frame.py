@@ -1,77 +1,88 @@
-"""The frame of a head: packed rows are stored rotated, and keys relative to the mean of the first.
+"""The frame of a head: packed rows are stored rotated, and relative to a centre.
 
-Codes of few bits work best if all elements have the same range. Subtracting the centre removes a
+Codes of few bits work best if all elements have the same range. Subtracting their centre removes a
 constant that all keys of a head share, such as a bias of the projection; the rotation spreads a few
 large elements over all (Ashkboos et al. 2024, QuaRot, https://arxiv.org/abs/2404.00456). Attention
-is the same in any frame: queries are rotated like the keys, the centre shifts all logits of a query
-equally, which the softmax ignores, and the output is rotated back once.
+is the same in any frame: queries are rotated like the keys, the keys' centre shifts all logits of a
+query equally, which the softmax ignores, and the output is rotated back once and gets the values'.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 
 import mlx.core as mx
 
 from .step import Step
 
 FIRST_ROWS = 64
-"""A centre is the mean of at most this many keys."""
+"""Centres are chosen by at most this many rows."""
+
+SMALL = 0.5
+"""A first value of less than this share of the mean norm is the centre of the values."""
 
 _GROUP = 32
 """Stored rows are padded to a multiple of this many elements."""
 
 
 class Frame:
-    """The centre of the keys, and the row sizes: keys are stored as ``R (key - centre)``, values as
-    ``R value``.
+    """The centres, and the row sizes: keys and values are stored as ``R (row - centre)``.
 
     R, its own inverse, is the orthonormal Hadamard matrix over blocks of the largest power of two
     that divides the size of a stored row. Rows are padded with zeros to a multiple of 32. A frame
-    never changes, and is the same for all rows of a sequence. Values have no centre: the first
-    ones, those of attention sinks, are near zero, so their mean says nothing about the others.
+    never changes, and is the same for all rows of a sequence.
 
     Args:
-        centre: [B, H, 1, D], in the dtype of the rows.
-        value_size: elements of a value.
+        centres: of keys [B, H, 1, D] and of values [B, H, 1, Dv], in the dtype of the rows.
     """
 
-    def __init__(self, centre: mx.array, value_size: int) -> None:
-        self.centre = centre
-        self.sizes = centre.shape[3], value_size
+    def __init__(self, centres: Sequence[mx.array]) -> None:
+        self.centres = keys, values = (*centres,)
+        self.sizes = keys.shape[3], values.shape[3]
         whole = all(size % _GROUP == 0 == size & (size - 1) for size in self.sizes)
         self._rotate = mx.hadamard_transform if whole else _rotated
 
     @classmethod
     def of(cls, keys: mx.array, values: mx.array) -> Frame:
-        """The frame of these rows [B, H, L, ...] and of later ones, centred on the first keys."""
-        return cls(_centre(keys), values.shape[3])
+        """The frame of these rows [B, H, L, ...] and of later ones: keys have their mean as centre,
+        values the first one, if it is small, else 0.
 
-    def starting(self, keys: mx.array, step: Step, held: Sequence[int]) -> Frame:
-        """The frame for a step's rows: this one, but sequences that ``held`` no rows get a centre
-        from their first keys."""
+        A text's first token gets half of the attention, so the error of its value is in every
+        output: at the centre it has none. Their mean says nothing about it.
+        """
+        first, seen = (rows[:, :, :FIRST_ROWS].astype(mx.float32) for rows in (keys, values))
+        norms = mx.linalg.norm(seen, axis=3, keepdims=True)
+        small = norms[:, :, :1] < SMALL * mx.mean(norms, axis=2, keepdims=True)
+        found = mx.mean(first, axis=2, keepdims=True), mx.where(small, seen[:, :, :1], 0)
+        # To 8 bits, so that no order of a sum matters; centres near these serve as well.
+        return cls([one.astype(mx.bfloat16).astype(keys.dtype) for one in found])
+
+    def starting(self, keys: mx.array, values: mx.array, step: Step, held: Sequence[int]) -> Frame:
+        """The frame for a step's rows: this one, but sequences that ``held`` no rows get centres
+        from their first rows."""
         starts = [rows == 0 < new for rows, new in zip(held, step.counts, strict=True)]
         if not any(starts):
             return self
-        own = enumerate(step.spans)
-        parts = [keys[n : n + 1, :, start:stop] for n, (start, stop) in own] or [keys]
-        centre = mx.concatenate([_centre(part) for part in parts])
-        if not all(starts):
-            centre = mx.where(mx.array(starts)[:, None, None, None], centre, self.centre)
-        return self.each(lambda _: centre)
+        frames, spans = [], step.spans or [(0, step.length)] * step.sequences
+        for n, (new, (start, stop)) in enumerate(zip(starts, spans, strict=True)):
+            one = slice(n, n + 1) if len(starts) > 1 else slice(None)  # may be several alike
+            rows = keys[one, :, start:stop], values[one, :, start:stop]
+            frames.append(Frame.of(*rows) if new else self.each(itemgetter(one)))
+        return Frame.joined(frames)
 
     # Rows
 
     def into(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Keys and values in stored form."""
-        return self._rotate(keys - self.centre), self._rotate(values)
+        return self._rotate(keys - self.centres[0]), self._rotate(values - self.centres[1])
 
     def back(self, rows: mx.array, side: int) -> mx.array:
         """Stored keys, or with ``side`` 1 values, as they arrived."""
         rows = _rotated(rows)
         if rows.shape[-1] != self.sizes[side]:
             rows = rows[..., : self.sizes[side]]
-        return rows if side else rows + self.centre
+        return rows + self.centres[side]
 
     # Attention
 
@@ -82,42 +93,34 @@ class Frame:
     def shift(self, queries: mx.array, scale: float) -> mx.array:
         """float32 [B, Hq, L, 1]: what to add to logits of stored keys to get the true ones."""
         batch, heads, length, size = queries.shape
-        of_head = queries.astype(mx.float32).reshape(batch, self.centre.shape[1], -1, size)
-        products = of_head @ (self.centre.astype(mx.float32) * scale).swapaxes(2, 3)
+        of_head = queries.astype(mx.float32).reshape(batch, self.centres[0].shape[1], -1, size)
+        products = of_head @ (self.centres[0].astype(mx.float32) * scale).swapaxes(2, 3)
         return products.reshape(batch, heads, length, 1)
 
     def output(self, out: mx.array) -> mx.array:
-        """The output of attention over stored values, [B, Hq, L, ...], rotated back."""
-        out, size = self._rotate(out), self.sizes[1]
-        return out if out.shape[3] == size else out[..., :size]
+        """The output of attention over stored values, [B, Hq, L, ...], as of the true ones."""
+        (batch, heads, length, _), size, centre = out.shape, self.sizes[1], self.centres[1]
+        out = self._rotate(out)
+        out = out if out.shape[3] == size else out[..., :size]
+        found = out.reshape(batch, centre.shape[1], -1, size) + centre.astype(out.dtype)
+        return found.reshape(batch, heads, length, size)
 
     # Sequences
 
+    @classmethod
+    def joined(cls, frames: Sequence[Frame]) -> Frame:
+        """One frame for the sequences of all, in order."""
+        centres = zip(*(one.centres for one in frames), strict=True)
+        return cls([mx.concatenate([*one]) for one in centres])
+
     def each(self, change: Callable[[mx.array], mx.array]) -> Frame:
-        """A frame for other sequences, whose centre is ``change`` of this one."""
-        return Frame(change(self.centre), self.sizes[1])
-
-
-def kept_size(size: int) -> int:
-    """Elements of a stored row, for rows of ``size`` elements."""
-    return -(-size // _GROUP) * _GROUP
-
-
-def _centre(rows: mx.array) -> mx.array:
-    """[B, H, 1, D], the mean of the first of these keys, 0 if there are none.
-
-    Rounded to 8 bits, so that it does not depend on the order of a sum; any centre near the mean
-    serves as well.
-    """
-    if rows.shape[2] == 0:
-        return mx.zeros((*rows.shape[:2], 1, rows.shape[3]), rows.dtype)
-    first = rows[:, :, :FIRST_ROWS].astype(mx.float32)
-    return mx.mean(first, axis=2, keepdims=True).astype(mx.bfloat16).astype(rows.dtype)
+        """A frame for other sequences, whose centres are ``change`` of these."""
+        return Frame([*map(change, self.centres)])
 
 
 def _rotated(rows: mx.array) -> mx.array:
     """R times rows, padded to a stored row's size."""
-    size = kept_size(rows.shape[-1])
+    size = -(-rows.shape[-1] // _GROUP) * _GROUP
     if missing := size - rows.shape[-1]:
         rows = mx.pad(rows, [(0, 0)] * (rows.ndim - 1) + [(0, missing)])
     block = size & -size

@@ -12,7 +12,7 @@ from ..errors import check
 from ..operations.arguments import dtype_name
 from . import formats
 from .column import Segment
-from .frame import Frame, kept_size
+from .frame import Frame
 from .step import Padding
 from .table import BIAS, IMPORTANCE, POSITIONS, Table
 
@@ -54,8 +54,6 @@ def settings_text(cache: Any) -> str:
         given["unequal_budgets"] = True
     if table.segments and cache.config.kv_format is not None:
         given["dtype"] = dtype_name(table.layouts[1][3])
-    if table.frame is not None and kept_size(size := table.frame.sizes[1]) != size:
-        given["value_size"] = size
     return json.dumps(given)
 
 
@@ -117,17 +115,18 @@ def _parts(rows: Any) -> list[mx.array]:
 
 
 def rows_of(table: Table) -> tuple[Any, ...]:
-    """Keys, followed by the centre of their frame, values, scores and positions, without shared
-    rows. If rows have been folded, scores are a pair: scores and biases."""
+    """Keys and values, each followed by the centre of their frame, scores and positions, without
+    shared rows. If rows have been folded, scores are a pair: scores and biases."""
     if not table.segments:
         return None, None, None, None
     found: Any = scores_of(table)
     if BIAS in table.beside:
         found = found, table.beside[BIAS][:, :, : table.width]
-    keys = stored(table, "keys")
+    keys, values = stored(table, "keys"), stored(table, "values")
     if table.frame is not None:
-        keys = (*keys, table.frame.centre)
-    return keys, stored(table, "values"), found, table.positions
+        of_keys, of_values = table.frame.centres
+        keys, values = (*keys, of_keys), (*values, of_values)
+    return keys, values, found, table.positions
 
 
 def places_of(more: Sequence[Any]) -> list[tuple[int, int]]:
@@ -164,13 +163,18 @@ def table_of(
         return Table([], tokens)
     importance, bias = importance if isinstance(importance, tuple | list) else (importance, None)
     sides = [_parts(keys), _parts(values)]
-    centre = sides[0].pop() if config.framed else None
+    centres = [sides[0].pop()] if config.framed else []
+    if centres and len(sides[1]) > len(sides[0]):
+        centres.append(sides[1].pop())
     segments = _segments(config, sides, rows, dtype)
     table = Table(segments, tokens)
-    if centre is not None:
+    if centres:
         if shared is not None:  # earlier versions saved one for all
-            centre = mx.broadcast_to(centre, (len(tokens), *centre.shape[1:]))
-        table.frame = Frame(centre, value_size or segments[0].row[1].shape[3])
+            centres = [mx.broadcast_to(one, (len(tokens), *one.shape[1:])) for one in centres]
+        if len(centres) == 1:  # values had none in earlier versions
+            size = value_size or segments[0].row[1].shape[3]
+            centres.append(mx.zeros((*centres[0].shape[:3], size), centres[0].dtype))
+        table.frame = Frame(centres)
     table.attach(POSITIONS, positions)
     if config.policy.needs_scores:
         table.attach(IMPORTANCE, mx.where(positions < 0, mx.nan, importance))  # unused slots

@@ -58,8 +58,7 @@ def _stacked(
 
     found = Table(segments, tokens, None, tables[0].prefix)
     frames = [table.frame.each(change) for table in tables if table.frame is not None]
-    if frames:
-        found.frame = Frame(mx.concatenate([one.centre for one in frames]), frames[0].sizes[1])
+    found.frame = Frame.joined(frames) if frames else None
     found.unscored = any(table.unscored for table in tables)
     every = [(table, table.beside_all, mx.zeros((*table.shape, 0))) for table in tables]
     for name in dict.fromkeys(name for _, beside, _ in every for name in beside):

@@ -41,15 +41,14 @@ class Step:
             return [self.length] * self.sequences
         return [stop - start for start, stop in self.spans]
 
-    @property
-    def places(self) -> mx.array:
-        """[L, 1], or [B, 1, L, 1] with padding: how many slots after the rows of its sequence each
-        token goes; padding goes after all own tokens."""
-        token = mx.arange(self.length)[:, None]
+    def slots(self, rows: Sequence[int]) -> mx.array:
+        """int32 [B, 1, L, 1]: where each token goes, behind these ``rows`` of its sequence; padding
+        goes after all own tokens."""
+        token, before = mx.arange(self.length)[:, None], per_sequence((*rows,))
         if not self.spans:
-            return token
+            return before + token
         starts = tuple(start for start, _ in self.spans)
-        return (token - per_sequence(starts)) % self.length
+        return before + (token - per_sequence(starts)) % self.length
 
     def after(self, padding: Sequence[Padding]) -> list[Padding]:
         """The padding that is still to come."""
@@ -83,7 +82,7 @@ class Step:
         token, spans = mx.arange(length)[:, None], self.spans or [(0, length)] * self.sequences
         starts, stops = (per_sequence(numbers) for numbers in zip(*spans, strict=True))
         own, slots = (token >= starts) & (token < stops), mx.arange(max(before) + length)
-        place_of = per_sequence((*before,)) + self.places
+        place_of = self.slots(before)
         newest = (slots == place_of) | (own & (slots <= place_of))
         # A token of padding sees no packed rows either.
         parts = [(mx.arange(max(one)) < per_sequence((*one,))) & own for one in rows[:-1]]

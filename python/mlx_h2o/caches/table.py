@@ -109,7 +109,7 @@ class Table:
     def nbytes(self) -> int:
         """Bytes of all arrays; of slots allocated ahead, only what takes memory."""
         held = [*self.segments, *([] if self.prefix is None else [self.prefix])]
-        arrays = [*self.beside.values(), *([] if self.frame is None else [self.frame.centre])]
+        arrays = [*self.beside.values(), *([] if self.frame is None else self.frame.centres)]
         return sum(one.nbytes for one in held) + sum(array.nbytes for array in arrays)
 
     # Positions
@@ -153,10 +153,10 @@ class Table:
         if frame is not None:
             if limit is not None:
                 held = [count + self.prefix_rows for count in self.lengths]
-                self.frame = frame = frame.starting(keys, step, held)
+                self.frame = frame = frame.starting(keys, values, step, held)
             keys, values = frame.into(keys, values)
         if spans or (slots is not None and length > 1):
-            slots = per_sequence((*tail.rows,)) + step.places
+            slots = step.slots(tail.rows)
         first = limit is not None and slots is None and not (tail.capacity or tail.ahead)
         if limit is not None and not first:
             tail.reserve(width, limit)
@@ -168,7 +168,7 @@ class Table:
                 found = [mx.contiguous(part) for part in found]
             else:
                 found = resolve().put_each(tail.parts, slots, found)
-            found += [part[:, :, :width] for part in found]
+            found += [mx.split(part, [width], 2)[0] for part in found]  # a slice takes longer
         count = len(tail.parts)
         tail.parts, views = found[:count], tail.sides(found[count:])
         if limit is not None:

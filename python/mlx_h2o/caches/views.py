@@ -8,7 +8,7 @@ import mlx.core as mx
 from ..operations.backends import resolve
 from ..operations.segments import AttentionRows
 from .column import Column, Parts, Segment
-from .step import Step, per_sequence
+from .step import Step
 from .table import Table, behind
 
 
@@ -58,8 +58,7 @@ def unpacked(
         if new is None or len(table.segments) > 1:  # then the newest rows are dense anyway
             rows = true_rows(table, side, parts)
         elif tail.ragged or step.spans:
-            slots = per_sequence((*before,)) + step.places
-            (rows,) = resolve().put_each([true_rows(table, side, parts)], slots, [new])
+            (rows,) = resolve().put_each([true_rows(table, side, parts)], step.slots(before), [new])
         elif before[0]:
             older = true_rows(table, side, tuple(part[:, :, : before[0]] for part in parts))
             rows = mx.concatenate([older, new], axis=2)

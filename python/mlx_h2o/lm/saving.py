@@ -24,7 +24,7 @@ from .models import WEIGHTS, facts_of, layers_of
 from .prompt_cache import with_own_rows
 from .routing import check_given, evicting_caches, model_name
 
-FORMAT = 5
+FORMAT = 6
 """Files of a higher format are refused. Raised when older readers would misread a file."""
 
 _CLASSES: dict[str, Any] = {

@@ -91,8 +91,8 @@ public struct H2OConfiguration: Sendable, Hashable {
         public private(set) var valueBits: Int?
         /// The newest rows, which are not quantised yet; nil: a default, which the settings fill in.
         public fileprivate(set) var denseSize: Int? = 0
-        /// Whether affine rows are stored relative to the centre of their head's first keys, and
-        /// rotated. Nil if there are none.
+        /// Whether affine rows are stored relative to a centre of their head, and rotated. Nil if
+        /// there are none.
         private(set) var kvFrame: Bool?
         /// Elements that share a scale and a bias. Row sizes that it does not divide use 32.
         public private(set) var kvGroupSize = 64
@@ -105,7 +105,7 @@ public struct H2OConfiguration: Sendable, Hashable {
         public static let dense = Format()
 
         /// Rows of 2, 3, 4, 5, 6 or 8 bits; 32, 64 or 128 elements share a scale and a bias. In a
-        /// frame: relative to the centre of their head's first keys, and rotated.
+        /// frame: relative to a centre of their head, and rotated.
         ///
         /// Most of the loss of few bits comes from the newest rows: `denseSize` of them, fewer than
         /// `recentSize`, stay unquantised. Nil: 8 in an unbounded cache with values of at most 4

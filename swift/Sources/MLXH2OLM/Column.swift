@@ -19,17 +19,14 @@ enum RowPacking: Equatable {
 }
 
 /// Stored keys or values of one layer: an array; words, scales and biases; or words and norms.
-struct Column: CacheRows {
+struct Column {
     /// Each [B, H, capacity, ...].
     let parts: [MLXArray]
     /// Nil: rows are unpacked.
     let packing: RowPacking?
+}
 
-    init(parts: [MLXArray], packing: RowPacking?) {
-        self.parts = parts
-        self.packing = packing
-    }
-
+extension Column: CacheRows {
     /// As operations return rows, which do not record their packing.
     static func rows(of parts: [MLXArray]) -> Column { Column(parts: parts, packing: nil) }
 
@@ -63,13 +60,9 @@ struct Column: CacheRows {
             self.init(parts: parts, packing: .codes(bits: bits, ofValues: ofValues, dtype: own))
             return
         }
-        guard parts[1].dim(3) > 0, parts[1].shape == parts[2].shape,
-            parts[1].dtype == parts[2].dtype
+        guard let groupSize = [32, 64, 128].first(where: { $0 * parts[1].dim(3) == size }),
+            parts[1].shape == parts[2].shape, parts[1].dtype == parts[2].dtype
         else { return nil }
-        let groupSize = size / parts[1].dim(3)
-        guard [32, 64, 128].contains(groupSize), groupSize * parts[1].dim(3) == size else {
-            return nil
-        }
         self.init(parts: parts, packing: .affine(bits: bits, groupSize: groupSize))
     }
 

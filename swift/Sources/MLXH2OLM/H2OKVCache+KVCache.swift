@@ -97,16 +97,16 @@ extension H2OKVCache: KVCache {
     // MARK: State
 
     /// Keys, values, scores, biases if rows were folded, and positions. Quantised keys and values
-    /// are words, scales and biases each, and with `denseSize` also the newest rows; the centre
-    /// follows the keys if they have a frame. Empty while there are no rows. Later updates do not
-    /// change arrays read here. Setting it puts ``offset`` after the last position.
+    /// are words, scales and biases each, and with `denseSize` also the newest rows; in a frame,
+    /// their centre follows. Empty while there are no rows. Later updates do not change arrays read
+    /// here. Setting it puts ``offset`` after the last position.
     public var state: [MLXArray] {
         get { table?.parts.flatMap { $0 } ?? [] }
         set { reported(else: ()) { try hold(newValue) } }
     }
 
-    /// Replace the rows. `rows` also give what a state does not record: the dtype of coded rows,
-    /// and the original size of padded values.
+    /// Replace the rows. The old ones also give what a state does not record: the dtype of coded
+    /// rows, and if an earlier version wrote it the original size of padded values.
     func hold(_ state: [MLXArray]) throws {
         let own = table?.layouts.values
         table = try RowTable(

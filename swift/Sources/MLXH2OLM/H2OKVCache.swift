@@ -181,8 +181,7 @@ public class H2OKVCache {
     /// The rows of each head after `tokens` tokens, and how many of the newest are protected.
     func budget(at tokens: Int) -> (rows: Int, recent: Int) {
         guard let most = maxSize else { return (.max, reach) }
-        let shorter = configuration.budget.rowsAt?.first { $0[0] >= tokens }
-        let rows = shorter?[1] ?? most
+        let rows = configuration.budget.rowsAt?.first(where: { $0[0] >= tokens })?[1] ?? most
         return (rows, max(configuration.recentSize * rows / most, reach))
     }
 

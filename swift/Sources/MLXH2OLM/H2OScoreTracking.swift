@@ -27,7 +27,5 @@ public protocol H2OScoreTracking: KVCache {
 
 extension H2OScoreTracking {
     /// The same for scores that may be masked.
-    public func updateScores(_ scores: MLXArray) {
-        updateScores(scores, isMasked: true)
-    }
+    public func updateScores(_ scores: MLXArray) { updateScores(scores, isMasked: true) }
 }

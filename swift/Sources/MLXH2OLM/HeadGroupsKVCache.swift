@@ -134,11 +134,8 @@ public final class HeadGroupsKVCache: KVCache {
         reported(else: 0) { try allOrNothing(caches) { try caches.map { try $0.takeBack(n) }[0] } }
     }
 
-    public func copy() -> any KVCache { HeadGroupsKVCache(self, caches.map { $0.duplicate() }) }
-
-    private init(_ other: HeadGroupsKVCache, _ caches: [H2OKVCache]) {
-        (self.caches, heads) = (caches, other.heads)
-        (indices, order) = (other.indices, other.order)
+    public func copy() -> any KVCache {
+        reported(else: self) { try HeadGroupsKVCache(caches.map { $0.duplicate() }, heads: heads) }
     }
 
     /// The state of each group, concatenated.

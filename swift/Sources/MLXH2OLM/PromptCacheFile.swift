@@ -14,7 +14,7 @@ struct PromptCacheFile {
     private let name: String
 
     /// Files of a later format are refused. Raised when older readers would misread a file.
-    private static let format = 5
+    private static let format = 6
     private static let entry = "mlx_h2o"
 
     private struct Description: Decodable {
@@ -108,7 +108,7 @@ struct PromptCacheFile {
         facts = found.facts ?? [:]
     }
 
-    /// The arrays of keys or values, packed or not, including the newest rows and a centre, or the
+    /// The arrays of keys or values, packed or not, including the newest rows and the centre, or the
     /// single array of another part; empty if there is none.
     func rows(_ layer: String, _ part: Int) -> [MLXArray] {
         let packed = (0..<5).compactMap { arrays["\(layer).\(part).\($0)"] }

@@ -16,8 +16,10 @@ extension RowTable {
         }
         let parts = format.parts
         let keys = parts.map { take($0.keys) }
-        let centre = take(format.isFramed ? 1 : 0).first
+        let keyCentre = take(format.isFramed ? 1 : 0).first
         let values = parts.map { take($0.values) }
+        // Earlier versions wrote none.
+        let valueCentre = take(format.isFramed && rest.first?.ndim == 4 ? 1 : 0).first
         let (rows, shape) = (zip(keys, values).map { $0 + $1 }, rest.last?.shape ?? [])
         func fit(_ arrays: [MLXArray]) -> Bool {
             arrays.allSatisfy {
@@ -30,7 +32,7 @@ extension RowTable {
             rows.reduce(0, { $0 + $1[0].dim(2) }) == shape[2],
             rest.dropLast().allSatisfy({ $0.dtype == .float32 }), rest.last?.dtype == .int32
         else {
-            let count = parts.reduce(format.isFramed ? 1 : 0) { $0 + $1.keys + $1.values }
+            let count = parts.reduce(format.isFramed ? 2 : 0) { $0 + $1.keys + $1.values }
             throw H2OError(
                 "H2OKVCache.state",
                 "found arrays of shapes \(given.map(\.shape)), expected \(count) of keys and "
@@ -49,28 +51,19 @@ extension RowTable {
             return Segment(keys: own, values: others, length: own.capacity)
         }
         let layouts = segments.map { [$0.keys.layout, $0.values.layout] }
-        guard layouts.count == parts.count, Set(layouts).count == 1, let layout = layouts.first
+        let frame = layouts.first.flatMap { layout in
+            keyCentre.flatMap { Frame(stored: $0, valueCentre, valueSize: valueSize, for: layout) }
+        }
+        guard layouts.count == parts.count, Set(layouts).count == 1,
+            format.isFramed == (frame != nil)
         else {
+            let sizes = valueSize.map { " and values of \($0) elements" } ?? ""
             throw H2OError(
                 "H2OKVCache.state",
-                "found \(rows.joined().map { "\($0.dtype) \($0.shape)" }), expected "
+                "found \(given.map { "\($0.dtype) \($0.shape)" })\(sizes), expected "
                     + "keys of \(bits.keys) bits and values of \(bits.values), words uint32, in "
-                    + "groups of the same size: 32, 64 or 128; norms float32; or rows of floats.")
-        }
-        let size = layout[1].size
-        let frame = centre.map { Frame(centre: $0, valueSize: valueSize ?? size) }
-        if let frame {
-            let found = frame.centre.shape
-            guard found.count == 4, found.prefix(2) == shape.prefix(2), found[2] == 1,
-                Frame.keptSize(found[3]) == layout[0].size,
-                Frame.keptSize(frame.valueSize) == size, frame.centre.dtype == layout[0].dtype
-            else {
-                throw H2OError(
-                    "H2OKVCache.state",
-                    "found a centre \(frame.centre.dtype) \(found) and values of "
-                        + "\(frame.valueSize) elements, expected \(layout[0].dtype) [B, H, 1, D] of "
-                        + "keys kept in \(layout[0].size) elements and values in \(size).")
-            }
+                    + "groups of the same size: 32, 64 or 128; norms float32; or rows of floats; in "
+                    + "a frame with centres [B, H, 1, D] of rows that are padded to these sizes.")
         }
         let beside = Array(rest)
         self.init(
@@ -92,9 +85,10 @@ extension RowTable {
     /// Keys, values, scores and positions of the rows in use, each in as many arrays as it has.
     var parts: [[MLXArray]] {
         let rows = segments.map { $0.first($0.length) }
-        let scores = [importance] + (bias.map { [$0] } ?? [])
         return [
-            rows.flatMap(\.keys.parts) + centre, rows.flatMap(\.values.parts), scores, [positions],
+            rows.flatMap(\.keys.parts) + centres.prefix(1),
+            rows.flatMap(\.values.parts) + centres.dropFirst(),
+            [importance] + (bias.map { [$0] } ?? []), [positions],
         ]
     }
 

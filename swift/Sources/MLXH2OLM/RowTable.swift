@@ -46,14 +46,14 @@ struct RowTable {
     ) throws {
         let packings = try format.packings(of: keys, values, owner: owner)
         let heads = Array(keys.shape.prefix(2))
-        let frame = format.isFramed ? Frame(of: keys, values) : nil
-        let kept = frame?.into(keys, values) ?? (keys: keys, values: values)
+        let rows = (keys: keys.rows(upTo: 1), values: values.rows(upTo: 1))
+        let frame = format.isFramed ? Frame(of: rows.keys, rows.values) : nil
+        let kept = frame?.into(rows.keys, rows.values) ?? rows
         self.init(
-            try packings.map { packing in
-                Segment(
-                    keys: try Column(kept.keys[0..., 0..., ..<1], packing.keys),
-                    values: try Column(kept.values[0..., 0..., ..<1], packing.values), length: 1
-                ).first(0)
+            try packings.map {
+                let keys = try Column(kept.keys, $0.keys)
+                return Segment(keys: keys, values: try Column(kept.values, $0.values), length: 0)
+                    .first(0)
             },
             importance: .zeros(heads + [0], dtype: .float32),
             positions: .zeros(heads + [0], dtype: .int32), frame: frame)
@@ -94,11 +94,11 @@ struct RowTable {
 
     /// Every stored array, keys first.
     var arrays: [MLXArray] {
-        segments.flatMap(\.keys.parts) + centre + segments.flatMap(\.values.parts) + remembered
+        segments.flatMap(\.keys.parts) + segments.flatMap(\.values.parts) + centres + remembered
     }
 
-    /// The centre of the keys, if there is one.
-    var centre: [MLXArray] { frame.map { [$0.centre] } ?? [] }
+    /// The centres of keys and values, if they have a frame.
+    var centres: [MLXArray] { frame.map { [$0.keyCentre, $0.valueCentre] } ?? [] }
 
     /// Scores, positions, biases and waiting scores.
     var remembered: [MLXArray] {
@@ -129,10 +129,8 @@ struct RowTable {
 
     /// The layouts that new keys and values must have.
     var layouts: (keys: RowLayout, values: RowLayout) {
-        var found = (keys: tail.keys.layout, values: tail.values.layout)
-        guard let frame else { return found }
-        (found.keys, found.values.size) = (RowLayout(frame.centre), frame.valueSize)
-        return found
+        guard let frame else { return (tail.keys.layout, tail.values.layout) }
+        return (RowLayout(frame.keyCentre), RowLayout(frame.valueCentre))
     }
 
     // MARK: Rows that come

@@ -145,9 +145,9 @@ extension H2OKVCache {
     private func readWaiting(
         _ seen: MLXArray, _ numbers: String, _ unfit: (String) -> H2OError
     ) throws {
-        let found = try? JSONDecoder().decode([[Int]].self, from: Data(numbers.utf8))
         let shape = seen.shape
-        guard let found, let heads = table?.positions.shape,
+        guard let found = try? JSONDecoder().decode([[Int]].self, from: Data(numbers.utf8)),
+            let heads = table?.positions.shape,
             found.allSatisfy({ $0.count == 2 && $0[0] >= 0 && $0[1] > 0 }),
             found.allSatisfy({ $0[1] <= offset - $0[0] }), shape.count == 4, shape[0] == heads[0],
             shape[1] > 0, shape[1] % heads[1] == 0, shape[2] == found.reduce(0, { $0 + $1[1] }),
@@ -164,12 +164,12 @@ extension H2OKVCache {
     }
 }
 
-/// The settings, and what stored rows do not record: the dtype of coded rows, and the original size
-/// of padded values.
+/// The settings, and what stored rows do not record: the dtype of coded rows, and in files of
+/// earlier versions the original size of padded values.
 private struct StoredSettings: Codable {
     let configuration: H2OConfiguration
     let dtype: String?
-    let valueSize: Int?
+    var valueSize: Int?
 
     private enum CodingKeys: String, CodingKey {
         case dtype
@@ -180,7 +180,6 @@ private struct StoredSettings: Codable {
         self.configuration = configuration
         let packing = table?.tail.values.packing
         dtype = if case .codes(_, _, let dtype) = packing { "\(dtype)" } else { nil }
-        valueSize = (table?.frame?.valueSize).flatMap { Frame.keptSize($0) == $0 ? nil : $0 }
     }
 
     init(from decoder: any Decoder) throws {
@@ -194,6 +193,5 @@ private struct StoredSettings: Codable {
         try configuration.encode(to: encoder)
         var more = encoder.container(keyedBy: CodingKeys.self)
         try more.encodeIfPresent(dtype, forKey: .dtype)
-        try more.encodeIfPresent(valueSize, forKey: .valueSize)
     }
 }

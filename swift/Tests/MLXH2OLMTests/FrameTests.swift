@@ -24,12 +24,14 @@ import Testing
             [1, heads, length, size], dtype: .float32, key: MLXRandom.key(UInt64(seed)))
     }
 
-    /// Keys share a large constant, as a bias of their projection makes one.
+    /// Keys share a large constant, as a bias of their projection makes one. The first value of the
+    /// first head is small if the seed is 0, as those of attention sinks are.
     private func tokens(_ length: Int, _ size: Int, _ seed: Int) -> [MLXArray] {
         let bias = random(2, 1, size, 1) * Float(8)
+        let factors = (0..<2 * length).map { seed + $0 == 0 ? Float(0.1) : 1 }
         return [
             random(4, length, size, 3 * seed), random(2, length, size, 3 * seed + 1) + bias,
-            random(2, length, size, 3 * seed + 2),
+            random(2, length, size, 3 * seed + 2) * MLXArray(factors, [1, 2, length, 1]),
         ]
     }
 
@@ -75,6 +77,46 @@ import Testing
         #expect(errors[0] < errors[1] / 2)
     }
 
+    /// The first value of a head is the centre of its values if it is small, and so has no error.
+    @Test(arguments: [32, 80]) func smallFirstValuesHaveNoError(size: Int) throws {
+        let cache = try cache(.window)
+        let values = tokens(70, size, 0)[2]
+        let given = [tokens(70, size, 0), tokens(1, size, 9)]
+        for rows in given { _ = try step(cache, rows) }
+        let (stored, centre) = (try #require(cache.values), cache.state[7])
+        let first = values.rows(upTo: 1).asType(.bfloat16).asType(.float32)
+        #expect(centre.shape == [1, 2, 1, size])
+        #expect(furthest(centre[0..., 0..<1], first[0..., 0..<1]) == 0)
+        #expect(furthest(centre[0..., 1...], .zeros([1, 1, 1, size], dtype: .float32)) == 0)
+        let lost = (0..<2).map { head in
+            furthest(stored[0..., head..<head + 1, ..<1], values[0..., head..<head + 1, ..<1])
+        }
+        #expect(lost[0] < 1e-4)
+        #expect(lost[1] > 1e-3)
+    }
+
+    /// Earlier versions centred keys alone: zeros stand for what their files and states lack.
+    @Test(arguments: [32, 80]) func rowsOfEarlierVersionsAreRead(size: Int) throws {
+        let url = temporaryFile()
+        defer { try? FileManager.default.removeItem(at: url) }
+        let (cache, stated) = (try cache(.keydiff, rows: 16), try self.cache(.keydiff, rows: 16))
+        for one in [cache, stated] { _ = try step(one, tokens(9, size, 1)) }
+        stated.state = Array(cache.state[..<7] + cache.state[8...])
+        try H2OKVCache.save([cache], to: url)
+        var (arrays, texts) = try contents(of: url)
+        arrays["0.1.3"] = nil
+        texts["0.mlx_h2o"] = #"{"format": 5, "layers": 1}"#
+        arrays["0.8"] = settings(arrays["0.8"], withValueSize: size)
+        try save(arrays: arrays, metadata: texts, url: url)
+        let read = try #require(try H2OKVCache.load(from: url).caches[0] as? H2OKVCache)
+        for index in 0..<20 {
+            let rows = tokens(1, size, 50 + index)
+            let outputs = try [cache, read, stated].map { try step($0, rows).asArray(Float.self) }
+            #expect(outputs[0] == outputs[1])
+            #expect(outputs[0] == outputs[2])
+        }
+    }
+
     @Test(arguments: [32, 80]) func filesAndStatesHaveTheFrame(size: Int) throws {
         let url = temporaryFile()
         defer { try? FileManager.default.removeItem(at: url) }
@@ -85,7 +127,7 @@ import Testing
         try H2OKVCache.save([cache], to: url)
         let read = try #require(try H2OKVCache.load(from: url).caches[0] as? H2OKVCache)
         #expect(read.configuration == cache.configuration)
-        #expect(cache.state.count == 9)
+        #expect(cache.state.count == 10)
         let copy = try #require(cache.copy() as? H2OKVCache)
         for index in 0..<8 {
             let rows = tokens(1, size, 50 + index)
@@ -93,9 +135,11 @@ import Testing
             #expect(outputs[0] == outputs[1])
             #expect(outputs[0] == outputs[2])
         }
-        var state = cache.state
-        state[3] = state[3][0..., ..<1]
-        #expect(throws: MLXError.self) { try withError { copy.state = state } }
+        for index in [3, 7] {
+            var state = cache.state
+            state[index] = state[index][0..., ..<1]
+            #expect(throws: MLXError.self) { try withError { copy.state = state } }
+        }
     }
 
     /// Settings of packed rows that name no frame are older than frames.

@@ -105,7 +105,7 @@ import Testing
             }
             for (key, value) in [
                 ("1.0", "KVCache"), ("1.0", "QuantizedH2OKVCache"), ("1.1", "H2OKVCache"),
-                ("0.mlx_h2o", "{}"), ("0.mlx_h2o", #"{"format": 6, "layers": 1}"#),
+                ("0.mlx_h2o", "{}"), ("0.mlx_h2o", #"{"format": 7, "layers": 1}"#),
                 ("0.mlx_h2o", #"{"format": 1, "layers": 2}"#),
             ] {
                 try save(arrays: whole, metadata: texts.merging([key: value]) { $1 }, url: url)
@@ -116,7 +116,8 @@ import Testing
         }
     }
 
-    /// Of values that are kept in more elements.
+    /// Of values that are kept in more elements, and of their centre, which files of earlier versions
+    /// do not have.
     @Test func sizesOfValuesThatWereChanged() async {
         await #expect(processExitsWith: .success) {
             let url = temporaryFile()
@@ -126,16 +127,30 @@ import Testing
             _ = try cache.append(keys: rows, values: rows)
             try H2OKVCache.save([cache], to: url)
             var (arrays, texts) = try contents(of: url)
-            let codes = arrays["0.8"]?.asArray(Int32.self) ?? []
-            let settings = String(String.UnicodeScalarView(codes.compactMap { .init(UInt32($0)) }))
-            for size in [Int.max, Int.min, -1, 0, 64, 97] {
-                let changed = settings.replacing(
-                    "\"value_size\":80", with: "\"value_size\":\(size)")
-                guard changed != settings else { throw Unrefused(description: settings) }
-                arrays["0.8"] = MLXArray(changed.unicodeScalars.map { Int32($0.value) })
+            let written = arrays["0.8"]
+            func write(_ size: Int) throws {
+                arrays["0.8"] = settings(written, withValueSize: size)
                 try save(arrays: arrays, metadata: texts, url: url)
-                try refused("\(size)") { try H2OKVCache.load(from: url) }
             }
+            for centre in [arrays["0.1.3"], nil] {
+                arrays["0.1.3"] = centre
+                for size in [Int.max, Int.min, -1, 0, 64, 97] {
+                    try write(size)
+                    try refused("\(size)") { try H2OKVCache.load(from: url) }
+                }
+                try write(80)
+                _ = try H2OKVCache.load(from: url)
+            }
+            for shape in [
+                [1, 2, 1, 64], [1, 2, 1, 97], [1, 2, 2, 80], [1, 1, 1, 80], [2, 1, 80],
+            ] {
+                arrays["0.1.3"] = MLXArray.zeros(shape, dtype: .float32)
+                try write(shape[shape.count - 1])
+                try refused("\(shape)") { try H2OKVCache.load(from: url) }
+            }
+            arrays["0.1.3"] = MLXArray.zeros([1, 2, 1, 80], dtype: .float16)
+            try write(80)
+            try refused("float16") { try H2OKVCache.load(from: url) }
         }
     }
 

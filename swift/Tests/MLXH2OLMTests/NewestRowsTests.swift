@@ -81,7 +81,7 @@ import Testing
             #expect(read.configuration == cache.configuration)
             let (copy, stated) = (cache.duplicate(), evictingCache(cache.configuration))
             stated.state = cache.state
-            #expect(cache.state.count == 11)
+            #expect(cache.state.count == 12)
             for token in cache.offset..<cache.offset + 40 {
                 let outputs = try [cache, copy, read, stated].map { one in
                     try withError { attend(tokens, token..<token + 1, one).asArray(Float.self) }

@@ -41,6 +41,13 @@ func contents(of url: URL) throws -> ([String: MLXArray], [String: String]) {
     return (arrays, texts)
 }
 
+/// The settings of a file with the size of padded values, which earlier versions wrote.
+func settings(_ array: MLXArray?, withValueSize size: Int) -> MLXArray {
+    let found = array?.asArray(Int32.self).compactMap { Unicode.Scalar(UInt32($0)) } ?? []
+    let text = "{\"value_size\": \(size)," + String(String.UnicodeScalarView(found.dropFirst()))
+    return MLXArray(text.unicodeScalars.map { Int32($0.value) })
+}
+
 /// A name for a file, which is not there.
 func temporaryFile(_ ending: String = "safetensors") -> URL {
     FileManager.default.temporaryDirectory.appending(

@@ -37,7 +37,7 @@ def append_rows(buffers: list[mx.array], rows: list[mx.array], start: int) -> li
     end = start + rows[0].shape[2]
     for buffer, new in zip(buffers, rows, strict=True):
         buffer[:, :, start:end] = new
-    return [*buffers, *(buffer[:, :, :end] for buffer in buffers)]
+    return [*buffers, *(mx.split(buffer, [end], 2)[0] for buffer in buffers)]  # slices take longer
 
 
 def quantize_append(
