@@ -188,8 +188,7 @@ def test_a_model_that_fails_once_costs_nobody_an_answer():
     with engine_of([model]) as engine:
         asked = [submit(engine, prompt, max_tokens=24) for prompt in PROMPTS]
         warm = submit(engine, TEXT, sampling=WARM, max_tokens=24)
-        for _ in range(3):
-            asked[0].next()
+        assert all(asked[0].next() for _ in range(3))
         model.times = 1
         for one, prompt in zip(asked, PROMPTS, strict=True):
             assert one.wait().answer == alone(prompt, 24)
@@ -201,11 +200,12 @@ def test_a_model_that_always_fails_is_told():
     model = Faulty(tiny()[0], times=0)
     with engine_of([model]) as engine:
         model.times = 3
-        for _ in range(3):
-            assert ask(engine, TEXT).error is not None
+        assert all(ask(engine, TEXT).error for _ in range(3))
         assert "fails" in engine.fault and engine.counts["read"] == 0
         assert ask(engine, TEXT).answer == alone(TEXT)
         assert engine.fault == ""
+        model.token, model.times = alone(TEXT, 1)[0], 9  # the first token needs no second step
+        assert [one.error is None for one in ask(engine, TEXT).events] == [True, False]
 
 
 def test_an_answer_that_cannot_be_taken_out_of_its_batch_ends(monkeypatch):

@@ -273,11 +273,6 @@ def batch_generate(
     return response
 
 
-def tokens_ahead(tokens: Sequence[int], max_tokens: int) -> int | None:
-    """How many tokens new caches will see, if that is known."""
-    return None if max_tokens < 0 else max_tokens + len(tokens)
-
-
 def _stream(
     operation: str, model: Module, tokenizer: Any, prompt: Any, kwargs: dict[str, Any]
 ) -> Iterator[GenerationResponse]:
@@ -294,7 +289,7 @@ def _stream(
         tokens = tokenizer.encode(prompt)
     if embeddings is None or len(tokens):
         tokens = checked_tokens(operation, "prompt", tokens, models)
-    ahead = tokens_ahead(tokens if embeddings is None else embeddings, limit)
+    ahead = None if limit < 0 else limit + len(tokens if embeddings is None else embeddings)
     drafted = 0 if draft is None else kwargs.setdefault("num_draft_tokens", 2)  # as in mlx_lm
     kwargs["sampler"] = Draws(operation, kwargs, models)
     if cut := within_all(models):

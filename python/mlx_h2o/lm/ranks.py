@@ -5,7 +5,7 @@ All ranks run the same steps on their own heads, and must agree where all heads 
 
 import pickle
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import mlx.core as mx
@@ -26,7 +26,6 @@ class Ranks:
     size: int = 1  # number of processes; 1: the model is not split
     rank: int = 0  # the number of this process
     group: Any = None  # MLX's group; None: there is one process
-    _last: list[mx.array] = field(default_factory=list, compare=False, repr=False)
 
     @classmethod
     def of(cls, group: Any) -> "Ranks":
@@ -72,17 +71,20 @@ class Ranks:
         mx.async_eval(found)
         return found
 
-    def agreed(self, sample: Sampler) -> Sampler:
+    def agreed(self, sample: Sampler, drawn: list[mx.array] | None = None) -> Sampler:
         """A sampler that returns the first rank's choice, since the last bits of logits may differ
-        between ranks; all must call it, in the same order."""
+        between ranks; all must call it, in the same order. Choice and logprobs become ``drawn``."""
+        last = list[mx.array]() if drawn is None else drawn
 
         def choose(logprobs: mx.array) -> mx.array:
-            # Chain each reduction to the previous one so that all ranks run them in the same order.
-            own = mx.depends([sample(logprobs) * int(self.rank == 0)], self._last)
-            self._last[:] = [mx.distributed.all_sum(own[0], group=self.group)]
-            return self._last[0]
+            found = sample(logprobs)
+            if self.group is not None:  # a chain of reductions, so that all run them in this order
+                own = mx.depends([found * int(self.rank == 0)], last[:1])
+                found = mx.distributed.all_sum(own[0], group=self.group)
+            last[:] = found, logprobs
+            return found
 
-        return sample if self.group is None else choose
+        return sample if self.group is None and drawn is None else choose
 
     def _with(self, reduce: Any, numbers: mx.array) -> mx.array:
         if self.group is None:

@@ -9,6 +9,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -69,11 +71,15 @@ class Engine:
         self.ranks = ranks_of(self.model)
         # With several ranks, none can go on without the others, so that any failure is final.
         self._bearable: tuple[type[Exception], ...] = () if self.ranks.size > 1 else (Exception,)
-        self._greedy = self.ranks.agreed(greedy_sampler)
+        self._drawn: list[mx.array] = []  # tokens that were sampled last, and their logprobs
+        self._early: int | None = None  # who got its first token before the step that returns it
+        self._agreed = partial(self.ranks.agreed, drawn=self._drawn)
+        self._greedy = self._agreed(greedy_sampler)
         self.vocabulary = min(map(vocabulary, self.models))
         self.counts = {"finished": 0, "failed": 0, "left": 0, "read": 0, "cached": 0, "answered": 0}
-        alone = self._drafting or is_padded(self.model)
-        batches = not alone and _have_batches(self._fresh)
+        alone, batches = self._drafting or is_padded(self.model), False
+        with suppress(AttributeError, ValueError):  # of caches that cannot be merged
+            batches = not alone and bool([one.merge([one, one]) for one in self._fresh])
         mx.eval([model.modules() for model in self.models])  # only the thread that made them can
         # Up to this many tokens, a cache can be trimmed to any prefix.
         lasting = min((first for first, _ in bounds(self._fresh)), default=sys.maxsize)
@@ -98,8 +104,8 @@ class Engine:
 
     # Called by other threads
 
-    def check(self, request: Request) -> None:
-        """Raises ValueError, which names the field, if the model cannot serve the request."""
+    def check(self, request: Request) -> Request:
+        """The request; ValueError, which names the field, if the model cannot serve it."""
         checked_tokens("server", "prompt", request.tokens, self.models)
         sampling, size = request.sampling, self.vocabulary
         for name, most in (("top_k", sampling.top_k), ("top_logprobs", request.top_logprobs or 0)):
@@ -115,6 +121,7 @@ class Engine:
             said = f"the prompt has {len(request.tokens):,} tokens, which takes {needed:,} bytes"
             wanted = f"at most {self.memory.free:,}, the server's --memory without weights"
             raise ValueError(f"max_tokens is {request.max_tokens:,} and {said}: expected {wanted}.")
+        return request
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Queue requests that were checked, all or none.
@@ -286,7 +293,7 @@ class Engine:
                     _LOG.warning("%s", said)
                     self._context = None
             chooses = request.sampler(self._spared)
-            chooses = self._greedy if chooses is greedy_sampler else self.ranks.agreed(chooses)
+            chooses = self._greedy if chooses is greedy_sampler else self._agreed(chooses)
             request._places = places(seen, self._boundaries, read, self._lasting)
             request._filed = read
             # A batch goes on until the request ends; drafts must not go beyond its last token.
@@ -315,12 +322,19 @@ class Engine:
     def _step(self) -> None:
         prompts, answers = self._batch.next()
         self._lone_failures = 0
+        answers = [one for one in answers if one.uid != self._early]
+        self._early = None
         for one in prompts:
             request = self._running[one.uid]
             # Otherwise a snapshot after the first token can be trimmed; that token comes sooner.
             lost = len(request.seen) + 2 + self.memory.drafts > self._lasting
             if lost and one.end_of_segment and not one.end_of_prompt:
                 self._keep_row(one.uid, request)
+            if one.end_of_prompt and self.running == self.ranks.size == 1:
+                # Nobody waits for the next step: its first token goes out before that is prepared.
+                drawn, logprobs = self._drawn
+                self._early, token = one.uid, drawn.item()
+                answers = [SimpleNamespace(uid=one.uid, token=token, logprobs=logprobs[0])]
         ended = []
         for one in answers:
             request = self._running[one.uid]
@@ -412,7 +426,7 @@ class Engine:
                 one._failures += 1
             guilty = next((one for one in reversed(running) if one._failures > _AGAIN), None)
         self._batch.close()
-        self._running, self._batch = {}, self._new_batch()
+        self._running, self._batch, self._early = {}, self._new_batch(), None
         if guilty is not None:
             running.remove(guilty)
             self._end(guilty, Event(error=error))
@@ -426,10 +440,3 @@ def _stay_behind(life: list[Callable[[], None]]) -> None:
     which may be gone by then."""
     life.pop()()
     threading.Event().wait()
-
-
-def _have_batches(caches: Sequence[Any]) -> bool:
-    """Whether such caches can be merged into a batch."""
-    with suppress(AttributeError, ValueError):
-        return bool([one.merge([one, one]) for one in caches])
-    return False

@@ -116,14 +116,11 @@ class _Asking:
         choice = partial(ChatChoice, tokenizer=self.engine.tokenizer, tools=body.tools_given)
         return await self._answer(body, choice, request)
 
-    async def _submitted(
+    async def _made(
         self, body: Body, asked: HttpRequest, sink: Callable[[int, Event], None]
     ) -> list[Request]:
-        """The requests of a body, one for each choice of its answer.
-
-        Raises:
-            ValueError, BusyError: the body is invalid, or the server is too busy.
-        """
+        """The requests of a body, one for each choice of its answer; ValueError if it is invalid,
+        BusyError if the server ends meanwhile."""
         if "stream_options" in body.model_fields_set and not body.stream:
             raise ValueError("stream_options is given, expected stream to be true.")
         most = self.engine.memory.queue
@@ -131,31 +128,33 @@ class _Asking:
         if (count := prompts * body.n) > most:
             said = f"n is {body.n} for {prompts:,} prompts, which makes {count:,} answers: "
             raise ValueError(f"{said}expected at most {most:,}, the server's --max-queue.")
+
+        def made() -> list[Request]:
+            encoded = body.encoded(self.engine.tokenizer, self.settings.template)
+            return [
+                self.engine.check(Request(
+                    tokens, partial(sink, place * body.n + choice),
+                    max_tokens=body.max_tokens or self.settings.max_tokens,
+                    sampling=body.sampling(self.settings.sampling, choice),
+                    stops=[body.stop] if isinstance(body.stop, str) else body.stop,
+                    penalties=body.penalties(), state=state, top_logprobs=body.top_logprobs,
+                    goes_on=isinstance(body, CompletionBody),
+                ))
+                for place, (tokens, state) in enumerate(encoded) for choice in range(body.n)
+            ]  # fmt: skip
+
         is_long = int(asked.headers.get("content-length", _LONG)) >= _LONG
-        apart = partial(to_thread.run_sync, limiter=self._long if is_long else self._short)
-        found = await apart(body.encoded, self.engine.tokenizer, self.settings.template)
-        grammar = None
+        requests = await to_thread.run_sync(made, limiter=self._long if is_long else self._short)
         if isinstance(body, ChatBody) and body.answer_schema is not None:
-            if found[0][1] != "normal":
+            if requests[0].state != "normal":
                 raise ValueError("response_format is given, and the model thinks first.")
             aside = partial(to_thread.run_sync, limiter=self._schemas)
             known = await aside(vocabulary_of, self.engine.tokenizer, self.engine.vocabulary)
             grammar = await aside(self._matcher, known, body.answer_schema)
             if isinstance(grammar, str):
                 raise ValueError(grammar)
-        requests = [
-            Request(
-                tokens, partial(sink, place * body.n + choice),
-                max_tokens=body.max_tokens or self.settings.max_tokens,
-                sampling=body.sampling(self.settings.sampling, choice),
-                stops=[body.stop] if isinstance(body.stop, str) else body.stop,
-                penalties=body.penalties(), state=state, grammar=grammar,
-                top_logprobs=body.top_logprobs, goes_on=isinstance(body, CompletionBody),
-            )
-            for place, (tokens, state) in enumerate(found) for choice in range(body.n)
-        ]  # fmt: skip
-        await apart(lambda: [*map(self.engine.check, requests)])
-        self.engine.submit(requests)
+            for one in requests:
+                one.grammar = grammar
         return requests
 
     async def _answer(
@@ -187,15 +186,17 @@ class _Asking:
                 continue
             tell(0, Event(error=ConnectionError("the client has left")))
 
-        self.engine.expected += 1
         try:
-            requests += await self._submitted(body, asked, sink)
+            self.engine.expected += 1
+            try:
+                requests += await self._made(body, asked, sink)
+            finally:
+                self.engine.expected -= 1  # first: to submit wakes the engine, which looks at it
+            self.engine.submit(requests)
         except BusyError as error:
             raise _wrong(503, f"{error}: try again later.") from error
         except ValueError as error:
             raise _wrong(400, str(error).removeprefix("[server] ")) from error
-        finally:
-            self.engine.expected -= 1
         choices = [*map(choice, range(len(requests)))]
         top = head(self.settings.name, isinstance(body, ChatBody), body.stream)
         pieces, took = self._pieces(requests, choices, told, came), partial(usage, requests, body.n)

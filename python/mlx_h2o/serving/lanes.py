@@ -35,7 +35,7 @@ class Lanes:
         """Add one sequence; each argument is a list of one."""
         own: dict[str, Any] = {name: one for name, (one,) in given.items()}
         uid = next(self._numbers)
-        self._lanes[uid] = own["caches"], self._turns(uid, segments[0], **own)
+        self._lanes[uid] = own["caches"], self._turns(uid, segments[0], own)
         return [uid]
 
     def next(self) -> tuple[list[Any], list[Any]]:
@@ -62,42 +62,29 @@ class Lanes:
             with contextlib.suppress(Exception):  # caches may be torn
                 self.remove([uid])
 
-    def _turns(
-        self,
-        uid: int,
-        segments: list[list[int]],
-        *,
-        caches: list[Any],
-        all_tokens: list[int],
-        max_tokens: int,
-        samplers: Any,
-        logits_processors: Sequence[Callable[..., mx.array]],
-    ) -> Iterator[Any]:
+    def _turns(self, uid: int, segments: list[list[int]], own: dict[str, Any]) -> Iterator[Any]:
         *parts, last = segments
-        pairs = by_model(self._models, caches)
+        pairs = by_model(self._models, own["caches"])
         for part in (*parts, last[:-1]):
             for start in range(0, len(part), self._step):
                 chunk = part[start : start + self._step]
-                for model, own in pairs:
-                    read(model, own, mx.array([chunk]), len(chunk))
+                for model, caches in pairs:
+                    read(model, caches, mx.array([chunk]), len(chunk))
                 whole = start + len(chunk) == len(part)
                 yield SimpleNamespace(uid=uid, end_of_segment=whole, end_of_prompt=False)
-        before = mx.array([*itertools.chain(all_tokens, *segments)][:-1], mx.uint32)
+        before = mx.array([*itertools.chain(own["all_tokens"], *segments)][:-1], mx.uint32)
 
         def of_all(process: Callable[..., mx.array], tokens: mx.array, logits: mx.array) -> Any:
             return process(mx.concatenate([before, tokens.astype(mx.uint32)]), logits)
 
         model, *drafting = self._models
-        drafts = {"draft_model": drafting[0], "num_draft_tokens": self._drafts} if drafting else {}
-        steps: Any = partial(speculative_generate_step, **drafts) if drafting else generate_step
-        answer = steps(
-            mx.array(last[-1:]),
-            model,
-            max_tokens=max_tokens,
-            sampler=samplers,
-            logits_processors=[*self._cut, *(partial(of_all, one) for one in logits_processors)],
-            prompt_cache=caches,
-        )
+        processors = [*self._cut, *(partial(of_all, one) for one in own["logits_processors"])]
+        given = {"max_tokens": own["max_tokens"], "sampler": own["samplers"]}
+        given |= {"logits_processors": processors, "prompt_cache": own["caches"]}
+        if drafting:
+            given |= {"draft_model": drafting[0], "num_draft_tokens": self._drafts}
+        steps: Any = speculative_generate_step if drafting else generate_step
+        answer = steps(mx.array(last[-1:]), model, **given)
         with contextlib.closing(answer):
             for token, logprobs, *_ in answer:
                 yield SimpleNamespace(uid=uid, token=int(token), logprobs=logprobs)

@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 from typing import Any
 
 import uvicorn
@@ -13,6 +14,7 @@ from .engine import Engine
 
 _LOG = logging.getLogger("mlx_h2o")
 _BACKLOG = 1024  # connections that the system may hold before they are accepted
+_TURN = 0.0005  # seconds that the engine may keep Python's lock while its tokens wait to be sent
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -35,6 +37,7 @@ def serve(app: Any, engine: Engine, listener: socket.socket, grace: float) -> No
         app, log_config=None, access_log=False, backlog=1, server_header=False,
         timeout_graceful_shutdown=int(grace) + 15, timeout_keep_alive=75,
     )  # fmt: skip
+    sys.setswitchinterval(_TURN)
     server = _Server(config, engine, grace)
     for one in (signal.SIGINT, signal.SIGTERM):  # also those that come before it is up
         signal.signal(one, server.handle_exit)

@@ -18,6 +18,8 @@ _SAYS = [(mark, "normal") for mark in ("<|channel|>final<|message|>", "<|start|>
 _HARMONY = _MACHINE({"normal": [_THINKS, *_SAYS], "reasoning": [("<|end|>", "normal")]})
 """For models that write in channels, such as gpt-oss; mlx_lm does not tell channels apart."""
 _SPACE = "\u2581"  # stands for a space in some vocabularies
+_LETTERS: Any = bytes_to_unicode  # of byte-level BPE
+_BYTES: dict[str, int] = {letter: byte for byte, letter in _LETTERS().items()}
 
 
 @functools.lru_cache(4)  # shared by all choices of a request
@@ -131,7 +133,5 @@ def token_text(tokenizer: Any, token: int) -> tuple[str, bytes]:
         return text, text.encode()
     if piece.startswith("<0x") and piece.endswith(">"):
         return text, bytes([int(piece[3:-1], 16)])
-    letters = bytes_to_unicode().items()  # type: ignore[no-untyped-call]  # of byte-level BPE
-    table = {letter: byte for byte, letter in letters}
-    whole = all(letter in table for letter in piece)
-    return text, bytes(table[letter] for letter in piece) if whole else text.encode()
+    whole = all(letter in _BYTES for letter in piece)
+    return text, bytes(_BYTES[letter] for letter in piece) if whole else text.encode()
