@@ -662,8 +662,7 @@ class H2OKVCache(saved.Restorable):
         layers have unequal budgets and the model's attention can take only one mask.
         """
         checks.check_mergeable(caches, H2OKVCache)
-        first = caches[0]
-        batch = BatchH2OKVCache(first.config, name=first.name)
+        batch = BatchH2OKVCache(caches[0].config, name=caches[0].name)
         batch._join(caches)
         return batch
 
@@ -793,8 +792,8 @@ class BatchH2OKVCache(H2OKVCache):
     def filter(self, batch_indices: Sequence[int] | mx.array) -> None:
         """Keep only some sequences, in the order given; none is allowed."""
         keep = [int(index) for index in cast(Any, batch_indices)]
-        table = self._some("filter", keep)
-        self._hold(table, [self._padding[index] for index in keep])
+        if keep != [*range(len(self._padding))]:  # mlx_lm often keeps all
+            self._hold(self._some("filter", keep), [self._padding[index] for index in keep])
 
     def _some(self, operation: str, indices: Sequence[int]) -> Table:
         """The rows of these sequences, in arrays of their own."""
