@@ -112,8 +112,7 @@ def test_masks_fit_what_the_update_returns():
         cache.update_scores(mx.ones((2, 4, length, rows)))
         if length > 1:
             assert mask.shape == (length, rows)
-            seen = [rows - length + i + 1 for i in range(length)]
-            assert mask.sum(axis=1).tolist() == seen
+            assert mask.sum(axis=1).tolist() == [*range(rows - length + 1, rows + 1)]
 
 
 def test_a_window_is_refused():
@@ -184,8 +183,7 @@ def test_keys_and_values_may_be_set(column):
 def test_keys_that_are_set_are_ranked_anew():
     cache, _ = filled("keydiff", tokens=16)
     rng = np.random.default_rng(2)
-    others = rng.standard_normal((2, 2, 16, 16)).astype(np.float32)
-    cache.keys = mx.array(others)
+    cache.keys = mx.array(rng.standard_normal((2, 2, 16, 16)).astype(np.float32))
     twin = H2OKVCache.from_state(cache.state)
     token = random_tokens(rng, 1)
     for one in (cache, twin):

@@ -123,8 +123,7 @@ def test_a_file_of_mixed_precision_goes_on():
     found, positions, expected = go_on(cache)
     wanted = np.array(expected["mixed_h2o.out"])
     assert np.abs(np.array(found) - wanted).max() < 0.2 * np.abs(wanted).max()
-    newest = np.array(positions)[-1][..., -6:]
-    assert (newest == np.arange(39, 45)).all()
+    assert (np.array(positions)[-1][..., -6:] == np.arange(39, 45)).all()
     assert cache.size() == 16
 
 

@@ -91,8 +91,7 @@ class Life(RuleBasedStateMachine):
     @precondition(lambda self: self.room and self.course.config.speculative)
     @rule(data=st.data(), at_once=st.booleans())
     def draft(self, data: st.DataObject, at_once: bool) -> None:
-        most = self.course.config.speculative + 1
-        total = data.draw(st.integers(1, most), "drafted")
+        total = data.draw(st.integers(1, self.course.config.speculative + 1), "drafted")
         accepted = data.draw(st.integers(0, total), "accepted")
         self.course.draft(accepted, total - accepted, at_once=at_once)
 
@@ -146,8 +145,7 @@ class RaggedLife(Life):
 
     @rule(data=st.data())
     def some_leave(self, data: st.DataObject) -> None:
-        places = range(len(self.course.sequences))
-        order = data.draw(st.permutations(places), "order")
+        order = data.draw(st.permutations(range(len(self.course.sequences))), "order")
         self.course.filter(order[: data.draw(st.integers(1, len(order)), "left")])
 
     @precondition(lambda self: len(self.course.sequences) < 4)

@@ -93,8 +93,7 @@ def advance(cache, length: int) -> None:
     handed = cache.update_and_fetch(rows, rows)
     read = [array[0, 0, 0, 0] for _, array in tree_flatten(list(handed))]
     if cache.policy.needs_scores:
-        scores = mx.ones((1, 2, 1, cache.positions.shape[2]))
-        cache.update_scores(scores, masked=False)
+        cache.update_scores(mx.ones((1, 2, 1, cache.positions.shape[2])), masked=False)
     mx.eval(read, cache.scores)
 
 

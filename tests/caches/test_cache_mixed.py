@@ -156,8 +156,7 @@ def test_as_published_the_recent_window_is_light_and_all_others_are_not():
         course.chunk(30)
         course.flush()
         for _ in range(20):
-            bits = bits_by_position(course.cache)
-            for (_, position), width in bits.items():
+            for (_, position), width in bits_by_position(course.cache).items():
                 start = course.cache.offset - course.config.recent_size
                 if width == 32:
                     assert position >= course.cache.offset - group  # waits for the next event

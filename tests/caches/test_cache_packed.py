@@ -2,6 +2,7 @@
 
 import warnings
 from dataclasses import replace
+from unittest.mock import Mock
 
 import mlx.core as mx
 import numpy as np
@@ -23,22 +24,6 @@ WIDTHS = [(8, None), (4, None), (8, 4), (3, 6), (2, None)]
 def packed_cache(policy="h2o-ema", **given) -> QuantizedH2OKVCache:
     chosen = SMALL | {"policy": policy, "kv_bits": 8, "kv_group_size": SIZE} | given
     return QuantizedH2OKVCache(H2OConfig.of(**chosen), name="tiny layer 0")
-
-
-@pytest.fixture
-def nothing_is_packed(monkeypatch: pytest.MonkeyPatch):
-    """Call it, and from then on packing and unpacking rows is an error."""
-
-    def refuse(*arguments: object, **named: object) -> None:
-        raise AssertionError("rows were packed or unpacked")
-
-    def forbid() -> None:
-        monkeypatch.setattr(mx, "quantize", refuse)
-        monkeypatch.setattr(mx, "dequantize", refuse)
-        for operation in ("quantize_append", "segment_rows"):
-            monkeypatch.setattr(resolve(), operation, refuse)
-
-    return forbid
 
 
 @pytest.mark.matrix(5)
@@ -70,11 +55,15 @@ def test_the_codes_are_those_of_the_rows_as_they_came(batch):
 
 
 @pytest.mark.parametrize("policy", ["h2o-ema", "window", "random"])
-def test_evicting_packs_and_unpacks_nothing(policy, nothing_is_packed):
+def test_evicting_packs_and_unpacks_nothing(policy, monkeypatch):
     course = Course("4 bits", policy)
     course.chunk(30)
     cache = course.cache
-    nothing_is_packed()
+    refuse = Mock(side_effect=AssertionError("rows were packed or unpacked"))
+    for operation in ("quantize", "dequantize"):
+        monkeypatch.setattr(mx, operation, refuse)
+    for operation in ("quantize_append", "segment_rows"):
+        monkeypatch.setattr(resolve(), operation, refuse)
     cache.flush()
     mx.eval(arrays_of(cache.state))
     with pytest.raises(AssertionError, match="packed or unpacked"):
@@ -159,8 +148,7 @@ def test_a_width_that_the_group_does_not_divide_takes_32_and_says_so_once(monkey
         warnings.simplefilter("error")
         second.update_and_fetch(rows, rows)
         assert (first.group_size, second.group_size) == (32, 32)
-        restored = QuantizedH2OKVCache.from_state(second.state)
-        assert restored.group_size == 32
+        assert QuantizedH2OKVCache.from_state(second.state).group_size == 32
         assert second.to_quantized(group_size=64, bits=8) is second
 
 
@@ -206,10 +194,8 @@ def test_to_quantized_goes_on_with_the_same_rows(policy, tokens):
         for name in ("scores", "positions"):
             found, before = (np.array(getattr(one, name)) for one in (packed, dense))
             np.testing.assert_array_equal(found, before)
-    twin = new_cache(packed.config)
-    assert type(twin) is type(packed)
+    assert type(new_cache(packed.config)) is type(packed)
     for length in (1, 3, 9, 1):
-        rows = [mx.ones((1, 2, length, SIZE))] * 2
-        packed.update_and_fetch(*rows)
+        packed.update_and_fetch(*[mx.ones((1, 2, length, SIZE))] * 2)
         packed.update_scores(mx.ones((1, 4, length, packed.positions.shape[2])))
     assert packed.offset == tokens + 14

@@ -50,8 +50,7 @@ def alone(column: str, policy: str, before: str, **settings: Any) -> Any:
 
 def together(column: str, policy: str, before: str) -> Any:
     """Two sequences, one of which is further on."""
-    caches = [alone(column, policy, "few rows"), alone(column, policy, before)]
-    batch = H2OKVCache.merge(caches)
+    batch = H2OKVCache.merge([alone(column, policy, one) for one in ("few rows", before)])
     update(batch, 1, 9)()
     return batch
 

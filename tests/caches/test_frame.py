@@ -83,32 +83,28 @@ def test_rows_are_moved_and_rotated_and_come_back(size):
 @pytest.mark.parametrize(("size", "value_size"), SIZES)
 def test_attention_is_that_over_the_true_rows(size, value_size, sinks, policy):
     """The output, and the scores that a policy gets."""
-    cache = new_cache(policy)
+    cache, scores = new_cache(policy), np.zeros((1, HEADS, 0))
     sinks = None if sinks is None else mx.array(sinks)
     bias = 4 * rows(1, size, seed=9)
     for index, length in enumerate((8, 1, 4, 1)):
         keys, values = rows(length, size, seed=index) + bias, rows(length, value_size, seed=index)
         values = values if index else with_a_small_one(values)
         queries = rows(length, size, seed=index, heads=HEADS * GROUP)
-        before = None if cache.scores is None else np.array(cache.scores)
         out = step(cache, queries, keys, values, sinks=sinks)
         own = true_rows(cache)
-        expected = reference.attention(queries, *own, scale=SCALE, mask="causal", sinks=sinks)
-        np.testing.assert_allclose(np.array(out), expected.out, rtol=0, atol=3e-5)
+        seen = reference.attention(queries, *own, scale=SCALE, mask="causal", sinks=sinks)
+        np.testing.assert_allclose(np.array(out), seen.out, rtol=0, atol=3e-5)
         assert out.shape[3] == value_size
-        if policy != "window":
-            _check_scores(policy, before, np.array(cache.scores), expected)
-
-
-def _check_scores(policy, before, found, seen) -> None:
-    old = np.full(found.shape, np.nan)
-    if before is not None:
-        old[:, :, : before.shape[2]] = before
-    if policy == "h2o-ema":
-        expected = reference.accumulate(old, seen.scores, decay=0.95)
-    else:
-        expected = np.nan_to_num(old) + reference.attention_mass(seen.scores, seen.lse, HEADS)
-    np.testing.assert_allclose(found, expected, rtol=2e-4, atol=2e-5)
+        if policy == "window":
+            continue
+        before = np.pad(scores, ((0, 0), (0, 0), (0, length)), constant_values=np.nan)
+        scores = np.array(cache.scores)
+        if policy == "h2o-ema":
+            expected = reference.accumulate(before, seen.scores, decay=0.95)
+        else:
+            mass = reference.attention_mass(seen.scores, seen.lse, HEADS)
+            expected = np.nan_to_num(before) + mass
+        np.testing.assert_allclose(scores, expected, rtol=2e-4, atol=2e-5)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -208,18 +204,12 @@ def test_sequences_of_a_batch_have_frames_of_their_own():
     assert isinstance(batch, BatchH2OKVCache)
 
 
-def shared(size: int) -> QuantizedH2OKVCache:
-    """A cache that stands on all its rows."""
-    cache = new_cache(max_kv_size=40, prefix_size=12)
-    cache.update_and_fetch(rows(12, size) + 7, with_a_small_one(rows(12, size, seed=1)))
-    cache.share(12)
-    return cache
-
-
 @pytest.mark.parametrize("size", [32, 80])
 def test_rows_on_a_prefix_are_in_its_frame(size):
-    alone, cache = new_cache(), shared(size)
-    alone.update_and_fetch(rows(12, size) + 7, with_a_small_one(rows(12, size, seed=1)))
+    alone, cache = new_cache(), new_cache(max_kv_size=40, prefix_size=12)
+    for one in (alone, cache):
+        one.update_and_fetch(rows(12, size) + 7, with_a_small_one(rows(12, size, seed=1)))
+    cache.share(12)  # which are all its rows
     restored = QuantizedH2OKVCache.from_state(cache.state)
     batch = H2OKVCache.merge([copy.deepcopy(cache), copy.deepcopy(cache)])
     queries, new = rows(2, size, heads=4), rows(2, size, seed=4)
@@ -233,27 +223,19 @@ def test_rows_on_a_prefix_are_in_its_frame(size):
         check_same_rows(one, alone)
 
 
-def without_the_field(cache) -> list:
-    """The state as versions wrote it that knew of no frames."""
-    state = list(cache.state)
-    settings = json.loads(state[8])
-    assert "kv_frame" not in settings
-    return state
-
-
 def test_a_state_that_names_no_frame_is_of_plain_rows():
+    """As that of versions which knew of no frames."""
     cache = new_cache(kv_frame=False)
     cache.update_and_fetch(rows(9, 32), rows(9, 32))
-    loaded = QuantizedH2OKVCache.from_state(without_the_field(cache))
-    assert loaded.config == cache.config and not loaded.config.framed
-    assert loaded._table.frame is None
     latents: dict[str, Any] = {"kv_bits": 8, "kv_handed": "latents"}
-    for given in ({}, {"kv_format": "turbo3"}, latents):
-        config = H2OConfig.of(policy="window", **given)
-        assert not config.framed
-        empty = evicting_cache(config)
-        other = type(empty).from_state(without_the_field(empty))
-        assert other.config == config
+    settings = ({}, {"kv_format": "turbo3"}, latents)
+    configs = [H2OConfig.of(policy="window", **given) for given in settings]
+    caches = [cache, *map(evicting_cache, configs)]
+    for one, config in zip(caches, (cache.config, *configs), strict=True):
+        assert "kv_frame" not in json.loads(one.state[8])
+        loaded = type(one).from_state(one.state)
+        assert loaded.config == config and not loaded.config.framed
+        assert loaded._table.frame is None
 
 
 NOTICES: dict[str, Callable[[], None]] = {

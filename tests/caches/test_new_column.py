@@ -84,12 +84,8 @@ def config(policy: str = "h2o-ema", **settings: Any) -> H2OConfig:
 @pytest.mark.parametrize("policy", ["h2o-ema", "keydiff", "value-aware"])
 @pytest.mark.parametrize("evict_every", [1, 4])
 def test_steps_and_chunks(policy, evict_every, monkeypatch):
-    lengths = (7, 12, *[1] * 9, 20, *[1] * 9)
-
-    def life(change):
-        return fed(H2OKVCache(config(policy, evict_every=evict_every)), lengths, change)
-
-    check(life, monkeypatch)
+    settings, lengths = config(policy, evict_every=evict_every), (7, 12, *[1] * 9, 20, *[1] * 9)
+    check(lambda change: fed(H2OKVCache(settings), lengths, change), monkeypatch)
 
 
 def test_batches_copies_and_files(monkeypatch, tmp_path):

@@ -62,8 +62,7 @@ def test_answers_and_rows_are_those_of_each_alone(policy, rows, step):
             assert (one.size(), one.evicted) == (other.size(), other.evicted)
             assert one.offset == other.offset == len(prompt) + 24
             assert given["prefix_size"] % step or kept(one) == kept(other)
-    again = apart.stats.prompt_tokens - found.stats.prompt_tokens
-    assert again == shared * (len(PROMPTS) - 1)
+    assert apart.stats.prompt_tokens - found.stats.prompt_tokens == shared * (len(PROMPTS) - 1)
 
 
 @pytest.mark.slow
@@ -140,8 +139,7 @@ def test_sequences_on_other_rows_take_copies(rows):
     ran(model, first[0], [PROMPTS[0][LENGTH:]])
     unshared = [one.unshared() for one in first[0]]
     same_rows(first[0][0], unshared[0])
-    none = make_prompt_cache(model, **SMALL | rows)
-    for others in (second[0], unshared, none):
+    for others in (second[0], unshared, make_prompt_cache(model, **SMALL | rows)):
         mixed = H2OKVCache.merge([first[0][0], others[0]])
         assert mixed.prefix_rows == 0
         same_rows(mixed.extract(0), first[0][0])

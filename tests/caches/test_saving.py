@@ -140,13 +140,9 @@ def rewritten(file, change):
 
 def test_files_of_a_later_format_are_refused(saved):
     file, _ = saved
-
-    def later(texts):
-        texts["0.mlx_h2o"] = json.dumps({"format": FORMAT + 1, "version": "9.0"})
-
-    rewritten(file, later)
-    said = f"has format {FORMAT + 1}, written by mlx_h2o 9.0: expected at most {FORMAT}"
-    refused(file, said)
+    about = json.dumps({"format": FORMAT + 1, "version": "9.0"})
+    rewritten(file, lambda texts: texts.update({"0.mlx_h2o": about}))
+    refused(file, f"has format {FORMAT + 1}, written by mlx_h2o 9.0: expected at most {FORMAT}")
     rewritten(file, lambda texts: texts.update({"0.mlx_h2o": "{"}))
     refused(file, "has a damaged entry 'mlx_h2o'")
 

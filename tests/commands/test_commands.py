@@ -208,8 +208,7 @@ def test_every_setting_has_a_flag_or_is_known_to_have_none():
 
 def test_the_server_and_its_drafts(budgets, refused, monkeypatch):
     flags = "--prompt-cache-bytes 0 --draft-model demo --num-draft-tokens 5"
-    found = asked("server", flags, monkeypatch)
-    assert found.config == H2OConfig.of(speculative=5)
+    assert asked("server", flags, monkeypatch).config == H2OConfig.of(speculative=5)
     monkeypatch.undo()
     given = "--draft-model", "demo", "--budgets", budgets
     assert "--budgets with --draft-model" in refused("server", *given)

@@ -70,7 +70,6 @@ def saved(family: Family, folder: Path) -> str:
         "model_type": "llama", "hidden_size": 32, "num_hidden_layers": 1, "intermediate_size": 32,
         "num_attention_heads": 2, "rms_norm_eps": 1e-5, "vocab_size": size + len(family.special),
     }  # fmt: skip
-    model = llama.Model(llama.ModelArgs(**args))
-    save_model(folder, model)
+    save_model(folder, llama.Model(llama.ModelArgs(**args)))
     (folder / "config.json").write_text(json.dumps(args | {"eos_token_id": args["vocab_size"] - 1}))
     return str(folder)

@@ -68,8 +68,7 @@ def answered(model: Any, **settings: Any) -> dict[str, Any]:
     caches = mlx_h2o.make_prompt_cache(model, **({"max_kv_size": 40} | settings))
     prompt, tokenizer = random_prompt(100), TokenizerWrapper(tiny_tokenizer())
     stream = mlx_h2o.stream_generate(model, tokenizer, prompt, COUNT, prompt_cache=caches)
-    tokens = [one.token for one in stream]
-    return {"tokens": tokens, "kept": kept(caches)}
+    return {"tokens": [one.token for one in stream], "kept": kept(caches)}
 
 
 def batch(model: Any) -> list[str]:

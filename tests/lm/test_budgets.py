@@ -127,8 +127,7 @@ def test_one_budget_has_one_mask_and_unequal_ones_each_layers():
 
 def test_a_batch_of_unequal_budgets_that_is_not_routed_is_refused():
     model = tiny_qwen3()
-    caches = mlx_h2o.make_prompt_cache(model, budgets=[12, 30])
-    batch = [cache.merge([cache]) for cache in caches]
+    batch = [cache.merge([cache]) for cache in mlx_h2o.make_prompt_cache(model, budgets=[12, 30])]
     with pytest.raises(ValueError, match=r"qwen3 layer 0 .*unequal budgets.*routing\(model\)"):
         model(mx.array([[1]]), cache=batch)
     with mlx_h2o.routing(model):

@@ -152,10 +152,8 @@ def test_a_batch_is_its_sequences(policy, given):
 @pytest.mark.parametrize("given", [{}, PACKED, {"policy": "h2o"}], ids=str)
 def test_a_shared_prefix_changes_no_answer(given):
     model = three_heads()
-    first = random_prompt(40)
-    prompts = [first + random_prompt(n, seed=n) for n in (5, 12)]
-    budgets = [[60, 80, 60]] * 2
-    settings = {"budgets": budgets, "prefix_size": 40, "max_tokens": 30, **given}
+    prompts = [random_prompt(40) + random_prompt(n, seed=n) for n in (5, 12)]
+    settings = {"budgets": [[60, 80, 60]] * 2, "prefix_size": 40, "max_tokens": 30, **given}
     answers = [
         mlx_h2o.batch_generate(
             model, tiny_tokenizer(), prompts, share_prefix=shared, return_token_ids=True,
@@ -271,8 +269,7 @@ def test_heads_of_one_budget_have_one_cache():
 def test_models_of_other_kinds_read_groups(name):
     """Sinks, layers that share rows, windows: what fits is as stock."""
     model = tiny.build(name)
-    made = make_prompt_cache(model, 90, layers="equal")
-    count = sum(1 for _ in evicting_caches(made))
+    count = sum(1 for _ in evicting_caches(make_prompt_cache(model, 90, layers="equal")))
     heads = (
         getattr(model.args, "num_key_value_heads", None)
         or model.args.text_config["num_key_value_heads"]

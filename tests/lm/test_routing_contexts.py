@@ -35,8 +35,7 @@ def test_an_exception_closes_the_context():
 
 
 def test_contexts_may_close_in_any_order():
-    model = tiny_qwen3()
-    first, second = routing(model), routing()
+    first, second = routing(tiny_qwen3()), routing()
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)

@@ -225,8 +225,7 @@ def test_without_mlx_the_import_says_what_to_install() -> None:
 
 
 def test_the_import_leaves_mlx_lm_alone() -> None:
-    code = "import mlx_h2o; print(any(m.split('.')[0] == 'mlx_lm' for m in sys.modules))"
-    result = python(code)
+    result = python("import mlx_h2o; print(any(m.split('.')[0] == 'mlx_lm' for m in sys.modules))")
     assert result.stdout.strip() == "False", result.stderr
 
 

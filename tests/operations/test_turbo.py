@@ -30,8 +30,7 @@ def normal(seed: int, *shape: int, dtype: mx.Dtype = mx.float32) -> mx.array:
 @pytest.mark.parametrize("size", SIZES)
 def test_levels_are_those_of_the_density(size, bits):
     found = np.array(turbo.levels(size, bits))
-    expected = reference_turbo.levels(size, bits)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-8)
+    np.testing.assert_allclose(found, reference_turbo.levels(size, bits), rtol=0, atol=2e-8)
     assert (found == -found[::-1]).all()
     if (size, bits) in reference_turbo.MERGED:
         half = found[2 ** (bits - 1) :]
