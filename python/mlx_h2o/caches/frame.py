@@ -45,8 +45,8 @@ class Frame:
         """The frame of these rows [B, H, L, ...] and of later ones: keys have their mean as centre,
         values the first one, if it is shorter than half of the mean, else 0.
 
-        A text's first token gets half of the attention, so the error of its value is in every
-        output: at the centre it has none. Their mean says nothing about it.
+        A text's first token often gets half of the attention, so that the error of its value is in
+        every output: at the centre it has none. The mean of the values says nothing about it.
         """
         first, seen = (rows[:, :, :FIRST_ROWS].astype(mx.float32) for rows in (keys, values))
         norms = mx.linalg.norm(seen, axis=3, keepdims=True)
@@ -63,7 +63,7 @@ class Frame:
             return self
         frames, spans = [], step.spans or [(0, step.length)] * step.sequences
         for n, (new, (start, stop)) in enumerate(zip(starts, spans, strict=True)):
-            one = slice(n, n + 1) if len(starts) > 1 else slice(None)  # may be several alike
+            one = slice(n, n + 1) if len(starts) > 1 else slice(None)  # a batch in one cache
             rows = keys[one, :, start:stop], values[one, :, start:stop]
             frames.append(Frame.of(*rows) if new else self.each(itemgetter(one)))
         return Frame.joined(frames)
