@@ -1,4 +1,4 @@
-"""A GGUF file of a Llama or a Gemma 3 as a folder that mlx_lm loads: `gguf_to_mlx.py FILE FOLDER`.
+"""A GGUF file of a Llama, a Qwen2 or a Gemma 3 as a folder of mlx_lm: `gguf_to_mlx.py FILE FOLDER`.
 
 Weights become float32, because MLX on a CPU multiplies by packed weights at a seventh of the speed.
 Only one tensor at a time is in memory.
@@ -36,6 +36,7 @@ _PARTS = {
 }
 _NORMS = {
     "llama": {"ffn_norm": "post_attention_layernorm"},
+    "qwen2": {"ffn_norm": "post_attention_layernorm"},
     "gemma3": {
         "post_attention_norm": "post_attention_layernorm",
         "ffn_norm": "pre_feedforward_layernorm",
@@ -66,7 +67,7 @@ def convert(source: Path, folder: Path) -> None:
     about = metadata(reader)
     architecture = about["general.architecture"]
     if architecture not in _NORMS:
-        raise ValueError(f"[convert] {source} is a {architecture}, expected llama or gemma3")
+        raise ValueError(f"[convert] {source} is a {architecture}, expected one of {[*_NORMS]}")
     arrays = [_array(tensor, about) for tensor in reader.tensors]
     with (folder / "model.safetensors").open("wb") as file:
         _write(file, arrays)
@@ -159,8 +160,9 @@ def _config(about: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
         "eos_token_id": about["tokenizer.ggml.eos_token_id"],
         "tie_word_embeddings": not any(name.startswith("lm_head") for name in names),
     }
-    if architecture == "llama":
-        return {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **config}
+    if architecture != "gemma3":
+        name = f"{architecture.capitalize()}ForCausalLM"
+        return {"model_type": architecture, "architectures": [name], **config}
     return {
         "model_type": "gemma3_text",
         "architectures": ["Gemma3ForCausalLM"],

@@ -7,13 +7,31 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from tokenizers import processors as after
 
 __all__ = ["write_tokenizer"]
 
 _NORMAL, _CONTROL = 1, 3
 """Token types: made by merging others, and special tokens that text cannot spell."""
+
+_QWEN2 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""What a word is in Qwen2's tokenizer (its tokenizer.json)."""
+
+_WORDS = {
+    "smollm": [
+        pre_tokenizers.Digits(individual_digits=True),
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+    ],
+    "qwen2": [
+        pre_tokenizers.Split(Regex(_QWEN2), "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ],
+}
+"""How byte-level tokenizers split a text into words, each digit being one."""
 
 _SPACE = "\u2581"
 """How SentencePiece writes a space."""
@@ -22,17 +40,19 @@ _SPACE = "\u2581"
 def write_tokenizer(about: Mapping[str, Any], folder: Path) -> None:
     """Write both files. ``about`` is the file's metadata.
 
-    Raises ValueError for kinds other than SmolLM's byte-level BPE and SentencePiece.
+    Raises ValueError for kinds other than SmolLM's and Qwen2's byte-level BPE and SentencePiece.
     """
     told = {name[15:]: each for name, each in about.items() if name.startswith("tokenizer.ggml.")}
     tokens, kind = told["tokens"], (told["model"], told.get("pre", "default"))
-    if kind == ("gpt2", "smollm"):
-        made = _byte_level(tokens, told["merges"])
+    if kind[0] == "gpt2" and kind[1] in _WORDS:
+        made = _byte_level(tokens, told["merges"], _WORDS[kind[1]])
     elif kind[0] == "llama":
         unknown = tokens[told["unknown_token_id"]]
         made = _sentence_piece(tokens, told["token_type"], told["scores"], unknown)
     else:
-        raise ValueError(f"[write_tokenizer] a tokenizer of {kind}, expected SmolLM's or Gemma's")
+        raise ValueError(
+            f"[write_tokenizer] a tokenizer of {kind}, expected SmolLM's, Qwen2's or Gemma's"
+        )
     bos, eos = (tokens[told[f"{name}_token_id"]] for name in ("bos", "eos"))
     made.add_special_tokens(
         [
@@ -56,16 +76,11 @@ def write_tokenizer(about: Mapping[str, Any], folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1) + "\n")
 
 
-def _byte_level(tokens: list[str], merges: list[str]) -> Tokenizer:
-    """GPT-2's tokenizer, but with each digit as a separate word."""
+def _byte_level(tokens: list[str], merges: list[str], words: list[Any]) -> Tokenizer:
+    """GPT-2's tokenizer, but with words of its own kind."""
     pairs = [tuple(merge.split(" ")) for merge in merges]
     made = Tokenizer(models.BPE(_numbered(tokens), pairs))
-    made.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.ByteLevel(add_prefix_space=False),
-        ]
-    )
+    made.pre_tokenizer = pre_tokenizers.Sequence(words)
     made.decoder = decoders.ByteLevel()
     return made
 
