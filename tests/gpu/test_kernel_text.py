@@ -221,12 +221,9 @@ def test_blocks_follow_the_bits_of_the_length(keys: int, group: int, most: int) 
     assert {launch.preferred_blocks(n, group) for n in (keys, 1 << keys.bit_length() - 1)} == {most}
 
 
-@pytest.mark.parametrize(
-    ("sizes", "simdgroups"),
-    [((128, 128), 32), ((192, 128), 16), ((256, 256), 16), ((512, 512), 8), ((576, 512), 8)],
-)
-def test_wide_heads_get_fewer_simdgroups(sizes: tuple[int, int], simdgroups: int) -> None:
-    assert launch.preferred_simdgroups(*sizes) == simdgroups
+def test_wide_heads_get_fewer_simdgroups() -> None:
+    sizes = (128, 128), (192, 128), (256, 256), (512, 512), (576, 512)
+    assert [launch.preferred_simdgroups(*one) for one in sizes] == [32, 16, 16, 8, 8]
 
 
 def test_launches_are_what_a_request_asks_for() -> None:

@@ -59,11 +59,9 @@ def test_the_bytes_are_met(model, settings):
 
 @pytest.mark.slow
 @pytest.mark.matrix(1)
-@pytest.mark.parametrize(
-    "settings",
-    [{"policy": "h2o-ema", "kv_bits": None}, {"kv_bits": 4}, {"kv_bits": 8, "light_bits": 4}],
-    ids=str,
-)
+@pytest.mark.parametrize("settings", [
+    {"policy": "h2o-ema", "kv_bits": None}, {"kv_bits": 4}, {"kv_bits": 8, "light_bits": 4},
+], ids=str)  # fmt: skip
 def test_a_draft_models_caches_are_in_the_budget(model, settings):
     """While both write, and one row more in each would be too much."""
     draft, limit = tiny_qwen3(layers=1, head_dim=64, seed=1), 120_000
@@ -224,11 +222,10 @@ def test_the_command_says_what_it_picked(capsys):
     assert str(CacheSettings({"budgets": "a.json"})).startswith("KV cache: rows by layer as in a")
 
 
-@pytest.mark.parametrize(
-    ("text", "count"),
-    [("300MB", 300_000_000), ("1.5 GB", 1_500_000_000), ("64MiB", 2**26), ("4096", 4096),
-     ("2k", 2000), (77, 77)],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "count"), [
+    ("300MB", 300_000_000), ("1.5 GB", 1_500_000_000), ("64MiB", 2**26), ("4096", 4096),
+    ("2k", 2000), (77, 77),
+])  # fmt: skip
 def test_bytes_as_people_write_them(text, count):
     assert parsed_bytes(text) == count
 
@@ -257,6 +254,15 @@ def test_what_is_refused(model):
         fit_bytes(model, "1MB", polcy="h2o-ema")
 
 
+def test_beside_windows_rows_are_dropped_worth_more_than_bits_and_few_are_recent():
+    model = tiny_gemma3(head_dim=64)
+    found = fit_bytes(model, 20_000, length=400)
+    rows, budget = found.config.max_kv_size, found.config.budget
+    assert found.config.policy == H2O(fold=False) and budget.recent_size == (rows - 4) // 5
+    assert 80 < rows < 200 and "in 4 bits (few, since less than half of the tokens" in str(found)
+    assert fit_bytes(model, 20_000, kv_bits=8, heavy_size=9).config.budget.heavy_size == 9
+
+
 @pytest.mark.slow
 def test_quantised_rows_fold_unless_something_else_is_said(model):
     assert fit_bytes(model, 20_000).config.policy.name == "h2o"
@@ -265,7 +271,6 @@ def test_quantised_rows_fold_unless_something_else_is_said(model):
     assert fit_bytes(model, 20_000, policy="window").config.policy.name == "window"
     assert fit_bytes(model, 20_000, kv_bits=8, light_bits=4).config.policy.name == "h2o"
     assert fit_bytes(tiny.build("deepseek_v3"), 20_000, kv_bits=4).config.policy.name == "h2o"
-    assert fit_bytes(tiny_gemma3(head_dim=64), 20_000, kv_bits=8).config.policy == H2O(fold=False)
 
 
 @pytest.mark.parametrize(("settings", "expected"), [

@@ -3,7 +3,6 @@
 import re
 import runpy
 from pathlib import Path
-from types import ModuleType
 
 import mlx.core as mx
 import pytest
@@ -98,11 +97,9 @@ def test_every_document_is_on_the_map() -> None:
     assert "](docs/internals)" in README
 
 
-@pytest.mark.parametrize(
-    ("page", "module"),
-    [("package", mlx_h2o), ("fast", mlx_h2o.fast), ("policies", mlx_h2o.policies)],
-)
-def test_the_reference_is_complete(page: str, module: ModuleType) -> None:
+@pytest.mark.parametrize("page", ["package", "fast", "policies"])
+def test_the_reference_is_complete(page: str) -> None:
+    module = getattr(mlx_h2o, page, mlx_h2o)
     text = (DOCS / "python" / f"{page}.md").read_text(encoding="utf-8")
     shown = re.findall(rf"^::: {re.escape(module.__name__)}\.(\w+)$", text, flags=re.MULTILINE)
     assert sorted(shown) == sorted({*module.__all__} - {"__version__", "fast"})

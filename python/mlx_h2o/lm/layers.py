@@ -122,10 +122,9 @@ def probe(model: Any) -> Probe:
     """The probe of a model, with layers in the order of its caches.
 
     It runs once, after a line in the log: one forward pass of 128 tokens and one of 1 + H times as
-    many, for H KV heads in a layer, without logits (20 teraflop for 8 billion weights and 8 heads,
-    like a prompt of 1,280 tokens). A file in the user's cache folder (``MLX_H2O_CACHE``, default
-    ``~/.cache/mlx-h2o``), named by the weights' fingerprint, keeps the result. The model, mlx_lm
-    and the random state are left as they were.
+    many, for H KV heads in a layer, without logits. A file in the user's cache folder
+    (``MLX_H2O_CACHE``, default ``~/.cache/mlx-h2o``), named by the weights' fingerprint, keeps the
+    result. The model, mlx_lm and the random state are left as they were.
 
     Args:
         model: an mlx_lm model, or the outline of one.

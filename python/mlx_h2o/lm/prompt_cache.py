@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -58,9 +58,8 @@ def make_prompt_cache(
         budgets: a budget for each evicting layer, in order: a ``max_kv_size``, all the settings as
             an H2OConfig, or a list of these with one for each KV head. Or a JSON file with that
             list under "budgets".
-        max_kv_bytes: instead of ``max_kv_size``, the bytes of all full caches together, including
-            those of a draft model, as a number or a text such as "300MB"; :func:`fit_bytes` shows
-            the resulting rows, bits and policy.
+        max_kv_bytes: instead of ``max_kv_size``, the bytes of all full caches together, as a number
+            or a text such as "300MB"; :func:`fit_bytes` shows the rows, bits and policy.
         layers: "probe", or "equal" for the same rows in every KV head. With ``budgets``, and for
             unbounded caches, it has no effect.
         length: number of tokens that the caches will see, prompt and answer, if known.
@@ -141,17 +140,16 @@ def fit_bytes(
     Without ``kv_bits`` and ``kv_format``, rows stay unquantised if all tokens fit (the smaller of
     ``length`` and the model's context). Otherwise keys and values get the fewest bits that hardly
     change this model's attention: one size fewer if less than a fifth of the tokens could stay (of
-    1,000 if ``length`` is not given), one more if over half could; or the most bits with which all
-    tokens fit. ``kv_bits=None`` leaves rows unquantised. Without ``policy``, quantised rows get the
-    policy "h2o" if the model and the other settings allow it; in models with sliding windows, which
-    already hold recent tokens, it drops rows instead of folding them. Apart from the model's probe
-    nothing is computed: caches are sized in a graph that is never evaluated.
+    1,000 without ``length``), one more if over half could; or the most with which all tokens fit.
+    ``kv_bits=None`` leaves rows unquantised. Without ``policy``, quantised rows get "h2o" if the
+    model and the other settings allow it. In models with sliding windows, which hold recent tokens
+    already, bits are fewer up to half of the tokens, a fifth of the rows is recent, and evicted
+    rows are dropped, not folded. Apart from the model's probe nothing is computed.
 
     Args:
         model: an mlx_lm model. If it is split over processes, all of them must call this, and the
             bytes are those of the process that needs most.
-        max_kv_bytes: bytes of all full caches of a sequence, as a number or a text such as "300MB"
-            or "64MiB".
+        max_kv_bytes: bytes of all full caches of a sequence, as a number or text such as "64MiB".
         draft_model: a draft model, whose caches get the same rows and bits and are included.
         layers, length: as in :func:`make_prompt_cache`.
         settings: settings of H2OConfig, except ``max_kv_size``.
@@ -166,14 +164,18 @@ def fit_bytes(
     limit = sizing.parsed_bytes(max_kv_bytes)
     models: Any = (model,) if draft_model is None else (model, draft_model)
     outlines = [one if isinstance(one, Outline) else Outline(one) for one in models]
-    usual: dict[str, Any] = {"policy": H2O.name, "fold": not has_windows(outlines[0])}
-    chosen = {} if "policy" in settings else usual
+    windows, choose = has_windows(outlines[0]), "policy" not in settings
+    scarce = sizing.PLENTY if windows else sizing.SCARCE
 
     def config_of(bits: _Bits, rows: int) -> H2OConfig:
-        packs = bits[0] is not None or "kv_format" in settings
         packing = {"kv_bits": bits[0]} | ({} if bits[1] is None else {"v_bits": bits[1]})
-        given = packing | (chosen if packs else {}) | settings | {"max_kv_size": rows}
-        return H2OConfig.of(**given)
+        packs = choose and (bits[0] is not None or "kv_format" in settings)
+        chosen = {"policy": H2O.name, "fold": not windows} if packs else {}
+        found = H2OConfig.of(**packing | chosen | settings | {"max_kv_size": rows})
+        if not (packs and windows) or settings.keys() & {"heavy_size", "recent_size"}:
+            return found
+        recent = max(1, (rows - found.budget.protected) // sizing.RECENT)
+        return found.with_budget(heavy_size=None, recent_size=recent)
 
     @functools.cache
     def each_nbytes(bits: _Bits, rows: int, chunk: int = 0) -> list[int]:
@@ -181,18 +183,15 @@ def fit_bytes(
         of = {"layers": layers, "length": length}
         return [_full_nbytes(one, config_of(bits, rows), of, chunk) for one in outlines]
 
-    def nbytes(bits: _Bits, rows: int) -> int:
-        return sum(each_nbytes(bits, rows))
-
-    def held(bits: _Bits, rows: int) -> float:
-        return measured(partial(nbytes, bits), rows)
+    def nbytes(bits: _Bits) -> Callable[[int], int]:
+        return lambda rows: sum(each_nbytes(bits, rows))
 
     def least(bits: _Bits) -> int:
         return fewest_rows(partial(config_of, bits), LARGEST)
 
     @functools.cache
     def most(bits: _Bits) -> int:  # that fit on every rank
-        return ranks_of(model).least(most_rows(partial(nbytes, bits), least(bits), limit))[0]
+        return ranks_of(model).least(most_rows(nbytes(bits), least(bits), limit))[0]
 
     context, why = context_length(model), ""
     bits: _Bits = settings.get("kv_bits"), None
@@ -200,20 +199,21 @@ def fit_bytes(
     longest = min((max(tokens, least(bits)) for tokens in (length, context) if tokens), default=0)
     known = "kv_bits" in settings or "kv_format" in settings
     free: _Bits = bits if known else sizing.fewest_bits(probe(model).errors)
-    if (unserved := held(free, least(free)) == math.inf) and chosen:
-        chosen = {}
-        unserved = held(free, least(free)) == math.inf
-    if not (known or unserved or (longest and held(bits, longest) <= limit)):
+    if (unserved := measured(nbytes(free), least(free)) == math.inf) and choose:
+        choose = False
+        unserved = measured(nbytes(free), least(free)) == math.inf
+    if not (known or unserved or (longest and measured(nbytes(bits), longest) <= limit)):
         bits, why = free, "the fewest that cost nothing"
         tokens = min(length or sizing.SOME, context or sizing.SOME)
-        if (rows := most(bits)) * sizing.SCARCE < tokens:
-            bits, why = _one_size(bits, -1), "few, since less than a fifth of the tokens stay"
+        if (rows := most(bits)) * scarce < tokens:
+            said = "half" if windows else "a fifth"
+            bits, why = _one_size(bits, -1), f"few, since less than {said} of the tokens stay"
         elif rows < longest < rows * sizing.PLENTY:
             bits, why = _one_size(bits, 1), "more, since over half of the tokens stay"
         while 0 < longest <= most(bits):
             keys, values = _one_size(bits, 1)
             larger = [(keys, values), (keys, bits[1]), (bits[0], values)]
-            more = next((one for one in larger if held(one, longest) <= limit), bits)
+            more = next((one for one in larger if measured(nbytes(one), longest) <= limit), bits)
             if more == bits:
                 break
             bits, why = more, "the most that hold every token"

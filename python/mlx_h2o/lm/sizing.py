@@ -18,7 +18,10 @@ docs/internals/quality.md."""
 UNMEASURED = 8, 5
 """Bits of keys and of values if the errors of a model cannot be measured."""
 SCARCE, PLENTY = 5, 2
-"""Rows are worth more than bits if fewer than one in 5 tokens stay, less if more than one in 2."""
+"""Rows are worth more than bits if fewer than one in 5 tokens stay, less if more than one in 2. In
+a model with sliding windows they are worth more up to there."""
+RECENT = 5
+"""One row in so many is recent in a model with sliding windows, which hold recent tokens too."""
 SOME = 1000
 """Tokens of a text if its length is not known."""
 _EVENLY = 8
@@ -31,9 +34,7 @@ class Sizing:
 
     config: H2OConfig
     nbytes: int  # of the caches of all layers, for one sequence, once they are full
-    # The peak while 2,048 tokens of a prompt are read: each layer then holds all of them besides
-    # its rows, and is back at nbytes after attention.
-    peak_nbytes: int
+    peak_nbytes: int  # while 2,048 tokens of a prompt are read: a layer that reads holds them too
     draft_nbytes: int = 0  # the part of nbytes that a draft model's caches take
     why: str = ""  # why rows have these bits, if fit_bytes chose them
 
