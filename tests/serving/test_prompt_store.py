@@ -22,7 +22,7 @@ from mlx_h2o.lm.saving import saved_texts
 from mlx_h2o.serving.disk import PromptStore, _key
 from paths import IMPORTS
 
-PLENTY = 1 << 30
+PLENTY, DEEP = 1 << 30, "[" * 100_000
 SAVING = """
 from serving.test_prompt_store import caches_of, PLENTY
 from mlx_h2o.serving.disk import PromptStore
@@ -207,9 +207,9 @@ def changed(name: str, text: str | None) -> Any:
 @pytest.mark.parametrize(
     "damage",
     [
-        flipped, changed("of", None), lambda file: file.write_text("{"),
+        flipped, changed("of", None), changed("mlx_h2o", DEEP), lambda file: file.write_text("{"),
         lambda file: file.write_bytes(file.read_bytes()[:-8]),
-        *(changed("tokens", text) for text in ("abc", "{}", "[1, 2.5]", f"{[*range(29), 99]}")),
+        *(changed("tokens", one) for one in ("abc", "{}", "[1, 2.5]", f"{[*range(29), 99]}", DEEP)),
     ],
 )  # fmt: skip
 def test_damaged_entries_are_not_used_and_go(tmp_path, damage, caplog):

@@ -247,9 +247,7 @@ def test_who_leaves_when_the_answer_ends_is_counted():
     with engine_of() as engine:
         both = [Asked(engine, random_prompt(9, seed=n), max_tokens=1).request for n in (1, 2)]
         both[0].sink = lambda _: engine.leave(both[1:])
-        for one in both:
-            engine.check(one)
-        engine.submit(both)
+        engine.submit([engine.check(one) for one in both])
     assert engine.counts["finished"] + engine.counts["left"] == 2
 
 

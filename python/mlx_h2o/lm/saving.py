@@ -185,8 +185,8 @@ def _description(path: str, text: str) -> dict[str, Any]:
     try:
         found: dict[str, Any] = json.loads(text)
         format_ = int(found["format"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise _unfit(path, f"has a damaged entry {_ENTRY!r}: {text!r}") from error
+    except (KeyError, RecursionError, TypeError, ValueError) as error:
+        raise _unfit(path, f"has a damaged entry {_ENTRY!r}: {text!r:.200}") from error
     if format_ > FORMAT:
         said = f"has format {format_}, written by mlx_h2o {found.get('version')}"
         raise _unfit(path, f"{said}: expected at most {FORMAT}, or a newer mlx_h2o to read it")

@@ -155,7 +155,7 @@ class PromptStore:
                 gone = self.known.put(new)
             for one in gone:
                 _remove(one.content)
-        except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             _refuse(file, error)
 
     def _look(self) -> None:

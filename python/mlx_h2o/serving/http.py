@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any
 
-from anyio import CapacityLimiter, to_thread
+from anyio import CancelScope, CapacityLimiter, to_thread
 from fastapi import FastAPI, HTTPException
 from fastapi import Request as HttpRequest
 from fastapi.exceptions import RequestValidationError
@@ -123,9 +123,8 @@ class _Asking:
         BusyError if the server ends meanwhile."""
         if "stream_options" in body.model_fields_set and not body.stream:
             raise ValueError("stream_options is given, expected stream to be true.")
-        most = self.engine.memory.queue
         prompts = 1 if isinstance(body, ChatBody) else len(body.prompts)
-        if (count := prompts * body.n) > most:
+        if (count := prompts * body.n) > (most := self.engine.memory.queue):
             said = f"n is {body.n} for {prompts:,} prompts, which makes {count:,} answers: "
             raise ValueError(f"{said}expected at most {most:,}, the server's --max-queue.")
 
@@ -184,12 +183,15 @@ class _Asking:
         async def tell_of_leaving() -> None:
             while (await asked.receive())["type"] != "http.disconnect":
                 continue
+            making.cancel()  # or others would wait for its prompt and its schema
             tell(0, Event(error=ConnectionError("the client has left")))
 
+        leaving = asyncio.ensure_future(tell_of_leaving())
         try:
             self.engine.expected += 1
             try:
-                requests += await self._made(body, asked, sink)
+                with CancelScope() as making:
+                    requests += await self._made(body, asked, sink)
             finally:
                 self.engine.expected -= 1  # first: to submit wakes the engine, which looks at it
             self.engine.submit(requests)
@@ -204,7 +206,6 @@ class _Asking:
             wanted = body.stream_options.get("include_usage")
             events = _as_stream(top, pieces, took if wanted else None)
             return StreamingResponse(events, media_type="text/event-stream")
-        leaving = asyncio.ensure_future(tell_of_leaving())
         try:
             async for _ in pieces:
                 continue
@@ -220,7 +221,7 @@ class _Asking:
     ) -> AsyncIterator[dict[str, Any] | None]:  # fmt: skip
         """Yield the choice of each chunk as it comes, and None now and then. Closing this generator
         drops the requests that are not finished."""
-        open_ones, first = len(requests), True
+        open_ones, first = len(requests) or 1, True  # none: the client left before they were made
 
         async def wake() -> None:  # a timeout for each piece would take longer than the piece
             while True:
@@ -258,8 +259,7 @@ async def _as_stream(
     def event(content: dict[str, Any]) -> str:
         return f"data: {_IN_JSON(content)}\n\n"
 
-    if took is not None:
-        top |= {"usage": None}
+    top |= {} if took is None else {"usage": None}
     async with contextlib.aclosing(pieces):  # type: ignore[type-var]
         try:
             async for choice in pieces:
