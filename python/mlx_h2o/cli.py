@@ -46,7 +46,8 @@ def ended(called: str, run: Callable[[], int]) -> int:
         print(f"\n{called}: interrupted", file=sys.stderr)
         return 130
     except (OSError, RuntimeError, ValueError) as error:
-        if isinstance(error, RuntimeError) and "No Metal" not in str(error):  # what layers need
+        known_ones = "No Metal", "there is no memory"  # what layers need, and --preallocate
+        if isinstance(error, RuntimeError) and not any(one in str(error) for one in known_ones):
             raise
         if isinstance(error, OSError) and error.errno in _OF_OUTPUT and error.filename is None:
             if not isinstance(error, BrokenPipeError):  # not if the reader is gone

@@ -420,7 +420,7 @@ class H2OConfig:
             SettingError: (a ValueError) an unknown name, or as in :meth:`of`.
         """
         wanted = f"one of: {', '.join(PRESETS)}"
-        check(name in PRESETS, "name", name, wanted, operation="H2OConfig.preset")
+        check(name in [*PRESETS], "name", name, wanted, operation="H2OConfig.preset")
         _check_int("max_kv_size", max_kv_size, 1)
         made = cls.of(max_kv_size=max_kv_size, **({"policy": "h2o-ema"} | settings))
         if settings.get("heavy_size") is not None:

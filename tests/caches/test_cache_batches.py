@@ -169,8 +169,14 @@ def test_numbers_that_do_not_fit_the_batch():
         batch.prepare(left_padding=[1, 0])
     with pytest.raises(ValueError, match=r"\[BatchH2OKVCache.extract\] found the indices \[2\]"):
         batch.extract(2)
-    with pytest.raises(ValueError, match=r"\[BatchH2OKVCache.filter\] found the indices \[2\]"):
+    for wrong in ([0, 2.5], "01", [False, True], [0, None], np.array([0, 0.7]), 1):
+        with pytest.raises(ValueError, match=r"^\[BatchH2OKVCache.filter\] found the indices "):
+            batch.filter(wrong)
+        with pytest.raises(ValueError, match=r"^\[BatchH2OKVCache.prepare\] lengths is "):
+            batch.prepare(lengths=wrong)
+    with pytest.raises(ValueError, match=r"\[BatchH2OKVCache.filter\] found the indices \[0, 2\]"):
         batch.filter([0, 2])
+    assert batch.extract(np.int64(1)).offset == batch.extract(mx.array(1)).offset == 4
     with pytest.raises(ValueError, match="expected B = 2 sequences|expected .* B = 2"):
         batch.update_and_fetch(*[mx.zeros((3, HEADS, 1, SIZE))] * 2)
     with pytest.raises(ValueError, match=r"make_mask\] window_size is 5"):

@@ -185,6 +185,10 @@ def test_to_quantized_goes_on_with_the_same_rows(policy, tokens):
     course.check()  # the dense one is as it was
     with pytest.raises(ValueError, match="found a batch, expected one sequence"):
         dense.merge([dense]).to_quantized(group_size=32, bits=4)
+    other = Course("dense", policy)
+    other.tokens(3)
+    other.cache.trim(3)
+    assert other.cache.to_quantized(group_size=32, bits=4).empty()
     if tokens:
         came = np.array(dense.keys)
         kept = reference_frame.kept(came, reference_frame.centre(came))

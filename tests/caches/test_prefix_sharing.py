@@ -196,6 +196,8 @@ def held(tokens: int = 40, **given):
     [
         ({}, 37, r"share\] rows is 37, expected 1 to 36: .* holds 40 and keeps the first 36"),
         ({}, 0, "rows is 0, expected 1 to 36"),
+        ({}, True, "rows is True, expected 1 to 36"),
+        ({}, "4", "rows is '4', expected 1 to 36"),
         ({"max_kv_size": None}, 41, "rows is 41, expected 1 to 40"),
         ({"prefix_size": 0}, 4, "rows is 4, expected 1 to 0"),
         ({"speculative": 2}, 36, "has speculation, and cannot share rows"),

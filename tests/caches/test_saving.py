@@ -289,6 +289,19 @@ def test_a_failed_save_leaves_the_old_file(saved, monkeypatch):
     assert list(file.parent.iterdir()) == [file]
 
 
+def test_names_of_files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("", f"{tmp_path}/", b""):
+        with pytest.raises(IsADirectoryError):
+            save_prompt_cache(folder, [H2OKVCache()])
+        with pytest.raises((FileNotFoundError, IsADirectoryError)):
+            load_prompt_cache(folder)
+    (link := tmp_path / "a.safetensors").symlink_to("b.safetensors")
+    save_prompt_cache(bytes(tmp_path / "a"), [H2OKVCache()])
+    assert link.is_symlink() and len(load_prompt_cache(b"b")) == 1
+    assert len([*tmp_path.iterdir()]) == 2
+
+
 def test_a_loaded_cache_outlives_its_file(saved):
     file, caches = saved
     loaded = load_prompt_cache(file)

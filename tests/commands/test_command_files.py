@@ -121,3 +121,7 @@ def test_a_text_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     assert file.read_text() == "third" and link.is_symlink()
     with pytest.raises(IsADirectoryError, match=rf"'{tmp_path}'"):
         check_writable(tmp_path)
+    write_text(tmp_path / ("é" * 127), "")  # as long as a name can be
+    (new := tmp_path / "new").symlink_to(tmp_path / "none" / "a")
+    with pytest.raises(FileNotFoundError, match=rf"'{new}'"):
+        check_writable(new)  # before the work

@@ -60,10 +60,15 @@ def test_it_writes_figures_and_their_table(tmp_path, capsys) -> None:
     assert written in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("output", "said"), [("a.json", "none is not"), ("a.md", "has .md")])
-def test_what_is_wrong_is_told_at_once(output, said, tmp_path, capsys) -> None:
+WRONG = [("--output=a", "none is not"), ("--output=a.md", "has .md"), ("--tokens=1", "Is a dir")]
+
+
+@pytest.mark.parametrize(("flag", "said"), WRONG)
+def test_what_is_wrong_is_told_at_once(flag, said, tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hardware.json").mkdir()  # the usual file
     with pytest.raises(SystemExit):
-        main(["--model", str(tmp_path / "none"), "--output", str(tmp_path / output)])
+        main(["--model", str(tmp_path / "none"), flag])
     assert said in capsys.readouterr().err
 
 

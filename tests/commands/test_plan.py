@@ -225,6 +225,11 @@ def test_smaller_steps_of_a_prompt_leave_more_for_caches(capsys):
     assert "--prefill-step-size" not in usual
 
 
+def test_texts_of_fewer_tokens_than_there_are_sinks(capsys):
+    few = said(capsys, "demo", "--memory", "1GB", "--context", 1, "--prefill-step-size", 1)
+    assert "mlx_h2o generate --model demo --max-kv-size none --prefill-step-size 1" in few
+
+
 def test_a_model_that_is_refused_says_why_and_what_it_takes(capsys):
     found = said(capsys, "deepseek-ai/DeepSeek-V3.2", status=1)
     assert "refused: its indexer selects rows by their slot\n" in found

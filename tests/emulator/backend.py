@@ -81,14 +81,10 @@ class EmulatorBackend(KernelBackend):
 
     def _kernel(self, each: Launch) -> EmulatedKernel:
         return metal_kernel(
-            each.kernel.name,
-            each.kernel.inputs,
-            each.kernel.outputs,
-            self.edit_source(each.kernel.source),
-            self.edit_header(kernels.HEADER),
-            ensure_row_contiguous=False,
-            run=self.run,
-        )
+            each.kernel.name, each.kernel.inputs, each.kernel.outputs,
+            self.edit_source(each.kernel.source), self.edit_header(kernels.HEADER),
+            ensure_row_contiguous=False, run=self.run,
+        )  # fmt: skip
 
 
 Launched = list[tuple[Launch, list[mx.array]]]

@@ -83,13 +83,10 @@ class EmulatedKernel:
     def text(self, inputs: Sequence[mx.array], *, kernel: object = "", **call: object) -> MetalText:
         """What MLX generates for a call, or a launch of this kernel; the arguments are theirs."""
         made = _metal_kernel(
-            name=self.name,
-            input_names=list(self.input_names),
-            output_names=list(self.output_names),
-            source=self.source,
-            header=self.header,
+            name=self.name, input_names=list(self.input_names),
+            output_names=list(self.output_names), source=self.source, header=self.header,
             ensure_row_contiguous=False,
-        )
+        )  # fmt: skip
         return text.generate(lambda *arrays: made(inputs=list(arrays), **call), inputs)
 
     def __call__(

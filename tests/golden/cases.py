@@ -72,13 +72,9 @@ def _queries() -> Iterator[Case]:
 
 def _bool_masks() -> Iterator[Case]:
     shapes = {
-        "row": (33,),
-        "one": (1, 1, 1, 33),
-        "query": (1, 1, 3, 33),
-        "head": (4, 1, 33),
-        "batch": (2, 1, 3, 33),
-        "full": (2, 4, 3, 33),
-    }
+        "row": (33,), "one": (1, 1, 1, 33), "query": (1, 1, 3, 33), "head": (4, 1, 33),
+        "batch": (2, 1, 3, 33), "full": (2, 4, 3, 33),
+    }  # fmt: skip
     case = partial(attention_case, queries=3, rows=33)
     for index, (kind, shape) in enumerate(shapes.items()):
         dtype = DTYPES[index % 3]

@@ -16,14 +16,10 @@ def arrays_of(state: Any) -> list[mx.array]:
 def seen_from_outside(cache) -> dict[str, Any]:
     """The values of all getters."""
     found = {
-        "size": cache.size(),
-        "nbytes": cache.nbytes,
-        "evicted": cache.evicted,
-        "empty": cache.empty(),
-        "trimmable": cache.is_trimmable(),
-        "offset": np.array(cache.offset),
-        "settings": repr(cache.state[4:]),
-    }
+        "size": cache.size(), "nbytes": cache.nbytes, "evicted": cache.evicted,
+        "empty": cache.empty(), "trimmable": cache.is_trimmable(),
+        "offset": np.array(cache.offset), "settings": repr(cache.state[4:]),
+    }  # fmt: skip
     if not cache.empty():
         arrays = [cache.keys, cache.values, cache.scores, cache.positions, cache.state[:4]]
         found |= {name: np.array(array) for name, array in tree_flatten(arrays)}

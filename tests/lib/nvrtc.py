@@ -29,13 +29,9 @@ using Strides = cuda::std::array<int64_t, 10>;
 MLX_UTILS_NAME = "mlx/backend/cuda/device/utils.cuh"
 
 TYPES = {
-    mx.float32: "float",
-    mx.float16: "__half",
-    mx.bfloat16: "__nv_bfloat16",
-    mx.bool_: "bool",
-    mx.uint32: "uint32_t",
-    mx.int32: "int32_t",
-}
+    mx.float32: "float", mx.float16: "__half", mx.bfloat16: "__nv_bfloat16", mx.bool_: "bool",
+    mx.uint32: "uint32_t", mx.int32: "int32_t",
+}  # fmt: skip
 
 
 def function_name(launch: Launch) -> str:
@@ -90,16 +86,9 @@ def compile_cuda(text: str, architecture: str) -> dict[str, Resources]:
     """
     nvrtc = _library()
     program = ctypes.c_void_p()
-    _check(
-        nvrtc.nvrtcCreateProgram(
-            ctypes.byref(program),
-            text.encode("ascii"),
-            b"kernel.cu",
-            1,
-            (ctypes.c_char_p * 1)(MLX_UTILS.encode("ascii")),
-            (ctypes.c_char_p * 1)(MLX_UTILS_NAME.encode("ascii")),
-        )
-    )
+    source, *header = (one.encode("ascii") for one in (text, MLX_UTILS, MLX_UTILS_NAME))
+    given = source, b"kernel.cu", 1, *map(ctypes.c_char_p * 1, header)
+    _check(nvrtc.nvrtcCreateProgram(ctypes.byref(program), *given))
     try:
         options = [b"--device-as-default-execution-space", f"-arch={architecture}".encode()]
         options.append(b"--ptxas-options=--verbose")

@@ -1,5 +1,7 @@
 """What mlx_lm's callers do with a prompt cache, done with each kind of ours."""
 
+from unittest.mock import Mock
+
 import mlx.core as mx
 import mlx_lm
 import mlx_lm.models.cache as mlx_lm_cache
@@ -176,6 +178,18 @@ def test_plain_mlx_lm_evicts_and_then_does_not(build):
             pass
     assert type(mlx_lm_cache.make_prompt_cache(model)[0]) is mlx_lm_cache.KVCache
     assert generated() == plain
+
+
+def test_one_context_at_a_time_for_a_model():
+    model = tiny_qwen3()
+    stock = mlx_lm_cache.make_prompt_cache(model)
+    model.make_cache = own = Mock(return_value=stock)
+    one, other = (mlx_h2o.evicting(model, max_kv_size=rows) for rows in (20, 30))
+    with one, pytest.raises(ValueError, match=r"^\[evicting\] qwen3 is in one already"), other:
+        pass
+    assert model.make_cache is own
+    with pytest.raises(ValueError, match=r"^\[evicting\] draft_model is given, expected"):
+        mlx_h2o.evicting(model, max_kv_size=20, draft_model=model)
 
 
 def test_what_cannot_be_served_changes_nothing():

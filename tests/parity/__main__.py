@@ -20,19 +20,13 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--cases", default="*", metavar="PATTERN", help="name, part of it, or glob")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here")
     parser.add_argument(
-        "--build-dir",
-        type=Path,
-        default=ROOT / "build",
-        metavar="DIR",
+        "--build-dir", type=Path, default=ROOT / "build", metavar="DIR",
         help="where the C library is looked for, and case files are written (default: build)",
-    )
+    )  # fmt: skip
     parser.add_argument(
-        "--emulate",
-        type=int,
-        default=1,
-        metavar="N",
+        "--emulate", type=int, default=1, metavar="N",
         help="the emulator, which compiles its kernels, serves every N-th case (default: all)",
-    )
+    )  # fmt: skip
     parser.add_argument("--long", action="store_true", help="traces of 1,000 steps too")
     parser.add_argument("--seed", type=int, default=0, help="of the cases that are drawn afresh")
     options = parser.parse_args(given)
@@ -53,12 +47,9 @@ def main(given: list[str] | None = None) -> int:
         console.print(f"no case is named {options.cases!r}", style="bold red", highlight=False)
         return 2
     report = run(
-        cases,
-        options.legs,
-        options.build_dir,
+        cases, options.legs, options.build_dir, emulate=options.emulate,
         say=lambda text: console.print(text, style="dim"),
-        emulate=options.emulate,
-    )
+    )  # fmt: skip
     report.print(console)
     if options.json is not None:
         report.write(options.json)

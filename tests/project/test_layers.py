@@ -9,18 +9,9 @@ import pytest
 import mlx_h2o
 
 PACKAGE = Path(mlx_h2o.__file__).parent
-LAYERS = [
-    "errors",
-    "version",
-    "blas",
-    "_kernel_text",
-    "operations",
-    "fast",
-    "policies",
-    "config",
-    "caches",
-]
-LAYERS += ["demo", "lm", "vlm", "evaluation", "serving", "commands", "hardware", "cli", "__main__"]
+LAYERS = ["errors", "version", "blas", "_kernel_text", "operations", "fast", "policies", "config"]
+LAYERS += ["caches", "demo", "lm", "vlm", "evaluation", "serving", "commands", "hardware", "cli"]
+LAYERS += ["__main__"]
 
 
 def loaded(tree: ast.Module, folder: list[str]) -> Iterator[list[str]]:

@@ -382,16 +382,10 @@ class H2OKVCache(saved.Restorable):
     # Attention
 
     def attend(
-        self,
-        queries: mx.array,
-        keys: Any,
-        values: Any,
-        *,
-        scale: float,
-        mask: mx.array | str | None = None,
-        sinks: mx.array | None = None,
+        self, queries: mx.array, keys: Any, values: Any, *, scale: float,
+        mask: mx.array | str | None = None, sinks: mx.array | None = None,
         stock: Callable[[], mx.array] | None = None,
-    ) -> mx.array:
+    ) -> mx.array:  # fmt: skip
         """Attention over the rows of the last update, followed by accumulating its scores.
 
         Like ``fast.scaled_dot_product_attention_with_scores`` and ``update_scores``, but in one
@@ -539,7 +533,8 @@ class H2OKVCache(saved.Restorable):
         most = held if config.max_kv_size is None else min(held, config.prefix_size)
         kept = f"keeps the first {config.prefix_size} for good (prefix_size)"
         wanted = f"1 to {most}: {self._described()} holds {held} and {kept}"
-        check(0 < rows <= most, "rows", rows, wanted, operation=f"{type(self).__name__}.share")
+        right = type(rows) is int and 0 < rows <= most
+        check(right, "rows", rows, wanted, operation=f"{type(self).__name__}.share")
         if config.mixed:  # no row changes once it is shared
             self._table = tiers.more_packed(self._table, config, newest=0)
         self._hold(self._table.standing(rows))
@@ -742,9 +737,10 @@ class BatchH2OKVCache(H2OKVCache):
         for name, numbers in given.items():
             if numbers is None:
                 continue
-            right = len(numbers) == len(self._padding) and min(numbers, default=0) >= 0
+            found = checks.whole_numbers(numbers)
+            right = found is not None and len(found) == len(self._padding)
             wanted = f"{len(self._padding)} numbers of at least 0, one per sequence"
-            check(right, name, list(numbers), wanted, operation="BatchH2OKVCache.prepare")
+            check(right, name, numbers, wanted, operation="BatchH2OKVCache.prepare")
         if left_padding is not None and not self.empty():
             raise ValueError(f"{op} left_padding is given, expected it before the first tokens.")
         if right_padding is not None and max(right_padding, default=0) > 0 and lengths is None:
@@ -787,23 +783,22 @@ class BatchH2OKVCache(H2OKVCache):
 
         Raises ValueError where there is no such sequence.
         """
-        return self._another(self.config, self._some("extract", [index]))
+        return self._another(self.config, self._some(self._indices("extract", [index])))
 
     def filter(self, batch_indices: Sequence[int] | mx.array) -> None:
         """Keep only some sequences, in the order given; none is allowed."""
-        keep = [int(index) for index in cast(Any, batch_indices)]
+        keep = self._indices("filter", batch_indices)
         if keep != [*range(len(self._padding))]:  # mlx_lm often keeps all
-            self._hold(self._some("filter", keep), [self._padding[index] for index in keep])
+            self._hold(self._some(keep), [self._padding[index] for index in keep])
 
-    def _some(self, operation: str, indices: Sequence[int]) -> Table:
+    def _indices(self, operation: str, given: Any) -> list[int]:
+        if (found := checks.whole_numbers(given, most := len(self._padding) - 1)) is None:
+            said = f"found the indices {given}, expected 0 to {most}."
+            raise ValueError(f"[BatchH2OKVCache.{operation}] {said}")
+        return found
+
+    def _some(self, indices: Sequence[int]) -> Table:
         """The rows of these sequences, in arrays of their own."""
-        count = len(self._padding)
-        wrong = [index for index in indices if not 0 <= index < count]
-        if wrong:
-            raise ValueError(
-                f"[BatchH2OKVCache.{operation}] found the indices {wrong}, expected 0 to "
-                f"{count - 1}."
-            )
         self.flush()
         seen = [self._table.tokens[index] for index in indices]
         return select(self._table, indices) if any(seen) else Table([], seen)

@@ -1,15 +1,27 @@
 """Checks of arguments to a cache. The errors name what was found and what was expected."""
 
 from collections.abc import Sequence
+from contextlib import suppress
+from operator import index
 from typing import Any
 
 import mlx.core as mx
 
 from ..config import H2OConfig
-from ..errors import check
+from ..errors import LARGEST, check
 from .table import Table
 
 _ROUTED = "call the model within mlx_h2o.routing(model)"
+
+
+def whole_numbers(given: Any, most: int = LARGEST) -> list[int] | None:
+    """The numbers of a list or an array; None unless all are whole, from 0 to ``most``."""
+    listed = given.tolist() if hasattr(given, "tolist") else given
+    with suppress(TypeError):
+        found = [index(one) for one in listed]
+        if bool not in map(type, listed) and all(0 <= one <= most for one in found):
+            return found
+    return None
 
 
 def check_rows(

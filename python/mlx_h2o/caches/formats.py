@@ -36,8 +36,8 @@ def new_table(config: H2OConfig, keys: mx.array, values: mx.array, count: int, o
 
 def quantized(config: H2OConfig, table: Table, owner: str) -> Table:
     """A copy of a table of dense rows, packed as ``config`` says; errors as in ``new_table``."""
-    if not table.segments:
-        return table.copy()
+    if table.prefix_rows + table.width == 0:  # also if all rows were taken back
+        return Table([], [*table.tokens])
     table = table.whole
     (keys,), (values,) = table.tail.state
     dtype, step = mx.result_type(keys, values), Step(table.width, len(table.tokens))

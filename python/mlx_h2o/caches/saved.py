@@ -148,14 +148,9 @@ def sequences_text(padding: Sequence[Padding], table: Table) -> str:
 
 
 def table_of(
-    config: H2OConfig,
-    tokens: list[int],
-    state: Sequence[Any],
-    rows: Any,
-    shared: Any,
-    dtype: mx.Dtype,
-    value_size: int,
-) -> Table:
+    config: H2OConfig, tokens: list[int], state: Sequence[Any], rows: Any, shared: Any,
+    dtype: mx.Dtype, value_size: int,
+) -> Table:  # fmt: skip
     """The table of a state: ``rows`` of each sequence in each segment (None: all slots), and the
     ``shared`` keys and values, if any."""
     keys, values, importance, positions = state[:4]

@@ -136,14 +136,9 @@ def of_chunk(
 
 
 def _after_chunk(
-    policy: Policy,
-    old: mx.array,
-    places: mx.array | None,
-    queries: mx.array,
-    keys: mx.array,
-    sinks: mx.array | None,
-    given: dict[str, Any],
-) -> mx.array:
+    policy: Policy, old: mx.array, places: mx.array | None, queries: mx.array, keys: mx.array,
+    sinks: mx.array | None, given: dict[str, Any],
+) -> mx.array:  # fmt: skip
     """The importance after a chunk whose attention returned no scores.
 
     In blocks of keys or queries where the policy allows it, so that the scores are never in memory

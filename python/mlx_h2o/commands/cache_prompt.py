@@ -20,7 +20,7 @@ from .watch import Watch
 
 def parser() -> OneLineParser:
     names = "model adapter-path trust-remote-code prefill-step-size prompt eos-token"
-    file = checked(str, lambda file: check_writable(file and with_suffix(file)))
+    file = checked(str, lambda file: check_writable(with_suffix(file)))
     return cache_parser(
         "cache_prompt", "Read a prompt and save its cache, for generate --prompt-cache-file.",
         "model prompt prompt-cache-file max-kv-bytes max-kv-size",

@@ -122,8 +122,8 @@ def _fits(
 ) -> Iterator[str]:
     """How many sequences fit, what each of ``count`` gets, and the command."""
     stored = "unquantised" if _held(outline, FEW_BITS, 1, context) is None else FEW_BITS
-    settings = _settings(outline, stored) | {"max_kv_size": max(context, step), "layers": "equal"}
-    make = partial(make_prompt_cache, cast(Any, outline), **settings)
+    most = {"max_kv_size": max(context, step, 8), "layers": "equal"}  # more than the sinks
+    make = partial(make_prompt_cache, cast(Any, outline), **_settings(outline, stored) | most)
     try:
         memory = Memory([outline], make, limit, decode=count, prompts=1, step=step)
     except ValueError as error:  # the rest names flags of the server

@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="tokens of prompts (default: 2048 8192 32768)")  # fmt: skip
     add("--repeats", type=number(1), default=5, metavar="N", help="repeats of each ratio")
     add("--tokens", type=number(1), default=16, metavar="N", help="tokens written in a turn")
-    add("--output", type=new_file, default=Path("hardware.json"), metavar="FILE",
+    add("--output", type=new_file, default="hardware.json", metavar="FILE",
         help="figures; their table is beside it, as .md")  # fmt: skip
     args, say = parser.parse_args(arguments), partial(print, file=sys.stderr, flush=True)
     if args.output.suffix == ".md":

@@ -40,9 +40,9 @@ def writing(path: str | os.PathLike[str]) -> Iterator[None]:
 
 def check_writable(path: str | os.PathLike[str]) -> None:
     """Raises OSError if no file can be written there, the disk is full or a folder is in the way.
-    An existing file is not changed."""
-    path = Path(path)
-    with writing(path):
+    An existing file is not changed. Links are followed, also to files that are not there yet."""
+    with writing(Path(path)):
+        path = Path(os.path.realpath(path))
         if path.exists():
             path.open("ab").close()
         if path.is_file() or not path.exists():
@@ -61,19 +61,19 @@ def check_folder(path: str) -> None:
 @contextlib.contextmanager
 def replacing(path: Path, mode: int = 0o666, suffix: str = "") -> Iterator[Path]:
     """A temporary file that replaces ``path`` at the end; after an error it is removed."""
-    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}{suffix}")
+    real = Path(os.path.realpath(path))  # links stay, and names have at most 255 bytes
+    beside = real.with_name(f".{real.name[:51]}.{uuid.uuid4().hex}{suffix}")
     with writing(path):
         try:
             beside.touch(mode, exist_ok=False)
             yield beside
-            beside.replace(path)
+            beside.replace(real)
         finally:
             beside.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:
     """Write a file as a whole or not at all; a device or a pipe is written to in place."""
-    path = path.resolve()
     if path.exists() and not path.is_file():
         with writing(path):
             path.write_text(text, encoding="utf-8")

@@ -366,24 +366,30 @@ def evicting(model: Module, **settings: Any) -> AbstractContextManager[None]:
 
     Args:
         model: an mlx_lm model.
-        settings: as in :func:`mlx_h2o.make_prompt_cache`.
+        settings: as in :func:`mlx_h2o.make_prompt_cache`, except ``draft_model``.
 
     Raises:
         ValueError: as in that function, or if such a context is already open for the model.
     """
+    if settings.pop("draft_model", None) is not None:
+        raise ValueError("[evicting] draft_model is given, expected a context for each model.")
     return made_by(model, make_prompt_cache(model, **settings))
 
 
 @contextmanager
 def made_by(model: Any, caches: list[Any]) -> Iterator[None]:
     """Within the context, the model's ``make_cache`` returns copies of these caches."""
+    own = vars(model)
+    if getattr(before := own.get("make_cache"), "func", None) is copy.deepcopy:
+        raise ValueError(f"[evicting] {model_name(model)} is in one already, expected at most one.")
     with routing_for(model, caches):
         # Set on this model alone, where it shadows the method of its class.
-        object.__setattr__(model, "make_cache", lambda: copy.deepcopy(caches))
+        own["make_cache"] = partial(copy.deepcopy, caches)
         try:
             yield
         finally:
-            object.__delattr__(model, "make_cache")
+            del own["make_cache"]
+            own |= {"make_cache": before} if before else {}
 
 
 def widen(model: Any) -> None:

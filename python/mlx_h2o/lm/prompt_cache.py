@@ -278,10 +278,9 @@ def summary(caches: Sequence[Any], model: Module | None = None) -> str:
     said += f"{total_bytes(caches):,} bytes"
     if len(found := set[int]().union(*budgets)) > 1:
         return f"{said}, {min(found):,} to {max(found):,} rows by KV head"
-    why = known_probe(model) if any(found) else None
-    if why is None or not why.reason:
-        return said
-    return f"{said}, the same rows for every KV head: the model {why.reason}"
+    if any(found) and (why := known_probe(model)) is not None and why.reason:
+        said += f", the same rows for every KV head: the model {why.reason}"
+    return said
 
 
 def budgets_of(caches: Sequence[Any]) -> list[Any]:
@@ -297,8 +296,3 @@ def budgets_of(caches: Sequence[Any]) -> list[Any]:
         elif isinstance(cache, H2OKVCache):
             found.append(cache.config.max_kv_size)
     return found
-
-
-def with_own_rows(caches: Sequence[Any]) -> list[Any]:
-    """The caches; any that shares rows is replaced by a copy with all rows."""
-    return [one.unshared() if hasattr(one, "unshared") else one for one in caches]

@@ -21,7 +21,6 @@ from ..caches.heads import HeadGroups
 from ..version import __version__
 from .files import UNKNOWN, is_whole, replacing, texts_of, write_checksum
 from .models import WEIGHTS, facts_of, layers_of
-from .prompt_cache import with_own_rows
 from .routing import check_given, evicting_caches, model_name
 
 FORMAT = 6
@@ -75,7 +74,7 @@ def save_prompt_cache(
         if not hasattr(one, "state") or not hasattr(type(one), "from_state"):
             said = f"layer {layer} is a {type(one).__name__}, expected a cache with a state."
             raise ValueError(f"{op} {said}")
-    cache = with_own_rows(cache)
+    cache = [one.unshared() if hasattr(one, "unshared") else one for one in cache]
     about: dict[str, Any] = {"format": FORMAT, "version": __version__, "layers": len(cache)}
     about["checksum"] = UNKNOWN
     if model is not None:
@@ -92,8 +91,9 @@ def save_prompt_cache(
 
 def with_suffix(file_name: str | os.PathLike[str]) -> str:
     """The path of a prompt cache: a missing ``.safetensors`` is added, as in mlx_lm."""
-    path = os.fspath(file_name)
-    return path if path.endswith(_SUFFIX) else path + _SUFFIX
+    path = os.fsdecode(file_name)
+    named = os.path.basename(path)  # otherwise it is a folder
+    return path + _SUFFIX if named and not path.endswith(_SUFFIX) else path
 
 
 def load_prompt_cache(
@@ -142,9 +142,9 @@ def saved_texts(file_name: str | os.PathLike[str]) -> dict[str, str]:
 
 def _texts(file_name: str | os.PathLike[str]) -> tuple[str, dict[str, str]]:
     """The path of a prompt cache, and all texts in its header."""
-    path = os.fspath(file_name)
-    if not os.path.exists(path) and os.path.exists(path + _SUFFIX):
-        path += _SUFFIX
+    path = os.fsdecode(file_name)
+    if not os.path.exists(path) and os.path.exists(named := with_suffix(path)):
+        path = named
     text = texts_of(path, "load_prompt_cache")
     if not any(key.startswith("1.") for key in text):
         raise _unfit(path, "is not a prompt cache: it names no cache classes")

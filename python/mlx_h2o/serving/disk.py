@@ -23,7 +23,6 @@ import mlx.core as mx
 
 from ..lm.files import check_folder
 from ..lm.outline import total_bytes
-from ..lm.prompt_cache import with_own_rows
 from ..lm.saving import load_prompt_cache, save_prompt_cache, saved_texts
 from .kept import Entry, Kept, key_of
 from .snapshots import is_cuttable, trim_to
@@ -105,7 +104,7 @@ class PromptStore:
             if found := self.known.whole(key):
                 self.known.use(found.key)
                 return
-        caches = with_own_rows(caches)
+        caches = [one.unshared() if hasattr(one, "unshared") else one for one in caches]
         nbytes, waiting = total_bytes(caches), self.pending
         if waiting + nbytes > room:
             why = f"{waiting:,} bytes wait for the disk" if waiting else "requests need the memory"
