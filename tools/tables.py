@@ -271,6 +271,7 @@ TABLES: dict[str, tuple[str | tuple[str, ...], Callable[..., str]]] = {
     "Gemma 3": (REAL[1], real_models),
     "Gemma 3, ten books": (REAL[1].replace(".json", "-more.json"), real_models),
     "biased keys": (REAL[2], real_models),
+    "Qwen2.5-Coder": ("real_qwen2.5-coder-1.5b-instruct.json", real_models),
     "more facts": ((REAL[0], REAL[0].replace(".json", "-more.json")), facts_of),
     "published tables": (tuple(f"seed_{name}.json" for name in SEEDS), seeds),
     "sparse V": ("sparse_v.json", sparse_v),
