@@ -102,8 +102,7 @@ def evaluate(
             nbytes = whole if share is None else int(whole * share)
             at = f" at {part}" if part else ""
             progress = partial(watch, f"{case.task} {case.tokens}, {arm.name}{at}")
-            record = {**key, **_measured(sizes, case, arm, nbytes, progress)}
-            result["records"].append(record)
+            result["records"].append(key | _measured(sizes, case, arm, nbytes, progress))
             if file is not None:
                 write_text(file, json.dumps(result, indent=1) + "\n")
     return result
