@@ -157,9 +157,5 @@ def _logits(model: Any, caches: list[Any], *, routed: bool) -> mx.array:
         return in_parts(model, caches, tokens, 20, PROMPT - 20).astype(mx.float32)
 
 
-def main() -> None:
-    print(json.dumps(dataclasses.asdict(check(sys.argv[1]))))
-
-
 if __name__ == "__main__":
-    main()
+    print(json.dumps(dataclasses.asdict(check(sys.argv[1]))))
