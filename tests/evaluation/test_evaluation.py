@@ -107,6 +107,8 @@ def test_an_arm_that_cannot_be_is_refused_and_said(tiny):
     (record,) = [one for one in result["records"] if one["arm"] == "wrong"]
     assert "figures" not in record and "policy is 'none such'" in record["refused"]
     assert any("wrong" in note and "none such" in note for note in report.notes(result))
+    (_, packed) = evaluated((build("deepseek_v3"), tiny[1]), FEW[::2])["records"]
+    assert "swapaxes" in packed["refused"]  # the model cannot read mlx_lm's packed latents
     with pytest.raises(ValueError, match="expected more than 4"):
         arms.Sizes(tiny[0]).made(arms.ARMS["window"], 400, 100)
 

@@ -137,7 +137,7 @@ def _measured(
         if arm.kind == "full" and case.full is not None:
             return {"bytes": made.nbytes, "figures": case.full()}
         return {"bytes": made.nbytes, "figures": case.measure(made.make, progress)}
-    except (ValueError, RuntimeError, TypeError) as error:
+    except (AttributeError, RuntimeError, TypeError, ValueError) as error:
         return {"refused": f"{type(error).__name__}: {error}"}
 
 
