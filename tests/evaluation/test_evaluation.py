@@ -128,15 +128,16 @@ def test_an_arm_without_folding_drops_rows():
     assert {one.config.policy for one in drawn.make()} == {Random(random_seed=3)}
 
 
-def test_arms_as_people_write_them():
+def test_arms_as_people_write_them(tmp_path):
     assert arms.parsed("full") is arms.ARMS["full"]
-    text = "mine: policy=window kv_bits=8 kv_frame=False budgets=Rows.json v_bits=none"
-    found = arms.parsed(text)
-    assert found.settings == {
-        "policy": "window", "kv_bits": 8, "kv_frame": False, "budgets": "Rows.json", "v_bits": None
+    (file := tmp_path / "Rows.json").write_text('{"budgets": [7, 8]}')
+    found = arms.parsed(f"mine: policy=window kv_bits=8 kv_frame=False v_bits=none budgets={file}")
+    assert found.settings == {  # as the file was
+        "policy": "window", "kv_bits": 8, "kv_frame": False, "budgets": [7, 8], "v_bits": None
     }  # fmt: skip
     assert not found.sized and arms.parsed("a: kv_bits=4 recent_size=300").sized  # of any rows
-    for text, said in (("best", "unknown"), ("a: b", "SETTING=VALUE"), ("full: a=1", "taken")):
+    wrong = ("best", "unknown"), ("a: b", "SETTING=VALUE"), ("full: a=1", "taken")
+    for text, said in (*wrong, ("a: budgets=rows", "a: budgets=rows.*expected a JSON file")):
         with pytest.raises(ValueError, match=said):
             arms.parsed(text)
 

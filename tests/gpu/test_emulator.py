@@ -78,8 +78,7 @@ def test_agrees_with_the_reference_in_every_schedule(case: Case) -> None:
 
 
 def plain_request(**changes: object) -> AttentionRequest:
-    case = Case(heads=(4, 2), batch=2, queries=2, rows=40)
-    return replace(case.request(), **changes)
+    return replace(Case(heads=(4, 2), batch=2, queries=2, rows=40).request(), **changes)
 
 
 def check(request: AttentionRequest, run: Run | None = None) -> None:

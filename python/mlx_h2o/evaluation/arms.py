@@ -18,6 +18,7 @@ from mlx_lm.models.cache import make_prompt_cache as stock_cache
 
 from ..config import H2OConfig, setting_names
 from ..errors import LARGEST
+from ..lm.layers import read_budgets
 from ..lm.outline import FAR, Outline, total_bytes
 from ..lm.prompt_cache import NAMES, make_prompt_cache
 from ..lm.routing import evicting_caches
@@ -113,6 +114,8 @@ def parsed(text: str) -> Arm:
     if name in ARMS:
         raise ValueError(f"arm {text!r}: the name is taken, expected another than {name!r}")
     try:
+        if isinstance(settings.get("budgets"), str):  # files change, and a result would not say so
+            settings["budgets"] = read_budgets(settings["budgets"])
         own = {key: settings[key] for key in settings.keys() - _OF_CACHES}
         H2OConfig.of(**{"max_kv_size": LARGEST} | own)  # the bytes decide how many fit
     except ValueError as error:
@@ -176,8 +179,7 @@ class Sizes:
             settings.setdefault("random_seed", self._seed)
         if arm.sized:  # besides what the caches that do not grow take once they are full
             *_, full = self._outline.fed(stock_cache(self._model), FAR, 1)
-            others = total_bytes(full) - total_bytes(self._growing(full))
-            settings["max_kv_bytes"] = others + nbytes
+            settings["max_kv_bytes"] = total_bytes(full) - total_bytes(self._growing(full)) + nbytes
         return make_prompt_cache(cast(Any, self._outline), **settings)
 
     def _held(self, caches: list[Any], tokens: int) -> int:

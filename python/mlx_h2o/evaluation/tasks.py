@@ -61,8 +61,7 @@ def cases(
     """
     count, length = settings.documents, settings.length
     if "loss" in tasks or "chunks" in tasks:
-        read_of = windows(tokenizer, texts, count=count, length=length)
-        losses = _Losses(model, read_of)
+        losses = _Losses(model, windows(tokenizer, texts, count=count, length=length))
         for task, step in (("loss", settings.step), ("chunks", CHUNK)):
             if task in tasks:
                 yield Case(task, length, partial(losses.measured, step), losses.full)
