@@ -3,15 +3,17 @@
 import json
 import tomllib
 
+import mlx.core as mx
 import pytest
 
 from back_ends import registered
 from emulator.backend import Recorder
 from emulator.row_cases import named_emulator
-from mlx_h2o.hardware import parity, tables
+from mlx_h2o.hardware import parity, tables, timings
 from mlx_h2o.hardware.__main__ import MODEL, main
 from mlx_h2o.lm.plan import random_model
 from mlx_h2o.operations.resolved import Operations
+from models.tiny import build
 from parity.test_parity_coverage import KERNELS, told_apart
 from paths import ROOT
 
@@ -58,6 +60,13 @@ def test_it_writes_figures_and_their_table(tmp_path, capsys) -> None:
     written = file.with_suffix(".md").read_text()
     assert tables.hardware_table(result) in written
     assert written in capsys.readouterr().out
+
+
+def test_caches_that_a_model_cannot_read_are_left_out() -> None:
+    model, said = build("deepseek_v3", kv_lora_rank=64, qk_rope_head_dim=64), list[str]()
+    names = [*timings._makes(model, mx.zeros(40, mx.int32), said.append)]
+    assert names == ["mlx_lm", "ours", "ours, 6 and 5 bits"]
+    assert "swapaxes" in said[0]  # mlx_lm, 8 bits: packed latents
 
 
 WRONG = [("--output=a", "none is not"), ("--output=a.md", "has .md"), ("--tokens=1", "Is a dir")]

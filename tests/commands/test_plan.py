@@ -171,7 +171,10 @@ def test_weights_that_are_not_there_are_estimated_from_the_settings(quantised, t
     # As compressed-tensors and ModelOpt say it.
     for how in ({"format": "nvfp4-pack-quantized", "ignore": ["lm_head"]}, {"quant_algo": "NVFP4"}):
         packed = {"quantization_config": {"quant_method": "theirs"} | how}
-        assert 6.3e9 < outlined(CONFIGS["Qwen/Qwen3-8B"] | packed).weights < 6.5e9
+        for where in (packed, {"text_config": packed}):
+            assert 6.3e9 < outlined(CONFIGS["Qwen/Qwen3-8B"] | where).weights < 6.5e9
+    packed["quantization_config"]["ignore"] = ["re:.*self_attn.*"]
+    assert 8.4e9 < outlined(CONFIGS["Qwen/Qwen3-8B"] | packed).weights < 8.8e9
 
 
 def test_a_whole_model_is_planned_and_nothing_is_computed(capsys):

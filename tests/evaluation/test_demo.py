@@ -56,9 +56,8 @@ def shown(found: dict[str, Any]) -> None:
         cells = {label.strip(): cell.strip() for label, cell in lines}
         assert ("facts recalled" in cells) is is_shown
         assert cells["tokens/s"] == "2"
-        assert f"Of 2 facts planted in it the full cache itself recalls {known}." in (
-            command.note(other).replace("\n", " ")
-        )
+        said = command.note(other).replace("\n", " ")
+        assert f"Of 2 facts planted in it the full cache itself recalls {known}." in said
 
 
 @pytest.mark.parametrize("longest", [0.0, 1000.0])

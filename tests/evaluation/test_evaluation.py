@@ -86,10 +86,10 @@ def test_sliding_windows_are_the_same_in_every_arm():
 
 def test_what_grows_in_a_list_of_caches_is_replaced_too():
     sizes = arms.Sizes(build("falcon_h1"))
-    full, fixed = sizes.full(400), sizes.full(400) - (sizes.full(800) - sizes.full(400))
-    for arm, share in ((arms.ARMS["window"], 4), (arms.ARMS["kv8"], 16 / 9)):
-        found = sizes.made(arm, 400, full // 4).nbytes - fixed
-        assert found == pytest.approx((full - fixed) / share, rel=0.1)
+    full = sizes.full(400)
+    assert full == sizes.full(800) / 2  # states beside do not grow, and do not count
+    for arm, share in ((arms.ARMS["window"], 4), (arms.ARMS["kv8"], 16 / 9), (KEYDIFF, 4)):
+        assert sizes.made(arm, 400, full // 4).nbytes == pytest.approx(full / share, rel=0.1)
 
 
 def test_a_text_beyond_the_context_of_the_model_is_noted(tiny):
@@ -107,6 +107,8 @@ def test_an_arm_that_cannot_be_is_refused_and_said(tiny):
     (record,) = [one for one in result["records"] if one["arm"] == "wrong"]
     assert "figures" not in record and "policy is 'none such'" in record["refused"]
     assert any("wrong" in note and "none such" in note for note in report.notes(result))
+    (_, packed) = evaluated((build("deepseek_v3"), tiny[1]), FEW[::2])["records"]
+    assert "swapaxes" in packed["refused"]  # the model cannot read mlx_lm's packed latents
     with pytest.raises(ValueError, match="expected more than 4"):
         arms.Sizes(tiny[0]).made(arms.ARMS["window"], 400, 100)
 
@@ -126,15 +128,16 @@ def test_an_arm_without_folding_drops_rows():
     assert {one.config.policy for one in drawn.make()} == {Random(random_seed=3)}
 
 
-def test_arms_as_people_write_them():
+def test_arms_as_people_write_them(tmp_path):
     assert arms.parsed("full") is arms.ARMS["full"]
-    text = "mine: policy=window kv_bits=8 kv_frame=False budgets=Rows.json v_bits=none"
-    found = arms.parsed(text)
-    assert found.settings == {
-        "policy": "window", "kv_bits": 8, "kv_frame": False, "budgets": "Rows.json", "v_bits": None
+    (file := tmp_path / "Rows.json").write_text('{"budgets": [7, 8]}')
+    found = arms.parsed(f"mine: policy=window kv_bits=8 kv_frame=False v_bits=none budgets={file}")
+    assert found.settings == {  # as the file was
+        "policy": "window", "kv_bits": 8, "kv_frame": False, "budgets": [7, 8], "v_bits": None
     }  # fmt: skip
     assert not found.sized and arms.parsed("a: kv_bits=4 recent_size=300").sized  # of any rows
-    for text, said in (("best", "unknown"), ("a: b", "SETTING=VALUE"), ("full: a=1", "taken")):
+    wrong = ("best", "unknown"), ("a: b", "SETTING=VALUE"), ("full: a=1", "taken")
+    for text, said in (*wrong, ("a: budgets=rows", "a: budgets=rows.*expected a JSON file")):
         with pytest.raises(ValueError, match=said):
             arms.parsed(text)
 

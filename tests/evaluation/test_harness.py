@@ -61,8 +61,13 @@ def test_unbounded_caches_have_the_numbers_of_mlx_lm(task: Path) -> None:
     texts = [SimpleNamespace(args=(text,)) for text in parts]
     found, expected = (one.loglikelihood_rolling(texts) for one in (ours, stock))
     assert found == pytest.approx(expected, abs=2e-3)
-    asked = [SimpleNamespace(args=(one, {"until": ["\n\n"], "max_gen_toks": 8})) for one in parts]
-    assert ours.generate_until(asked) == stock.generate_until(asked)
+
+    def asked(until: Any) -> list[Any]:
+        return [SimpleNamespace(args=(one, {"until": until, "max_gen_toks": 8})) for one in parts]
+
+    assert ours.generate_until(asked(["\n\n"])) == stock.generate_until(asked(["\n\n"]))
+    whole = ours.generate_until(asked([]))  # as IFEval asks; others give one text
+    assert ours.generate_until(asked("e ")) == [one.partition("e ")[0] for one in whole] != whole
 
     given = f"pretrained={fetched(MODEL)},max_kv_size=24,prefill_step_size=32"
     small = MLXH2O.create_from_arg_string(given)

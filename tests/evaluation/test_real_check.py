@@ -26,8 +26,7 @@ def check() -> Iterator[ModuleType]:
 
 @pytest.fixture(scope="module")
 def committed(check: ModuleType) -> dict[str, float]:
-    found: dict[str, float] = json.loads(check.COMMITTED.read_text())["losses"]
-    return found
+    return json.loads(check.COMMITTED.read_text())["losses"]
 
 
 @pytest.mark.real

@@ -35,7 +35,6 @@ def test_perplexity_and_a_greedy_sentence_are_as_read(name: str) -> None:
     assert perplexity(model, tokenizer) == pytest.approx(READ[name]["perplexity"], rel=0.01)
     prompt = READ[name]["prompt"]
     if tokenizer.has_chat_template:
-        prompt = tokenizer.apply_chat_template(
-            [{"role": "user", "content": prompt}], add_generation_prompt=True
-        )
+        asked = [{"role": "user", "content": prompt}]
+        prompt = tokenizer.apply_chat_template(asked, add_generation_prompt=True)
     assert generate(model, tokenizer, prompt, max_tokens=24).startswith(READ[name]["answer"])

@@ -68,8 +68,7 @@ def request_for(case: Case) -> AttentionRequest:
 
 def is_wrong(backend: EmulatorBackend, request: AttentionRequest) -> bool:
     """Whether any output differs from the reference by more than its tolerance."""
-    result = backend.attend(request)
-    return max(errors(request, result).values()) > 1
+    return max(errors(request, backend.attend(request)).values()) > 1
 
 
 def symptom(backend: EmulatorBackend, request: AttentionRequest) -> str:

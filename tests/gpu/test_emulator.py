@@ -78,8 +78,7 @@ def test_agrees_with_the_reference_in_every_schedule(case: Case) -> None:
 
 
 def plain_request(**changes: object) -> AttentionRequest:
-    case = Case(heads=(4, 2), batch=2, queries=2, rows=40)
-    return replace(case.request(), **changes)
+    return replace(Case(heads=(4, 2), batch=2, queries=2, rows=40).request(), **changes)
 
 
 def check(request: AttentionRequest, run: Run | None = None) -> None:
@@ -104,8 +103,7 @@ def heads_inside(array: mx.array) -> mx.array:
 
 @pytest.mark.slow
 def test_sinks_of_any_stride_and_biases_of_more_rows_than_there_are_keys() -> None:
-    sinks = mx.arange(8).astype(mx.float32)[::2]
-    check(plain_request(sinks=sinks))
+    check(plain_request(sinks=mx.arange(8).astype(mx.float32)[::2]))
     bias = Case(heads=(4, 2), batch=2, rows=40, bias=True).request().row_bias
     wide = mx.concatenate([bias, mx.full((2, 2, 9), math.nan)], axis=2)
     check(plain_request(row_bias=wide))
@@ -159,8 +157,7 @@ def test_nan_in_a_row_bias_stays_in_queries_that_meet_it(
 def test_metal_back_end_finds_its_simdgroups(gpu, limit: int, tried: list[int]) -> None:
     calls = gpu(limit).calls
     request = Case(mask="add-f32", sinks="f32", queries=2).request()
-    result = metal.BACKEND.attend(request)
-    assert max(errors(request, result).values()) <= 1
+    assert max(errors(request, metal.BACKEND.attend(request)).values()) <= 1
     assert calls == [*tried, tried[-1]]
     metal.BACKEND.attend(request)
     assert calls == [*tried, tried[-1], tried[-1]]

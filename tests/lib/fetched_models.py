@@ -27,5 +27,4 @@ def loaded(name: str) -> tuple[Any, Any]:
 
 @functools.lru_cache(maxsize=1)
 def _load(folder: str) -> tuple[Any, Any]:
-    model, tokenizer = mlx_h2o.load(folder)
-    return model, tokenizer
+    return mlx_h2o.load(folder)

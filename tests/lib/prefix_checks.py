@@ -19,9 +19,8 @@ PACKED = {"kv_bits": 8, "kv_group_size": 32}
 
 def alone(model, prompt, count: int = 24, step: int = 24, **given) -> list[int]:
     caches = make_prompt_cache(model, **given)
-    found = stream_generate(
-        model, tiny_tokenizer(), prompt, count, prompt_cache=caches, prefill_step_size=step
-    )
+    how = {"prompt_cache": caches, "prefill_step_size": step}
+    found = stream_generate(model, tiny_tokenizer(), prompt, count, **how)
     return [response.token for response in found][:count]
 
 

@@ -10,8 +10,6 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import PreTrainedTokenizerFast
 
 VOCABULARY = 64
-
-
 SMALL = {"intermediate_size": 48, "rms_norm_eps": 1e-6, "vocab_size": VOCABULARY}
 
 

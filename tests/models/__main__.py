@@ -30,16 +30,14 @@ def main() -> int:
     names = arguments.names or tiny.architectures()
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         verdicts = list(tqdm(pool.map(_verdict, names), total=len(names), disable=None))
-    version = importlib.metadata.version("mlx-lm")
-    found = table(verdicts, version)
+    found = table(verdicts, importlib.metadata.version("mlx-lm"))
     print(found)
     faults = broken(verdicts)
     for fault in faults:
         print(f"BROKEN {fault}", file=sys.stderr)
     if arguments.names:
         return bool(faults)
-    page = PAGE.read_text(encoding="utf-8")
-    before, _, rest = page.partition(START)
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(START)
     committed, _, after = rest.partition(END)
     if arguments.write:
         PAGE.write_text(f"{before}{START}\n{found}\n{END}{after}", encoding="utf-8")

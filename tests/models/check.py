@@ -83,8 +83,7 @@ def check(name: str) -> Verdict:
     def bounded(**settings: Any) -> None:
         ours = mlx_h2o.make_prompt_cache(model, BUDGET, **settings)
         routed = settings["policy"] == "h2o-ema" or ("kv_bits" in settings and not verdict.h2o)
-        logits = _logits(model, ours, routed=routed)
-        _finite(logits)
+        _finite(_logits(model, ours, routed=routed))
         for cache in evicting_caches(ours):
             _expect(cache.size() <= BUDGET, f"{cache.size()} rows, expected at most {BUDGET}")
             _expect(cache.offset == PROMPT + STEPS, f"offset {cache.offset}")
@@ -157,9 +156,5 @@ def _logits(model: Any, caches: list[Any], *, routed: bool) -> mx.array:
         return in_parts(model, caches, tokens, 20, PROMPT - 20).astype(mx.float32)
 
 
-def main() -> None:
-    print(json.dumps(dataclasses.asdict(check(sys.argv[1]))))
-
-
 if __name__ == "__main__":
-    main()
+    print(json.dumps(dataclasses.asdict(check(sys.argv[1]))))

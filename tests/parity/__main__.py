@@ -40,8 +40,7 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
 def main(given: list[str] | None = None) -> int:
     """0 if every leg that ran agrees; with CI=true every leg must have run."""
     options = arguments(given)
-    width = None if sys.stdout.isatty() else 200
-    console = Console(width=width)
+    console = Console(width=None if sys.stdout.isatty() else 200)
     cases = all_cases(options.seed, options.cases, long=options.long)
     if not cases:
         console.print(f"no case is named {options.cases!r}", style="bold red", highlight=False)

@@ -2,8 +2,8 @@
 
 Bytes are counted for rows of 16 bits an element (float16, bfloat16), even if MLX computes on a CPU,
 where rows are float32. Keys, values, scales, biases, scores and positions count; the room that
-mlx_lm's caches allocate ahead does not. Only layers whose caches grow with the text count: sliding
-windows are the same in every arm.
+mlx_lm's caches allocate ahead does not. Only caches that grow with the text count: sliding windows
+and the states of recurrences are the same in every arm.
 """
 
 import copy
@@ -13,16 +13,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
 
-import mlx.core as mx
-from mlx.utils import tree_flatten
 from mlx_lm.models.cache import CacheList, KVCache, QuantizedKVCache, RotatingKVCache
 from mlx_lm.models.cache import make_prompt_cache as stock_cache
 
 from ..config import H2OConfig, setting_names
 from ..errors import LARGEST
+from ..lm.layers import read_budgets
 from ..lm.outline import FAR, Outline, total_bytes
 from ..lm.prompt_cache import NAMES, make_prompt_cache
-from ..lm.routing import evicting_caches, parts_of
+from ..lm.routing import evicting_caches
 
 KEEP = 4
 """First rows that mlx_lm's rotating cache never overwrites."""
@@ -115,6 +114,8 @@ def parsed(text: str) -> Arm:
     if name in ARMS:
         raise ValueError(f"arm {text!r}: the name is taken, expected another than {name!r}")
     try:
+        if isinstance(settings.get("budgets"), str):  # files change, and a result would not say so
+            settings["budgets"] = read_budgets(settings["budgets"])
         own = {key: settings[key] for key in settings.keys() - _OF_CACHES}
         H2OConfig.of(**{"max_kv_size": LARGEST} | own)  # the bytes decide how many fit
     except ValueError as error:
@@ -136,13 +137,11 @@ class Sizes:
     def __init__(self, model: Any, seed: int = 0) -> None:
         self._model, self._seed, self._outline = model, seed, Outline(model, narrow=True)
         self._known: dict[tuple[str, int, int], ArmCaches] = {}
-        stock, kinds = stock_cache(model), (KVCache, CacheList)
-        self._places = [at for at, one in enumerate(stock) if isinstance(one, kinds)]
-        if not self._places:
+        (filled,) = self._outline.fed(stock_cache(model), 1)
+        rows = [part for one in self._growing(filled) for part in (one.keys, one.values)]
+        if not rows:
             raise ValueError("the model makes no plain KVCache, expected at least one to replace")
-        arrays = cast(Any, tree_flatten)([self._outline.kept[at] for at in self._places])
-        sizes = [one.shape[-1] for _, one in arrays if isinstance(one, mx.array)]
-        self._group = 32 if any(size % 64 for size in sizes) else 64
+        self._group = 32 if any(part.shape[-1] % 64 for part in rows) else 64
 
     def full(self, tokens: int) -> int:
         """Bytes of the full cache."""
@@ -180,8 +179,7 @@ class Sizes:
             settings.setdefault("random_seed", self._seed)
         if arm.sized:  # besides what the caches that do not grow take once they are full
             *_, full = self._outline.fed(stock_cache(self._model), FAR, 1)
-            windows = [one for at, one in enumerate(full) if at not in self._places]
-            settings["max_kv_bytes"] = total_bytes(windows) + nbytes
+            settings["max_kv_bytes"] = total_bytes(full) - total_bytes(self._growing(full)) + nbytes
         return make_prompt_cache(cast(Any, self._outline), **settings)
 
     def _held(self, caches: list[Any], tokens: int) -> int:
@@ -191,8 +189,15 @@ class Sizes:
         evicting = (one.group for one in settings if one.max_kv_size and one.max_kv_size < tokens)
         steps = 1 + max(evicting, default=0)
         after = self._outline.fed(caches, max(1, tokens - steps), *[1] * steps)
-        growing = ([filled[at] for at in self._places] for filled in after)
-        return max(sum(_nbytes(one, tokens) for one in parts_of(own)) for own in growing)
+        return max(sum(_nbytes(one, tokens) for one in self._growing(own)) for own in after)
+
+    def _growing(self, caches: list[Any]) -> list[Any]:
+        """Those in place of mlx_lm's caches that grow."""
+        pairs = [*zip(stock_cache(self._model), caches, strict=True)]
+        for one, own in pairs:
+            if type(one) is CacheList:
+                pairs += zip(one.caches, own.caches, strict=True)
+        return [own for one, own in pairs if type(one) is KVCache]
 
 
 def with_growing(model: Any, make: Callable[[], Any]) -> list[Any]:

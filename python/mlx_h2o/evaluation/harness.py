@@ -42,9 +42,7 @@ class MLXH2O(cast(Any, _upstream.MLXLM)):  # type: ignore[misc]
         **settings: Any,
     ) -> None:
         cast(Any, LM).__init__(self)
-        settings = {
-            name: None if value in ("none", "None") else value for name, value in settings.items()
-        }
+        settings = {n: None if one in ("none", "None") else one for n, one in settings.items()}
         self._step = int(settings.pop("prefill_step_size", PROMPT_CHUNK))
         check_int("mlx_h2o", "prefill_step_size", self._step)
         self._model, self.tokenizer = load(pretrained)
@@ -80,8 +78,11 @@ class MLXH2O(cast(Any, _upstream.MLXLM)):  # type: ignore[misc]
             completion_batch_size=self._batch_size,
             prefill_step_size=self._step,
         )
-        pairs = zip(made.texts, options, strict=True)
-        texts = [_upstream._rstrip_until(text, option["until"]) for text, option in pairs]
+        texts = made.texts
+        for at, option in enumerate(options):
+            until = option["until"]  # a text, or a list, which may be empty
+            for stop in [until] if isinstance(until, str) else until:
+                texts[at] = texts[at].partition(stop)[0]
         if self.tokenizer.has_thinking:
             texts = [_upstream._lstrip(text, self.tokenizer.think_end) for text in texts]
         return texts

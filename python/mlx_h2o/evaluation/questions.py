@@ -34,9 +34,8 @@ class Settings:
     seed: Annotated[int, "draws facts, written tokens, and rows that random policies keep"] = 0
 
     def __post_init__(self) -> None:
-        counts = dict.fromkeys(("documents", "step", "facts"), 1)
-        counts |= {"length": PROMPT + 2, "writing": 4, "seed": 0}
-        for name, least in counts.items():
+        low = {"documents": 1, "step": 1, "facts": 1, "length": PROMPT + 2, "writing": 4, "seed": 0}
+        for name, least in low.items():
             check_int("evaluate", name, getattr(self, name), least, most=2**64 - 1)
         for length in self.lengths:
             check_int("evaluate", "lengths", length, 40 * self.facts, more=": 40 for each fact")
@@ -95,8 +94,7 @@ def chats(
     bodies = [one[len(_front(tokenizer)) :] for one in bodies]  # the chat begins but once
     start, middle, (*closing, last) = _frame(tokenizer)
     found = []
-    for number in range(settings.documents):
-        one, other = bodies[2 * number : 2 * number + 2]
+    for number, (one, other) in enumerate(zip(bodies[::2], bodies[1::2], strict=True)):
         chance = random.Random(f"{settings.seed} {number} turns")
         first = _planted(tokenizer, one, max(1, settings.facts // 2), chance, settings)
         asked = tuple(((last, *prompt[1:]), answer) for prompt, answer in first.asked)

@@ -81,8 +81,7 @@ def _judged(
     logits = logits.astype(mx.float32)
     found = {"losses": cross_entropy(logits, tokens), "top1": mx.argmax(logits, axis=-1)}
     if keep:
-        below = logits - logits.max(axis=-1, keepdims=True)
-        found["log_weights"] = below.astype(mx.float16)
+        found["log_weights"] = (logits - logits.max(axis=-1, keepdims=True)).astype(mx.float16)
     if theirs is not None:
         ours, theirs = (log_softmax(one.astype(mx.float32)) for one in (logits, theirs))
         apart = mx.exp(theirs) * (theirs - ours)

@@ -102,8 +102,7 @@ def evaluate(
             nbytes = whole if share is None else int(whole * share)
             at = f" at {part}" if part else ""
             progress = partial(watch, f"{case.task} {case.tokens}, {arm.name}{at}")
-            record = {**key, **_measured(sizes, case, arm, nbytes, progress)}
-            result["records"].append(record)
+            result["records"].append(key | _measured(sizes, case, arm, nbytes, progress))
             if file is not None:
                 write_text(file, json.dumps(result, indent=1) + "\n")
     return result
@@ -138,7 +137,7 @@ def _measured(
         if arm.kind == "full" and case.full is not None:
             return {"bytes": made.nbytes, "figures": case.full()}
         return {"bytes": made.nbytes, "figures": case.measure(made.make, progress)}
-    except (ValueError, RuntimeError, TypeError) as error:
+    except (AttributeError, RuntimeError, TypeError, ValueError) as error:
         return {"refused": f"{type(error).__name__}: {error}"}
 
 

@@ -61,8 +61,7 @@ def cases(
     """
     count, length = settings.documents, settings.length
     if "loss" in tasks or "chunks" in tasks:
-        read_of = windows(tokenizer, texts, count=count, length=length)
-        losses = _Losses(model, read_of)
+        losses = _Losses(model, windows(tokenizer, texts, count=count, length=length))
         for task, step in (("loss", settings.step), ("chunks", CHUNK)):
             if task in tasks:
                 yield Case(task, length, partial(losses.measured, step), losses.full)
@@ -164,8 +163,7 @@ def _written(
         first = tokens.shape[1] - max(4, count // 4)
         last = cast(list[int], tokens[0, first:].tolist())
         runs = list(zip(*(last[at:] for at in range(4)), strict=False))
-        cache = stock_cache(model)
-        judged = forced(model, cache, tokens, first=first, step=CHUNK)
+        judged = forced(model, stock_cache(model), tokens, first=first, step=CHUNK)
         found["distinct"].append(len(set(runs)) / len(runs))
         found["loss"] += _floats(judged.losses.mean(axis=1))
     return found

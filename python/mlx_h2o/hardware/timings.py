@@ -84,7 +84,7 @@ def _makes(model: Any, prompt: mx.array, say: Callable[[str], None]) -> dict[str
     for name, make in [*found.items()]:
         try:
             timed(model, {name: make}, prompt[:18], turns=1, tokens=1)
-        except (RuntimeError, ValueError) as error:
+        except (AttributeError, RuntimeError, TypeError, ValueError) as error:
             say(f"not {name}: {error}")
             del found[name]
     return found

@@ -6,7 +6,7 @@ The model is built and its weights are mapped, but nothing is evaluated (:mod:`.
 import json
 import re
 from collections.abc import Mapping
-from fnmatch import fnmatch
+from fnmatch import translate
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -72,8 +72,7 @@ class Plan(Outline):
 
         Raises ValueError if the settings do not suit the model.
         """
-        model = cast(Any, self)
-        made = make_prompt_cache(model, layers="equal", **settings) if settings else None
+        made = make_prompt_cache(cast(Any, self), layers="equal", **settings) if settings else None
         return total_bytes(self._filled(made or self.make_cache(), tokens))
 
 
@@ -114,24 +113,25 @@ def random_model(name: str) -> Any | None:
 
 
 def _built(config: dict[str, Any]) -> Any:
-    for name, count in (config | (config.get("text_config") or {})).items():
+    inside = config.get("text_config") or {}
+    for name, count in (config | inside).items():
         if name in _DEPTHS and isinstance(count, int) and count > _MOST:
             raise ValueError(f"{name} is {count}, expected at most {_MOST}.")
     model_class, args = _get_classes(config)
     model = model_class(args.from_dict(config))
     model.set_dtype(mx.bfloat16)
-    packed = config.get("quantization_config") or {}
+    packed = (inside | config).get("quantization_config") or {}
     # Of compressed-tensors the format says it, of ModelOpt the algorithm.
     kind = str(packed.get("format") or packed.get("quant_algo") or packed.get("quant_method"))
     method = _METHODS.get(kind.lower().removesuffix("-pack-quantized"), {})
     if said := config.get("quantization") or (method and method | packed):
         size, bits, mode = said["group_size"], said["bits"], said.get("mode", "affine")
         names = *(packed.get("modules_to_not_convert") or ()), *(packed.get("ignore") or ())
-        dense = [f"{name}*" for name in names]
-        dense += ["*embed*", "*lm_head"] if method else []
+        dense = [name[3:] if name[:3] == "re:" else translate(f"{name}*") for name in names]
+        dense += map(translate, ("*embed*", "*lm_head") if method else ())
 
         def fits(path: str, module: Any) -> Any:
-            kept = any(fnmatch(path, name) for name in dense) or not hasattr(module, "to_quantized")
+            kept = any(re.match(one, path) for one in dense) or not hasattr(module, "to_quantized")
             return said.get(path, not kept and module.weight.shape[-1] % size == 0)
 
         cast(Any, nn).quantize(model, size, bits, mode=mode, class_predicate=fits)
