@@ -6,8 +6,8 @@ AtomGradient 2026, tables 3, 4, 7, 8 and 9: perplexity of a window and of `h2o-e
 and length. Zhang et al. 2023 (H2O), appendix C.6: heavy rows, recent rows, or both, in a budget of
 a fifth of the text. Turney 2026, sec. 4.8: thresholds of sparse V on rows of 8 and 4 bits. Next to
 our figures are those of the sources, on larger models: changes of the perplexity in percent of the
-full cache's, or for sparse V of that without a threshold. Texts of more than 512 tokens are read
-eight tokens at a time. Each table has a file of results, from which a later run continues.
+full cache's, or for sparse V of that without a threshold. Each table has a file of results, from
+which a later run continues.
 """
 
 from __future__ import annotations
@@ -139,9 +139,7 @@ def main() -> None:
             texts,
             [row.arm for row in table.rows],
             model_name=args.model,
-            settings=Settings(
-                documents=table.documents, length=table.length, step=1 if table.length <= 512 else 8
-            ),
+            settings=Settings(documents=table.documents, length=table.length),
             file=RESULTS / f"seed_{name}.json",
             watch=Watch(),
         )
