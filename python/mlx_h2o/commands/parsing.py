@@ -75,7 +75,7 @@ class OneLineParser(argparse.ArgumentParser):
         if unknown and not said:
             typed = rest.partition(" ")[0].partition("=")[0].replace("_", "-")
             like = difflib.get_close_matches(typed, self._option_string_actions, 1)
-            message += f", expected {like[0] if like else 'a flag; quote values with spaces'}"
+            message += f", expected {like[0] if like else 'known flags; quote values with spaces'}"
         self.exit(2, f"{self.prog}: error: {' '.join(message.split())} (see --help)\n")
 
 
