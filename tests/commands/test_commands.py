@@ -53,7 +53,7 @@ def test_saved_prompts_that_do_not_fit(tmp_path, refused):
     assert cli.main(["cache_prompt", *saved]) == 0
     for flags, text in (
         ("--prompt-cache-file missing", "missing"),
-        (f"--prompt-cache-file {file} --policy window", "brings its settings"),
+        (f"--prompt-cache-file {file} --policy window", "brings its settings, found policy"),
         (f"--prompt-cache-file {file} --model other", "is of the model 'demo', found --model"),
     ):
         assert text in refused("generate", "-p", "x", *flags.split())

@@ -1,5 +1,6 @@
 """Generation with evicting caches: loading, arguments, equality with stock mlx_lm, refusals."""
 
+from functools import partial
 from io import StringIO
 from types import SimpleNamespace
 
@@ -72,8 +73,10 @@ def test_load_knows_the_demo_and_upcasts_on_a_cpu(kind, dtype, monkeypatch):
     assert len(load("demo", return_config=True)) == 3
 
 
-@pytest.mark.parametrize("name", ["/nowhere", "./nowhere", "a/b/c"])
-def test_load_says_that_a_directory_is_missing(name):
+@pytest.mark.parametrize("name", ["/nowhere", "./nowhere", "a/b/c", "model.gguf"])
+def test_load_says_that_a_directory_is_missing(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.gguf").touch()
     with pytest.raises(ValueError, match=rf"\[load\] {name} is not a directory, expected one that"):
         load(name)
 
@@ -89,11 +92,7 @@ def test_a_stock_cache_may_be_given():
 def test_what_is_refused(function):
     model, tokenizer = tiny_qwen3(), tiny_tokenizer()
     caches = make_prompt_cache(model, 16)
-
-    def call(**given):
-        return function(model, tokenizer, [1, 2, 3], **given)
-
-    name = function.__name__
+    call, name = partial(function, model, tokenizer, [1, 2, 3]), function.__name__
     with pytest.raises(ValueError, match=rf"\[{name}\] quantized_kv_start is 5000, expected 0"):
         call(kv_bits=8, quantized_kv_start=5000)
     with pytest.raises(ValueError, match=rf"\[{name}\] found prompt_cache and .*'max_kv_size'"):

@@ -287,11 +287,13 @@ def test_weights_that_are_damaged(folder):
             load(str(folder))
 
 
-def test_a_tokenizer_that_is_missing(folder):
+def test_a_tokenizer_that_is_missing(folder, monkeypatch):
     for file in folder.glob("tokenizer*"):
         file.unlink()
-    with pytest.raises(ValueError, match=f"{folder} cannot be loaded: its tokenizer knows no text"):
-        load(folder)
+    for _ in range(2):  # transformers makes one without words, or raises an error
+        with pytest.raises(ValueError, match=f"{folder} cannot be loaded: it has no tokenizer,"):
+            load(folder)
+        monkeypatch.setattr("mlx_lm.load", lambda *_, **__: {}["tokenizer"])
 
 
 def test_settings_that_are_of_no_model(folder):

@@ -329,15 +329,13 @@ def test_a_draft_model_has_a_probe_of_its_own(demo):
 
 def test_the_command_writes_what_budgets_read(demo, tmp_path, capsys):
     file = tmp_path / "rows.json"
-    flags = ["--model", "demo", "--max-kv-size", "100"]
-    assert cli.main(["layers", *flags, "--output", str(file)]) == 0
+    assert cli.main(f"layers --model demo --max-kv-size 100 --output {file}".split()) == 0
     said = capsys.readouterr().out
     rows = json.loads(file.read_text())["budgets"]
     budget: dict[str, Any] = {"max_kv_size": 100}
     assert rows == budgets_of(make_prompt_cache(demo, **budget))
-    own = ", ".join(map(str, by_head(rows)[FOUND]))
-    shown = f"layer   {FOUND}: {', '.join(dict.fromkeys(own.split(', ')))} rows a head"
-    assert said.count(f"{shown}; the first copy changes the output by 0.") == 1
+    own = ", ".join(map(str, dict.fromkeys(by_head(rows)[FOUND])))
+    assert said.count(f"layer   {FOUND}: {own} rows a head; retrieval 0.") == 1
     made = [make_prompt_cache(demo, policy="h2o", **one) for one in ({"budgets": file}, budget)]
     assert budgets_of(made[0]) == rows
     folds = [[one.config.folds for one in evicting_caches(caches)] for caches in made]

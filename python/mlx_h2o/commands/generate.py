@@ -85,7 +85,7 @@ def _of_saved(args: argparse.Namespace, given: dict[str, Any]) -> dict[str, Any]
         if vars(args)[name.replace("-", "_")] is not None:
             raise ValueError(f"--{name} with --prompt-cache-file: there is none in a saved prompt")
     if given:
-        raise ValueError("--prompt-cache-file brings its settings, found others beside it")
+        raise ValueError(f"--prompt-cache-file brings its settings, found {', '.join(given)}")
     metadata = saved_texts(args.prompt_cache_file)
     of = metadata.get("model", args.model)
     if args.model not in (None, of):

@@ -36,7 +36,7 @@ def run(args: argparse.Namespace, settings: CacheSettings, ranks: Ranks) -> None
     for layer, (many, gives) in enumerate(zip(rows, found.gives, strict=False)):
         own = ", ".join(f"{one:,}" for one in (many if isinstance(many, list) else [many]))
         said = ", ".join(f"{one:.3f}" for one in gives)
-        print(f"layer {layer:3}: {own} rows a head; the first copy changes the output by {said}")
+        print(f"layer {layer:3}: {own} rows a head; retrieval {said}")
     if args.output is not None:
         write_text(args.output, json.dumps({"budgets": rows}) + "\n")
         print(f"wrote {args.output}")

@@ -75,7 +75,7 @@ class OneLineParser(argparse.ArgumentParser):
         if unknown and not said:
             typed = rest.partition(" ")[0].partition("=")[0].replace("_", "-")
             like = difflib.get_close_matches(typed, self._option_string_actions, 1)
-            message += f", expected {like[0] if like else 'flags; a value with spaces in quotes'}"
+            message += f", expected {like[0] if like else 'known flags; quote values with spaces'}"
         self.exit(2, f"{self.prog}: error: {' '.join(message.split())} (see --help)\n")
 
 
@@ -125,7 +125,7 @@ def row_count(text: str) -> int | None:
     try:
         return None if text.lower() == "none" else int(text)
     except ValueError:
-        said = f"{text!r} is not a number of rows, expected one, or none"
+        said = f"{text!r} is not a number of rows, expected e.g. 2048, or none: no limit"
         raise argparse.ArgumentTypeError(said) from None
 
 

@@ -50,7 +50,7 @@ def parser() -> OneLineParser:
 
 
 def run(args: argparse.Namespace, *_: Any) -> int:
-    """Print what a model takes and what fits; returns the exit status, 1 if it cannot be served."""
+    """Print what a model takes and what fits; returns the exit status, 1 if it is not supported."""
     outline = outline_of(args.model)
     name = outline.name or args.model
     print("\n".join(_facts(name, outline)))
@@ -63,9 +63,9 @@ def run(args: argparse.Namespace, *_: Any) -> int:
 
 
 def model_table(*_: Any) -> str:
-    """A Markdown table of popular models: what they take, and whether they are served."""
+    """A Markdown table of popular models: what they take, and whether they are supported."""
     far, rows = CONTEXTS["128K"], []
-    head = ["model", "served", "layers that grow", "KB a token", *CONTEXTS, "a quarter of 128K"]
+    head = ["model", "supported", "layers that grow", "KB a token", *CONTEXTS, "a quarter of 128K"]
     for name, config in configs().items():
         outline = outlined(config)
         few = None if outline.refused else _held(outline, FEW_BITS, 4, far)
@@ -77,7 +77,7 @@ def model_table(*_: Any) -> str:
 
 
 def _facts(name: str, outline: Plan) -> Iterator[str]:
-    """Lines about what the model's caches keep, and whether it is served."""
+    """Lines about what the model's caches keep, and whether it is supported."""
     context = f", trained on {outline.context:,} tokens" if outline.context else ""
     file = type(outline.model).__module__.rpartition(".")[2]
     yield f"{name}: {file}{context}, weights of {size_of(outline.weights)}"
@@ -89,11 +89,11 @@ def _facts(name: str, outline: Plan) -> Iterator[str]:
         lengths.setdefault(outline.context, f"{outline.context:,}")
     sizes = (f"{size_of(outline.nbytes(tokens))} at {at}" for tokens, at in lengths.items())
     yield f"KV cache: {size_of(sum(outline.rows))} a token, {', '.join(sizes)}"
-    yield f"served: {served(outline)}"
+    yield f"supported: {served(outline)}"
 
 
 def served(outline: Plan) -> str:
-    """Whether our caches serve a model, and how."""
+    """Whether our caches support a model, and how."""
     if outline.refused:
         return f"refused: {outline.refused}"
     if not calls_attention(outline.model):

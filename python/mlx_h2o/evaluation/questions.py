@@ -68,7 +68,7 @@ def windows(
         if len(tokens) < share * size:
             raise ValueError(
                 f"{name} has {len(tokens):,} tokens, expected at least {share * size:,}: "
-                f"{share} windows of {size:,}; or fewer documents, or shorter ones"
+                f"{share} texts of {size:,}; or lower --documents, --length or --lengths"
             )
         gap = len(tokens) // share if share else 0
         found += [(*first, *tokens[at * gap : at * gap + size]) for at in range(share)]

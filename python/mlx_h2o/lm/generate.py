@@ -78,11 +78,13 @@ def loading(name: str, adapters: str | Path | None = None) -> Iterator[Path]:
     except Exception as error:  # from mlx_lm, MLX or transformers
         what = f"{folder} with the adapters of {adapters}" if adapters else folder
         said, damaged = f"{what} cannot be loaded: ", [*filter(_damaged, folder.glob("*.json"))]
+        why = str(error) if isinstance(error, OSError | RuntimeError | ValueError) else repr(error)
         if damaged:
             said = f"{min(damaged)} is damaged, expected an object in JSON: "
         elif isinstance(error, OSError) and not folder.is_dir():
             said = f"{folder} is not a directory, and could not be fetched from the hub: "
-        why = str(error) if isinstance(error, OSError | RuntimeError | ValueError) else repr(error)
+        elif folder.is_dir() and "tokenizer" in why and not any(folder.glob("tokenizer.*")):
+            why = "it has no tokenizer, expected a file such as tokenizer.json"
         raise ValueError(f"[load] {said}{why}") from error
 
 
@@ -98,12 +100,12 @@ def check_path(name: str) -> None:
     """Raises ValueError for an empty name, and for a path that holds no mlx_lm model."""
     if not isinstance(name, str) or not name:
         raise ValueError(f'[load] found {name!r}, expected a directory, a name, or "{DEMO}".')
-    folder, is_path = Path(name), name.startswith(("/", ".", "~")) or name.count("/") > 1
+    folder = Path(name)
+    is_path = folder.is_file() or name.startswith(("/", ".", "~")) or name.count("/") > 1
     if name != DEMO and folder.is_dir() and not (folder / "config.json").exists():
         raise ValueError(f"[load] {name} has no config.json, expected a model of mlx_lm.")
     if name != DEMO and is_path and not folder.is_dir():
-        wanted = f'one that holds a model, a name on the hub, or "{DEMO}"'
-        raise ValueError(f"[load] {name} is not a directory, expected {wanted}.")
+        raise ValueError(f"[load] {name} is not a directory, expected one that holds a model.")
 
 
 def stream_generate(

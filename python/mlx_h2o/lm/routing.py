@@ -51,8 +51,7 @@ def routing(model: Module | None = None) -> contextlib.AbstractContextManager[No
     namespaces = _callers(model) if model is not None else _naming(_loaded("mlx_lm.models."))
     if not namespaces:
         why = "does not call mlx_lm's attention function, so its scores cannot be had"
-        wanted = "another model, or a policy that needs none"
-        raise ValueError(f"[routing] {model_name(model)} {why}: expected {wanted}.")
+        raise ValueError(f"[routing] {model_name(model)} {why}: expected a policy without scores.")
     return replaced(namespaces)
 
 

@@ -96,7 +96,7 @@ class Memory:
             own = ", three quarters of this machine's" if limit == usual_bytes() else ""
             needed = (limit - limit // _FREED - self.free) * _FREED // (_FREED - 1)
             raise ValueError(
-                f"--memory is {limit:,} bytes{own}, expected more than {needed:,}: weights have "
+                f"--memory is {limit:,} bytes{own}, expected more than {needed:,}: weights take "
                 f"{weights:,}, and reading prompts, {self.prompts} at a time, takes "
                 f"{self.reserved:,} (less with a smaller --prefill-step-size, or fewer at a time)."
             )
