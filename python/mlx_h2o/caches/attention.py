@@ -48,7 +48,7 @@ def attend(
             causal=causal, mask=shown, sinks=sinks, row_bias=bias, **more,
         )  # fmt: skip
         table.unscored = False
-        return out if frame is None else frame.output(out), None, None
+        return out if frame is None else frame.back(out, 1), None, None
     segments = shared_rows(table, framed=frame is not None)
     if newest is None:
         segments.append(AttentionRows(keys, values, more))
@@ -59,7 +59,7 @@ def attend(
         segments, queries, scale=scale, mask=mask, sinks=sinks if shift is None else None,
         return_scores=policy.needs_scores, return_lse=shift is not None, row_bias=bias,
     )  # fmt: skip
-    out = out if frame is None else frame.output(out)
+    out = out if frame is None else frame.back(out, 1)
     if shift is None:
         return out, scores, lse
     lse = cast(mx.array, lse) + shift.squeeze(-1)

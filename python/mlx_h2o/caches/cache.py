@@ -533,11 +533,11 @@ class H2OKVCache(saved.Restorable):
         most = held if config.max_kv_size is None else min(held, config.prefix_size)
         kept = f"keeps the first {config.prefix_size} for good (prefix_size)"
         wanted = f"1 to {most}: {self._described()} holds {held} and {kept}"
-        right = type(rows) is int and 0 < rows <= most
-        check(right, "rows", rows, wanted, operation=f"{type(self).__name__}.share")
+        (count,) = checks.whole_numbers([rows], most) or [0]
+        check(count > 0, "rows", rows, wanted, operation=f"{type(self).__name__}.share")
         if config.mixed:  # no row changes once it is shared
             self._table = tiers.more_packed(self._table, config, newest=0)
-        self._hold(self._table.standing(rows))
+        self._hold(self._table.standing(count))
 
     def unshared(self) -> Any:
         """This cache, or if it shares rows a copy with all rows of its own."""

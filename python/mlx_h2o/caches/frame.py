@@ -75,11 +75,14 @@ class Frame:
         return self._rotate(keys - self.centres[0]), self._rotate(values - self.centres[1])
 
     def back(self, rows: mx.array, side: int) -> mx.array:
-        """Stored keys, or with ``side`` 1 values, as they arrived."""
-        rows = _rotated(rows)
-        if rows.shape[-1] != self.sizes[side]:
-            rows = rows[..., : self.sizes[side]]
-        return rows + self.centres[side]
+        """Stored keys, or with ``side`` 1 values, as they arrived; also the output of attention
+        over stored values, [B, Hq, L, ...], as of the true ones."""
+        (batch, heads, length, _), size, centre = rows.shape, self.sizes[side], self.centres[side]
+        kv = centre.shape[1]
+        rows = self._rotate(rows) if rows.size else _rotated(rows)  # MLX refuses empty arrays
+        rows = rows if rows.shape[3] == size else rows[..., :size]
+        rows = rows.reshape(batch, kv, heads // kv * length, size) + centre.astype(rows.dtype)
+        return rows.reshape(batch, heads, length, size)
 
     # Attention
 
@@ -93,14 +96,6 @@ class Frame:
         of_head = queries.astype(mx.float32).reshape(batch, self.centres[0].shape[1], -1, size)
         products = of_head @ (self.centres[0].astype(mx.float32) * scale).swapaxes(2, 3)
         return products.reshape(batch, heads, length, 1)
-
-    def output(self, out: mx.array) -> mx.array:
-        """The output of attention over stored values, [B, Hq, L, ...], as of the true ones."""
-        (batch, heads, length, _), size, centre = out.shape, self.sizes[1], self.centres[1]
-        out = self._rotate(out)
-        out = out if out.shape[3] == size else out[..., :size]
-        found = out.reshape(batch, centre.shape[1], -1, size) + centre.astype(out.dtype)
-        return found.reshape(batch, heads, length, size)
 
     # Sequences
 
