@@ -37,7 +37,7 @@ def attend(
     if frame is not None:
         if sinks is not None or (policy.needs_scores and not policy.needs_weights):
             shift = frame.shift(queries, scale)
-        queries = frame.query(queries)
+        queries = frame.rotate(queries)
     whole = whole and table.prefix is None and len(table.segments) == 1
     more = table.tail.packing if packed or isinstance(values, tuple) else {}
     if policy.kind and whole and (shift is None or (mask is None and sinks is None)):
