@@ -217,7 +217,7 @@ def test_kinds_that_share_nothing():
     with pytest.raises(ValueError, match="this cache holds 0 and"):
         H2OKVCache().share(1)
     cache = held()
-    cache.share(36)
+    cache.share(np.int64(36))
     assert (cache.prefix_rows, cache.size(), cache.offset) == (36, 40, 40)
     with pytest.raises(ValueError, match="shared rows already"):
         cache.share(10)

@@ -134,11 +134,9 @@ def toolkit() -> Path:
 @cache
 def _library() -> ctypes.CDLL:
     # NVRTC loads its second library by name alone, so it must have been loaded already.
-    libraries = [
-        ctypes.CDLL(str(sorted((toolkit() / "lib").glob(pattern))[0]))
-        for pattern in ("libnvrtc-builtins.so*", "libnvrtc.so*")
-    ]
-    return libraries[-1]
+    for pattern in ("libnvrtc-builtins.so*", "libnvrtc.so*"):
+        library = ctypes.CDLL(str(min((toolkit() / "lib").glob(pattern))))
+    return library
 
 
 def _check(status: int) -> None:

@@ -53,8 +53,7 @@ def targets(
     if most < len(order):
         last, first = order[most - 1], order[most]
         close |= bool(least[first] <= least[last] + errors[last] + errors[first])
-    for slot in order[most:]:
-        found[slot] = slot
+    found |= {slot: slot for slot in order[most:]}
     return found, close
 
 

@@ -1,6 +1,7 @@
 """What mlx_lm's callers do with a prompt cache, done with each kind of ours."""
 
-from unittest.mock import Mock
+from copy import deepcopy
+from functools import partial
 
 import mlx.core as mx
 import mlx_lm
@@ -183,7 +184,7 @@ def test_plain_mlx_lm_evicts_and_then_does_not(build):
 def test_one_context_at_a_time_for_a_model():
     model = tiny_qwen3()
     stock = mlx_lm_cache.make_prompt_cache(model)
-    model.make_cache = own = Mock(return_value=stock)
+    model.make_cache = own = partial(deepcopy, stock)
     one, other = (mlx_h2o.evicting(model, max_kv_size=rows) for rows in (20, 30))
     with one, pytest.raises(ValueError, match=r"^\[evicting\] qwen3 is in one already"), other:
         pass

@@ -129,11 +129,13 @@ class Faulty:
         return self.model(tokens, **given)
 
 
-def check_others_finish(engine, wrong):
+def check_others_finish(engine, wrong, comes_first=False):
     """The neighbours of a request that fails, those that join behind it, and the next."""
-    before = [submit(engine, prompt, max_tokens=24) for prompt in PROMPTS[:2]]
+    before = [Asked(engine, prompt, max_tokens=24) for prompt in PROMPTS[:2]]
+    together = [wrong, *before] if comes_first else before
+    engine.submit([engine.check(one.request) for one in together])
     before[0].next()
-    failing = wrong.submit()
+    failing = wrong if comes_first else wrong.submit()
     behind = submit(engine, PROMPTS[2], max_tokens=24)
     assert "fails" in str(failing.wait().error)
     for one in (*before, behind):
@@ -167,7 +169,7 @@ def test_a_processor_that_fails(monkeypatch):
 
 
 @pytest.mark.parametrize("drafts", [0, 3])
-@pytest.mark.parametrize("place", ["prompt", "answer"])
+@pytest.mark.parametrize("place", ["prompt", "answer", "answer of the first"])
 def test_a_model_that_fails_with_one_request(place, drafts):
     model = tiny()[0]
     common = {0} | {one for prompt in PROMPTS for one in [*prompt, *alone(prompt, 24)]}
@@ -180,7 +182,7 @@ def test_a_model_that_fails_with_one_request(place, drafts):
         tokens, token = next((one, min(own)) for one, own in found if own)
     models = [Faulty(model, token), *([model] if drafts else [])]
     with engine_of(models, speculative=drafts) as engine:
-        check_others_finish(engine, Asked(engine, tokens, max_tokens=40))
+        check_others_finish(engine, Asked(engine, tokens, max_tokens=40), "first" in place)
 
 
 def test_a_model_that_fails_once_costs_nobody_an_answer():

@@ -37,7 +37,7 @@ def attend(
     if frame is not None:
         if sinks is not None or (policy.needs_scores and not policy.needs_weights):
             shift = frame.shift(queries, scale)
-        queries = frame.query(queries)
+        queries = frame.rotate(queries)
     whole = whole and table.prefix is None and len(table.segments) == 1
     more = table.tail.packing if packed or isinstance(values, tuple) else {}
     if policy.kind and whole and (shift is None or (mask is None and sinks is None)):
@@ -48,7 +48,7 @@ def attend(
             causal=causal, mask=shown, sinks=sinks, row_bias=bias, **more,
         )  # fmt: skip
         table.unscored = False
-        return out if frame is None else frame.output(out), None, None
+        return out if frame is None else frame.back(out, 1), None, None
     segments = shared_rows(table, framed=frame is not None)
     if newest is None:
         segments.append(AttentionRows(keys, values, more))
@@ -59,7 +59,7 @@ def attend(
         segments, queries, scale=scale, mask=mask, sinks=sinks if shift is None else None,
         return_scores=policy.needs_scores, return_lse=shift is not None, row_bias=bias,
     )  # fmt: skip
-    out = out if frame is None else frame.output(out)
+    out = out if frame is None else frame.back(out, 1)
     if shift is None:
         return out, scores, lse
     lse = cast(mx.array, lse) + shift.squeeze(-1)

@@ -522,22 +522,22 @@ class H2OKVCache(saved.Restorable):
         Raises ValueError for rows that do not exist or may be evicted, and for a cache that already
         shares rows or cannot: ``light_bits``, speculation, MLA, several sequences.
         """
-        op, config = f"[{type(self).__name__}.share]", self.config
+        op, config = f"{type(self).__name__}.share", self.config
         reason = formats.unshareable(config)
         if self._in_batch or self.prefix_rows:
             reason = "several sequences" if self._in_batch else "shared rows already"
         if reason:
-            raise ValueError(f"{op} {self._described()} has {reason}, and cannot share rows.")
+            raise ValueError(f"[{op}] {self._described()} has {reason}, and cannot share rows.")
         self.flush()
         held = self._table.width
         most = held if config.max_kv_size is None else min(held, config.prefix_size)
         kept = f"keeps the first {config.prefix_size} for good (prefix_size)"
         wanted = f"1 to {most}: {self._described()} holds {held} and {kept}"
-        right = type(rows) is int and 0 < rows <= most
-        check(right, "rows", rows, wanted, operation=f"{type(self).__name__}.share")
+        (count,) = checks.whole_numbers([rows], most) or [0]
+        check(count > 0, "rows", rows, wanted, operation=op)
         if config.mixed:  # no row changes once it is shared
             self._table = tiers.more_packed(self._table, config, newest=0)
-        self._hold(self._table.standing(rows))
+        self._hold(self._table.standing(count))
 
     def unshared(self) -> Any:
         """This cache, or if it shares rows a copy with all rows of its own."""

@@ -38,7 +38,8 @@ class Frame:
         self.centres = keys, values = (*centres,)
         self.sizes = keys.shape[3], values.shape[3]
         whole = all(size % _GROUP == 0 == size & (size - 1) for size in self.sizes)
-        self._rotate = mx.hadamard_transform if whole else _rotated
+        self.rotate = mx.hadamard_transform if whole else _rotated
+        """R times rows: a query [B, Hq, L, D] has to be rotated to match stored keys."""
 
     @classmethod
     def of(cls, keys: mx.array, values: mx.array) -> Frame:
@@ -61,9 +62,11 @@ class Frame:
         starts = [rows == 0 < new for rows, new in zip(held, step.counts, strict=True)]
         if not any(starts):
             return self
+        if all(starts) and not step.spans:
+            return Frame.of(keys, values)
         frames, spans = [], step.spans or [(0, step.length)] * step.sequences
         for n, (new, (start, stop)) in enumerate(zip(starts, spans, strict=True)):
-            one = slice(n, n + 1) if len(starts) > 1 else slice(None)  # a batch in one cache
+            one = slice(n, n + 1)
             rows = keys[one, :, start:stop], values[one, :, start:stop]
             frames.append(Frame.of(*rows) if new else self.each(itemgetter(one)))
         return Frame.joined(frames)
@@ -72,20 +75,19 @@ class Frame:
 
     def into(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Keys and values in stored form."""
-        return self._rotate(keys - self.centres[0]), self._rotate(values - self.centres[1])
+        return self.rotate(keys - self.centres[0]), self.rotate(values - self.centres[1])
 
     def back(self, rows: mx.array, side: int) -> mx.array:
-        """Stored keys, or with ``side`` 1 values, as they arrived."""
-        rows = _rotated(rows)
-        if rows.shape[-1] != self.sizes[side]:
-            rows = rows[..., : self.sizes[side]]
-        return rows + self.centres[side]
+        """Stored keys, or with ``side`` 1 values, as they arrived; also the output of attention
+        over stored values, [B, Hq, L, ...], as of the true ones."""
+        (batch, heads, length, _), size, centre = rows.shape, self.sizes[side], self.centres[side]
+        kv = centre.shape[1]
+        rows = self.rotate(rows) if rows.size else _rotated(rows)  # MLX refuses empty arrays
+        rows = rows if rows.shape[3] == size else rows[..., :size]
+        rows = rows.reshape(batch, kv, heads // kv * length, size) + centre.astype(rows.dtype)
+        return rows.reshape(batch, heads, length, size)
 
     # Attention
-
-    def query(self, queries: mx.array) -> mx.array:
-        """Queries [B, Hq, L, D], rotated to match stored keys."""
-        return self._rotate(queries)
 
     def shift(self, queries: mx.array, scale: float) -> mx.array:
         """float32 [B, Hq, L, 1]: what to add to logits of stored keys to get the true ones."""
@@ -93,14 +95,6 @@ class Frame:
         of_head = queries.astype(mx.float32).reshape(batch, self.centres[0].shape[1], -1, size)
         products = of_head @ (self.centres[0].astype(mx.float32) * scale).swapaxes(2, 3)
         return products.reshape(batch, heads, length, 1)
-
-    def output(self, out: mx.array) -> mx.array:
-        """The output of attention over stored values, [B, Hq, L, ...], as of the true ones."""
-        (batch, heads, length, _), size, centre = out.shape, self.sizes[1], self.centres[1]
-        out = self._rotate(out)
-        out = out if out.shape[3] == size else out[..., :size]
-        found = out.reshape(batch, centre.shape[1], -1, size) + centre.astype(out.dtype)
-        return found.reshape(batch, heads, length, size)
 
     # Sequences
 

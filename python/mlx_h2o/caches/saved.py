@@ -148,9 +148,14 @@ def sequences_text(padding: Sequence[Padding], table: Table) -> str:
 
 
 def table_of(
-    config: H2OConfig, tokens: list[int], state: Sequence[Any], rows: Any, shared: Any,
-    dtype: mx.Dtype, value_size: int,
-) -> Table:  # fmt: skip
+    config: H2OConfig,
+    tokens: list[int],
+    state: Sequence[Any],
+    rows: Any,
+    shared: Any,
+    dtype: mx.Dtype,
+    value_size: int,
+) -> Table:
     """The table of a state: ``rows`` of each sequence in each segment (None: all slots), and the
     ``shared`` keys and values, if any."""
     keys, values, importance, positions = state[:4]
@@ -158,14 +163,14 @@ def table_of(
         return Table([], tokens)
     importance, bias = importance if isinstance(importance, tuple | list) else (importance, None)
     sides = [_parts(keys), _parts(values)]
-    centres = [sides[0].pop()] if config.framed else []
-    centres += [sides[1].pop()] if centres and len(sides[1]) > len(sides[0]) else []
+    both = len(sides[0]) == len(sides[1])  # values had no centre in earlier versions
+    centres = [side.pop() for side in sides[: 1 + both]] if config.framed else []
     segments = _segments(config, sides, rows, dtype)
     table = Table(segments, tokens)
     if centres:
         if shared is not None:  # earlier versions saved one for all
             centres = [mx.broadcast_to(one, (len(tokens), *one.shape[1:])) for one in centres]
-        if len(centres) == 1:  # values had none in earlier versions
+        if not both:
             size = value_size or segments[0].row[1].shape[3]
             centres.append(mx.zeros((*centres[0].shape[:3], size), centres[0].dtype))
         table.frame = Frame(centres)

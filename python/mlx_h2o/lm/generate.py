@@ -5,7 +5,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from functools import partial
 from inspect import signature
 from operator import add
@@ -308,14 +308,12 @@ def _answer(
     caches, said = kwargs["prompt_cache"], list[int]()
     begun = [(*pair, max(held_tokens(pair[1]), default=0)) for pair in by_model(models, caches)]
     with routing_for(models[0], caches, *models[1:]):
-        try:
-            with closing(mlx_lm.stream_generate(models[0], tokenizer, prompt, **kwargs)) as answer:
-                for piece in answer:
-                    kwargs["sampler"].check(2 - len(models))  # one step is ahead, except of drafts
-                    said.append(piece.token)
-                    yield piece
-        except GeneratorExit:  # the caller wants no more, but may go on from the caches
-            pass
+        pieces = mlx_lm.stream_generate(models[0], tokenizer, prompt, **kwargs)
+        with suppress(GeneratorExit), closing(pieces):  # a caller that ends may go on from caches
+            for piece in pieces:
+                kwargs["sampler"].check(2 - len(models))  # one step is ahead, except of drafts
+                said.append(piece.token)
+                yield piece
         for model, own, start in begun:
             seen = start + piece.prompt_tokens + len(said)
             missing = seen - max(held_tokens(own), default=seen)
@@ -382,16 +380,21 @@ def evicting(model: Module, **settings: Any) -> AbstractContextManager[None]:
 def made_by(model: Any, caches: list[Any]) -> Iterator[None]:
     """Within the context, the model's ``make_cache`` returns copies of these caches."""
     own = vars(model)
-    if getattr(before := own.get("make_cache"), "func", None) is copy.deepcopy:
+    if isinstance(before := own.get("make_cache"), _Copies):
         raise ValueError(f"[evicting] {model_name(model)} is in one already, expected at most one.")
     with routing_for(model, caches):
         # Set on this model alone, where it shadows the method of its class.
-        own["make_cache"] = partial(copy.deepcopy, caches)
+        own["make_cache"] = _Copies(copy.deepcopy, caches)
         try:
             yield
         finally:
             del own["make_cache"]
-            own |= {"make_cache": before} if before else {}
+            if before is not None:
+                own["make_cache"] = before
+
+
+class _Copies(partial[list[Any]]):
+    """The ``make_cache`` that :func:`made_by` sets."""
 
 
 def widen(model: Any) -> None:

@@ -79,8 +79,7 @@ class Outline:
         Raises ValueError if they need scores and the model shows none.
         """
         first: dict[Any, Any] = {}
-        kinds = map(_kind, caches, self.kept)
-        caches = [first.setdefault(kind, one) for kind, one in zip(kinds, caches, strict=True)]
+        caches = [*map(first.setdefault, map(_kind, caches, self.kept), caches)]
         with routing_for(cast(Any, self), caches):
             for count in counts:
                 self(mx.zeros((1, count), mx.int32), caches)

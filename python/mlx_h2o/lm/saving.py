@@ -198,9 +198,7 @@ def _check_model(path: str, description: dict[str, Any], cache: list[Any], model
     name, layers = model_name(model), layers_of(model)
     if len(cache) != layers:
         raise _unfit(path, f"holds {len(cache)} layers, expected {layers} as {name} has")
-    of = description.get("model")
-    if of is None:
-        of = next(iter(evicting_caches(cache))).name.rpartition(" layer ")[0]
+    of = description.get("model", next(evicting_caches(cache)).name.rpartition(" layer ")[0])
     if of not in ("", name):
         raise _unfit(path, f"is of the model {of}, expected {name}")
     # Earlier versions wrote only the fingerprint, and the first ones a shorter one, of shapes.

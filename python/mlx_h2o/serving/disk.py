@@ -104,7 +104,6 @@ class PromptStore:
             if found := self.known.whole(key):
                 self.known.use(found.key)
                 return
-        caches = [one.unshared() if hasattr(one, "unshared") else one for one in caches]
         nbytes, waiting = total_bytes(caches), self.pending
         if waiting + nbytes > room:
             why = f"{waiting:,} bytes wait for the disk" if waiting else "requests need the memory"

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -33,6 +33,7 @@ from .snapshots import Snapshots, is_cuttable, places
 
 _LOG = logging.getLogger("mlx_h2o")
 _AGAIN = 3  # failed steps that a running request survives before it counts as their cause
+_TRIAL = 3  # tokens that each then makes alone, since steps are ahead of what was told
 _EVERY = 256  # tokens of an answer between two snapshots, if its caches will evict rows
 _WORTH = 64  # shared tokens from which waiting for another request's prefill pays
 _MOMENT = 0.02  # seconds to wait at most for requests that arrive together, or for other ranks
@@ -174,9 +175,8 @@ class Engine:
 
     def _live(self) -> None:
         try:
-            with ExitStack() as stack:
-                stack.enter_context(routing_for(self.model, self._fresh, *self._drafting))
-                stack.enter_context(mx.stream(generation_stream))
+            routed = routing_for(self.model, self._fresh, *self._drafting)
+            with routed, mx.stream(generation_stream):
                 while self._work():
                     pass
         except Exception as error:
@@ -240,10 +240,15 @@ class Engine:
             self._end(one, None)
 
     def _let_join(self) -> None:
-        if any(one._suspect for one in self._running.values()):
+        if any(one._trial for one in self._running.values()):
             return
-        if self._waiting and self._waiting[0]._suspect:
-            self._join(self._waiting.popleft())
+        if suspect := next((one for one in self._waiting if one._trial), None):
+            for uid, request in [*self._running.items()]:  # who has passed its trial gives way
+                self._keep_row(uid, request)
+                self._waiting.insert(self._waiting.index(suspect), request)
+                self._part([uid])
+            self._waiting.remove(suspect)
+            self._join(suspect)
             return
         step, most = self.memory.step, max(1, self.memory.prompts // 2)  # others are for short ones
         for request in [*self._waiting]:
@@ -412,27 +417,23 @@ class Engine:
         request.sink(event)
 
     def _recover(self, error: Exception) -> None:
-        """Recover from a failed step, which leaves torn caches: the requests join again, one after
-        the other, and a request with which the step fails again fails alone."""
+        """Recover from a failed step, which leaves torn caches: each request is tried alone, and
+        one that fails alone is the cause; or the last one, if all together fail again and again."""
         running = list(self._running.values())
-        guilty = next((one for one in running if one._suspect), None)
-        if len(running) < 2:
-            guilty, self._lone_failures = next(iter(running), None), self._lone_failures + 1
+        self._lone_failures += len(running) < 2
+        for one in running:
+            one._trial = _TRIAL
+            one._failures += 1
         if not running and self._lone_failures > _AGAIN:  # or it would try for ever
             raise error
         _LOG.warning("a step of the model failed: %s", error)
-        if guilty is None:
-            for one in running:
-                one._failures += 1
-            guilty = next((one for one in reversed(running) if one._failures > _AGAIN), None)
+        guilty = [one for one in running if len(running) < 2 or one._failures > _AGAIN][-1:]
         self._batch.close()
         self._running, self._batch, self._early = {}, self._new_batch(), None
-        if guilty is not None:
-            running.remove(guilty)
-            self._end(guilty, Event(error=error))
-        for one in reversed(running):
-            one._suspect = True
-            self._waiting.appendleft(one)
+        for one in guilty:
+            running.remove(one)
+            self._end(one, Event(error=error))
+        self._waiting.extendleft(reversed(running))
 
 
 def _stay_behind(life: list[Callable[[], None]]) -> None:

@@ -246,8 +246,7 @@ class _Asking:
             self.metrics.whole.observe(time.monotonic() - came)
         finally:
             waking.cancel()
-            if open_ones:
-                self.engine.leave(requests)
+            self.engine.leave(requests)
 
 
 async def _as_stream(
@@ -259,7 +258,8 @@ async def _as_stream(
     def event(content: dict[str, Any]) -> str:
         return f"data: {_IN_JSON(content)}\n\n"
 
-    top |= {} if took is None else {"usage": None}
+    if took is not None:
+        top["usage"] = None
     async with contextlib.aclosing(pieces):  # type: ignore[type-var]
         try:
             async for choice in pieces:

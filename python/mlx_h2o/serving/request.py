@@ -52,7 +52,7 @@ class Request:
     cached: int | None = None  # prompt tokens taken from a snapshot, once that is known
     answer: list[int] = field(default_factory=list)
     failure: Exception | None = None  # of its sampler or processors
-    _suspect: bool = False  # it was running when a step failed, and has made no token since
+    _trial: int = 0  # tokens that it has yet to make alone, since it was running in a failed step
     _nbytes: int = 0
     _failures: int = 0
     _writer: Writer | None = None
@@ -102,7 +102,7 @@ class Request:
     def take(self, tokenizer: Any, token: int, logprobs: mx.array) -> Event:
         """The event of a token of the answer. logprobs: [V], of all tokens at its position."""
         self.answer.append(token)
-        self._suspect = False
+        self._trial = max(0, self._trial - 1)
         writer = self._writer or Writer(tokenizer, self.stops, self.state, self.goes_on)
         self._writer, asked = writer, self.top_logprobs
         if token in tokenizer.eos_token_ids:  # it has no text
