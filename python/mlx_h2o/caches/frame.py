@@ -76,10 +76,8 @@ class Frame:
 
     def back(self, rows: mx.array, side: int) -> mx.array:
         """Stored keys, or with ``side`` 1 values, as they arrived."""
-        rows = _rotated(rows)
-        if rows.shape[-1] != self.sizes[side]:
-            rows = rows[..., : self.sizes[side]]
-        return rows + self.centres[side]
+        rows, size = _rotated(rows), self.sizes[side]
+        return (rows if rows.shape[-1] == size else rows[..., :size]) + self.centres[side]
 
     # Attention
 

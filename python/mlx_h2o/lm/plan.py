@@ -63,8 +63,7 @@ class Plan(Outline):
 
     def _filled(self, caches: list[Any], tokens: int) -> list[Any]:
         # Windows hold a whole chunk until the next one.
-        *_, filled = self.fed(caches, *((tokens - 1, 1) if tokens > 1 else (1,)))
-        return filled
+        return [*self.fed(caches, *((tokens - 1, 1) if tokens > 1 else (1,)))][-1]
 
     def nbytes(self, tokens: int, **settings: Any) -> int:
         """Bytes of all caches after this many tokens: mlx_lm's own, or, with ``settings``, those of
@@ -72,8 +71,7 @@ class Plan(Outline):
 
         Raises ValueError if the settings do not suit the model.
         """
-        model = cast(Any, self)
-        made = make_prompt_cache(model, layers="equal", **settings) if settings else None
+        made = make_prompt_cache(cast(Any, self), layers="equal", **settings) if settings else None
         return total_bytes(self._filled(made or self.make_cache(), tokens))
 
 
