@@ -41,9 +41,8 @@ def test_a_saved_prompt_goes_on(tmp_path, capsys):
     caches = load_prompt_cache(file, model=model)
     config = H2OConfig.of(max_kv_size=24, sink_size=2, policy="keydiff", evict_every=1)
     assert caches[0].config == config.with_budget(context_size=2048)
-    expected = stream_generate(
-        model, tokenizer, tokenizer.encode(" said that"), max_tokens=12, prompt_cache=caches
-    )
+    tokens, given = tokenizer.encode(" said that"), {"max_tokens": 12, "prompt_cache": caches}
+    expected = stream_generate(model, tokenizer, tokens, **given)
     assert printed.strip() == "".join(part.text for part in expected).strip()
 
 

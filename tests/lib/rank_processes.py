@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from mlx_lm.utils import save_model
 
-from ranks_program import HEADS
-from tiny_models import tiny_qwen3, tiny_tokenizer
+from ranks_program import tiny_qwen2
+from tiny_models import tiny_tokenizer
 
 LIBRARY = Path(__file__).parent
 PYTHON = Path(__file__).parents[2] / "python"
@@ -70,7 +70,7 @@ def ended(processes: list[subprocess.Popen[str]]) -> list[tuple[str, str]]:
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A small model on disk."""
-    folder, model = tmp_path_factory.mktemp("model"), tiny_qwen3(**HEADS)
+    folder, model = tmp_path_factory.mktemp("model"), tiny_qwen2(3)
     save_model(folder, model)
     (folder / "config.json").write_text(json.dumps(vars(model.args)))
     tiny_tokenizer().save_pretrained(folder)

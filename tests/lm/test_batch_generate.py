@@ -103,9 +103,8 @@ def test_a_conversation_goes_on_in_a_batch_and_out_of_it():
     second = batch_generate(
         model, tokenizer, turns, prompt_caches=first.caches, max_tokens=12, return_token_ids=True
     )
-    for turn, caches, left, tokens in zip(
-        turns, before, first.caches, second.token_ids, strict=True
-    ):
+    every = zip(turns, before, first.caches, second.token_ids, strict=True)
+    for turn, caches, left, tokens in every:
         assert [cache.offset for cache in left] == [cache.offset for cache in caches]
         found = stream_generate(model, tokenizer, turn, max_tokens=12, prompt_cache=caches)
         assert [response.token for response in found][:12] == tokens

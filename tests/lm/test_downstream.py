@@ -43,10 +43,8 @@ def model():
 
 def steps(model, prompt, caches, count, **given) -> list[int]:
     with routing(model):
-        found = generate_step(
-            mx.array(prompt), model, max_tokens=count, prompt_cache=caches, **given
-        )
-        return [int(token) for token, _ in found]
+        given |= {"max_tokens": count, "prompt_cache": caches}
+        return [int(token) for token, _ in generate_step(mx.array(prompt), model, **given)]
 
 
 def test_a_prompt_in_two_parts_is_a_prompt(model, kind):

@@ -1,17 +1,20 @@
 """Several processes that share a model give the results of a single one, and end together."""
 
 import json
+from itertools import chain, product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
+import mlx_h2o
 from fetched_models import fetched
 from mlx_h2o.lm.ranks import ALONE, Ranks, ranks_of
 from rank_processes import LIBRARY, ended, pausing, saved, started
-from ranks_program import HEADS, MODELS, SETTINGS
-from tiny_models import tiny_qwen3
+from ranks_program import MODELS, PIPELINE, SETTINGS, tiny_qwen2
 
 __all__ = ["pausing", "saved"]
 
@@ -37,52 +40,44 @@ def together(
     return made(request.param, tmp_path_factory.mktemp("together"), pausing)
 
 
-CASES = [
-    *((model, settings) for model in MODELS for settings in (*SETTINGS, "batch", "bytes")),
-    ("by head", "h2o"),
-]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("model", "settings"), CASES)
+@pytest.mark.parametrize("settings", [*SETTINGS, "batch", "bytes", "agreed", "by head"])
+@pytest.mark.parametrize("model", MODELS)
 def test_several_processes_make_what_one_makes(
     alone: Any, together: list[Any], model: str, settings: str
 ) -> None:
-    one = alone[model][settings]
-    for found in together:
-        for name, value in one.items():
-            assert name == "kept" or found[model][settings][name] == value
-    for layer, heads in enumerate(one.get("kept", ())):
-        own = [found[model][settings]["kept"][layer] for found in together]
-        assert [head for heads in own for head in heads] == heads
+    one, every = alone[model][settings], [found[model][settings] for found in together]
+    assert [found | {"kept": None} for found in every] == [one | {"kept": None}] * len(every)
+    kept = [found.get("kept", []) for found in every]  # of each KV head of each layer
+    if model == PIPELINE:  # the first process has the last layers
+        assert [*chain(*reversed(kept))] == one.get("kept", [])
+    else:
+        assert [[*chain(*heads)] for heads in zip(*kept, strict=True)] == one.get("kept", [])
 
 
 @pytest.mark.slow
-def test_all_take_the_tokens_of_the_first(alone: Any, together: list[Any]) -> None:
-    assert all(found["agreed"] == alone["agreed"] for found in together)
-
-
-@pytest.mark.slow
-def test_the_probe_sees_the_heads_of_all_processes(alone: Any, together: list[Any]) -> None:
-    for found in together:
-        for name, value in alone["probe"].items():
-            for own, expected in zip(found["probe"][name], value, strict=True):
-                assert own == pytest.approx(expected, abs=2e-4)
-    rows = {len(head) for layer in alone["by head"]["h2o"]["kept"] for head in layer}
+@pytest.mark.parametrize("model", MODELS)
+def test_the_probe_sees_every_part(alone: Any, together: list[Any], model: str) -> None:
+    """Also if one process has to probe again, and the others have the result in a file."""
+    one = alone[model]["probe"]
+    for found, probe, name in product(together, ("probe", "probed again"), ("gives", "errors")):
+        np.testing.assert_allclose(found[model][probe][name], one[name], rtol=0, atol=2e-4)
+    rows = {len(head) for layer in alone[model]["by head"]["kept"] for head in layer}
     assert len(rows) > 1
 
 
-def generating(model: str, *more: str) -> list[str]:
-    command = ["-m", "mlx_h2o", "generate", "--model", model, "--prompt", "t3 t1 t4", *more]
-    return [*command, "--max-kv-size", "40"]
-
-
 @pytest.mark.slow
-def test_a_command_speaks_once(saved: str, tmp_path: Path, pausing: dict[str, str]) -> None:
-    command = generating(saved, "--max-tokens", "8", "--temp", "1")
+@pytest.mark.parametrize("flags", [[], ["--pipeline"]], ids=str)
+def test_a_command_speaks_once(
+    saved: str, tmp_path: Path, pausing: dict[str, str], flags: list[str]
+) -> None:
+    layers, which = (2, "the first") if flags else (3, "each")
+    command = ["-m", "mlx_h2o", "generate", "--model", saved, "--prompt", "t3 t1 t4", *flags]
+    command += ["--max-tokens", "8", "--temp", "1", "--max-kv-size", "40"]
     first, second = ended(started(2, tmp_path, pausing, *command))
     assert "Generation: 8 tokens" in first[0]
-    assert "bytes, in each of 2 processes" in first[0]
+    assert f"{layers} of {layers} layers evict" in first[0]
+    assert f"bytes, in {which} of 2 processes" in first[0]
     assert second == ("", "")
 
 
@@ -94,8 +89,7 @@ def test_a_command_speaks_once(saved: str, tmp_path: Path, pausing: dict[str, st
 def test_what_is_not_for_several_processes_is_refused(
     saved: str, tmp_path: Path, pausing: dict[str, str], command: str, said: str
 ) -> None:
-    line = "-m", "mlx_h2o", *command.split(), "--model", saved
-    processes = started(2, tmp_path, pausing, *line)
+    processes = started(2, tmp_path, pausing, "-m", "mlx_h2o", *command.split(), "--model", saved)
     for _, error in ended(processes):
         assert said in error
     assert [one.returncode for one in processes] == [2, 2]
@@ -121,10 +115,17 @@ def test_own_heads_are_a_part_of_all() -> None:
     assert str(ranks) == ", in each of 4 processes"
 
 
-def test_a_model_that_is_whole_has_one_process() -> None:
-    model = tiny_qwen3(**HEADS)
+def test_a_model_has_one_process_or_is_split_one_way(saved: str) -> None:
+    model = tiny_qwen2()
     assert ranks_of(model) is ALONE
     model.shard(mx.distributed.init())
     assert ranks_of(model) is ALONE
     assert ALONE.told({"a": 1}) == {"a": 1} and ALONE.least(3, 2**70) == [3, 2**70]
     assert str(ALONE) == ""
+    group = SimpleNamespace(size=lambda: 4, rank=lambda: 0)
+    model.model.layers[0].self_attn.o_proj.group, model.model.pipeline_size = group, 4
+    with pytest.raises(ValueError, match="by heads and by layers"):
+        ranks_of(model)
+    for name, said in (("demo", "not support pipelining"), (saved, "must .* sum to 3 layers")):
+        with pytest.raises(ValueError, match=said):
+            mlx_h2o.load(name, group=group, pipeline=True)

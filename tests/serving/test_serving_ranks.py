@@ -97,11 +97,12 @@ def serving(
 
 
 KINDS = {
+    "layers": ["--pipeline", "--max-kv-size", "40", "--policy", "h2o"],
     "unbounded": ["--max-kv-size", "none"],
     "keydiff": ["--max-kv-size", "40", "--policy", "keydiff"],
     "packed": ["--max-kv-size", "40", "--policy", "h2o", "--kv-bits", "8", "--kv-group-size", "32"],
 }
-GONE = {"keydiff": 0, "packed": 1}
+GONE = {"layers": 1, "keydiff": 0, "packed": 1}
 """The process that is killed in the end, of a server that does not end in order."""
 
 

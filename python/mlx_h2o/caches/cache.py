@@ -541,9 +541,7 @@ class H2OKVCache(saved.Restorable):
 
     def unshared(self) -> Any:
         """This cache, or if it shares rows a copy with all rows of its own."""
-        if not self.prefix_rows:
-            return self
-        found = copy.deepcopy(self)
+        found = copy.deepcopy(self) if self.prefix_rows else self
         found._unshare()
         return found
 
@@ -735,10 +733,8 @@ class BatchH2OKVCache(H2OKVCache):
         op = "[BatchH2OKVCache.prepare]"
         given = {"left_padding": left_padding, "lengths": lengths, "right_padding": right_padding}
         for name, numbers in given.items():
-            if numbers is None:
-                continue
-            found = checks.whole_numbers(numbers)
-            right = found is not None and len(found) == len(self._padding)
+            found = [] if numbers is None else checks.whole_numbers(numbers)
+            right = numbers is None or (found is not None and len(found) == len(self._padding))
             wanted = f"{len(self._padding)} numbers of at least 0, one per sequence"
             check(right, name, numbers, wanted, operation="BatchH2OKVCache.prepare")
         if left_padding is not None and not self.empty():

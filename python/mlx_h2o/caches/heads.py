@@ -162,6 +162,15 @@ class HeadGroups(Restorable):
         return self.caches[0].offset
 
     @property
+    def keys(self) -> Any:
+        """The keys of the first group, as ``H2OKVCache.keys``; mlx_lm's pipelines set them."""
+        return self.caches[0].keys
+
+    @keys.setter
+    def keys(self, rows: Any) -> None:
+        self.caches[0].keys = rows
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all groups."""
         return sum(one.nbytes for one in self.caches)

@@ -27,14 +27,12 @@ def join(tables: Sequence[Table]) -> Table:
         return found[0].copy()
     same = zip(*(table.segments for table in found), strict=True)
     rows = [[count for one in parts for count in one.rows] for parts in same]
-    return _stacked(found, rows, [seen for table in found for seen in table.tokens])
+    tokens = [seen for table in found for seen in table.tokens]
+    return _stacked(found, rows, tokens, lambda array: array)
 
 
 def _stacked(
-    tables: Sequence[Table],
-    rows: Sequence[list[int]],
-    tokens: list[int],
-    change: Change = lambda array: array,
+    tables: Sequence[Table], rows: Sequence[list[int]], tokens: list[int], change: Change
 ) -> Table:
     """One table with the sequences that ``change`` makes of ``tables``, in order: ``rows`` of each
     sequence in each segment, without spare slots."""

@@ -65,8 +65,7 @@ def unpacked(
         else:  # the start of a prompt
             rows = new
         found.append(rows)
-    keys, values = found
-    return mx.depends(keys, [part for parts in views for part in parts]), values
+    return mx.depends(found[0], [part for parts in views for part in parts]), found[1]
 
 
 def true_rows(table: Table, side: str, newest: Parts = ()) -> mx.array:

@@ -6,7 +6,7 @@ import importlib
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import mlx.core as mx
@@ -24,7 +24,7 @@ HELP = "q: quit   r: reset   h: help   Ctrl-C: end an answer"
 
 
 def parser() -> OneLineParser:
-    names = "model adapter-path trust-remote-code prefill-step-size system-prompt"
+    names = "model adapter-path trust-remote-code pipeline prefill-step-size system-prompt"
     answers = "max-tokens temp top-p xtc-probability xtc-threshold seed"
     return cache_parser(
         "chat", "Talk to a model, with KV caches of a fixed size.",
@@ -85,9 +85,7 @@ def _answered(
     before = copy.deepcopy(caches) if len(tokens) > given["prefill_step_size"] else None
     last = None
     # Ctrl-C reaches several processes at different tokens, so there it ends them.
-    several = ranks_of(model).size > 1
-    stopping: AbstractContextManager[list[int]] = nullcontext([]) if several else _ctrl_c()
-    with Watch() as watch, stopping as pressed:
+    with Watch() as watch, _ctrl_c(ranks_of(model).size == 1) as pressed:
 
         def reading(done: int, total: int) -> None:
             watch("reading", done, total)
@@ -118,13 +116,13 @@ def _answered(
 
 
 @contextmanager
-def _ctrl_c() -> Iterator[list[int]]:
-    """Within the context, the first Ctrl-C is only noted, and the second interrupts: in the middle
-    of a step it would leave some layers with a token more than others."""
+def _ctrl_c(notes: bool) -> Iterator[list[int]]:
+    """Within the context, the first Ctrl-C is only noted if ``notes``, and the second interrupts:
+    in the middle of a step it would leave some layers with a token more than others."""
     pressed: list[int] = []
 
     def note(number: int, frame: Any) -> None:
-        if pressed:
+        if pressed or not notes:
             raise KeyboardInterrupt
         pressed.append(number)
 

@@ -34,6 +34,7 @@ _FLAGS: dict[str, tuple[Any, ...]] = {
     "--adapter-path": (_ADAPTER, None, "DIR", "adapter weights and settings"),
     "--trust-remote-code": (bool, False, "", "let the tokenizer run its own code"),
     "--output": (new_file, None, "FILE", "JSON file to write"),
+    "--pipeline": (bool, False, "", "split layers, not heads, over several processes"),
     "--quantize-activations -qa": (bool, False, "", "quantise activations like the weights"),
     "--prefill-step-size": (number(1), 2048, "N", "prompt tokens read at a time"),
     "--verbose": (str2bool, True, "YES", "false: print only the text"),

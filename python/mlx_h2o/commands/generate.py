@@ -20,7 +20,8 @@ from .watch import Watch
 
 def parser() -> OneLineParser:
     groups = {
-        "": "model adapter-path trust-remote-code quantize-activations prefill-step-size verbose",
+        "": "model adapter-path trust-remote-code pipeline quantize-activations prefill-step-size "
+        "verbose",
         "prompt": "prompt system-prompt prefill-response ignore-chat-template "
         "use-default-chat-template chat-template-config prompt-cache-file image",
         "tokens": "max-tokens temp top-p min-p top-k xtc-probability xtc-threshold "

@@ -92,8 +92,8 @@ def loaded(
     """The model and the tokenizer that the flags name."""
     given: dict[str, Any] = {"trust_remote_code": args.trust_remote_code}
     given["tokenizer_config"] = tokenizer_config | given
-    if adapter := getattr(args, "adapter_path", None):
-        given["adapter_path"] = adapter
+    names = "adapter_path", "pipeline"
+    given |= {name: vars(args)[name] for name in names if vars(args).get(name)}
     if getattr(args, "quantize_activations", False):
         given["model_config"] = {"quantize_activations": True}
     return cast(tuple[Any, Any], load(args.model, group=ranks.group, **given))

@@ -108,8 +108,8 @@ def _name(models: list[Any], make: Any) -> str:
 
 def parser() -> argparse.ArgumentParser:
     groups = {
-        "": "model adapter-path trust-remote-code host port api-key allowed-hosts allowed-origins "
-        "max-body grace log-level use-default-chat-template",
+        "": "model adapter-path trust-remote-code pipeline host port api-key allowed-hosts "
+        "allowed-origins max-body grace log-level use-default-chat-template",
         "request defaults": "max-tokens temp top-p top-k min-p chat-template chat-template-args",
         "memory and speed": "memory decode-concurrency prompt-concurrency prefill-step-size "
         "max-queue prompt-cache-size prompt-cache-bytes cache-dir cache-size draft-model "

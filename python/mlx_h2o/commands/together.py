@@ -36,7 +36,7 @@ def together(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Itera
             ranks = Ranks.of(mx.distributed.init())
             if ranks.size > 1:
                 alone = [f"--{name.replace('_', '-')}" for name in _ALONE if vars(args).get(name)]
-                if not parser.prog.endswith(("generate", "chat", "server")):  # split heads
+                if not parser.prog.endswith(("generate", "chat", "server")):  # split models
                     alone = [parser.prog]
                 for name in alone:
                     parser.error(f"{name} is for one process, found {ranks.size}")
@@ -47,7 +47,7 @@ def together(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Itera
             out, err = (nowhere, nowhere) if ranks.rank else (sys.stdout, sys.stderr)
             with redirect_stdout(out), redirect_stderr(err):
                 yield ranks
-            ranks.sums(mx.array(0))  # or the first to end would look lost to the others
+            ranks.gathered(0)  # or the first to end would look lost to the others
         except RuntimeError as error:
             raise ValueError(f"process {ranks.rank} of {ranks.size}: {error}") from error
 

@@ -31,7 +31,9 @@ from .routing import args_of, check_given, context_length, held_tokens, model_na
 from .sharing import share, shareable
 
 
-def load(path_or_hf_repo: str | Path, *args: Any, group: Any = None, **kwargs: Any) -> Any:
+def load(
+    path_or_hf_repo: str | Path, *args: Any, group: Any = None, pipeline: bool = False, **more: Any
+) -> Any:
     """Load a model and its tokenizer like ``mlx_lm.load``; "demo" is the model in this package.
 
     If MLX computes on the CPU, float16 weights become float32, because float16 arithmetic is
@@ -41,17 +43,17 @@ def load(path_or_hf_repo: str | Path, *args: Any, group: Any = None, **kwargs: A
     Args:
         path_or_hf_repo: a directory, a name on the hub, or "demo".
         group: from ``mlx.core.distributed.init()``: split the heads of the model over its
-            processes. mlx_lm's other arguments are then limited to ``tokenizer_config``,
-            ``trust_remote_code`` and ``return_config``.
+            processes, or with ``pipeline`` its layers. mlx_lm's other arguments are then limited to
+            ``tokenizer_config``, ``trust_remote_code`` and ``return_config``.
 
     Raises:
         ValueError: there is no such directory, the model in it cannot be loaded (a damaged file is
             named), or the hub has no model of this name.
     """
     name = str(path_or_hf_repo) if isinstance(path_or_hf_repo, Path) else path_or_hf_repo
-    given = dict(zip([*signature(mlx_lm.load).parameters][1:], args, strict=False)) | kwargs
+    given = dict(zip([*signature(mlx_lm.load).parameters][1:], args, strict=False)) | more
     with loading(name, given.get("adapter_path")) as folder:
-        read = mlx_lm.load if group is None else partial(dealt_out, group)
+        read = mlx_lm.load if group is None else partial(dealt_out, group, pipeline)
         model, tokenizer, config = read(str(folder), **given | {"return_config": True})
         if tokenizer.get_vocab().keys() <= {*tokenizer.all_special_tokens}:
             raise ValueError("its tokenizer knows no text, expected a file such as tokenizer.json")
@@ -90,10 +92,9 @@ def loading(name: str, adapters: str | Path | None = None) -> Iterator[Path]:
 
 def _damaged(file: Path) -> bool:
     """Whether a file of settings holds no JSON object."""
-    try:
+    with suppress(ValueError):
         return not isinstance(json.loads(file.read_bytes()), dict)
-    except ValueError:
-        return True
+    return True
 
 
 def check_path(name: str) -> None:
@@ -224,29 +225,28 @@ def batch_generate(
         ValueError: no prompts, or texts instead of token ids; not exactly one list of caches, or
             one of ``max_tokens``, for each prompt; or as in :func:`stream_generate`.
     """
-    operation = "batch_generate"
+    op = "batch_generate"
     if kwargs.pop("draft_model", None) is not None:
         said = "draft_model is given, expected None: there is no speculative decoding of batches."
-        raise ValueError(f"[{operation}] {said}")
-    named = ((f"prompts[{place}]", prompt) for place, prompt in enumerate(prompts))
-    own = [checked_tokens(operation, *prompt, [model]) for prompt in named]
+        raise ValueError(f"[{op}] {said}")
+    own = [checked_tokens(op, f"prompts[{n}]", one, [model]) for n, one in enumerate(prompts)]
     limits: Any = max_tokens if isinstance(max_tokens, list) else [max_tokens] * len(own)
     for limit in limits:
-        check_int(operation, "max_tokens", limit)
+        check_int(op, "max_tokens", limit)
     if not own:
-        raise ValueError(f"[{operation}] found no prompts, expected at least one.")
+        raise ValueError(f"[{op}] found no prompts, expected at least one.")
     brought = own if prompt_caches is None else prompt_caches
     for name, found in (("numbers of max_tokens", limits), ("prompt caches", brought)):
         if len(found) != len(own):
             said = f"found {len(found)} {name}, expected {len(own)}, one for each prompt."
-            raise ValueError(f"[{operation}] {said}")
+            raise ValueError(f"[{op}] {said}")
     # One length for all of them, since their settings must be the same.
     seen = max(map(add, map(len, own), limits)) if prompt_caches is None else None
-    settings = _taken(operation, [model], kwargs)
+    settings = _taken(op, [model], kwargs)
     if is_padded(model) and len({*map(len, own)}) > 1:
         said = f"prompts are of unlike lengths, expected one: {model_name(model)}"
-        raise ValueError(f"[{operation}] {said} takes what fills up the shorter ones for text.")
-    caches = [_caches(operation, [model], settings, one, seen) for one in prompt_caches or (None,)]
+        raise ValueError(f"[{op}] {said} takes what fills up the shorter ones for text.")
+    caches = [_caches(op, [model], settings, one, seen) for one in prompt_caches or (None,)]
     if not isinstance(tokenizer, TokenizerWrapper):
         tokenizer = TokenizerWrapper(tokenizer)
     shared, begun = 0, time.perf_counter()
@@ -263,7 +263,7 @@ def batch_generate(
     if prompt_caches is None:
         caches += [copy.deepcopy(caches[0]) for _ in own[1:]]
     seconds = time.perf_counter() - begun
-    kwargs["sampler"] = Draws(operation, kwargs, [model])
+    kwargs["sampler"] = Draws(op, kwargs, [model])
     with routing_for(model, caches[0]):
         response: BatchResponse = mlx_lm.batch_generate(
             model, tokenizer, own, prompt_caches=caches, max_tokens=limits, **kwargs

@@ -67,8 +67,10 @@ def layer_configs(
         raise ValueError(f"[make_prompt_cache] {said}")
     lists = [own if isinstance(own, list | tuple) and own else [own] for own in given]
     counts = [len(own) if isinstance(own, list | tuple) else 0 for own in given]
-    known = [ranks_of(model).size * one for one in Outline(model).heads] if any(counts) else counts
+    ranks = ranks_of(model)
+    known = ranks.of_layers(Outline(model).heads) if any(counts) else counts
     for layer, (found, heads) in enumerate(zip(counts, known, strict=True)):
+        heads *= ranks.heads.size
         if found and heads not in (0, found):
             said = f"budgets[{layer}] is of {found} KV heads, expected {heads}"
             raise ValueError(f"[make_prompt_cache] {said} as {model_name(model)} has.")
@@ -122,7 +124,7 @@ def probe(model: Any) -> Probe:
     """The probe of a model, with layers in the order of its caches.
 
     It runs once, after a line in the log: one forward pass of 128 tokens and one of 1 + H times as
-    many, for H KV heads in a layer, without logits. A file in the user's cache folder
+    many, for H KV heads in a layer; logits only in pipelines. A file in the user's cache folder
     (``MLX_H2O_CACHE``, default ``~/.cache/mlx-h2o``), named by the weights' fingerprint, keeps the
     result. The model, mlx_lm and the random state are left as they were.
 
@@ -161,7 +163,8 @@ def rows_by_head(
 
 def has_windows(model: Any) -> bool:
     """Whether a model has sliding-window layers, which hold recent tokens."""
-    return mlx_lm_cache.RotatingKVCache in map(type, parts_of(stock_caches([model])))
+    here = mlx_lm_cache.RotatingKVCache in map(type, parts_of(stock_caches([model])))
+    return any(ranks_of(model).gathered(here))
 
 
 @functools.lru_cache(16)
@@ -248,6 +251,10 @@ def _two_levels(share: Any) -> Any:
 
 
 def _probed(model: Any) -> Probe:
+    ranks, stock = ranks_of(model), mlx_lm_cache.make_prompt_cache(model)
+    growing = ranks.of_layers([sum(type(one) is mlx_lm_cache.KVCache for one in stock)])
+    if 0 in growing or any(type(one) is mlx_lm_cache.CacheList for one in stock):
+        return Probe((), "has lists of caches in the place of some that grow")
     if not calls_attention(model):
         return Probe((), "does not call mlx_lm's attention, which would show where it looks")
     if computes_with_keys(model):
@@ -257,14 +264,10 @@ def _probed(model: Any) -> Probe:
     tokens = min(TOKENS, longest // 2)
     if vocabulary is None or tokens < 80:  # fewer tell too little
         return Probe((), f"has a vocabulary of {vocabulary} and a context of {longest} tokens")
-    stock = mlx_lm_cache.make_prompt_cache(model)
-    growing = sum(type(one) is mlx_lm_cache.KVCache for one in stock)
-    if not growing or any(type(one) is mlx_lm_cache.CacheList for one in stock):
-        return Probe((), "has lists of caches in the place of some that grow")
     folder = os.path.expanduser(os.environ.get("MLX_H2O_CACHE") or "~/.cache/mlx-h2o")
     place = os.devnull if folder[0] == "~" else folder  # a user without a home keeps nothing
-    ranks, file = ranks_of(model), Path(place, "layers", f"{fingerprint(model)}.json")
-    found = _read(file, growing)
+    file = Path(place, "layers", f"{fingerprint(model)}.json")
+    found = _read(file, sum(growing))
     if not ranks.least(found is not None)[0]:  # all ranks probe, or none
         _LOG.warning("Probing once which heads of %s retrieve; it takes a while", model_name(model))
         say_slow_blas()

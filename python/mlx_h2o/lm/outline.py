@@ -12,21 +12,12 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.models import cache as mlx_lm_cache
 
+from .probing import Watched
 from .routing import args_of, evicting_caches, parts_of, routing_for
 from .scored_attention import scored_attention
 
 FAR = 1 << 20
 """Tokens after which windows are full."""
-
-
-class _Watched(cast(Any, mlx_lm_cache.KVCache)):  # type: ignore[misc]
-    """mlx_lm's own cache, which notes the queries that attend to its rows."""
-
-    queries: mx.array | None = None
-
-    def attend_for_probe(self, stock: Any, queries: mx.array, *rows: Any, **given: Any) -> mx.array:
-        self.queries = queries
-        return cast(mx.array, stock(queries, *rows, cache=self, **given))
 
 
 class Outline:
@@ -51,7 +42,7 @@ class Outline:
         caches = self.make_cache()
         growing = [one for one in parts_of(caches) if type(one) is mlx_lm_cache.KVCache]
         for one in growing:
-            one.__class__ = _Watched
+            one.__class__ = Watched
         with routing_for(cast(Any, self), caches):
             model(mx.zeros((1, 1), mx.int32), cache=caches)
         self.kept = [_kept(cache, narrow) for cache in caches]

@@ -63,8 +63,7 @@ class Plan(Outline):
 
     def _filled(self, caches: list[Any], tokens: int) -> list[Any]:
         # Windows hold a whole chunk until the next one.
-        *_, filled = self.fed(caches, *((tokens - 1, 1) if tokens > 1 else (1,)))
-        return filled
+        return [*self.fed(caches, *((tokens - 1, 1) if tokens > 1 else (1,)))][-1]
 
     def nbytes(self, tokens: int, **settings: Any) -> int:
         """Bytes of all caches after this many tokens: mlx_lm's own, or, with ``settings``, those of

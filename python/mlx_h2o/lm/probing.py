@@ -33,8 +33,8 @@ attention gives a tenth of that."""
 _lock = threading.Lock()
 
 
-class _Watched(cast(Any, mlx_lm_cache.KVCache)):  # type: ignore[misc]
-    """mlx_lm's own cache, for a layer that reads a batch of second copies.
+class Watched(cast(Any, mlx_lm_cache.KVCache)):  # type: ignore[misc]
+    """mlx_lm's own cache, for a layer that reads one sequence, or a batch of second copies.
 
     The first item of the batch attends to all rows. Each other item hides the first copy from the
     query heads of one KV head. All have the same rows, which are kept once.
@@ -43,6 +43,8 @@ class _Watched(cast(Any, mlx_lm_cache.KVCache)):  # type: ignore[misc]
     ranks = ALONE
     heads = 0
     """KV heads of the whole layer, whose output every rank has."""
+    queries: mx.array | None = None
+    """Those that attended to the rows of one sequence."""
     gives: mx.array | None = None
     """float32 [H]: how much the layer's output changes if a head does not see the first copy."""
     copies: mx.array | None = None
@@ -62,6 +64,7 @@ class _Watched(cast(Any, mlx_lm_cache.KVCache)):  # type: ignore[misc]
         attention = functools.partial(stock, queries[:1], cache=self, **given)
         every: mx.array = attention(keys, values)
         if queries.shape[0] == 1:
+            self.queries = queries
             return every
         length, rows = queries.shape[2], keys.shape[2]
         query, row = mx.arange(rows - length, rows)[:, None], mx.arange(rows)
@@ -72,10 +75,9 @@ class _Watched(cast(Any, mlx_lm_cache.KVCache)):  # type: ignore[misc]
         other: mx.array = attention(keys, values, mask=seen)
         self.squares = _packing_errors(attention, keys, values, every)
         self.copies = (_norm(every - other) / _norm(every)).mean(axis=2).max()
-        here = self.heads // self.ranks.size
-        own = mx.arange(queries.shape[1]) // (queries.shape[1] // here) + self.ranks.rank * here
-        of_head = (own == mx.arange(self.heads)[:, None])[:, :, None, None]
-        return mx.concatenate([every, mx.where(of_head, other, every)])
+        own = mx.array([*self.ranks.own(range(self.heads))])
+        of_head = mx.repeat(own, queries.shape[1] // own.size) == mx.arange(self.heads)[:, None]
+        return mx.concatenate([every, mx.where(of_head[:, :, None, None], other, every)])
 
 
 def _packing_errors(
@@ -123,30 +125,31 @@ def gives(model: Any, vocabulary: int, tokens: int) -> Probe:
         vocabulary: the size of its vocabulary.
         tokens: how many tokens to read twice.
     """
-    caches = mlx_lm_cache.make_prompt_cache(model)
-    plain, ranks = mlx_lm_cache.KVCache, ranks_of(model)
-    watched = [_Watched() if type(one) is plain else one for one in caches]
-    growing = [one for one in watched if isinstance(one, _Watched)]
+    watched, ranks = mlx_lm_cache.make_prompt_cache(model), ranks_of(model)
+    growing: list[Any] = [one for one in watched if type(one) is mlx_lm_cache.KVCache]
     for one in growing:
-        one.ranks = ranks
+        one.__class__, one.ranks = Watched, ranks.heads
     ends = min(1000, vocabulary // 8)  # where many tokens are special
     drawn = np.random.default_rng(0).integers(ends, vocabulary - ends, tokens)
+    why = ""
     try:
         with _lock, routing(model), _side_by_side(list(model.layers)):
-            for _ in range(2):
-                model(mx.array(drawn)[None], cache=watched)  # nobody evaluates its logits
+            read = [model(mx.array(drawn)[None], cache=watched) for _ in range(2)]
     except (AttributeError, IndexError, TypeError, ValueError) as error:
-        return Probe((), f"cannot be probed: {error}")
-    if any(one.gives is None or one.copies is None for one in growing):
-        return Probe((), "hides which of its layers attention is of")
-    most = mx.stack([cast(mx.array, one.copies) for one in growing]).max()
-    squares = mx.stack([cast(mx.array, one.squares) for one in growing])
-    mx.eval([one.gives for one in growing], most, squares)
-    squares = ranks.sums(squares)
-    errors = mx.sqrt(squares[:, :-1] / squares[:, -1:]).mean(axis=0).reshape(2, len(BITS))
-    retrieves = mx.minimum(ranks.sums((most >= RETRIEVES).astype(mx.float32)), 1)  # on any rank
-    given = (_rounded(retrieves * cast(mx.array, one.gives)) for one in growing)
-    return Probe(tuple(given), errors=tuple(map(_rounded, errors)))
+        why = f"cannot be probed: {error}"
+    if not why and any(one.gives is None or one.copies is None for one in growing):
+        why = "hides which of its layers attention is of"
+    if why := max(ranks.gathered(why)):
+        return Probe((), why)
+    for logits in read if ranks.by_layer else ():  # which each process waits for, in this order
+        mx.eval(logits)
+    mx.eval([(one.gives, one.copies, one.squares) for one in growing])
+    own = ranks.heads.gathered(np.array([np.array(one.squares) for one in growing]))
+    squares = np.array(ranks.of_layers(np.sum(own, axis=0)))
+    errors = np.sqrt(squares[:, :-1] / squares[:, -1:]).mean(axis=0).reshape(2, len(BITS))
+    retrieves = any(ranks.gathered(max(one.copies.item() for one in growing) >= RETRIEVES))
+    given = [_rounded(retrieves * one.gives) for one in growing]
+    return Probe(tuple(ranks.of_layers(given)), errors=tuple(map(_rounded, errors)))
 
 
 @contextmanager
@@ -169,7 +172,7 @@ def _reading(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(layer: Any, *args: Any, **given: Any) -> Any:
         every = [*args, *given.values()]
-        caches = [one for one in every if isinstance(one, _Watched)]
+        caches = [one for one in every if isinstance(one, Watched)]
         if len(caches) != 1 or not caches[0].offset:
             return original(layer, *args, **given)
         (cache,), like = caches, next(one.shape for one in every if isinstance(one, mx.array))
@@ -195,5 +198,5 @@ def _norm(rows: mx.array) -> mx.array:
     return mx.linalg.norm(rows.astype(mx.float32), axis=-1)
 
 
-def _rounded(numbers: mx.array) -> tuple[float, ...]:
+def _rounded(numbers: Any) -> tuple[float, ...]:
     return tuple(round(one, 4) for one in cast(list[float], numbers.tolist()))

@@ -80,9 +80,8 @@ def make_prompt_cache(
         fitted = fit_bytes(model, max_kv_bytes, draft_model=draft_model, **of, **settings)
         max_kv_size, settings = fitted.config, {}
     if draft_model is not None:
-        settings |= of
-        own = make_prompt_cache(model, max_kv_size, budgets=budgets, **settings)
-        return own + make_prompt_cache(draft_model, max_kv_size, **settings)
+        own = make_prompt_cache(model, max_kv_size, budgets=budgets, **of, **settings)
+        return own + make_prompt_cache(draft_model, max_kv_size, **of, **settings)
     if isinstance(max_kv_size, H2OConfig) and settings:
         said = f"an H2OConfig and the settings {sorted(settings)}, expected one or the other."
         raise ValueError(f"[make_prompt_cache] found {said}")
@@ -103,18 +102,19 @@ def make_prompt_cache(
 
     config = for_model(config)
     stock = mlx_lm_cache.make_prompt_cache(model)
-    count = sum(type(part) is mlx_lm_cache.KVCache for part in parts_of(stock))
-    if not count:
+    ranks, own = ranks_of(model), [type(one) is mlx_lm_cache.KVCache for one in parts_of(stock)]
+    counts = ranks.of_layers([sum(own)])
+    if 0 in counts:
         wanted = "at least one layer whose rows could be evicted, outside of evicting(model)"
-        said = f"{name} makes no plain KVCache, expected {wanted}."
+        said = f"{name} makes no plain KVCache{' in a stage' * ranks.by_layer}, expected {wanted}."
         raise ValueError(f"[make_prompt_cache] {said}")
-    heads = [[config]] * count
+    heads = [[config]] * sum(counts)
     if budgets is not None:
-        heads = layer_configs(model, config, budgets, count)
+        heads = layer_configs(model, config, budgets, len(heads))
     elif layers == "probe" and config.max_kv_size is not None:
-        heads = rows_by_head(model, config, count, length) or heads
+        heads = rows_by_head(model, config, len(heads), length) or heads
     unequal = len({one for own in heads for one in own}) > 1
-    ranks, making = ranks_of(model), iter(heads)
+    making = iter(heads[sum(counts[: -1 - ranks.rank]) :])  # from this rank's first layer on
 
     def replaced(part: Any, name: str) -> Any:
         if type(part) is mlx_lm_cache.CacheList:
@@ -122,7 +122,7 @@ def make_prompt_cache(
         if type(part) is not mlx_lm_cache.KVCache:
             return part
         own = next(making)
-        configs = [for_model(one) for one in (ranks.own(own) if len(own) > 1 else own)]
+        configs = [for_model(one) for one in (ranks.heads.own(own) if len(own) > 1 else own)]
         found = HeadGroups.of_rows(configs, name=name)
         for one in evicting_caches([found]):
             one.unequal_budgets = unequal
@@ -148,7 +148,7 @@ def fit_bytes(
 
     Args:
         model: an mlx_lm model. If it is split over processes, all of them must call this, and the
-            bytes are those of the process that needs most.
+            rows are those that fit in each of them.
         max_kv_bytes: bytes of all full caches of a sequence, as a number or text such as "64MiB".
         draft_model: a draft model, whose caches get the same rows and bits and are included.
         layers, length: as in :func:`make_prompt_cache`.
@@ -184,15 +184,12 @@ def fit_bytes(
         return [_full_nbytes(one, config_of(bits, rows), of, chunk) for one in outlines]
 
     def nbytes(bits: _Bits) -> Callable[[int], int]:
-        return lambda rows: sum(each_nbytes(bits, rows))
+        return lambda rows: -ranks_of(model).least(-sum(each_nbytes(bits, rows)))[0]
 
     def least(bits: _Bits) -> int:
         return fewest_rows(partial(config_of, bits), LARGEST)
 
-    @functools.cache
-    def most(bits: _Bits) -> int:  # that fit on every rank
-        return ranks_of(model).least(most_rows(nbytes(bits), least(bits), limit))[0]
-
+    most = functools.cache(lambda bits: most_rows(nbytes(bits), least(bits), limit))
     context, why = context_length(model), ""
     bits: _Bits = settings.get("kv_bits"), None
     # No cache has fewer rows than the least.

@@ -1,6 +1,6 @@
-"""A model whose heads are split over processes (ranks); each rank has caches of its own heads.
+"""A model whose heads, or layers, are split over processes (ranks); each has caches of its own.
 
-All ranks run the same steps on their own heads, and must agree where all heads matter.
+All ranks run the same steps on their own part, and must agree where all parts matter.
 """
 
 import pickle
@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 import mlx.core as mx
 import numpy as np
 from mlx.nn.layers import distributed
+from mlx_lm.generate import generation_stream
 from mlx_lm.utils import sharded_load
 
 from .routing import int_setting
@@ -26,43 +27,55 @@ class Ranks:
     size: int = 1  # number of processes; 1: the model is not split
     rank: int = 0  # the number of this process
     group: Any = None  # MLX's group; None: there is one process
+    by_layer: bool = False  # split by layers, of which the first rank has the last
 
     @classmethod
-    def of(cls, group: Any) -> "Ranks":
+    def of(cls, group: Any, by_layer: bool = False) -> "Ranks":
         """The ranks of one of MLX's groups."""
-        return cls(group.size(), group.rank(), group) if group.size() > 1 else ALONE
+        return cls(group.size(), group.rank(), group, by_layer) if group.size() > 1 else ALONE
+
+    @property
+    def heads(self) -> "Ranks":
+        """The ranks over which the heads of each layer are split."""
+        return ALONE if self.by_layer else self
 
     def __str__(self) -> str:
         """Words that follow the bytes of one process; empty if there is only one."""
-        return f", in each of {self.size} processes" if self.size > 1 else ""
+        which = "the first" if self.by_layer else "each"
+        return f", in {which} of {self.size} processes" if self.size > 1 else ""
 
     def own(self, heads: Sequence[_T]) -> Sequence[_T]:
         """This rank's part of a sequence with one item for each KV head of the model."""
-        if len(heads) % self.size:
+        each, more = divmod(len(heads), self.size)
+        if more:
             said = f"{len(heads)} KV heads, expected as many for each of {self.size} processes."
             raise ValueError(f"[make_prompt_cache] found {said}")
-        each = len(heads) // self.size
         return heads[self.rank * each : (self.rank + 1) * each]
 
-    def sums(self, numbers: mx.array) -> mx.array:
-        """The sums over all ranks; all must call it."""
-        return self._with(mx.distributed.all_sum, numbers)
+    def gathered(self, own: _T) -> list[_T]:
+        """What each rank gives; all must call it."""
+        if self.group is None:
+            return [own]
+        mx.synchronize(generation_stream)  # where a step ahead may still exchange something
+        data, of = pickle.dumps(own), {"group": self.group, "stream": mx.cpu}
+        most = int(mx.distributed.all_max(mx.array(len(data)), **of))
+        padded = mx.array(np.frombuffer(data.ljust(most), np.uint8))
+        every = np.array(mx.distributed.all_gather(padded, **of)).reshape(self.size, most)
+        return [pickle.loads(one.tobytes()) for one in every]
+
+    def of_layers(self, own: Sequence[_T]) -> list[_T]:
+        """The items of all layers, in order, given this rank's ``own``; all must call it."""
+        parts = reversed(self.gathered(own)) if self.by_layer else [own]
+        return [one for part in parts for one in part]
 
     def least(self, *numbers: int) -> list[int]:
         """The minimum of each number over all ranks; all must call it."""
-        if self.group is None:  # numbers may exceed 64 bits
-            return [*numbers]
-        found = self._with(mx.distributed.all_min, mx.array(numbers, mx.int64))
-        return cast(list[int], found.tolist())
+        return [*map(min, zip(*self.gathered(numbers), strict=True))]
 
     def told(self, what: _T) -> _T:
         """Send ``what`` of the first rank to all; all must call it."""
-        if self.group is None:
-            return what
-        own = np.frombuffer(pickle.dumps(what) if self.rank == 0 else b"", np.uint8)
-        size = cast(int, self.sums(mx.array(len(own))).item())
-        data = self.sums(mx.array(own) if len(own) else mx.zeros(size, mx.uint8))
-        return what if self.rank == 0 else cast(_T, pickle.loads(bytes(cast(Any, data))))
+        first = self.gathered(what if self.rank == 0 else None)[0]
+        return what if self.rank == 0 else cast(_T, first)
 
     def flag(self, wave: bool) -> mx.array:
         """Whether the first rank waves; all must call it, and nothing blocks until it is read."""
@@ -86,37 +99,34 @@ class Ranks:
 
         return sample if self.group is None and drawn is None else choose
 
-    def _with(self, reduce: Any, numbers: mx.array) -> mx.array:
-        if self.group is None:
-            return numbers
-        found: mx.array = reduce(numbers, group=self.group, stream=mx.cpu)
-        mx.eval(found)
-        return found
-
 
 ALONE = Ranks()
 """For a model that is not split."""
 
 
 def ranks_of(model: Any) -> Ranks:
-    """The ranks over which ``shard`` has split the heads of an mlx_lm model."""
+    """The ranks over which ``shard`` has split the heads of an mlx_lm model, or ``pipeline`` its
+    layers. Raises ValueError for a model that is split both ways."""
     # These layers sum the outputs of the heads of all ranks.
     summed = distributed.ShardedToAllLinear, distributed.QuantizedShardedToAllLinear
-    groups = (one.group for one in model.modules() if isinstance(one, summed))
-    return next((Ranks.of(group) for group in groups), ALONE)
+    parts = model.modules()
+    found = next((Ranks.of(one.group) for one in parts if isinstance(one, summed)), ALONE)
+    if all(getattr(one, "pipeline_size", 1) == 1 for one in parts):
+        return found
+    if found is not ALONE:
+        raise ValueError("[load] the model is split by heads and by layers, expected one of them.")
+    return Ranks.of(mx.distributed.init(), by_layer=True)
 
 
-def dealt_out(group: Any, folder: str, **given: Any) -> tuple[Any, ...]:
-    """A model and its tokenizer from mlx_lm's ``sharded_load``.
-
-    Raises ValueError if mlx_lm cannot split its heads, or the processes of the group do not divide
-    them evenly.
-    """
-    found: tuple[Any, ...] = sharded_load(folder, tensor_group=group, **given)
+def dealt_out(group: Any, by_layer: bool, folder: str, **given: Any) -> tuple[Any, ...]:
+    """A model and its tokenizer from mlx_lm's ``sharded_load``. Raises ValueError if mlx_lm cannot
+    split its layers, or its heads, or the processes of the group do not divide the heads evenly."""
+    given["pipeline_group" if by_layer else "tensor_group"] = group
+    found: tuple[Any, ...] = sharded_load(folder, **given)
     heads, size = int_setting(found[0], "num_attention_heads") or 0, group.size()
     names = "n_heads", "n_kv_heads", "num_attention_heads", "num_key_value_heads"
     own = (getattr(one, name, 1) for one in found[0].modules() for name in names)
-    if heads % size or 0 in own:
+    if not by_layer and (heads % size or 0 in own):
         of_keys = int_setting(found[0], "num_key_value_heads") or heads
         said = f"it has {heads} heads and {of_keys} KV heads"
         raise ValueError(f"{said}, which {size} processes do not divide")

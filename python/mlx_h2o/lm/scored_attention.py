@@ -55,10 +55,8 @@ def scored_attention(
                 said = f"{owner.name or 'a cache'} shares its first {shared} rows, and its"
                 raise ValueError(f"[mlx_h2o] {said} {_EARLY} share_prefix=False.")
         elif hasattr(cache, "attend_for_probe"):
-            foreign: mx.array = cache.attend_for_probe(
-                attention, queries, keys, values, scale=scale, mask=mask, sinks=sinks
-            )
-            return foreign
+            given = {"scale": scale, "mask": mask, "sinks": sinks}
+            return cast(mx.array, cache.attend_for_probe(attention, queries, keys, values, **given))
         elif not hasattr(cache, "update_scores"):
             return None
     packed = isinstance(keys, tuple) or isinstance(values, tuple)

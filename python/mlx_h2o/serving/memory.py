@@ -62,7 +62,10 @@ class Memory:
         self.queue, self.step, self.drafts = queue, step, drafts
         outlines = [Outline(model) for model in models]
         firsts, sizes = zip(*(bounds(make()) or [(0, 0)]), strict=True)
-        self._lasting, self._rows = min(firsts), max(sizes)
+        # With several ranks, plan for the one that has the least room.
+        least = ranks_of(models[0]).least
+        self._lasting, rows = least(min(firsts), -max(sizes))
+        self._rows = -rows
         full, weights = self._rows + 1, sum(one.weights for one in outlines)
         self._full = _held(outlines, make, full)
         self._early = _held(outlines, make, max(1, self._lasting - 1))
@@ -72,12 +75,8 @@ class Memory:
         of_prompt = max(0, read) + _activations(models[0], step, step + chunk)
         of_answer = _OF_LOGITS * (int_setting(models[0], "vocab_size") or 1 << 17)
         beside = limit - limit // _FREED - weights
-        # With several ranks, plan for the one that has the least room.
-        least = ranks_of(models[0]).least
-        beside, *less = least(
-            beside, -of_prompt, -self._full, -self._early, -math.ceil(self._more), -self._rows
-        )
-        of_prompt, self._full, self._early, self._more, self._rows = (-n for n in less)
+        beside, *less = least(beside, -of_prompt, -self._full, -self._early, -math.ceil(self._more))
+        of_prompt, self._full, self._early, self._more = (-n for n in less)
         self.rows = sys.maxsize if self._more > 0 else sum(sizes) // len(sizes)
         sequence = self.of_request(max(full, step))
 
