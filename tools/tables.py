@@ -269,6 +269,7 @@ TABLES: dict[str, tuple[str | tuple[str, ...], Callable[..., str]]] = {
     "bytes": (REAL[:2], what_bytes_buy),
     "SmolLM2": (REAL[0], real_models),
     "Gemma 3": (REAL[1], real_models),
+    "Gemma 3, eight at a time": (REAL[1].replace(".json", "-eights.json"), real_models),
     "Gemma 3, ten books": (REAL[1].replace(".json", "-more.json"), real_models),
     "biased keys": (REAL[2], real_models),
     "Qwen2.5-Coder": ("real_qwen2.5-coder-1.5b-instruct.json", real_models),

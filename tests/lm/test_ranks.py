@@ -122,8 +122,9 @@ def test_a_model_has_one_process_or_is_split_one_way(saved: str) -> None:
     assert ranks_of(model) is ALONE
     assert ALONE.told({"a": 1}) == {"a": 1} and ALONE.least(3, 2**70) == [3, 2**70]
     assert str(ALONE) == ""
-    group = SimpleNamespace(size=lambda: 4, rank=lambda: 0)
-    model.model.layers[0].self_attn.o_proj.group, model.model.pipeline_size = group, 4
+    model, group = tiny_qwen2(), SimpleNamespace(size=lambda: 4, rank=lambda: 0)
+    model.shard(group)
+    model.model.pipeline_size = 4
     with pytest.raises(ValueError, match="by heads and by layers"):
         ranks_of(model)
     for name, said in (("demo", "not support pipelining"), (saved, "must .* sum to 3 layers")):

@@ -161,14 +161,10 @@ class HeadGroups(Restorable):
         """Tokens seen, the same in each cache."""
         return self.caches[0].offset
 
-    @property
-    def keys(self) -> Any:
-        """The keys of the first group, as ``H2OKVCache.keys``; mlx_lm's pipelines set them."""
-        return self.caches[0].keys
-
-    @keys.setter
-    def keys(self, rows: Any) -> None:
-        self.caches[0].keys = rows
+    keys = property(
+        lambda self: self.caches[0].keys, lambda self, rows: setattr(self.caches[0], "keys", rows)
+    )
+    """The keys of the first group, which mlx_lm's pipelines set."""
 
     @property
     def nbytes(self) -> int:

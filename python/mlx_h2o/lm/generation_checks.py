@@ -132,4 +132,5 @@ def check_caches(operation: str, caches: Any, models: Sequence[Module], drafted:
         if (allowed := cache.config.speculative) < drafted:
             said = f"the prompt cache holds a {type(cache).__name__} with speculative={allowed}"
             why = f"whose evicted rows cannot come back when {drafted} drafts are rejected"
-            raise ValueError(f"[{operation}] {said}, {why}: expected {drafted} or more.")
+            wanted = f"caches made with speculative={drafted} or more"
+            raise ValueError(f"[{operation}] {said}, {why}: expected {wanted}.")

@@ -186,9 +186,7 @@ def fit_bytes(
     def nbytes(bits: _Bits) -> Callable[[int], int]:
         return lambda rows: -ranks_of(model).least(-sum(each_nbytes(bits, rows)))[0]
 
-    def least(bits: _Bits) -> int:
-        return fewest_rows(partial(config_of, bits), LARGEST)
-
+    least = functools.cache(lambda bits: fewest_rows(partial(config_of, bits), LARGEST))
     most = functools.cache(lambda bits: most_rows(nbytes(bits), least(bits), limit))
     context, why = context_length(model), ""
     bits: _Bits = settings.get("kv_bits"), None
