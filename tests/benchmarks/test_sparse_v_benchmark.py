@@ -51,7 +51,7 @@ def test_the_emulated_kernel_reads_what_the_rule_leaves(benchmark, blocks):
         )  # fmt: skip
         run = Run(reads={})
         backend = EmulatorBackend(run, simdgroups=simdgroups, blocks=blocks)
-        reported = backend.attention(request)[3].mean().item()
+        reported = backend.attend(request)[3].mean().item()
         pairs = np.exp(scores - lse[..., None]) < threshold
         rows = benchmark.rows_of(pairs, 2)
         read = run.reads["value_words"] / packed[3].nbytes
