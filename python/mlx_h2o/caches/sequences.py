@@ -19,15 +19,15 @@ def select(table: Table, sequences: Sequence[int]) -> Table:
 
 def join(tables: Sequence[Table]) -> Table:
     """One table with the sequences of all ``tables``, in order, in arrays of its own."""
+    tokens = [seen for table in tables for seen in table.tokens]
     like = next((table for table in tables if table.segments), None)
     if like is None:
-        return Table([], [seen for table in tables for seen in table.tokens])
+        return Table([], tokens)
     found = [one if one.segments else _none_like(like, one.tokens) for one in tables if one.tokens]
     if len(found) == 1:
         return found[0].copy()
     same = zip(*(table.segments for table in found), strict=True)
     rows = [[count for one in parts for count in one.rows] for parts in same]
-    tokens = [seen for table in found for seen in table.tokens]
     return _stacked(found, rows, tokens, lambda array: array)
 
 

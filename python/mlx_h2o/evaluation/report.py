@@ -113,7 +113,7 @@ def notes(result: Result) -> list[str]:
         "from pairs, by text or by question: of few they are too narrow, of one there is none.",
     ]
     if (step := settings.get("step", 1)) > 1:
-        found.append(f"Texts are read {step} tokens at a time; a window hides old rows from some.")
+        found.append(f"Losses are of texts read {step} at a time; a window then hides first rows.")
     if beyond := beyond_context(result["context"], max(one["tokens"] for one in result["records"])):
         found.append(beyond)
     refused: dict[str, dict[str, None]] = {}

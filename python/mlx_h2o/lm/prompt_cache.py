@@ -164,7 +164,7 @@ def fit_bytes(
     limit = sizing.parsed_bytes(max_kv_bytes)
     models: Any = (model,) if draft_model is None else (model, draft_model)
     outlines = [one if isinstance(one, Outline) else Outline(one) for one in models]
-    windows, choose = has_windows(outlines[0]), "policy" not in settings
+    ranks, windows, choose = ranks_of(model), has_windows(outlines[0]), "policy" not in settings
     scarce = sizing.PLENTY if windows else sizing.SCARCE
 
     def config_of(bits: _Bits, rows: int) -> H2OConfig:
@@ -184,7 +184,7 @@ def fit_bytes(
         return [_full_nbytes(one, config_of(bits, rows), of, chunk) for one in outlines]
 
     def nbytes(bits: _Bits) -> Callable[[int], int]:
-        return lambda rows: -ranks_of(model).least(-sum(each_nbytes(bits, rows)))[0]
+        return lambda rows: -ranks.least(-sum(each_nbytes(bits, rows)))[0]
 
     least = functools.cache(lambda bits: fewest_rows(partial(config_of, bits), LARGEST))
     most = functools.cache(lambda bits: most_rows(nbytes(bits), least(bits), limit))
