@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import mlx.core as mx
 import numpy as np
 import pytest
 
@@ -191,7 +192,9 @@ FAULTS = (
     Fault("rows forget for how many they stand", "caches.attention:biases", nothing,
           partial(long_chunk, None)),
     # Packed rows in their frame.
-    Fault("queries are not rotated", "caches.frame:Frame.query", first, NOTICES["attention"]),
+    Fault("queries are rotated twice", "caches.attention:merged_attention", lambda original:
+          lambda rows, queries, **named: original(rows, mx.hadamard_transform(queries), **named),
+          NOTICES["attention"]),
     Fault("rows come back rotated", "caches.frame:Frame.back", first, NOTICES["rows"]),
     Fault("scores lack the centre", "caches.frame:Frame.shift", gives(lambda shift: 0 * shift),
           NOTICES["attention"]),
