@@ -9,7 +9,9 @@ import pytest
 
 import reference
 from mlx_h2o import H2OKVCache, fast
+from mlx_h2o.operations.backends import resolve
 from mlx_h2o.operations.composed import prefill
+from mlx_h2o.operations.requests import attention_request
 
 KINDS = ("ema", "mass")
 SCALE = 0.25
@@ -144,6 +146,20 @@ def test_last_scores_are_those_of_attention(mask: str) -> None:
     _, scores = fast.scaled_dot_product_attention_with_scores(q, k, k, scale=SCALE, mask=given)
     found = prefill.last_scores(q, k, scale=SCALE, mask=given, queries=4)
     np.testing.assert_allclose(np.array(found), np.array(scores[:, :, -4:]), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_of_a_long_chunk_some_queries_stand_for_all(mask: str) -> None:
+    q, k = arrays(14, length=11)
+    given = mask_of(mask, q, k)
+    request = attention_request(q, k, k, scale=SCALE, mask=given)
+    some, times = prefill.spread(request, 3)
+    every = reference.attention(q, k, k, scale=SCALE, mask=given)
+    own = (part[:, :, 1::3] for part in (every.scores, every.lse))
+    expected = 11 / 4 * reference.attention_mass(*own, k.shape[1])
+    found = times * resolve().prefill_scores(some, None, None)
+    np.testing.assert_allclose(np.array(found), expected, rtol=2e-5, atol=2e-6)
+    assert prefill.spread(request, 6) == (request, 1.0)
 
 
 def test_a_chunk_is_scored_after_its_rows_are_stored() -> None:

@@ -24,7 +24,7 @@ def policy_cases(seed: int) -> Iterator[Case]:
             yield _routed(policy, kind, every, seed, steps=80, dtype=dtype)
     yield _routed("keydiff", "-context", 4, seed, steps=80, dtype="f32")
     for policy in FOLDING:
-        for kind, every in (("", 1), ("", 7), ("-8.4", 4), ("-context", 4)):
+        for kind, every in (("", 1), ("", 7), ("-8.4", 4), ("-context", 4), ("-long", 4)):
             yield _sure(policy, kind, every, seed)
         for kind, dtype in (("", "f16"), ("-8.4", "f32")):
             given = {"steps": 80, "dtype": dtype, "fold": False}
@@ -45,5 +45,5 @@ def _routed(policy: str, kind: str, every: int, seed: int, name: str = "", **giv
     return trace_case(
         f"trace-{seed}-routed-{policy}{name or kind}", policy=policy, routed=True,
         evict_every=every, context_size=40 if kind == "-context" else None, zones=(2, 16, 14),
-        prefill=(40, 5, 9), bits=(8, 4) if kind == "-8.4" else None, seed=seed, **given,
+        prefill=(1100 if kind == "-long" else 40, 5, 9), bits=(8, 4) if kind == "-8.4" else None, seed=seed, **given,
     )  # fmt: skip

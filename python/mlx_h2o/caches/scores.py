@@ -150,7 +150,8 @@ def _after_chunk(
         return operations.prefill_scores(last, old, policy.decay)
     if policy.chunk_queries is None:
         request.sinks = sinks
-        scores = mx.expand_dims(operations.prefill_scores(request, None, None), 2)
+        some, times = prefill.spread(request)
+        scores = times * mx.expand_dims(operations.prefill_scores(some, None, None), 2)
     else:
         scores = prefill.last_scores(queries, keys, queries=policy.chunk_queries, **given)
         scores = seen(policy, scores, None, sinks)

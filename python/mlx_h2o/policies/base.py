@@ -53,8 +53,9 @@ class Policy(ABC):
     needs_positions: ClassVar[bool] = True
     """Whether ``accumulate`` reads positions, which take a few operations to compute."""
     chunk_queries: ClassVar[int | None] = MAX_QUERIES
-    """How many of the last queries of a chunk ``accumulate`` sees, at most 128. None: all, with
-    their weights summed as if there were one query with one head per KV head."""
+    """How many of the last queries of a chunk ``accumulate`` sees, at most 128. None: queries all
+    over the chunk, 512 to 1,023 if it has as many, each of which counts for those that it stands for;
+    their weights are summed as if there were one query with one head per KV head."""
     kind: ClassVar[Literal["ema", "mass"] | None] = None
     """If ``accumulate`` does the same as ``fast.attention_and_accumulate`` of this kind, attention
     can do it without storing scores. None: it cannot."""

@@ -54,7 +54,7 @@ extension Frame {
 
     /// Rows as stored.
     func into(_ keys: MLXArray, _ values: MLXArray) -> (keys: MLXArray, values: MLXArray) {
-        (Self.rotated(keys - keyCentre), Self.rotated(values - valueCentre))
+        (rotated(keys - keyCentre), rotated(values - valueCentre))
     }
 
     /// Stored keys back to the original keys.
@@ -62,9 +62,6 @@ extension Frame {
 
     /// Stored values, or the attention output over them, [B, Hq, L, ...], back to the original.
     func valuesBack(_ values: MLXArray) -> MLXArray { Self.back(values, valueCentre) }
-
-    /// Queries [B, Hq, L, D], rotated for products with stored keys.
-    func query(_ queries: MLXArray) -> MLXArray { Self.rotated(queries) }
 
     /// float32 [B, Hq, L, 1]: the difference between logits of the original and of the stored keys.
     func shift(_ queries: MLXArray, scale: Float) -> MLXArray {
@@ -76,11 +73,12 @@ extension Frame {
         return products.reshaped(batch, heads, length, 1)
     }
 
-    private static func rotated(_ rows: MLXArray) -> MLXArray {
-        let missing = keptSize(rows.dim(-1)) - rows.dim(-1)
-        guard missing > 0 else { return turned(rows) }
+    /// Rows, or queries [B, Hq, L, D] for products with stored keys, rotated.
+    func rotated(_ rows: MLXArray) -> MLXArray {
+        let missing = Self.keptSize(rows.dim(-1)) - rows.dim(-1)
+        guard missing > 0 else { return Self.turned(rows) }
         let zeros = MLXArray.zeros(rows.shape.dropLast() + [missing], dtype: rows.dtype)
-        return turned(concatenated([rows, zeros], axis: -1))
+        return Self.turned(concatenated([rows, zeros], axis: -1))
     }
 
     private static func back(_ rows: MLXArray, _ centre: MLXArray) -> MLXArray {

@@ -74,7 +74,7 @@ extension H2OKVCache {
         _ table: inout RowTable
     ) throws -> MLXArray {
         let (packing, frame) = (table.tail.packing, table.frame)
-        let (asked, keys, values) = table.tail.read(by: frame?.query(queries) ?? queries)
+        let (asked, keys, values) = table.tail.read(by: frame?.rotated(queries) ?? queries)
         let shift = kind == .ema ? frame?.shift(queries, scale: scale) : nil
         let mask = shift.map { .array($0) } ?? mask
         let found = try attentionAndAccumulate(
@@ -92,7 +92,7 @@ extension H2OKVCache {
         _ mask: MLXFast.ScaledDotProductAttentionMaskMode, _ table: RowTable
     ) throws -> [MLXArray] {
         let segments = table.segments.filter { $0.length > 0 }
-        let asked = table.frame?.query(queries) ?? queries
+        let asked = table.frame?.rotated(queries) ?? queries
         let each = try segments.indices.map { index in
             let (queries, keys, values) = segments[index].read(by: asked)
             // The new rows are all in the last one.

@@ -14,11 +14,7 @@ extension H2OKVCache {
     ) throws {
         guard policy.needsScores else { return }
         let length = scores.dim(2)
-        // Only the queries that count get weights, unless some may still be taken back.
-        let counted = reach > 0 ? length : min(length, policy.chunkQueries ?? length)
-        let from = length - counted
-        let seen = policy.seen(
-            scores[0..., 0..., from...], lse: lse.map { $0[0..., 0..., from...] })
+        let seen = policy.seen(scores, lse: lse)
         let last = min(reach, length)
         if last < length {
             let rows = table.length - last

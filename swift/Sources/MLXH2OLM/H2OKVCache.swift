@@ -52,13 +52,6 @@ public class H2OKVCache {
         self.policy = policy ?? configuration.makePolicy()
     }
 
-    /// As ``init(_:policy:name:)``, with the default settings of `H2OConfiguration`.
-    ///
-    /// - Throws: `H2OError` if the settings do not fit
-    public convenience init(maxKVSize: Int = 256, name: String = "") throws {
-        self.init(try H2OConfiguration(.init(maxKVSize)), name: name)
-    }
-
     /// Evict rows if needed, append the new rows and return all rows for attention.
     ///
     /// If the cache is full, one token evicts `configuration.evictEvery` rows of each head, so that

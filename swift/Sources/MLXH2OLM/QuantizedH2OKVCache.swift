@@ -29,22 +29,6 @@ public final class QuantizedH2OKVCache: H2OKVCache {
         table?.segments[0].packing?.groupSize ?? configuration.format.kvGroupSize
     }
 
-    /// As ``H2OKVCache/append(keys:values:)``, but returns the rows as stored. For settings without
-    /// a frame or unquantised rows: only this module's attention reads these.
-    public func appendPacked(
-        keys: MLXArray, values: MLXArray
-    ) throws -> (keys: PackedRows, values: PackedRows) {
-        guard !configuration.format.isFramed, !configuration.format.hasTail else {
-            throw H2OError(
-                "QuantizedH2OKVCache.appendPacked",
-                "\(described) stores rows in a frame or unquantised, expected isFramed false and "
-                    + "denseSize 0.")
-        }
-        try appendRows(keys, values)
-        let (keys, values) = (packedKeys?.parts ?? [], packedValues?.parts ?? [])
-        return (.rows(of: keys.prefix(1).map(tied) + keys.dropFirst()), .rows(of: values))
-    }
-
     /// The stored keys that are quantised, in their frame if they have one.
     public var packedKeys: PackedRows? { table.map { .rows(of: $0.packed.keys.parts) } }
 

@@ -1,5 +1,6 @@
 import MLX
 import MLXH2O
+import MLXLMCommon
 
 // How a policy accumulates the scores of one attention: existing scores, or those of a chunk.
 
@@ -43,10 +44,11 @@ extension EvictionPolicy {
                 importance: importance, decay: averageDecay)
         }
         guard let chunkQueries else {
+            let (some, mask, times) = spread(queries, mask, rows: keys.dim(2))
             let mass = try prefillScores(
-                queries: queries, keys: keys, scale: scale, mask: mask, rowBias: bias, kind: .mass)
-            return try folded(
-                importance, positions, seen: mass.expandedDimensions(axis: 2), isMasked: true)
+                queries: some, keys: keys, scale: scale, mask: mask, rowBias: bias, kind: .mass)
+            let seen = (mass * times).expandedDimensions(axis: 2)
+            return try folded(importance, positions, seen: seen, isMasked: true)
         }
         let scores = try lastScores(
             queries, keys, scale: scale, mask: mask, bias: bias, count: chunkQueries)
@@ -81,6 +83,23 @@ func lastScores(
             mask: part(of: mask, first..<length, of: length), rowBias: bias
         ).1
     }
+}
+
+/// At least 512 of a chunk's queries, fewer than twice as many, at equal distances up to the last
+/// one, with their mask; and for how many queries each stands.
+private func spread(
+    _ queries: MLXArray, _ mask: MLXFast.ScaledDotProductAttentionMaskMode, rows: Int
+) -> (MLXArray, MLXFast.ScaledDotProductAttentionMaskMode, Float) {
+    let length = queries.dim(2)
+    let step = length / 512
+    guard step > 1 else { return (queries, mask, 1) }
+    let some = MLXArray(stride(from: (length - 1) % step, to: length, by: step).map(Int32.init))
+    var own = mask
+    if case .causal = mask { own = .array(createCausalMask(n: length, offset: rows - length)) }
+    if let every = own.mask, every.ndim > 1, every.dim(-2) == length {
+        own = .array(take(every, some, axis: -2))
+    }
+    return (take(queries, some, axis: 2), own, Float(length) / Float(some.size))
 }
 
 /// The part of a mask for some of the queries and the first `rows`; causal masks stay as they are.

@@ -101,18 +101,19 @@ private func attended(
     return output
 }
 
-/// Appends and attends: for few queries, a quantised cache returns packed rows.
+/// Appends and attends: for few queries over the packed rows of a quantised cache.
 private func attended(
     _ part: [MLXArray], _ cache: H2OKVCache, scale: Float,
     mask: MLXFast.ScaledDotProductAttentionMaskMode
 ) throws -> (MLXArray, MLXArray) {
-    if let cache = cache as? QuantizedH2OKVCache, part[0].dim(2) <= 8 {
-        let (keys, values) = try cache.appendPacked(keys: part[1], values: part[2])
+    let (keys, values) = try cache.append(keys: part[1], values: part[2])
+    if let cache = cache as? QuantizedH2OKVCache, part[0].dim(2) <= 8,
+        let keys = cache.packedKeys, let values = cache.packedValues
+    {
         return try MLXFast.scaledDotProductAttentionQuantizedWithScores(
             queries: part[0], keys: keys, values: values, scale: scale, bits: cache.bits,
             groupSize: cache.groupSize, valueBits: cache.configuration.format.valueBits, mask: mask)
     }
-    let (keys, values) = try cache.append(keys: part[1], values: part[2])
     return try MLXFast.scaledDotProductAttentionWithScores(
         queries: part[0], keys: keys, values: values, scale: scale, mask: mask)
 }

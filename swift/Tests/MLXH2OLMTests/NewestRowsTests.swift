@@ -151,15 +151,4 @@ import Testing
         cache.state = state
         #expect(cache.size == 60)
     }
-
-    @Test func unquantisedRowsAreNotHandedOutAsPacked() throws {
-        let (_, keys, values) = Tokens(count: 3, seed: 36).slice(0..<3)
-        let settings = try configuration(isFramed: false)
-        let cache = QuantizedH2OKVCache(settings)
-        let error = #expect(throws: H2OError.self) {
-            try cache.appendPacked(keys: keys, values: values)
-        }
-        #expect(error?.description.contains("expected isFramed false and denseSize 0") == true)
-        #expect(cache.offset == 0)
-    }
 }

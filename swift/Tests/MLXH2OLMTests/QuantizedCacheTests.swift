@@ -46,25 +46,16 @@ import Testing
             try configuration(.window, evictEvery: 1, bits: 4, valueBits: 8))
         for token in 0..<30 {
             let (_, keys, values) = tokens.slice(token..<token + 1)
-            let (packedKeys, packedValues) = try cache.appendPacked(keys: keys, values: values)
+            eval(try cache.append(keys: keys, values: values).keys)
+            let packedKeys = try #require(cache.packedKeys)
+            let packedValues = try #require(cache.packedValues)
             #expect(packedKeys.words.shape == [1, 2, min(16, token + 1), 4])
             #expect(packedValues.words.shape == [1, 2, min(16, token + 1), 8])
             #expect(packedKeys.scales.shape == [1, 2, min(16, token + 1), 1])
-            eval(packedKeys.words)
         }
         #expect((cache.bits, cache.groupSize) == (4, 32))
         // Words, scales and biases of 2 heads of 16 rows; positions of all but the newest.
         #expect(cache.nbytes == 2 * (16 * (16 + 32 + 4 * 4) + 15 * 4))
-    }
-
-    /// They mean nothing to attention that does not know their frame.
-    @Test func rowsInAFrameAreNotHandedOut() throws {
-        let cache = QuantizedH2OKVCache(try H2OConfiguration(.init(8), .affine(8)))
-        let error = #expect(throws: H2OError.self) {
-            try cache.appendPacked(keys: rows([1, 2, 1, 64]), values: rows([1, 2, 1, 64]))
-        }
-        #expect(error?.description.contains("expected isFramed false") == true)
-        #expect(cache.offset == 0)
     }
 
     @Test func widthsTakeTheGroupThatDividesThem() throws {

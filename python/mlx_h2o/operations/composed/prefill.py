@@ -13,6 +13,8 @@ from mlx_h2o.operations.requests import AttentionRequest, attention_request, las
 
 BLOCK_BYTES = 1 << 21
 """Most bytes of the float32 logits of a block, unless a single row or column takes more."""
+MASS_QUERIES = 512
+"""Caches estimate the mass of a chunk by at least this many of its queries."""
 _ON_A_GPU = 8
 """Blocks are this many times as large on a GPU, where each costs a dozen launches."""
 
@@ -46,6 +48,17 @@ def prefill_scores(
         given = importance[:, :, columns], scores
         parts.append(accumulating.accumulate_scores(*given, decay=decay, masked=request.hides))
     return mx.concatenate(parts, axis=2)
+
+
+def spread(request: AttentionRequest, count: int = MASS_QUERIES) -> tuple[AttentionRequest, float]:
+    """The request for at least ``count`` of its queries, fewer than twice as many, at equal
+    distances up to the last one; and for how many queries each stands."""
+    length = request.queries.shape[2]
+    if (step := length // count) < 2:
+        return request, 1.0
+    request = replace(composed.masked(request), causal=False)
+    some = part_of(request, slice((length - 1) % step, None, step), slice(None))
+    return some, length / some.queries.shape[2]
 
 
 def last_scores(
