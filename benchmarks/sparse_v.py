@@ -14,8 +14,7 @@ Nothing is timed: the composition does not show how fast a GPU is.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import mlx.core as mx
@@ -34,8 +33,7 @@ WORST = ("worst_dropped_mass", "bound_of_dropped_mass", "worst_error")
 """Figures whose maximum over all samples is kept; of others the mean."""
 
 
-@dataclass(frozen=True)
-class Sample:
+class Sample(NamedTuple):
     """Queries [1, Hq, 1, D] of one decode step, and float32 keys and values [1, Hkv, N, D]."""
 
     queries: mx.array
@@ -87,14 +85,9 @@ def attention(sample: Sample, packed: list[mx.array], bits: int, threshold: floa
     """out, scores and lse as float64, by the composed definition."""
     with mlx_h2o.use_backend("composed"):
         found = fast.scaled_dot_product_attention_quantized_with_scores(
-            sample.queries,
-            *packed,
-            scale=sample.scale,
-            bits=bits,
-            group_size=GROUP_SIZE,
-            sparse_v_threshold=threshold,
+            sample.queries, *packed, scale=sample.scale, bits=bits, sparse_v_threshold=threshold,
             return_lse=True,
-        )
+        )  # fmt: skip
     return [np.array(array).astype(np.float64) for array in found]
 
 
