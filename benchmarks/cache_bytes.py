@@ -12,8 +12,6 @@ heads and covers the last 128 queries of a chunk, beside arrays of all rows.
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -156,10 +154,6 @@ def process(name: str, tokens: int, budget: int, layers: int, length: int) -> di
 
 
 def main() -> None:
-    if "--arm" in sys.argv:  # the process of one cache
-        name, *numbers = sys.argv[2:]
-        print(json.dumps(process(name, *map(int, numbers))))
-        return
     args = common.arguments(__doc__, tokens=32768, layers=8)
     small = seed_setting()
     for name, one in small.items():
@@ -167,7 +161,7 @@ def main() -> None:
     large = {}
     for name in (FULL, *ARMS):
         numbers = args.tokens, 2048, args.layers, CHUNK
-        large[name] = common.in_a_process(__file__, "--arm", name, *numbers)
+        large[name] = common.in_a_process(process, name, *numbers)
         common.show(name, large[name])
     found = {"tokens": args.tokens, "budget": 2048, "layers": args.layers, "chunk": CHUNK}
     shape = {"kv_heads": HEADS, "head_size": SIZE, "dtype": "float16"}

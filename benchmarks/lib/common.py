@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -79,11 +79,10 @@ def memory(name: str, file: str = "self/status") -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
 
 
-def in_a_process(*command: Any) -> dict[str, Any]:
-    """The JSON that a script prints, run in its own process."""
-    given = [sys.executable, *map(str, command)]
-    found: dict[str, Any] = json.loads(subprocess.check_output(given, text=True))
-    return found
+def in_a_process(call: Callable[..., dict[str, Any]], *given: Any) -> dict[str, Any]:
+    """What a function returns in a new process, which imports its script again."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(call, *given).result()
 
 
 def show(name: str, figures: Mapping[str, Any]) -> None:
