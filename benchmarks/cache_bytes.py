@@ -93,14 +93,13 @@ def one_layer(name: str, tokens: int, budget: int) -> dict[str, Any]:
     chunk([cache], tokens - STEPS, 0)
     for index in range(STEPS):
         step([cache], 1 + index)
-    found = {"bytes": cache.nbytes, "rows": cache.size()}
-    if name == FULL:
-        return found
     arrays = [array for _, array in tree_flatten([cache.keys, cache.values])]
     groups = [a for a in arrays if a.shape[3] < SIZE and a.dtype != mx.uint32]
     scales = sum(array.nbytes for array in groups)
     stored = sum(array.nbytes for array in arrays)
-    return found | {
+    return {
+        "bytes": cache.nbytes,
+        "rows": cache.size(),
         "codes_or_numbers": stored - scales,
         "scales_and_biases": scales,
         "scores_positions_and_centres": cache.nbytes - stored,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models import qwen3
+from mlx_lm.utils import _get_classes
 
 import mlx_h2o
 from mlx_h2o.commands.parsing import new_file
@@ -24,20 +24,20 @@ from mlx_h2o.lm.files import write_text
 _LOAD = round(os.getloadavg()[0], 2)
 
 
-def qwen(**shape: Any) -> Any:
-    """A Qwen3 of this shape with random weights."""
+def random_model(model_type: str = "qwen3", **shape: Any) -> Any:
+    """A model of this type and shape with random weights."""
     mx.random.seed(0)
-    given = {"rms_norm_eps": 1e-6, "max_position_embeddings": 4096, "rope_theta": 50000.0}
-    return qwen3.Model(
-        qwen3.ModelArgs(model_type="qwen3", tie_word_embeddings=True, **given | shape)
-    )
+    usual = {"rms_norm_eps": 1e-6, "max_position_embeddings": 4096, "rope_theta": 50000.0}
+    usual |= {"model_type": model_type, "tie_word_embeddings": True}
+    model_class, args = _get_classes(usual)
+    return model_class(args.from_dict(usual | shape))
 
 
 MODELS: dict[str, Callable[[], Any]] = {
     "demo": lambda: mlx_h2o.load("demo")[0],  # 5.5 million parameters
     "random-100m": partial(
-        qwen, hidden_size=768, num_hidden_layers=14, intermediate_size=2048, num_attention_heads=12,
-        num_key_value_heads=4, head_dim=64, vocab_size=8192,
+        random_model, hidden_size=768, num_hidden_layers=14, intermediate_size=2048,
+        num_attention_heads=12, num_key_value_heads=4, head_dim=64, vocab_size=8192,
     ),
 }  # fmt: skip
 
