@@ -402,7 +402,7 @@ def test_a_table_shows_differences_to_the_full_cache(tiny):
     assert [row[1] for row in rows] == ["full", "kv8", "window", KEYDIFF.name]
     apart = paired(figures(result, KEYDIFF.name)["loss"], figures(result, "full")["loss"])
     assert rows[3][2].startswith(f"{apart.mean:+.3f} [") and rows[3][3].startswith("[")
-    assert rows[2][3] == "-"
+    assert rows[2][3] == "-" and report.markdown(["a|b"], []).startswith("| a\\|b |\n")
     one = evaluated(tiny, FEW[:2], settings=replace(SETTINGS, documents=1))
     assert float(report.rows(one)[1][1][2])  # one text has no interval
     mean = np.mean(figures(result, "window")["loss"])  # with no full cache to compare with
