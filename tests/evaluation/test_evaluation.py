@@ -196,7 +196,7 @@ def test_divergence_is_that_of_the_whole_distribution(demo):
 @pytest.mark.parametrize("wording", facts.WORDINGS)
 def test_facts_of_every_wording(demo, wording):
     drawn = facts.draw(demo[1], wording, 3, random.Random(1))
-    assert len({tuple(map(len, vars(one).values())) for one in drawn}) == 1
+    assert len({tuple(map(len, one)) for one in drawn}) == 1
     for one in drawn:
         places = range(len(one.line) - len(one.answer) + 1)
         assert any(one.line[start : start + len(one.answer)] == one.answer for start in places)

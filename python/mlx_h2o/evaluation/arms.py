@@ -30,6 +30,9 @@ PINNED = 32
 """First rows that stay when all others are evicted at random: the prompt of a text that is read
 token by token."""
 
+REFUSALS = AttributeError, RuntimeError, TypeError, ValueError
+"""What a model raises that cannot read an arm's caches, or cannot have them."""
+
 _OF_CACHES = {*NAMES, "length"} - {*setting_names()}  # not settings of a single cache
 
 
