@@ -17,7 +17,7 @@ import mlx_h2o
 from mlx_h2o.blas import slow_blas
 from mlx_h2o.demo import text as demo_text
 from mlx_h2o.evaluation import arms, facts, questions, reading, report
-from mlx_h2o.evaluation.questions import PROMPT, Settings
+from mlx_h2o.evaluation.questions import Settings
 from mlx_h2o.evaluation.run import evaluate as evaluation
 from mlx_h2o.evaluation.speed import timed
 from mlx_h2o.evaluation.statistics import in_turns, paired, ratios
@@ -157,7 +157,7 @@ def test_texts_side_by_side_are_as_alone_and_full_is_the_reference(tiny):
     caches = arms.Sizes(model).made(KEYDIFF, 72, nbytes)
     texts = questions.windows(tokenizer, [("one", TEXT)], count=2, length=72)
     for text, loss in zip(texts, figures(result, KEYDIFF.name)["loss"], strict=True):
-        alone = losses(model, caches.make(), text, first=PROMPT)
+        alone = losses(model, caches.make(), text, first=arms.PROMPT)
         assert loss == pytest.approx(alone.mean(), abs=1e-3)
     # In chunks tokens also see their chunk: here the rest of the text.
     whole = figures(result, "full", "chunks")["loss"]
