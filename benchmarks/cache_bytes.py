@@ -12,8 +12,6 @@ heads and covers the last 128 queries of a chunk, beside arrays of all rows.
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -95,14 +93,13 @@ def one_layer(name: str, tokens: int, budget: int) -> dict[str, Any]:
     chunk([cache], tokens - STEPS, 0)
     for index in range(STEPS):
         step([cache], 1 + index)
-    found = {"bytes": cache.nbytes, "rows": cache.size()}
-    if name == FULL:
-        return found
     arrays = [array for _, array in tree_flatten([cache.keys, cache.values])]
     groups = [a for a in arrays if a.shape[3] < SIZE and a.dtype != mx.uint32]
     scales = sum(array.nbytes for array in groups)
     stored = sum(array.nbytes for array in arrays)
-    return found | {
+    return {
+        "bytes": cache.nbytes,
+        "rows": cache.size(),
         "codes_or_numbers": stored - scales,
         "scales_and_biases": scales,
         "scores_positions_and_centres": cache.nbytes - stored,
@@ -156,10 +153,6 @@ def process(name: str, tokens: int, budget: int, layers: int, length: int) -> di
 
 
 def main() -> None:
-    if "--arm" in sys.argv:  # the process of one cache
-        name, *numbers = sys.argv[2:]
-        print(json.dumps(process(name, *map(int, numbers))))
-        return
     args = common.arguments(__doc__, tokens=32768, layers=8)
     small = seed_setting()
     for name, one in small.items():
@@ -167,7 +160,7 @@ def main() -> None:
     large = {}
     for name in (FULL, *ARMS):
         numbers = args.tokens, 2048, args.layers, CHUNK
-        large[name] = common.in_a_process(__file__, "--arm", name, *numbers)
+        large[name] = common.in_a_process(process, name, *numbers)
         common.show(name, large[name])
     found = {"tokens": args.tokens, "budget": 2048, "layers": args.layers, "chunk": CHUNK}
     shape = {"kv_heads": HEADS, "head_size": SIZE, "dtype": "float16"}

@@ -27,19 +27,17 @@ import mlx_h2o
 from lib import common
 from mlx_h2o import _core
 from mlx_h2o.evaluation.statistics import in_turns, ratios, spread
-from mlx_h2o.operations import native
-from mlx_h2o.operations.requests import attention_request
+from mlx_h2o.operations.backends import resolve
 
 COLD_BYTES = 256 << 20
 HEADS, KV_HEADS, WIDTH = 16, 8, 128
 SCALE = WIDTH**-0.5
-GROUP = 64
 THRESHOLD = 1e-6
 PARTS = ("dense", "packed", "sparse", "bias")
 DTYPES = {"float16": mx.float16, "bfloat16": mx.bfloat16, "float32": mx.float32}
 
 Layer = tuple[Any, Any]  # keys and values: an array each, or packed words, scales and biases
-Run = Callable[[mx.array, Layer], Any]
+Run = Callable[..., Any]  # called with queries, keys and values
 Compared = list[tuple[str, str, str]]
 """A title and two arms: the time of the first divided by that of the second."""
 
@@ -56,45 +54,26 @@ class Arm:
     def __call__(self) -> float:
         mlx_h2o.set_threads(self.threads)
         start = time.perf_counter()
-        mx.eval([self.run(self.queries, layer) for layer in self.layers])
+        mx.eval([self.run(self.queries, *layer) for layer in self.layers])
         return (time.perf_counter() - start) / len(self.layers)
 
 
-def ours(scores: bool = False, **given: Any) -> Run:
+def ours(*rows: Any, **given: Any) -> Any:
     """Makes the same calls with and without scores, so that a ratio compares the kernels."""
-
-    def run(queries: mx.array, layer: Layer) -> Any:
-        request = attention_request(queries, *layer, scale=SCALE, return_scores=scores, **given)
-        out, found, *_ = native.BACKEND.attend(request)
-        return (out, found) if scores else out
-
-    return run
+    return resolve().attention(*rows, scale=SCALE, **given)[:2]
 
 
-def packed(bits: int, scores: bool = False, **given: Any) -> Run:
-    return ours(scores, bits=bits, group_size=GROUP, **given)
-
-
-def plain_read(queries: mx.array, layer: Layer) -> list[mx.array]:
+def plain_read(queries: mx.array, *layer: Any) -> list[mx.array]:
     _core.plain_read(arrays(layer))
     return []
 
 
-def stock(queries: mx.array, layer: Layer) -> mx.array:
-    return mx.fast.scaled_dot_product_attention(queries, *layer, scale=SCALE, mask=None)
+with_scores = partial(ours, return_scores=True)
+stock = partial(mx.fast.scaled_dot_product_attention, scale=SCALE, mask=None)
+stock_packed = partial(quantized_scaled_dot_product_attention, scale=SCALE, mask=None)
 
 
-def stock_packed(bits: int) -> Run:
-    def run(queries: mx.array, layer: Layer) -> mx.array:
-        out: mx.array = quantized_scaled_dot_product_attention(
-            queries, *layer, scale=SCALE, mask=None, group_size=GROUP, bits=bits
-        )
-        return out
-
-    return run
-
-
-def arrays(layer: Layer) -> list[mx.array]:
+def arrays(layer: Sequence[Any]) -> list[mx.array]:
     return [one for side in layer for one in (side if isinstance(side, tuple) else (side,))]
 
 
@@ -108,20 +87,16 @@ def random_rows(rows: int, dtype: mx.Dtype) -> mx.array:
     return mx.contiguous(mx.concatenate([block] * (rows // block.shape[2]), axis=2))
 
 
-def random_queries(heads: int = HEADS, dtype: mx.Dtype = mx.float16) -> mx.array:
-    return mx.random.normal((1, heads, 1, WIDTH)).astype(dtype)
+def random_queries(dtype: mx.Dtype = mx.float16) -> mx.array:
+    return mx.random.normal((1, HEADS, 1, WIDTH)).astype(dtype)
 
 
 def dense_layer(rows: int, dtype: mx.Dtype) -> Layer:
     return random_rows(rows, dtype), random_rows(rows, dtype)
 
 
-def quantised(rows: mx.array, bits: int) -> tuple[mx.array, ...]:
-    return tuple(mx.quantize(rows, group_size=GROUP, bits=bits))
-
-
 def packed_layer(rows: int, bits: int) -> Layer:
-    keys, values = (quantised(random_rows(rows, mx.float16), bits) for _ in range(2))
+    keys, values = (tuple(mx.quantize(one, bits=bits)) for one in dense_layer(rows, mx.float16))
     return keys, values
 
 
@@ -130,7 +105,7 @@ def heavy_layer(rows: int) -> Layer:
     keys = 0.1 * random_rows(rows, mx.float32)
     first = mx.where(mx.random.uniform(shape=(rows, 1)) < 0.1, 1.0, -1.0)
     keys = mx.concatenate([mx.broadcast_to(first, (*keys.shape[:3], 1)), keys[..., 1:]], axis=-1)
-    return quantised(keys.astype(mx.float16), 8), packed_layer(rows, 8)[1]
+    return tuple(mx.quantize(keys.astype(mx.float16), bits=8)), packed_layer(rows, 8)[1]
 
 
 def heavy_queries() -> mx.array:
@@ -156,30 +131,26 @@ def case(
     title: str,
     rows: int,
     arms: dict[str, Arm],
-    slow: dict[str, Arm],
     compare: Compared,
     threads: Sequence[int],
     repeats: int,
 ) -> dict[str, Any]:
-    """Figures of ``arms`` with each number of threads, of ``slow`` ones with the most."""
-    every = {name: replace(arm, threads=max(threads)) for name, arm in slow.items()} | {
-        f"{name}, {n}": replace(arm, threads=n) for n in threads for name, arm in arms.items()
-    }
+    """Figures of the arms with each number of threads."""
+    every = {f"{name}, {n}": replace(arm, threads=n) for n in threads for name, arm in arms.items()}
     in_turns(every, 1)  # warms up
     turns = in_turns(every, repeats)
     best = {name: min(found) for name, found in turns.items()}
-    rates = {name: size_of(arm.layers[0]) / best[name] / 1e9 for name, arm in every.items()}
-    found: dict[str, Any] = {
-        name: {
+    found: dict[str, Any] = {}
+    for name, own in turns.items():
+        speed = size_of(every[name].layers[0]) / best[name] / 1e9
+        found[name] = {
             "microseconds": spread([1e6 * seconds for seconds in own], 1),
-            "best_gigabytes_per_second": round(rates[name], 2),
+            "best_gigabytes_per_second": round(speed, 2),
         }
-        for name, own in turns.items()
-    }
     compared = {}
     for what, *pair in compare:
         for n in threads:
-            one, other = (name if name in slow else f"{name}, {n}" for name in pair)
+            one, other = (f"{name}, {n}" for name in pair)
             compared[f"{what}, {n}"] = ratios(turns[one], turns[other], 3) | {
                 "of_best_times": round(best[one] / best[other], 3)
             }
@@ -188,31 +159,32 @@ def case(
 
 def dense_case(name: str, rows: int, *settings: Any) -> Any:
     layers = make_layers(partial(dense_layer, rows, DTYPES[name]))
-    queries = random_queries(dtype=DTYPES[name])
+    queries = random_queries(DTYPES[name])
     arms = {
         "plain read": Arm(plain_read, queries, layers),
-        "ours": Arm(ours(), queries, layers),
-        "ours with scores": Arm(ours(scores=True), queries, layers),
+        "ours": Arm(ours, queries, layers),
+        "ours with scores": Arm(with_scores, queries, layers),
+        "mx.fast": Arm(stock, queries, few(layers)),
     }
     compare = [
         ("share of plain read", "plain read", "ours"),
         ("scores on / off", "ours with scores", "ours"),
         ("mx.fast / ours", "mx.fast", "ours"),
     ]
-    slow = {"mx.fast": Arm(stock, queries, few(layers))}
-    return case(f"dense {name}", rows, arms, slow, compare, *settings)
+    return case(f"dense {name}", rows, arms, compare, *settings)
 
 
 def packed_case(rows: int, *settings: Any) -> Any:
     queries = random_queries()
     dense = make_layers(partial(dense_layer, rows, mx.float16))
-    arms, slow, compare = {"float16": Arm(ours(), queries, dense)}, {}, []
+    arms, compare = {"float16": Arm(ours, queries, dense)}, []
     for bits in (8, 4):
         layers, own = make_layers(partial(packed_layer, rows, bits)), f"{bits} bits"
+        of = {"bits": bits, "v_bits": bits}
         arms |= {
             f"plain read {own}": Arm(plain_read, queries, layers),
-            own: Arm(packed(bits), queries, layers),
-            f"{own} with scores": Arm(packed(bits, True), queries, layers),
+            own: Arm(partial(ours, **of), queries, layers),
+            f"{own} with scores": Arm(partial(with_scores, **of), queries, layers),
         }
         compare += [
             (f"{own} / float16", own, "float16"),
@@ -220,20 +192,19 @@ def packed_case(rows: int, *settings: Any) -> Any:
             (f"scores on / off, {own}", f"{own} with scores", own),
         ]
         if rows <= 16384:
-            slow[f"mlx_lm {own}"] = Arm(stock_packed(bits), queries, layers[:1])
+            arms[f"mlx_lm {own}"] = Arm(partial(stock_packed, bits=bits), queries, layers[:1])
             compare.append((f"mlx_lm / ours, {own}", f"mlx_lm {own}", own))
-    return case("8 and 4 bits, float16", rows, arms, slow, compare, *settings)
+    return case("8 and 4 bits, float16", rows, arms, compare, *settings)
 
 
 def sparse_case(rows: int, *settings: Any) -> Any:
     layers, queries = make_layers(partial(heavy_layer, rows)), heavy_queries()
-    sparse = {"sparse_v_threshold": THRESHOLD}
-    arms = {"off": Arm(packed(8), queries, layers), "on": Arm(packed(8, **sparse), queries, layers)}
-    given: dict[str, Any] = {"scale": SCALE, "return_skipped": True, **sparse}
-    skipped = native.BACKEND.attend(attention_request(queries, *layers[0], **given))[3]
-    assert skipped is not None
+    sparse = partial(ours, sparse_v_threshold=THRESHOLD)
+    arms = {"off": Arm(ours, queries, layers), "on": Arm(sparse, queries, layers)}
+    given = {"scale": SCALE, "sparse_v_threshold": THRESHOLD, "return_skipped": True}
+    skipped = resolve().attention(queries, *layers[0], **given)[3]
     title = "sparse V, 8 bits, 90 % of the rows below the threshold"
-    found = case(title, rows, arms, {}, [("off / on", "off", "on")], *settings)
+    found = case(title, rows, arms, [("off / on", "off", "on")], *settings)
     return found | {"share_skipped": round(skipped.mean().item(), 4)}
 
 
@@ -242,14 +213,13 @@ def bias_case(rows: int, *settings: Any) -> Any:
     queries = random_queries()
     bias = mx.log(mx.random.randint(1, 9, (1, KV_HEADS, rows)).astype(mx.float32))
     mx.eval(queries, bias)
-    dense, eight = partial(dense_layer, rows, mx.float16), partial(packed_layer, rows, 8)
     arms, compare = {}, []
-    for form, make, run in (("float16", dense, ours), ("8 bits", eight, partial(packed, 8))):
-        layers = make_layers(make)
-        arms[form] = Arm(run(), queries, layers)
-        arms[f"{form} with bias"] = Arm(run(row_bias=bias), queries, layers)
+    for form, make, of in (("float16", dense_layer, mx.float16), ("8 bits", packed_layer, 8)):
+        layers = make_layers(partial(make, rows, of))
+        arms[form] = Arm(ours, queries, layers)
+        arms[f"{form} with bias"] = Arm(partial(ours, row_bias=bias), queries, layers)
         compare.append((f"bias on / off, {form}", f"{form} with bias", form))
-    return case("bias of rows, float16 and 8 bits", rows, arms, {}, compare, *settings)
+    return case("bias of rows, float16 and 8 bits", rows, arms, compare, *settings)
 
 
 def cases(parts: Sequence[str], *settings: Any) -> Iterator[Any]:
@@ -285,7 +255,7 @@ def main() -> None:
             for name, found in (*run["arms"].items(), *run["ratios"].items()):
                 common.show(name, found)
             mx.clear_cache()
-    shape = {"B": 1, "Hq": HEADS, "Hkv": KV_HEADS, "D": WIDTH, "group_size": GROUP}
+    shape = {"B": 1, "Hq": HEADS, "Hkv": KV_HEADS, "D": WIDTH, "group_size": 64}
     found = common.described({"repeats": args.repeats, "shape": shape, "runs": runs})
     common.write(args.json, found if old is None else merged(old, found))
 

@@ -10,7 +10,6 @@ since the model was loaded. One process answers every prompt alone. Random weigh
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 import time
@@ -35,7 +34,7 @@ SHAPE = {
 
 def small_model() -> Any:
     """Few layers, because MLX's matrix products on a CPU are slow; heads as in larger models."""
-    model = common.qwen(**SHAPE)
+    model = common.random_model(**SHAPE)
     # Large weights, so that attention is not flat and answers do not repeat one token.
     model.apply(lambda weight: 3 * weight if weight.ndim == 2 else weight)
     mx.eval(model.parameters())
@@ -65,13 +64,13 @@ def prompts_of(args: Any) -> list[list[int]]:
     return [prefix + end[: 24 + place % 17] for place, end in enumerate(ends)]
 
 
-def run(args: Any) -> dict[str, Any]:
+def run(args: Any, arm: str) -> dict[str, Any]:
     """The results of one process."""
     model, prompts, tokenizer = small_model(), prompts_of(args), mlx_h2o.load("demo")[1]
     tokenizer.eos_token_ids = set()  # all answers have the same length
     settings = {"max_kv_size": args.prefix + args.own_rows, "prefix_size": args.prefix}
     step = {"prefill_step_size": args.step}
-    if args.arm == "alone":
+    if arm == "alone":
         given = {"max_tokens": args.tokens, "policy": args.policy, **settings, **step}
         each = (mlx_h2o.stream_generate(model, tokenizer, prompt, **given) for prompt in prompts)
         return {"answers": [[piece.token for piece in answer] for answer in each]}
@@ -102,7 +101,7 @@ def run(args: Any) -> dict[str, Any]:
     mx.reset_peak_memory()
     before, held = pss(), mx.get_active_memory()
     begun = time.perf_counter()
-    shared = args.arm == "shared"
+    shared = arm == "shared"
     answers = answer(prompts, args.tokens, share_prefix=shared, sampler=greedy, **settings)
     gaps = [1e3 * (one - other) for one, other in zip(times[1:], times, strict=False)]
     return found | {
@@ -117,12 +116,9 @@ def run(args: Any) -> dict[str, Any]:
 def main() -> None:
     args = common.arguments(
         __doc__, sequences=16, prefix=1024, own_rows=48, tokens=32, step=256, policy="keydiff",
-        repeats=5, arm="",
+        repeats=5,
     )  # fmt: skip
-    if args.arm:
-        print(json.dumps(run(args)))
-        return
-    process = partial(common.in_a_process, __file__, *sys.argv[1:], "--arm")
+    process = partial(common.in_a_process, run, args)
     runs = in_turns({arm: partial(process, arm) for arm in ARMS}, args.repeats)
     alone = process("alone")["answers"]
     arms: dict[str, Any] = {}

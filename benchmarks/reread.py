@@ -21,7 +21,7 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from mlx_lm.models import cache, gemma3_text, lfm2
+from mlx_lm.models import cache
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
@@ -35,33 +35,23 @@ from mlx_h2o.serving.request import Request
 from mlx_h2o.serving.snapshots import Snapshots
 
 MARK, VOCABULARY, STEP, ANSWER = 1, 512, 512, 120
-
-
-def model_of(kind: str) -> Any:
-    """A model of four layers, and the settings of our caches."""
-    mx.random.seed(3)
-    size: dict[str, Any] = {
-        "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "vocab_size": VOCABULARY,
-    }  # fmt: skip
-    wide: dict[str, Any] = {"intermediate_size": 128, "head_dim": 16, "rms_norm_eps": 1e-6}
-    if kind == "full attention":
-        return common.qwen(**size, **wide, max_position_embeddings=8192, rope_theta=1e4)
-    if kind == "sliding windows":
-        return gemma3_text.Model(
-            gemma3_text.ModelArgs(
-                model_type="gemma3_text", **size, **wide, sliding_window=128,
-                sliding_window_pattern=4,
-            )
-        )  # fmt: skip
-    return lfm2.Model(
-        lfm2.ModelArgs(
-            model_type="lfm2", **size, max_position_embeddings=8192, norm_eps=1e-6,
-            conv_bias=False, conv_L_cache=3, block_dim=64, block_ff_dim=128,
-            block_multiple_of=8, block_ffn_dim_multiplier=1.0, block_auto_adjust_ff_dim=False,
-            rope_theta=1e4, layer_types=["conv", "full_attention"] * 2,
-        )
-    )  # fmt: skip
+SHAPE = {
+    "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "vocab_size": VOCABULARY, "intermediate_size": 128, "head_dim": 16,
+    "max_position_embeddings": 8192, "rope_theta": 1e4,
+}  # fmt: skip
+KINDS: dict[str, dict[str, Any]] = {
+    "full attention": {},
+    "sliding windows": {
+        "model_type": "gemma3_text", "sliding_window": 128, "sliding_window_pattern": 4,
+    },
+    "convolutions": {
+        "model_type": "lfm2", "norm_eps": 1e-6, "conv_bias": False, "conv_L_cache": 3,
+        "block_dim": 64, "block_ff_dim": 128, "block_multiple_of": 8,
+        "block_ffn_dim_multiplier": 1.0, "block_auto_adjust_ff_dim": False,
+        "layer_types": ["conv", "full_attention"] * 2,
+    },
+}  # fmt: skip
 
 
 def conversation() -> list[list[int]]:
@@ -145,7 +135,7 @@ class Ours:
 
     def keep(self) -> Any:
         self.ask([2], [], 1)  # then the previous answer has been kept
-        kept = self.engine.snapshots
+        kept = [*self.engine.snapshots]  # at once: the engine keeps this answer too
         return [(np.frombuffer(one.key, ">u4"), copy.deepcopy(one.content)) for one in kept]
 
     def restore(self, kept: Any) -> None:
@@ -166,7 +156,7 @@ class Ours:
 
 def measure(kind: str, repeats: int) -> list[dict[str, Any]]:
     """Results for each edit of the conversation, with models of this kind."""
-    stock, ours = model_of(kind), model_of(kind)
+    stock, ours = (common.random_model(**SHAPE | KINDS[kind]) for _ in range(2))
     mx.eval(stock.parameters(), ours.parameters())
     bounded = 256 if kind == "full attention" else None
     arms: dict[str, Any] = {"stock": Stock(stock), "ours": Ours(ours, max_kv_size=bounded)}
@@ -194,8 +184,7 @@ def measure(kind: str, repeats: int) -> list[dict[str, Any]]:
 
 def main() -> None:
     args = common.arguments(__doc__, repeats=5)
-    kinds = ("full attention", "sliding windows", "convolutions")
-    rows = [row for kind in kinds for row in measure(kind, args.repeats)]
+    rows = [row for kind in KINDS for row in measure(kind, args.repeats)]
     tokens = sum(map(len, conversation()))
     common.save(args.json, {"prompt_tokens": tokens, "repeats": args.repeats, "rows": rows})
 

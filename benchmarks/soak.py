@@ -162,12 +162,8 @@ def server(folder: Path, *flags: str) -> Iterator[tuple[openai.OpenAI, subproces
     """A client of a new server, and the server's process, which must end with status 0."""
     given = (*FLAGS.split(), "--cache-dir", str(folder / "prompts"), *flags)
     with servers.server(*given, log=folder / "log") as (port, process):
-        yield (
-            openai.OpenAI(
-                base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0, timeout=900
-            ),
-            process,
-        )
+        root = f"http://127.0.0.1:{port}/v1"
+        yield openai.OpenAI(base_url=root, api_key="none", max_retries=0, timeout=900), process
     if process.returncode != 0:
         raise SystemExit(f"the server ended with status {process.returncode}")
 
@@ -179,13 +175,13 @@ class Load:
         self, client: openai.OpenAI, texts: list[Request], chats: list[Any], most: int
     ) -> None:
         self.client, self.texts, self.chats, self.most = client, texts, chats, most
-        self.asked = 0
-        self.counts: collections.Counter[str] = collections.Counter()
+        # Clients append to these at the same time.
+        self.asked: list[str] = []
+        self.counted: list[str] = []
         self.first: list[float] = []
         self.other: list[dict[str, Any]] = []
         self.lost: list[str] = []
         self.ended = threading.Event()
-        self._lock = threading.Lock()
 
     def ask_on(self, number: int) -> None:
         rng = random.Random(number)
@@ -193,20 +189,18 @@ class Load:
             kind = rng.choices(["text", "chat", "left", "sampled", "wrong"], [50, 20, 15, 10, 5])[0]
             try:
                 getattr(self, kind)(rng)
-                self.count(kind)
+                self.counted.append(kind)
             except openai.OpenAIError as error:
                 self.lost.append(f"{kind}: {error!r}")
 
     def send(self, request: Request, **given: Any) -> Answer:
-        with self._lock:
-            self.asked += 1
-            if self.asked >= self.most:
-                self.ended.set()
-        return send(self.client, request, **given)
-
-    def count(self, kind: str) -> None:
-        with self._lock:
-            self.counts[kind] += 1
+        self.asked.append(request.name)
+        if len(self.asked) >= self.most:
+            self.ended.set()
+        found = send(self.client, request, **given)
+        if found.first is not None:
+            self.first.append(found.first)
+        return found
 
     def text(self, rng: random.Random) -> None:
         self.compare(self.any_text(rng), rng)
@@ -226,7 +220,7 @@ class Load:
     def sampled(self, rng: random.Random) -> None:
         one = self.any_text(rng)
         warm = Request(one.name, **{**one.body, "temperature": 0.8, "top_p": 0.9})
-        self.take(self.send(warm, stream=True))
+        self.send(warm, stream=True)
 
     def wrong(self, rng: random.Random) -> None:
         body = rng.choice([{"prompt": ""}, {"prompt": "a", "stop": [1]}, {"messages": []}])
@@ -239,7 +233,6 @@ class Load:
     def compare(self, request: Request, rng: random.Random, leave: int | None = None) -> None:
         streamed = leave is not None or rng.random() < 0.6
         found = self.send(request, stream=streamed, leave=leave)
-        self.take(found)
         expected = request.expected(found.cached)
         if leave is not None and not found.whole:
             texts = request.alone.values()  # the usage, which tells them apart, comes last
@@ -247,13 +240,9 @@ class Load:
                 self.differs(request, found.text, str(expected))
         elif not found.whole or expected not in (None, found.text):
             self.differs(request, found.text, str(expected), found.cached)
-        self.count("from elsewhere" if expected is None else "compared")
+        self.counted.append("from elsewhere" if expected is None else "compared")
         if found.cached:
-            self.count("found rows")
-
-    def take(self, found: Answer) -> None:
-        if found.first is not None:
-            self.first.append(found.first)
+            self.counted.append("found rows")
 
     def differs(self, request: Request, found: str, expected: str, cached: int = 0) -> None:
         said = {"request": request.name, "found": found, "expected": expected}
@@ -325,7 +314,8 @@ def main() -> None:
                 while not load.ended.wait(min(60, args.seconds)):
                     if time.monotonic() - begun > args.seconds:
                         load.ended.set()
-                    state = (dict(load.counts), len(load.other), len(load.lost))
+                    counts = dict(collections.Counter(load.counted))
+                    state = (counts, len(load.other), len(load.lost))
                     print("counted {}, other {}, lost {}".format(*state), flush=True)
             seconds = time.monotonic() - begun
             for work in works:
@@ -340,8 +330,8 @@ def main() -> None:
         "seconds": round(seconds),
         "clients": args.clients,
         "flags": FLAGS,
-        "asked": load.asked,
-        "answers": dict(load.counts),
+        "asked": len(load.asked),
+        "answers": dict(collections.Counter(load.counted)),
         "other_answers": load.other,
         "lost": load.lost,
         "sigterm": at_the_end,

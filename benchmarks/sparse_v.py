@@ -14,8 +14,7 @@ Nothing is timed: the composition does not show how fast a GPU is.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import mlx.core as mx
@@ -26,7 +25,6 @@ import mlx_h2o
 from lib import common
 from mlx_h2o import demo, fast
 from mlx_h2o.evaluation.environment import environment
-from mlx_h2o.evaluation.report import markdown
 
 THRESHOLDS = (1e-4, 1e-5, 1e-6, 1e-7, 1e-8)
 GROUP_SIZE = 64
@@ -34,8 +32,7 @@ WORST = ("worst_dropped_mass", "bound_of_dropped_mass", "worst_error")
 """Figures whose maximum over all samples is kept; of others the mean."""
 
 
-@dataclass(frozen=True)
-class Sample:
+class Sample(NamedTuple):
     """Queries [1, Hq, 1, D] of one decode step, and float32 keys and values [1, Hkv, N, D]."""
 
     queries: mx.array
@@ -87,14 +84,9 @@ def attention(sample: Sample, packed: list[mx.array], bits: int, threshold: floa
     """out, scores and lse as float64, by the composed definition."""
     with mlx_h2o.use_backend("composed"):
         found = fast.scaled_dot_product_attention_quantized_with_scores(
-            sample.queries,
-            *packed,
-            scale=sample.scale,
-            bits=bits,
-            group_size=GROUP_SIZE,
-            sparse_v_threshold=threshold,
+            sample.queries, *packed, scale=sample.scale, bits=bits, sparse_v_threshold=threshold,
             return_lse=True,
-        )
+        )  # fmt: skip
     return [np.array(array).astype(np.float64) for array in found]
 
 
@@ -142,38 +134,6 @@ def ablation(samples: list[Sample], bits: int) -> dict[str, Any]:
             for threshold, each in found.items()
         ],
     }
-
-
-def table(result: dict[str, Any], threshold: float) -> str:
-    """A line per sample of 8 bits, for one threshold."""
-    columns = {
-        "pairs": "{pairs_below:.1%}", "rows": "{rows_skipped_exact:.1%}",
-        "worst dropped mass": "{worst_dropped_mass:.1e}", "worst error": "{worst_error:.1e}",
-        "mean error": "{mean_error:.1e}",
-    }  # fmt: skip
-    rows = [
-        [source["source"], f"{threshold:.0e}", *(form.format(**one) for form in columns.values())]
-        for source in result["sources"]
-        for one in source["thresholds"]
-        if (source["bits"], one["threshold"]) == (8, threshold)
-    ]
-    return markdown(["sample", "threshold", *columns], rows)
-
-
-def summary(result: dict[str, Any]) -> str:
-    """A line per threshold: the worst over all samples."""
-    rows = []
-    for threshold in THRESHOLDS:
-        found = [
-            (each["worst_error"] / source["worst_error_of_packing"], each["worst_dropped_mass"])
-            for source in result["sources"]
-            for each in source["thresholds"]
-            if each["threshold"] == threshold
-        ]
-        error, mass = (max(column) for column in zip(*found, strict=True))
-        rows.append([f"{threshold:.0e}", f"{error:.2g}", f"{mass:.1e}"])
-    head = ["threshold", "worst error, in parts of what packing itself errs", "worst dropped mass"]
-    return markdown(head, rows)
 
 
 def main() -> None:

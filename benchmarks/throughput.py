@@ -27,7 +27,6 @@ import mlx_lm
 
 from lib import common, servers
 from mlx_h2o import demo
-from mlx_h2o.evaluation.environment import environment
 from mlx_h2o.evaluation.statistics import in_turns, ratios, spread
 
 ARMS = {
@@ -116,7 +115,6 @@ def main() -> None:
             model = str(Path(folder) / "demo")
             mlx_lm.convert(str(demo.model_path()), model, dtype="float32")
         found = {"model": Path(args.model).name, "tokens": TOKENS, "rounds": [*ROUNDS.values()]}
-        found |= {"environment": environment()}
         common.save(args.json, found | {"peaks": peaks(model), "speeds": speeds(model)})
 
 

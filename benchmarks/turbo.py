@@ -3,9 +3,9 @@
     python benchmarks/turbo.py --json benchmarks/results/turbo.json
 
 The error compares the output of decode attention with float64 over the original rows, relative to
-the length of that output: the root mean square over all queries and heads. Rows are those of the
-demo model over its text, and random ones of 128 elements. Bytes count words, scales, biases and
-norms of a key and its value, for rows in float16.
+the length of that output: the root mean square over all queries and heads, on rows of the demo
+model over its text. Bytes count words, scales, biases and norms of a key and its value, for rows in
+float16.
 
 The time is that of one query over 16,384 rows, Hq = 16, Hkv = 8, D = 128, native, cycling through
 at least 256 MB of KV caches; arms take turns in rotating order, and a ratio compares a turn with
@@ -17,20 +17,12 @@ The effect on a model is measured by `mlx_h2o evaluate`, at equal bytes, with ar
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from native_attention import (
-    SCALE,
-    Arm,
-    Layer,
-    Run,
-    arrays,
-    dense_layer,
-    make_layers,
-    random_queries,
-)
+from native_attention import Arm, Layer, arrays, dense_layer, make_layers, ours, random_queries
 from sparse_v import Sample, demo_samples
 
 import mlx_h2o
@@ -40,7 +32,6 @@ from mlx_h2o.evaluation.statistics import in_turns, ratios, spread
 from mlx_h2o.operations.backends import resolve
 from mlx_h2o.operations.composed import turbo
 
-GROUP = 64
 AFFINE = {f"affine {bits}": (bits, bits) for bits in (8, 4, 3, 2)} | {"affine 8, 3": (8, 3)}
 FORMATS = ("turbo4", "turbo3", "turbo2", "turbo8v4", "turbo8v3", "turbo0v3", "turbo0v2")
 ARMS = ("float16", *AFFINE, *FORMATS)
@@ -60,10 +51,10 @@ def stored(name: str, keys: mx.array, values: mx.array) -> Stored:
         if width == 0:
             return rows
         if name in AFFINE or width == 8:
-            return tuple(mx.quantize(rows, group_size=GROUP, bits=width))
+            return tuple(mx.quantize(rows, bits=width))
         return tuple(resolve().encode_rows(rows, width, seed))
 
-    settings = {"bits": bits or 8, "v_bits": v_bits, "group_size": GROUP}
+    settings = {"bits": bits or 8, "v_bits": v_bits}
     return side(keys, bits, turbo.KEYS), side(values, v_bits, turbo.VALUES), settings
 
 
@@ -76,7 +67,7 @@ def bytes_of_a_row(rows: Layer) -> float:
 
 def exact(sample: Sample) -> np.ndarray:
     """The output in float64."""
-    q, k, v = (np.array(a.astype(mx.float32), np.float64) for a in _arrays(sample))
+    q, k, v = (np.array(a.astype(mx.float32), np.float64) for a in sample[:3])
     group = q.shape[1] // k.shape[1]
     k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
     logits = sample.scale * q @ k.swapaxes(2, 3)
@@ -84,44 +75,24 @@ def exact(sample: Sample) -> np.ndarray:
     return weights / weights.sum(axis=-1, keepdims=True) @ v
 
 
-def _arrays(sample: Sample) -> tuple[mx.array, mx.array, mx.array]:
-    return sample.queries, sample.keys, sample.values
-
-
 def errors(samples: list[Sample]) -> dict[str, Any]:
     """Bytes per row and the error of each arm."""
     found: dict[str, Any] = {}
     for name in ARMS:
-        wrong = length = 0.0
-        size = 0.0
+        wrong = length = size = 0.0
         for sample in samples:
-            q, k, v = (array.astype(mx.float16) for array in _arrays(sample))
-            rows = stored(name, k, v)
-            out = resolve().attention(
-                q.astype(mx.float32) if name != "float16" else q,
-                *_wide(rows),
-                scale=sample.scale,
-                **rows[2],
-            )[0]
+            q, k, v = (array.astype(mx.float16) for array in sample[:3])
+            keys, values, settings = stored(name, k, v)
+            size = bytes_of_a_row((keys, values))
+            if settings:  # then queries are float32, and so are unquantised keys beside codes
+                q = q.astype(mx.float32)
+                keys = keys.astype(mx.float32) if isinstance(keys, mx.array) else keys
+            out = resolve().attention(q, keys, values, scale=sample.scale, **settings)[0]
             expected = exact(sample)
             wrong += float(((np.array(out.astype(mx.float32)) - expected) ** 2).sum())
             length += float((expected**2).sum())
-            size = bytes_of_a_row(rows[:2])
         found[name] = {"bytes": size, "error": round((wrong / length) ** 0.5, 5)}
     return found
-
-
-def _wide(rows: Stored) -> tuple[Any, Any]:
-    """Keys and values; dense keys beside codes as float32, like the queries."""
-    keys, values, settings = rows
-    return keys.astype(mx.float32) if settings and isinstance(keys, mx.array) else keys, values
-
-
-def attention(settings: dict[str, Any]) -> Run:
-    def run(queries: mx.array, layer: Layer) -> mx.array:
-        return resolve().attention(queries, *layer, scale=SCALE, **settings)[0]
-
-    return run
 
 
 def times(rows: int, repeats: int, threads: int) -> dict[str, Any]:
@@ -130,7 +101,7 @@ def times(rows: int, repeats: int, threads: int) -> dict[str, Any]:
     for name in ARMS:
         layers = make_layers(lambda name=name: stored(name, *dense_layer(rows, mx.float16))[:2])
         settings = stored(name, *dense_layer(64, mx.float16))[2]
-        arms[name] = Arm(attention(settings), queries, layers, threads)
+        arms[name] = Arm(partial(ours, **settings), queries, layers, threads)
     in_turns(arms, 1)  # warms up
     turns = in_turns(arms, repeats)
     mlx_h2o.set_threads(before)
@@ -143,21 +114,14 @@ def times(rows: int, repeats: int, threads: int) -> dict[str, Any]:
     }
 
 
-def measure(steps: int, rows: int, repeats: int) -> dict[str, Any]:
-    """Errors on the demo model and on random rows, and times with one thread and with two."""
-    made = list(demo_samples(512, steps))
-    return {
-        "errors": {
-            f"demo model, {made[0].keys.shape[3]} elements": errors(made),
-        },
-        "rows": rows,
-        "times": {str(threads): times(rows, repeats, threads) for threads in (1, 2)},
-    }
-
-
 def main() -> None:
     args = common.arguments(__doc__, steps=8, rows=ROWS, repeats=15)
-    result = measure(args.steps, args.rows, args.repeats)
+    samples = list(demo_samples(512, args.steps))
+    result = {
+        "errors": {f"demo model, {samples[0].keys.shape[3]} elements": errors(samples)},
+        "rows": args.rows,
+        "times": {str(threads): times(args.rows, args.repeats, threads) for threads in (1, 2)},
+    }
     common.save(args.json, result)
     for kind in ("errors", "times"):
         for title, arms in result[kind].items():

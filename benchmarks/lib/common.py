@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models import qwen3
+from mlx_lm.utils import _get_classes
 
 import mlx_h2o
 from mlx_h2o.commands.parsing import new_file
@@ -24,20 +24,20 @@ from mlx_h2o.lm.files import write_text
 _LOAD = round(os.getloadavg()[0], 2)
 
 
-def qwen(**shape: Any) -> Any:
-    """A Qwen3 of this shape with random weights."""
+def random_model(model_type: str = "qwen3", **shape: Any) -> Any:
+    """A model of this type and shape with random weights."""
     mx.random.seed(0)
-    given = {"rms_norm_eps": 1e-6, "max_position_embeddings": 4096, "rope_theta": 50000.0}
-    return qwen3.Model(
-        qwen3.ModelArgs(model_type="qwen3", tie_word_embeddings=True, **given | shape)
-    )
+    usual = {"rms_norm_eps": 1e-6, "max_position_embeddings": 4096, "rope_theta": 50000.0}
+    usual |= {"model_type": model_type, "tie_word_embeddings": True}
+    model_class, args = _get_classes(usual)
+    return model_class(args.from_dict(usual | shape))
 
 
 MODELS: dict[str, Callable[[], Any]] = {
     "demo": lambda: mlx_h2o.load("demo")[0],  # 5.5 million parameters
     "random-100m": partial(
-        qwen, hidden_size=768, num_hidden_layers=14, intermediate_size=2048, num_attention_heads=12,
-        num_key_value_heads=4, head_dim=64, vocab_size=8192,
+        random_model, hidden_size=768, num_hidden_layers=14, intermediate_size=2048,
+        num_attention_heads=12, num_key_value_heads=4, head_dim=64, vocab_size=8192,
     ),
 }  # fmt: skip
 
@@ -79,11 +79,10 @@ def memory(name: str, file: str = "self/status") -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
 
 
-def in_a_process(*command: Any) -> dict[str, Any]:
-    """The JSON that a script prints, run in its own process."""
-    given = [sys.executable, *map(str, command)]
-    found: dict[str, Any] = json.loads(subprocess.check_output(given, text=True))
-    return found
+def in_a_process(call: Callable[..., dict[str, Any]], *given: Any) -> dict[str, Any]:
+    """What a function returns in a new process, which imports its script again."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(call, *given).result()
 
 
 def show(name: str, figures: Mapping[str, Any]) -> None:

@@ -56,7 +56,7 @@ def test_the_committed_result_is_of_these_bytes():
 def test_a_process_says_its_peaks(benchmark):
     if not Path("/proc/self/clear_refs").exists():
         pytest.skip("the peak of a process is reset through /proc, which is Linux's")
-    found = benchmark.common.in_a_process(benchmark.__file__, "--arm", "8 bits", 512, 128, 2, 128)
+    found = benchmark.common.in_a_process(benchmark.process, "8 bits", 512, 128, 2, 128)
     rows = 2 * 8 * 128 * (2 * BITS_8 + 4 + 4)
     centres = 2 * 8 * 2 * 128 * 2
     assert rows - 2 * 8 * 4 * GROUP <= found["bytes"] - centres <= rows

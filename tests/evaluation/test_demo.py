@@ -2,6 +2,7 @@
 
 import copy
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import mlx.core as mx
 import pytest
 
 from mlx_h2o import demo
+from mlx_h2o.cli import ended
 from mlx_h2o.demo import __main__ as command
 
 
@@ -76,9 +78,6 @@ SIZES = [f"--max-kv-bytes {size}" for size in ("9GB", "400", "much")]
 
 @pytest.mark.parametrize("typed", ["--model no/such/folder", *SIZES, "--facts 0", "--length 5000"])
 def test_wrong_arguments_are_refused(typed: str, capsys: pytest.CaptureFixture[str]) -> None:
-    try:
-        status = command.main(typed.split())
-    except SystemExit as exit_:
-        status = exit_.code
-    assert status == 2
-    assert "error" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        sys.exit(ended("demo", lambda: command.main(typed.split())))
+    assert capsys.readouterr().err.count("\n") == 1

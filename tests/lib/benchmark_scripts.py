@@ -1,6 +1,6 @@
 """The scripts of benchmarks/ and tools/ as modules, for tests of what they compute."""
 
-import importlib.util
+import importlib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,12 +14,8 @@ def script(name: str, folder: str = "benchmarks") -> Iterator[ModuleType]:
     """``folder``/``name``.py as a module, which can import its neighbours within the context."""
     beside = str(ROOT / folder)
     sys.path.insert(0, beside)
-    spec = importlib.util.spec_from_file_location(f"{name}_benchmark", f"{beside}/{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look for it there
     try:
-        spec.loader.exec_module(module)
-        yield module
+        yield importlib.import_module(name)
     finally:
-        del sys.modules[spec.name]
+        sys.modules.pop(name, None)
         sys.path.remove(beside)

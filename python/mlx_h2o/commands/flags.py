@@ -134,7 +134,7 @@ def cache_parser(
         groups: flags by the titles of their groups; "": flags outside of groups.
         defaults: as in :func:`add_flags`.
     """
-    found = OneLineParser(command, said, first)
+    found = OneLineParser(f"mlx_h2o {command}", said, first)
     for title, flags in (groups | _CACHE).items():
         add_flags(found.add_argument_group(title) if title else found, flags, **defaults)
     return found

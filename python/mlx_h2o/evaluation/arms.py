@@ -8,7 +8,7 @@ and the states of recurrences are the same in every arm.
 
 import copy
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
@@ -26,9 +26,12 @@ from ..lm.routing import evicting_caches
 KEEP = 4
 """First rows that mlx_lm's rotating cache never overwrites."""
 
-PINNED = 32
-"""First rows that stay when all others are evicted at random: the prompt of a text that is read
-token by token."""
+PROMPT = 32
+"""Tokens of a text that are read before the first is predicted. Their rows stay in "prompt-random",
+which evicts the others at random."""
+
+REFUSALS = AttributeError, RuntimeError, TypeError, ValueError
+"""What a model raises that cannot read an arm's caches, or cannot have them."""
 
 _OF_CACHES = {*NAMES, "length"} - {*setting_names()}  # not settings of a single cache
 
@@ -75,7 +78,7 @@ ARMS = {
         Arm("kv4", "stock", {"bits": 4}),
         *(_framed(*bits) for bits in ((8, 4), (8, 4, 8), (6, 5), (5, 4), (5, 4, 8))),
         Arm("random", settings=alone(policy="random")),
-        Arm("prompt-random", settings=alone(policy="random", sink_size=PINNED)),
+        Arm("prompt-random", settings=alone(policy="random", sink_size=PROMPT)),
         Arm("keydiff", settings=alone(policy="keydiff")),
         Arm("h2o-ema", settings=alone(policy="h2o-ema")),
         Arm("ours"),
@@ -137,8 +140,9 @@ class Sizes:
     def __init__(self, model: Any, seed: int = 0) -> None:
         self._model, self._seed, self._outline = model, seed, Outline(model, narrow=True)
         self._known: dict[tuple[str, int, int], ArmCaches] = {}
+        self._plain = stock_cache(model)
         (filled,) = self._outline.fed(stock_cache(model), 1)
-        rows = [part for one in self._growing(filled) for part in (one.keys, one.values)]
+        rows = [part for one in _growing(self._plain, filled) for part in (one.keys, one.values)]
         if not rows:
             raise ValueError("the model makes no plain KVCache, expected at least one to replace")
         self._group = 32 if any(part.shape[-1] % 64 for part in rows) else 64
@@ -179,7 +183,8 @@ class Sizes:
             settings.setdefault("random_seed", self._seed)
         if arm.sized:  # besides what the caches that do not grow take once they are full
             *_, full = self._outline.fed(stock_cache(self._model), FAR, 1)
-            settings["max_kv_bytes"] = total_bytes(full) - total_bytes(self._growing(full)) + nbytes
+            growing = [*_growing(self._plain, full)]
+            settings["max_kv_bytes"] = total_bytes(full) - total_bytes(growing) + nbytes
         return make_prompt_cache(cast(Any, self._outline), **settings)
 
     def _held(self, caches: list[Any], tokens: int) -> int:
@@ -189,15 +194,16 @@ class Sizes:
         evicting = (one.group for one in settings if one.max_kv_size and one.max_kv_size < tokens)
         steps = 1 + max(evicting, default=0)
         after = self._outline.fed(caches, max(1, tokens - steps), *[1] * steps)
-        return max(sum(_nbytes(one, tokens) for one in self._growing(own)) for own in after)
+        return max(sum(_nbytes(one, tokens) for one in _growing(self._plain, own)) for own in after)
 
-    def _growing(self, caches: list[Any]) -> list[Any]:
-        """Those in place of mlx_lm's caches that grow."""
-        pairs = [*zip(stock_cache(self._model), caches, strict=True)]
-        for one, own in pairs:
-            if type(one) is CacheList:
-                pairs += zip(one.caches, own.caches, strict=True)
-        return [own for one, own in pairs if type(one) is KVCache]
+
+def _growing(stock: Sequence[Any], caches: Sequence[Any]) -> Iterator[Any]:
+    """The caches in place of those of mlx_lm's that grow."""
+    for one, own in zip(stock, caches, strict=True):
+        if type(one) is CacheList:
+            yield from _growing(one.caches, own.caches)
+        elif type(one) is KVCache:
+            yield own
 
 
 def with_growing(model: Any, make: Callable[[], Any]) -> list[Any]:

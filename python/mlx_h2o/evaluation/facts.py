@@ -10,13 +10,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 Tokens = tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Fact:
+class Fact(NamedTuple):
     """A line to plant, its question, and the answer that must follow the question."""
 
     line: Tokens
@@ -69,7 +68,7 @@ def draw(tokenizer: Any, wording: str, count: int, chance: random.Random) -> lis
             break
         for _ in range(8):  # some values have other numbers of tokens
             fact = _fact(tokenizer, wording, key, chance.choice(words), chance)
-            if _counts(fact) == lengths:
+            if tuple(map(len, fact)) == lengths:
                 found.append(fact)
                 break
     if len(found) < count:
@@ -108,19 +107,15 @@ def _fact(tokenizer: Any, wording: str, key: str, word: str, chance: random.Rand
     return Fact((*line, *answer, *end), asked, answer)
 
 
-def _counts(fact: Fact) -> tuple[int, int, int]:
-    return len(fact.line), len(fact.question), len(fact.answer)
-
-
 @lru_cache(maxsize=64)
-def _lengths(tokenizer: Any, wording: str) -> tuple[int, int, int]:
+def _lengths(tokenizer: Any, wording: str) -> tuple[int, ...]:
     """The most common numbers of tokens of facts in this wording."""
     chance, words = random.Random(wording), _words(tokenizer)
     facts = (
         _fact(tokenizer, wording, chance.choice(words), chance.choice(words), chance)
         for _ in range(64)
     )
-    return Counter(map(_counts, facts)).most_common(1)[0][0]
+    return Counter(tuple(map(len, fact)) for fact in facts).most_common(1)[0][0]
 
 
 def encode(tokenizer: Any, text: str) -> Tokens:

@@ -12,11 +12,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from ..errors import check_int
-from .arms import PINNED
+from .arms import PROMPT
 from .facts import WORDINGS, Fact, Tokens, continued, draw, encode, insert
-
-PROMPT = PINNED
-"""Tokens of a text that are read before the first is predicted."""
 
 
 @dataclass(frozen=True)

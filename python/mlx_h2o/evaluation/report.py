@@ -26,7 +26,7 @@ _COLUMNS = {
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[Any]], texts: int = 1) -> str:
     """A table that terminals can show too; the first columns are texts, the others numbers."""
-    cells = [[*map(str, row)] for row in (head, *rows)]
+    cells = [[str(one).replace("|", "\\|") for one in row] for row in (head, *rows)]
     widths = [max(3, *map(len, column)) for column in zip(*cells, strict=True)]
     rule = ["-" * n if at < texts else "-" * (n - 1) + ":" for at, n in enumerate(widths)]
     cells.insert(1, rule)

@@ -16,7 +16,7 @@ from mlx.nn.layers.linear import Linear
 from ..lm.files import write_text
 from ..lm.models import fingerprint
 from ..lm.routing import context_length
-from .arms import ARMS, DEFAULT, Arm, Sizes
+from .arms import ARMS, DEFAULT, REFUSALS, Arm, Sizes
 from .environment import environment
 from .questions import Settings
 from .reading import Progress
@@ -137,7 +137,7 @@ def _measured(
         if arm.kind == "full" and case.full is not None:
             return {"bytes": made.nbytes, "figures": case.full()}
         return {"bytes": made.nbytes, "figures": case.measure(made.make, progress)}
-    except (AttributeError, RuntimeError, TypeError, ValueError) as error:
+    except REFUSALS as error:
         return {"refused": f"{type(error).__name__}: {error}"}
 
 

@@ -23,8 +23,9 @@ from mlx_lm.models.cache import make_prompt_cache as stock_cache
 from ..lm.generate import read
 from ..lm.generation_checks import vocabulary
 from ..lm.routing import routing_for
+from .arms import PROMPT
 from .facts import Tokens
-from .questions import PROMPT, Asked, Settings, chats, planted_texts, samples, windows
+from .questions import Asked, Settings, chats, planted_texts, samples, windows
 from .reading import CHUNK, Forced, Progress, answers, forced
 from .speed import Make
 

@@ -2,6 +2,7 @@
 skips; and caches that fill row by row."""
 
 import math
+import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,7 +13,7 @@ from mlx_lm.models import cache as mlx_lm_cache
 
 from ..caches.cache import PROMPT_CHUNK, H2OKVCache
 from ..config import H2OConfig
-from ..evaluation.arms import with_growing
+from ..evaluation.arms import REFUSALS, with_growing
 from ..evaluation.speed import Make, timed
 from ..evaluation.statistics import in_turns, ratios
 from ..fast import scaled_dot_product_attention_quantized_with_scores as quantized_attention
@@ -30,9 +31,12 @@ OURS: dict[str, dict[str, Any]] = {
 _HEADS, _SIZE, _THRESHOLD, _CALLS = 8, 128, 1e-6, 20
 
 
-def measure(
-    model: Any, lengths: Sequence[int], repeats: int, tokens: int, say: Callable[[str], None]
-) -> dict[str, Any]:
+def say(line: str) -> None:
+    """Print a line of progress."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def measure(model: Any, lengths: Sequence[int], repeats: int, tokens: int) -> dict[str, Any]:
     """Tokens a second, bytes, and ratios to mlx_lm's turns, for each length and arm.
 
     Args:
@@ -40,26 +44,22 @@ def measure(
         lengths: tokens of prompts, which are random.
         repeats: turns of decoding, and the least number of prompt chunks.
         tokens: tokens to write in a turn.
-        say: called with lines of progress.
     """
     mx.eval(model.parameters())
     found: dict[str, Any] = {"weights": mx.get_active_memory(), "lengths": {}}
     for length in (min(lengths), *lengths):  # the first warms up
         say(f"{length} tokens")
-        found["lengths"][str(length)] = arms = _of_length(model, length, repeats, tokens, say)
+        found["lengths"][str(length)] = arms = _of_length(model, length, repeats, tokens)
         for name, arm in arms.items():  # in case the run does not finish
             say(f"{name}: {arm['prefill']:,.0f} and {arm['decode']:,.1f} tokens a second")
     return found
 
 
-def _of_length(
-    model: Any, length: int, repeats: int, tokens: int, say: Callable[[str], None]
-) -> dict[str, Any]:
+def _of_length(model: Any, length: int, repeats: int, tokens: int) -> dict[str, Any]:
     rounds = math.ceil(repeats / math.ceil(length / PROMPT_CHUNK))
     mx.random.seed(0)
     prompt = mx.random.randint(0, vocabulary(model), (length + 1,))
-    makes = _makes(model, prompt, say)
-    arms = timed(model, makes, prompt, rounds=rounds, turns=repeats, tokens=tokens)
+    arms = timed(model, _makes(model, prompt), prompt, rounds=rounds, turns=repeats, tokens=tokens)
     stock = arms[STOCK]
     return {
         name: {
@@ -74,7 +74,7 @@ def _of_length(
     }
 
 
-def _makes(model: Any, prompt: mx.array, say: Callable[[str], None]) -> dict[str, Make]:
+def _makes(model: Any, prompt: mx.array) -> dict[str, Make]:
     """The caches that work with this model in a short trial, mlx_lm's first."""
     found: dict[str, Make] = {STOCK: partial(mlx_lm_cache.make_prompt_cache, model)}
     packed = partial(mlx_lm_cache.QuantizedKVCache, 64, 8)
@@ -84,7 +84,7 @@ def _makes(model: Any, prompt: mx.array, say: Callable[[str], None]) -> dict[str
     for name, make in [*found.items()]:
         try:
             timed(model, {name: make}, prompt[:18], turns=1, tokens=1)
-        except (AttributeError, RuntimeError, TypeError, ValueError) as error:
+        except REFUSALS as error:
             say(f"not {name}: {error}")
             del found[name]
     return found

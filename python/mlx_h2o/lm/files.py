@@ -51,10 +51,10 @@ def check_writable(path: str | os.PathLike[str]) -> None:
 
 
 def check_folder(path: str) -> None:
-    """Raises OSError unless this is a folder that can be written to; a missing one is created, for
-    this user alone."""
+    """Raises OSError unless this folder can be written to; makes a missing one, for this user."""
     with writing(path):
-        os.makedirs(path, mode=0o700, exist_ok=True)
+        with contextlib.suppress(FileExistsError):  # if it is a file, the next line says so
+            os.makedirs(path, mode=0o700)
         tempfile.TemporaryFile(dir=path).close()
 
 
