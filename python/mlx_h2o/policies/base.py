@@ -53,9 +53,9 @@ class Policy(ABC):
     needs_positions: ClassVar[bool] = True
     """Whether ``accumulate`` reads positions, which take a few operations to compute."""
     chunk_queries: ClassVar[int | None] = MAX_QUERIES
-    """How many of the last queries of a chunk ``accumulate`` sees, at most 128. None: queries all
-    over the chunk, 512 to 1,023 if it has as many, each of which counts for those that it stands for;
-    their weights are summed as if there were one query with one head per KV head."""
+    """How many of the last queries of a chunk ``accumulate`` sees, at most 128. None: the weights of
+    all, summed as if there were one query with one head per KV head; a long chunk's are estimated
+    from at least 512 of its queries."""
     kind: ClassVar[Literal["ema", "mass"] | None] = None
     """If ``accumulate`` does the same as ``fast.attention_and_accumulate`` of this kind, attention
     can do it without storing scores. None: it cannot."""
