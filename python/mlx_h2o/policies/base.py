@@ -53,9 +53,9 @@ class Policy(ABC):
     needs_positions: ClassVar[bool] = True
     """Whether ``accumulate`` reads positions, which take a few operations to compute."""
     chunk_queries: ClassVar[int | None] = MAX_QUERIES
-    """How many of the last queries of a chunk ``accumulate`` sees, at most 128. None: the weights of
-    all, summed as if there were one query with one head per KV head; a long chunk's are estimated
-    from at least 512 of its queries."""
+    """How many of the last queries of a chunk ``accumulate`` sees, at most 128. None: all, with
+    their weights summed as if there were one query with one head per KV head; of a long chunk they
+    are estimated from at least 512 queries."""
     kind: ClassVar[Literal["ema", "mass"] | None] = None
     """If ``accumulate`` does the same as ``fast.attention_and_accumulate`` of this kind, attention
     can do it without storing scores. None: it cannot."""
