@@ -15,7 +15,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..operations.backends import resolve
-from ..operations.composed.buffers import padded
+from ..operations.composed.buffers import first_slots, padded
 from .column import Parts, Segment
 from .frame import Frame
 from .step import Step, per_sequence
@@ -148,40 +148,36 @@ class Table:
 
         Returns the tail's slots in use, and those of padding, in the form of ``Segment.view``.
         """
-        tail, length, spans, frame = self.segments[-1], step.length, step.spans, self.frame
+        tail, length, frame = self.segments[-1], step.length, self.frame
         slots, width = tail.next_slots(), tail.width + length
         if frame is not None:
             if limit is not None:
                 held = [count + self.prefix_rows for count in self.lengths]
                 self.frame = frame = frame.starting(keys, values, step, held)
             keys, values = frame.into(keys, values)
-        if spans or (slots is not None and length > 1):
+        if step.spans or (slots is not None and length > 1):
             slots = step.slots(tail.rows)
         first = limit is not None and slots is None and not (tail.capacity or tail.ahead)
         if limit is not None and not first:
             tail.reserve(width, limit)
         found = [*tail.keys.encode(keys), *tail.values.encode(values)]
-        if slots is None and not first:
+        if first:  # they get no spare slots
+            found = [mx.contiguous(part) for part in found]
+        elif slots is None:
             found = resolve().append_rows(tail.parts, found, width - length)
         else:
-            if slots is None:  # the first rows get no spare slots
-                found = [mx.contiguous(part) for part in found]
-            else:
-                found = resolve().put_each(tail.parts, slots, found)
-            found += [mx.split(part, [width], 2)[0] for part in found]  # a slice takes longer
+            found = resolve().put_each(tail.parts, slots, found)
         count = len(tail.parts)
-        tail.parts, views = found[:count], tail.sides(found[count:])
+        tail.parts, views = found[:count], found[count:] or first_slots(found, width)
         if limit is not None:
             for name, array in self.beside.items():
                 if name != POSITIONS and array.shape[2] < self.packed_width + tail.capacity:
                     self.changed = True
                     self.attach(name, array)
-        if spans:
-            tail.rows = [*map(add, tail.rows, step.counts)]
-        tail.came += 0 if spans else length
+        tail.use([*map(add, tail.rows, step.counts)])
         self.tokens = [*map(add, self.tokens, step.counts)]
         self.shown = self.packed_width + width
-        return views
+        return tail.sides(views)
 
     def attach(self, name: str, array: mx.array | None = None) -> None:
         """Store ``array`` [B, H, n, ...] beside the first n rows; None: fill all slots."""
@@ -210,7 +206,7 @@ class Table:
     def truncate(self, rows: Sequence[int]) -> None:
         """Keep the first ``rows`` of each sequence's tail."""
         self.changed = True
-        self.tail.rows = rows
+        self.tail.use(rows)
         self.shown = self.width
         if POSITIONS in self.beside:
             self.beside[POSITIONS] = self.beside[POSITIONS][:, :, : self.width]
