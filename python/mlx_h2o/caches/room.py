@@ -59,7 +59,7 @@ class Room:
         """Evict what must go before ``counts`` rows of each sequence are added. Idempotent."""
         if not table.segments:
             return table
-        added, seen, policy = max(counts), table.tokens[0], self._config.policy
+        added = max(counts)
         if self._config.rows_at:
             self._plan([*map(add, table.tokens, counts)])
         if self._config.preallocate:
@@ -68,11 +68,10 @@ class Room:
         both = enumerate(zip(lengths, self.budgets, table.tail.rows, strict=True))
         due = {n: most for n, (rows, most, new) in both if rows > most or new > self.tail_limit}
         if due:
-            settle(policy, table, seen - self.reach)
             table = self._evict(table, due, [0] * len(counts))
             lengths = table.lengths
         if self.reach:
-            settle(policy, table, seen + added - self.reach)
+            settle(self._config.policy, table, table.tokens[0] + added - self.reach)
         keeps = enumerate(map(self._kept, lengths, counts, self.budgets, self._recent))
         table = self._evict(table, {n: keep for n, keep in keeps if keep < lengths[n]}, counts)
         if self._mixed and added:
@@ -105,7 +104,7 @@ class Room:
         for n, keep in keeps.items():
             numbers = self._recent[n], min(keep, lengths[n]), lengths[n], counts[n]
             alike.setdefault(numbers, []).append(n)
-        of = partial(Eviction, table, self._config, ends=ends, sinks=self._sinks, tail=tail)
+        of = partial(Eviction, table, self._config, ends=ends, tail=tail)
         evictions = (
             of(due=due, stay=stay, recent_size=recent) for (recent, stay, *_), due in alike.items()
         )

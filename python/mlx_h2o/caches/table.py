@@ -188,21 +188,6 @@ class Table:
 
     # Removing and moving rows
 
-    def close_gaps(
-        self, kept: mx.array, sequences: Sequence[int], rows: Sequence[int], start: int, tail: int
-    ) -> None:
-        """Keep the rows at ``kept`` [b, H, K] of some sequences in the first slots, then ``tail``
-        rows from slot ``start`` on; ``rows`` of each sequence remain.
-
-        Only for a table of one segment that has the positions of all rows beside them.
-        """
-        count = len(self.tail.parts)
-        buffers = [*self.tail.parts, *self.beside.values()]
-        found = resolve().compact_rows(buffers, kept, sequences, start, tail)
-        self.tail.parts = found[:count]
-        self.beside = dict(zip(self.beside, found[count:], strict=True))
-        self.truncate(rows)
-
     def truncate(self, rows: Sequence[int]) -> None:
         """Keep the first ``rows`` of each sequence's tail."""
         self.changed = True
@@ -281,17 +266,15 @@ class Table:
         rows, width = [prefix.width + count for count in first.rows], first.width
         both = first.each(lambda part: part[:, :, :width], rows)
         both.parts = [*map(behind, prefix.parts, both.parts)]
-        found = self.arranged(
-            [both, *others], lambda own, name: self.behind_prefix(own[:, :, : self.width], name)
-        )
+        places = mx.arange(prefix.width)
+
+        def beside(own: mx.array, name: str) -> mx.array:
+            shared = places if name == POSITIONS else mx.full(places.shape, FILLS[name], own.dtype)
+            return behind(shared[None, None], own[:, :, : self.width])
+
+        found = self.arranged([both, *others], beside)
         found.prefix = None
         return found
-
-    def behind_prefix(self, own: mx.array, name: str) -> mx.array:
-        """What is beside ``own`` rows, [B, H, N], after that of the shared rows."""
-        count = self.prefix_rows
-        fill = mx.full(count, FILLS[name], own.dtype)
-        return behind((mx.arange(count) if name == POSITIONS else fill)[None, None], own)
 
 
 def behind(first: mx.array, own: mx.array) -> mx.array:
