@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, cast
@@ -306,8 +307,7 @@ class H2OKVCache(saved.Restorable):
         """
         config, table = self.config, self._table
         # Only our attention reads rows in several parts; others get the arrays handed out.
-        several = table.prefix is not None or len(table.segments) > 1
-        arrays = not self.empty() and (self._hands_arrays or several)
+        arrays = not self.empty() and (self._hands_arrays or len(table.segments) > 1)
         packed = not (self.empty() or arrays)
         checks.check_stock_attention(self, packed, own_mask=self._own_mask_due)
         if config.kv_bits is None or arrays:
@@ -478,7 +478,8 @@ class H2OKVCache(saved.Restorable):
         exact, but the scores that the removed queries gave to other rows remain. Raises ValueError
         if evicted rows would have to be restored.
         """
-        check(isinstance(n, int), "n", n, "an int", operation="H2OKVCache.trim")
+        check(hasattr(n, "__index__"), "n", n, "an int", operation="H2OKVCache.trim")
+        n = operator.index(n)
         if n <= 0 or self.empty():
             return 0
         if n > min(self._table.lengths):
@@ -541,7 +542,9 @@ class H2OKVCache(saved.Restorable):
 
     def unshared(self) -> Any:
         """This cache, or if it shares rows a copy with all rows of its own."""
-        found = copy.deepcopy(self) if self.prefix_rows else self
+        if not self.prefix_rows:
+            return self
+        found = copy.deepcopy(self)
         found._unshare()
         return found
 
@@ -730,23 +733,22 @@ class BatchH2OKVCache(H2OKVCache):
         Raises:
             ValueError: numbers other than one per sequence, or padding at a wrong moment.
         """
-        op = "[BatchH2OKVCache.prepare]"
+        op, count = "BatchH2OKVCache.prepare", len(self._padding)
         given = {"left_padding": left_padding, "lengths": lengths, "right_padding": right_padding}
-        for name, numbers in given.items():
-            found = [] if numbers is None else checks.whole_numbers(numbers)
-            right = numbers is None or (found is not None and len(found) == len(self._padding))
-            wanted = f"{len(self._padding)} numbers of at least 0, one per sequence"
-            check(right, name, numbers, wanted, operation="BatchH2OKVCache.prepare")
-        if left_padding is not None and not self.empty():
-            raise ValueError(f"{op} left_padding is given, expected it before the first tokens.")
-        if right_padding is not None and max(right_padding, default=0) > 0 and lengths is None:
-            raise ValueError(f"{op} right_padding is given without lengths, expected both.")
+        found = {
+            name: checks.one_per_sequence(op, name, numbers, count)
+            for name, numbers in given.items()
+            if numbers is not None
+        }
+        if "left_padding" in found and not self.empty():
+            raise ValueError(f"[{op}] left_padding is given, expected it before the first tokens.")
+        if any(found.get("right_padding", ())) and lengths is None:
+            raise ValueError(f"[{op}] right_padding is given without lengths, expected both.")
         self._table.free = 0
-        more = left_padding or [0] * len(self._padding)
-        self._padding = [
-            (left + int(more[n]), own if lengths is None else int(lengths[n]))
-            for n, (left, own) in enumerate(self._padding)
-        ]
+        more = found.get("left_padding", [0] * count)
+        last = found.get("lengths", [own for _, own in self._padding])
+        both = zip(self._padding, more, last, strict=True)
+        self._padding = [(left + new, own) for (left, _), new, own in both]
 
     def finalize(self) -> None:
         """End the right padding that ``prepare`` announced."""
@@ -758,10 +760,10 @@ class BatchH2OKVCache(H2OKVCache):
             one.flush()
         self.unequal_budgets = any(one.unequal_budgets for one in caches)
         padding = [each for one in caches for each in one._padding]
-        prefixes = {one._table.prefix for one in caches if one._padding}
-        if len(prefixes) > 1:
-            caches = [one.unshared() for one in caches]
-        self._hold(join([one._table for one in caches]), padding)
+        tables = [one._table for one in caches]
+        if len({table.prefix for table in tables if table.tokens}) > 1:
+            tables = [table.whole for table in tables]
+        self._hold(join(tables), padding)
 
     def extend(self, other: BatchH2OKVCache) -> None:
         """Add the sequences of another batch after these.

@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..config import H2OConfig
-from ..errors import LARGEST, check
+from ..errors import LARGEST, SettingError, check
 from .table import Table
 
 _ROUTED = "call the model within mlx_h2o.routing(model)"
@@ -22,6 +22,15 @@ def whole_numbers(given: Any, most: int = LARGEST) -> list[int] | None:
         if bool not in map(type, listed) and all(0 <= one <= most for one in found):
             return found
     return None
+
+
+def one_per_sequence(operation: str, name: str, given: Any, count: int) -> list[int]:
+    """The numbers ``given``, one for each of ``count`` sequences."""
+    found = whole_numbers(given)
+    if found is None or len(found) != count:
+        wanted = f"{count} numbers of at least 0, one per sequence"
+        raise SettingError(name, given, wanted, operation=operation)
+    return found
 
 
 def check_rows(

@@ -161,10 +161,14 @@ class HeadGroups(Restorable):
         """Tokens seen, the same in each cache."""
         return self.caches[0].offset
 
-    keys = property(
-        lambda self: self.caches[0].keys, lambda self, rows: setattr(self.caches[0], "keys", rows)
-    )
-    """The keys of the first group, which mlx_lm's pipelines set."""
+    @property
+    def keys(self) -> Any:
+        """The keys of the first group, which mlx_lm's pipelines set."""
+        return self.caches[0].keys
+
+    @keys.setter
+    def keys(self, rows: Any) -> None:
+        self.caches[0].keys = rows
 
     @property
     def nbytes(self) -> int:
@@ -220,11 +224,10 @@ class HeadGroups(Restorable):
 
 
 def _index(heads: Sequence[int]) -> Any:
-    """An index of these heads: a slice if they are evenly spaced, else their numbers."""
+    """An index of these ascending heads: a slice if they are evenly spaced, else their numbers."""
     step = heads[1] - heads[0] if len(heads) > 1 else 1
-    if [*heads] == [*range(heads[0], heads[0] + step * len(heads), step)] and step > 0:
-        return slice(heads[0], heads[-1] + 1, step)
-    return mx.array([*heads])
+    even = [*range(heads[0], heads[-1] + 1, step)] == [*heads]
+    return slice(heads[0], heads[-1] + 1, step) if even else mx.array([*heads])
 
 
 def _taken(array: mx.array, index: Any, axis: int = 1) -> mx.array:
