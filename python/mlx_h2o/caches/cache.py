@@ -22,7 +22,7 @@ from .room import Room
 from .scores import cut, of_chunk, of_scores, seen, settle, store, wait, waiting
 from .sequences import join, select
 from .step import NO_PADDING, Padding, Step
-from .table import BIAS, POSITIONS, Table
+from .table import BIAS, IMPORTANCE, POSITIONS, Table
 from .torn import Torn, changes
 from .views import unpacked
 
@@ -130,7 +130,7 @@ class H2OKVCache(saved.Restorable):
     @property
     def scores(self) -> mx.array | None:
         """float32 [B, H, N]: the accumulated score of each row, NaN if it has none yet."""
-        return None if self.empty() else saved.scores_of(self._table.whole)
+        return None if self.empty() else self._table.whole.filled(IMPORTANCE)
 
     @property
     def row_bias(self) -> mx.array | None:
@@ -202,8 +202,7 @@ class H2OKVCache(saved.Restorable):
             if self.config.packs and keys.dtype != values.dtype:  # packing needs one dtype
                 common = mx.result_type(keys, values)
                 return self.update_and_fetch(keys.astype(common), values.astype(common))
-            count = len(self._padding) if self._in_batch else None
-            checks.check_rows(self, keys, values, held.layouts, count)
+            checks.check_rows(self, keys, values)
         elif held.free >= self._step.length and not held.unscored:
             return self._append(keys, values)
         checks.check_scored(self)
@@ -571,7 +570,7 @@ class H2OKVCache(saved.Restorable):
         """
         table = self._at_rest()
         rows, settings, unscored = saved.rows_of(table), saved.settings_text(self), table.unscored
-        more: tuple[Any, ...] = () if table.prefix is None else (table.prefix.state,)
+        more: tuple[Any, ...] = () if table.prefix is None else (table.prefix.view(),)
         if self._in_batch:
             about = unscored, self.name, saved.sequences_text(self._padding, table)
             return (*rows, *about, settings, *more)

@@ -33,15 +33,8 @@ def one_per_sequence(operation: str, name: str, given: Any, count: int) -> list[
     return found
 
 
-def check_rows(
-    cache: Any,
-    keys: mx.array,
-    values: mx.array,
-    stored: Sequence[tuple[Any, ...]] = (),
-    sequences: int | None = None,
-) -> None:
-    """Check that new rows [B, H, L, D] and [B, H, L, Dv] fit each other, the layouts ``stored`` and
-    the number of ``sequences`` (None: any)."""
+def check_rows(cache: Any, keys: mx.array, values: mx.array) -> None:
+    """Check that new rows [B, H, L, D] and [B, H, L, Dv] fit each other and those of the cache."""
     op = f"[{type(cache).__name__}.update_and_fetch]"
     shape, other = keys.shape, values.shape
     if len(shape) != 4 or len(other) != 4 or shape[:3] != other[:3]:
@@ -51,9 +44,11 @@ def check_rows(
         )
     if 0 in shape[:3]:
         raise ValueError(f"{op} keys have shape {keys.shape}, expected B, H, L of at least 1.")
-    if sequences not in (None, shape[0]):
-        raise ValueError(f"{op} keys have shape {shape}, expected B = {sequences} sequences.")
-    for name, new, expected in zip(("keys", "values"), (keys, values), stored, strict=False):
+    count = len(cache._padding)
+    if cache._in_batch and shape[0] != count:
+        raise ValueError(f"{op} keys have shape {shape}, expected B = {count} sequences.")
+    sides = zip(("keys", "values"), (keys, values), cache._table.layouts, strict=False)
+    for name, new, expected in sides:
         found = (*new.shape[:2], new.shape[3], new.dtype)
         if found != expected:
             raise ValueError(

@@ -116,14 +116,9 @@ class Segment:
 
     # What attention reads
 
-    def view(self, count: int) -> tuple[Parts, Parts]:
-        """Keys and values of the first ``count`` slots, in stored form."""
-        return self.sides(first_slots(self.parts, count))
-
-    @property
-    def state(self) -> tuple[Parts, Parts]:
-        """The slots in use."""
-        return self.view(self.width)
+    def view(self, count: int | None = None) -> tuple[Parts, Parts]:
+        """Keys and values of the first ``count`` slots, in stored form; None: of those in use."""
+        return self.sides(first_slots(self.parts, self.width if count is None else count))
 
     def stored(self, side: str) -> Parts:
         """The "keys" or "values" in use."""
@@ -132,7 +127,7 @@ class Segment:
     def as_rows(self, shared: bool = False) -> AttentionRows:
         """What attention reads, cached: only for a segment that does not change."""
         if self.read is None:
-            keys, values = self.state
+            keys, values = self.view()
             rows = self.keys.given(keys), self.values.given(values)
             self.read = AttentionRows(*rows, self.packing, shared)
         return self.read

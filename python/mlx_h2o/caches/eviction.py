@@ -17,7 +17,7 @@ from ..operations.composed.buffers import gathered
 from ..operations.requests import PerSequence
 from ..policies import Rows
 from ..policies.weights import best
-from .table import BIAS, FILLS, IMPORTANCE, POSITIONS, Table, behind
+from .table import BIAS, IMPORTANCE, POSITIONS, Table, behind
 from .views import true_rows
 
 
@@ -122,10 +122,7 @@ class Eviction:
 
     def beside(self, name: str) -> mx.array:
         """float32 [sequences, H, N]."""
-        found = self.table.beside.get(name)
-        if found is None:
-            return mx.full(self.positions.shape, FILLS[name], mx.float32)
-        return self._some(found)
+        return self._some(self.table.filled(name))
 
 
 def fold_rows(rows: Eviction, ranks: mx.array, kept: mx.array) -> None:

@@ -216,6 +216,12 @@ class Table:
             end = self.packed_width + slots
             self.beside = {name: mx.contiguous(a[:, :, :end]) for name, a in self.beside.items()}
 
+    def filled(self, name: str) -> mx.array:
+        """What is beside the rows in use, [B, H, width, ...]: if nothing is, as in unused slots."""
+        if name not in self.beside:
+            return mx.full((*self.shape, self.width), FILLS[name], mx.float32)
+        return self.beside[name][:, :, : self.width]
+
     # Other tables
 
     @property

@@ -76,21 +76,18 @@ def truncated(table: Table, gone: Sequence[int], config: H2OConfig) -> Table:
         alone = table if len(gone) == 1 else select(table, [n])
         rows = alone.lengths[0] - count
         slots = mx.sort(mx.argsort(alone.positions, axis=2)[:, :, :rows], axis=2).astype(mx.uint32)
-        packed = [slots, slots[:, :, :0]][: len(table.segments) - 1]  # no row loses precision
-        tables.append(_rearranged(alone, packed, 0, config))
+        none = slots[:, :, :0]  # no row loses precision
+        tables.append(_rearranged(alone, [slots, none, none][: len(table.segments)], config))
         tables[-1].tokens = [alone.tokens[0] - count]
     return join(tables)
-
-
-def _all_slots(table: Table) -> mx.array:
-    slots = mx.arange(table.width, dtype=mx.uint32)
-    return mx.broadcast_to(slots, (*table.shape, table.width))
 
 
 def _arranged(eviction: Eviction) -> Table:
     """The table after an eviction from all of its sequences, which have equally many rows."""
     table, keep, config = eviction.table, eviction.stay, eviction.config
-    slots, newest, tail = _all_slots(table), table.tail.rows[0], eviction.tail
+    newest, tail = table.tail.rows[0], eviction.tail
+    slots = mx.arange(table.width, dtype=mx.uint32)
+    slots = mx.broadcast_to(slots, (*table.shape, table.width))
     ranks = None if config.light_bits is None else replace(eviction, tail=0).ranks()
     if keep < table.width:
         own = eviction.ranks() if tail or ranks is None else ranks
@@ -101,19 +98,20 @@ def _arranged(eviction: Eviction) -> Table:
     packed = [slots[:, :, : keep - newest]]
     if ranks is not None:
         packed = _split(eviction, packed[0], ranks, newest)
-    return _rearranged(table, packed, newest, config)
+    return _rearranged(table, [*packed, slots[:, :, keep - newest :]], config)
 
 
-def _rearranged(table: Table, packed: list[mx.array], newest: int, config: H2OConfig) -> Table:
-    """The table of the rows at the slots ``packed``, ascending in each packed segment, and of the
-    ``newest``, which stay in the tail.
+def _rearranged(table: Table, slots: Sequence[mx.array], config: H2OConfig) -> Table:
+    """The table with the rows at these slots in each segment: ascending in packed ones, and of the
+    tail the newest, which stay there.
 
     O(rows). A row that gets fewer bits keeps the upper bits of its codes.
     """
+    *packed, newest = slots
     pairs = zip(table.segments[:-1], packed, strict=True)
-    segments = [_gathered(table, segment, slots) for segment, slots in pairs]
-    segments.append(_cut(table.tail, newest, config))
-    order = mx.concatenate([*packed, _all_slots(table)[:, :, table.width - newest :]], axis=2)
+    segments = [_gathered(table, segment, own) for segment, own in pairs]
+    segments.append(_cut(table.tail, newest.shape[2], config))
+    order = mx.concatenate([*slots], axis=2)
     return table.arranged(segments, lambda array, _: gathered(array, order))
 
 

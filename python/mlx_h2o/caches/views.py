@@ -41,9 +41,8 @@ def behind_shared(
     both = [behind(_shared(table, side).astype(own.dtype), own) for side, own in pairs]
     if isinstance(mask, mx.array):
         mask = mx.broadcast_to(mask, (*mask.shape[:-1], keys.shape[2]))
-        fill = mx.array(mask.dtype == mx.bool_).astype(mask.dtype)
-        seen = mx.broadcast_to(fill, (*mask.shape[:-1], table.prefix_rows))
-        mask = mx.concatenate([seen, mask], axis=-1)
+        pads = [(0, 0)] * (mask.ndim - 1) + [(table.prefix_rows, 0)]
+        mask = mx.pad(mask, pads, constant_values=mask.dtype == mx.bool_)  # all are seen
     return both[0], both[1], mask
 
 
