@@ -15,14 +15,12 @@ from ..config import Affine, H2OConfig
 from ..errors import check
 from ..operations.backends import resolve
 from . import attention, checks, formats, saved, tiers
-from .attention import DECODE_QUERIES
 from .column import Parts
 from .handed_out import EachLayersMask, hand_out
 from .room import Room
 from .scores import cut, of_chunk, of_scores, seen, settle, store, wait, waiting
-from .sequences import join, select
 from .step import NO_PADDING, Padding, Step
-from .table import BIAS, IMPORTANCE, POSITIONS, Table
+from .table import BIAS, IMPORTANCE, POSITIONS, Table, join, select
 from .torn import Torn, changes
 from .views import unpacked
 
@@ -106,10 +104,10 @@ class H2OKVCache(saved.Restorable):
 
     def _stand(self) -> None:
         """Plan the room, given how many of the first rows are shared (possibly none)."""
-        config, shared = self.config, self.prefix_rows
-        self._room = Room(config, shared, self._table.tokens)
+        config = self.config
+        self._room = Room(config, self._table)
         # Only our attention handles scores, biases and shared rows.
-        self._needs_attention = self.policy.needs_attention or bool(shared)
+        self._needs_attention = self.policy.needs_attention or bool(self.prefix_rows)
         if config.preallocate and self._table.segments:  # allocate all slots at once
             wanted = 0 if config.preallocate is True else config.preallocate
             spare = PROMPT_CHUNK if resolve().commits_pages() else 0  # unused pages are free
@@ -236,7 +234,7 @@ class H2OKVCache(saved.Restorable):
     @property
     def _hands_arrays(self) -> bool:
         """Whether the last update returned packed rows as arrays."""
-        most = {"packed": DECODE_QUERIES, "latents": 1}
+        most = {"packed": attention.DECODE_QUERIES, "latents": 1}
         return self._step.length > most.get(self.config.kv_handed, 0)
 
     def _give_up(self) -> None:
@@ -402,7 +400,7 @@ class H2OKVCache(saved.Restorable):
         """
         table, scored = self._table, self.policy.needs_scores
         asked = queries, keys, values, scale, mask, sinks
-        short = queries.shape[2] <= DECODE_QUERIES
+        short = queries.shape[2] <= attention.DECODE_QUERIES
         if table.prefix is not None or BIAS in table.beside:
             stock = None
         if stock is not None and not scored:
@@ -500,7 +498,7 @@ class H2OKVCache(saved.Restorable):
         left = [rows - count for rows, count in zip(table.tail.rows, gone, strict=True)]
         cut(self.policy, table, end=table.tokens[0] - n)
         if min(left) < 0:
-            self._table = table = tiers.truncated(table, gone, self.config)
+            self._table = table = tiers.truncated(table, gone)
         else:
             table.truncate(left)
             table.tokens = [seen - count for seen, count in zip(table.tokens, gone, strict=True)]
@@ -536,7 +534,7 @@ class H2OKVCache(saved.Restorable):
         (count,) = checks.whole_numbers([rows], most) or [0]
         check(count > 0, "rows", rows, wanted, operation=op)
         if config.mixed:  # no row changes once it is shared
-            self._table = tiers.more_packed(self._table, config, newest=0)
+            self._table = tiers.more_packed(self._table, newest=0)
         self._hold(self._table.standing(count))
 
     def unshared(self) -> Any:
@@ -734,11 +732,12 @@ class BatchH2OKVCache(H2OKVCache):
         """
         op, count = "BatchH2OKVCache.prepare", len(self._padding)
         given = {"left_padding": left_padding, "lengths": lengths, "right_padding": right_padding}
-        found = {
-            name: checks.one_per_sequence(op, name, numbers, count)
-            for name, numbers in given.items()
-            if numbers is not None
-        }
+        wanted = f"{count} numbers of at least 0, one per sequence"
+        found: dict[str, Any] = {}
+        for name, numbers in given.items():
+            if numbers is not None:
+                found[name] = checks.whole_numbers(numbers, count=count)
+                check(found[name] is not None, name, numbers, wanted, operation=op)
         if "left_padding" in found and not self.empty():
             raise ValueError(f"[{op}] left_padding is given, expected it before the first tokens.")
         if any(found.get("right_padding", ())) and lengths is None:

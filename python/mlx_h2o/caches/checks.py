@@ -8,29 +8,22 @@ from typing import Any
 import mlx.core as mx
 
 from ..config import H2OConfig
-from ..errors import LARGEST, SettingError, check
+from ..errors import LARGEST, check
 from .table import Table
 
 _ROUTED = "call the model within mlx_h2o.routing(model)"
 
 
-def whole_numbers(given: Any, most: int = LARGEST) -> list[int] | None:
-    """The numbers of a list or an array; None unless all are whole, from 0 to ``most``."""
+def whole_numbers(given: Any, most: int = LARGEST, count: int | None = None) -> list[int] | None:
+    """The numbers of a list or an array; None unless all are whole, from 0 to ``most``, and there
+    are ``count`` (None: any number)."""
     listed = given.tolist() if hasattr(given, "tolist") else given
     with suppress(TypeError):
         found = [index(one) for one in listed]
-        if bool not in map(type, listed) and all(0 <= one <= most for one in found):
+        right = bool not in map(type, listed) and all(0 <= one <= most for one in found)
+        if right and count in (None, len(found)):
             return found
     return None
-
-
-def one_per_sequence(operation: str, name: str, given: Any, count: int) -> list[int]:
-    """The numbers ``given``, one for each of ``count`` sequences."""
-    found = whole_numbers(given)
-    if found is None or len(found) != count:
-        wanted = f"{count} numbers of at least 0, one per sequence"
-        raise SettingError(name, given, wanted, operation=operation)
-    return found
 
 
 def check_rows(cache: Any, keys: mx.array, values: mx.array) -> None:

@@ -96,7 +96,7 @@ def quantized(config: H2OConfig, table: Table, owner: str) -> Table:
     keys, values = keys.astype(dtype), values.astype(dtype)
     packed = new_table(config, keys, values, step.sequences, owner)
     packed.append(keys, values, step, step.length)
-    found = table.arranged(packed.segments, lambda one, _: one[:, :, : step.length])
+    found = table.arranged(packed.segments, lambda one, _: one)
     found.frame = packed.frame
     return found
 
@@ -144,7 +144,8 @@ def _group_size(config: H2OConfig, sizes: Sequence[int], owner: str) -> int:
                 f"{config.kv_format!r}: expected a power of two from {CODE_SIZES[0]} to "
                 f"{CODE_SIZES[1]}, or kv_bits."
             )
-        affine += [size] if isinstance(column, AffineColumn) else []
+        if isinstance(column, AffineColumn):
+            affine.append(size)
     wanted, least = config.kv_group_size, min(GROUP_SIZES)
     if not any(size % wanted for size in affine):
         return wanted

@@ -14,7 +14,7 @@ _UNBOUNDED = 2**31 - 1
 
 
 class Room:
-    """The limits of a table whose first ``shared`` rows are shared with other caches.
+    """The limits of a table, and of what it becomes.
 
     Attributes:
         budgets: how many of each sequence's own rows stay, per head.
@@ -22,13 +22,13 @@ class Room:
         reach: how many of the newest tokens can be taken back.
     """
 
-    def __init__(self, config: H2OConfig, shared: int, tokens: Sequence[int]) -> None:
-        self._config, self._shared = config, shared
+    def __init__(self, config: H2OConfig, table: Table) -> None:
+        self._config, self._shared = config, table.prefix_rows
         self._mixed, self._group, self.reach = config.mixed, config.group, config.reach
         self._few = max(1, self.reach)  # longest step that makes room row by row
-        self._sinks = max(0, config.protected - shared)
+        self._sinks = max(0, config.protected - self._shared)
         self._most = config.max_kv_size or _UNBOUNDED
-        self._plan(tokens)
+        self._plan(table.tokens)
 
     def _plan(self, ends: Sequence[int]) -> None:
         """Set the budgets of sequences of these lengths, and how long each lasts."""
@@ -40,7 +40,9 @@ class Room:
         shares = ((recent * rows // self._most, rows - first) for _, rows in plans)
         self._recent = [max(min(share), self.reach) for share in shares]
         most = max(self.budgets, default=0)
-        self.tail_limit = tiers.tail_limit(self._config) if self._mixed else most
+        # With dense rows, these leave a full tail before new ones arrive.
+        dense = self._config.dense_rows + self._group + self.reach
+        self.tail_limit = dense if self._mixed else most
 
     def free(self, table: Table, length: int) -> int:
         """How many tokens, in steps of ``length`` without padding, can be appended before anything

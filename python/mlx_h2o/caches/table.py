@@ -16,7 +16,7 @@ import mlx.core as mx
 
 from ..operations.backends import resolve
 from ..operations.composed.buffers import first_slots, padded
-from .column import Parts, Segment
+from .column import Change, Parts, Segment
 from .frame import Frame
 from .step import Step, per_sequence
 
@@ -217,25 +217,23 @@ class Table:
             self.beside = {name: mx.contiguous(a[:, :, :end]) for name, a in self.beside.items()}
 
     def filled(self, name: str) -> mx.array:
-        """What is beside the rows in use, [B, H, width, ...]: if nothing is, as in unused slots."""
+        """What is beside the rows in use, [B, H, width, ...], with the positions of all; if nothing
+        is, what unused slots have."""
+        if name == POSITIONS:
+            return self.positions
         if name not in self.beside:
             return mx.full((*self.shape, self.width), FILLS[name], mx.float32)
         return self.beside[name][:, :, : self.width]
 
     # Other tables
 
-    @property
-    def beside_all(self) -> dict[str, mx.array]:
-        """What is beside the rows, with the positions of all."""
-        return self.beside | {POSITIONS: self.positions}
-
     def arranged(
         self, segments: list[Segment], change: Callable[[mx.array, str], mx.array]
     ) -> Table:
         """A table of these segments; ``change`` makes what is beside their rows, by name."""
         found = replace(self, segments=segments, beside={})
-        for name, array in self.beside_all.items():
-            found.attach(name, change(array, name))
+        for name in dict.fromkeys((POSITIONS, *self.beside)):
+            found.attach(name, change(self.filled(name), name))
         return found
 
     def copy(self) -> Table:
@@ -258,7 +256,7 @@ class Table:
         first segment."""
         (first, *others), end = self.segments, self.width
         own = first.each(lambda part: mx.contiguous(part[:, :, rows:end]), [end - rows])
-        found = self.arranged([own, *others], lambda array, _: mx.contiguous(array[:, :, rows:end]))
+        found = self.arranged([own, *others], lambda array, _: mx.contiguous(array[:, :, rows:]))
         found.prefix = first.each(lambda part: mx.contiguous(part[:, :, :rows]), [rows])
         return found
 
@@ -268,19 +266,76 @@ class Table:
         prefix = self.prefix
         if prefix is None:
             return self
-        first, *others = self.segments
-        rows, width = [prefix.width + count for count in first.rows], first.width
-        both = first.each(lambda part: part[:, :, :width], rows)
-        both.parts = [*map(behind, prefix.parts, both.parts)]
-        places = mx.arange(prefix.width)
+        (first, *others), places = self.segments, mx.arange(prefix.width)
+        parts = map(behind, prefix.parts, first_slots(first.parts, first.width))
+        both = first.like([*parts], [prefix.width + count for count in first.rows])
 
         def beside(own: mx.array, name: str) -> mx.array:
             shared = places if name == POSITIONS else mx.full(places.shape, FILLS[name], own.dtype)
-            return behind(shared[None, None], own[:, :, : self.width])
+            return behind(shared[None, None], own)
 
         found = self.arranged([both, *others], beside)
         found.prefix = None
         return found
+
+
+def select(table: Table, sequences: Sequence[int]) -> Table:
+    """A copy of some sequences in arrays of their own, without slots that none of them uses."""
+    index = mx.array(list(sequences))
+    rows = [[one.rows[n] for n in sequences] for one in table.segments]
+    return _stacked([table], rows, [table.tokens[n] for n in sequences], lambda array: array[index])
+
+
+def join(tables: Sequence[Table]) -> Table:
+    """One table with the sequences of all ``tables``, in order, in arrays of its own."""
+    tokens = [seen for table in tables for seen in table.tokens]
+    like = next((table for table in tables if table.segments), None)
+    if like is None:
+        return Table([], tokens)
+    found = [one if one.segments else _none_like(like, one.tokens) for one in tables if one.tokens]
+    if len(found) == 1:
+        return found[0].copy()
+    same = zip(*(table.segments for table in found), strict=True)
+    rows = [[count for one in parts for count in one.rows] for parts in same]
+    return _stacked(found, rows, tokens, lambda array: array)
+
+
+def _stacked(
+    tables: Sequence[Table], rows: Sequence[list[int]], tokens: list[int], change: Change
+) -> Table:
+    """One table with the sequences that ``change`` makes of ``tables``, in order: ``rows`` of each
+    sequence in each segment, without spare slots."""
+    widths, segments = [max(one) for one in rows], []
+    for place, (count, width) in enumerate(zip(rows, widths, strict=True)):
+        same = [table.segments[place] for table in tables]
+        parts = [
+            mx.concatenate([padded(change(part)[:, :, :width], width, 0) for part in parts])
+            for parts in zip(*(one.parts for one in same), strict=True)
+        ]
+        segments.append(same[0].like(parts, count))
+
+    def spread(table: Table, name: str) -> mx.array:
+        """What is beside the rows of a table, with each segment brought to its new width."""
+        parts, start, array = [], 0, change(table.filled(name))
+        for one, width in zip(table.segments, widths, strict=True):
+            some = array[:, :, start : start + min(one.width, width)]
+            parts.append(padded(some, width, FILLS[name]))
+            start += one.width
+        return mx.concatenate(parts, axis=2) if len(parts) > 1 else parts[0]
+
+    found = Table(segments, tokens, None, tables[0].prefix)
+    frames = [table.frame.each(change) for table in tables if table.frame is not None]
+    found.frame = Frame.joined(frames) if frames else None
+    found.unscored = any(table.unscored for table in tables)
+    for name in dict.fromkeys((POSITIONS, *(name for table in tables for name in table.beside))):
+        found.beside[name] = mx.concatenate([spread(table, name) for table in tables])
+    return found
+
+
+def _none_like(table: Table, tokens: list[int]) -> Table:
+    """Sequences without rows, in the formats of ``table``."""
+    index, rows = mx.zeros(len(tokens), mx.int32), [[0] * len(tokens) for _ in table.segments]
+    return _stacked([table], rows, tokens, lambda array: array[index])
 
 
 def behind(first: mx.array, own: mx.array) -> mx.array:

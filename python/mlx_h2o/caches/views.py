@@ -7,7 +7,7 @@ import mlx.core as mx
 
 from ..operations.backends import resolve
 from ..operations.segments import AttentionRows
-from .column import Column, Parts, Segment
+from .column import Parts, Segment
 from .step import Step
 from .table import Table, behind
 
@@ -57,25 +57,26 @@ def unpacked(
         if new is None or len(table.segments) > 1:  # then the newest rows are dense anyway
             rows = true_rows(table, side, parts)
         elif tail.ragged or step.spans:
-            (rows,) = resolve().put_each([true_rows(table, side, parts)], step.slots(before), [new])
+            stored = true_rows(table, side, parts)
+            (rows,) = resolve().put_each([stored], step.slots(before), [new])
         elif before[0]:
             older = true_rows(table, side, tuple(part[:, :, : before[0]] for part in parts))
             rows = mx.concatenate([older, new], axis=2)
         else:  # the start of a prompt
             rows = new
         found.append(rows)
-    return mx.depends(found[0], [part for parts in views for part in parts]), found[1]
+    keys, values = found
+    return mx.depends(keys, [*views[0], *views[1]]), values
 
 
 def true_rows(table: Table, side: str, newest: Parts = ()) -> mx.array:
     """The "keys" or "values" in use as an array [B, H, N, D], as they arrived; ``newest`` are the
     stored rows of the tail, if not those in use."""
-    column: Column = getattr(table.tail, side)
     newest = newest or table.tail.stored(side)
     if len(table.segments) > 1:
         rows = resolve().segment_rows(*in_parts(table, side, newest))[0]
     else:
-        rows = column.decode(newest)
+        rows = getattr(table.tail, side).decode(newest)
     return rows if table.frame is None else table.frame.back(rows, side == "values")
 
 
