@@ -122,7 +122,8 @@ class Eviction:
 
     def beside(self, name: str) -> mx.array:
         """float32 [sequences, H, N]."""
-        return self._some(self.table.filled(name))
+        there = self.table.beside
+        return self._some(there[name] if name in there else self.table.filled(name))
 
 
 def fold_rows(rows: Eviction, ranks: mx.array, kept: mx.array) -> None:

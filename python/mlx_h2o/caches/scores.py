@@ -107,11 +107,11 @@ def of_chunk(
     config: H2OConfig, table: Table, step: Step, asked: AttentionCall
 ) -> tuple[list[tuple[Part, mx.array]], mx.array | None]:
     """As ``of_scores``, for a chunk whose attention returned no scores."""
-    queries, keys, _, scale, mask, sinks = asked
+    queries, keys, values, scale, mask, sinks = asked
     policy, length, found = config.policy, queries.shape[2], []
     last, before = min(config.reach, length), table.prefix_rows if policy.needs_weights else 0
     if before:  # the softmax is over all rows
-        keys, _, mask = behind_shared(table, keys, keys, mask)
+        keys, _, mask = behind_shared(table, keys, values, mask)
         table = table.whole
     bias, every = biases(table, keys), _before(policy, table)
     for part in _parts(table, step, length, last):

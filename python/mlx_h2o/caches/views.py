@@ -22,14 +22,14 @@ def shared_rows(table: Table, framed: bool) -> list[AttentionRows]:
         return []
     if table.frame is None or framed:
         return [table.prefix.as_rows(shared=True)]
-    keys, values = _shared(table, "keys"), _shared(table, "values")
-    return [AttentionRows(keys, values, {}, shared=True)]
+    return [AttentionRows(*_shared(table), {}, shared=True)]
 
 
-def _shared(table: Table, side: str) -> mx.array:
-    """The shared "keys" or "values", as they arrived."""
+def _shared(table: Table) -> list[mx.array]:
+    """The shared keys and values, as they arrived."""
     frame = table.frame and table.frame.each(lambda centre: centre[:1])  # the same in all
-    return true_rows(Table([cast(Segment, table.prefix)], [table.prefix_rows], frame), side)
+    shared = Table([cast(Segment, table.prefix)], [table.prefix_rows], frame)
+    return [true_rows(shared, side) for side in ("keys", "values")]
 
 
 def behind_shared(
@@ -37,8 +37,8 @@ def behind_shared(
 ) -> tuple[mx.array, mx.array, mx.array | str | None]:
     """Shared rows and then own ones as arrays [B, H, rows + N, ...], meant for one attention call
     only, and the mask of the own rows extended to all."""
-    pairs = zip(("keys", "values"), (keys, values), strict=True)
-    both = [behind(_shared(table, side).astype(own.dtype), own) for side, own in pairs]
+    pairs = zip(_shared(table), (keys, values), strict=True)
+    both = [behind(shared.astype(own.dtype), own) for shared, own in pairs]
     if isinstance(mask, mx.array):
         mask = mx.broadcast_to(mask, (*mask.shape[:-1], keys.shape[2]))
         pads = [(0, 0)] * (mask.ndim - 1) + [(table.prefix_rows, 0)]
