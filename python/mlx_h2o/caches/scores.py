@@ -121,10 +121,10 @@ def of_chunk(
             heads = (mask.shape[-3:-2] or (1,))[0]
             shown = mx.broadcast_to(mask, (queries.shape[0], heads, length, keys.shape[2]))
             shown = shown[sequences, :, own][..., slots]
-        beside = part.of(bias)
+        old, places = map(part.of, every)
+        rows, beside = part.of(keys), part.of(bias)
         given: Any = {"scale": scale, "mask": shown, "row_bias": beside, "bias_masks": False}
-        rows = *map(part.of, every), queries[sequences, :, own], part.of(keys)
-        new = _after_chunk(policy, *rows, sinks, given)
+        new = _after_chunk(policy, old, places, queries[sequences, :, own], rows, sinks, given)
         if before and slots is not None:
             part = part._replace(slots=slots[before:] - before)
         found.append((part, new[:, :, before:] if before else new))

@@ -25,11 +25,11 @@ def shared_rows(table: Table, framed: bool) -> list[AttentionRows]:
     return [AttentionRows(*_shared(table), {}, shared=True)]
 
 
-def _shared(table: Table) -> list[mx.array]:
+def _shared(table: Table) -> tuple[mx.array, mx.array]:
     """The shared keys and values, as they arrived."""
     frame = table.frame and table.frame.each(lambda centre: centre[:1])  # the same in all
     shared = Table([cast(Segment, table.prefix)], [table.prefix_rows], frame)
-    return [true_rows(shared, side) for side in ("keys", "values")]
+    return true_rows(shared, "keys"), true_rows(shared, "values")
 
 
 def behind_shared(
