@@ -14,7 +14,7 @@ from cache_columns import SIZE, new_cache
 from cache_courses import SMALL, Course
 from cache_invariants import arrays_of
 from mlx_h2o import Affine, H2OConfig, QuantizedH2OKVCache, policies
-from mlx_h2o.caches import affine
+from mlx_h2o.caches import formats
 from mlx_h2o.operations.backends import resolve
 from models import tiny
 
@@ -127,7 +127,7 @@ def test_latents_are_packed_and_rotary_parts_are_not():
 
 
 def test_on_a_gpu_mlx_unpacks_rows(monkeypatch):
-    column = affine.AffineColumn(4, 32)
+    column = formats.AffineColumn(4, 32)
     parts = column.encode(mx.random.normal((1, 2, 5, 64)))
     expected = column.decode(parts)
     monkeypatch.setattr(mx, "default_device", lambda: mx.Device(mx.gpu))
@@ -139,7 +139,7 @@ def test_on_a_gpu_mlx_unpacks_rows(monkeypatch):
 
 
 def test_a_width_that_the_group_does_not_divide_takes_32_and_says_so_once(monkeypatch):
-    monkeypatch.setattr(affine, "_warned", set())
+    monkeypatch.setattr(formats, "_warned", set())
     rows = mx.random.normal((1, 1, 1, 96))
     first, second = (packed_cache("window", kv_group_size=64) for _ in range(2))
     with pytest.warns(UserWarning, match=r"96.*kv_group_size = 64 does not divide: groups of 32"):

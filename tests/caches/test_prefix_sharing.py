@@ -182,13 +182,19 @@ def test_rows_that_are_set_are_its_own():
 # What is refused
 
 
-def held(tokens: int = 40, **given):
-    cache = H2OKVCache(H2OConfig.of(**{"max_kv_size": 64, "prefix_size": 36} | given), name="one")
-    rows = mx.ones((1, 2, tokens, 32))
-    keys, values = cache.update_and_fetch(rows, rows)
-    if isinstance(keys, mx.array):
-        cache.attend(mx.ones((1, 4, tokens, 32)), keys, values, scale=0.2, mask="causal")
+def held(tokens: int = 40, cache=None, **given):
+    cache = cache or H2OKVCache(H2OConfig.of(**{"max_kv_size": 64, "prefix_size": 36} | given))
+    rows = mx.random.normal((1, 2, tokens, 32), key=mx.random.key(tokens))
+    stored = cache.update_and_fetch(rows, rows[..., :16])
+    cache.attend(mx.tile(rows, (1, 2, 1, 1)), *stored, scale=0.2, mask="causal")
     return cache
+
+
+def test_values_are_of_another_size_than_the_keys_that_a_chunk_scores():
+    alone, cache = held(policy="h2o-sum"), held(policy="h2o-sum")
+    cache.share(36)
+    expected, found = (held(12, one).scores[:, :, 36:] for one in (alone, cache))
+    assert mx.allclose(found, expected, atol=1e-5).item()
 
 
 @pytest.mark.parametrize(

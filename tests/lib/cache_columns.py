@@ -11,7 +11,7 @@ import numpy as np
 import reference_frame
 from mlx_h2o import H2OConfig, policies
 from mlx_h2o.caches.cache import evicting_cache
-from mlx_h2o.caches.turbo_column import TurboColumn
+from mlx_h2o.caches.formats import TurboColumn
 from mlx_h2o.config import KV_FORMATS
 from mlx_h2o.operations.composed import turbo
 

@@ -9,7 +9,7 @@ import pytest
 import mlx_h2o
 import reference_turbo
 from mlx_h2o import H2OConfig, H2OKVCache, demo, fast
-from mlx_h2o.caches.turbo_column import TurboColumn
+from mlx_h2o.caches.formats import TurboColumn
 from mlx_h2o.config import KV_FORMATS
 from mlx_h2o.operations.arguments import CODE_BITS
 from mlx_h2o.operations.backends import resolve

@@ -8,7 +8,7 @@ from ..config import H2OConfig
 from ..operations.backends import resolve
 from ..operations.segments import AttentionRows, masking, merged_attention
 from .scores import AttentionCall, biases
-from .table import BIAS, IMPORTANCE, Table
+from .table import IMPORTANCE, Table
 from .views import behind_shared, packed_rows, shared_rows
 
 DECODE_QUERIES = 8
@@ -85,9 +85,8 @@ def attend_chunk(table: Table, asked: AttentionCall) -> mx.array:
     """The output for any number of queries, over the shared rows and the own ones as arrays, joined
     for this call only. MLX's own attention computes it, unless rows have been folded."""
     queries, keys, values, scale, mask, sinks = asked
-    bias = biases(table, keys)
+    bias = biases(table.whole, keys)
     if table.prefix is not None:
-        bias = None if bias is None else table.behind_prefix(bias, BIAS)
         keys, values, mask = behind_shared(table, keys, values, mask)
     given: Any = {"scale": scale, "mask": mask, "sinks": sinks}
     if bias is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, cast
@@ -14,14 +15,12 @@ from ..config import Affine, H2OConfig
 from ..errors import check
 from ..operations.backends import resolve
 from . import attention, checks, formats, saved, tiers
-from .attention import DECODE_QUERIES
 from .column import Parts
 from .handed_out import EachLayersMask, hand_out
 from .room import Room
 from .scores import cut, of_chunk, of_scores, seen, settle, store, wait, waiting
-from .sequences import join, select
 from .step import NO_PADDING, Padding, Step
-from .table import BIAS, POSITIONS, Table
+from .table import BIAS, IMPORTANCE, POSITIONS, Table, join, select
 from .torn import Torn, changes
 from .views import unpacked
 
@@ -105,10 +104,10 @@ class H2OKVCache(saved.Restorable):
 
     def _stand(self) -> None:
         """Plan the room, given how many of the first rows are shared (possibly none)."""
-        config, shared = self.config, self.prefix_rows
-        self._room = Room(config, shared, self._table.tokens)
+        config = self.config
+        self._room = Room(config, self._table)
         # Only our attention handles scores, biases and shared rows.
-        self._needs_attention = self.policy.needs_attention or bool(shared)
+        self._needs_attention = self.policy.needs_attention or bool(self.prefix_rows)
         if config.preallocate and self._table.segments:  # allocate all slots at once
             wanted = 0 if config.preallocate is True else config.preallocate
             spare = PROMPT_CHUNK if resolve().commits_pages() else 0  # unused pages are free
@@ -129,7 +128,7 @@ class H2OKVCache(saved.Restorable):
     @property
     def scores(self) -> mx.array | None:
         """float32 [B, H, N]: the accumulated score of each row, NaN if it has none yet."""
-        return None if self.empty() else saved.scores_of(self._table.whole)
+        return None if self.empty() else self._table.whole.filled(IMPORTANCE)
 
     @property
     def row_bias(self) -> mx.array | None:
@@ -201,8 +200,7 @@ class H2OKVCache(saved.Restorable):
             if self.config.packs and keys.dtype != values.dtype:  # packing needs one dtype
                 common = mx.result_type(keys, values)
                 return self.update_and_fetch(keys.astype(common), values.astype(common))
-            count = len(self._padding) if self._in_batch else None
-            checks.check_rows(self, keys, values, held.layouts, count)
+            checks.check_rows(self, keys, values)
         elif held.free >= self._step.length and not held.unscored:
             return self._append(keys, values)
         checks.check_scored(self)
@@ -236,7 +234,7 @@ class H2OKVCache(saved.Restorable):
     @property
     def _hands_arrays(self) -> bool:
         """Whether the last update returned packed rows as arrays."""
-        most = {"packed": DECODE_QUERIES, "latents": 1}
+        most = {"packed": attention.DECODE_QUERIES, "latents": 1}
         return self._step.length > most.get(self.config.kv_handed, 0)
 
     def _give_up(self) -> None:
@@ -306,8 +304,7 @@ class H2OKVCache(saved.Restorable):
         """
         config, table = self.config, self._table
         # Only our attention reads rows in several parts; others get the arrays handed out.
-        several = table.prefix is not None or len(table.segments) > 1
-        arrays = not self.empty() and (self._hands_arrays or several)
+        arrays = not self.empty() and (self._hands_arrays or len(table.segments) > 1)
         packed = not (self.empty() or arrays)
         checks.check_stock_attention(self, packed, own_mask=self._own_mask_due)
         if config.kv_bits is None or arrays:
@@ -403,7 +400,7 @@ class H2OKVCache(saved.Restorable):
         """
         table, scored = self._table, self.policy.needs_scores
         asked = queries, keys, values, scale, mask, sinks
-        short = queries.shape[2] <= DECODE_QUERIES
+        short = queries.shape[2] <= attention.DECODE_QUERIES
         if table.prefix is not None or BIAS in table.beside:
             stock = None
         if stock is not None and not scored:
@@ -478,7 +475,8 @@ class H2OKVCache(saved.Restorable):
         exact, but the scores that the removed queries gave to other rows remain. Raises ValueError
         if evicted rows would have to be restored.
         """
-        check(isinstance(n, int), "n", n, "an int", operation="H2OKVCache.trim")
+        check(hasattr(n, "__index__"), "n", n, "an int", operation="H2OKVCache.trim")
+        n = operator.index(n)
         if n <= 0 or self.empty():
             return 0
         if n > min(self._table.lengths):
@@ -500,7 +498,7 @@ class H2OKVCache(saved.Restorable):
         left = [rows - count for rows, count in zip(table.tail.rows, gone, strict=True)]
         cut(self.policy, table, end=table.tokens[0] - n)
         if min(left) < 0:
-            self._table = table = tiers.truncated(table, gone, self.config)
+            self._table = table = tiers.truncated(table, gone)
         else:
             table.truncate(left)
             table.tokens = [seen - count for seen, count in zip(table.tokens, gone, strict=True)]
@@ -536,12 +534,14 @@ class H2OKVCache(saved.Restorable):
         (count,) = checks.whole_numbers([rows], most) or [0]
         check(count > 0, "rows", rows, wanted, operation=op)
         if config.mixed:  # no row changes once it is shared
-            self._table = tiers.more_packed(self._table, config, newest=0)
+            self._table = tiers.more_packed(self._table, newest=0)
         self._hold(self._table.standing(count))
 
     def unshared(self) -> Any:
         """This cache, or if it shares rows a copy with all rows of its own."""
-        found = copy.deepcopy(self) if self.prefix_rows else self
+        if not self.prefix_rows:
+            return self
+        found = copy.deepcopy(self)
         found._unshare()
         return found
 
@@ -568,7 +568,7 @@ class H2OKVCache(saved.Restorable):
         """
         table = self._at_rest()
         rows, settings, unscored = saved.rows_of(table), saved.settings_text(self), table.unscored
-        more: tuple[Any, ...] = () if table.prefix is None else (table.prefix.state,)
+        more: tuple[Any, ...] = () if table.prefix is None else (table.prefix.view(),)
         if self._in_batch:
             about = unscored, self.name, saved.sequences_text(self._padding, table)
             return (*rows, *about, settings, *more)
@@ -730,23 +730,23 @@ class BatchH2OKVCache(H2OKVCache):
         Raises:
             ValueError: numbers other than one per sequence, or padding at a wrong moment.
         """
-        op = "[BatchH2OKVCache.prepare]"
+        op, count = "BatchH2OKVCache.prepare", len(self._padding)
         given = {"left_padding": left_padding, "lengths": lengths, "right_padding": right_padding}
+        wanted = f"{count} numbers of at least 0, one per sequence"
+        found: dict[str, Any] = {}
         for name, numbers in given.items():
-            found = [] if numbers is None else checks.whole_numbers(numbers)
-            right = numbers is None or (found is not None and len(found) == len(self._padding))
-            wanted = f"{len(self._padding)} numbers of at least 0, one per sequence"
-            check(right, name, numbers, wanted, operation="BatchH2OKVCache.prepare")
-        if left_padding is not None and not self.empty():
-            raise ValueError(f"{op} left_padding is given, expected it before the first tokens.")
-        if right_padding is not None and max(right_padding, default=0) > 0 and lengths is None:
-            raise ValueError(f"{op} right_padding is given without lengths, expected both.")
+            if numbers is not None:
+                found[name] = checks.whole_numbers(numbers, count=count)
+                check(found[name] is not None, name, numbers, wanted, operation=op)
+        if "left_padding" in found and not self.empty():
+            raise ValueError(f"[{op}] left_padding is given, expected it before the first tokens.")
+        if any(found.get("right_padding", ())) and lengths is None:
+            raise ValueError(f"[{op}] right_padding is given without lengths, expected both.")
         self._table.free = 0
-        more = left_padding or [0] * len(self._padding)
-        self._padding = [
-            (left + int(more[n]), own if lengths is None else int(lengths[n]))
-            for n, (left, own) in enumerate(self._padding)
-        ]
+        more = found.get("left_padding", [0] * count)
+        last = found.get("lengths", [own for _, own in self._padding])
+        both = zip(self._padding, more, last, strict=True)
+        self._padding = [(left + new, own) for (left, _), new, own in both]
 
     def finalize(self) -> None:
         """End the right padding that ``prepare`` announced."""
@@ -758,10 +758,10 @@ class BatchH2OKVCache(H2OKVCache):
             one.flush()
         self.unequal_budgets = any(one.unequal_budgets for one in caches)
         padding = [each for one in caches for each in one._padding]
-        prefixes = {one._table.prefix for one in caches if one._padding}
-        if len(prefixes) > 1:
-            caches = [one.unshared() for one in caches]
-        self._hold(join([one._table for one in caches]), padding)
+        tables = [one._table for one in caches]
+        if len({table.prefix for table in tables if table.tokens}) > 1:
+            tables = [table.whole for table in tables]
+        self._hold(join(tables), padding)
 
     def extend(self, other: BatchH2OKVCache) -> None:
         """Add the sequences of another batch after these.

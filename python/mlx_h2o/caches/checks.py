@@ -14,25 +14,20 @@ from .table import Table
 _ROUTED = "call the model within mlx_h2o.routing(model)"
 
 
-def whole_numbers(given: Any, most: int = LARGEST) -> list[int] | None:
-    """The numbers of a list or an array; None unless all are whole, from 0 to ``most``."""
+def whole_numbers(given: Any, most: int = LARGEST, count: int | None = None) -> list[int] | None:
+    """The numbers of a list or an array; None unless all are whole, from 0 to ``most``, and there
+    are ``count`` (None: any number)."""
     listed = given.tolist() if hasattr(given, "tolist") else given
     with suppress(TypeError):
         found = [index(one) for one in listed]
-        if bool not in map(type, listed) and all(0 <= one <= most for one in found):
+        right = bool not in map(type, listed) and all(0 <= one <= most for one in found)
+        if right and count in (None, len(found)):
             return found
     return None
 
 
-def check_rows(
-    cache: Any,
-    keys: mx.array,
-    values: mx.array,
-    stored: Sequence[tuple[Any, ...]] = (),
-    sequences: int | None = None,
-) -> None:
-    """Check that new rows [B, H, L, D] and [B, H, L, Dv] fit each other, the layouts ``stored`` and
-    the number of ``sequences`` (None: any)."""
+def check_rows(cache: Any, keys: mx.array, values: mx.array) -> None:
+    """Check that new rows [B, H, L, D] and [B, H, L, Dv] fit each other and those of the cache."""
     op = f"[{type(cache).__name__}.update_and_fetch]"
     shape, other = keys.shape, values.shape
     if len(shape) != 4 or len(other) != 4 or shape[:3] != other[:3]:
@@ -42,9 +37,11 @@ def check_rows(
         )
     if 0 in shape[:3]:
         raise ValueError(f"{op} keys have shape {keys.shape}, expected B, H, L of at least 1.")
-    if sequences not in (None, shape[0]):
-        raise ValueError(f"{op} keys have shape {shape}, expected B = {sequences} sequences.")
-    for name, new, expected in zip(("keys", "values"), (keys, values), stored, strict=False):
+    count = len(cache._padding)
+    if cache._in_batch and shape[0] != count:
+        raise ValueError(f"{op} keys have shape {shape}, expected B = {count} sequences.")
+    sides = zip(("keys", "values"), (keys, values), cache._table.layouts, strict=False)
+    for name, new, expected in sides:
         found = (*new.shape[:2], new.shape[3], new.dtype)
         if found != expected:
             raise ValueError(

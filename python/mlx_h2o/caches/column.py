@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..operations.backends import resolve
-from ..operations.composed.buffers import padded
+from ..operations.composed.buffers import first_slots, padded
 from ..operations.requests import Parts as Parts
 from ..operations.segments import AttentionRows
 from .step import per_sequence
@@ -60,13 +60,14 @@ class DenseColumn(Column):
 
 
 class Segment:
-    """Rows in one format; ``rows`` of each sequence are in use, ``came`` of them appended since
-    ``rows`` was set.
+    """Rows in one format.
 
     Attributes:
         keys, values: how they are stored.
         parts: arrays [B, H, capacity, ...] of the keys, then of the values. They are written in
             place and belong to the segment alone, so what methods return are other objects.
+        rows: how many of each sequence are in use.
+        width: the most of these.
         ragged: whether sequences have different numbers of rows.
         read: caches what attention reads of a segment that does not change.
         ahead: slots to allocate at once, with the next rows; 0: allocate as rows arrive.
@@ -77,30 +78,22 @@ class Segment:
         self, keys: Column, values: Column, sides: Sequence[Sequence[mx.array]], rows: Sequence[int]
     ) -> None:
         self.keys, self.values = keys, values
-        self._most = self.came = self._peak = 0
-        self.rows = rows
+        self._peak = self.width = 0
+        self.use(rows)
         self._of_keys = len(sides[0])
         self.parts = [*sides[0], *sides[1]]
         self.read: AttentionRows | None = None
         self.ahead = self.room = 0
 
-    @property
-    def rows(self) -> list[int]:
-        return [*map(self.came.__add__, self._set)]
-
-    @rows.setter
-    def rows(self, rows: Sequence[int]) -> None:
+    def use(self, rows: Sequence[int]) -> None:
+        """Have the first ``rows`` of each sequence in use."""
         self._peak = max(self._peak, self.width)
-        self._set, self._most, self.came = (*rows,), max(rows), 0
-        self.ragged = min(rows) != self._most
-
-    @property
-    def width(self) -> int:
-        return self._most + self.came
+        self.rows, self.width = [*rows], max(rows)
+        self.ragged = min(rows) != self.width
 
     def next_slots(self) -> mx.array | None:
         """int32 [B, 1, 1, 1]: where the next row of each sequence goes; None: the same for all."""
-        return per_sequence(self._set, self.came) if self.ragged else None
+        return per_sequence((*self.rows,)) if self.ragged else None
 
     def sides(self, parts: Sequence[mx.array]) -> tuple[Parts, Parts]:
         """The parts of the keys, and those of the values."""
@@ -123,23 +116,18 @@ class Segment:
 
     # What attention reads
 
-    def view(self, count: int) -> tuple[Parts, Parts]:
-        """Keys and values of the first ``count`` slots, in stored form."""
-        return self.sides(_first(self.parts, count))
-
-    @property
-    def state(self) -> tuple[Parts, Parts]:
-        """The slots in use."""
-        return self.view(self.width)
+    def view(self, count: int | None = None) -> tuple[Parts, Parts]:
+        """Keys and values of the first ``count`` slots, in stored form; None: of those in use."""
+        return self.sides(first_slots(self.parts, self.width if count is None else count))
 
     def stored(self, side: str) -> Parts:
         """The "keys" or "values" in use."""
-        return _first(self.sides(self.parts)[side == "values"], self.width)
+        return (*first_slots(self.sides(self.parts)[side == "values"], self.width),)
 
     def as_rows(self, shared: bool = False) -> AttentionRows:
         """What attention reads, cached: only for a segment that does not change."""
         if self.read is None:
-            keys, values = self.state
+            keys, values = self.view()
             rows = self.keys.given(keys), self.values.given(values)
             self.read = AttentionRows(*rows, self.packing, shared)
         return self.read
@@ -189,10 +177,6 @@ class Segment:
         width, discard = self.width, resolve().discard_rows
         if self.ahead and self._peak > width and sum(discard(part, width) for part in self.parts):
             self._peak = width
-
-
-def _first(parts: Sequence[mx.array], count: int) -> Parts:
-    return tuple([one[...] if one.shape[2] == count else one[:, :, :count] for one in parts])
 
 
 def _in_room(rows: mx.array, slots: int) -> mx.array:

@@ -17,7 +17,7 @@ from ..operations.composed.buffers import gathered
 from ..operations.requests import PerSequence
 from ..policies import Rows
 from ..policies.weights import best
-from .table import BIAS, FILLS, IMPORTANCE, POSITIONS, Table, behind
+from .table import BIAS, IMPORTANCE, POSITIONS, Table, behind
 from .views import true_rows
 
 
@@ -27,7 +27,6 @@ class Eviction:
 
     due: sequences that have equally many rows and get equally many; other sequences do not change.
     ends: for each sequence of the table, tokens seen once the coming ones are added.
-    sinks: the table's own rows at the first positions, which are never evicted.
     stay: how many rows of each stay.
     recent_size: how many tokens, counted back from ``ends``, are protected.
     tail: the newest rows, neither ranked nor evicted, which stay last and in order.
@@ -37,7 +36,6 @@ class Eviction:
     config: H2OConfig
     due: Sequence[int]
     ends: Sequence[int]
-    sinks: int
     stay: int
     recent_size: int
     tail: int = 0
@@ -57,7 +55,8 @@ class Eviction:
         self.offset = _of_each(table.tokens, self.due)
         ranked = max(0, self.stay - self.tail)
         self.keep = ranked - self.skip
-        self.places = max(0, ranked - self.sinks - max(0, self.protected - self.tail))
+        sinks = max(0, config.protected - table.prefix_rows)
+        self.places = max(0, ranked - sinks - max(0, self.protected - self.tail))
         self.sink_size = config.protected
         self.recent_start = _of_each(self.ends, self.due) - self.recent_size
 
@@ -74,7 +73,12 @@ class Eviction:
             fold_rows(self, ranks, kept)
         sequences = range(table.shape[0]) if self.sequences is None else self.due
         table.beside[POSITIONS] = self.whole
-        table.close_gaps(self.behind_skipped(kept), sequences, rows, self._end, self.tail)
+        count, kept = len(table.tail.parts), self.behind_skipped(kept)
+        buffers = [*table.tail.parts, *table.beside.values()]
+        found = resolve().compact_rows(buffers, kept, sequences, self._end, self.tail)
+        table.tail.parts = found[:count]
+        table.beside = dict(zip(table.beside, found[count:], strict=True))
+        table.truncate(rows)
 
     def kept(self, ranks: mx.array) -> mx.array:
         """Slots of the best of the ranked rows, uint32 [sequences, H, keep], ascending, counted
@@ -118,10 +122,8 @@ class Eviction:
 
     def beside(self, name: str) -> mx.array:
         """float32 [sequences, H, N]."""
-        found = self.table.beside.get(name)
-        if found is None:
-            return mx.full(self.positions.shape, FILLS[name], mx.float32)
-        return self._some(found)
+        there = self.table.beside
+        return self._some(there[name] if name in there else self.table.filled(name))
 
 
 def fold_rows(rows: Eviction, ranks: mx.array, kept: mx.array) -> None:

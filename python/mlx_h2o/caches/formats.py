@@ -1,16 +1,68 @@
-"""Which columns the settings of a cache ask for."""
+"""How rows are stored: a column for each format, and which ones the settings of a cache ask for."""
 
+import warnings
 from collections.abc import Sequence
 
 import mlx.core as mx
 
 from ..config import KV_FORMATS, H2OConfig
-from .affine import AffineColumn, group_size_for
-from .column import Column, DenseColumn, Segment
+from ..operations.arguments import CODE_SIZES, GROUP_SIZES, codes_fit
+from ..operations.backends import resolve
+from ..operations.composed.turbo import KEYS, VALUES
+from .column import Column, DenseColumn, Parts, Segment
 from .frame import Frame
 from .step import Step
 from .table import IMPORTANCE, Table
-from .turbo_column import KEYS, VALUES, TurboColumn, check_size
+
+_warned: set[tuple[int, ...]] = set()
+
+
+class AffineColumn(Column):
+    """Codes of 2 to 8 bits with a scale and a bias per group, from ``mx.quantize``: ``parts`` are
+    words, scales and biases."""
+
+    bits: int
+    group_size: int
+
+    def __init__(self, bits: int, group_size: int) -> None:
+        self.bits = bits
+        self.group_size = group_size
+
+    def encode(self, rows: mx.array) -> Parts:
+        return tuple(mx.quantize(rows, group_size=self.group_size, bits=self.bits))
+
+    def decode(self, parts: Parts) -> mx.array:
+        words, scales, biases = parts
+        width = scales.shape[3] * self.group_size
+        none = mx.zeros((*scales.shape[:2], 0, width), scales.dtype)
+        if mx.default_device().type != mx.DeviceType.gpu:
+            # MLX would make float32 temporaries five times as large as float16 rows.
+            return resolve().segment_rows([*parts], none, [self.bits], self.group_size)[0]
+        if words.shape[2] == 0:  # MLX refuses empty arrays
+            return none
+        # MLX has dequantised views of a larger buffer wrongly on some GPUs.
+        words, scales, biases = (mx.contiguous(part) for part in parts)
+        return mx.dequantize(words, scales, biases, group_size=self.group_size, bits=self.bits)
+
+
+class TurboColumn(Column):
+    """TurboQuant: ``parts`` are words, codes of rotated directions, and norms, as
+    ``composed.turbo`` makes them. ``seed`` differs for keys and values, and ``dtype`` is that of
+    arriving rows, which codes do not show."""
+
+    bits: int
+
+    def __init__(self, bits: int, seed: int, dtype: mx.Dtype) -> None:
+        self.bits = bits
+        self.seed = seed
+        self.dtype = dtype
+
+    def encode(self, rows: mx.array) -> Parts:
+        return resolve().encode_rows(rows, self.bits, self.seed)
+
+    def decode(self, parts: Parts) -> mx.array:
+        words, norms = parts
+        return resolve().decode_rows(words, norms, self.bits, self.seed, self.dtype)
 
 
 def new_table(config: H2OConfig, keys: mx.array, values: mx.array, count: int, owner: str) -> Table:
@@ -39,12 +91,12 @@ def quantized(config: H2OConfig, table: Table, owner: str) -> Table:
     if table.prefix_rows + table.width == 0:  # also if all rows were taken back
         return Table([], [*table.tokens])
     table = table.whole
-    (keys,), (values,) = table.tail.state
+    (keys,), (values,) = table.tail.view()
     dtype, step = mx.result_type(keys, values), Step(table.width, len(table.tokens))
     keys, values = keys.astype(dtype), values.astype(dtype)
     packed = new_table(config, keys, values, step.sequences, owner)
     packed.append(keys, values, step, step.length)
-    found = table.arranged(packed.segments, lambda one, _: one[:, :, : step.length])
+    found = table.arranged(packed.segments, lambda one, _: one)
     found.frame = packed.frame
     return found
 
@@ -82,10 +134,32 @@ def columns(config: H2OConfig, size: int, dtype: mx.Dtype) -> list[tuple[Column,
 
 
 def _group_size(config: H2OConfig, sizes: Sequence[int], owner: str) -> int:
-    """Elements that share a scale and a bias, in keys and values of ``sizes``; 0 if none do."""
+    """Elements that share a scale and a bias, in keys and values of ``sizes``: as ``config`` says,
+    or 32 if that does not divide them, with a warning the first time."""
     affine, pair = [], columns(config, 0, mx.float32)[0]
     for side, size, column in zip(("keys", "values"), sizes, pair, strict=True):
-        if isinstance(column, TurboColumn):
-            check_size(config.kv_format, side, size, owner)
-        affine += [size] if isinstance(column, AffineColumn) else []
-    return group_size_for(config.kv_group_size, affine, owner) if affine else 0
+        if isinstance(column, TurboColumn) and not codes_fit(size):
+            raise ValueError(
+                f"[H2OKVCache] {owner} has {side} of {size} elements, and kv_format is "
+                f"{config.kv_format!r}: expected a power of two from {CODE_SIZES[0]} to "
+                f"{CODE_SIZES[1]}, or kv_bits."
+            )
+        if isinstance(column, AffineColumn):
+            affine.append(size)
+    wanted, least = config.kv_group_size, min(GROUP_SIZES)
+    if not any(size % wanted for size in affine):
+        return wanted
+    found = (
+        f"[QuantizedH2OKVCache] {owner} has keys of {affine[0]} and values of {affine[-1]} "
+        f"elements, which "
+    )
+    if any(size % least for size in affine):
+        raise ValueError(
+            f"{found}neither kv_group_size = {wanted} nor {least} divides: expected multiples of "
+            f"{least}, or kv_bits=None."
+        )
+    if (wanted, *affine) not in _warned:
+        _warned.add((wanted, *affine))
+        message = f"kv_group_size = {wanted} does not divide: groups of {least} are used."
+        warnings.warn(found + message, stacklevel=2)
+    return least

@@ -117,7 +117,5 @@ def _rotated(rows: mx.array) -> mx.array:
     block = size & -size
     if rows.size == 0:  # MLX refuses empty arrays
         return rows
-    if block == size:
-        return mx.hadamard_transform(rows)
     blocks = rows.reshape(*rows.shape[:-1], size // block, block)
     return mx.hadamard_transform(blocks).reshape(rows.shape)

@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from ..config import H2OConfig
 from .cache import BatchH2OKVCache, H2OKVCache, QuantizedH2OKVCache, evicting_cache
-from .checks import check_alike, check_rows
+from .checks import check_alike
 from .handed_out import EachLayersMask, hand_out, owner_of
 from .saved import Restorable
 
@@ -95,7 +95,6 @@ class HeadGroups(Restorable):
         ValueError for another number of heads.
         """
         if keys.shape[1:2] != (self._count,) or values.shape[:2] != keys.shape[:2]:
-            check_rows(self, keys, values)
             raise ValueError(
                 f"[HeadGroups.update_and_fetch] keys have shape {keys.shape} and values "
                 f"{values.shape}, expected {self._count} KV heads as the budgets of "
@@ -161,10 +160,14 @@ class HeadGroups(Restorable):
         """Tokens seen, the same in each cache."""
         return self.caches[0].offset
 
-    keys = property(
-        lambda self: self.caches[0].keys, lambda self, rows: setattr(self.caches[0], "keys", rows)
-    )
-    """The keys of the first group, which mlx_lm's pipelines set."""
+    @property
+    def keys(self) -> Any:
+        """The keys of the first group, which mlx_lm's pipelines set."""
+        return self.caches[0].keys
+
+    @keys.setter
+    def keys(self, rows: Any) -> None:
+        self.caches[0].keys = rows
 
     @property
     def nbytes(self) -> int:
@@ -220,11 +223,10 @@ class HeadGroups(Restorable):
 
 
 def _index(heads: Sequence[int]) -> Any:
-    """An index of these heads: a slice if they are evenly spaced, else their numbers."""
+    """An index of these ascending heads: a slice if they are evenly spaced, else their numbers."""
     step = heads[1] - heads[0] if len(heads) > 1 else 1
-    if [*heads] == [*range(heads[0], heads[0] + step * len(heads), step)] and step > 0:
-        return slice(heads[0], heads[-1] + 1, step)
-    return mx.array([*heads])
+    even = [*range(heads[0], heads[-1] + 1, step)] == [*heads]
+    return slice(heads[0], heads[-1] + 1, step) if even else mx.array([*heads])
 
 
 def _taken(array: mx.array, index: Any, axis: int = 1) -> mx.array:

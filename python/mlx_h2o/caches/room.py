@@ -14,7 +14,7 @@ _UNBOUNDED = 2**31 - 1
 
 
 class Room:
-    """The limits of a table whose first ``shared`` rows are shared with other caches.
+    """The limits of a table, and of what it becomes.
 
     Attributes:
         budgets: how many of each sequence's own rows stay, per head.
@@ -22,13 +22,13 @@ class Room:
         reach: how many of the newest tokens can be taken back.
     """
 
-    def __init__(self, config: H2OConfig, shared: int, tokens: Sequence[int]) -> None:
-        self._config, self._shared = config, shared
+    def __init__(self, config: H2OConfig, table: Table) -> None:
+        self._config, self._shared = config, table.prefix_rows
         self._mixed, self._group, self.reach = config.mixed, config.group, config.reach
         self._few = max(1, self.reach)  # longest step that makes room row by row
-        self._sinks = max(0, config.protected - shared)
+        self._sinks = max(0, config.protected - self._shared)
         self._most = config.max_kv_size or _UNBOUNDED
-        self._plan(tokens)
+        self._plan(table.tokens)
 
     def _plan(self, ends: Sequence[int]) -> None:
         """Set the budgets of sequences of these lengths, and how long each lasts."""
@@ -40,7 +40,9 @@ class Room:
         shares = ((recent * rows // self._most, rows - first) for _, rows in plans)
         self._recent = [max(min(share), self.reach) for share in shares]
         most = max(self.budgets, default=0)
-        self.tail_limit = tiers.tail_limit(self._config) if self._mixed else most
+        # With dense rows, these leave a full tail before new ones arrive.
+        dense = self._config.dense_rows + self._group + self.reach
+        self.tail_limit = dense if self._mixed else most
 
     def free(self, table: Table, length: int) -> int:
         """How many tokens, in steps of ``length`` without padding, can be appended before anything
@@ -59,7 +61,7 @@ class Room:
         """Evict what must go before ``counts`` rows of each sequence are added. Idempotent."""
         if not table.segments:
             return table
-        added, seen, policy = max(counts), table.tokens[0], self._config.policy
+        added = max(counts)
         if self._config.rows_at:
             self._plan([*map(add, table.tokens, counts)])
         if self._config.preallocate:
@@ -68,11 +70,10 @@ class Room:
         both = enumerate(zip(lengths, self.budgets, table.tail.rows, strict=True))
         due = {n: most for n, (rows, most, new) in both if rows > most or new > self.tail_limit}
         if due:
-            settle(policy, table, seen - self.reach)
             table = self._evict(table, due, [0] * len(counts))
             lengths = table.lengths
         if self.reach:
-            settle(policy, table, seen + added - self.reach)
+            settle(self._config.policy, table, table.tokens[0] + added - self.reach)
         keeps = enumerate(map(self._kept, lengths, counts, self.budgets, self._recent))
         table = self._evict(table, {n: keep for n, keep in keeps if keep < lengths[n]}, counts)
         if self._mixed and added:
@@ -105,7 +106,7 @@ class Room:
         for n, keep in keeps.items():
             numbers = self._recent[n], min(keep, lengths[n]), lengths[n], counts[n]
             alike.setdefault(numbers, []).append(n)
-        of = partial(Eviction, table, self._config, ends=ends, sinks=self._sinks, tail=tail)
+        of = partial(Eviction, table, self._config, ends=ends, tail=tail)
         evictions = (
             of(due=due, stay=stay, recent_size=recent) for (recent, stay, *_), due in alike.items()
         )

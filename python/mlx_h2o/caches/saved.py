@@ -80,13 +80,6 @@ def _framed_by_default(settings: dict[str, Any]) -> bool:
     return settings.get("kv_bits") is None or settings.get("kv_handed") == "latents"
 
 
-def scores_of(table: Table) -> mx.array:
-    """float32 [B, H, N], NaN where nothing has been accumulated."""
-    if IMPORTANCE in table.beside:
-        return table.beside[IMPORTANCE][:, :, : table.width]
-    return mx.full((*table.shape, table.width), mx.nan, mx.float32)
-
-
 def stored(table: Table, side: str) -> Any:
     """The "keys" or "values" in use, in stored form: an array, or words, scales and biases; in
     mixed precision those of each segment."""
@@ -119,9 +112,9 @@ def rows_of(table: Table) -> tuple[Any, ...]:
     shared rows. If rows have been folded, scores are a pair: scores and biases."""
     if not table.segments:
         return None, None, None, None
-    found: Any = scores_of(table)
+    found: Any = table.filled(IMPORTANCE)
     if BIAS in table.beside:
-        found = found, table.beside[BIAS][:, :, : table.width]
+        found = found, table.filled(BIAS)
     keys, values = stored(table, "keys"), stored(table, "values")
     if table.frame is not None:
         of_keys, of_values = table.frame.centres

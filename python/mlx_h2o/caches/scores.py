@@ -16,7 +16,7 @@ from ..operations.composed import accumulating, prefill
 from ..operations.requests import attention_request, last_queries
 from ..policies import Policy
 from .step import Step
-from .table import BIAS, IMPORTANCE, POSITIONS, WAITING, Table
+from .table import BIAS, IMPORTANCE, WAITING, Table
 from .views import behind_shared
 
 AttentionCall = tuple[mx.array, Any, Any, float, mx.array | str | None, mx.array | None]
@@ -107,27 +107,26 @@ def of_chunk(
     config: H2OConfig, table: Table, step: Step, asked: AttentionCall
 ) -> tuple[list[tuple[Part, mx.array]], mx.array | None]:
     """As ``of_scores``, for a chunk whose attention returned no scores."""
-    queries, keys, _, scale, mask, sinks = asked
-    policy, length, width = config.policy, queries.shape[2], keys.shape[2]
-    last, bias, found = min(config.reach, length), biases(table, keys), []
-    bias = None if bias is None else bias[:, :, :width]
-    before = table.prefix_rows if policy.needs_weights else 0
-    every = _before(policy, table)
+    queries, keys, values, scale, mask, sinks = asked
+    policy, length, found = config.policy, queries.shape[2], []
+    last, before = min(config.reach, length), table.prefix_rows if policy.needs_weights else 0
+    if before:  # the softmax is over all rows
+        keys, _, mask = behind_shared(table, keys, values, mask)
+        table = table.whole
+    bias, every = biases(table, keys), _before(policy, table)
     for part in _parts(table, step, length, last):
         sequences, own, slots = part
-        old, places = map(part.of, every)
-        shown, rows, beside = mask, part.of(keys), part.of(bias)
+        shown = mask
         if isinstance(mask, mx.array) and slots is not None:
             heads = (mask.shape[-3:-2] or (1,))[0]
-            shown = mx.broadcast_to(mask, (queries.shape[0], heads, length, width))
+            shown = mx.broadcast_to(mask, (queries.shape[0], heads, length, keys.shape[2]))
             shown = shown[sequences, :, own][..., slots]
-        if before:  # the softmax is over all rows
-            rows, _, shown = behind_shared(table, rows, rows, shown)
-            old = table.behind_prefix(old, IMPORTANCE)
-            beside = None if beside is None else table.behind_prefix(beside, BIAS)
-            places = None if places is None else table.behind_prefix(places, POSITIONS)
+        old, places = map(part.of, every)
+        rows, beside = part.of(keys), part.of(bias)
         given: Any = {"scale": scale, "mask": shown, "row_bias": beside, "bias_masks": False}
         new = _after_chunk(policy, old, places, queries[sequences, :, own], rows, sinks, given)
+        if before and slots is not None:
+            part = part._replace(slots=slots[before:] - before)
         found.append((part, new[:, :, before:] if before else new))
     if not last:
         return found, None

@@ -90,8 +90,8 @@ class Step:
 
 
 @lru_cache(maxsize=16)
-def per_sequence(numbers: tuple[int, ...], more: int = 0) -> mx.array:
-    """int32 [B, 1, 1, 1]: a number for each sequence, plus ``more``, one array for all layers. It
-    is evaluated, so that any thread can read it."""
-    flat: Any = memoryview(array("i", map(more.__add__, numbers)))  # MLX reads lists slower
+def per_sequence(numbers: tuple[int, ...]) -> mx.array:
+    """int32 [B, 1, 1, 1]: a number for each sequence, one array for all layers. It is evaluated, so
+    that any thread can read it."""
+    flat: Any = memoryview(array("i", numbers))  # MLX reads lists slower
     return mx.array(flat.cast("B").cast("i", (len(numbers), 1, 1, 1)))

@@ -15,8 +15,8 @@ from typing import Any
 import mlx.core as mx
 
 from ..operations.backends import resolve
-from ..operations.composed.buffers import padded
-from .column import Parts, Segment
+from ..operations.composed.buffers import first_slots, padded
+from .column import Change, Parts, Segment
 from .frame import Frame
 from .step import Step, per_sequence
 
@@ -148,40 +148,36 @@ class Table:
 
         Returns the tail's slots in use, and those of padding, in the form of ``Segment.view``.
         """
-        tail, length, spans, frame = self.segments[-1], step.length, step.spans, self.frame
+        tail, length, frame = self.segments[-1], step.length, self.frame
         slots, width = tail.next_slots(), tail.width + length
         if frame is not None:
             if limit is not None:
                 held = [count + self.prefix_rows for count in self.lengths]
                 self.frame = frame = frame.starting(keys, values, step, held)
             keys, values = frame.into(keys, values)
-        if spans or (slots is not None and length > 1):
+        if step.spans or (slots is not None and length > 1):
             slots = step.slots(tail.rows)
         first = limit is not None and slots is None and not (tail.capacity or tail.ahead)
         if limit is not None and not first:
             tail.reserve(width, limit)
         found = [*tail.keys.encode(keys), *tail.values.encode(values)]
-        if slots is None and not first:
+        if first:  # they get no spare slots
+            found = [mx.contiguous(part) for part in found]
+        elif slots is None:
             found = resolve().append_rows(tail.parts, found, width - length)
         else:
-            if slots is None:  # the first rows get no spare slots
-                found = [mx.contiguous(part) for part in found]
-            else:
-                found = resolve().put_each(tail.parts, slots, found)
-            found += [mx.split(part, [width], 2)[0] for part in found]  # a slice takes longer
+            found = resolve().put_each(tail.parts, slots, found)
         count = len(tail.parts)
-        tail.parts, views = found[:count], tail.sides(found[count:])
+        tail.parts, views = found[:count], found[count:] or first_slots(found, width)
         if limit is not None:
             for name, array in self.beside.items():
                 if name != POSITIONS and array.shape[2] < self.packed_width + tail.capacity:
                     self.changed = True
                     self.attach(name, array)
-        if spans:
-            tail.rows = [*map(add, tail.rows, step.counts)]
-        tail.came += 0 if spans else length
+        tail.use([*map(add, tail.rows, step.counts)])
         self.tokens = [*map(add, self.tokens, step.counts)]
         self.shown = self.packed_width + width
-        return views
+        return tail.sides(views)
 
     def attach(self, name: str, array: mx.array | None = None) -> None:
         """Store ``array`` [B, H, n, ...] beside the first n rows; None: fill all slots."""
@@ -192,25 +188,10 @@ class Table:
 
     # Removing and moving rows
 
-    def close_gaps(
-        self, kept: mx.array, sequences: Sequence[int], rows: Sequence[int], start: int, tail: int
-    ) -> None:
-        """Keep the rows at ``kept`` [b, H, K] of some sequences in the first slots, then ``tail``
-        rows from slot ``start`` on; ``rows`` of each sequence remain.
-
-        Only for a table of one segment that has the positions of all rows beside them.
-        """
-        count = len(self.tail.parts)
-        buffers = [*self.tail.parts, *self.beside.values()]
-        found = resolve().compact_rows(buffers, kept, sequences, start, tail)
-        self.tail.parts = found[:count]
-        self.beside = dict(zip(self.beside, found[count:], strict=True))
-        self.truncate(rows)
-
     def truncate(self, rows: Sequence[int]) -> None:
         """Keep the first ``rows`` of each sequence's tail."""
         self.changed = True
-        self.tail.rows = rows
+        self.tail.use(rows)
         self.shown = self.width
         if POSITIONS in self.beside:
             self.beside[POSITIONS] = self.beside[POSITIONS][:, :, : self.width]
@@ -235,20 +216,24 @@ class Table:
             end = self.packed_width + slots
             self.beside = {name: mx.contiguous(a[:, :, :end]) for name, a in self.beside.items()}
 
-    # Other tables
+    def filled(self, name: str) -> mx.array:
+        """What is beside the rows in use, [B, H, width, ...], with the positions of all; if nothing
+        is, what unused slots have."""
+        if name == POSITIONS:
+            return self.positions
+        if name not in self.beside:
+            return mx.full((*self.shape, self.width), FILLS[name], mx.float32)
+        return self.beside[name][:, :, : self.width]
 
-    @property
-    def beside_all(self) -> dict[str, mx.array]:
-        """What is beside the rows, with the positions of all."""
-        return self.beside | {POSITIONS: self.positions}
+    # Other tables
 
     def arranged(
         self, segments: list[Segment], change: Callable[[mx.array, str], mx.array]
     ) -> Table:
         """A table of these segments; ``change`` makes what is beside their rows, by name."""
         found = replace(self, segments=segments, beside={})
-        for name, array in self.beside_all.items():
-            found.attach(name, change(array, name))
+        for name in dict.fromkeys((POSITIONS, *self.beside)):
+            found.attach(name, change(self.filled(name), name))
         return found
 
     def copy(self) -> Table:
@@ -271,7 +256,7 @@ class Table:
         first segment."""
         (first, *others), end = self.segments, self.width
         own = first.each(lambda part: mx.contiguous(part[:, :, rows:end]), [end - rows])
-        found = self.arranged([own, *others], lambda array, _: mx.contiguous(array[:, :, rows:end]))
+        found = self.arranged([own, *others], lambda array, _: mx.contiguous(array[:, :, rows:]))
         found.prefix = first.each(lambda part: mx.contiguous(part[:, :, :rows]), [rows])
         return found
 
@@ -281,21 +266,76 @@ class Table:
         prefix = self.prefix
         if prefix is None:
             return self
-        first, *others = self.segments
-        rows, width = [prefix.width + count for count in first.rows], first.width
-        both = first.each(lambda part: part[:, :, :width], rows)
-        both.parts = [*map(behind, prefix.parts, both.parts)]
-        found = self.arranged(
-            [both, *others], lambda own, name: self.behind_prefix(own[:, :, : self.width], name)
-        )
+        (first, *others), places = self.segments, mx.arange(prefix.width)
+        parts = map(behind, prefix.parts, first_slots(first.parts, first.width))
+        both = first.like([*parts], [prefix.width + count for count in first.rows])
+
+        def beside(own: mx.array, name: str) -> mx.array:
+            shared = places if name == POSITIONS else mx.full(places.shape, FILLS[name], own.dtype)
+            return behind(shared[None, None], own)
+
+        found = self.arranged([both, *others], beside)
         found.prefix = None
         return found
 
-    def behind_prefix(self, own: mx.array, name: str) -> mx.array:
-        """What is beside ``own`` rows, [B, H, N], after that of the shared rows."""
-        count = self.prefix_rows
-        fill = mx.full(count, FILLS[name], own.dtype)
-        return behind((mx.arange(count) if name == POSITIONS else fill)[None, None], own)
+
+def select(table: Table, sequences: Sequence[int]) -> Table:
+    """A copy of some sequences in arrays of their own, without slots that none of them uses."""
+    index = mx.array(list(sequences))
+    rows = [[one.rows[n] for n in sequences] for one in table.segments]
+    return _stacked([table], rows, [table.tokens[n] for n in sequences], lambda array: array[index])
+
+
+def join(tables: Sequence[Table]) -> Table:
+    """One table with the sequences of all ``tables``, in order, in arrays of its own."""
+    tokens = [seen for table in tables for seen in table.tokens]
+    like = next((table for table in tables if table.segments), None)
+    if like is None:
+        return Table([], tokens)
+    found = [one if one.segments else _none_like(like, one.tokens) for one in tables if one.tokens]
+    if len(found) == 1:
+        return found[0].copy()
+    same = zip(*(table.segments for table in found), strict=True)
+    rows = [[count for one in parts for count in one.rows] for parts in same]
+    return _stacked(found, rows, tokens, lambda array: array)
+
+
+def _stacked(
+    tables: Sequence[Table], rows: Sequence[list[int]], tokens: list[int], change: Change
+) -> Table:
+    """One table with the sequences that ``change`` makes of ``tables``, in order: ``rows`` of each
+    sequence in each segment, without spare slots."""
+    widths, segments = [max(one) for one in rows], []
+    for place, (count, width) in enumerate(zip(rows, widths, strict=True)):
+        same = [table.segments[place] for table in tables]
+        parts = [
+            mx.concatenate([padded(change(part)[:, :, :width], width, 0) for part in parts])
+            for parts in zip(*(one.parts for one in same), strict=True)
+        ]
+        segments.append(same[0].like(parts, count))
+
+    def spread(table: Table, name: str) -> mx.array:
+        """What is beside the rows of a table, with each segment brought to its new width."""
+        parts, start, array = [], 0, change(table.filled(name))
+        for one, width in zip(table.segments, widths, strict=True):
+            some = array[:, :, start : start + min(one.width, width)]
+            parts.append(padded(some, width, FILLS[name]))
+            start += one.width
+        return mx.concatenate(parts, axis=2) if len(parts) > 1 else parts[0]
+
+    found = Table(segments, tokens, None, tables[0].prefix)
+    frames = [table.frame.each(change) for table in tables if table.frame is not None]
+    found.frame = Frame.joined(frames) if frames else None
+    found.unscored = any(table.unscored for table in tables)
+    for name in dict.fromkeys((POSITIONS, *(name for table in tables for name in table.beside))):
+        found.beside[name] = mx.concatenate([spread(table, name) for table in tables])
+    return found
+
+
+def _none_like(table: Table, tokens: list[int]) -> Table:
+    """Sequences without rows, in the formats of ``table``."""
+    index, rows = mx.zeros(len(tokens), mx.int32), [[0] * len(tokens) for _ in table.segments]
+    return _stacked([table], rows, tokens, lambda array: array[index])
 
 
 def behind(first: mx.array, own: mx.array) -> mx.array:

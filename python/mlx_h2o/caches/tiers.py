@@ -9,20 +9,13 @@ from dataclasses import replace
 
 import mlx.core as mx
 
-from ..config import H2OConfig
 from ..operations.backends import resolve
 from ..operations.composed.buffers import gathered, padded
 from .column import Column, Segment
 from .eviction import Eviction
-from .sequences import join, select
 from .step import per_sequence
-from .table import Table
+from .table import Table, join, select
 from .views import in_parts
-
-
-def tail_limit(config: H2OConfig) -> int:
-    """Most dense rows: rows leave a full tail before new ones arrive."""
-    return config.dense_rows + config.group + config.reach
 
 
 def pack_older(table: Table, evictions: Sequence[Eviction]) -> Table:
@@ -30,7 +23,7 @@ def pack_older(table: Table, evictions: Sequence[Eviction]) -> Table:
     first, count = evictions[0], len(table.tokens)
     all_due, config = sum(len(one.due) for one in evictions) == count, first.config
     if all_due and config.max_kv_size is None and not table.tail.ragged:
-        return more_packed(table, config, min(table.tail.width, config.dense_rows + config.reach))
+        return more_packed(table, min(table.tail.width, config.dense_rows + config.reach))
     if len(first.due) == count and not any(one.ragged for one in table.segments):
         return _arranged(first)
     tables = [select(table, [n]) for n in range(count)]
@@ -41,7 +34,7 @@ def pack_older(table: Table, evictions: Sequence[Eviction]) -> Table:
     return join(tables)
 
 
-def more_packed(table: Table, config: H2OConfig, newest: int) -> Table:
+def more_packed(table: Table, newest: int) -> Table:
     """The table with all but the ``newest`` rows packed; without light rows, and with tails of the
     same length. O(rows that are packed), as long as there is room for them."""
     first, tail = table.segments
@@ -58,39 +51,35 @@ def more_packed(table: Table, config: H2OConfig, newest: int) -> Table:
     newer = mx.arange(width + count, table.width) + 0 * start
     order = mx.concatenate([mx.where(slots < start, slots, came), newer], axis=2)
     order = mx.broadcast_to(order, (*table.shape, order.shape[2]))
-    segments = [packed, _cut(tail, newest, config)]
+    segments = [packed, _cut(tail, newest)]
     return table.arranged(segments, lambda array, _: gathered(array, order))
 
 
-def _cut(tail: Segment, newest: int, config: H2OConfig) -> Segment:
-    """The ``newest`` rows of a tail, with room for more."""
-    start, rows = tail.width - newest, [newest] * len(tail.rows)
-    most = tail_limit(config)
+def _cut(tail: Segment, newest: int) -> Segment:
+    """The ``newest`` rows of a tail, with room for as many as before."""
+    start, most, rows = tail.width - newest, tail.capacity, [newest] * len(tail.rows)
     return tail.each(lambda part: padded(part[:, :, start : start + newest], most, 0), rows)
 
 
-def truncated(table: Table, gone: Sequence[int], config: H2OConfig) -> Table:
+def truncated(table: Table, gone: Sequence[int]) -> Table:
     """The table without the newest ``gone`` tokens of each sequence, none of them evicted."""
     tables = []
     for n, count in enumerate(gone):
         alone = table if len(gone) == 1 else select(table, [n])
         rows = alone.lengths[0] - count
         slots = mx.sort(mx.argsort(alone.positions, axis=2)[:, :, :rows], axis=2).astype(mx.uint32)
-        packed = [slots, slots[:, :, :0]][: len(table.segments) - 1]  # no row loses precision
-        tables.append(_rearranged(alone, packed, 0, config))
+        none = slots[:, :, :0]  # no row loses precision
+        tables.append(_rearranged(alone, [slots, none, none][: len(table.segments)]))
         tables[-1].tokens = [alone.tokens[0] - count]
     return join(tables)
-
-
-def _all_slots(table: Table) -> mx.array:
-    slots = mx.arange(table.width, dtype=mx.uint32)
-    return mx.broadcast_to(slots, (*table.shape, table.width))
 
 
 def _arranged(eviction: Eviction) -> Table:
     """The table after an eviction from all of its sequences, which have equally many rows."""
     table, keep, config = eviction.table, eviction.stay, eviction.config
-    slots, newest, tail = _all_slots(table), table.tail.rows[0], eviction.tail
+    newest, tail = table.tail.rows[0], eviction.tail
+    slots = mx.arange(table.width, dtype=mx.uint32)
+    slots = mx.broadcast_to(slots, (*table.shape, table.width))
     ranks = None if config.light_bits is None else replace(eviction, tail=0).ranks()
     if keep < table.width:
         own = eviction.ranks() if tail or ranks is None else ranks
@@ -101,19 +90,20 @@ def _arranged(eviction: Eviction) -> Table:
     packed = [slots[:, :, : keep - newest]]
     if ranks is not None:
         packed = _split(eviction, packed[0], ranks, newest)
-    return _rearranged(table, packed, newest, config)
+    return _rearranged(table, [*packed, slots[:, :, keep - newest :]])
 
 
-def _rearranged(table: Table, packed: list[mx.array], newest: int, config: H2OConfig) -> Table:
-    """The table of the rows at the slots ``packed``, ascending in each packed segment, and of the
-    ``newest``, which stay in the tail.
+def _rearranged(table: Table, slots: Sequence[mx.array]) -> Table:
+    """The table with the rows at these slots in each segment: ascending in packed ones, and of the
+    tail the newest, which stay there.
 
     O(rows). A row that gets fewer bits keeps the upper bits of its codes.
     """
+    *packed, newest = slots
     pairs = zip(table.segments[:-1], packed, strict=True)
-    segments = [_gathered(table, segment, slots) for segment, slots in pairs]
-    segments.append(_cut(table.tail, newest, config))
-    order = mx.concatenate([*packed, _all_slots(table)[:, :, table.width - newest :]], axis=2)
+    segments = [_gathered(table, segment, own) for segment, own in pairs]
+    segments.append(_cut(table.tail, newest.shape[2]))
+    order = mx.concatenate([*slots], axis=2)
     return table.arranged(segments, lambda array, _: gathered(array, order))
 
 

@@ -7,7 +7,7 @@ import mlx.core as mx
 
 from ..operations.backends import resolve
 from ..operations.segments import AttentionRows
-from .column import Column, Parts, Segment
+from .column import Parts, Segment
 from .step import Step
 from .table import Table, behind
 
@@ -22,14 +22,14 @@ def shared_rows(table: Table, framed: bool) -> list[AttentionRows]:
         return []
     if table.frame is None or framed:
         return [table.prefix.as_rows(shared=True)]
-    keys, values = _shared(table, "keys"), _shared(table, "values")
-    return [AttentionRows(keys, values, {}, shared=True)]
+    return [AttentionRows(*_shared(table), {}, shared=True)]
 
 
-def _shared(table: Table, side: str) -> mx.array:
-    """The shared "keys" or "values", as they arrived."""
+def _shared(table: Table) -> tuple[mx.array, mx.array]:
+    """The shared keys and values, as they arrived."""
     frame = table.frame and table.frame.each(lambda centre: centre[:1])  # the same in all
-    return true_rows(Table([cast(Segment, table.prefix)], [table.prefix_rows], frame), side)
+    shared = Table([cast(Segment, table.prefix)], [table.prefix_rows], frame)
+    return true_rows(shared, "keys"), true_rows(shared, "values")
 
 
 def behind_shared(
@@ -37,13 +37,12 @@ def behind_shared(
 ) -> tuple[mx.array, mx.array, mx.array | str | None]:
     """Shared rows and then own ones as arrays [B, H, rows + N, ...], meant for one attention call
     only, and the mask of the own rows extended to all."""
-    pairs = zip(("keys", "values"), (keys, values), strict=True)
-    both = [behind(_shared(table, side).astype(own.dtype), own) for side, own in pairs]
+    pairs = zip(_shared(table), (keys, values), strict=True)
+    both = [behind(shared.astype(own.dtype), own) for shared, own in pairs]
     if isinstance(mask, mx.array):
         mask = mx.broadcast_to(mask, (*mask.shape[:-1], keys.shape[2]))
-        fill = mx.array(mask.dtype == mx.bool_).astype(mask.dtype)
-        seen = mx.broadcast_to(fill, (*mask.shape[:-1], table.prefix_rows))
-        mask = mx.concatenate([seen, mask], axis=-1)
+        pads = [(0, 0)] * (mask.ndim - 1) + [(table.prefix_rows, 0)]
+        mask = mx.pad(mask, pads, constant_values=mask.dtype == mx.bool_)  # all are seen
     return both[0], both[1], mask
 
 
@@ -58,25 +57,26 @@ def unpacked(
         if new is None or len(table.segments) > 1:  # then the newest rows are dense anyway
             rows = true_rows(table, side, parts)
         elif tail.ragged or step.spans:
-            (rows,) = resolve().put_each([true_rows(table, side, parts)], step.slots(before), [new])
+            stored = true_rows(table, side, parts)
+            (rows,) = resolve().put_each([stored], step.slots(before), [new])
         elif before[0]:
             older = true_rows(table, side, tuple(part[:, :, : before[0]] for part in parts))
             rows = mx.concatenate([older, new], axis=2)
         else:  # the start of a prompt
             rows = new
         found.append(rows)
-    return mx.depends(found[0], [part for parts in views for part in parts]), found[1]
+    keys, values = found
+    return mx.depends(keys, [*views[0], *views[1]]), values
 
 
 def true_rows(table: Table, side: str, newest: Parts = ()) -> mx.array:
     """The "keys" or "values" in use as an array [B, H, N, D], as they arrived; ``newest`` are the
     stored rows of the tail, if not those in use."""
-    column: Column = getattr(table.tail, side)
     newest = newest or table.tail.stored(side)
     if len(table.segments) > 1:
         rows = resolve().segment_rows(*in_parts(table, side, newest))[0]
     else:
-        rows = column.decode(newest)
+        rows = getattr(table.tail, side).decode(newest)
     return rows if table.frame is None else table.frame.back(rows, side == "values")
 
 

@@ -37,7 +37,12 @@ def append_rows(buffers: list[mx.array], rows: list[mx.array], start: int) -> li
     end = start + rows[0].shape[2]
     for buffer, new in zip(buffers, rows, strict=True):
         buffer[:, :, start:end] = new
-    return [*buffers, *(mx.split(buffer, [end], 2)[0] for buffer in buffers)]  # slices take longer
+    return [*buffers, *first_slots(buffers, end)]
+
+
+def first_slots(buffers: Sequence[mx.array], count: int) -> list[mx.array]:
+    """The first ``count`` slots of each buffer; always other arrays."""
+    return [mx.split(buffer, [count], 2)[0] for buffer in buffers]  # slices take longer
 
 
 def quantize_append(

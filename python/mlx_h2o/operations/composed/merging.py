@@ -51,10 +51,7 @@ def segment_rows(
         parts.append([newest])
     elif newest.shape[2]:
         parts.append(mx.quantize(newest, group_size=group_size, bits=to))
-    joined = [
-        mx.concatenate(list(same), axis=2) if len(same) > 1 else same[0]
-        for same in zip(*parts, strict=True)
-    ]
+    joined = [mx.concatenate([*same], axis=2) for same in zip(*parts, strict=True)]
     return joined if slots is None else [gathered(part, slots) for part in joined]
 
 
