@@ -12,7 +12,7 @@ from mlx_h2o.operations.gpu.launches import Launch, LaunchPlan
 from mlx_h2o.operations.requests import AttentionRequest, AttentionResult, attention_request
 from mlx_h2o.operations.resolved import Operations
 
-_MOST_STEPS = 256  # kinds of steps whose launches are remembered
+_MOST_KINDS = 1024  # of calls whose launches are remembered
 
 
 class KernelBackend(Operations):
@@ -28,7 +28,7 @@ class KernelBackend(Operations):
 
     def __init__(self) -> None:
         self._measured: dict[tuple[object, ...], bool] = {}
-        self._steps: dict[tuple[object, ...], LaunchPlan] = {}
+        self._known: dict[tuple[object, ...], LaunchPlan] = {}
 
     def execute(self, each: Launch, inputs: list[mx.array]) -> list[mx.array]:
         """The outputs of one launch."""
@@ -47,8 +47,24 @@ class KernelBackend(Operations):
         return runs_on_gpu()
 
     def plan(self, request: AttentionRequest) -> LaunchPlan:
-        """The launches for a request that was not refused."""
-        return launch.plan(request)
+        """The launches for a request that was not refused: the same in all layers, and at a full
+        budget in all steps."""
+        kind = launch.kind_of(request)
+        known = self._known.get(kind)
+        if known is None:
+            passes = self.passes(request, kind[0])
+            known = self._remember(kind, LaunchPlan(passes, launch.constants(request)))
+        return LaunchPlan(known.passes, {**launch.buffers(request), **known.given})
+
+    def passes(self, request: AttentionRequest, text: tuple[object, ...]) -> tuple[Launch, ...]:
+        """The launches for the first request of a kind; ``text`` is what their text depends on."""
+        return launch.passes(request)
+
+    def _remember(self, kind: tuple[object, ...], plan: LaunchPlan) -> LaunchPlan:
+        if len(self._known) >= _MOST_KINDS:
+            self._known.clear()
+        self._known[kind] = plan
+        return plan
 
     def refuses(self, request: AttentionRequest) -> str:
         if not self.serves():
@@ -102,17 +118,15 @@ class KernelBackend(Operations):
             count.bit_length(), importance.shape, queries.dtype, mask is None or mask.dtype,
             sinks is None or sinks.dtype, bias is None,
         )  # fmt: skip
-        known = self._steps.get(kind)
+        known = self._known.get(kind)
         if known is None:
             request = attention_request(*rows[:3], **options, bias_masks=False, return_lse=True)
             if self.refuses(request):
                 return base(*rows, decay=decay, **options)
-            passes, buffers = launches.add_mass(self.plan(request), importance)
-            if len(self._steps) >= _MOST_STEPS:
-                self._steps.clear()
-            known = self._steps[kind] = LaunchPlan(passes, {"params": buffers["params"]})
+            passes, _ = launches.add_mass(self.plan(request), importance)
+            known = self._remember(kind, LaunchPlan(passes, launch.constants(request)))
         given = {"queries": queries, "keys": keys, "values": values, "importance": importance}
-        given |= {"sinks": sinks, "row_bias": bias, "params": known.given["params"]}
+        given |= {"sinks": sinks, "row_bias": bias, **known.given}
         if mask is not None:
             given["mask"] = mx.broadcast_to(mask, (*shape[:3], count))
         made = self.outputs(LaunchPlan(launches.over(known.passes, count), given))
