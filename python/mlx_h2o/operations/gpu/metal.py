@@ -38,7 +38,7 @@ class Metal(KernelBackend):
             plan = launch.plan(request, simdgroups, blocks)
             try:
                 mx.eval(dict(plan.given))
-                mx.eval(self.outputs(plan)["out"])
+                mx.eval(self.outputs(*plan)["out"])
             except ValueError as error:
                 if _TOO_MANY_THREADS not in str(error) or simdgroups == 1:
                     raise
