@@ -80,16 +80,14 @@ def _product(
     left: mx.array, rows: StoredRows, bits: int, group_size: int, transpose: bool = False
 ) -> mx.array:
     """``left``, float32 [B, Hkv, n, ...], times rows, which are upcast first, as are scales and
-    biases of packed ones. On CUDA, MLX cannot multiply by packed rows of every shape."""
-    if isinstance(rows, tuple):
-        if not (are_codes(rows) or mx.cuda.is_available()):
-            words, scales, biases = rows
-            return mx.quantized_matmul(
-                left, words, scales.astype(mx.float32), biases.astype(mx.float32),
-                transpose=transpose, group_size=group_size, bits=bits,
-            )  # fmt: skip
-        rows = dense(rows, bits, group_size)
-    return left @ (rows.swapaxes(2, 3) if transpose else rows)
+    biases of packed ones."""
+    if not isinstance(rows, tuple):
+        return left @ (rows.swapaxes(2, 3) if transpose else rows)
+    words, scales, biases = rows
+    return mx.quantized_matmul(
+        left, words, scales.astype(mx.float32), biases.astype(mx.float32),
+        transpose=transpose, group_size=group_size, bits=bits,
+    )  # fmt: skip
 
 
 def masked(request: AttentionRequest) -> AttentionRequest:
@@ -143,7 +141,8 @@ def dense(rows: StoredRows, bits: int = 8, group_size: int = 64) -> mx.array:
 
 def attention(request: AttentionRequest) -> AttentionResult:
     """Attention as ``fast`` documents it; packed rows are dequantised to float32 first."""
-    if request.has_codes:
+    # On CUDA, MLX cannot multiply by packed rows of every shape.
+    if request.has_codes or (request.is_packed and mx.cuda.is_available()):
         keys = dense(request.keys, request.bits, request.group_size)
         values = dense(request.values, request.v_bits, request.group_size)
         found = attention(replace(turbo.turned(request), keys=keys, values=values))

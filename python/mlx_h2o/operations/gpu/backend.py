@@ -17,15 +17,8 @@ _MOST_KINDS = 1024  # of calls whose launches are remembered
 
 
 class KernelBackend(Operations):
-    """A back end that runs the packaged kernels; subclasses say how their machine runs a launch.
-
-    On streams that it does not serve, operations on rows are composed.
-    """
-
-    title: str
-    """Its name in messages."""
-    compiler: str
-    """The function of ``mx.fast`` that compiles a kernel."""
+    """A back end that runs the packaged kernels, compiled by the function of ``mx.fast`` of its
+    name. On streams that it does not serve, operations on rows are composed."""
 
     def __init__(self) -> None:
         self._measured: dict[tuple[object, ...], bool] = {}
@@ -33,7 +26,7 @@ class KernelBackend(Operations):
 
     def execute(self, each: Launch, inputs: list[mx.array]) -> list[mx.array]:
         """The outputs of one launch."""
-        kernel = kernels.compiled(self.compiler, each.kernel, self.header, each.threadgroup[0])
+        kernel = kernels.compiled(self.name, each.kernel, self.header, each.threadgroup[0])
         return kernel(
             inputs=inputs, template=each.template, grid=each.grid, threadgroup=each.threadgroup,
             output_shapes=each.output_shapes, output_dtypes=each.output_dtypes,
@@ -69,7 +62,7 @@ class KernelBackend(Operations):
 
     def refuses(self, request: AttentionRequest) -> str:
         if not self.serves():
-            return f"{self.title} kernels run on GPU streams, found a CPU stream"
+            return f"{self.name} kernels run on GPU streams, found a CPU stream"
         by_mlx = mlx_attention.is_chunk(request) and mlx_attention.serves(request)
         return "" if by_mlx else launch.refuses(request)
 

@@ -15,7 +15,7 @@ from mlx_h2o.operations.gpu.backend import KernelBackend
 class Cuda(KernelBackend):
     """Kernels that MLX compiles for an NVIDIA GPU."""
 
-    name, title, compiler = "cuda", "CUDA", "cuda_kernel"
+    name = "cuda"
 
     def unavailable_reason(self) -> str:
         return "" if mx.cuda.is_available() else "MLX has no CUDA device on this machine"

@@ -48,11 +48,11 @@ def kernel_for(kernel: str, flags: frozenset[str]) -> Kernel:
 
 @cache
 def compiled(
-    compiler: str, kernel: Kernel, header: Callable[[int], str], threads: int
+    backend: str, kernel: Kernel, header: Callable[[int], str], threads: int
 ) -> Callable[..., list[mx.array]]:
-    """The kernel, compiled by this function of ``mx.fast`` to run with so many threads."""
+    """The kernel, compiled by MLX for this back end, to run with so many threads."""
     # Row contiguity is not asked for: that would copy a sliced cache on every step.
-    made: Callable[..., list[mx.array]] = getattr(mx.fast, compiler)(
+    made: Callable[..., list[mx.array]] = getattr(mx.fast, f"{backend}_kernel")(
         name=kernel.name,
         input_names=list(kernel.inputs),
         output_names=list(kernel.outputs),

@@ -109,11 +109,9 @@ def plan(
 
 
 def constants(request: AttentionRequest) -> dict[str, mx.array]:
-    """The buffers that all requests of a kind share: the scalars that the kernels read, without
-    zeros at the end, and the levels of codes."""
+    """The buffers that all requests of a kind share: the scalars that the kernels read, and the
+    levels of codes."""
     mask, numbers = request.mask, [getattr(request, name) for name in NUMBERS]
-    while numbers and numbers[-1] == 0:
-        numbers.pop()
     threshold = 0.0 if mask is None else MASK_THRESHOLDS[mask.dtype]
     found = {"params": params(request.scale, threshold, *numbers)}
     if are_codes(request.keys):

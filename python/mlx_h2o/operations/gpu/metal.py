@@ -19,7 +19,7 @@ _TOO_MANY_THREADS = "Thread group size"
 class Metal(KernelBackend):
     """Kernels that MLX compiles for an Apple GPU."""
 
-    name, title, compiler = "metal", "Metal", "metal_kernel"
+    name = "metal"
 
     def __init__(self) -> None:
         super().__init__()
