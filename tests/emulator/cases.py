@@ -91,8 +91,7 @@ def dequantized(request: AttentionRequest, side: str) -> mx.array:
     """The "keys" or "values" as float32, by the reference's own reading of the format."""
     rows, bits = getattr(request, side), request.bits if side == "keys" else request.v_bits
     packing = {"bits": bits, "group_size": request.group_size, "side": side}
-    parts = rows if isinstance(rows, tuple) else (rows,)
-    return mx.array(operations.dense_rows(parts, **packing).astype(np.float32))
+    return mx.array(operations.dense_rows(rows, **packing).astype(np.float32))
 
 
 def errors(request: AttentionRequest, result: AttentionResult) -> dict[str, float]:
