@@ -105,5 +105,5 @@ class Recorder(EmulatorBackend):
 def stand_ins(plan: LaunchPlan) -> Launched:
     """The launches of a plan with inputs of the right shapes; nothing runs."""
     recorder = Recorder()
-    recorder.outputs(plan)
+    recorder.outputs(*plan)
     return recorder.launched

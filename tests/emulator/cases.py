@@ -17,7 +17,7 @@ from emulator.row_cases import SCHEDULES, same_bits
 from golden import build as golden
 from golden.build import DTYPES
 from mlx_h2o.operations import composed
-from mlx_h2o.operations.requests import AttentionRequest, AttentionResult, StoredRows
+from mlx_h2o.operations.requests import AttentionRequest, AttentionResult
 from parity import operations
 from parity.calls import Call
 
@@ -87,11 +87,11 @@ def check_schedules(case: Case) -> None:
         assert all(map(same_bits, result, other)), run
 
 
-def dequantized(rows: StoredRows, side: str = "") -> mx.array:
-    """The rows as float32, by the reference's own reading of the format; ``side`` of codes."""
-    parts = (rows,) if isinstance(rows, mx.array) else rows.parts
-    packing = {"bits": getattr(rows, "bits", 0), "group_size": getattr(rows, "group_size", 0)}
-    return mx.array(operations.dense_rows(parts, **packing, side=side).astype(np.float32))
+def dequantized(request: AttentionRequest, side: str) -> mx.array:
+    """The "keys" or "values" as float32, by the reference's own reading of the format."""
+    rows, bits = getattr(request, side), request.bits if side == "keys" else request.v_bits
+    packing = {"bits": bits, "group_size": request.group_size, "side": side}
+    return mx.array(operations.dense_rows(rows, **packing).astype(np.float32))
 
 
 def errors(request: AttentionRequest, result: AttentionResult) -> dict[str, float]:
@@ -105,7 +105,7 @@ def errors(request: AttentionRequest, result: AttentionResult) -> dict[str, floa
     sparse = 0.0
     if request.is_packed:
         sparse = request.sparse_v_threshold
-        both = dequantized(request.keys, "keys"), dequantized(request.values, "values")
+        both = dequantized(request, "keys"), dequantized(request, "values")
         arrays = (request.queries, *both)
     options = {"scale": request.scale, "mask": mask, "sinks": request.sinks}
     if request.row_bias is not None:

@@ -44,7 +44,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], PipelineLim
     def make(limit: int = 1024) -> PipelineLimit:
         made = PipelineLimit(limit)
         monkeypatch.setattr(mx.fast, "metal_kernel", made)
-        monkeypatch.setattr(metal.BACKEND, "simdgroups", {})
+        for memory in ("simdgroups", "_known"):
+            monkeypatch.setattr(metal.BACKEND, memory, {})
         monkeypatch.setattr(metal.BACKEND, "serves", lambda: True)
         monkeypatch.setattr(metal.BACKEND, "unavailable_reason", lambda: "")
         return made

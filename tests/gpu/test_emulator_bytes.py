@@ -89,7 +89,7 @@ def test_sparse_v_reads_values_at_or_above_the_threshold_exactly(
         sizes=(128, 64), heads=(4, 2), queries=2, rows=150, bits=(8, 8), mask=mask, slack=1,
         scores=scores,
     ).request()  # fmt: skip
-    dense = (request.queries, dequantized(request.keys), dequantized(request.values))
+    dense = (request.queries, dequantized(request, "keys"), dequantized(request, "values"))
     expected = reference.attention(*dense, scale=request.scale, mask=request.mask)
     with np.errstate(invalid="ignore"):
         weights = np.exp(expected.scores - expected.lse[..., None])

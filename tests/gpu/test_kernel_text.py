@@ -227,7 +227,7 @@ def test_launches_are_what_a_request_asks_for() -> None:
     assert [len(one.passes) for one in plans] == [1, 2, 2]
     for asked, threshold in ((True, 0.0), (False, 0.1), (True, 0.1)):
         given = {"sparse_v_threshold": threshold, "return_skipped": asked}
-        flags = launch.variant_of(AttentionRequest(*rows, 1.0, **given)).flags
+        flags = launch.flags_of(AttentionRequest(*rows, 1.0, **given))
         assert ("skipped" in flags) == (asked and threshold > 0)
     assert "found D = 72" in launch.refuses(AttentionRequest(wide, wide, rows[0], 1.0))
     assert "found Dv = 72" in launch.refuses(AttentionRequest(*rows[:2], wide, 1.0))

@@ -10,13 +10,7 @@ import numpy as np
 from back_ends import registered
 from golden.build import Case
 from mlx_h2o.operations.composed import folding, turbo
-from mlx_h2o.operations.requests import (
-    AttentionRequest,
-    AttentionResult,
-    PackedRows,
-    Parts,
-    StoredRows,
-)
+from mlx_h2o.operations.requests import AttentionRequest, AttentionResult, Parts, StoredRows
 from mlx_h2o.operations.resolved import Operations
 
 try:
@@ -68,7 +62,7 @@ class CBackend(Operations):
     def accumulate(
         self, request: AttentionRequest, importance: mx.array, decay: float | None
     ) -> tuple[mx.array, mx.array]:
-        rows = request.keys.shape[2]  # C takes no importance of others
+        rows = request.row_count  # C takes no importance of others
         out, new = self._called(
             "attention_and_accumulate",
             keys=_parts(request.keys),
@@ -134,9 +128,10 @@ def _asked(request: AttentionRequest) -> dict[str, Any]:
         "sinks": request.sinks,
     }
     if request.row_bias is not None:
-        asked["row_bias"] = request.row_bias[:, :, : request.keys.shape[2]]  # no bias of others
+        asked["row_bias"] = request.row_bias[:, :, : request.row_count]  # no bias of others
     if request.is_packed:
-        asked |= request.packing | {"sparse_v_threshold": request.sparse_v_threshold}
+        names = ("bits", "v_bits", "group_size", "sparse_v_threshold")
+        asked |= {name: getattr(request, name) for name in names}
     return asked
 
 
@@ -156,7 +151,7 @@ def _narrow(mask: mx.array | None) -> mx.array | None:
 
 
 def _parts(rows: StoredRows) -> tuple[mx.array, ...]:
-    return rows.parts if isinstance(rows, PackedRows) else (rows,)
+    return rows if isinstance(rows, tuple) else (rows,)
 
 
 class CLeg(PackageLeg):

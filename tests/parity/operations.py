@@ -62,12 +62,16 @@ def request(case: Case) -> AttentionRequest:
         asked[f"return_{name}"] = name in fields["tolerance"] and fields.get(f"return_{name}", True)
     if fields.get("bits"):
         asked |= _packing(case) | {"return_skipped": fields["return_skipped"]}
-    return requests.attention_request(*inputs(case), **asked)
+    return requests.attention_request(*map(_held, inputs(case)), **asked)
 
 
 def inputs(case: Case) -> tuple[Any, ...]:
     """Queries, keys and values; without the slack, whose rows are behind the views."""
     return (case.tensors["queries"], *(_rows(case, name) for name in ("keys", "values")))
+
+
+def _held(rows: Any) -> Any:
+    return tuple(part for part in rows if part is not None) if isinstance(rows, tuple) else rows
 
 
 def _rows(case: Case, name: str) -> Any:

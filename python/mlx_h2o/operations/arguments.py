@@ -119,10 +119,8 @@ def _signature(op: str, expected: Argument, given: Any) -> tuple[tuple[mx.Dtype,
     """Dtype and shape of each part, or of an array; empty for None."""
     if given is None and expected.optional:
         return ()
-    if not isinstance(given, tuple) or expected.kind != "rows":
-        found = array(op, expected.name, given)
-        return ((found.dtype, found.shape),)
-    pairs = zip(_parts(expected, len(given)), given, strict=True)
+    parts = given if isinstance(given, tuple) and expected.kind == "rows" else (given,)
+    pairs = zip(_parts(expected, len(parts)), parts, strict=True)
     return tuple([(array(op, part.name, one).dtype, one.shape) for part, one in pairs])
 
 

@@ -29,46 +29,28 @@ PerSequence = int | mx.array
 """One number for all sequences, or int32 [] or [B]."""
 
 
-@dataclass(slots=True, eq=False)
-class PackedRows:
-    """Keys or values in parts: uint32 words, and a scale and a bias for each ``group_size``
-    elements, as ``mx.quantize`` packs them; or words of codes and norms, float32 [B, Hkv, N, 1],
-    as ``turbo`` does.
-    """
-
-    parts: Parts
-    bits: int
-    group_size: int
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """[B, Hkv, N, D] of the dense rows."""
-        words = self.parts[0].shape
-        return (*words[:3], words[3] * 32 // self.bits)
-
-
-StoredRows = mx.array | PackedRows
-"""Keys or values of any kind."""
+StoredRows = mx.array | Parts
+"""Keys or values of any kind: an array; uint32 words, and a scale and a bias for each group of
+elements, as ``mx.quantize`` packs them; or words of codes and norms, float32 [B, Hkv, N, 1], as
+``turbo`` does."""
 
 
 def are_codes(rows: StoredRows) -> bool:
     """Whether rows are codes of rotated rows."""
-    return isinstance(rows, PackedRows) and len(rows.parts) == 2
+    return isinstance(rows, tuple) and len(rows) == 2
 
 
-def stored_rows(rows: mx.array | Parts, bits: int, group_size: int) -> StoredRows:
-    """Rows from an array, or from a tuple of words and norms or of words, scales and biases."""
-    if not isinstance(rows, tuple):
-        return rows
-    parts = tuple(part for part in rows if part is not None)
-    return parts[0] if len(parts) == 1 else PackedRows(parts, bits, group_size)
+def first_part(rows: StoredRows) -> mx.array:
+    """The rows as an array, or their words: [B, Hkv, N, ...]."""
+    return rows[0] if isinstance(rows, tuple) else rows
 
 
 @dataclass(slots=True, eq=False)
 class AttentionRequest:
     """One attention call. Shapes as in ``fast``; nothing has been copied.
 
-    ``keys`` and ``values`` may be of different kinds. ``mask``, [B or 1, Hq or 1, Lq, N]
+    ``keys`` and ``values`` may be of different kinds; ``bits``, ``v_bits`` and ``group_size`` say
+    how they are packed, and mean nothing for arrays. ``mask``, [B or 1, Hq or 1, Lq, N]
     (strides may be 0), is bool or additive; an entry at or below its ``MASK_THRESHOLDS`` masks its
     pair. With ``causal`` it is None, or the causal mask. ``row_bias``, float32 [B, Hkv, N or
     more], is added on top; at or below the lowest finite number it masks its row, unless
@@ -90,11 +72,14 @@ class AttentionRequest:
     return_skipped: bool = False
     row_bias: mx.array | None = None
     bias_masks: bool = True
+    bits: int = 8
+    group_size: int = 64
+    v_bits: int = 8
 
     @property
     def is_packed(self) -> bool:
         """Whether keys or values are packed."""
-        return isinstance(self.keys, PackedRows) or isinstance(self.values, PackedRows)
+        return isinstance(self.keys, tuple) or isinstance(self.values, tuple)
 
     @property
     def has_codes(self) -> bool:
@@ -102,16 +87,15 @@ class AttentionRequest:
         return are_codes(self.keys) or are_codes(self.values)
 
     @property
-    def packing(self) -> dict[str, int]:
-        """Bits of the keys and of the values (8 for arrays), and the group size."""
-        both = self.keys, self.values
-        bits, v_bits = (rows.bits if isinstance(rows, PackedRows) else 8 for rows in both)
-        affine = [r for r in both if isinstance(r, PackedRows) and len(r.parts) == 3]
-        return {
-            "bits": bits,
-            "v_bits": v_bits,
-            "group_size": affine[0].group_size if affine else 64,
-        }
+    def row_count(self) -> int:
+        """N."""
+        return (self.keys[0] if isinstance(self.keys, tuple) else self.keys).shape[2]
+
+    @property
+    def value_size(self) -> int:
+        """Dv."""
+        rows = self.values
+        return rows[0].shape[3] * 32 // self.v_bits if isinstance(rows, tuple) else rows.shape[3]
 
     @property
     def hides(self) -> bool:
@@ -136,24 +120,26 @@ class AttentionResult(NamedTuple):
 
 def attention_request(
     queries: mx.array,
-    keys: mx.array | Parts,
-    values: mx.array | Parts,
+    keys: StoredRows,
+    values: StoredRows,
     *,
     scale: float,
     causal: bool = False,
     mask: mx.array | str | None = None,
     bits: int = 8,
-    group_size: int = 64,
     v_bits: int | None = None,
     **more: Any,
 ) -> AttentionRequest:
     """The request for valid arguments, named as in ``fast``; ``more`` are further fields."""
     if isinstance(mask, str):
         causal, mask = True, None
-    rows = stored_rows(keys, bits, group_size), stored_rows(values, v_bits or bits, group_size)
-    if mask is not None and mask.shape[2:] != (queries.shape[2], rows[0].shape[2]):
-        mask = mx.broadcast_to(mask, (*queries.shape[:3], rows[0].shape[2]))
-    return AttentionRequest(queries, *rows, scale, causal, mask, **more)
+    if isinstance(keys, tuple) and len(keys) == 1:  # beside codes
+        keys = keys[0]
+    if mask is not None:
+        pairs = (*queries.shape[:3], first_part(keys).shape[2])
+        mask = mask if mask.shape[2:] == pairs[2:] else mx.broadcast_to(mask, pairs)
+    more |= {"bits": bits, "v_bits": v_bits or bits}
+    return AttentionRequest(queries, keys, values, scale, causal, mask, **more)
 
 
 def last_queries(request: AttentionRequest, count: int) -> AttentionRequest:
@@ -169,9 +155,9 @@ def part_of(
     asked, mask, bias = request.queries[:, :, queries], request.mask, request.row_bias
 
     def rows(stored: StoredRows) -> StoredRows:
-        if isinstance(stored, mx.array):
-            return stored[:, :, keys]
-        return replace(stored, parts=tuple(part[:, :, keys] for part in stored.parts))
+        if isinstance(stored, tuple):
+            return tuple(part[:, :, keys] for part in stored)
+        return stored[:, :, keys]
 
     return replace(
         request, queries=mx.depends(asked, after[-1:]) if after else asked,
@@ -185,7 +171,7 @@ def in_blocks(
     request: AttentionRequest, attend: Callable[[AttentionRequest], AttentionResult]
 ) -> AttentionResult:
     """The output that ``attend`` makes of blocks of queries, one after the other."""
-    length, rows = request.queries.shape[2], request.keys.shape[2]
+    length, rows = request.queries.shape[2], request.row_count
     found: list[mx.array] = []
     for start in range(0, length, QUERIES):
         stop = min(start + QUERIES, length)

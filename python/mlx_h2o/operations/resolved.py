@@ -13,15 +13,7 @@ from typing import Any
 import mlx.core as mx
 
 from mlx_h2o.operations import composed
-from mlx_h2o.operations.composed import (
-    accumulating,
-    buffers,
-    compaction,
-    folding,
-    merging,
-    prefill,
-    turbo,
-)
+from mlx_h2o.operations.composed import accumulating, buffers, folding, merging, prefill, turbo
 from mlx_h2o.operations.requests import AttentionRequest, AttentionResult, attention_request
 
 ENVIRONMENT = "MLX_H2O_BACKEND"
@@ -65,7 +57,7 @@ class Operations:
     append_rows = staticmethod(buffers.append_rows)
     put_rows = staticmethod(buffers.put_rows)
     put_each = staticmethod(buffers.put_each)
-    compact_rows = staticmethod(compaction.compact_rows)
+    compact_rows = staticmethod(buffers.compact_rows)
     fold = staticmethod(folding.fold)
     merge_segments = staticmethod(merging.merge_segments)
     segment_rows = staticmethod(merging.segment_rows)

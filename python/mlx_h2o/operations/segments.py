@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, cast
 import mlx.core as mx
 
 from mlx_h2o.operations.backends import resolve
+from mlx_h2o.operations.requests import first_part
 from mlx_h2o.operations.resolved import Attended
 
 
@@ -64,7 +65,7 @@ def merged_attention(
             found.append(_over_shared(given, queries, scale))
             continue
         if isinstance(mask, mx.array):
-            end = start + (keys[0] if isinstance(keys, tuple) else keys).shape[2]
+            end = start + first_part(keys).shape[2]
             part = mask if mask.shape[-1] == 1 else mask[..., start:end]
             start = end
         found.append(
@@ -93,8 +94,7 @@ def _in_dtype(rows: AttentionRows, queries: mx.array) -> AttentionRows:
 def _over_shared(rows: AttentionRows, queries: mx.array, scale: float) -> Attended:
     """Attention over shared rows: sequences become query heads, so that rows are read once."""
     keys, values, settings, _ = rows
-    heads = (keys[0] if isinstance(keys, tuple) else keys).shape[1]
-    batch, length = queries.shape[0], queries.shape[2]
+    heads, batch, length = first_part(keys).shape[1], queries.shape[0], queries.shape[2]
     if batch > 1:
         queries = _turned(queries.reshape(batch, heads, -1, *queries.shape[2:]), 1)
     found = resolve().attention(queries, keys, values, scale=scale, return_lse=True, **settings)

@@ -6,7 +6,8 @@ from typing import ClassVar, Literal
 
 import mlx.core as mx
 
-from ..operations.composed.accumulating import MAX_QUERIES
+from ..operations.backends import resolve
+from ..operations.composed.accumulating import MAX_QUERIES, add_mass
 from ..operations.requests import PerSequence
 
 
@@ -57,8 +58,8 @@ class Policy(ABC):
     their weights summed as if there were one query with one head per KV head; of a long chunk they
     are estimated from at least 512 queries."""
     kind: ClassVar[Literal["ema", "mass"] | None] = None
-    """If ``accumulate`` does the same as ``fast.attention_and_accumulate`` of this kind, attention
-    can do it without storing scores. None: it cannot."""
+    """``accumulate`` does the same as ``fast.attention_and_accumulate`` of this kind, so attention
+    can do it without storing scores. None: the policy has an ``accumulate`` of its own."""
 
     @property
     def decay(self) -> float | None:
@@ -108,9 +109,13 @@ class Policy(ABC):
             masked: False if no score is -inf, which allows a shorter path.
 
         Returns:
-            float32 [B, H, N], the new importance; by default unchanged.
+            float32 [B, H, N], the new importance; unchanged without a ``kind``.
         """
-        return importance
+        if self.kind == "mass":
+            return add_mass(importance, scores.reshape(*importance.shape[:2], -1, scores.shape[3]))
+        if self.decay is None:
+            return importance
+        return resolve().accumulate_scores(importance, scores, decay=self.decay, masked=masked)
 
     @abstractmethod
     def rank(self, rows: Rows) -> mx.array:

@@ -1,12 +1,8 @@
 """h2o-ema: keep the rows whose logits have been large (AtomGradient 2026, sec. 3.2)."""
 
 from dataclasses import dataclass
-from typing import Any
-
-import mlx.core as mx
 
 from ..errors import check_share
-from ..operations.backends import resolve
 from .base import ByScores
 
 
@@ -28,8 +24,3 @@ class H2OEma(ByScores):
 
     def __post_init__(self) -> None:
         check_share("decay", self.decay)
-
-    def accumulate(
-        self, importance: mx.array, scores: mx.array, *, masked: bool = True, **_: Any
-    ) -> mx.array:
-        return resolve().accumulate_scores(importance, scores, decay=self.decay, masked=masked)

@@ -1,10 +1,5 @@
 """h2o-sum: keep the rows with the most attention so far (Zhang et al. 2023, H2O, sec. 4)."""
 
-from typing import Any
-
-import mlx.core as mx
-
-from ..operations.composed.accumulating import add_mass
 from .base import ByScores
 
 
@@ -20,6 +15,3 @@ class H2OSum(ByScores):
     needs_weights = True
     chunk_queries = None
     kind = "mass"
-
-    def accumulate(self, importance: mx.array, scores: mx.array, **_: Any) -> mx.array:
-        return add_mass(importance, scores.reshape(*importance.shape[:2], -1, scores.shape[3]))

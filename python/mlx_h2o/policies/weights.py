@@ -23,8 +23,7 @@ def order(values: mx.array, positions: mx.array) -> mx.array:
     O(N log N) per head.
     """
     key = composed.retention_key(values, positions)
-    places = mx.broadcast_to(mx.arange(values.shape[2], dtype=mx.float32), values.shape)
-    return mx.put_along_axis(mx.zeros(values.shape), mx.argsort(key, axis=2), places, axis=2)
+    return mx.argsort(mx.argsort(key, axis=2), axis=2).astype(mx.float32)
 
 
 def greatest_near(rows: mx.array, positions: mx.array | None, first: int, last: int) -> mx.array:

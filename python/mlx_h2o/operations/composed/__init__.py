@@ -16,7 +16,6 @@ from mlx_h2o.operations.requests import (
     QUERIES,
     AttentionRequest,
     AttentionResult,
-    PackedRows,
     PerSequence,
     StoredRows,
     are_codes,
@@ -33,13 +32,14 @@ _LEAST_NORM = 1e-12  # a key of zeros has the direction 0, not NaN
 
 def logits(request: AttentionRequest) -> mx.array:
     """scale * q.k + mask + row_bias, float32 [B, Hq, Lq, N], -inf where the pair is masked."""
-    return _logits(request).reshape(*request.queries.shape[:3], request.keys.shape[2])
+    return _logits(request).reshape(*request.queries.shape[:3], -1)
 
 
 def _logits(request: AttentionRequest) -> mx.array:
     """``logits`` as [B, Hkv, Hq / Hkv * Lq, N]: the queries of one KV head are consecutive."""
-    mask, bias, rows = request.mask, request.row_bias, request.keys.shape[2]
-    found = _dots(request.queries, request.keys, request.scale, bias)
+    mask, bias, packing = request.mask, request.row_bias, (request.bits, request.group_size)
+    found = _dots(request.queries, request.keys, request.scale, bias, *packing)
+    rows = found.shape[3]
     if mask is None and request.causal and request.queries.shape[2] > 1:
         mask = masked(request).mask
     if mask is not None:
@@ -60,31 +60,34 @@ def _logits(request: AttentionRequest) -> mx.array:
     return found
 
 
-def _dots(queries: mx.array, keys: StoredRows, scale: float, bias: mx.array | None) -> mx.array:
+def _dots(
+    queries: mx.array, keys: StoredRows, scale: float, bias: mx.array | None, bits: int = 8,
+    group_size: int = 64,
+) -> mx.array:  # fmt: skip
     """scale * q.k + bias, float32 [B, Hkv, Hq / Hkv * Lq, N]."""
-    batch, heads, rows, size = keys.shape
+    batch, heads, rows, _ = (keys[0] if isinstance(keys, tuple) else keys).shape
     bias = None if bias is None else bias[:, :, None, :rows]
-    queries = queries.reshape(batch, heads, -1, size)
+    queries = queries.reshape(batch, heads, -1, queries.shape[3])
     if isinstance(keys, mx.array):  # one operation; a float32 summand upcasts its factors
         return mx.addmm(
             _NOTHING if bias is None else bias, queries, keys.swapaxes(2, 3), alpha=scale
         )
-    found = _product(queries.astype(mx.float32) * scale, keys, transpose=True)
+    found = _product(queries.astype(mx.float32) * scale, keys, bits, group_size, transpose=True)
     return found if bias is None else bias + found
 
 
-def _product(left: mx.array, rows: StoredRows, transpose: bool = False) -> mx.array:
+def _product(
+    left: mx.array, rows: StoredRows, bits: int, group_size: int, transpose: bool = False
+) -> mx.array:
     """``left``, float32 [B, Hkv, n, ...], times rows, which are upcast first, as are scales and
-    biases of packed ones. On CUDA, MLX cannot multiply by packed rows of every shape."""
-    if isinstance(rows, PackedRows):
-        if not (are_codes(rows) or mx.cuda.is_available()):
-            words, scales, biases = rows.parts
-            return mx.quantized_matmul(
-                left, words, scales.astype(mx.float32), biases.astype(mx.float32),
-                transpose=transpose, group_size=rows.group_size, bits=rows.bits,
-            )  # fmt: skip
-        rows = dense(rows)
-    return left @ (rows.swapaxes(2, 3) if transpose else rows)
+    biases of packed ones."""
+    if not isinstance(rows, tuple):
+        return left @ (rows.swapaxes(2, 3) if transpose else rows)
+    words, scales, biases = rows
+    return mx.quantized_matmul(
+        left, words, scales.astype(mx.float32), biases.astype(mx.float32),
+        transpose=transpose, group_size=group_size, bits=bits,
+    )  # fmt: skip
 
 
 def masked(request: AttentionRequest) -> AttentionRequest:
@@ -92,7 +95,7 @@ def masked(request: AttentionRequest) -> AttentionRequest:
     the last query sees the last key."""
     if not request.causal:
         return request
-    length, rows = request.queries.shape[2], request.keys.shape[2]
+    length, rows = request.queries.shape[2], request.row_count
     seen = mx.arange(rows) <= mx.arange(rows - length, rows)[:, None]
     return replace(request, mask=mx.broadcast_to(seen, (*request.queries.shape[:2], *seen.shape)))
 
@@ -123,22 +126,25 @@ def weights_of(scores: mx.array, lse: mx.array) -> mx.array:
     return mx.exp(scores - mx.maximum(mx.expand_dims(lse, -1), _LOWEST))
 
 
-def dense(rows: StoredRows) -> mx.array:
+def dense(rows: StoredRows, bits: int = 8, group_size: int = 64) -> mx.array:
     """The rows as float32 [B, Hkv, N, D]; scales and biases of packed rows are upcast first, and
     codes stay in their rotated basis."""
     if isinstance(rows, mx.array):
         return rows.astype(mx.float32)
     if are_codes(rows):
-        return turbo.rotated_rows(rows)
-    words, scales, biases = rows.parts
+        words, norms = rows
+        return turbo.rotated_rows(words, norms, bits)
+    words, scales, biases = rows
     pair = scales.astype(mx.float32), biases.astype(mx.float32)
-    return mx.dequantize(words, *pair, group_size=rows.group_size, bits=rows.bits)
+    return mx.dequantize(words, *pair, group_size=group_size, bits=bits)
 
 
 def attention(request: AttentionRequest) -> AttentionResult:
     """Attention as ``fast`` documents it; packed rows are dequantised to float32 first."""
-    if request.has_codes:
-        keys, values = dense(request.keys), dense(request.values)
+    # On CUDA, MLX cannot multiply by packed rows of every shape.
+    if request.has_codes or (request.is_packed and mx.cuda.is_available()):
+        keys = dense(request.keys, request.bits, request.group_size)
+        values = dense(request.values, request.v_bits, request.group_size)
         found = attention(replace(turbo.turned(request), keys=keys, values=values))
         return found._replace(out=turbo.output(request, found.out))
     asked = request.return_scores or request.return_lse or request.return_skipped
@@ -163,8 +169,8 @@ def _attend(request: AttentionRequest) -> AttentionResult:
         if request.return_skipped:
             below = below & (scores != -mx.inf)
             skipped = below.astype(mx.float32).mean(axis=-1).reshape(pairs)
-    out = _product(read, request.values).reshape(*pairs, request.values.shape[3])
-    out = out.astype(request.queries.dtype)
+    out = _product(read, request.values, request.v_bits, request.group_size)
+    out = out.reshape(*pairs, -1).astype(request.queries.dtype)
     whole = scores.reshape(*pairs, -1)
     lse = lse_of(whole, sinks) if request.return_lse else None
     return AttentionResult(out, whole if request.return_scores else None, lse, skipped, shares)

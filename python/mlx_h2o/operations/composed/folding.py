@@ -5,8 +5,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from mlx_h2o.operations.composed.buffers import gathered
-from mlx_h2o.operations.composed.compaction import LAST, marked
+from mlx_h2o.operations.composed.buffers import LAST, gathered, marked
 
 LEAST_WEIGHT = 1e-9
 """Lower bound of a row's weight, so that rows without weight still have a mean."""

@@ -7,7 +7,7 @@ import mlx.core as mx
 
 from mlx_h2o.operations import composed
 from mlx_h2o.operations.composed.buffers import gathered
-from mlx_h2o.operations.requests import PackedRows, Parts
+from mlx_h2o.operations.requests import Parts
 
 _WORD = 32
 
@@ -45,8 +45,7 @@ def segment_rows(
         if to:
             parts.append(recoded(packed, width, to))
         else:
-            rows = composed.dense(PackedRows(packed, width, group_size))
-            parts.append([rows.astype(newest.dtype)])
+            parts.append([composed.dense(packed, width, group_size).astype(newest.dtype)])
     if not to:
         parts.append([newest])
     elif newest.shape[2]:

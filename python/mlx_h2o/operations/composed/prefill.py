@@ -9,7 +9,13 @@ import mlx.core as mx
 from mlx_h2o.operations import composed
 from mlx_h2o.operations.arguments import runs_on_gpu
 from mlx_h2o.operations.composed import accumulating
-from mlx_h2o.operations.requests import AttentionRequest, attention_request, last_queries, part_of
+from mlx_h2o.operations.requests import (
+    AttentionRequest,
+    attention_request,
+    first_part,
+    last_queries,
+    part_of,
+)
 
 BLOCK_BYTES = 1 << 21
 """Most bytes of the float32 logits of a block, unless a single row or column takes more."""
@@ -27,7 +33,8 @@ def prefill_scores(
     The request has only the queries that count, and its values are ignored. ``importance`` is None
     if no row has been scored.
     """
-    (batch, _, length, _), (kv_heads, keys) = request.queries.shape, request.keys.shape[1:3]
+    batch, kv_heads, keys, _ = first_part(request.keys).shape
+    length = request.queries.shape[2]
     # With a causal mask alone every query sees a key, unless there are fewer keys.
     empty = length > keys or replace(request, causal=False).hides
     # Compute once what all blocks share.

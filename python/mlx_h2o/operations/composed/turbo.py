@@ -25,7 +25,7 @@ from functools import cache
 
 import mlx.core as mx
 
-from mlx_h2o.operations.requests import AttentionRequest, PackedRows, are_codes
+from mlx_h2o.operations.requests import AttentionRequest, are_codes
 
 KEYS, VALUES = 42, 43
 """Seeds of the signs."""
@@ -119,18 +119,19 @@ def decode_rows(
     words: mx.array, norms: mx.array, bits: int, seed: int, dtype: mx.Dtype
 ) -> mx.array:
     """The rows [B, H, N, D] that words and norms stand for: the definition."""
-    return restored(rotated_rows(PackedRows((words, norms), bits, 0)), seed).astype(dtype)
+    return restored(rotated_rows(words, norms, bits), seed).astype(dtype)
 
 
-def rotated_rows(rows: PackedRows) -> mx.array:
+def rotated_rows(words: mx.array, norms: mx.array, bits: int) -> mx.array:
     """The rows as float32 [B, Hkv, N, D], in the basis of the codes."""
-    (words, norms), shape = rows.parts, rows.shape
-    if shape[2] == 0:  # MLX refuses empty arrays
-        return mx.zeros(shape)
+    *before, size = words.shape
+    size = size * 32 // bits
+    if words.size == 0:  # MLX refuses empty arrays
+        return mx.zeros((*before, size))
     # The words have the layout of mx.quantize.
-    scales = mx.ones((*shape[:3], shape[3] // 32))
-    codes = mx.dequantize(words, scales, mx.zeros_like(scales), group_size=32, bits=rows.bits)
-    return codebook(shape[3], rows.bits)[codes.astype(mx.uint32)] * norms
+    scales = mx.ones((*before, size // 32))
+    codes = mx.dequantize(words, scales, mx.zeros_like(scales), group_size=32, bits=bits)
+    return codebook(size, bits)[codes.astype(mx.uint32)] * norms
 
 
 def turned(request: AttentionRequest) -> AttentionRequest:

@@ -1,5 +1,6 @@
 """The base of back ends that run the operations as kernels."""
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import mlx.core as mx
@@ -12,27 +13,20 @@ from mlx_h2o.operations.gpu.launches import Launch, LaunchPlan
 from mlx_h2o.operations.requests import AttentionRequest, AttentionResult, attention_request
 from mlx_h2o.operations.resolved import Operations
 
-_MOST_STEPS = 256  # kinds of steps whose launches are remembered
+_MOST_KINDS = 1024  # of calls whose launches are remembered
 
 
 class KernelBackend(Operations):
-    """A back end that runs the packaged kernels; subclasses say how their machine runs a launch.
-
-    On streams that it does not serve, operations on rows are composed.
-    """
-
-    title: str
-    """Its name in messages."""
-    compiler: str
-    """The function of ``mx.fast`` that compiles a kernel."""
+    """A back end that runs the packaged kernels, compiled by the function of ``mx.fast`` of its
+    name. On streams that it does not serve, operations on rows are composed."""
 
     def __init__(self) -> None:
         self._measured: dict[tuple[object, ...], bool] = {}
-        self._steps: dict[tuple[object, ...], LaunchPlan] = {}
+        self._known: dict[tuple[object, ...], LaunchPlan] = {}
 
     def execute(self, each: Launch, inputs: list[mx.array]) -> list[mx.array]:
         """The outputs of one launch."""
-        kernel = kernels.compiled(self.compiler, each.kernel, self.header(each.threadgroup[0]))
+        kernel = kernels.compiled(self.name, each.kernel, self.header, each.threadgroup[0])
         return kernel(
             inputs=inputs, template=each.template, grid=each.grid, threadgroup=each.threadgroup,
             output_shapes=each.output_shapes, output_dtypes=each.output_dtypes,
@@ -47,12 +41,28 @@ class KernelBackend(Operations):
         return runs_on_gpu()
 
     def plan(self, request: AttentionRequest) -> LaunchPlan:
-        """The launches for a request that was not refused."""
-        return launch.plan(request)
+        """The launches for a request that was not refused: the same in all layers, and at a full
+        budget in all steps."""
+        kind = launch.kind_of(request)
+        known = self._known.get(kind)
+        if known is None:
+            passes = self.passes(request, kind[0])
+            known = self._remember(kind, LaunchPlan(passes, launch.constants(request)))
+        return LaunchPlan(known.passes, {**launch.buffers(request), **known.given})
+
+    def passes(self, request: AttentionRequest, text: tuple[object, ...]) -> tuple[Launch, ...]:
+        """The launches for the first request of a kind; ``text`` is what their text depends on."""
+        return launch.passes(request)
+
+    def _remember(self, kind: tuple[object, ...], plan: LaunchPlan) -> LaunchPlan:
+        if len(self._known) >= _MOST_KINDS:
+            self._known.clear()
+        self._known[kind] = plan
+        return plan
 
     def refuses(self, request: AttentionRequest) -> str:
         if not self.serves():
-            return f"{self.title} kernels run on GPU streams, found a CPU stream"
+            return f"{self.name} kernels run on GPU streams, found a CPU stream"
         by_mlx = mlx_attention.is_chunk(request) and mlx_attention.serves(request)
         return "" if by_mlx else launch.refuses(request)
 
@@ -80,7 +90,7 @@ class KernelBackend(Operations):
 
     def _attended(self, request: AttentionRequest, plan: LaunchPlan) -> dict[str, mx.array]:
         """All outputs of the launches; that of attention is rotated back from the codes' basis."""
-        made = self.outputs(plan)
+        made = self.outputs(*plan)
         if request.has_codes:
             made["out"] = turbo.output(request, made["out"])
         return made
@@ -90,9 +100,8 @@ class KernelBackend(Operations):
     ) -> tuple[mx.array, mx.array]:
         """For arrays and the mass, a step like an earlier one makes no request: launches depend on
         shapes and dtypes, and the number of rows only changes the size of the scores."""
-        base = super().attention_and_accumulate
         if decay is not None or "bits" in options or not self.serves():
-            return base(*rows, decay=decay, **options)
+            return super().attention_and_accumulate(*rows, decay=decay, **options)
         queries, keys, values, importance = rows
         shape, (*heads, count, size) = queries.shape, keys.shape
         mask, sinks, bias = map(options.get, ("mask", "sinks", "row_bias"))
@@ -102,20 +111,20 @@ class KernelBackend(Operations):
             count.bit_length(), importance.shape, queries.dtype, mask is None or mask.dtype,
             sinks is None or sinks.dtype, bias is None,
         )  # fmt: skip
-        known = self._steps.get(kind)
+        known = self._known.get(kind)
         if known is None:
             request = attention_request(*rows[:3], **options, bias_masks=False, return_lse=True)
             if self.refuses(request):
-                return base(*rows, decay=decay, **options)
-            passes, buffers = launches.add_mass(self.plan(request), importance)
-            if len(self._steps) >= _MOST_STEPS:
-                self._steps.clear()
-            known = self._steps[kind] = LaunchPlan(passes, {"params": buffers["params"]})
-        given = {"queries": queries, "keys": keys, "values": values, "importance": importance}
-        given |= {"sinks": sinks, "row_bias": bias, "params": known.given["params"]}
+                return super().attention_and_accumulate(*rows, decay=decay, **options)
+            passes, _ = launches.add_mass(self.plan(request), importance)
+            known = self._remember(kind, LaunchPlan(passes, launch.constants(request)))
+        given = {
+            "queries": queries, "keys": keys, "values": values, "importance": importance,
+            "sinks": sinks, "row_bias": bias, **known.given,
+        }  # fmt: skip
         if mask is not None:
             given["mask"] = mx.broadcast_to(mask, (*shape[:3], count))
-        made = self.outputs(LaunchPlan(launches.over(known.passes, count), given))
+        made = self.outputs(launches.over(known.passes, count), given)
         return mx.depends(made["out"], [made["accumulated"]]), made["accumulated"]
 
     def accumulate(
@@ -135,22 +144,24 @@ class KernelBackend(Operations):
         """The rows to keep, by partial selection in one kernel; composed if all are kept."""
         if keep == scores.shape[2] or not self.serves():
             return composed.keep_indices(scores, positions, keep=keep, **zones)
-        return self.outputs(launches.keep_rows(scores, positions, keep, **zones))["kept"]
+        return self.outputs(*launches.keep_rows(scores, positions, keep, **zones))["kept"]
 
     def encode_rows(self, rows: mx.array, bits: int, seed: int) -> tuple[mx.array, mx.array]:
         """Codes of rows [B, H, L, D], and their norms, in one kernel."""
         if not self.serves():
             return turbo.encode_rows(rows, bits, seed)
-        made = self.outputs(launches.encode_rows(rows, bits, seed))
+        made = self.outputs(*launches.encode_rows(rows, bits, seed))
         return made["words"], made["norms"]
 
     def quantize_append(self, *given: Any, **more: Any) -> list[mx.array]:
         return buffers.quantize_append(*given, encode=self.encode_rows, **more)
 
-    def outputs(self, plan: LaunchPlan) -> dict[str, mx.array]:
-        """The buffers given to the launches and their outputs, by name."""
-        there: dict[str, Any] = {**plan.given}
-        for each in plan.passes:
+    def outputs(
+        self, passes: Iterable[Launch], given: Mapping[str, mx.array | None]
+    ) -> dict[str, mx.array]:
+        """The buffers given to the launches of a plan and their outputs, by name."""
+        there: dict[str, Any] = {**given}
+        for each in passes:
             made = self.execute(each, [*map(there.__getitem__, each.kernel.inputs)])
             there |= zip(each.kernel.outputs, made, strict=True)
         return there

@@ -47,15 +47,17 @@ def kernel_for(kernel: str, flags: frozenset[str]) -> Kernel:
 
 
 @cache
-def compiled(compiler: str, kernel: Kernel, header: str) -> Callable[..., list[mx.array]]:
-    """The kernel, compiled by this function of ``mx.fast``."""
+def compiled(
+    backend: str, kernel: Kernel, header: Callable[[int], str], threads: int
+) -> Callable[..., list[mx.array]]:
+    """The kernel, compiled by MLX for this back end, to run with so many threads."""
     # Row contiguity is not asked for: that would copy a sliced cache on every step.
-    made: Callable[..., list[mx.array]] = getattr(mx.fast, compiler)(
+    made: Callable[..., list[mx.array]] = getattr(mx.fast, f"{backend}_kernel")(
         name=kernel.name,
         input_names=list(kernel.inputs),
         output_names=list(kernel.outputs),
         source=kernel.source,
-        header=header,
+        header=header(threads),
         ensure_row_contiguous=False,
     )
     return made

@@ -14,7 +14,7 @@ from mlx_h2o.operations.requests import (
     MASK_THRESHOLDS,
     AttentionRequest,
     AttentionResult,
-    PackedRows,
+    first_part,
     in_blocks,
 )
 
@@ -37,7 +37,7 @@ def serves(request: AttentionRequest) -> bool:
     if is_chunk(request):
         hides = bias is not None and request.bias_masks
         return not hides and (mask is None or mask.dtype == mx.bool_)
-    packed = isinstance(request.keys, PackedRows) and isinstance(request.values, PackedRows)
+    packed = isinstance(request.keys, tuple) and isinstance(request.values, tuple)
     return packed and mask is None and bias is None
 
 
@@ -45,11 +45,11 @@ def attention(request: AttentionRequest) -> AttentionResult:
     """The same result as that of the kernels or of composed."""
     dtype, sinks = request.queries.dtype, request.sinks
 
-    def dense(rows: Any) -> Any:
+    def dense(rows: Any, bits: int) -> Any:
         if isinstance(rows, mx.array):
             return rows
-        how: dict[str, Any] = {"group_size": rows.group_size, "bits": rows.bits, "dtype": dtype}
-        return mx.dequantize(*rows.parts, **how)
+        how: dict[str, Any] = {"group_size": request.group_size, "bits": bits, "dtype": dtype}
+        return mx.dequantize(*rows, **how)
 
     def attend(part: Any, mask: Any) -> AttentionResult:
         rows = part.queries, part.keys, part.values
@@ -57,7 +57,8 @@ def attention(request: AttentionRequest) -> AttentionResult:
         return AttentionResult(mx.fast.scaled_dot_product_attention(*rows, **given))
 
     sinks = None if sinks is None else sinks.astype(dtype)
-    request = replace(request, keys=dense(request.keys), values=dense(request.values))
+    keys, values = dense(request.keys, request.bits), dense(request.values, request.v_bits)
+    request = replace(request, keys=keys, values=values)
     if request.mask is None and request.row_bias is None:
         return attend(request, "causal" if request.causal else None)
     whole = replace(masked(request), row_bias=_biases(request))
@@ -66,7 +67,7 @@ def attention(request: AttentionRequest) -> AttentionResult:
 
 def _biases(request: AttentionRequest) -> mx.array:
     """The bias of each row for each query head, in the dtype of the queries."""
-    (heads, rows), bias = request.keys.shape[1:3], request.row_bias
+    (heads, rows), bias = first_part(request.keys).shape[1:3], request.row_bias
     bias = mx.zeros((1, heads, rows)) if bias is None else bias[:, :, :rows]
     return mx.repeat(bias.astype(request.queries.dtype), request.queries.shape[1] // heads, axis=1)
 
@@ -81,9 +82,9 @@ def _added(part: AttentionRequest) -> mx.array:
 
 def shape_of(request: AttentionRequest) -> tuple[Any, ...]:
     """What the measurement depends on, with the number of rows rounded up to a power of 2."""
-    queries, (*heads, rows, _) = request.queries, request.keys.shape
-    near = (rows - 1).bit_length()
-    return near, *heads, queries.dtype, queries.shape, *request.packing.values()
+    queries, (*heads, rows, _) = request.queries, first_part(request.keys).shape
+    packing = request.bits, request.v_bits, request.group_size
+    return (rows - 1).bit_length(), *heads, queries.dtype, queries.shape, packing
 
 
 def is_faster(request: AttentionRequest, kernels: Callable[..., AttentionResult]) -> bool:

@@ -8,11 +8,11 @@ import mlx.core as mx
 from mlx_h2o.operations.arguments import NUMBERS, runs_on_gpu
 from mlx_h2o.operations.composed import folding
 from mlx_h2o.operations.native import module
-from mlx_h2o.operations.requests import AttentionRequest, AttentionResult, PackedRows
+from mlx_h2o.operations.requests import AttentionRequest, AttentionResult
 from mlx_h2o.operations.resolved import Operations
 
 _OF_SCORES = "queries", "keys", "scale", "causal", "mask", "sinks", "row_bias"
-_OF_ATTENTION = *_OF_SCORES, "values", *NUMBERS
+_OF_ATTENTION = *_OF_SCORES, "values", "bits", "group_size", "v_bits", *NUMBERS
 _WITH_RESULTS = *_OF_ATTENTION, "return_scores", "return_lse", "return_skipped"
 
 
@@ -77,12 +77,8 @@ class Native(Operations):
 
 
 def _given(request: AttentionRequest, names: Sequence[str]) -> dict[str, Any]:
-    """Some fields of a request, in the form that the extension takes."""
-    found = {name: getattr(request, name) for name in names}
-    if not request.is_packed:
-        return found
-    parts = {name: rows.parts for name, rows in found.items() if isinstance(rows, PackedRows)}
-    return found | parts | request.packing
+    """Some fields of a request, which the extension takes as they are."""
+    return {name: getattr(request, name) for name in names}
 
 
 BACKEND = Native()
