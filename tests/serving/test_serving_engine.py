@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -226,6 +227,14 @@ def test_an_engine_that_can_never_begin_ends_and_takes_no_more(monkeypatch):
         monkeypatch.setattr(engine.snapshots, "shrink", lambda _: late.append(busy()))
         assert "fails" in str(ask(engine, TEXT).error)
     assert len(late) == 1 and str(engine.error) == "it fails"
+
+
+def test_who_has_just_come_is_told_that_another_rank_has_gone(monkeypatch):
+    two = SimpleNamespace(size=2, agreed=lambda one: one, flag=mx.array, told=fail)
+    two.least = lambda *numbers: numbers
+    monkeypatch.setattr("mlx_h2o.serving.engine.ranks_of", lambda _: two)
+    with engine_of() as engine:
+        assert "fails" in str(ask(engine, TEXT).error)
 
 
 # Requests that come and go
