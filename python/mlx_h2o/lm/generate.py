@@ -23,7 +23,9 @@ from ..config import H2OConfig
 from ..demo import DEMO, model_path
 from ..errors import check, check_int
 from .files import texts_of
-from .generation_checks import COUNTS, Draws, check_caches, check_drafts, checked_tokens, within_all
+from .generation_checks import (
+    COUNTS, Draws, check_caches, check_drafts, checked_tokens, tokens_ahead, within_all
+)  # fmt: skip
 from .models import by_model, is_padded, stock_caches
 from .prompt_cache import NAMES, make_prompt_cache
 from .ranks import dealt_out
@@ -291,7 +293,7 @@ def _stream(
         tokens = tokenizer.encode(prompt)
     if embeddings is None or len(tokens):
         tokens = checked_tokens(operation, "prompt", tokens, models)
-    ahead = None if limit < 0 else limit + len(tokens if embeddings is None else embeddings)
+    ahead = tokens_ahead(limit, tokens if embeddings is None else embeddings)
     drafted = 0 if draft is None else kwargs.setdefault("num_draft_tokens", 2)  # as in mlx_lm
     kwargs["sampler"] = Draws(operation, kwargs, models)
     if cut := within_all(models):

@@ -194,10 +194,12 @@ def fit_bytes(
     longest = min((max(tokens, least(bits)) for tokens in (length, context) if tokens), default=0)
     known = "kv_bits" in settings or "kv_format" in settings
     free: _Bits = bits if known else sizing.fewest_bits(probe(model).errors)
-    if (unserved := measured(nbytes(free), least(free)) == math.inf) and choose:
-        choose = False
-        unserved = measured(nbytes(free), least(free)) == math.inf
-    if not (known or unserved or (longest and measured(nbytes(bits), longest) <= limit)):
+
+    def serves() -> bool:
+        return measured(nbytes(free), least(free)) < math.inf
+
+    choose = choose and serves()
+    if serves() and not (known or (longest and measured(nbytes(bits), longest) <= limit)):
         bits, why = free, "the fewest that cost nothing"
         tokens = min(length or sizing.SOME, context or sizing.SOME)
         if (rows := most(bits)) * scarce < tokens:
