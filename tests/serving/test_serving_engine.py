@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -19,6 +18,7 @@ from transformers import PreTrainedTokenizerFast
 
 from engines import SAID, TEXT, Asked, ask, demo, engine_of, fail, memory_for, submit, tiny
 from mlx_h2o import batch_generate
+from mlx_h2o.lm.ranks import Ranks
 from mlx_h2o.serving.answers import Choice
 from mlx_h2o.serving.disk import PromptStore
 from mlx_h2o.serving.engine import Engine
@@ -230,9 +230,8 @@ def test_an_engine_that_can_never_begin_ends_and_takes_no_more(monkeypatch):
 
 
 def test_who_has_just_come_is_told_that_another_rank_has_gone(monkeypatch):
-    two = SimpleNamespace(size=2, agreed=lambda one: one, flag=mx.array, told=fail)
-    two.least = lambda *numbers: numbers
-    monkeypatch.setattr("mlx_h2o.serving.engine.ranks_of", lambda _: two)
+    monkeypatch.setattr("mlx_h2o.serving.engine.ranks_of", lambda _: Ranks(2))
+    monkeypatch.setattr(Ranks, "told", fail)
     with engine_of() as engine:
         assert "fails" in str(ask(engine, TEXT).error)
 

@@ -7,8 +7,8 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.generate import DEFAULT_MODEL
 
-from ..lm.generate import generate, load, stream_generate
-from ..lm.generation_checks import check_drafts, tokens_ahead
+from ..lm.generate import generate, load, stream_generate, tokens_ahead
+from ..lm.generation_checks import check_drafts
 from ..lm.models import stock_caches
 from ..lm.ranks import Ranks
 from ..lm.saving import load_prompt_cache, saved_texts

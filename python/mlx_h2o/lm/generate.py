@@ -23,9 +23,7 @@ from ..config import H2OConfig
 from ..demo import DEMO, model_path
 from ..errors import check, check_int
 from .files import texts_of
-from .generation_checks import (
-    COUNTS, Draws, check_caches, check_drafts, checked_tokens, tokens_ahead, within_all
-)  # fmt: skip
+from .generation_checks import COUNTS, Draws, check_caches, check_drafts, checked_tokens, within_all
 from .models import by_model, is_padded, stock_caches
 from .prompt_cache import NAMES, make_prompt_cache
 from .ranks import dealt_out
@@ -301,6 +299,11 @@ def _stream(
     settings, given = _taken(operation, models, kwargs), kwargs.get("prompt_cache")
     kwargs["prompt_cache"] = _caches(operation, models, settings, given, ahead, drafted)
     return _answer(models, tokenizer, prompt if isinstance(prompt, str) else tokens, kwargs)
+
+
+def tokens_ahead(max_tokens: int, prompt: Any) -> int | None:
+    """How many tokens a text will have at most; None if -1 lets its answer go on without end."""
+    return None if max_tokens < 0 else max_tokens + len(prompt)
 
 
 def _answer(

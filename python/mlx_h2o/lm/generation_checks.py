@@ -22,11 +22,6 @@ def vocabulary(model: Any) -> int:
     return int_setting(model, "vocab_size") or int_setting(model, "num_vocab") or 2**31
 
 
-def tokens_ahead(max_tokens: int, prompt: Any) -> int | None:
-    """How many tokens a text will have at most; None if -1 lets its answer go on without end."""
-    return None if max_tokens < 0 else max_tokens + len(prompt)
-
-
 def within_all(models: Sequence[Any]) -> list[Callable[..., Any]]:
     """Logits processors that leave only tokens of all models: MLX does not check token ids."""
     rows = {*map(vocabulary, models)}

@@ -59,8 +59,8 @@ class Ranks:
             return [own]
         data = pickle.dumps(own)
         padded = np.frombuffer(data.ljust(-self.least(-len(data))[0]), np.uint8)
-        every = self._exchanged(mx.distributed.all_gather, padded).reshape(self.size, -1)
-        return [pickle.loads(one.tobytes()) for one in every]
+        every = mx.distributed.all_gather(mx.array(padded), group=self.group, stream=mx.cpu)
+        return [pickle.loads(one.tobytes()) for one in np.array(every).reshape(self.size, -1)]
 
     def of_layers(self, own: Sequence[_T]) -> list[_T]:
         """The items of all layers, in order, given this rank's ``own``; all must call it."""
@@ -71,11 +71,9 @@ class Ranks:
         """The minimum of each number over all ranks; all must call it."""
         if self.group is None:
             return [*numbers]
-        return self._exchanged(mx.distributed.all_min, np.array(numbers, np.int64)).tolist()
-
-    def _exchanged(self, exchange: Callable[..., mx.array], own: Any) -> Any:
         mx.synchronize(generation_stream)  # where a step ahead may still exchange something
-        return np.array(exchange(mx.array(own), group=self.group, stream=mx.cpu))
+        own = mx.array(numbers, mx.int64)
+        return [*map(int, np.array(mx.distributed.all_min(own, group=self.group, stream=mx.cpu)))]
 
     def told(self, what: _T) -> _T:
         """Send ``what`` of the first rank to all; all must call it."""

@@ -149,11 +149,6 @@ class Engine:
         return len(self._come) + len(self._waiting)
 
     @property
-    def _here(self) -> list[Request]:
-        """The requests of the batch, and those that have yet to join it."""
-        return [*self._running.values(), *self._waiting]
-
-    @property
     def fault(self) -> str:
         """Why no request can be answered; empty while all is well."""
         if self.ended.is_set():
@@ -187,7 +182,7 @@ class Engine:
             if not isinstance(error, BusyError):
                 self.error = error
                 _LOG.exception("the engine has ended")
-            for request in [*self._here, *self._come]:
+            for request in [*self._running.values(), *self._waiting, *self._come]:
                 request.sink(Event(error=error))
         finally:
             with suppress(RuntimeError):  # MLX raises it once a connection is lost
@@ -220,12 +215,13 @@ class Engine:
         """
         alone = self.ranks.size == 1
         told, there = self._untold
+        here = [*self._running.values(), *self._waiting]
         with self._wake:
-            if not (self._here or any(told)):
+            if not (here or any(told)):
                 self._wake.wait_for(lambda: self._come or self._closing, None if alone else _MOMENT)
                 self._wake.wait_for(lambda: not self.expected, _MOMENT)
             come = self._come[len(told[0]) :]
-            left = {one.number for one in self._here + self._come if one.left}
+            left = {one.number for one in here + self._come if one.left}
             news = come, left, self._closing, self.gave_up
         if alone:
             told = news
@@ -238,7 +234,7 @@ class Engine:
         return told[1:]
 
     def _part_with(self, left: set[int]) -> None:
-        gone = [one for one in self._here if one.number in left]
+        gone = [one for one in (*self._running.values(), *self._waiting) if one.number in left]
         self._part([uid for uid, one in self._running.items() if one in gone])
         self._waiting = [one for one in self._waiting if one not in gone]
         for one in gone:
@@ -318,8 +314,7 @@ class Engine:
     # The batch
 
     def _noted(self, sample: Sampler) -> Sampler:
-        """A sampler of which all ranks take the first one's choices. Keeps the newest ones, with
-        their logprobs."""
+        """A sampler whose choices all ranks share; the newest are kept, with their logprobs."""
         sample = self.ranks.agreed(sample)
 
         def choose(logprobs: mx.array) -> mx.array:
@@ -444,9 +439,8 @@ class Engine:
         self._batch.close()
         self._running, self._batch, self._early = {}, self._new_batch(), None
         for one in guilty:
-            running.remove(one)
             self._end(one, Event(error=error))
-        self._waiting = running + self._waiting
+        self._waiting = [one for one in running if one not in guilty] + self._waiting
 
 
 def _stay_behind(life: list[Callable[[], None]]) -> None:

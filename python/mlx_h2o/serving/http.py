@@ -30,7 +30,6 @@ from .schema import Body, ChatBody, CompletionBody, what_is_wrong
 _LONG = 1 << 16  # a body of this many bytes must not hold up shorter ones
 _UNREAD = 1 << 13  # pieces that wait for a slow client before its answer fails
 _PATIENCE = 60  # seconds that pieces wait, and none is read, before it fails
-_OFTEN = 10  # seconds between two keepalives
 _IN_JSON = json.JSONEncoder(ensure_ascii=False).encode  # json.dumps would make one each time
 
 
@@ -185,7 +184,7 @@ class _Asking:
         async def watch() -> None:
             """Let go of the requests when the client leaves, or at the end of the response."""
             while True:
-                with move_on_after(_OFTEN):  # for each piece, it would take longer than the piece
+                with move_on_after(10):  # for each piece, it would take longer than the piece
                     while (await asked.receive())["type"] != "http.disconnect":
                         continue
                     making.cancel()  # or others would wait for its prompt and its schema
