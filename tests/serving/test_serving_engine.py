@@ -219,21 +219,16 @@ def test_an_answer_that_cannot_be_taken_out_of_its_batch_ends(monkeypatch):
         assert ask(engine, TEXT).text == text and engine.fault == ""
 
 
-def test_an_engine_that_can_never_begin_ends_and_takes_no_more(monkeypatch):
-    monkeypatch.setattr(Engine, "_let_join", fail)
+@pytest.mark.parametrize(("ranks", "owner", "name"), [(1, Engine, "_let_join"), (2, Ranks, "told")])
+def test_an_engine_that_cannot_begin_or_lost_a_rank_takes_no_more(ranks, owner, name, monkeypatch):
+    monkeypatch.setattr("mlx_h2o.serving.engine.ranks_of", lambda _: Ranks(ranks))
+    monkeypatch.setattr(owner, name, fail)
     late: list[Any] = []
     with engine_of() as engine:
         busy = partial(pytest.raises, BusyError, submit, engine, TEXT)
         monkeypatch.setattr(engine.snapshots, "shrink", lambda _: late.append(busy()))
         assert "fails" in str(ask(engine, TEXT).error)
     assert len(late) == 1 and str(engine.error) == "it fails"
-
-
-def test_who_has_just_come_is_told_that_another_rank_has_gone(monkeypatch):
-    monkeypatch.setattr("mlx_h2o.serving.engine.ranks_of", lambda _: Ranks(2))
-    monkeypatch.setattr(Ranks, "told", fail)
-    with engine_of() as engine:
-        assert "fails" in str(ask(engine, TEXT).error)
 
 
 # Requests that come and go
