@@ -102,7 +102,7 @@ def main(group: Any) -> dict[str, Any]:
         own["agreed"] = answered(model, chooses)
         # In each layer only one process holds heads that retrieve.
         uneven = (((0.9, 0.0, 0.0, 0.0), (0.0, 0.0, 0.5, 0.5)) * every)[:every]
-        layers._known[id(model)] = layers._known[id(model)][0], layers.Probe(uneven)
+        layers._known[id(model)] = layers.Probe(uneven)
         own["by head"] = answered(model, policy="h2o")
     return found
 

@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerFast
 
 from engines import SAID, TEXT, Asked, ask, demo, engine_of, fail, memory_for, submit, tiny
 from mlx_h2o import batch_generate
+from mlx_h2o.lm.ranks import Ranks
 from mlx_h2o.serving.answers import Choice
 from mlx_h2o.serving.disk import PromptStore
 from mlx_h2o.serving.engine import Engine
@@ -218,8 +219,10 @@ def test_an_answer_that_cannot_be_taken_out_of_its_batch_ends(monkeypatch):
         assert ask(engine, TEXT).text == text and engine.fault == ""
 
 
-def test_an_engine_that_can_never_begin_ends_and_takes_no_more(monkeypatch):
-    monkeypatch.setattr(Engine, "_let_join", fail)
+@pytest.mark.parametrize(("ranks", "owner", "name"), [(1, Engine, "_let_join"), (2, Ranks, "told")])
+def test_an_engine_that_cannot_begin_or_lost_a_rank_takes_no_more(ranks, owner, name, monkeypatch):
+    monkeypatch.setattr("mlx_h2o.serving.engine.ranks_of", lambda _: Ranks(ranks))
+    monkeypatch.setattr(owner, name, fail)
     late: list[Any] = []
     with engine_of() as engine:
         busy = partial(pytest.raises, BusyError, submit, engine, TEXT)

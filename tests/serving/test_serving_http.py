@@ -17,6 +17,7 @@ import pytest
 import uvicorn
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from pydantic import ValidationError
+from starlette.responses import StreamingResponse
 
 import plain_http as httpx
 from engines import SAID as TEXT
@@ -320,10 +321,12 @@ def test_failures_are_told_and_the_server_goes_on(monkeypatch):
             assert f"mlx_h2o_{name}_seconds_count 1.0" in text
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves(stream):
+@pytest.mark.parametrize("stream", [False, True, "never begun"])
+def test_a_client_that_leaves(stream, monkeypatch):
+    if stream == "never begun":
+        monkeypatch.setattr(StreamingResponse, "stream_response", lambda *_: asyncio.sleep(60))
     with app_of() as (url, engine):
-        body = {"prompt": TEXT, "max_tokens": 100_000, "stream": stream}
+        body = {"prompt": TEXT, "max_tokens": 100_000, "stream": bool(stream)}
         asked = httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=1.5)
         with pytest.raises(httpx.ReadTimeout), asked as answer:
             if stream:

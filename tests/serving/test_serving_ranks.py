@@ -1,17 +1,16 @@
 """A server of several processes answers like one of a single process, and all end together."""
 
-import json
 import signal
 import socket
 import subprocess
 import time
-import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from rank_processes import LONGEST, ended, pausing, saved, started
@@ -39,19 +38,13 @@ class Group:
     """A server of some processes."""
 
     def __init__(self, port: int, processes: list[subprocess.Popen[str]]) -> None:
-        self.port, self.processes = port, processes
-        self.said: list[tuple[str, str]] = []
-
-    def open(self, path: str, body: dict[str, Any] | None = None) -> Any:
-        data = None if body is None else json.dumps(body).encode()
-        headers = {"Content-Type": "application/json"}
-        url = f"http://127.0.0.1:{self.port}/{path}"
-        return urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=LONGEST)
+        self.client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=LONGEST)
+        self.processes, self.said = processes, list[tuple[str, str]]()
 
     def ask(self, asked: dict[str, Any]) -> tuple[list[str], int]:
         """Texts, and how many tokens were not read again."""
-        with self.open("v1/completions", {"max_tokens": 16, "temperature": 0} | asked) as answer:
-            found = json.load(answer)
+        body = {"max_tokens": 16, "temperature": 0} | asked
+        found = self.client.post("v1/completions", json=body).raise_for_status().json()
         texts = [one["text"] for one in found["choices"]]
         return texts, found["usage"]["prompt_tokens_details"]["cached_tokens"]
 
@@ -60,9 +53,10 @@ class Group:
         with ThreadPoolExecutor(len(ASKED)) as pool:
             texts = [texts for texts, _ in pool.map(self.ask, ASKED)]
         again = [self.ask(one) for one in AGAIN]
-        with self.open("v1/completions", ASKED[0] | {"max_tokens": 4000, "stream": True}) as answer:
-            assert answer.readline()
-        while "mlx_h2o_running 0" not in self.open("metrics").read().decode():
+        body = ASKED[0] | {"max_tokens": 4000, "stream": True}
+        with self.client.stream("POST", "v1/completions", json=body) as answer:
+            assert next(answer.iter_lines())
+        while "mlx_h2o_running 0" not in self.client.get("metrics").text:
             time.sleep(0.1)
         return [texts, again, [self.ask(one)[0] for one in ASKED[:3]]]
 
@@ -81,15 +75,16 @@ def serving(
         until = time.monotonic() + LONGEST
         while True:
             try:
-                group.open("health")
+                group.client.get("health").raise_for_status()
                 break
-            except OSError:
+            except httpx.HTTPError:
                 assert all(one.poll() is None for one in processes) and time.monotonic() < until
                 time.sleep(0.1)
         yield group
     finally:
         for one in processes:  # as a terminal does with Ctrl-C
             one.send_signal(signal.SIGINT)
+        group.client.close()
         group.said = said = ended(processes)
     if not dies:
         assert "Traceback" not in said[0][1], said
@@ -133,7 +128,6 @@ def check_that_what_fails_in_one_process_fails_alone(group: Group) -> None:
     chat = {"messages": [{"role": "user", "content": "t1 t2"}], "max_tokens": 5}
     schema = {"type": "json_schema", "json_schema": {"schema": {"type": "integer"}}}
     before = group.ask(ASKED[0])
-    with pytest.raises(urllib.error.HTTPError) as error:
-        group.open("v1/chat/completions", chat | {"response_format": schema})
-    assert error.value.code in (400, 500)
+    answer = group.client.post("v1/chat/completions", json=chat | {"response_format": schema})
+    assert answer.status_code in (400, 500)
     assert group.ask(ASKED[0])[0] == before[0]

@@ -7,7 +7,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.generate import DEFAULT_MODEL
 
-from ..lm.generate import generate, load, stream_generate
+from ..lm.generate import generate, load, stream_generate, tokens_ahead
 from ..lm.generation_checks import check_drafts
 from ..lm.models import stock_caches
 from ..lm.ranks import Ranks
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace, settings: options.CacheSettings, ranks: Ranks)
         tokenizer.add_eos_token(token)
     prompt, templated = _prompt(args, tokenizer, text)
     tokens = tokenizer.encode(prompt, add_special_tokens=not (templated or saved))
-    draft, written, ahead = None, "", None if args.max_tokens < 0 else args.max_tokens + len(tokens)
+    draft, written, ahead = None, "", tokens_ahead(args.max_tokens, tokens)
     given: dict[str, Any] = {name: vars(args)[name] for name in ("max_tokens", "prefill_step_size")}
     if args.draft_model:
         draft, other = load(args.draft_model)

@@ -291,7 +291,7 @@ def _stream(
         tokens = tokenizer.encode(prompt)
     if embeddings is None or len(tokens):
         tokens = checked_tokens(operation, "prompt", tokens, models)
-    ahead = None if limit < 0 else limit + len(tokens if embeddings is None else embeddings)
+    ahead = tokens_ahead(limit, tokens if embeddings is None else embeddings)
     drafted = 0 if draft is None else kwargs.setdefault("num_draft_tokens", 2)  # as in mlx_lm
     kwargs["sampler"] = Draws(operation, kwargs, models)
     if cut := within_all(models):
@@ -299,6 +299,11 @@ def _stream(
     settings, given = _taken(operation, models, kwargs), kwargs.get("prompt_cache")
     kwargs["prompt_cache"] = _caches(operation, models, settings, given, ahead, drafted)
     return _answer(models, tokenizer, prompt if isinstance(prompt, str) else tokens, kwargs)
+
+
+def tokens_ahead(max_tokens: int, prompt: Any) -> int | None:
+    """How many tokens a text will have at most; None if -1 lets its answer go on without end."""
+    return None if max_tokens < 0 else max_tokens + len(prompt)
 
 
 def _answer(

@@ -117,7 +117,7 @@ def read_budgets(path: str | PathLike[str]) -> Sequence[Any]:
 
 
 _LOG = logging.getLogger("mlx_h2o")
-_known: dict[int, tuple[weakref.ref[Any], Probe]] = {}
+_known: dict[int, Probe] = {}  # by the id of each model, as long as it lives
 
 
 def probe(model: Any) -> Probe:
@@ -133,15 +133,14 @@ def probe(model: Any) -> Probe:
     """
     model = model.model if isinstance(model, Outline) else model
     if (found := known_probe(model)) is None:
-        found, place = _probed(model), id(model)
-        _known[place] = weakref.ref(model, lambda _: _known.pop(place, None)), found
+        found = _known[id(model)] = _probed(model)
+        weakref.finalize(model, _known.pop, id(model), None)
     return found
 
 
 def known_probe(model: Any) -> Probe | None:
     """The probe of a model if this process has made it already."""
-    held = _known.get(id(model))
-    return held[1] if held is not None and held[0]() is model else None
+    return _known.get(id(model))
 
 
 def rows_by_head(

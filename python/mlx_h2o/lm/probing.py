@@ -131,17 +131,17 @@ def gives(model: Any, vocabulary: int, tokens: int) -> Probe:
         one.__class__, one.ranks = Watched, ranks.heads
     ends = min(1000, vocabulary // 8)  # where many tokens are special
     drawn = np.random.default_rng(0).integers(ends, vocabulary - ends, tokens)
-    why = ""
     try:
         with _lock, routing(model), _side_by_side(list(model.layers)):
             read = [model(mx.array(drawn)[None], cache=watched) for _ in range(2)]
+            read = read if ranks.by_layer else []  # which each process waits for, in this order
+        hides = any(one.gives is None or one.copies is None for one in growing)
+        why = "hides which of its layers attention is of" if hides else ""
     except (AttributeError, IndexError, TypeError, ValueError) as error:
         why = f"cannot be probed: {error}"
-    if not why and any(one.gives is None or one.copies is None for one in growing):
-        why = "hides which of its layers attention is of"
     if why := max(ranks.gathered(why)):
         return Probe((), why)
-    for logits in read if ranks.by_layer else ():  # which each process waits for, in this order
+    for logits in read:
         mx.eval(logits)
     mx.eval([(one.gives, one.copies, one.squares) for one in growing])
     own = ranks.heads.gathered(np.array([np.array(one.squares) for one in growing]))

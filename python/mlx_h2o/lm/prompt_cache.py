@@ -4,7 +4,6 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 from types import EllipsisType
 from typing import Any, cast
@@ -91,7 +90,7 @@ def make_prompt_cache(
     if why := refusal(model):
         wanted = "Expected another model, or mlx_lm's own caches."
         raise ValueError(f"[make_prompt_cache] {name} cannot be served: {why}. {wanted}")
-    context, form = context_length(model), functools.cache(partial(handed, model))
+    context, form = context_length(model), functools.cache(functools.partial(handed, model))
 
     def for_model(config: H2OConfig) -> H2OConfig:
         """The settings, with what only the model knows filled in."""
@@ -186,7 +185,7 @@ def fit_bytes(
     def nbytes(bits: _Bits) -> Callable[[int], int]:
         return lambda rows: -ranks.least(-sum(each_nbytes(bits, rows)))[0]
 
-    least = functools.cache(lambda bits: fewest_rows(partial(config_of, bits), LARGEST))
+    least = functools.cache(lambda bits: fewest_rows(functools.partial(config_of, bits), LARGEST))
     most = functools.cache(lambda bits: most_rows(nbytes(bits), least(bits), limit))
     context, why = context_length(model), ""
     bits: _Bits = settings.get("kv_bits"), None
@@ -194,10 +193,9 @@ def fit_bytes(
     longest = min((max(tokens, least(bits)) for tokens in (length, context) if tokens), default=0)
     known = "kv_bits" in settings or "kv_format" in settings
     free: _Bits = bits if known else sizing.fewest_bits(probe(model).errors)
-    if (unserved := measured(nbytes(free), least(free)) == math.inf) and choose:
-        choose = False
-        unserved = measured(nbytes(free), least(free)) == math.inf
-    if not (known or unserved or (longest and measured(nbytes(bits), longest) <= limit)):
+    choose = choose and measured(nbytes(free), least(free)) < math.inf
+    served = measured(nbytes(free), least(free)) < math.inf
+    if served and not (known or (longest and measured(nbytes(bits), longest) <= limit)):
         bits, why = free, "the fewest that cost nothing"
         tokens = min(length or sizing.SOME, context or sizing.SOME)
         if (rows := most(bits)) * scarce < tokens:

@@ -5,7 +5,7 @@ All ranks run the same steps on their own part, and must agree where all parts m
 
 import pickle
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 import mlx.core as mx
@@ -28,6 +28,7 @@ class Ranks:
     rank: int = 0  # the number of this process
     group: Any = None  # MLX's group; None: there is one process
     by_layer: bool = False  # split by layers, of which the first rank has the last
+    _summed: list[mx.array] = field(default_factory=list, compare=False)  # the choice made last
 
     @classmethod
     def of(cls, group: Any, by_layer: bool = False) -> "Ranks":
@@ -56,12 +57,10 @@ class Ranks:
         """What each rank gives; all must call it."""
         if self.group is None:
             return [own]
-        mx.synchronize(generation_stream)  # where a step ahead may still exchange something
-        data, of = pickle.dumps(own), {"group": self.group, "stream": mx.cpu}
-        most = int(mx.distributed.all_max(mx.array(len(data)), **of))
-        padded = mx.array(np.frombuffer(data.ljust(most), np.uint8))
-        every = np.array(mx.distributed.all_gather(padded, **of)).reshape(self.size, most)
-        return [pickle.loads(one.tobytes()) for one in every]
+        data = pickle.dumps(own)
+        padded = np.frombuffer(data.ljust(-self.least(-len(data))[0]), np.uint8)
+        every = mx.distributed.all_gather(mx.array(padded), group=self.group, stream=mx.cpu)
+        return [pickle.loads(one.tobytes()) for one in np.array(every).reshape(self.size, -1)]
 
     def of_layers(self, own: Sequence[_T]) -> list[_T]:
         """The items of all layers, in order, given this rank's ``own``; all must call it."""
@@ -70,7 +69,11 @@ class Ranks:
 
     def least(self, *numbers: int) -> list[int]:
         """The minimum of each number over all ranks; all must call it."""
-        return [*map(min, zip(*self.gathered(numbers), strict=True))]
+        if self.group is None:
+            return [*numbers]
+        mx.synchronize(generation_stream)  # where a step ahead may still exchange something
+        own = mx.array(numbers, mx.int64)
+        return [*map(int, np.array(mx.distributed.all_min(own, group=self.group, stream=mx.cpu)))]
 
     def told(self, what: _T) -> _T:
         """Send ``what`` of the first rank to all; all must call it."""
@@ -84,20 +87,17 @@ class Ranks:
         mx.async_eval(found)
         return found
 
-    def agreed(self, sample: Sampler, drawn: list[mx.array] | None = None) -> Sampler:
+    def agreed(self, sample: Sampler) -> Sampler:
         """A sampler that returns the first rank's choice, since the last bits of logits may differ
-        between ranks; all must call it, in the same order. Choice and logprobs become ``drawn``."""
-        last = list[mx.array]() if drawn is None else drawn
+        between ranks; all must call it, in the same order."""
 
         def choose(logprobs: mx.array) -> mx.array:
-            found = sample(logprobs)
-            if self.group is not None:  # a chain of reductions, so that all run them in this order
-                own = mx.depends([found * int(self.rank == 0)], last[:1])
-                found = mx.distributed.all_sum(own[0], group=self.group)
-            last[:] = found, logprobs
-            return found
+            # A chain of reductions, so that all run them in this order.
+            own = mx.depends([sample(logprobs) * int(self.rank == 0)], self._summed)
+            self._summed[:] = [mx.distributed.all_sum(own[0], group=self.group)]
+            return self._summed[0]
 
-        return sample if self.group is None and drawn is None else choose
+        return sample if self.group is None else choose
 
 
 ALONE = Ranks()

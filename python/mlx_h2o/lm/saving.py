@@ -142,9 +142,7 @@ def saved_texts(file_name: str | os.PathLike[str]) -> dict[str, str]:
 
 def _texts(file_name: str | os.PathLike[str]) -> tuple[str, dict[str, str]]:
     """The path of a prompt cache, and all texts in its header."""
-    path = os.fsdecode(file_name)
-    if not os.path.exists(path) and os.path.exists(named := with_suffix(path)):
-        path = named
+    path = os.fsdecode(file_name) if os.path.exists(file_name) else with_suffix(file_name)
     text = texts_of(path, "load_prompt_cache")
     if not any(key.startswith("1.") for key in text):
         raise _unfit(path, "is not a prompt cache: it names no cache classes")

@@ -6,10 +6,8 @@ import logging
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +18,7 @@ from mlx_lm.sample_utils import greedy_sampler
 from ..lm.generation_checks import check_drafts, checked_tokens, vocabulary
 from ..lm.models import is_padded
 from ..lm.prompt_cache import beyond_context
-from ..lm.ranks import ranks_of
+from ..lm.ranks import Sampler, ranks_of
 from ..lm.routing import bounds, context_length, routing_for
 from ..lm.sharing import common
 from .disk import PromptStore
@@ -39,6 +37,7 @@ _WORTH = 64  # shared tokens from which waiting for another request's prefill pa
 _MOMENT = 0.02  # seconds to wait at most for requests that arrive together, or for other ranks
 _News = tuple[list[Request], set[int], bool, bool]
 """New requests, the numbers of those whose client left, whether to end, and to give up."""
+_NOTHING: _News = [], set(), False, False
 
 
 class Engine:
@@ -72,10 +71,8 @@ class Engine:
         self.ranks = ranks_of(self.model)
         # With several ranks, none can go on without the others, so that any failure is final.
         self._bearable: tuple[type[Exception], ...] = () if self.ranks.size > 1 else (Exception,)
-        self._drawn: list[mx.array] = []  # tokens that were sampled last, and their logprobs
         self._early: int | None = None  # who got its first token before the step that returns it
-        self._agreed = partial(self.ranks.agreed, drawn=self._drawn)
-        self._greedy = self._agreed(greedy_sampler)
+        self._greedy = self._noted(greedy_sampler)
         self.vocabulary = min(map(vocabulary, self.models))
         self.counts = {"finished": 0, "failed": 0, "left": 0, "read": 0, "cached": 0, "answered": 0}
         alone, batches = self._drafting or is_padded(self.model), False
@@ -93,11 +90,11 @@ class Engine:
         self._running: dict[int, Request] = {}
         self._come: list[Request] = []  # filled by other threads
         self.expected = 0
-        self._waiting: deque[Request] = deque()  # those that ran when a step failed come first
+        self._waiting: list[Request] = []  # those that ran when a step failed come first
         self._lone_failures = 0
         self._context = context_length(self.model)  # None once the warning is logged
         self._closing = self.gave_up = False
-        self._untold: tuple[_News, mx.array] = ([], set(), False, False), mx.array(0)
+        self._untold = _NOTHING, mx.array(0)
         self.error: Exception | None = None
         self._wake = threading.Condition()
         self.ended = threading.Event()
@@ -196,8 +193,7 @@ class Engine:
 
     def _work(self) -> bool:
         """Run one step for all requests; False at the end."""
-        come, left, closing, giving_up = self._news()
-        self._waiting += come
+        left, closing, giving_up = self._news()
         if giving_up:
             raise BusyError("the server has ended before the answer did")
         try:
@@ -212,46 +208,48 @@ class Engine:
             self._recover(error)
         return bool(self._waiting or self._running or not closing)
 
-    def _news(self) -> _News:
-        """Collect new requests and departures; block while there is nothing to do.
+    def _news(self) -> tuple[set[int], bool, bool]:
+        """Let new requests wait, and return the rest; block while there is nothing to do.
 
         Several ranks act on the first one's news of the step before, so that none has to wait.
         """
-        alone, untold = self.ranks.size == 1, any(self._untold[0])
+        alone = self.ranks.size == 1
+        told, there = self._untold
         here = [*self._running.values(), *self._waiting]
         with self._wake:
-            if not (here or untold):
+            if not (here or any(told)):
                 self._wake.wait_for(lambda: self._come or self._closing, None if alone else _MOMENT)
                 self._wake.wait_for(lambda: not self.expected, _MOMENT)
-            come, self._come = self._come, []
-            left = {one.number for one in here + come if one.left}
+            come = self._come[len(told[0]) :]
+            left = {one.number for one in here + self._come if one.left}
             news = come, left, self._closing, self.gave_up
         if alone:
-            return news
-        told, there = self._untold
-        self._untold = news, self.ranks.flag(any(news))
-        return self.ranks.told(told) if there.item() else ([], set(), False, False)
+            told = news
+        else:
+            self._untold = news, self.ranks.flag(any(news))
+            told = self.ranks.told(told) if there.item() else _NOTHING
+        with self._wake:
+            del self._come[: len(told[0])]  # which is empty in other ranks
+            self._waiting += told[0]
+        return told[1:]
 
     def _part_with(self, left: set[int]) -> None:
         gone = [one for one in (*self._running.values(), *self._waiting) if one.number in left]
         self._part([uid for uid, one in self._running.items() if one in gone])
-        self._waiting = deque(one for one in self._waiting if one not in gone)
+        self._waiting = [one for one in self._waiting if one not in gone]
         for one in gone:
             self._end(one, None)
 
     def _let_join(self) -> None:
         if any(one._trial for one in self._running.values()):
             return
-        if suspect := next((one for one in self._waiting if one._trial), None):
-            for uid, request in [*self._running.items()]:  # who has passed its trial gives way
-                self._keep_row(uid, request)
-                self._waiting.insert(self._waiting.index(suspect), request)
-                self._part([uid])
-            self._waiting.remove(suspect)
-            self._join(suspect)
-            return
+        suspects = [one for one in self._waiting if one._trial][:1]
+        for uid, request in [*self._running.items()] if suspects else ():
+            self._keep_row(uid, request)  # who has passed its trial gives way
+            self._part([uid])
+            self._waiting.insert(0, request)
         step, most = self.memory.step, max(1, self.memory.prompts // 2)  # others are for short ones
-        for request in [*self._waiting]:
+        for request in suspects or [*self._waiting]:
             if self.running >= self.memory.decode:
                 break
             crowded = len(request.tokens) > step and most <= sum(
@@ -298,7 +296,7 @@ class Engine:
                     _LOG.warning("%s", said)
                     self._context = None
             chooses = request.sampler(self._spared)
-            chooses = self._greedy if chooses is greedy_sampler else self._agreed(chooses)
+            chooses = self._greedy if chooses is greedy_sampler else self._noted(chooses)
             request._places = places(seen, self._boundaries, read, self._lasting)
             request._filed = read
             # A batch goes on until the request ends; drafts must not go beyond its last token.
@@ -314,6 +312,16 @@ class Engine:
             self._end(request, Event(error=error))
 
     # The batch
+
+    def _noted(self, sample: Sampler) -> Sampler:
+        """A sampler whose choices all ranks share; the newest are kept, with their logprobs."""
+        sample = self.ranks.agreed(sample)
+
+        def choose(logprobs: mx.array) -> mx.array:
+            self._drawn = sample(logprobs), logprobs
+            return self._drawn[0]
+
+        return choose
 
     def _new_batch(self) -> Any:
         memory = self.memory
@@ -431,9 +439,8 @@ class Engine:
         self._batch.close()
         self._running, self._batch, self._early = {}, self._new_batch(), None
         for one in guilty:
-            running.remove(one)
             self._end(one, Event(error=error))
-        self._waiting.extendleft(reversed(running))
+        self._waiting = [one for one in running if one not in guilty] + self._waiting
 
 
 def _stay_behind(life: list[Callable[[], None]]) -> None:

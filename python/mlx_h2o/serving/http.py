@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any
 
-from anyio import CancelScope, CapacityLimiter, to_thread
+from anyio import CancelScope, CapacityLimiter, move_on_after, to_thread
 from fastapi import FastAPI, HTTPException
 from fastapi import Request as HttpRequest
 from fastapi.exceptions import RequestValidationError
@@ -124,7 +124,8 @@ class _Asking:
         if "stream_options" in body.model_fields_set and not body.stream:
             raise ValueError("stream_options is given, expected stream to be true.")
         prompts = 1 if isinstance(body, ChatBody) else len(body.prompts)
-        if (count := prompts * body.n) > (most := self.engine.memory.queue):
+        count, most = prompts * body.n, self.engine.memory.queue
+        if count > most:
             said = f"n is {body.n} for {prompts:,} prompts, which makes {count:,} answers: "
             raise ValueError(f"{said}expected at most {most:,}, the server's --max-queue.")
 
@@ -180,13 +181,20 @@ class _Asking:
             with contextlib.suppress(RuntimeError):  # the loop has ended, and nobody listens
                 loop.call_soon_threadsafe(tell, index, event)
 
-        async def tell_of_leaving() -> None:
-            while (await asked.receive())["type"] != "http.disconnect":
-                continue
-            making.cancel()  # or others would wait for its prompt and its schema
-            tell(0, Event(error=ConnectionError("the client has left")))
+        async def watch() -> None:
+            """Let go of the requests when the client leaves, or at the end of the response."""
+            while True:
+                with move_on_after(10):  # for each piece, it would take longer than the piece
+                    while (await asked.receive())["type"] != "http.disconnect":
+                        continue
+                    making.cancel()  # or others would wait for its prompt and its schema
+                    self.engine.leave(requests)
+                    tell(0, Event(error=ConnectionError("the client has left")))
+                    return
+                lost = BusyError("the server has ended before the answer did")  # in a long step
+                told.put_nowait((0, Event(error=lost) if self.engine.gave_up else None))
 
-        leaving = asyncio.ensure_future(tell_of_leaving())
+        asked.state.watching = asyncio.ensure_future(watch())
         try:
             self.engine.expected += 1
             try:
@@ -194,6 +202,8 @@ class _Asking:
                     requests += await self._made(body, asked, sink)
             finally:
                 self.engine.expected -= 1  # first: to submit wakes the engine, which looks at it
+            if making.cancel_called:
+                return Response()  # which nobody reads
             self.engine.submit(requests)
         except BusyError as error:
             raise _wrong(503, f"{error}: try again later.") from error
@@ -201,7 +211,7 @@ class _Asking:
             raise _wrong(400, str(error).removeprefix("[server] ")) from error
         choices = [*map(choice, range(len(requests)))]
         top = head(self.settings.name, isinstance(body, ChatBody), body.stream)
-        pieces, took = self._pieces(requests, choices, told, came), partial(usage, requests, body.n)
+        pieces, took = self._pieces(choices, told, came), partial(usage, requests, body.n)
         if body.stream:
             wanted = body.stream_options.get("include_usage")
             events = _as_stream(top, pieces, took if wanted else None)
@@ -211,42 +221,26 @@ class _Asking:
                 continue
         except Exception as error:
             raise _wrong(500, f"generation failed: {error}") from error
-        finally:
-            leaving.cancel()
         return JSONResponse(top | {"choices": [one.whole for one in choices], "usage": took()})
 
     async def _pieces(
-        self, requests: Sequence[Request], choices: Sequence[Choice],
-        told: asyncio.Queue[tuple[int, Event | None]], came: float,
-    ) -> AsyncIterator[dict[str, Any] | None]:  # fmt: skip
-        """Yield the choice of each chunk as it comes, and None now and then. Closing this generator
-        drops the requests that are not finished."""
-        open_ones, first = len(requests) or 1, True  # none: the client left before they were made
-
-        async def wake() -> None:  # a timeout for each piece would take longer than the piece
-            while True:
-                await asyncio.sleep(10)
-                lost = BusyError("the server has ended before the answer did")  # in a long step
-                told.put_nowait((0, Event(error=lost) if self.engine.gave_up else None))
-
-        waking = asyncio.ensure_future(wake())
-        try:
-            while open_ones:
-                index, event = await told.get()
-                if event is None:
-                    yield None  # a stream then sends a keepalive
-                    continue
-                if event.error is not None:
-                    raise event.error
-                if first:
-                    self.metrics.first.observe(time.monotonic() - came)
-                    first = False
-                open_ones -= event.finish is not None
-                yield choices[index].take(event)
-            self.metrics.whole.observe(time.monotonic() - came)
-        finally:
-            waking.cancel()
-            self.engine.leave(requests)
+        self, choices: Sequence[Choice], told: asyncio.Queue[tuple[int, Event | None]], came: float
+    ) -> AsyncIterator[dict[str, Any] | None]:
+        """Yield the choice of each chunk as it comes, and None now and then."""
+        open_ones, first = len(choices), True
+        while open_ones:
+            index, event = await told.get()
+            if event is None:
+                yield None  # a stream then sends a keepalive
+                continue
+            if event.error is not None:
+                raise event.error
+            if first:
+                self.metrics.first.observe(time.monotonic() - came)
+                first = False
+            open_ones -= event.finish is not None
+            yield choices[index].take(event)
+        self.metrics.whole.observe(time.monotonic() - came)
 
 
 async def _as_stream(
@@ -260,15 +254,14 @@ async def _as_stream(
 
     if took is not None:
         top["usage"] = None
-    async with contextlib.aclosing(pieces):  # type: ignore[type-var]
-        try:
-            async for choice in pieces:
-                yield ": keepalive\n\n" if choice is None else event(top | {"choices": [choice]})
-        except Exception as error:
-            yield event(failure(f"generation failed: {error}", 500))
-        else:
-            if took is not None:
-                yield event(top | {"choices": [], "usage": took()})
+    try:
+        async for choice in pieces:
+            yield ": keepalive\n\n" if choice is None else event(top | {"choices": [choice]})
+    except Exception as error:
+        yield event(failure(f"generation failed: {error}", 500))
+    else:
+        if took is not None:
+            yield event(top | {"choices": [], "usage": took()})
     yield "data: [DONE]\n\n"
 
 
