@@ -106,7 +106,7 @@ def stored_rows(cache) -> tuple[np.ndarray, np.ndarray]:
     if cache._table.segments:
         parts = [_unpacked(cache.config, cache.keys_and_values(), centres)]
     if cache.prefix_rows:
-        prefix, (keys, values) = cache._table.prefix, cache._table.prefix.state
+        prefix, (keys, values) = cache._table.prefix, cache._table.prefix.view()
         first = prefix.keys.given(keys), prefix.values.given(values)
         first = _unpacked(cache.config, first, centres)
         lines = np.array(cache.positions).shape[0]

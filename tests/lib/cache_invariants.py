@@ -97,7 +97,7 @@ def check_invariants(
                 assert rows[length - newest[b] :] == list(range(offset - newest[b], offset))
     held = sum(array.nbytes for array in held_arrays(cache._table))
     if cache.prefix_rows:  # counted once for all sequences
-        held += sum(array.nbytes for _, array in tree_flatten(list(cache._table.prefix.state)))
+        held += sum(array.nbytes for _, array in tree_flatten(list(cache._table.prefix.view())))
     else:
         rows = [array for _, array in tree_flatten([cache.keys, cache.values])]
         assert cache.nbytes >= sum(array.nbytes for array in rows)

@@ -140,26 +140,16 @@ def test_memory_stays_below_one_matrix_of_queries_by_keys(kind: str) -> None:
 
 
 @pytest.mark.parametrize("mask", MASKS)
-def test_last_scores_are_those_of_attention(mask: str) -> None:
-    q, k = arrays(13)
-    given = mask_of(mask, q, k)
-    _, scores = fast.scaled_dot_product_attention_with_scores(q, k, k, scale=SCALE, mask=given)
-    found = prefill.last_scores(q, k, scale=SCALE, mask=given, queries=4)
-    np.testing.assert_allclose(np.array(found), np.array(scores[:, :, -4:]), rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("mask", MASKS)
-def test_of_a_long_chunk_some_queries_stand_for_all(mask: str) -> None:
-    q, k = arrays(14, length=11)
-    given = mask_of(mask, q, k)
-    request = attention_request(q, k, k, scale=SCALE, mask=given)
-    some, times = prefill.spread(request, 3)
-    every = reference.attention(q, k, k, scale=SCALE, mask=given)
-    own = (part[:, :, 1::3] for part in (every.scores, every.lse))
-    expected = 11 / 4 * reference.attention_mass(*own, k.shape[1])
+def test_some_queries_are_the_last_or_stand_for_all(mask: str) -> None:
+    q, k = arrays(13, length=11)
+    given = {"scale": SCALE, "mask": mask_of(mask, q, k)}
+    every = reference.attention(q, k, k, **given)
+    last = prefill.last_scores(q, k, queries=4, **given)
+    np.testing.assert_allclose(np.array(last), every.scores[:, :, -4:], rtol=1e-5, atol=1e-6)
+    some, times = prefill.sampled(attention_request(q, k, k, **given), 3)
+    expected = reference.attention_mass(every.scores[:, :, 1::3], every.lse[:, :, 1::3], 2)
     found = times * resolve().prefill_scores(some, None, None)
-    np.testing.assert_allclose(np.array(found), expected, rtol=2e-5, atol=2e-6)
-    assert prefill.spread(request, 6) == (request, 1.0)
+    np.testing.assert_allclose(np.array(found), 11 / 4 * expected, rtol=2e-5, atol=2e-6)
 
 
 def test_a_chunk_is_scored_after_its_rows_are_stored() -> None:

@@ -47,14 +47,11 @@ def test_a_buffer_that_the_rows_are_made_of_is_not_copied() -> None:
 @NATIVE
 def test_what_does_not_fit_is_refused() -> None:
     buffer, slots, rows = given((2, 3, 9, 4), mx.float32)
-    for wrong in (
-        (buffer, slots.astype(mx.int32), rows),
-        (buffer, slots[:1], rows),
-        (buffer, slots, rows[:, :, :1]),
-        (buffer, slots, rows.astype(mx.float16)),
-    ):
+    wrong_slots = (slots.astype(mx.int32), rows), (slots[:1], rows)
+    wrong_rows = (slots, rows[:, :, :1]), (slots, rows.astype(mx.float16))
+    for wrong in wrong_slots + wrong_rows:
         with pytest.raises(ValueError, match="put_rows"):
-            get("native").put_rows(*wrong)
+            get("native").put_rows(buffer, *wrong)
 
 
 @NATIVE

@@ -75,10 +75,9 @@ def raises(request):
 
 def one_scale(request):
     """The scale of a row's first group serves all of them."""
-    words, scales, biases = request.keys.parts
+    words, scales, biases = request.keys
     first = mx.broadcast_to(scales[..., :1], scales.shape)
-    keys = replace(request.keys, parts=(words, first, biases))
-    return composed.attention(replace(request, keys=keys))
+    return composed.attention(replace(request, keys=(words, first, biases)))
 
 
 def another_heads_bias(request):

@@ -13,22 +13,22 @@ GENERATED = {"_kernel_text.py", "kernel_text.h", "_operation_table.py", "operati
 CODE = {".py", ".pyi", ".h", ".c", ".cpp", ".metal", ".swift"}
 
 MOST = {
-    "python": 16_882,
-    "python/mlx_h2o/caches": 3_359,
+    "python": 16_756,
+    "python/mlx_h2o/caches": 3_266,
     "python/mlx_h2o/commands": 1_453,
     "python/mlx_h2o/demo": 198,
-    "python/mlx_h2o/evaluation": 1_493,
-    "python/mlx_h2o/hardware": 408,
+    "python/mlx_h2o/evaluation": 1_492,
+    "python/mlx_h2o/hardware": 407,
     "python/mlx_h2o/lm": 2_667,
-    "python/mlx_h2o/operations": 2_813,
-    "python/mlx_h2o/policies": 513,
+    "python/mlx_h2o/operations": 2_794,
+    "python/mlx_h2o/policies": 501,
     "python/mlx_h2o/serving": 2_517,
     "core": 6_824,
     "metal": 1_874,
     "mlx-c/h2o": 3_055,
     "swift/Sources/MLXH2O": 1_446,
-    "swift/Sources/MLXH2OLM": 2_933,
-    "benchmarks": 2_790,
+    "swift/Sources/MLXH2OLM": 2_923,
+    "benchmarks": 2_649,
     "tests": 29_440,
 }
 

@@ -149,7 +149,7 @@ def _after_chunk(
         return operations.prefill_scores(last, old, policy.decay)
     if policy.chunk_queries is None:
         request.sinks = sinks
-        some, times = prefill.spread(request)
+        some, times = prefill.sampled(request)
         scores = times * mx.expand_dims(operations.prefill_scores(some, None, None), 2)
     else:
         scores = prefill.last_scores(queries, keys, queries=policy.chunk_queries, **given)

@@ -44,7 +44,7 @@ extension EvictionPolicy {
                 importance: importance, decay: averageDecay)
         }
         guard let chunkQueries else {
-            let (some, mask, times) = spread(queries, mask, rows: keys.dim(2))
+            let (some, mask, times) = sampled(queries, mask, rows: keys.dim(2))
             let mass = try prefillScores(
                 queries: some, keys: keys, scale: scale, mask: mask, rowBias: bias, kind: .mass)
             let seen = (mass * times).expandedDimensions(axis: 2)
@@ -87,7 +87,7 @@ func lastScores(
 
 /// At least 512 of a chunk's queries, fewer than twice as many, at equal distances up to the last
 /// one, with their mask; and for how many queries each stands.
-private func spread(
+private func sampled(
     _ queries: MLXArray, _ mask: MLXFast.ScaledDotProductAttentionMaskMode, rows: Int
 ) -> (MLXArray, MLXFast.ScaledDotProductAttentionMaskMode, Float) {
     let length = queries.dim(2)

@@ -57,7 +57,7 @@ def prefill_scores(
     return mx.concatenate(parts, axis=2)
 
 
-def spread(request: AttentionRequest, count: int = MASS_QUERIES) -> tuple[AttentionRequest, float]:
+def sampled(request: AttentionRequest, count: int = MASS_QUERIES) -> tuple[AttentionRequest, float]:
     """The request for at least ``count`` of its queries, fewer than twice as many, at equal
     distances up to the last one; and for how many queries each stands."""
     length = request.queries.shape[2]
