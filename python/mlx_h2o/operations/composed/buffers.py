@@ -130,7 +130,9 @@ def compact_rows(
         places = {n: place for place, n in enumerate(sequences)}
         order = mx.array([places.get(n, len(sequences)) for n in range(buffers[0].shape[0])])
         source, target = (mx.concatenate([one, stay])[order] for one in (source, target))
-    return [put_rows(each, target, gathered(each, source)) for each in buffers]
+    sides = {3: (source, target), 4: (mx.expand_dims(source, 3), mx.expand_dims(target, 3))}
+    moves = ((each, *sides[each.ndim]) for each in buffers)
+    return [put_rows(each, go, gathered(each, come)) for each, come, go in moves]
 
 
 def _moves(kept: mx.array, capacity: int, start: int, tail: int) -> tuple[mx.array, mx.array]:
