@@ -9,6 +9,7 @@ import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
 import mlx_h2o
+import reference_frame
 from cache_columns import SIZE, rounded
 from readings import losses
 from reference_cache import ReferenceCache
@@ -34,15 +35,16 @@ class Simulated:
     state = ()
 
     def __init__(self, config: mlx_h2o.H2OConfig) -> None:
-        self.rows, self.offset = ReferenceCache(config, 2), 0
-        self.bits = config.kv_bits
+        self.rows, self.offset, self.bits = ReferenceCache(config, 2), 0, config.kv_bits
 
     def make_mask(self, *_: Any, **__: Any) -> None:
         return None
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         came = [np.array(rows.astype(mx.float32))[0] for rows in (keys, values)]
-        self.rows.update(*(rounded(rows, self.bits) for rows in came))
+        if self.bits and not self.offset:  # packed rows have a frame
+            self.rows.centres = reference_frame.centres(*came)
+        self.rows.update(*map(rounded, came, [self.bits] * 2, self.rows.centres))
         self.offset += keys.shape[2]
         return keys, values
 

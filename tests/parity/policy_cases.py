@@ -43,8 +43,7 @@ def _sure(policy: str, kind: str, every: int, seed: int) -> Case:
 
 def _routed(policy: str, kind: str, every: int, seed: int, name: str = "", **given: Any) -> Case:
     return trace_case(
-        f"trace-{seed}-routed-{policy}{name or kind}", policy=policy, routed=True,
-        evict_every=every, context_size=40 if kind == "-context" else None, zones=(2, 16, 14),
-        prefill=(1100 if kind == "-long" else 40, 5, 9),
-        bits=(8, 4) if kind == "-8.4" else None, seed=seed, **given,
+        f"trace-{seed}-routed-{policy}{name or kind}", policy=policy, zones=(2, 16, 14), seed=seed,
+        prefill=(1100 if kind == "-long" else 40, 5, 9), bits=(8, 4) if kind == "-8.4" else None,
+        evict_every=every, context_size=40 if kind == "-context" else None, routed=True, **given,
     )  # fmt: skip

@@ -113,6 +113,8 @@ def constants(request: AttentionRequest) -> dict[str, mx.array]:
     levels of codes."""
     mask, numbers = request.mask, [getattr(request, name) for name in NUMBERS]
     threshold = 0.0 if mask is None else MASK_THRESHOLDS[mask.dtype]
+    while numbers and numbers[-1] == 0:  # as in C
+        numbers.pop()
     found = {"params": params(request.scale, threshold, *numbers)}
     if are_codes(request.keys):
         found["key_levels"] = turbo.codebook(request.queries.shape[3], request.bits)
