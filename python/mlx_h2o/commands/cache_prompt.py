@@ -22,7 +22,7 @@ def parser() -> OneLineParser:
     names = "model adapter-path trust-remote-code prefill-step-size prompt eos-token"
     file = checked(str, lambda file: check_writable(with_suffix(file)))
     return cache_parser(
-        "cache_prompt", "Read a prompt and save its cache, for generate --prompt-cache-file.",
+        "Read a prompt and save its cache, for generate --prompt-cache-file.",
         "model prompt prompt-cache-file max-kv-bytes max-kv-size",
         {"": f"{names} prompt-cache-file"}, model="mlx_model", prompt=...,
         prompt_cache_file=(file, ..., "FILE", "the file to write"),
