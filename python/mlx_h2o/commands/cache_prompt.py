@@ -33,7 +33,7 @@ def run(args: argparse.Namespace, settings: options.CacheSettings, ranks: Ranks)
     """Read the prompt, and write the file."""
     text = options.prompt_of(args.prompt)
     config = {"trust_remote_code": args.trust_remote_code}
-    model, tokenizer = options.loaded(args, **config)
+    model, tokenizer = options.loaded(args)
     if args.eos_token is not None:
         if args.eos_token not in tokenizer.get_vocab():
             raise ValueError(f"--eos-token {args.eos_token!r} is not a token of {args.model}")
