@@ -85,6 +85,7 @@ def _run(given: Sequence[str]) -> int:
 
     module = importlib.import_module(f".commands.{command}", __package__)
     parser = module.parser()
+    parser.prog = f"mlx_h2o {command}"
     args = parser.parse_args(rest)
     settings = settings_of(parser, args)
     with together(parser, args) as ranks:

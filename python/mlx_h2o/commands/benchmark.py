@@ -22,7 +22,7 @@ def parser() -> OneLineParser:
     names = "model trust-remote-code quantize-activations prefill-step-size prompt-tokens "
     names += "generation-tokens batch-size num-trials delay"
     return cache_parser(
-        "benchmark", "Measure speed and memory with KV caches of a fixed size.",
+        "Measure speed and memory with KV caches of a fixed size.",
         "model prompt-tokens generation-tokens max-kv-bytes max-kv-size", {"": names},
         model=DEFAULT_MODEL,
     )  # fmt: skip

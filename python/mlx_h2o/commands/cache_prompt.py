@@ -22,7 +22,7 @@ def parser() -> OneLineParser:
     names = "model adapter-path trust-remote-code prefill-step-size prompt eos-token"
     file = checked(str, lambda file: check_writable(with_suffix(file)))
     return cache_parser(
-        "cache_prompt", "Read a prompt and save its cache, for generate --prompt-cache-file.",
+        "Read a prompt and save its cache, for generate --prompt-cache-file.",
         "model prompt prompt-cache-file max-kv-bytes max-kv-size",
         {"": f"{names} prompt-cache-file"}, model="mlx_model", prompt=...,
         prompt_cache_file=(file, ..., "FILE", "the file to write"),
@@ -33,7 +33,7 @@ def run(args: argparse.Namespace, settings: options.CacheSettings, ranks: Ranks)
     """Read the prompt, and write the file."""
     text = options.prompt_of(args.prompt)
     config = {"trust_remote_code": args.trust_remote_code}
-    model, tokenizer = options.loaded(args, **config)
+    model, tokenizer = options.loaded(args)
     if args.eos_token is not None:
         if args.eos_token not in tokenizer.get_vocab():
             raise ValueError(f"--eos-token {args.eos_token!r} is not a token of {args.model}")

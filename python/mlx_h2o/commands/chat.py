@@ -27,7 +27,7 @@ def parser() -> OneLineParser:
     names = "model adapter-path trust-remote-code pipeline prefill-step-size system-prompt"
     answers = "max-tokens temp top-p xtc-probability xtc-threshold seed"
     return cache_parser(
-        "chat", "Talk to a model, with KV caches of a fixed size.",
+        "Talk to a model, with KV caches of a fixed size.",
         "model system-prompt max-tokens max-kv-bytes max-kv-size", {"": names, "answers": answers},
         model=DEFAULT_MODEL, max_tokens=256, seed=0,
     )  # fmt: skip

@@ -66,7 +66,7 @@ def run(args: argparse.Namespace, *_: Any) -> int:
 
 def parser() -> OneLineParser:
     found = OneLineParser(
-        "mlx_h2o evaluate", "Compare caches at equal bytes on a model and texts: how well each "
+        "Compare caches at equal bytes on a model and texts: how well each "
         "predicts (loss, token by token; chunks, 512 at a time), which planted facts it recalls "
         "(facts, turns, ruler), and what it writes (writing).", "model texts bytes arms tasks",
     )  # fmt: skip

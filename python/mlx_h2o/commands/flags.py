@@ -124,9 +124,7 @@ _CACHE = {
 """Flags of caches by their groups."""
 
 
-def cache_parser(
-    command: str, said: str, first: str, groups: dict[str, str], **defaults: Any
-) -> OneLineParser:
+def cache_parser(said: str, first: str, groups: dict[str, str], **defaults: Any) -> OneLineParser:
     """The parser of a command that has caches, with all flags of caches.
 
     Args:
@@ -134,7 +132,7 @@ def cache_parser(
         groups: flags by the titles of their groups; "": flags outside of groups.
         defaults: as in :func:`add_flags`.
     """
-    found = OneLineParser(f"mlx_h2o {command}", said, first)
+    found = OneLineParser(said, first)
     for title, flags in (groups | _CACHE).items():
         add_flags(found.add_argument_group(title) if title else found, flags, **defaults)
     return found

@@ -29,7 +29,7 @@ def parser() -> OneLineParser:
         "speculative decoding": "draft-model num-draft-tokens",
     }
     return cache_parser(
-        "generate", "Generate text from a prompt, with KV caches of a fixed size.",
+        "Generate text from a prompt, with KV caches of a fixed size.",
         "model prompt max-tokens max-kv-bytes max-kv-size", groups, max_tokens=100,
     )  # fmt: skip
 

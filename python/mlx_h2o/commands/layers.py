@@ -15,7 +15,6 @@ from .parsing import OneLineParser
 
 def parser() -> OneLineParser:
     found = OneLineParser(
-        "mlx_h2o layers",
         "Find the KV heads of a model that retrieve, by reading random tokens twice, and show the "
         "rows of each. The file is for --budgets.",
     )

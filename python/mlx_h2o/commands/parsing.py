@@ -42,10 +42,10 @@ class OneLineParser(argparse.ArgumentParser):
     --help-all explains all of them.
     """
 
-    def __init__(self, prog: str, description: str, first: str = "", **given: Any) -> None:
+    def __init__(self, description: str, first: str = "", **given: Any) -> None:
         usual: dict[str, Any] = {"usage": "%(prog)s [options]"}
         usual["formatter_class"] = partial(_Help, max_help_position=30)
-        super().__init__(prog, description=description, **usual | given)
+        super().__init__(description=description, **usual | given)
         self._first = [f"--{name}" for name in first.split()]
         every, said = argparse.ArgumentParser.format_help, "explain every flag"
         said = said if first else argparse.SUPPRESS  # --help does so itself

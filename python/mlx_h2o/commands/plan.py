@@ -32,7 +32,6 @@ CONTEXTS = {"8K": 1 << 13, "32K": 1 << 15, "128K": 1 << 17}
 
 def parser() -> OneLineParser:
     found = OneLineParser(
-        "mlx_h2o plan",
         "Show how large the KV cache of a model is, what fits into memory, and the command to run, "
         "from its settings and the header of its weights, without loading it.",
         usage="%(prog)s MODEL [options]",

@@ -116,7 +116,7 @@ def parser() -> argparse.ArgumentParser:
         "num-draft-tokens",
     }
     return cache_parser(
-        "server", "Serve one model over HTTP, with OpenAI's API.",
+        "Serve one model over HTTP, with OpenAI's API.",
         "model port memory max-kv-bytes max-kv-size", groups, model="demo",
         top_p=(number(1e-9, 1, float), 1.0, "P", "sample from the likeliest of this total"),
         max_tokens=(number(1), 512, "N", "maximum tokens of an answer"),

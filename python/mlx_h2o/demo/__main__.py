@@ -139,9 +139,9 @@ def note(found: dict[str, Any]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = OneLineParser(
-        "python -m mlx_h2o.demo",
         "Read a text with facts planted in it, ask for them, write on, and compare the full KV "
         "cache, unquantised and in 4 bits, with a window, keydiff and ours at a tenth of its bytes",
+        prog="python -m mlx_h2o.demo",
     )
     add = parser.add_argument
     for name, least, default, meaning in (

@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Check, time, and write the figures; returns 1 if an operation is off."""
     said = "Check every operation against plain MLX operations; time a model with mlx_lm's caches "
     said += "and ours; about fifteen minutes on a Mac."
-    parser = OneLineParser("python -m mlx_h2o.hardware", said)
+    parser = OneLineParser(said, prog="python -m mlx_h2o.hardware")
     add = parser.add_argument
     add("--model", default=MODEL, help="a directory or demo; or a name of docs/models.md, and "
         "-4bit: its shape, random weights")  # fmt: skip

@@ -19,7 +19,7 @@ COUNTS = {"prefill_step_size", "num_draft_tokens", "prefill_batch_size", "comple
 
 def vocabulary(model: Any) -> int:
     """The size of a model's vocabulary, or the most it could be if the model does not say."""
-    return int_setting(model, "vocab_size") or int_setting(model, "num_vocab") or 2**31
+    return int_setting(model, "vocab_size", "num_vocab") or 2**31
 
 
 def within_all(models: Sequence[Any]) -> list[Callable[..., Any]]:

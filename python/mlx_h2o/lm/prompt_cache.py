@@ -234,11 +234,10 @@ def _full_nbytes(outline: Outline, config: H2OConfig, shared: dict[str, Any], ch
     full = max((most for _, most in bounds(caches)), default=1) + 1
     rows_at = next(evicting_caches(caches)).config.rows_at
     ends = [*(tokens for tokens, _ in rows_at), full]  # where rows are shared out anew
-    # Mixed precision collects dense rows until it packs them, and scores wait for drafts.
-    steps = config.reach + (config.group if config.mixed else 0) + 2
     counts = [end - start for start, end in pairwise([0, *ends])]
     most = own = 0
-    for filled in outline.fed(caches, *counts, *([chunk] if chunk else [1] * steps)):
+    # Scores wait for drafts. Dense rows of mixed precision have their room from the start.
+    for filled in outline.fed(caches, *counts, *([chunk] if chunk else [1] * (config.reach + 2))):
         ours = list(evicting_caches(filled))
         held, own = sum(one.held_nbytes for one in ours), total_bytes(ours)
         most = max(most, own)
