@@ -104,8 +104,7 @@ class Eviction:
         return mx.where(self.positions < start, mx.nan, found)
 
     def _some(self, array: mx.array) -> mx.array:
-        whole = not self.skip and array.shape[2] == self._end
-        array = array if whole else array[:, :, self.skip : self._end]
+        array = array[:, :, self.skip : self._end]
         return array if self.sequences is None else array[self.sequences]
 
     @cached_property
@@ -122,8 +121,7 @@ class Eviction:
 
     def beside(self, name: str) -> mx.array:
         """float32 [sequences, H, N]."""
-        there = self.table.beside
-        return self._some(there[name] if name in there else self.table.filled(name))
+        return self._some(self.table.filled(name))
 
 
 def fold_rows(rows: Eviction, ranks: mx.array, kept: mx.array) -> None:
