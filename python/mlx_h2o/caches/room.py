@@ -1,7 +1,6 @@
 """When a cache evicts rows, and how many, according to its settings."""
 
 from collections.abc import Sequence
-from functools import partial
 from operator import add, gt, sub
 
 from ..config import H2OConfig
@@ -103,9 +102,9 @@ class Room:
         for n, keep in keeps.items():
             numbers = self._recent[n], min(keep, lengths[n]), lengths[n], counts[n]
             alike.setdefault(numbers, []).append(n)
-        of = partial(Eviction, table, self._config, ends=ends, tail=tail)
         evictions = (
-            of(due=due, stay=stay, recent_size=recent) for (recent, stay, *_), due in alike.items()
+            Eviction(table, self._config, due, ends, stay=stay, recent_size=recent, tail=tail)
+            for (recent, stay, *_), due in alike.items()
         )
         if self._config.mixed:
             return tiers.pack_older(table, [*evictions])
