@@ -453,12 +453,12 @@ class H2OConfig:
         """Whether rows are kept in a frame of their head (``kv_frame``)."""
         return self.format.kv_frame and self.kv_handed != "latents"
 
-    @property
+    @cached_property
     def mixed(self) -> bool:
         """Whether rows are kept in more than one precision."""
         return isinstance(self.format, Mixed) or self.dense_rows > 0
 
-    @property
+    @cached_property
     def group(self) -> int:
         """Rows evicted together, or in an unbounded cache quantised together: ``evict_every``, or
         fewer if that would evict protected rows."""
@@ -472,7 +472,7 @@ class H2OConfig:
         precision and latent attention."""
         return self.policy.folds and not self.mixed and self.kv_handed != "latents"
 
-    @property
+    @cached_property
     def reach(self) -> int:
         """The newest tokens that ``trim`` can always remove: none without speculation."""
         return self.speculative + 1 if self.speculative else 0

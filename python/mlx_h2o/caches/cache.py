@@ -413,7 +413,7 @@ class H2OKVCache(saved.Restorable):
         known = self.handed() is stored and stored.shape[2] == table.shown
         own = known or checks.check_seen("attend", stored, 2, table)
         if short:
-            whole = own and not (self._room.reach or self._step.spans)
+            whole = own and not (self.config.reach or self._step.spans)
             newest = cast(Any, self.handed).rows if own and len(table.segments) > 1 else None
             out, found, lse = attention.attend(table, self.config, asked, newest, whole)
             if found is not None:
@@ -459,14 +459,14 @@ class H2OKVCache(saved.Restorable):
         """Store the new importance, and with speculation the scores that are still pending."""
         table = self._table
         store(self.policy, table, *found)
-        if self._room.reach:
-            settle(self.policy, table, table.tokens[0] - self._room.reach)
+        if self.config.reach:
+            settle(self.policy, table, table.tokens[0] - self.config.reach)
 
     # Taking tokens back
 
     def is_trimmable(self) -> bool:
         """Whether ``trim`` is possible: before the first eviction, and with speculation always."""
-        return self._room.reach > 0 or not (self.evicted or self._room.surplus(self._table))
+        return self.config.reach > 0 or not (self.evicted or self._room.surplus(self._table))
 
     def trim(self, n: int) -> int:
         """Remove the last ``n`` tokens, or all if there are fewer; returns how many.
@@ -482,9 +482,9 @@ class H2OKVCache(saved.Restorable):
         if n > min(self._table.lengths):
             self._unshare()
         table = self._table
-        reach = min(self._room.reach, table.tokens[0] - table.certain)
+        reach = min(self.config.reach, table.tokens[0] - table.certain)
         if n > reach and (self.evicted or self._room.surplus(self._table)):
-            wanted = f"at most {reach}" if self._room.reach else "none: see is_trimmable()"
+            wanted = f"at most {reach}" if self.config.reach else "none: see is_trimmable()"
             raise ValueError(
                 f"[{type(self).__name__}.trim] {self._described()} has evicted rows and was asked "
                 f"to take back {n} tokens, expected {wanted}."
@@ -572,7 +572,7 @@ class H2OKVCache(saved.Restorable):
         if self._in_batch:
             about = unscored, self.name, saved.sequences_text(self._padding, table)
             return (*rows, *about, settings, *more)
-        if self._room.reach:
+        if self.config.reach:
             more = waiting(self.policy, table), json.dumps(table.waiting)
         return (*rows, self.offset, self.evicted, unscored, self.name, settings, *more)
 
@@ -601,7 +601,7 @@ class H2OKVCache(saved.Restorable):
         if len(more) > 1 and more[-2] is not None:
             wait(self.policy, table, more[-2], saved.places_of(more))
         self._hold(table, padding)
-        if self._room.reach and self.evicted:  # the newest rows in order can be taken back
+        if self.config.reach and self.evicted:  # the newest rows in order can be taken back
             places, first = mx.arange(table.width), table.tokens[0] - table.width
             moved = mx.where(table.positions - places == first, 0, places + 1)
             table.certain = first + cast(int, mx.max(moved).item())

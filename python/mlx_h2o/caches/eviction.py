@@ -64,9 +64,6 @@ class Eviction:
         """Evict. Rows from the end move into the slots of evicted rows; the others do not move."""
         table = self.table
         rows = [self.stay if n in self.due else count for n, count in enumerate(table.lengths)]
-        if self.stay == 0:
-            table.truncate(rows)
-            return
         ranks = self.ranks()
         kept = self.kept(ranks)
         if self.keep and self.config.folds:
@@ -104,8 +101,7 @@ class Eviction:
         return mx.where(self.positions < start, mx.nan, found)
 
     def _some(self, array: mx.array) -> mx.array:
-        whole = not self.skip and array.shape[2] == self._end
-        array = array if whole else array[:, :, self.skip : self._end]
+        array = array[:, :, self.skip : self._end]
         return array if self.sequences is None else array[self.sequences]
 
     @cached_property
@@ -122,8 +118,7 @@ class Eviction:
 
     def beside(self, name: str) -> mx.array:
         """float32 [sequences, H, N]."""
-        there = self.table.beside
-        return self._some(there[name] if name in there else self.table.filled(name))
+        return self._some(self.table.filled(name))
 
 
 def fold_rows(rows: Eviction, ranks: mx.array, kept: mx.array) -> None:
