@@ -70,9 +70,8 @@ def test_caches_of_other_kinds_are_saved_beside_ours(tmp_path):
 
 
 def test_mlx_lm_refuses_our_files_by_the_name_of_the_class(model, saved):
-    file, _ = saved
     with routing(model), pytest.raises(KeyError, match="H2OKVCache"):
-        mlx_lm_cache.load_prompt_cache(str(file))
+        mlx_lm_cache.load_prompt_cache(str(saved[0]))
 
 
 def test_a_file_without_caches_that_evict_is_left_to_mlx_lm(tmp_path):
@@ -91,11 +90,10 @@ def test_a_file_without_caches_that_evict_is_left_to_mlx_lm(tmp_path):
 def test_truncated_files_are_refused(saved, left):
     file, _ = saved
     whole = file.read_bytes()
-    file.write_bytes(whole[:left])
     message = r"^\[load_prompt_cache\] .*cache.safetensors is damaged or no safetensors file"
-    refused(file, message)
-    file.write_bytes(whole + b"\0")
-    refused(file, message)
+    for damaged in (whole[:left], whole + b"\0"):
+        file.write_bytes(damaged)
+        refused(file, message)
 
 
 @pytest.mark.parametrize("part", range(8))
@@ -120,6 +118,8 @@ def test_other_files_are_refused(tmp_path):
     refused(text, "is damaged or no safetensors file")
     mx.save_safetensors(str(text), {"weight": mx.ones(3)})
     refused(text, "is not a prompt cache")
+    (tmp_path / "device.safetensors").symlink_to("/dev/zero")
+    refused(tmp_path / "device.safetensors", r"device\.safetensors is .* a device or a pipe")
     with pytest.raises(FileNotFoundError):
         load_prompt_cache(tmp_path / "missing.safetensors")
 

@@ -74,12 +74,10 @@ def replacing(path: Path, mode: int = 0o666, suffix: str = "") -> Iterator[Path]
 
 def write_text(path: Path, text: str) -> None:
     """Write a file as a whole or not at all; a device or a pipe is written to in place."""
-    if path.exists() and not path.is_file():
-        with writing(path):
-            path.write_text(text, encoding="utf-8")
-        return
-    with replacing(path) as beside:
-        beside.write_text(text, encoding="utf-8")
+    in_place = path.exists() and not path.is_file()
+    target = contextlib.nullcontext(path) if in_place else replacing(path)
+    with writing(path), target as place:
+        place.write_text(text, encoding="utf-8")
 
 
 def texts_of(path: str, op: str, what: str = "prompt cache") -> dict[str, str]:
@@ -90,6 +88,8 @@ def texts_of(path: str, op: str, what: str = "prompt cache") -> dict[str, str]:
         ValueError: not a safetensors file, or one whose size is not what its header says.
     """
     try:
+        if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
+            raise SafetensorError("it is a device or a pipe")  # to open a pipe may take forever
         with open(path, "rb"), safe_open(path, "np") as file:  # open's error names a folder
             return dict(file.metadata() or {})
     except SafetensorError as error:
