@@ -64,6 +64,9 @@ class Eviction:
         """Evict. Rows from the end move into the slots of evicted rows; the others do not move."""
         table = self.table
         rows = [self.stay if n in self.due else count for n, count in enumerate(table.lengths)]
+        if self.stay == 0:
+            table.truncate(rows)
+            return
         ranks = self.ranks()
         kept = self.kept(ranks)
         if self.keep and self.config.folds:

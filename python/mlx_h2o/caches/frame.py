@@ -83,8 +83,8 @@ class Frame:
         (batch, heads, length, _), size, centre = rows.shape, self.sizes[side], self.centres[side]
         kv = centre.shape[1]
         rows = self.rotate(rows) if rows.size else _rotated(rows)  # MLX refuses empty arrays
-        rows = rows[..., :size].reshape(batch, kv, heads // kv * length, size)
-        rows = rows + centre.astype(rows.dtype)
+        rows = rows if rows.shape[3] == size else rows[..., :size]
+        rows = rows.reshape(batch, kv, heads // kv * length, size) + centre.astype(rows.dtype)
         return rows.reshape(batch, heads, length, size)
 
     # Attention

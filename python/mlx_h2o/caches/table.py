@@ -321,7 +321,7 @@ def _stacked(
             some = array[:, :, start : start + min(one.width, width)]
             parts.append(padded(some, width, FILLS[name]))
             start += one.width
-        return mx.concatenate(parts, axis=2)
+        return mx.concatenate(parts, axis=2) if len(parts) > 1 else parts[0]
 
     found = Table(segments, tokens, None, tables[0].prefix)
     frames = [table.frame.each(change) for table in tables if table.frame is not None]
