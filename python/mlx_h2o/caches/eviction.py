@@ -104,7 +104,8 @@ class Eviction:
         return mx.where(self.positions < start, mx.nan, found)
 
     def _some(self, array: mx.array) -> mx.array:
-        array = array[:, :, self.skip : self._end]
+        whole = not self.skip and array.shape[2] == self._end
+        array = array if whole else array[:, :, self.skip : self._end]
         return array if self.sequences is None else array[self.sequences]
 
     @cached_property
@@ -121,7 +122,8 @@ class Eviction:
 
     def beside(self, name: str) -> mx.array:
         """float32 [sequences, H, N]."""
-        return self._some(self.table.filled(name))
+        there = self.table.beside
+        return self._some(there[name] if name in there else self.table.filled(name))
 
 
 def fold_rows(rows: Eviction, ranks: mx.array, kept: mx.array) -> None:

@@ -24,15 +24,17 @@ AttentionCall = tuple[mx.array, Any, Any, float, mx.array | str | None, mx.array
 
 
 class Part(NamedTuple):
-    """Some sequences, their queries without padding, and the slots these see."""
+    """Some sequences, their queries without padding, and the slots these see (None: all)."""
 
     sequences: slice
     queries: slice
     slots: Any
 
     def of(self, array: Any) -> Any:
-        """The elements of these rows in ``array`` [B, H, N], if there is one."""
-        return None if array is None else array[self.sequences, :, self.slots]
+        """The elements of these rows in ``array`` [B, H, N]."""
+        if array is None or self.slots is None:
+            return array
+        return array[self.sequences, :, self.slots]
 
 
 def _parts(table: Table, step: Step, length: int, last: int) -> list[Part]:
@@ -44,8 +46,9 @@ def _parts(table: Table, step: Step, length: int, last: int) -> list[Part]:
             for n, (start, stop) in enumerate(step.spans)
             if stop > start
         ]
-    whole = Part(slice(None), slice(length - last), slice(table.width - last))
-    return [whole] if last < length else []
+    # Leave out the last queries and their rows.
+    slots = slice(table.width - last) if last else None
+    return [Part(slice(None), slice(length - last), slots)] if last < length else []
 
 
 def _before(policy: Policy, table: Table) -> tuple[mx.array, mx.array | None]:
@@ -94,7 +97,7 @@ def of_scores(
     old, places = _before(policy, table)
     for part in _parts(table, step, length, last):
         sequences, queries, slots = part
-        some = given[sequences, :, queries][..., slots]
+        some = given if slots is None else given[sequences, :, queries][..., slots]
         new = _accumulated(policy, part.of(old), some, part.of(places), masked)
         found.append((part, new))
     return found, given[:, :, length - last :]
@@ -105,17 +108,16 @@ def of_chunk(
 ) -> tuple[list[tuple[Part, mx.array]], mx.array | None]:
     """As ``of_scores``, for a chunk whose attention returned no scores."""
     queries, keys, values, scale, mask, sinks = asked
-    policy, length, found, read = config.policy, queries.shape[2], [], table
+    policy, length, found = config.policy, queries.shape[2], []
     last, before = min(config.reach, length), table.prefix_rows if policy.needs_weights else 0
     if before:  # the softmax is over all rows
         keys, _, mask = behind_shared(table, keys, values, mask)
-        read = table.whole
-    bias, every = biases(read, keys), _before(policy, read)
-    kept = _parts(table, step, length, last)
-    for stored, part in zip(kept, _parts(read, step, length, last), strict=True):
+        table = table.whole
+    bias, every = biases(table, keys), _before(policy, table)
+    for part in _parts(table, step, length, last):
         sequences, own, slots = part
         shown = mask
-        if isinstance(mask, mx.array) and (last or step.spans):
+        if isinstance(mask, mx.array) and slots is not None:
             heads = (mask.shape[-3:-2] or (1,))[0]
             shown = mx.broadcast_to(mask, (queries.shape[0], heads, length, keys.shape[2]))
             shown = shown[sequences, :, own][..., slots]
@@ -123,7 +125,9 @@ def of_chunk(
         rows, beside = part.of(keys), part.of(bias)
         given: Any = {"scale": scale, "mask": shown, "row_bias": beside, "bias_masks": False}
         new = _after_chunk(policy, old, places, queries[sequences, :, own], rows, sinks, given)
-        found.append((stored, new[:, :, before:]))
+        if before and slots is not None:
+            part = part._replace(slots=slots[before:] - before)
+        found.append((part, new[:, :, before:] if before else new))
     if not last:
         return found, None
     given = {"scale": scale, "mask": mask, "row_bias": bias, "queries": last}
@@ -170,7 +174,8 @@ def store(
         if table.beside[IMPORTANCE].shape == importance.shape:
             table.beside[IMPORTANCE] = importance
         else:
-            table.beside[IMPORTANCE][part.sequences, :, part.slots] = importance
+            slots = slice(importance.shape[2]) if part.slots is None else part.slots
+            table.beside[IMPORTANCE][part.sequences, :, slots] = importance
     if policy.kind is None and table.tail.ragged:  # each kind leaves unused slots unchanged or 0
         table.clear(IMPORTANCE)
     if waiting is not None and (count := waiting.shape[2]):
