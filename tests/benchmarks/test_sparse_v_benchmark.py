@@ -62,13 +62,9 @@ def test_the_emulated_kernel_reads_what_the_rule_leaves(benchmark, blocks):
     assert max(shares) > 0.01
 
 
-def committed():
-    return json.loads((BENCHMARKS / "results" / "sparse_v.json").read_text())
-
-
 def test_the_committed_result_supports_the_default():
     """1e-6, the value that the documentation gives, errs a tenth of what packing does, at most."""
-    result = committed()
+    result = json.loads((BENCHMARKS / "results" / "sparse_v.json").read_text())
     assert {"machine", "mlx", "mlx_h2o"} <= result["environment"].keys()
     for source in result["sources"]:
         at_default = next(each for each in source["thresholds"] if each["threshold"] == 1e-6)

@@ -3,6 +3,7 @@
 import json
 import platform
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,23 +27,19 @@ class Report:
     not_run: dict[str, str] = field(default_factory=dict)
     versions: dict[str, dict[str, str]] = field(default_factory=dict)
 
+    def _cells(self) -> Iterator[tuple[str, Verdict]]:
+        for leg, column in self.verdicts.items():
+            yield from ((f"{name} ({leg}): ", verdict) for name, verdict in column.items())
+
     def failures(self) -> list[str]:
         """ "case (leg): reason" of every cell that failed."""
-        return [
-            f"{name} ({leg}): {verdict.cell}{', ' if verdict.note else ''}{verdict.note}"
-            for leg, column in self.verdicts.items()
-            for name, verdict in column.items()
-            if not verdict.ok
-        ]
+        failed = ((cell, one.cell, one.note) for cell, one in self._cells() if not one.ok)
+        return [cell + said + (note and f", {note}") for cell, said, note in failed]
 
     def remarks(self) -> list[str]:
         """Notes on cells that passed, refusals apart: where traces parted at equal candidates."""
-        return [
-            f"{name} ({leg}): {verdict.note}"
-            for leg, column in self.verdicts.items()
-            for name, verdict in column.items()
-            if verdict.ok and verdict.note and verdict.cell != "refused"
-        ]
+        passed = ((cell, one) for cell, one in self._cells() if one.ok and one.cell != "refused")
+        return [cell + one.note for cell, one in passed if one.note]
 
     def print(self, console: Console) -> None:
         legs = [*self.verdicts, *self.not_run]

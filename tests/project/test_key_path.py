@@ -13,10 +13,13 @@ import pytest
 
 import mlx_h2o
 from back_ends import NATIVE
+from benchmark_scripts import script
 from mlx_h2o import H2OConfig, H2OKVCache, QuantizedH2OKVCache
 from mlx_h2o.operations.backends import resolve
 
 BUDGET = 64
+MOST_OPERATIONS = {"keydiff": 6, "h2o-ema": 6, "h2o": 9, "8 bits h2o": 14.5, "ragged h2o": 9.1}
+MOST_OPERATIONS |= {"mixed keydiff": 21.5, "mixed h2o-ema": 29.1, "groups h2o": 24.5}
 MOST_FILES, MOST_RETURNS, MOST_CALLS = 4, 1, 30
 
 pytestmark = NATIVE
@@ -125,6 +128,12 @@ def test_a_step_is_a_short_walk(policy, step):
     with mlx_h2o.use_backend("native"):
         path = path_of(cache, mx.ones((len(seen), 2, tokens, 64)))
     assert is_short(path), path
+
+
+@pytest.mark.parametrize("arm", MOST_OPERATIONS)
+def test_a_step_makes_few_operations(arm):
+    with script("host_time") as benchmark, mlx_h2o.use_backend("native"):
+        assert 0 < benchmark.Arm(arm, 64).calls(64) <= MOST_OPERATIONS[arm]
 
 
 def test_a_detour_would_be_seen():

@@ -13,13 +13,13 @@ GENERATED = {"_kernel_text.py", "kernel_text.h", "_operation_table.py", "operati
 CODE = {".py", ".pyi", ".h", ".c", ".cpp", ".metal", ".swift"}
 
 MOST = {
-    "python": 16_760,
-    "python/mlx_h2o/caches": 3_266,
-    "python/mlx_h2o/commands": 1_453,
+    "python": 16_752,
+    "python/mlx_h2o/caches": 3_262,
+    "python/mlx_h2o/commands": 1_449,
     "python/mlx_h2o/demo": 198,
     "python/mlx_h2o/evaluation": 1_492,
     "python/mlx_h2o/hardware": 407,
-    "python/mlx_h2o/lm": 2_667,
+    "python/mlx_h2o/lm": 2_666,
     "python/mlx_h2o/operations": 2_798,
     "python/mlx_h2o/policies": 501,
     "python/mlx_h2o/serving": 2_517,
