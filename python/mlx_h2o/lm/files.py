@@ -75,9 +75,8 @@ def replacing(path: Path, mode: int = 0o666, suffix: str = "") -> Iterator[Path]
 def write_text(path: Path, text: str) -> None:
     """Write a file as a whole or not at all; a device or a pipe is written to in place."""
     in_place = path.exists() and not path.is_file()
-    target = contextlib.nullcontext(path) if in_place else replacing(path)
-    with writing(path), target as place:
-        place.write_text(text, encoding="utf-8")
+    with writing(path) if in_place else replacing(path) as beside:
+        (beside or path).write_text(text, encoding="utf-8")
 
 
 def texts_of(path: str, op: str, what: str = "prompt cache") -> dict[str, str]:
