@@ -89,6 +89,14 @@ def one_clock(*rows, recent_start, **given):
     return composed.keep_indices(*rows, recent_start=recent_start.reshape(-1)[0], **given)
 
 
+def next_slots(scores, *rows, **given):
+    return (composed.keep_indices(scores, *rows, **given) + 1) % scores.shape[2]
+
+
+def next_slot(*, slots, **given):
+    return buffers.quantize_append(slots=slots + 1, **given)
+
+
 def decays_where_masked(importance, scores, *, decay, **given):
     found = accumulating.accumulate_scores(importance, scores, decay=decay, **given)
     return mx.where(found == importance, decay * found, found)
@@ -108,15 +116,9 @@ FAULTS: dict[str, tuple[str, Any, set[str]]] = {
     "keep-??-of-two-clocks": (
         "keep_indices", one_clock, {"keep-39-of-two-clocks", "keep-33-of-two-clocks"}
     ),
-    "append-?.*-f32": (
-        "quantize_append", lambda slots, **given: buffers.quantize_append(slots=slots + 1, **given),
-        {"append-8.8-g64-f32", "append-4.8-g64-f32"},
-    ),
+    "append-?.*-f32": ("quantize_append", next_slot, {"append-8.8-g64-f32", "append-4.8-g64-f32"}),
     "accumulate-*masked": ("accumulate_scores", decays_where_masked, {"accumulate-all-masked"}),
-    "trace-window": (  # the slots next to those that stay
-        "keep_indices", lambda scores, *rows, **given: (
-            composed.keep_indices(scores, *rows, **given) + 1) % scores.shape[2], {"trace-window"},
-    ),
+    "trace-window": ("keep_indices", next_slots, {"trace-window"}),
 }  # fmt: skip
 SAID = {"queries-*": "scores is off by 0.0001", "slack-*": "RuntimeError: boom"}
 

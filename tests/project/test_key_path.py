@@ -73,13 +73,10 @@ def path_of(cache: H2OKVCache, keys: mx.array) -> list[str]:
     return found
 
 
-def returns(path: list[str]) -> int:
-    """How often it comes back to a file that it has left."""
-    return sum(name in path[:place] for place, name in enumerate(path))
-
-
 def is_short(path: list[str]) -> bool:
-    return len(set(path)) <= MOST_FILES and returns(path) <= MOST_RETURNS
+    """Whether it passes few files, and seldom comes back to one that it has left."""
+    returns = sum(name in path[:place] for place, name in enumerate(path))
+    return len(set(path)) <= MOST_FILES and returns <= MOST_RETURNS
 
 
 def calls_of_steps(cache: H2OKVCache, sequences: int, tokens: int, taken_back: int) -> int:
